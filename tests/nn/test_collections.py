@@ -358,6 +358,10 @@ def test_keyed_jagged_errors() -> None:
         tables(td.KeyedJagged(NAMES, values, offsets, torch.rand(8).double()))
     with raises_in_step(tables.group, "the last offset is 8, expected the number of ids"):
         tables(td.KeyedJagged(NAMES, values[:7], offsets))
+    begins = (torch.arange(5), torch.tensor([0, 2]))  # as an nn.EmbeddingBag takes them
+    message = r"offsets have (one element per bag and )?that number at the(ir)? end"
+    with raises_in_step(tables.group, message):
+        tables(dict.fromkeys(NAMES, begins))
     assert set(tables.sizes().values()) == {0}
 
 

@@ -280,7 +280,8 @@ def test_offsets_of_a_bag(arguments: Any, error: Any, message: str) -> None:
 
 def test_last_offset() -> None:
     bag = td.DynamicEmbeddingBag(4, mode="sum", include_last_offset=True, optimizer=SGD)
-    with pytest.raises(RuntimeError, match="the last offset is 5, expected the number of ids, 6"):
+    message = "is 5, expected the number of ids, 6: offsets have one element per bag and that"
+    with pytest.raises(RuntimeError, match=message):
         bag(FLAT, torch.tensor([0, 5]))
     with pytest.raises(ValueError, match="offsets is empty, but include_last_offset"):
         bag(FLAT, FLAT[:0])

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.any_device
 SGD = td.SGD(lr=0.1)
 TABLES = [td.TableConfig("a", 4)]
 PARAMETER = nn.Parameter(torch.ones(1))
+STATIC = nn.Embedding(3, 4)
 
 
 def table(**options: Any) -> td.DynamicEmbedding:
@@ -65,6 +66,28 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
         r"weight: the state is of a static table.*DynamicEmbedding.from_embedding",
     ),
     (lambda: td.DynamicEmbedding.from_embedding([1.0], optimizer=SGD), TypeError, "nn.Embedding"),  # type: ignore[arg-type]
+    (
+        lambda: td.DynamicEmbedding.from_embedding(STATIC.weight, freeze=True),  # type: ignore[call-arg]
+        TypeError,
+        "DynamicEmbedding.from_embedding: there is no argument freeze: trainable=False",
+    ),
+    (
+        lambda: td.DynamicEmbeddingBag.from_embedding(STATIC.weight, None, "sum"),  # type: ignore[misc]
+        TypeError,
+        "'sum' are given by position, expected weight and ids alone",
+    ),
+    (
+        lambda: td.DynamicEmbedding.from_embedding(nn.Embedding(3, 4, max_norm=1.0), optimizer=SGD),
+        ValueError,
+        r"with max_norm = 1.0, which .*clip_norm=\.\.\.\) .*; give the module's weight",
+    ),
+    (
+        lambda: td.DynamicEmbeddingBag.from_embedding(
+            nn.EmbeddingBag(3, 4, scale_grad_by_freq=True), optimizer=SGD
+        ),
+        ValueError,
+        "with scale_grad_by_freq = True, which .* scale the loss",
+    ),
 ]
 
 
@@ -81,6 +104,22 @@ def test_attributes_of_static_tables_are_not_there() -> None:
             assert not hasattr(module, name)
     with pytest.raises(AttributeError, match="has no attribute 'colour'"):
         _ = table().colour
+
+
+class Weighted(td.DynamicEmbedding):
+    """A table beside parameters and modules of its own, by names of nn.Embedding."""
+
+    def __init__(self) -> None:
+        super().__init__(4, optimizer=SGD)
+        self.weight = PARAMETER
+        self.sparse = nn.Linear(2, 2)
+
+
+def test_subclasses_may_have_attributes_of_such_names() -> None:
+    module = Weighted()
+    assert module.weight is PARAMETER
+    assert isinstance(module.sparse, nn.Linear)
+    assert not hasattr(module, "max_norm")
 
 
 def test_from_embedding_takes_modules() -> None:

@@ -200,6 +200,7 @@ class DynamicEmbeddingBag(SingleTable):
         self._prefetch(ids, bag_offsets, [0], ahead)
 
     @classmethod
+    @advises("weight", "ids")
     def from_embedding(
         cls,
         weight: Tensor | nn.EmbeddingBag,
@@ -236,9 +237,9 @@ class DynamicEmbeddingBag(SingleTable):
         Raises:
             TypeError: ``weight`` is no dense tensor of floats, ``ids`` holds no integers, or
                 another argument has a wrong type.
-            ValueError: ``weight`` has another number of dimensions, ``ids`` another shape than
-                [n], or an id twice; or another argument is wrong, such as
-                ``mode``.
+            ValueError: ``weight`` has another number of dimensions, or is a module with
+                ``max_norm`` or ``scale_grad_by_freq``; ``ids`` has another shape than [n], or an id
+                twice; or another argument is wrong, such as ``mode``.
             RuntimeError: tables cannot lie on the device of ``weight``, the policy leaves no room
                 for all ids, or memory is short.
         """

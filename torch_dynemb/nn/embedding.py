@@ -13,7 +13,7 @@ from torch_dynemb.distributed.seed import drawn_seed
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.nn.forwards import RowsOfIds
 from torch_dynemb.nn.inputs import are_ready, flat_ids, flat_scores
-from torch_dynemb.nn.static_arguments import ClassAttribute, advises
+from torch_dynemb.nn.static_arguments import ARGUMENTS, ClassAttribute, advises
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.policy import Policy
@@ -146,9 +146,16 @@ def static_rows(
 
     Raises:
         TypeError: ``given`` is neither, or ``ids`` holds no integers.
-        ValueError: shapes do not match.
+        ValueError: shapes do not match, or a module has options that dynamic tables lack.
     """
     if isinstance(given, nn.Embedding | nn.EmbeddingBag):
+        for option in ("max_norm", "scale_grad_by_freq"):
+            value = getattr(given, option)
+            if value is not None and value is not False:
+                raise ValueError(
+                    f"{owner}: weight is a module with {option} = {value}, which dynamic tables "
+                    f"lack: {ARGUMENTS[option]}; give the module's weight to go on without"
+                )
         if padding_idx is None and ids is None:
             padding_idx = given.padding_idx
         given = given.weight
@@ -305,6 +312,7 @@ class DynamicEmbedding(RowsOfIds, SingleTable):
         self._prefetch(ids, self._group.tables.one_bag, [0], ahead)
 
     @classmethod
+    @advises("weight", "ids")
     def from_embedding(
         cls,
         weight: Tensor | nn.Embedding,
@@ -337,8 +345,9 @@ class DynamicEmbedding(RowsOfIds, SingleTable):
         Raises:
             TypeError: ``weight`` is no dense tensor of floats, ``ids`` holds no integers, or
                 another argument has a wrong type.
-            ValueError: ``weight`` has another number of dimensions, ``ids`` another shape than
-                [n], or an id twice; or another argument is wrong.
+            ValueError: ``weight`` has another number of dimensions, or is a module with
+                ``max_norm`` or ``scale_grad_by_freq``; ``ids`` has another shape than [n], or an id
+                twice; or another argument is wrong.
             RuntimeError: tables cannot lie on the device of ``weight``, the policy leaves no room
                 for all ids, or memory is short.
         """

@@ -48,37 +48,40 @@ ATTRIBUTES: Mapping[str, str] = {
     "from_pretrained": _FROM_EMBEDDING,
     "reset_parameters": "module.group.clear(0) takes all ids out; rows begin by initializer=",
 }
-Init = TypeVar("Init", bound=Callable[..., None])
+Maker = TypeVar("Maker", bound=Callable[..., Any])
 
 
-def advises(first: str) -> Callable[[Init], Init]:
+def advises(*first: str) -> Callable[[Maker], Maker]:
     """Makes a constructor refuse arguments of static tables with what to use in their place.
 
     Args:
-        first: the only argument that may be given by position.
+        *first: the only arguments that may be given by position.
 
     Returns:
-        A decorator of ``__init__``, which raises TypeError.
+        A decorator of ``__init__``, or of a function beneath ``classmethod``. What it returns
+        raises TypeError.
     """
 
-    def of(init: Init) -> Init:
-        known = set(init.__kwdefaults__ or ()) | {first}
+    def of(make: Maker) -> Maker:
+        known = {*(make.__kwdefaults__ or ()), *first}
+        suffix = "" if make.__name__ == "__init__" else f".{make.__name__}"
 
-        @functools.wraps(init)
-        def checked(self: Any, *positional: Any, **named: Any) -> None:
-            owner = type(self).__name__
-            if len(positional) > 1:
+        @functools.wraps(make)
+        def checked(self: Any, *positional: Any, **named: Any) -> Any:
+            owner = (self if isinstance(self, type) else type(self)).__name__ + suffix
+            if len(positional) > len(first):
                 given = ", ".join(described(value) for value in positional)
                 advice = "give other arguments by name"
-                if first == "embedding_dim":
+                if first == ("embedding_dim",):
                     advice += f"; there is no num_embeddings, because {_NO_VOCABULARY}"
                 raise TypeError(
-                    f"{owner}: {given} are given by position, expected {first} alone: {advice}"
+                    f"{owner}: {given} are given by position, expected {' and '.join(first)} "
+                    f"alone: {advice}"
                 )
             for name in named:
                 if name not in known and name in ARGUMENTS:
                     raise TypeError(f"{owner}: there is no argument {name}: {ARGUMENTS[name]}")
-            init(self, *positional, **named)
+            return make(self, *positional, **named)
 
         return checked  # type: ignore[return-value]
 

@@ -138,9 +138,12 @@ class TableModule(nn.Module):
         _watch(self)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ATTRIBUTES:
-            raise missing_attribute(type(self).__name__, name)
-        return super().__getattr__(name)
+        try:  # a subclass may have a parameter or a module of such a name
+            return super().__getattr__(name)
+        except AttributeError:
+            if name in ATTRIBUTES:
+                raise missing_attribute(type(self).__name__, name) from None
+            raise
 
     # -- properties ----------------------------------------------------------------------------
 

@@ -90,8 +90,8 @@ class Policy:
         for score in self.scores if self.score is not None else ():
             if isinstance(score, str) and score.lower() in _ACRONYMS:
                 raise ValueError(
-                    f"Policy: score is {score!r}, expected {_ACRONYMS[score.lower()]!r}, whose "
-                    "least value is evicted first"
+                    f"Policy: score is {score!r}, expected {_ACRONYMS[score.lower()]!r}: the id "
+                    "of the least score is evicted first"
                 )
             if score not in (*SCORES, "none"):
                 raise ValueError(

@@ -42,7 +42,8 @@ void check_offsets(const char* op, const int64_t* offset, int64_t parts, int64_t
                  ", less than offsets[", i, "] = ", offset[i], ": offsets must not decrease");
   }
   DYNEMB_CHECK(offset[parts] == count, "dynemb::", op, ": the last offset is ", offset[parts],
-               ", expected the number of ", counted, ", ", count);
+               ", expected the number of ", counted, ", ", count,
+               ": offsets have one element per bag and that number at the end");
 }
 
 FeatureArgs feature_args(const char* op, const IdTensors& given,

@@ -18,7 +18,8 @@ void check_meetings(const char* op, const std::vector<FeatureBags>& features, in
     const FeatureBags& feature = features[f];
     DYNEMB_CHECK(ends_right(feature, bags), "dynemb::", op, ": ",
                  entry_name("offsets", static_cast<size_t>(feature.entry)), " ends with ",
-                 bag_offset(feature, bags, bags), ", expected the number of ids, ", feature.count);
+                 bag_offset(feature, bags, bags), ", expected the number of ids, ", feature.count,
+                 ": offsets have one element per bag and that number at the end");
     const FeatureBags& next = features[f + 1];
     DYNEMB_CHECK(begins_right(next, bags), "dynemb::", op, ": ",
                  entry_name("offsets", static_cast<size_t>(next.entry)), " begins with ",

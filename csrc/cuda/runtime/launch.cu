@@ -99,7 +99,9 @@ std::string error_text(ErrorWord word) {
     case kErrorOffsetsDecrease:
       return "offsets[" + value + "] is less than the offset before it: offsets must not decrease";
     case kErrorOffsetsEnd:
-      return "the last offset is " + value + ", expected the number of ids";
+      return "the last offset is " + value +
+             ", expected the number of ids: offsets have one element per bag and that number at "
+             "the end";
     case kErrorHandle:
       return "a handle names row " + value +
              ", which the table does not have: handles must come from find or find_or_insert_";
@@ -156,7 +158,8 @@ std::string error_text(ErrorWord word) {
     case kErrorListDecrease:
       return "offsets[" + value + "] decreases: offsets must not decrease";
     case kErrorListEnd:
-      return "offsets[" + value + "] does not end with the number of its values";
+      return "offsets[" + value +
+             "] does not end with the number of its values: offsets have that number at their end";
     case kErrorPosition:
       return "positions has " + value + ", which is no position of rows, and was left out";
     case kErrorRowLength:
