@@ -171,6 +171,8 @@ def foreach(average: nn.Module, model: nn.Module) -> None:
 def test_a_copy_whose_parameters_alone_are_averaged_is_refused(
     update: Callable[[nn.Module, nn.Module], None],
 ) -> None:
+    if update is foreach and torch.get_default_device() != torch.device("cpu"):
+        pytest.skip("torch does not count what foreach functions write under a dispatch mode")
     model = Both()
     average = copy.deepcopy(model)
     assert torch.equal(average.eval()(torch.arange(3))[0], model(torch.arange(3))[0])

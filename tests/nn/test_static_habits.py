@@ -129,7 +129,7 @@ def test_from_embedding_takes_modules() -> None:
     ids = torch.tensor([[0, 2], [4, 1]])
     assert torch.equal(module.eval()(ids), static(ids))
     named = td.DynamicEmbedding.from_embedding(
-        static, ids.new_tensor([7, 8, 9, 2, 3]), optimizer=SGD
+        static, torch.tensor([7, 8, 9, 2, 3]), optimizer=SGD
     )
     assert sorted(named.ids().tolist()) == [2, 3, 7, 8, 9]
     pooled = nn.EmbeddingBag(5, 4, mode="sum", include_last_offset=True)

@@ -126,10 +126,7 @@ def plain_entries(
         raise ValueError(f"state lacks {missing}")
     plain = {}
     for name, own in expected.items():
-        if name not in tensors:
-            plain[name] = torch.empty((0, *own.shape[1:]), dtype=own.dtype, device=own.device)
-            continue
-        given = tensors[name]
+        given = tensors[name] if name in tensors else own.new_empty((0, *own.shape[1:]))
         _check_kind(name, given)
         skip = 0 if name in fixed else 1
         if (
