@@ -128,9 +128,7 @@ def test_from_embedding_takes_modules() -> None:
     assert sorted(module.ids().tolist()) == [0, 1, 3, 4]
     ids = torch.tensor([[0, 2], [4, 1]])
     assert torch.equal(module.eval()(ids), static(ids))
-    named = td.DynamicEmbedding.from_embedding(
-        static, torch.tensor([7, 8, 9, 2, 3]), optimizer=SGD
-    )
+    named = td.DynamicEmbedding.from_embedding(static, torch.tensor([7, 8, 9, 2, 3]), optimizer=SGD)
     assert sorted(named.ids().tolist()) == [2, 3, 7, 8, 9]
     pooled = nn.EmbeddingBag(5, 4, mode="sum", include_last_offset=True)
     twin = td.DynamicEmbeddingBag.from_embedding(pooled, optimizer=SGD).eval()
