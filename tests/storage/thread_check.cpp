@@ -144,7 +144,7 @@ class Trainer {
 
   // What has changed goes to the log.
   void save() {
-    std::vector<RowMove> saves = take_dirty(tiers_.slabs[0], 0, kRows);
+    std::vector<RowMove> saves = take_dirty(tiers_, tiers_.slabs[0], 0, kRows);
     store_->promise_room({static_cast<int64_t>(saves.size())});
     store_->submit({{std::move(saves), {}}});
   }

@@ -243,6 +243,8 @@ def plan_moves_(
 def take_dirty_(tiers: TierTensors, slab: int, begin: int, most: int) -> Tensor:
     """Moves to the store for rows that were changed since they were saved; they count as saved.
 
+    Rows of this step's training lookups still count as changed: their backward may come.
+
     Args:
         tiers: of the tables; slots and clock change.
         slab: its number.

@@ -433,14 +433,19 @@ Plan plan_moves(const StageCall& call, const RoomCheck& check_room, int64_t* slo
   return plan;
 }
 
-std::vector<RowMove> take_dirty(const CacheSlab& cache, int64_t begin, int64_t most) {
+std::vector<RowMove> take_dirty(const TierTensors& tiers, const CacheSlab& cache, int64_t begin,
+                                int64_t most) {
+  const bool in_a_step = tiers.head[kTierTraining] != 0;
+  const auto epoch = static_cast<uint32_t>(tiers.head[kTierEpoch]);
   std::vector<RowMove> saves;
   for (int64_t slot = begin;
        slot < cache.clock[kTierUsed] && static_cast<int64_t>(saves.size()) < most; ++slot) {
     int64_t* words = slot_at(cache, slot);
     if (words[kSlotOwner] <= 0 || !slot_is_dirty(words[kSlotMarks])) continue;
     saves.push_back(move_of(words, slot));
-    words[kSlotMarks] &= ~kSlotDirty;
+    // the backward of a lookup of this step is still to change the row, and marks nothing
+    const bool will_change = in_a_step && !epoch_is_past(use_epoch(words[kSlotUse]), epoch);
+    if (!will_change) words[kSlotMarks] &= ~kSlotDirty;
     add_to(&cache.clock[kTierWritten], 1);
   }
   return saves;

@@ -51,8 +51,9 @@ using RoomCheck = std::function<void(const std::vector<int64_t>& rows)>;
 Plan plan_moves(const StageCall& call, const RoomCheck& check_room, int64_t* slot_handles);
 
 // The rows of slots from `begin` on that have been changed since they were saved, up to `most` of
-// them; they count as saved from now on.
-std::vector<RowMove> take_dirty(const CacheSlab& cache, int64_t begin, int64_t most);
+// them; they count as saved from now on, but for those that a backward of this step may change.
+std::vector<RowMove> take_dirty(const TierTensors& tiers, const CacheSlab& cache, int64_t begin,
+                                int64_t most);
 
 // Takes the rows out of all slots from `limit` on; returns what has to be saved.
 std::vector<RowMove> shrink(const CacheSlab& cache, int64_t limit);

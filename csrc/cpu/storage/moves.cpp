@@ -66,7 +66,7 @@ Tensor take_dirty_(std::vector<Tensor> places, std::vector<Tensor> slots, Tensor
   const CacheSlab& cache = cached_slab(op, tiers, slab);
   DYNEMB_CHECK(begin >= 0, "dynemb::", op, ": begin is ", begin, ", expected a slot");
   DYNEMB_CHECK(most >= 1, "dynemb::", op, ": most is ", most, ", expected 1 row at least");
-  return moves_of_slab(tiers.slabs.size(), slab, take_dirty(cache, begin, most));
+  return moves_of_slab(tiers.slabs.size(), slab, take_dirty(tiers, cache, begin, most));
 }
 
 Tensor shrink_cache_(std::vector<Tensor> places, std::vector<Tensor> slots, Tensor tier_clock,

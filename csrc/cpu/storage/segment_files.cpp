@@ -138,6 +138,15 @@ void SegmentFiles::lock() {
                  ": a store belongs to one process and one group of tables at a time. Give this "
                  "one a path of its own, or end that one first");
   }
+  char written[24] = {};
+  const ssize_t there = pread(lock_, written, sizeof(written), 0);
+  const size_t digits = std::strspn(written, "0123456789");
+  if (there != 0 && (there != static_cast<ssize_t>(digits) + 1 || written[digits] != '\n')) {
+    close(lock_);
+    lock_ = -1;
+    DYNEMB_CHECK(false, "dynemb: ", name,
+                 " is there and is no store's: nothing has changed. Give the tables another path");
+  }
   const std::string pid = std::to_string(getpid()) + "\n";
   if (ftruncate(lock_, 0) != 0 ||
       pwrite(lock_, pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {

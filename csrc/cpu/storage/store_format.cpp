@@ -33,8 +33,11 @@ std::string format_text(const StoreFormat& format) {
   return text.str();
 }
 
+// Empty where there is no such file.
 std::string read_text(const std::string& name) {
+  errno = 0;
   std::ifstream file(name, std::ios::binary);
+  if (!file && errno != ENOENT) raise_file_error("opening", name, errno);
   std::ostringstream text;
   if (file) text << file.rdbuf();
   return text.str();
@@ -58,10 +61,18 @@ std::map<std::string, int64_t> numbers_of(const std::string& text) {
   return numbers;
 }
 
-bool has_segments(const std::string& directory) {
+// What is in a directory; nothing where there is none.
+std::filesystem::directory_iterator entries_of(const std::string& directory) {
   std::error_code error;
-  const std::filesystem::directory_iterator entries(directory, error);
-  return !error && entries != std::filesystem::directory_iterator();
+  std::filesystem::directory_iterator entries(directory, error);
+  if (!error) return entries;
+  const bool none = error.value() == ENOENT || error.value() == ENOTDIR;
+  if (!none) raise_file_error("listing", directory, error.value());
+  return {};
+}
+
+bool has_segments(const std::string& directory) {
+  return entries_of(directory) != std::filesystem::directory_iterator();
 }
 
 constexpr const char* kOtherPath =
@@ -72,13 +83,15 @@ constexpr const char* kOtherPath =
 void check_format(const std::string& path, const StoreFormat& format) {
   const std::string text = read_text(format_name(path));
   bool any = false;
-  std::error_code error;
-  for (const auto& slab : std::filesystem::directory_iterator(path + "/rows", error)) {
+  for (const auto& slab : entries_of(path + "/rows")) {
     any = any || has_segments(slab.path().string());
   }
-  if (!any) return;
   const size_t slabs_begin = text.find("\"record_bytes\"");
   const auto head = numbers_of(text.substr(0, slabs_begin));
+  DYNEMB_CHECK(any || text.empty() || slabs_begin != std::string::npos,
+               "dynemb: ", format_name(path),
+               " is there and is no store's: nothing has changed. Give the tables another path");
+  if (!any) return;
   DYNEMB_CHECK(slabs_begin != std::string::npos && head.count("version") == 1 &&
                    head.count("segment_bytes") == 1,
                "dynemb: ", format_name(path),
