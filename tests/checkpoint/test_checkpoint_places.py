@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -175,6 +176,13 @@ def test_a_claim_of_another_thread_says_so(tmp_path: Path) -> None:
     assert "another thread of this process" in found[0][1]
     claim.release(tmp_path)
     assert writer_of(tmp_path) == (Writer.NONE, "")
+
+
+def test_ranks_that_ask_for_a_writer_do_not_take_each_other_for_one(tmp_path: Path) -> None:
+    Claim(tmp_path).release()  # of a save that has failed
+    with (tmp_path / UNFINISHED).open() as asked:
+        fcntl.flock(asked, fcntl.LOCK_SH)  # another rank asks just now
+        assert writer_of(tmp_path)[0] == Writer.DEAD
 
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.EMFILE, errno.EIO])

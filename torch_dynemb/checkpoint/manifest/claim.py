@@ -107,8 +107,8 @@ def writer_of(folder: Path) -> tuple[Writer, str]:
             return Writer.NONE, ""
         try:
             who = _who(os.pread(file, _MOST_BYTES, 0))
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:  # shared, so that several calls may ask at once
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return Writer.ALIVE, who
             except OSError:
