@@ -247,16 +247,11 @@ class TableCalls(Calls):
         dims = [8, 135, 8]
         for _ in range(2):
             handles = group.find_or_insert(ids, offsets, features)
-            output = ops.embedding_bag(
+            output = ops.embedding(
                 group.rows,
-                ids,
+                ops.LookupBatch(ids, offsets, None, features, dims, Pooling.MEAN),
                 handles,
-                offsets,
-                None,
                 torch.zeros(1, device=self.device, requires_grad=True),
-                feature_tables=features,
-                feature_dims=dims,
-                pooling=Pooling.MEAN,
                 optimizer=group.config.optimizer_code,
             )
             gradient = torch.linspace(-1, 1, output.numel()).reshape(output.shape)
@@ -287,29 +282,11 @@ class TableCalls(Calls):
                 found = group.find(ids, offsets, tables)
                 handles = group.find_or_insert(ids, offsets, tables)
                 self.keep(f"find {pooling} {weighted}", *found, handles)
-                read = ops.embedding_bag_inference(
-                    group.rows,
-                    ids,
-                    handles,
-                    offsets,
-                    weights,
-                    feature_tables=tables,
-                    feature_dims=dims,
-                    pooling=pooling,
-                )
+                batch = ops.LookupBatch(ids, offsets, weights, tables, dims, pooling)
+                read = ops.embedding_inference(group.rows, batch, handles)
                 anchor = torch.zeros(1, device=self.device, requires_grad=True)
-                output = ops.embedding_bag(
-                    group.rows,
-                    ids,
-                    handles,
-                    offsets,
-                    weights,
-                    anchor,
-                    feature_tables=tables,
-                    feature_dims=dims,
-                    pooling=pooling,
-                    optimizer=group.config.optimizer_code,
-                )
+                code = group.config.optimizer_code
+                output = ops.embedding(group.rows, batch, handles, anchor, optimizer=code)
                 gradient = torch.linspace(-1, 1, output.numel()).reshape(output.shape)
                 output.backward(gradient.to(self.device))
                 self.keep(f"bags {pooling} {weighted}", read, output)
@@ -321,20 +298,11 @@ class TableCalls(Calls):
         ids = self.tensor([1, 2, 800, 2, 5, 6, 6, 801])
         offsets, tables = self.tensor([0, 4, 8]), [0, 2]
         handles = group.find_or_insert(ids, offsets, tables)
-        read = ops.embedding_inference(
-            group.rows, ids, handles, offsets, feature_tables=tables, dim=8
-        )
+        batch = ops.LookupBatch.of_rows(ids, offsets, tables, 8)
+        read = ops.embedding_inference(group.rows, batch, handles)
         anchor = torch.zeros(1, device=self.device, requires_grad=True)
-        output = ops.embedding(
-            group.rows,
-            ids,
-            handles,
-            offsets,
-            anchor,
-            feature_tables=tables,
-            dim=8,
-            optimizer=group.config.optimizer_code,
-        )
+        code = group.config.optimizer_code
+        output = ops.embedding(group.rows, batch, handles, anchor, optimizer=code)
         output.backward(torch.linspace(-1, 1, 64).reshape(8, 8).to(self.device))
         rows = group.rows
         # what compiled code calls, and modules where nobody but autograd sees ops
@@ -369,22 +337,13 @@ class TableCalls(Calls):
             ]
             rows = group.rows._replace(weights=packed, generations=generations)
             for pooling in (Pooling.SUM, Pooling.MEAN):
-                read = ops.quantized_embedding_bag(
-                    rows,
-                    ids,
-                    handles,
-                    offsets,
-                    torch.linspace(0.5, 1.5, len(ids), device=self.device),
-                    feature_tables=tables,
-                    feature_dims=dims,
-                    formats=formats,
-                    pooling=pooling,
-                )
+                factors = torch.linspace(0.5, 1.5, len(ids), device=self.device)
+                batch = ops.LookupBatch(ids, offsets, factors, tables, dims, pooling)
+                read = ops.quantized_embedding(rows, batch, handles, formats=formats)
                 self.keep(f"quantized bags {formats} {pooling}", read)
             known, at = handles[:4].contiguous(), self.tensor([0, 4])
-            row = ops.quantized_embedding(
-                rows, ids[:4], known, at, feature_tables=[0], dim=8, formats=formats
-            )
+            batch = ops.LookupBatch.of_rows(ids[:4], at, [0], 8)
+            row = ops.quantized_embedding(rows, batch, known, formats=formats)
             self.keep(f"quantized sequence {formats}", row)
         for form in (1, 2, 3):
             plain = torch.linspace(-3, 5, 20 * 40, device=self.device).reshape(20, 40).square()
@@ -397,17 +356,8 @@ class TableCalls(Calls):
         handles = group.find(ids, offsets, tables).handles
         columns = sum(dims)
         gradient = torch.linspace(-1, 1, 4 * columns).reshape(4, columns).to(self.device)
-        reduced = ops.reduce_grad(
-            group.rows,
-            gradient,
-            ids,
-            handles,
-            offsets,
-            None,
-            feature_tables=tables,
-            feature_dims=dims,
-            pooling=Pooling.SUM,
-        )
+        batch = ops.LookupBatch(ids, offsets, None, tables, dims, Pooling.SUM)
+        reduced = ops.reduce_grad(group.rows, gradient, batch, handles)
         self.keep("reduce_grad", *reduced.handles, *reduced.gradients, reduced.counts)
         position = len(group.config.tables) + RowClock.UPDATES
         update = getattr(torch.ops.dynemb, f"{self.optimizer}_update_")

@@ -79,14 +79,9 @@ def take(change: TableChange) -> None:
 
 def _missing(change: TableChange, ids: Tensor) -> int:
     """How many ids a live table has not got."""
-    served = ops.serve_rows(
-        change.state.tensors,
-        ids,
-        torch.empty(0, dtype=torch.int64),
-        feature_tables=[change.state.names.index(change.table)],
-        dim=change.delta.embedding_dim,
-    )
-    return int(served.missing.sum())
+    table = change.state.names.index(change.table)
+    batch = ops.LookupBatch.of_rows(ids, ids[:0], [table], change.delta.embedding_dim)
+    return int(ops.live_lookup(change.state.tensors, batch).missing.sum())
 
 
 __all__ = ["TableChange", "check_room", "check_values", "take"]

@@ -37,14 +37,9 @@ def read(tables: Tables, table: int, ids: Tensor) -> Tensor:
     """See :meth:`torch_dynemb.TableGroup.read`."""
     flat, offsets, features = one_table(tables, table, ids, "read")
     rows, handles = readable(tables, table, flat, find(tables, flat, offsets, features).handles)
-    return ops.embedding_inference(
-        rows,
-        flat,
-        handles,
-        offsets,
-        feature_tables=features,
-        dim=tables.config.tables[table].embedding_dim,
-    )
+    dim = tables.config.tables[table].embedding_dim
+    batch = ops.LookupBatch.of_rows(flat, offsets, features, dim)
+    return ops.embedding_inference(rows, batch, handles)
 
 
 def insert_or_assign(tables: Tables, table: int, ids: Tensor, rows: Tensor) -> None:
@@ -141,14 +136,9 @@ def export(
             if batch.ids.numel() == 0:
                 continue
         source, handles = readable(tables, table, batch.ids, batch.handles)
-        rows = ops.embedding_inference(
-            source,
-            batch.ids,
-            handles,
-            torch.tensor([0, batch.ids.numel()], device=tables.device),
-            feature_tables=[table],
-            dim=dim,
-        )
+        bag = torch.tensor([0, batch.ids.numel()], device=tables.device)
+        wanted = ops.LookupBatch.of_rows(batch.ids, bag, [table], dim)
+        rows = ops.embedding_inference(source, wanted, handles)
         yield ExportedRows(batch.ids, rows, eviction_scores(tables, table, batch))
 
 

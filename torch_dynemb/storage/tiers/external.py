@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.ops.columns import Move, Pooling
+from torch_dynemb.ops.columns import Move
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.storage.tiers.cache_size import CacheSize
 from torch_dynemb.storage.tiers.protocol import RecordStore
@@ -85,9 +85,7 @@ class ExternalTiers(Tiers):
         finally:
             self._in_use.release()
 
-    def promise_room(
-        self, index: IndexTensors, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]
-    ) -> None:
+    def promise_room(self, index: IndexTensors, batch: ops.LookupBatch) -> None:
         """Raises only where the store has failed: it does not say what room it has."""
         self.check()
 
@@ -102,35 +100,13 @@ class ExternalTiers(Tiers):
         self._move(planned.moves)
         return planned.handles
 
-    def lookup(
-        self,
-        ids: Tensor,
-        handles: Tensor,
-        offsets: Tensor,
-        per_sample_weights: Tensor | None,
-        feature_tables: Sequence[int],
-        feature_dims: Sequence[int],
-        pooling: int,
-    ) -> Tensor:
+    def lookup(self, batch: ops.LookupBatch, handles: Tensor) -> Tensor:
         self._check_eager()
         rows = self._rows
-        staged = ops.StagedIds(rows.meta, ids, handles, offsets, feature_tables)
+        staged = ops.StagedIds.of(rows.meta, batch, handles)
         with self._one_thread():
             slots = self._stage(staged, trains=False)
-            if pooling == Pooling.NONE:
-                return ops.embedding_inference(
-                    rows, ids, slots, offsets, feature_tables=feature_tables, dim=feature_dims[0]
-                )
-            return ops.embedding_bag_inference(
-                rows,
-                ids,
-                slots,
-                offsets,
-                per_sample_weights,
-                feature_tables=feature_tables,
-                feature_dims=feature_dims,
-                pooling=pooling,
-            )
+            return ops.embedding_inference(rows, batch, slots)
 
     def prefetch(self, staged: ops.StagedIds, *, ahead: int) -> None:
         self._check_eager()

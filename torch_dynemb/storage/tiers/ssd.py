@@ -80,35 +80,14 @@ class SSDTiers(Tiers):
             # rows of a run that made no snapshot cannot be read any more
             self.keep([torch.empty(0, dtype=torch.int64) for _ in slab_names])
 
-    def promise_room(
-        self, index: IndexTensors, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]
-    ) -> None:
-        ops.promise_room_(self.tensors, index, ids, offsets, feature_tables)
+    def promise_room(self, index: IndexTensors, batch: ops.LookupBatch) -> None:
+        ops.promise_room_(self.tensors, index, batch)
 
     def stage(self, staged: ops.StagedIds, *, trains: bool) -> Tensor:
         return ops.stage_(self.tensors, staged, trains=trains)
 
-    def lookup(
-        self,
-        ids: Tensor,
-        handles: Tensor,
-        offsets: Tensor,
-        per_sample_weights: Tensor | None,
-        feature_tables: Sequence[int],
-        feature_dims: Sequence[int],
-        pooling: int,
-    ) -> Tensor:
-        return ops.staged_lookup_(
-            self.tensors,
-            self._rows,
-            ids,
-            handles,
-            offsets,
-            per_sample_weights,
-            feature_tables=feature_tables,
-            feature_dims=feature_dims,
-            pooling=pooling,
-        )
+    def lookup(self, batch: ops.LookupBatch, handles: Tensor) -> Tensor:
+        return ops.staged_lookup_(self.tensors, self._rows, batch, handles)
 
     def prefetch(self, staged: ops.StagedIds, *, ahead: int) -> None:
         ops.prefetch_(self.tensors, staged, ahead=ahead)

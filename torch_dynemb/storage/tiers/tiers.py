@@ -91,13 +91,11 @@ class Tiers(ABC):
     # -- lookups -------------------------------------------------------------------------------
 
     @abstractmethod
-    def promise_room(
-        self, index: IndexTensors, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]
-    ) -> None:
+    def promise_room(self, index: IndexTensors, batch: ops.LookupBatch) -> None:
         """Before ids are inserted for :meth:`stage`: sees that the store has room for its rows.
 
         Args:
-            index, ids, offsets, feature_tables: as of :func:`torch_dynemb.ops.promise_room_`.
+            index, batch: as of :func:`torch_dynemb.ops.promise_room_`.
 
         Raises:
             RuntimeError: it has not, or has failed; nothing has changed.
@@ -112,21 +110,11 @@ class Tiers(ABC):
         """
 
     @abstractmethod
-    def lookup(
-        self,
-        ids: Tensor,
-        handles: Tensor,
-        offsets: Tensor,
-        per_sample_weights: Tensor | None,
-        feature_tables: Sequence[int],
-        feature_dims: Sequence[int],
-        pooling: int,
-    ) -> Tensor:
+    def lookup(self, batch: ops.LookupBatch, handles: Tensor) -> Tensor:
         """A lookup that trains nothing; see :func:`torch_dynemb.ops.staged_lookup_`.
 
         Args:
-            ids, handles, offsets, per_sample_weights, feature_tables, feature_dims, pooling: as
-                there.
+            batch, handles: as there.
         """
 
     @abstractmethod
