@@ -19,6 +19,14 @@ def same_threads_afterwards() -> Iterator[None]:
 
 
 @pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the report, which takes longer than a small job; other tests are about it."""
+    from tutorials.dlrm import report
+
+    monkeypatch.setattr(report, "write_report", lambda *_: None)
+
+
+@pytest.fixture
 def ctrl_c_after_a_save() -> Callable[[], AbstractContextManager[None]]:
     """Somebody presses Ctrl-C when a job has begun its first save, or done it."""
     # here, since tests of other tutorials run where there is no pyarrow

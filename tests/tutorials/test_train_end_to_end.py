@@ -22,7 +22,7 @@ from tutorials.dlrm.model import DLRM, DynamicRows
 
 pytestmark = [
     pytest.mark.cpu_only("the job of a tutorial, on the CPU"),
-    pytest.mark.usefixtures("same_threads_afterwards"),
+    pytest.mark.usefixtures("same_threads_afterwards", "no_report"),
 ]
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,7 +23,7 @@ from tutorials.dlrm.sweeps import capacity, job_runs
 
 pytestmark = [
     pytest.mark.cpu_only("the job of a tutorial, on the CPU"),
-    pytest.mark.usefixtures("same_threads_afterwards"),
+    pytest.mark.usefixtures("same_threads_afterwards", "no_report"),
 ]
 
 SMALL = ["--samples", "3000", "--batch-size", "256", "--embedding-dim", "4", "--threads", "1"]
