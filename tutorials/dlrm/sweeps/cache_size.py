@@ -1,4 +1,4 @@
-"""Time of a step against the size of the cache: ``python -m tutorials.dlrm.cache_size --help``."""
+"""Time of a step by size of the cache: ``python -m tutorials.dlrm.sweeps.cache_size --help``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from statistics import median
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from tutorials.dlrm.arguments import at_least
-from tutorials.dlrm.job_runs import JobRuns
+from tutorials.dlrm.options import at_least
+from tutorials.dlrm.sweeps.job_runs import JobRuns
 
 _DESCRIPTION = """\
 Run the training job with all rows in memory, then with rows in files and caches of several sizes,
@@ -29,7 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: Of the command line; None for those of this process.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m tutorials.dlrm.cache_size", description=_DESCRIPTION, allow_abbrev=False
+        prog="python -m tutorials.dlrm.sweeps.cache_size",
+        description=_DESCRIPTION,
+        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--shares", type=float, nargs="+", default=_SHARES, help="default: 0.05 0.1 0.25 0.5 1")

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch import nn
 
 import torch_dynemb as td
-from tutorials.dlrm.criteo import Position
-from tutorials.dlrm.options import Options
+from tutorials.dlrm.data import Position
 
 AfterStep = Callable[[Position], None]
 
 
 @contextmanager
-def published(opts: Options, model: nn.Module, after_step: AfterStep) -> Iterator[AfterStep]:
-    """While it lasts, what a model changes goes to the log that the options name, if they do.
-
-    Args:
-        opts: Of the job.
-        model: That trains; its content is compared with what the log has, if there is one.
-        after_step: What else is done after every step.
-
-    Returns:
-        What is to be called after every step.
+def published(opts: Namespace, model: nn.Module, after_step: AfterStep) -> Iterator[AfterStep]:
+    """Attach a model to the delta log of the options, if they name one, and return what to call
+    after every step instead of a function.
     """
     if opts.publish is None:
         yield after_step

@@ -1,6 +1,6 @@
 """DLRM whose rows lie on many ranks: an EmbeddingBagCollection of dynamic tables, sharded.
 
-The mathematics is that of one process with :class:`tutorials.dlrm.rows.DynamicRows`: a row begins
+The mathematics is that of one process with :class:`tutorials.dlrm.model.DynamicRows`: a row begins
 with values that depend on seed, table name, id and column, and on no rank.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
@@ -33,7 +34,6 @@ from torchrec.types import DataType
 import torch_dynemb as td
 from torch_dynemb.storage.tiers import StorageStats
 from torch_dynemb.table.group import TableGroup
-from torch_dynemb.table.stats import TableStats
 from torch_dynemb.torchrec import (
     DynamicEmbeddingBagCollectionSharder,
     DynamicEmbeddingShardingPlanner,
@@ -41,12 +41,10 @@ from torch_dynemb.torchrec import (
     TableOptions,
     local_shards,
 )
-from tutorials.dlrm.files_of_rows import storage_of
-from tutorials.dlrm.model import DLRM
-from tutorials.dlrm.optimizers import RowDtype
-from tutorials.dlrm.options import Options
-from tutorials.dlrm.parsing import CATEGORY_COUNT
-from tutorials.dlrm.rows import FEATURE_NAMES, ROW_BOUND, Figures, Turnover
+from tutorials.dlrm.data import CATEGORY_COUNT, FEATURE_NAMES
+from tutorials.dlrm.job.optimizers import row_optimizer
+from tutorials.dlrm.job.storage import storage_of
+from tutorials.dlrm.model import DLRM, ROW_BOUND, Figures
 
 _PLANNED_IDS = 100_000
 """Ids that the planner takes a table of unbounded size to have."""
@@ -54,7 +52,7 @@ _PLANNED_IDS = 100_000
 _LEAST_COLUMNS = 4
 """A shard of columns begins at a multiple of so many."""
 
-_DATA_TYPES: dict[RowDtype, DataType] = {
+_DATA_TYPES = {
     "float32": DataType.FP32,
     "bfloat16": DataType.BF16,
     "float16": DataType.FP16,
@@ -69,7 +67,7 @@ class CollectionRows(nn.Module):
         policies: By feature.
     """
 
-    def __init__(self, opts: Options, policies: Sequence[td.Policy]) -> None:
+    def __init__(self, opts: Namespace, policies: Sequence[td.Policy]) -> None:
         super().__init__()
         self.embedding_dim = opts.embedding_dim
         self.collection = EmbeddingBagCollection(
@@ -108,12 +106,12 @@ class ShardedModel:
     """
 
     def __init__(
-        self, opts: Options, policies: Sequence[td.Policy] | None, device: torch.device
+        self, opts: Namespace, policies: Sequence[td.Policy] | None, device: torch.device
     ) -> None:
         policies = policies or [td.Policy()] * CATEGORY_COUNT
         torch.manual_seed(opts.seed)  # of the MLPs, as in one process, and of rows
         model = DLRM(CollectionRows(opts, policies), opts.embedding_dim)
-        optimizer = opts.rows.config(opts.lr)
+        optimizer = row_optimizer(opts)
         planned = DynamicEmbeddingBagCollectionSharder(optimizer=optimizer)
         self._plan = _make_plan(model, opts, policies, planned)
         sharder = DynamicEmbeddingBagCollectionSharder(
@@ -133,39 +131,37 @@ class ShardedModel:
         self.optimizer = CombinedOptimizer([self.parallel.fused_optimizer, dense])
 
     def figures(self) -> Figures:
-        """Return what the job reports, of all ranks, which must call this together."""
-        groups: dict[int, TableGroup] = {}
-        by_group: dict[int, dict[str, TableStats]] = {}
-        turnover = [0] * len(Turnover._fields)
-        sizes, evicted = dict.fromkeys(FEATURE_NAMES, 0), dict.fromkeys(FEATURE_NAMES, 0)
+        """Return the numbers to report, of all ranks, which must call this together."""
+        groups = {id(local.group): local.group for local in local_shards(self.parallel)}
+        stats = {key: group.stats() for key, group in groups.items()}
+        names = ("size", "evicted", "rejected", "not_admitted")
+        counts = torch.zeros(len(names), CATEGORY_COUNT, dtype=torch.int64)
         for local in local_shards(self.parallel):
-            if id(local.group) not in groups:
-                groups[id(local.group)] = local.group
-                by_group[id(local.group)] = local.group.stats()  # of all its tables at once
             if local.shard.first_column > 0:
                 continue  # its ids are those of a shard that is counted
-            name = local.group.names[local.number]
-            stats = by_group[id(local.group)][name]
-            sizes[local.shard.table] += stats.size
-            evicted[local.shard.table] += stats.evicted
-            here = [getattr(stats, field) for field in Turnover._fields]
-            turnover = [a + b for a, b in zip(turnover, here, strict=True)]
-        table_bytes = sum(group.memory()["total"] for group in groups.values())
-        device = self.parallel.device
-        counts = [*sizes.values(), *evicted.values(), table_bytes, *turnover]
-        figures = torch.tensor(counts, device=device)
-        dist.all_reduce(figures)
-        of_all = figures.tolist()
-        by_feature = tuple(of_all[:CATEGORY_COUNT]), tuple(of_all[CATEGORY_COUNT:][:CATEGORY_COUNT])
-        table_bytes, *turnover = of_all[2 * CATEGORY_COUNT :]
-        storage = _storage_of_all(groups.values())
-        return Figures(sum(by_feature[0]), table_bytes, Turnover(*turnover), *by_feature, storage)
+            of_table = stats[id(local.group)][local.group.names[local.number]]
+            feature = FEATURE_NAMES.index(local.shard.table)
+            counts[:, feature] += torch.tensor([getattr(of_table, name) for name in names])
+        table_bytes = torch.tensor([sum(group.memory()["total"] for group in groups.values())])
+        sums = torch.cat([counts.flatten(), table_bytes]).to(self.parallel.device)
+        dist.all_reduce(sums)
+        counts = sums[:-1].cpu().view_as(counts)
+        ids, evicted, rejected, not_admitted = counts.sum(1).tolist()
+        return Figures(
+            ids=ids,
+            table_bytes=int(sums[-1]),
+            evicted=evicted,
+            rejected=rejected,
+            not_admitted=not_admitted,
+            ids_by_feature=tuple(counts[0].tolist()),
+            evicted_by_feature=tuple(counts[1].tolist()),
+            storage=_storage_of_all(groups.values()),
+        )
 
-    def _sends_once(self, opts: Options) -> bool:
-        """Whether an id that a rank's batch has often is sent once, and so is its row.
+    def _sends_once(self, opts: Namespace) -> bool:
+        """Return whether to send an id that a rank's batch has often once, and its row, too.
 
-        That takes less time over gloo, with tables of any of these kinds; on GPUs nobody has
-        measured it.
+        That takes less time over gloo, with tables of any of these kinds; not measured on GPUs.
         """
         kinds = {ShardingType.ROW_WISE.value, ShardingType.TABLE_WISE.value}
         several = dist.get_world_size() > 1 and opts.device == "cpu"
@@ -204,7 +200,7 @@ def _storage_of_all(groups: Iterable[TableGroup]) -> StorageStats | None:
 
 def _make_plan(
     model: nn.Module,
-    opts: Options,
+    opts: Namespace,
     policies: Sequence[td.Policy],
     sharder: ModuleSharder[nn.Module],
 ) -> ShardingPlan:

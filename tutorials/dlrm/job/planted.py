@@ -24,15 +24,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tutorials.dlrm.parsing import (
+from tutorials.dlrm.data import (
     CATEGORY_COUNT,
     INTEGER_COUNT,
     MISSING_ID,
     MISSING_INTEGER,
     Int64Array,
-    UInt64Array,
 )
 
+UInt64Array = npt.NDArray[np.uint64]
 Float64Array = npt.NDArray[np.float64]
 
 # Distinct categories per feature in the 45.8 M samples of the Criteo Kaggle data.
@@ -101,7 +101,7 @@ class PlantedConfig:
 
 
 class Samples(NamedTuple):
-    """Generated samples; the first three are as :class:`tutorials.dlrm.criteo.Batch` has them."""
+    """Generated samples; the first three are as :class:`tutorials.dlrm.data.Batch` has them."""
 
     labels: npt.NDArray[np.float32]  # (N,)
     integers: Int64Array  # (N, 13)

@@ -12,23 +12,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import csv
 from tqdm import tqdm
 
-from tutorials.dlrm.metrics import exact_auc
-from tutorials.dlrm.parsing import (
+from tutorials.dlrm.data import (
     CATEGORY_COUNT,
-    INTEGER_COUNT,
+    FEATURE_NAMES,
     MISSING_ID,
     MISSING_INTEGER,
     Int64Array,
 )
-from tutorials.dlrm.planted import CHUNK, Float64Array, PlantedConfig, PlantedModel, Samples
+from tutorials.dlrm.job.planted import CHUNK, Float64Array, PlantedConfig, PlantedModel, Samples
+from tutorials.dlrm.metrics import exact_auc
 
 _LAYOUT = 1  # raise it when the same configuration is to give other files
-_INTEGER_DIGITS = 8
-_HEX_DIGITS = 8
-_DIGITS = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
+_WRITE = csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
 
 
 class GeneratedData(NamedTuple):
@@ -82,57 +81,23 @@ def format_lines(samples: Samples) -> bytes:
     """Write samples as lines of text.
 
     Args:
-        samples: Integers of up to 8 digits, ids below 2**32 (written with 8 digits), or missing.
+        samples: Ids are below 2**32 (written with 8 digits), or missing.
 
     Raises:
-        ValueError: An integer or an id is out of that range.
+        ValueError: An id is out of that range.
     """
-    count = len(samples.labels)
-    width = 2 + INTEGER_COUNT * (2 + _INTEGER_DIGITS) + CATEGORY_COUNT * (1 + _HEX_DIGITS)
-    # Every line is laid out with all fields at full width; then the unused bytes are dropped.
-    text = np.full((count, width), ord("\t"), dtype=np.uint8)
-    used = np.ones((count, width), dtype=bool)
-    text[:, 0] = _DIGITS[samples.labels.astype(np.intp)]
-    column = 1
-    for integers in samples.integers.T:
-        column += 1
-        end = column + 1 + _INTEGER_DIGITS
-        _write_integers(integers, text[:, column:end], used[:, column:end])
-        column = end
-    for ids in samples.ids:
-        column += 1
-        end = column + _HEX_DIGITS
+    columns = {"label": pa.array(samples.labels.astype(np.int8))}
+    for number, integers in enumerate(samples.integers.T):
+        columns[f"integer_{number}"] = pa.array(integers, mask=integers == MISSING_INTEGER)
+    for name, ids in zip(FEATURE_NAMES, samples.ids, strict=True):
         missing = ids == MISSING_ID
-        if np.any(~missing & (ids >> 4 * _HEX_DIGITS != 0)):
+        if np.any(~missing & (ids >> 32 != 0)):
             raise ValueError("samples.ids must lie below 2**32 or be missing; generate smaller ids")
-        for position in range(_HEX_DIGITS):
-            text[:, end - 1 - position] = _DIGITS[ids >> 4 * position & 15]
-        used[missing, column:end] = False
-        column = end
-    text[:, column] = ord("\n")
-    return text[used].tobytes()
-
-
-def _write_integers(
-    integers: Int64Array, text: npt.NDArray[np.uint8], used: npt.NDArray[np.bool_]
-) -> None:
-    """Write a column, right-aligned behind one byte for a sign."""
-    missing = integers == MISSING_INTEGER
-    rest = np.abs(np.where(missing, 0, integers))
-    if rest.max(initial=0) >= 10**_INTEGER_DIGITS:
-        raise ValueError(
-            f"samples.integers must have at most {_INTEGER_DIGITS} digits, got {rest.max()}; "
-            "generate smaller integers"
-        )
-    for position in range(_INTEGER_DIGITS):
-        place = _INTEGER_DIGITS - position
-        used[:, place] = ~missing & ((rest > 0) | (position == 0))
-        tenth = rest // 10
-        text[:, place] = _DIGITS[rest - 10 * tenth]
-        rest = tenth
-    # The sign stands before the unused places: dropping those closes the gap.
-    text[:, 0] = ord("-")
-    used[:, 0] = (integers < 0) & ~missing
+        digits = np.frombuffer(ids.astype(">u4").tobytes().hex().encode(), "S8")
+        columns[name] = pa.array(digits, mask=missing).cast(pa.string())
+    lines = pa.BufferOutputStream()
+    csv.write_csv(pa.table(columns), lines, _WRITE)
+    return lines.getvalue().to_pybytes()
 
 
 def _write(model: PlantedModel, folder: Path) -> None:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from pathlib import Path
 
 import numpy as np
 
 import torch_dynemb as td
 from torch_dynemb.policy.policy import Score
-from tutorials.dlrm.criteo import CriteoReader
-from tutorials.dlrm.parsing import CATEGORY_COUNT, Int64Array
-
-Eviction = Literal["lfu", "lru", "none"]
+from tutorials.dlrm.data import CATEGORY_COUNT, CriteoReader, Int64Array
 
 COUNTED_LINES = 1 << 18
-"""Of the data, at most so many are looked at to divide a capacity."""
+"""Lines at the beginning that are read to divide a capacity, at most."""
+COUNTED_BATCH = 1 << 14
 
-_SCORES: dict[Eviction, Score] = {"lfu": "frequency", "lru": "step", "none": "none"}
+SCORES: dict[str, Score] = {"lfu": "frequency", "lru": "step", "none": "none"}
+"""By the name that ``--eviction`` takes."""
 _HEADROOM = 1.25  # for ids of a small feature that the first lines do not have
 _LEAST_SKETCH = 16  # bytes: a cell in each of its rows
 
@@ -103,7 +103,7 @@ def divide(capacity: int, counts: Sequence[int]) -> list[int]:
 
 
 def make_policies(
-    *, capacity: int | None, eviction: Eviction, admission: str | None, counts: Sequence[int]
+    *, capacity: int | None, eviction: str, admission: str | None, counts: Sequence[int]
 ) -> list[td.Policy]:
     """Make the policies of the tables.
 
@@ -116,10 +116,32 @@ def make_policies(
     capacities = [None] * len(counts) if capacity is None else divide(capacity, counts)
     return [
         td.Policy(
-            score="none" if capacity is None else _SCORES[eviction],
+            score="none" if capacity is None else SCORES[eviction],
             capacity=table_capacity,
             on_full="default" if capacity is not None and eviction == "none" else None,
             admission=None if admission is None else admission_rule(admission, n / sum(counts)),
         )
         for n, table_capacity in zip(counts, capacities, strict=True)
     ]
+
+
+def table_policies(
+    opts: Namespace, paths: Sequence[Path], train_lines: int
+) -> list[td.Policy] | None:
+    """Make the policies of the tables after a look at the first lines; None: keep all ids."""
+    if opts.capacity is None and opts.admission is None:
+        return None
+    reader = CriteoReader(
+        paths,
+        COUNTED_BATCH,
+        stop_line=min(COUNTED_LINES, train_lines),
+        on_bad_line=opts.on_bad_line,
+    )
+    # With twice the ids that there is room for, it shows which features have few.
+    counts = count_ids(reader, None if opts.capacity is None else 2 * opts.capacity)
+    return make_policies(
+        capacity=opts.capacity,
+        eviction=opts.eviction or "none",
+        admission=opts.admission,
+        counts=counts,
+    )

@@ -1,4 +1,4 @@
-"""AUC against the memory of the tables: ``python -m tutorials.dlrm.capacity --help``."""
+"""AUC against the memory of the tables: ``python -m tutorials.dlrm.sweeps.capacity --help``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
-from tutorials.dlrm.job_runs import JobRuns
-from tutorials.dlrm.parsing import CATEGORY_COUNT
+from tutorials.dlrm.data import CATEGORY_COUNT
+from tutorials.dlrm.sweeps.job_runs import JobRuns
 
 _DESCRIPTION = """\
 Run the training job with tables of unlimited size, then with capacities that are shares of the ids
@@ -31,7 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: Of the command line; None for those of this process.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m tutorials.dlrm.capacity", description=_DESCRIPTION, allow_abbrev=False
+        prog="python -m tutorials.dlrm.sweeps.capacity",
+        description=_DESCRIPTION,
+        allow_abbrev=False,
     )
     add = parser.add_argument
     add(

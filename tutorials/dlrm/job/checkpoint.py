@@ -1,27 +1,21 @@
-"""Checkpoints of the job: when it saves them, and how it goes on from one.
-
-:mod:`torch_dynemb.checkpoint` writes them: a folder that is whole, or is not there. It does not
-depend on the number of processes that wrote it; on several machines it has to lie on a file system
-that they share.
-"""
+"""Checkpoints of the job: when to save them, and how to go on from one."""
 
 from __future__ import annotations
 
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 
 import torch_dynemb as td
 from torch_dynemb.checkpoint.entries import MANIFEST
-from tutorials.dlrm.criteo import Position
-from tutorials.dlrm.loop import Moment, Pass
-from tutorials.dlrm.options import Options
+from tutorials.dlrm.data import Position
+from tutorials.dlrm.loop import Pass
 
 
 class CheckpointError(RuntimeError):
@@ -31,23 +25,23 @@ class CheckpointError(RuntimeError):
 class Checkpoints:
     """The checkpoints of a run, each in place of the one before.
 
-    Ranks that train together call its methods together. At the end of a ``with`` block no save goes
-    on in the background any more.
+    Ranks that train together call its methods together. Leaving a ``with`` block waits for a save
+    that goes on in the background.
 
     Args:
         opts: Of the job.
         progress: With the model.
-        optimizers: Whose state is saved; that of rows is in the tables.
-        settings: What a run that goes on must have in common with this one.
-        quiet: Say nothing.
+        optimizers: Those with a state to save; that of rows is in the tables.
+        settings: A run that goes on must have the same ones.
+        quiet: Print nothing.
 
     Raises:
-        CheckpointError: Something else is where checkpoints are to be.
+        CheckpointError: Something else is in the place of the checkpoint.
     """
 
     def __init__(
         self,
-        opts: Options,
+        opts: Namespace,
         progress: Pass,
         optimizers: Sequence[torch.optim.Optimizer],
         settings: Mapping[str, object],
@@ -65,70 +59,50 @@ class Checkpoints:
             )
 
     def resume(self) -> Position:
-        """Go on from the checkpoint, if there is one and the options say so.
+        """Go on from the checkpoint, if there is one and the options ask for it.
 
         Returns:
-            Where its reader stood; the beginning without a checkpoint.
+            The position of its reader; the beginning without a checkpoint.
 
         Raises:
-            CheckpointError: It is damaged, or of an earlier version, or its settings differ.
+            CheckpointError: It is damaged, or its settings differ.
         """
         if not self._opts.resume:
             return Position()
         saved = read(self.path)
         if saved is None:
-            older = self.path.with_suffix(".pt")
-            if older.exists():
-                raise CheckpointError(
-                    f"{older} is of an earlier version of this program: resume with that version, "
-                    "or start without --resume"
-                )
             self._say(f"no checkpoint at {self.path}: beginning with the first line")
             return Position()
         check_same_settings(saved["settings"], self._settings)
-        with _damage_refused(self.path):
+        with _remedy(self.path):
             saved = td.checkpoint.load(self.path, self._progress.model).state
         for optimizer, state in zip(self._optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         self._progress.load_state_dict(saved["progress"])
-        self._progress.seconds = saved["seconds"]
-        moments = saved.get("moments", [])  # earlier versions kept none
-        self._progress.moments = [Moment(*values) for values in moments]
         torch.set_rng_state(saved["rng"])
         position = Position(*saved["position"])
         self._say(f"resuming after line {position.line} from {self.path}")
         return position
 
     def after_step(self, position: Position) -> None:
-        """Save after every so many steps.
-
-        Args:
-            position: Of the reader.
-        """
+        """Save after every so many steps, with the position of the reader."""
         if self._progress.step % self._opts.checkpoint_every == 0:
             self.save(position)
 
     def save(self, position: Position) -> None:
-        """Save, once the save before has ended.
-
-        Args:
-            position: Of the reader.
-        """
+        """Save, once the save before has ended, with the position of the reader."""
         self._wait()
-        state = {
-            "settings": self._settings,
-            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
-            "progress": self._progress.state_dict(),
-            "seconds": self._progress.seconds,
-            "moments": [tuple(moment) for moment in self._progress.moments],
-            "rng": torch.get_rng_state(),  # of the only generator that training uses
-            "position": tuple(position),
-        }
         self._last = td.checkpoint.save(
             self.path,
             self._progress.model,
             asynchronous=self._opts.async_checkpoint,
-            state=state,
+            state={
+                "settings": self._settings,
+                "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+                "progress": self._progress.state_dict(),
+                "rng": torch.get_rng_state(),  # of the only generator that training uses
+                "position": tuple(position),
+            },
             progress=False if self._quiet else None,
         )
 
@@ -143,36 +117,32 @@ class Checkpoints:
     def __enter__(self) -> Checkpoints:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._wait()
 
 
-def path_of(opts: Options) -> Path:
-    """Return where the checkpoint of a job is."""
-    return opts.out / "checkpoint"
+def path_of(opts: Namespace) -> Path:
+    """Return the folder of the checkpoint of a job."""
+    path: Path = opts.out / "checkpoint"
+    return path
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """Return what a checkpoint says of the run that wrote it; None: there is no checkpoint.
+    """Return the state of the run that wrote a checkpoint; None: there is no checkpoint.
 
     Raises:
         CheckpointError: It is damaged.
     """
     try:
-        with _damage_refused(path), td.checkpoint.open(path) as saved:
+        with _remedy(path), td.checkpoint.open(path) as saved:
             state: dict[str, Any] = saved.state
     except FileNotFoundError:
         return None
     return state
 
 
-def report_interruption(opts: Options) -> None:
-    """Say on stderr, once for all ranks, what a job leaves that Ctrl-C has ended."""
+def report_interruption(opts: Namespace) -> None:
+    """Say on stderr, once for all ranks, from where a job goes on that Ctrl-C has ended."""
     if os.environ.get("RANK", "0") != "0":
         return
     path = path_of(opts)
@@ -185,7 +155,7 @@ def report_interruption(opts: Options) -> None:
 
 
 @contextmanager
-def _damage_refused(path: Path) -> Iterator[None]:
+def _remedy(path: Path) -> Iterator[None]:
     """Say what to do about a damaged checkpoint."""
     try:
         yield
@@ -194,15 +164,7 @@ def _damage_refused(path: Path) -> Iterator[None]:
 
 
 def check_same_settings(recorded: Mapping[str, object], given: Mapping[str, object]) -> None:
-    """Refuse to go on under settings that would lead elsewhere.
-
-    Args:
-        recorded: Settings by name, from the checkpoint.
-        given: Those of this run.
-
-    Raises:
-        CheckpointError: Any of them differs.
-    """
+    """Raise CheckpointError if the settings of a checkpoint and those of this run differ."""
     differing = [
         f"{name}: {recorded.get(name)!r} in the checkpoint, {given.get(name)!r} now"
         for name in sorted({*recorded, *given})
@@ -210,7 +172,6 @@ def check_same_settings(recorded: Mapping[str, object], given: Mapping[str, obje
     ]
     if differing:
         raise CheckpointError(
-            "cannot resume, the settings differ ("
-            + "; ".join(differing)
-            + "); repeat the settings of the checkpoint, or start without --resume"
+            f"cannot resume, the settings differ ({'; '.join(differing)}); repeat the settings of "
+            "the checkpoint, or start without --resume"
         )
