@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from torch_dynemb.errors import DynembError
+
 _NUMBER = re.compile(r"\btable (\d+)\b")
 _PLACE = re.compile(r" \(csrc/[^()]*\)$")
 _OFFSET = re.compile(r"\boffsets\[(\d+)\]")
@@ -50,7 +52,8 @@ def name_tables(error: RuntimeError, names: Sequence[str]) -> None:
     """Puts names into the message of an error: for a number, or else behind the message.
 
     Args:
-        error: what an op raised; its message changes, unless it has a name already.
+        error: what an op raised; its message changes, unless it has a name already. A
+            :class:`DynembError` gets ``tables``, too.
         names: of the tables of the call, in the order of their numbers.
     """
     if len(error.args) != 1 or not isinstance(error.args[0], str):
@@ -58,6 +61,11 @@ def name_tables(error: RuntimeError, names: Sequence[str]) -> None:
     message, *rest = error.args[0].split("\n", 1)
     if not names or any(repr(name) in message for name in names):
         return
+
+    numbers = dict.fromkeys(int(number[1]) for number in _NUMBER.finditer(message))
+    if isinstance(error, DynembError):
+        about = [names[table] for table in numbers if table < len(names)]
+        error.tables = tuple(about or names)
 
     def named(number: re.Match[str]) -> str:
         table = int(number[1])

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.error_names import name_tables_of
+from torch_dynemb._library.library import raise_typed
 from torch_dynemb.ops.columns import Hyper, RowClock
 from torch_dynemb.ops.pending import PendingGradients, merge_grad_
 from torch_dynemb.ops.tensors import RowTensors
@@ -178,8 +178,7 @@ class SplitOptimizer(FusedOptimizer):
                     list(range(self._tables)),
                 )
             except RuntimeError as error:
-                name_tables_of(error, [rows])
-                raise
+                raise_typed(error, [rows])
             pending.counts.zero_()
 
     def _take_scale(self) -> None:

@@ -15,6 +15,7 @@ from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.checkpoint.together import Ranks as Together
 from torch_dynemb.checkpoint.together import ranks_of
 from torch_dynemb.distributed.exchange import from_rank
+from torch_dynemb.errors import NoRoomError
 from torch_dynemb.ops.columns import BUCKET_WORDS, Clock
 from torch_dynemb.policy.policy import Policy
 from torch_dynemb.serving.choices import Ranks
@@ -165,10 +166,11 @@ def _check_room(
     )
     free = ops.available_memory()
     if needed > free:
-        raise RuntimeError(
+        raise NoRoomError(
             f"{owner}: the rows of all ranks take {needed} bytes while they are brought together, "
             f"but {free} bytes of memory are free: freeze with ranks='first' on a machine with "
-            "more memory, with ranks='own', or save the model with torch_dynemb.checkpoint.save"
+            "more memory, with ranks='own', or save the model with torch_dynemb.checkpoint.save",
+            tables=[config.name for config in configs],
         )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb._library.error_names import name_tables
 from torch_dynemb.argument_checks import integer, tensor
+from torch_dynemb.errors import ForkedProcessError
 from torch_dynemb.ops.columns import NO_HANDLE, Clock, Pooling
 from torch_dynemb.ops.tensors import RowTensors
 from torch_dynemb.policy.admission import AdmitBy, NewIds, admission_hook
@@ -268,7 +269,7 @@ def read_in_memory(
 def _check_has_store(tables: Tables) -> None:
     """Raises RuntimeError in a fork, in which nothing brings rows from the store."""
     if tables.host.forked:
-        raise RuntimeError(
+        raise ForkedProcessError(
             "this process is a fork of the one that made the tables, whose rows are in a store: "
             "only that process can look them up. Do so there, or in its threads, and let workers "
             "of a DataLoader give ids; or give them td.freeze(model), which has all rows in memory"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.errors import InUseError
 from torch_dynemb.ops.pending import PendingGradients
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.tables import Tables
@@ -95,11 +96,12 @@ class Undisturbed:
 
     def _refusal(self) -> RuntimeError:
         names = [name for group in self._groups for name in group.names]
-        return RuntimeError(
+        return InUseError(
             f"{self._call}: another thread trains or changes tables {names} or the model's dense "
             "part at the same time, so what was read of them belongs to no step and was not "
             "kept: make this call in the thread that trains, between two steps, or let both take "
-            "a lock around forward, backward and step"
+            "a lock around forward, backward and step",
+            tables=names,
         )
 
 

@@ -26,6 +26,7 @@ from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.saving.save import check_saveable, save
 from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.checkpoint.together import ranks_of
+from torch_dynemb.errors import ForkedProcessError, InUseError
 from torch_dynemb.process.forked import watch
 from torch_dynemb.process.interrupts import held_back
 
@@ -453,9 +454,10 @@ class DeltaLog:
             yield  # the thread is none of this process
             return
         if not self._one.acquire(blocking=False):
-            raise RuntimeError(
+            raise InUseError(
                 f"DeltaLog.{method}: another thread is calling the log: let one thread publish, "
-                "the one that trains"
+                "the one that trains",
+                path=self._path,
             )
         try:
             yield
@@ -468,9 +470,10 @@ class DeltaLog:
                 f"DeltaLog.{method}: the log has no model: call attach(model) before"
             )
         if self.forked:
-            raise RuntimeError(
+            raise ForkedProcessError(
                 f"DeltaLog.{method}: this process is a fork of the one that publishes: publish "
-                "there, or attach the log to a model of this process, in another directory"
+                "there, or attach the log to a model of this process, in another directory",
+                path=self._path,
             )
         return self._recorded
 

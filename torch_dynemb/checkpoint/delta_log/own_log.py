@@ -12,6 +12,7 @@ from torch_dynemb.checkpoint.delta_log.recorded import Changed
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
 from torch_dynemb.checkpoint.files.tensor_file import raw
 from torch_dynemb.checkpoint.plain_torch import plain_torch
+from torch_dynemb.errors import NewBaseNeededError
 
 
 class OwnLog:
@@ -81,7 +82,7 @@ class OwnLog:
             seen.add(batch.head.base)
         if not seen:
             return 0
-        raise ValueError(
+        raise NewBaseNeededError(
             f"DeltaLog: the log has changes since the checkpoints {sorted(seen)}, and not since "
             f"{uuid}, the given one: give the base of the log, or publish to a new directory"
         )

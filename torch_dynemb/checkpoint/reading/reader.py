@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, SummedReader
+from torch_dynemb.checkpoint.files.summed_files import SummedReader
 from torch_dynemb.checkpoint.manifest.places import checked_path, is_replaced, located
 from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.checkpoint.plain_torch import plain_torch
@@ -19,6 +19,7 @@ from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.reading.checked_rows import CheckedRows
 from torch_dynemb.checkpoint.reading.rest_files import read_all, read_state
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointFiles, CheckpointTable
+from torch_dynemb.errors import DamagedFileError, ReplacedError
 
 
 class Checkpoint:
@@ -73,9 +74,10 @@ class Checkpoint:
             yield
         except DamagedFileError as error:
             if is_replaced(self.folder, self.uuid):
-                raise RuntimeError(
+                raise ReplacedError(
                     f"checkpoint {self.folder} was replaced or removed while it was read: open it "
-                    "again"
+                    "again",
+                    path=self.folder,
                 ) from error
             raise
 

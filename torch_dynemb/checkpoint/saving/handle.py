@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from torch_dynemb.errors import BackgroundError, ForkedProcessError, InUseError
 from torch_dynemb.process.forked import watch
 from torch_dynemb.table.background import BackgroundWork
 from torch_dynemb.table.group import TableGroup
@@ -49,9 +50,10 @@ class SaveHandle:
             RuntimeError: this process is a fork of the one that saves.
         """
         if self.forked and not self.done():
-            raise RuntimeError(
+            raise ForkedProcessError(
                 f"checkpoint.save: {self.path} is saved by a thread of the process that this one "
-                "is a fork of: wait there"
+                "is a fork of: wait there",
+                path=self.path,
             )
         global _last
 
@@ -104,15 +106,17 @@ def check_none_running() -> None:
     if _last is None or _last.forked:
         return
     if not _last.done():
-        raise RuntimeError(
+        raise InUseError(
             f"checkpoint: the asynchronous save of {_last.path} has not ended yet: wait for it "
-            "with its handle's wait(), or save less often"
+            "with its handle's wait(), or save less often",
+            path=_last.path,
         )
     error = _last._work.untold_error()
     if error is not None:
-        raise RuntimeError(
+        raise BackgroundError(
             f"{_last._work.what} has failed in the background; nothing was done now: call it again "
-            f"to go on without it: {error}"
+            f"to go on without it: {error}",
+            path=_last.path,
         ) from error
 
 

@@ -20,6 +20,7 @@ from torch_dynemb.checkpoint.reading.reader import Checkpoint
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
 from torch_dynemb.checkpoint.tools.reshard import split_of, write_parts
+from torch_dynemb.errors import NewBaseNeededError
 from torch_dynemb.optim.base import StateTensor
 
 _IDS_AT_ONCE = 1 << 18
@@ -81,10 +82,11 @@ def _check_chain(chain: Sequence[Checkpoint]) -> None:
     for before, after in pairwise(chain):
         if after.kind != DELTA or after.parent != before.uuid:
             goes_on = "it is a whole one" if after.parent is None else f"from {after.parent}"
-            raise ValueError(
+            raise NewBaseNeededError(
                 f"merge: {after.folder} does not go on from {before.folder}, whose uuid is "
                 f"{before.uuid}: {goes_on}; give the increments in the order in which they were "
-                "saved, without gaps"
+                "saved, without gaps",
+                path=after.folder,
             )
         if after.tables.keys() != before.tables.keys():
             raise ValueError(
