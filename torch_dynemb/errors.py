@@ -12,7 +12,7 @@ with the name of the class in brackets.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -100,6 +100,7 @@ class NoHeadroomError(NoRoomError):
     make the tables again with more headroom and serve those.
 
     Args:
+        *args: the message.
         table: its name.
         wanted: rows that new ids of the update want.
         free: rows that the table has for them.
@@ -110,21 +111,9 @@ class NoHeadroomError(NoRoomError):
         free: see the argument.
     """
 
-    def __init__(self, table: str, *, wanted: int, free: int) -> None:
-        super().__init__(
-            f"no headroom: table {table!r} has {free} rows free, but new ids of this update want "
-            f"{wanted}: nothing of it has been done, and the rows from before go on being served. "
-            "Erase ids, or make the tables again with more headroom and serve those",
-            tables=[table],
-        )
+    def __init__(self, *args: object, table: str = "", wanted: int = 0, free: int = 0) -> None:
+        super().__init__(*args, tables=[table] if table else [])
         self.table, self.wanted, self.free = table, wanted, free
-
-    def __reduce__(self) -> tuple[Callable[..., NoHeadroomError], tuple[str, int, int]]:
-        return _no_headroom, (self.table, self.wanted, self.free)
-
-
-def _no_headroom(table: str, wanted: int, free: int) -> NoHeadroomError:
-    return NoHeadroomError(table, wanted=wanted, free=free)
 
 
 class DamagedFileError(DynembError, ValueError):

@@ -17,6 +17,24 @@ from torch_dynemb.ops.columns import LiveTable, Meta
 ROW_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
+def no_headroom(table: str, *, wanted: int, free: int) -> NoHeadroomError:
+    """Return the error of an update whose new ids want more rows than there are.
+
+    Args:
+        table: its name.
+        wanted: rows that new ids want.
+        free: rows that there are.
+    """
+    return NoHeadroomError(
+        f"no headroom: table {table!r} has {free} rows free, but new ids of this update want "
+        f"{wanted}: nothing of it has been done, and the rows from before go on being served. "
+        "Erase ids, or make the tables again with more headroom and serve those",
+        table=table,
+        wanted=wanted,
+        free=free,
+    )
+
+
 class LiveUpdate(NamedTuple):
     """What an update of a table has done.
 
@@ -114,7 +132,7 @@ class LiveState(NamedTuple):
             name_tables(error, self.names)
             raise
         if done.wanted > done.free:
-            raise NoHeadroomError(self.names[table], wanted=done.wanted, free=done.free)
+            raise no_headroom(self.names[table], wanted=done.wanted, free=done.free)
         return LiveUpdate(done.inserted, done.updated, done.erased)
 
     def sizes(self) -> dict[str, int]:
@@ -147,4 +165,4 @@ def _checked_ids(owner: str, name: str, ids: object) -> Tensor:
     return ids.contiguous()
 
 
-__all__ = ["ROW_DTYPES", "LiveState", "LiveUpdate", "LiveVersion"]
+__all__ = ["ROW_DTYPES", "LiveState", "LiveUpdate", "LiveVersion", "no_headroom"]

@@ -20,7 +20,7 @@ from torch_dynemb.checkpoint.entries import (
 )
 from torch_dynemb.checkpoint.files.summed_files import SummedReader
 from torch_dynemb.checkpoint.manifest.records import SavedFile
-from torch_dynemb.errors import DamagedFileError
+from torch_dynemb.errors import DamagedFileError, NoRoomError
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     CLOCK_HEAD,
@@ -143,9 +143,10 @@ def _check(state: Mapping[str, Tensor], tables: Tables, sizes: Sequence[int]) ->
                 f"free, expected {sum(own)} of ids and {free.shape[0]} free ones"
             )
         if row[Slab.NEXT_ROW] > reserved:
-            raise ValueError(
-                f"slab {slab.name!r} has {row[Slab.NEXT_ROW]} rows, but the model reserves "
-                f"{reserved}: construct it with a larger max_rows, capacity or budget"
+            raise NoRoomError(
+                f"checkpoint.load: slab {slab.name!r} has {row[Slab.NEXT_ROW]} rows, but the model "
+                f"reserves {reserved}: construct it with a larger max_rows, capacity or budget",
+                tables=config.names,
             )
         check_handles(f"free rows of slab {slab.name!r}", free, row[Slab.NEXT_ROW])
 
