@@ -49,7 +49,7 @@ class DynembError(Exception):
         path: str | os.PathLike[str] | None = None,
         tables: Iterable[str] = (),
     ) -> None:
-        super().__init__(*args)
+        # args were set by __new__; torch.compile traces no call of Exception.__init__
         self.path = None if path is None else Path(path)
         self.tables = tuple(tables)
 

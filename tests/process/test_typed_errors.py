@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint, errors, serving
-from torch_dynemb._library.typed_errors import typed_error
+from torch_dynemb._library.typed_errors import is_marked, typed_error
 from torch_dynemb.checkpoint.together import ranks_of
 
 pytestmark = pytest.mark.cpu_only("files, forks and a process group")
@@ -254,6 +254,7 @@ def test_errors_keep_numbers() -> None:
 
 def test_a_mark_at_the_end_of_a_message_names_the_class() -> None:
     text = "dynemb::f: out of GPU memory [DeviceMemoryError] (csrc/cuda/memory/a.cu:1)\nmore"
+    assert is_marked(RuntimeError(text))
     error = typed_error(RuntimeError(text))
     assert type(error) is errors.DeviceMemoryError
     assert isinstance(error, torch.OutOfMemoryError)
@@ -264,8 +265,7 @@ def test_a_mark_at_the_end_of_a_message_names_the_class() -> None:
     "text", ["plain", "a [NoRoomError] in the middle", "[NoRoomError]: at the beginning", ""]
 )
 def test_errors_without_a_mark_stay_what_they_are(text: str) -> None:
-    error = RuntimeError(text)
-    assert typed_error(error) is error
+    assert not is_marked(RuntimeError(text))
 
 
 def test_marks_name_classes() -> None:

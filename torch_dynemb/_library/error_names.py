@@ -48,6 +48,17 @@ def name_tables_of(error: RuntimeError, arguments: Sequence[object]) -> None:
             return
 
 
+def named(error: RuntimeError, arguments: Sequence[object]) -> RuntimeError:
+    """Return an op's error after :func:`name_tables_of`.
+
+    Args:
+        error: what the op raised.
+        arguments: of the op.
+    """
+    name_tables_of(error, arguments)
+    return error
+
+
 def name_tables(error: RuntimeError, names: Sequence[str]) -> None:
     """Puts names into the message of an error: for a number, or else behind the message.
 
@@ -67,11 +78,11 @@ def name_tables(error: RuntimeError, names: Sequence[str]) -> None:
         about = [names[table] for table in numbers if table < len(names)]
         error.tables = tuple(about or names)
 
-    def named(number: re.Match[str]) -> str:
+    def with_name(number: re.Match[str]) -> str:
         table = int(number[1])
         return f"table {names[table]!r}" if table < len(names) else number[0]
 
-    says, count = _NUMBER.subn(named, message)
+    says, count = _NUMBER.subn(with_name, message)
     if count == 0:
         place = _PLACE.search(message)
         end = len(message) if place is None else place.start()
@@ -113,4 +124,4 @@ def _constants(arguments: Sequence[Any]) -> Iterator[Tensor]:
                 yield meta
 
 
-__all__ = ["know_names", "known_names", "name_feature", "name_tables", "name_tables_of"]
+__all__ = ["know_names", "known_names", "name_feature", "name_tables", "name_tables_of", "named"]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
 from torch_dynemb._library.arguments import check_arguments, refuse_size, refuse_sparse
-from torch_dynemb._library.error_names import name_tables_of
-from torch_dynemb._library.typed_errors import typed_error
+from torch_dynemb._library.error_names import name_tables_of, named
+from torch_dynemb._library.typed_errors import is_marked, typed_error
 
 LIBRARY = Path(__file__).parents[1] / "_C.abi3.so"
 
@@ -64,23 +64,13 @@ def raises_out_of_memory(function: Function) -> Function:
         try:
             return function(*arguments, **keywords)
         except RuntimeError as error:
-            raise_typed(error, arguments)
+            if is_marked(error):
+                # in no variable, whose frame the traceback would hold in a circle
+                raise named(typed_error(error), arguments) from None
+            name_tables_of(error, arguments)
+            raise
 
     return cast(Function, wrapped)
-
-
-def raise_typed(error: RuntimeError, arguments: Sequence[object]) -> NoReturn:
-    """Raise an op's error as its class, with the names of tables; from an ``except``.
-
-    Args:
-        error: what the op raised.
-        arguments: of the op: tensors, and records of them with a ``meta`` or ``rows.meta``.
-    """
-    typed = typed_error(error)
-    name_tables_of(typed, arguments)
-    if typed is error:
-        raise error
-    raise typed from None
 
 
 def register_fake(op: str) -> Callable[[Function], Function]:

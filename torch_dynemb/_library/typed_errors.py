@@ -14,20 +14,26 @@ from torch_dynemb import errors
 _MARK = re.compile(r" \[(?P<name>\w+Error)\](?P<place> \(csrc/[^()]*\))?$", re.MULTILINE)
 
 
-def typed_error(error: RuntimeError) -> RuntimeError:
-    """Return the error of the class that its mark names, without the mark; else the error itself.
+def is_marked(error: RuntimeError) -> bool:
+    """Return whether the message of an op's error names a class.
 
     Args:
-        error: what an op raised.
+        error: what the op raised.
     """
-    if isinstance(error, errors.DynembError) or not error.args:
-        return error
-    message = str(error.args[0])
+    return not isinstance(error, errors.DynembError) and _MARK.search(str(error)) is not None
+
+
+def typed_error(error: RuntimeError) -> RuntimeError:
+    """Return the error of the class that a mark names, without the mark.
+
+    Args:
+        error: what the op raised; it is marked.
+    """
+    message = str(error)
     found = _MARK.search(message)
-    if found is None:
-        return error
+    assert found is not None
     kind: type[RuntimeError] = getattr(errors, found["name"])
     return kind(f"{message[: found.start()]}{found['place'] or ''}{message[found.end() :]}")
 
 
-__all__ = ["typed_error"]
+__all__ = ["is_marked", "typed_error"]

@@ -223,7 +223,8 @@ class Target:
             size: rows of a batch.
 
         Raises:
-            RuntimeError: memory is short, or the source has changed since :meth:`read`.
+            NoRoomError: memory is short.
+            ReplacedError: the source has changed since :meth:`read`.
         """
         tables, table = self.part.group.tables, self.part.table
         device = tables.device

@@ -31,7 +31,7 @@ def is_replicated(anchor: nn.Parameter, own: nn.Parameter) -> bool:
 
 
 def refuse_replicated(module: nn.Module) -> None:
-    """Raises RuntimeError, which names the wrapper that the table is inside.
+    """Raises ReplicatedTableError, which names the wrapper that the table is inside.
 
     Args:
         module: with the table.
@@ -64,7 +64,7 @@ def has_other_ranks() -> bool:
 
 
 def refuse_other_ranks(module: nn.Module, names: Sequence[str]) -> None:
-    """Raise RuntimeError: each rank would train the rows on its own.
+    """Raise ReplicatedTableError: each rank would train the rows on its own.
 
     Args:
         module: with the tables.

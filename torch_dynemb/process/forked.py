@@ -29,7 +29,7 @@ def _mark() -> None:
 
 
 def check_own(thing: Forkable) -> None:
-    """Raises RuntimeError in a process that got it by a fork, where changes are lost."""
+    """Raises ForkedProcessError in a process that got it by a fork, where changes are lost."""
     if thing.forked:
         raise ForkedProcessError(
             "this process is a fork of the one that made the tables and has a copy of them, which "

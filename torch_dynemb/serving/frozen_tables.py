@@ -41,7 +41,7 @@ class FrozenTables(CountedTables):
         group: what to copy; its rows are materialised first.
 
     Raises:
-        RuntimeError: rows lie in a store, and the copy does not fit in memory.
+        NoRoomError: rows lie in a store, and the copy does not fit in memory.
     """
 
     kept_because: str | None = None  # why rows cannot be stored in another form

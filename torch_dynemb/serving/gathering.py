@@ -81,7 +81,7 @@ def gathered(
 
     Raises:
         ValueError: ``ranks`` is ``"own"``, and this rank has some columns of a table only.
-        RuntimeError: the rows do not fit in memory.
+        NoRoomError: the rows do not fit in memory.
     """
     alone = ranks == "own" or process_group is None
     together = _ALONE if alone else ranks_of(process_group)
@@ -156,7 +156,7 @@ def _check_columns(owner: str, parts: Sequence[TablePart]) -> None:
 def _check_room(
     owner: str, configs: Sequence[TableConfig], sizes: Sequence[int], device: torch.device
 ) -> None:
-    """Raises RuntimeError where the rows of all ranks do not fit in the memory of this one."""
+    """Raises NoRoomError where the rows of all ranks do not fit in the memory of this one."""
     if device.type != "cpu":
         return  # whose allocator says so
     # in the group, and again in the copy that is made of it; an index is at least half full

@@ -59,7 +59,8 @@ class LiveTables(CountedTables):
 
     Raises:
         TypeError, ValueError: headroom, rows or dense_version.
-        RuntimeError: the tables are not on the CPU, or do not fit in memory.
+        NoRoomError: the tables do not fit in memory.
+        RuntimeError: the tables are not on the CPU.
     """
 
     def __init__(

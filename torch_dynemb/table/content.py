@@ -119,7 +119,7 @@ def write_content(
             out, those that it keeps and that are not there are those of new ids.
 
     Raises:
-        RuntimeError: the table is full, or memory is short; it is empty then.
+        NoRoomError: the table is full, or memory is short; it is empty then.
     """
     with held_back():
         try:
@@ -189,7 +189,7 @@ def replace_ids(
         counted: ids that wait for a row; None: none do.
 
     Raises:
-        RuntimeError: the table is full, or memory is short.
+        NoRoomError: the table is full, or memory is short.
     """
     clear(tables, table)
     ops.grow_(tables.index, table, ids.numel())

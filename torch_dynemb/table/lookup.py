@@ -73,8 +73,9 @@ def promise_room(
     Their counts are as they were then, so the step can be repeated.
 
     Raises:
-        RuntimeError: there is no room, the store has failed, or this process is a fork of the one
-            that made the tables.
+        NoRoomError: there is no room.
+        RuntimeError: the store has failed.
+        ForkedProcessError: this process is a fork of the one that made the tables.
     """
     if tables.tiers is None:
         return
@@ -267,7 +268,7 @@ def read_in_memory(
 
 
 def _check_has_store(tables: Tables) -> None:
-    """Raises RuntimeError in a fork, in which nothing brings rows from the store."""
+    """Raises ForkedProcessError in a fork, in which nothing brings rows from the store."""
     if tables.host.forked:
         raise ForkedProcessError(
             "this process is a fork of the one that made the tables, whose rows are in a store: "

@@ -33,7 +33,7 @@ class Undisturbed:
         dense: tensors that are read with them, whose changes torch counts.
 
     Raises:
-        RuntimeError: another thread is changing the tables now.
+        InUseError: another thread is changing the tables now.
 
     Example:
         >>> import torch, torch_dynemb as td
@@ -55,7 +55,7 @@ class Undisturbed:
             raise self._refusal()
 
     def check(self) -> None:
-        """Raise RuntimeError if another thread has changed the tables, or is changing them now."""
+        """Raise InUseError if another thread has changed the tables, or is changing them now."""
         if self.is_disturbed():
             raise self._refusal()
 
@@ -94,7 +94,7 @@ class Undisturbed:
     def _counters(self) -> list[Tensor]:
         return [word.detach().cpu().clone() for of in self._tables for word in _counted(of)]
 
-    def _refusal(self) -> RuntimeError:
+    def _refusal(self) -> InUseError:
         names = [name for group in self._groups for name in group.names]
         return InUseError(
             f"{self._call}: another thread trains or changes tables {names} or the model's dense "

@@ -77,7 +77,7 @@ class PartChange:
 
         Raises:
             ValueError: the commit has the padding id, or lacks custom scores.
-            RuntimeError: the table has no room.
+            NoRoomError: the table has no room.
         """
         part, name = self._part, self._part.name
         padding = part.config.padding_idx

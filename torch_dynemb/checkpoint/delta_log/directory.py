@@ -64,7 +64,7 @@ class DirectorySink:
         """Becomes the writer of the directory, until :meth:`close`, and cuts a torn tail off.
 
         Raises:
-            RuntimeError: it has a writer.
+            InUseError: it has a writer.
             DamagedFileError: the last batch is damaged.
             OSError: the disk fails.
         """
@@ -117,7 +117,7 @@ class DirectorySink:
             sequence: its number.
 
         Raises:
-            RuntimeError: the directory has another writer.
+            InUseError: the directory has another writer.
             OSError: the disk is full, or fails; the batch is not there.
         """
         self.lock()
@@ -165,7 +165,7 @@ class DirectorySink:
 
         Raises:
             DamagedFileError: one of these is damaged.
-            RuntimeError: the directory has another writer.
+            InUseError: the directory has another writer.
             OSError: the disk fails.
         """
         self.lock()

@@ -101,9 +101,9 @@ class Follower:
             NewBaseNeededError: the log does not go on from here: it was dropped up to a later
                 commit, or rolled back, or begins with another checkpoint.
             DamagedFileError: a commit is damaged.
-            ValueError, RuntimeError: the model cannot take a commit: a table is missing or too
-                small, or a live table has no headroom. In all cases the commits before have been
-                applied, and nothing of the one that failed.
+            ValueError: the model cannot take a commit: a table is missing.
+            NoRoomError: a table is too small; NoHeadroomError, where it is a live one. In all cases
+                the commits before have been applied, and nothing of the one that failed.
         """
         if until is not None:
             integer("Follower.update: until", until, least=0, what="int or None")

@@ -40,7 +40,7 @@ class OwnLog:
         """Becomes the only writer, where the sink can tell, and finds the end.
 
         Raises:
-            RuntimeError: there is another writer.
+            InUseError: there is another writer.
             DamagedFileError: a batch is damaged.
             ValueError: the last batch is of another rank.
             OSError: the sink fails.
@@ -73,7 +73,7 @@ class OwnLog:
             uuid: of the checkpoint.
 
         Raises:
-            ValueError: the log begins with another one.
+            NewBaseNeededError: the log begins with another one; it is a ValueError.
         """
         seen = set()
         for batch in self.batches(0):

@@ -92,7 +92,7 @@ class Checkpoint:
         Raises:
             DamagedFileError: a file is damaged or missing.
             ValueError: the checkpoint is closed.
-            RuntimeError: another one has taken its place.
+            ReplacedError: another one has taken its place.
         """
         with self._reading():
             return read_all(self.folder, self.manifest.dense)
@@ -117,7 +117,7 @@ class Checkpoint:
         Raises:
             DamagedFileError: a file is damaged or missing; the message names it and says why.
             ValueError: the checkpoint is closed.
-            RuntimeError: another one has taken its place.
+            ReplacedError: another one has taken its place.
         """
         files = self.manifest.files()
         buffer = torch.empty(max((of.block_bytes for of in files), default=0), dtype=torch.uint8)
@@ -165,7 +165,8 @@ def open(path: str | PathLike[str]) -> Checkpoint:  # noqa: A001
     Raises:
         TypeError: path is no path.
         FileNotFoundError: ``path`` is no checkpoint.
-        DamagedFileError: the manifest is damaged, or of another format version.
+        DamagedFileError: the manifest is damaged.
+        UnsupportedFormatError: it is of another format version.
 
     Example:
         >>> import tempfile, torch, torch_dynemb as td

@@ -47,7 +47,7 @@ class SaveHandle:
 
         Raises:
             Exception: what has made it fail; the checkpoint that was there before is as it was.
-            RuntimeError: this process is a fork of the one that saves.
+            ForkedProcessError: this process is a fork of the one that saves.
         """
         if self.forked and not self.done():
             raise ForkedProcessError(
@@ -99,9 +99,9 @@ class SaveHandle:
 
 
 def check_none_running() -> None:
-    """Raises RuntimeError while a save goes on in the background.
+    """Raises InUseError while a save goes on in the background.
 
-    Also, once, where the last one has failed and nobody has been told.
+    Raises BackgroundError, once, where the last one has failed and nobody has been told.
     """
     if _last is None or _last.forked:
         return

@@ -141,7 +141,7 @@ def parent_of(
         TypeError: ``since`` is no path.
         ValueError: it is where the increment goes, or the save is asynchronous.
         FileNotFoundError, DamagedFileError: it is no checkpoint.
-        RuntimeError: it is not known what has changed since then.
+        NewBaseNeededError: it is not known what has changed since then.
     """
     path = checked_path("checkpoint.save", since)
     if asynchronous:

@@ -33,7 +33,7 @@ def staged(ranks: Ranks, source: T, spare: int) -> T:
         The same with copies.
 
     Raises:
-        RuntimeError: memory is short on a machine, which all ranks say before any has made a copy;
+        NoRoomError: memory is short on a machine, which all ranks say before any has made a copy;
             or there are no addresses.
     """
     tensors = [leaf for leaf in pytree.tree_leaves(source) if isinstance(leaf, Tensor)]
@@ -46,7 +46,7 @@ def staged(ranks: Ranks, source: T, spare: int) -> T:
 
 
 def _check_memory(needed: list[int]) -> None:
-    """Raises RuntimeError where the ranks of this machine need more than is free."""
+    """Raises NoRoomError where the ranks of this machine need more than is free."""
     free = ops.available_memory()
     if sum(needed) > free:
         ranks = f" for {len(needed)} ranks on this machine" if len(needed) > 1 else ""

@@ -52,7 +52,8 @@ def merge(
         progress: show a progress bar; default: where the standard error is a terminal.
 
     Raises:
-        TypeError, ValueError: a wrong argument, or checkpoints that do not go together.
+        TypeError, ValueError: a wrong argument, or checkpoints of other tables.
+        NewBaseNeededError: an increment does not go on from the one before it; it is a ValueError.
         FileNotFoundError: one of them is no checkpoint.
         FileExistsError: something is at ``out``.
         DamagedFileError: a file is damaged or missing.
@@ -77,7 +78,7 @@ def merge(
 
 
 def _check_chain(chain: Sequence[Checkpoint]) -> None:
-    """Raises ValueError unless each increment goes on from the one before it."""
+    """Raises NewBaseNeededError unless each increment goes on from the one before it."""
     check_full("merge: the first of paths", chain[0].folder, chain[0].manifest)
     for before, after in pairwise(chain):
         if after.kind != DELTA or after.parent != before.uuid:

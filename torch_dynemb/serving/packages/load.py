@@ -79,8 +79,8 @@ def load(
         TypeError: ``follow`` is no log.
         ValueError: ``dense`` is none of its values; or ``follow`` is given, and the package was
             exported without ``headroom=`` or without ``base=``.
-        RuntimeError: the package was made for another version of torch or of this library, for
-            another processor, or for a device that is not here.
+        UnsupportedFormatError: the package was made for another version of torch or of this
+            library, for another processor, or for a device that is not here.
         MemoryError: the tables do not fit in memory.
 
     Example:
@@ -145,7 +145,7 @@ def _loaded(folder: Path, manifest: PackageManifest, runners: int) -> Loaded:
 
 
 def _check_platform(folder: Path, manifest: PackageManifest) -> None:
-    """Raises RuntimeError where the code of a package cannot run."""
+    """Raises UnsupportedFormatError where the code of a package cannot run."""
 
     def refuse(what: str, remedy: str) -> None:
         raise UnsupportedFormatError(

@@ -140,7 +140,7 @@ def read_manifest(folder: Path) -> PackageManifest:
     Raises:
         FileNotFoundError: the folder is no package.
         DamagedFileError: the manifest is damaged.
-        RuntimeError: the package has another version of the format.
+        UnsupportedFormatError: the package has another version of the format.
     """
     path = folder / MANIFEST
     if not path.is_file():
