@@ -55,11 +55,18 @@ class DynembError(Exception):
 
 
 class NoRoomError(DynembError, RuntimeError):
-    """A table, the memory of the machine or a disk has no room for what a call needs.
+    """A table, a memory or a disk has no room for what a call needs.
 
-    A table is full where its capacity, its ``max_rows`` or the memory budget of its group is. No id
-    has been inserted by the call. Erase ids, choose another ``on_full``, give a larger capacity, or
-    take smaller batches or a machine with more memory.
+    The class itself is raised for a table: its capacity, its ``max_rows`` or the memory budget of
+    its group is used up. No id has been inserted by the call. Erase ids, choose another
+    ``on_full``, or give a larger capacity or budget. What else has no room has a class below.
+    """
+
+
+class HostMemoryError(NoRoomError, MemoryError):
+    """The machine has too little memory, or the process too few addresses; the message says which.
+
+    It is a ``MemoryError``. Take smaller batches or tables, or a machine with more memory.
     """
 
 
@@ -193,6 +200,7 @@ __all__ = [
     "DiskFullError",
     "DynembError",
     "ForkedProcessError",
+    "HostMemoryError",
     "InUseError",
     "NewBaseNeededError",
     "NoHeadroomError",

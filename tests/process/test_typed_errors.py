@@ -63,6 +63,10 @@ def full_table_of_a_checkpoint(folder: Path) -> None:
     checkpoint.load(folder / "c", table(max_rows=4))
 
 
+def no_addresses(folder: Path) -> None:
+    td.ops.reserve([1 << 45], torch.float32)
+
+
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -199,6 +203,7 @@ class Case(NamedTuple):
 CASES = (
     Case(full_table, errors.NoRoomError, RuntimeError, (ADS,)),
     Case(full_table_of_a_checkpoint, errors.NoRoomError, RuntimeError, (ADS,)),
+    Case(no_addresses, errors.HostMemoryError, MemoryError),
     Case(no_room_for_a_file, errors.DiskFullError, OSError, (), "c.tmp-*/*/*.safetensors"),
     Case(full_store, errors.DiskFullError, RuntimeError, (ADS,)),
     Case(no_headroom, errors.NoHeadroomError, RuntimeError, (ADS,)),

@@ -116,6 +116,7 @@ def ragged_to_dense(
     return dense
 
 
+@raises_out_of_memory
 def ragged_to_sparse(
     values: Sequence[Tensor],
     offsets: Sequence[Sequence[Tensor]],

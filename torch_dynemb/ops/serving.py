@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import register_fake
+from torch_dynemb._library.library import raises_out_of_memory, register_fake
 from torch_dynemb.ops.functional_copies import refuse_copies
 
 # How rows of live tables are stored, and the numbers of Storage in csrc/core/rows/storage.h.
@@ -157,6 +157,7 @@ def serve_rows(
     return Served(output, missing)
 
 
+@raises_out_of_memory
 def serve_apply_(
     live: LiveTensors, table: int, ids: Tensor, values: Tensor, erased: Tensor
 ) -> Applied:

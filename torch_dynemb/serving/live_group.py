@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb._library.error_names import name_tables
 from torch_dynemb.argument_checks import described, integer, text
-from torch_dynemb.errors import NoRoomError
+from torch_dynemb.errors import HostMemoryError
 from torch_dynemb.ops.columns import (
     BUCKET_WORDS,
     LIVE_HEADER_WORDS,
@@ -59,7 +59,7 @@ class LiveTables(CountedTables):
 
     Raises:
         TypeError, ValueError: headroom, rows or dense_version.
-        NoRoomError: the tables do not fit in memory.
+        HostMemoryError: the tables do not fit in memory.
         RuntimeError: the tables are not on the CPU.
     """
 
@@ -104,7 +104,7 @@ class LiveTables(CountedTables):
         needed = 8 * (int(both.sum()) * BUCKET_WORDS)
         needed += 8 * sum(count * width for count, width in zip(counts, words, strict=True))
         if needed > (free := ops.available_memory()):
-            raise NoRoomError(
+            raise HostMemoryError(
                 f"LiveTables: tables of {sum(capacity)} ids take {needed} bytes, but {free} bytes "
                 "of memory are free: give them less headroom, or rows of a narrower format",
                 tables=self.names,

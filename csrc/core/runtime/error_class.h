@@ -9,6 +9,7 @@
 namespace dynemb {
 
 inline constexpr const char* kNoRoomError = " [NoRoomError]";
+inline constexpr const char* kHostMemoryError = " [HostMemoryError]";
 inline constexpr const char* kDeviceMemoryError = " [DeviceMemoryError]";
 inline constexpr const char* kDiskFullError = " [DiskFullError]";
 inline constexpr const char* kDamagedStoreError = " [DamagedStoreError]";

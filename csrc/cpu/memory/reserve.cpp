@@ -86,7 +86,7 @@ Tensor reserve(std::vector<int64_t> size, int64_t dtype, bool huge_pages) {
   DYNEMB_CHECK(data != MAP_FAILED, "dynemb::reserve: could not reserve ", bytes,
                " bytes of address space: ", std::strerror(errno),
                ". Lower max_rows of the tables, or allow overcommit (vm.overcommit_memory 0 or 1)",
-               kNoRoomError);
+               kHostMemoryError);
   madvise(data, bytes, MADV_DONTDUMP);
   if (huge_pages && bytes > kSmallPages) {
     madvise(static_cast<char*>(data) + kSmallPages, bytes - kSmallPages, MADV_HUGEPAGE);
@@ -161,7 +161,7 @@ void check_available_memory(const char* op, int64_t bytes) {
                available >> 20,
                " MiB of memory are available; no id was inserted. Erase ids, or use a machine "
                "with more memory",
-               kNoRoomError);
+               kHostMemoryError);
 }
 
 void check_result_memory(const char* op, const char* name, int64_t value, int64_t bytes) {
@@ -170,7 +170,7 @@ void check_result_memory(const char* op, const char* name, int64_t value, int64_
   const int64_t available = available_memory();
   DYNEMB_CHECK(bytes <= available, "dynemb::", op, ": ", name, " is ", value,
                ", with which the result takes ", bytes, " bytes, but only ", available,
-               " bytes of memory are available", kNoRoomError);
+               " bytes of memory are available", kHostMemoryError);
 }
 
 void prefer_huge_pages(void* data, size_t bytes) {

@@ -15,7 +15,7 @@ from torch_dynemb.checkpoint.loading.exact import ExactLoad, saved_group_of
 from torch_dynemb.checkpoint.loading.part import PartLoad, Stream
 from torch_dynemb.checkpoint.loading.table_plan import TablePlan
 from torch_dynemb.checkpoint.manifest.records import Manifest
-from torch_dynemb.errors import NoRoomError
+from torch_dynemb.errors import HostMemoryError, NoRoomError
 from torch_dynemb.ops.columns import SKETCH_ROWS, Clock, PolicyColumn, Slab, Table
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table import compaction, content
@@ -103,7 +103,7 @@ class GroupLoad:
                 for s, slab in enumerate(tables.config.slabs)
             )
             if needed > free:
-                raise NoRoomError(
+                raise HostMemoryError(
                     f"checkpoint.load: the rows take {needed} bytes, but {free} bytes of memory "
                     "are free",
                     tables=tables.config.names,

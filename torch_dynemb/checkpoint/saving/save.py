@@ -146,7 +146,7 @@ def save(
         InUseError: another process saves to ``path``, another save goes on in the background, or
             another thread trains or changes the model.
         NewBaseNeededError: it is not known what has changed since ``since``.
-        NoRoomError: memory is short for the copy.
+        HostMemoryError: memory is short for the copy.
         DiskFullError: the disk is full.
         BackgroundError: the asynchronous save before has failed, and nothing has raised that yet.
         RuntimeError: gradients are pending for an optimizer's ``step()``, or ``asynchronous`` is

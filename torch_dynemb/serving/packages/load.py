@@ -81,7 +81,7 @@ def load(
             exported without ``headroom=`` or without ``base=``.
         UnsupportedFormatError: the package was made for another version of torch or of this
             library, for another processor, or for a device that is not here.
-        MemoryError: the tables do not fit in memory.
+        HostMemoryError: the tables do not fit in memory.
 
     Example:
         >>> import torch_dynemb as td
@@ -111,7 +111,7 @@ def _loaded(folder: Path, manifest: PackageManifest, runners: int) -> Loaded:
 
     Raises:
         DamagedFileError: a file is not what was written.
-        MemoryError: the tables do not fit in memory.
+        HostMemoryError: the tables do not fit in memory.
     """
     memory = _read_constants(folder, manifest)
     live = LivePackage(manifest.live, memory)
