@@ -1,6 +1,6 @@
 """torch_dynemb: embedding tables without a vocabulary for PyTorch."""
 
-from torch_dynemb import checkpoint
+from torch_dynemb import checkpoint, errors
 from torch_dynemb._moved_modules import resolve_moved_modules
 from torch_dynemb._version import __version__ as __version__
 from torch_dynemb.initializers import (
@@ -113,6 +113,7 @@ __all__ = [
     "XavierUniform",
     "checkpoint",
     "clip_grad_norm_",
+    "errors",
     "freeze",
     "prefetched",
     "private_to_rank",

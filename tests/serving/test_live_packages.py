@@ -20,7 +20,7 @@ from torch._inductor import config
 
 import torch_dynemb as td
 from torch_dynemb import serving
-from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
+from torch_dynemb.errors import DamagedFileError
 from torch_dynemb.serving.packages import export as export_module
 from torch_dynemb.serving.packages.manifest import MANIFEST, TABLES, read_manifest
 

@@ -175,9 +175,10 @@ class DynamicEmbeddingBag(SingleTable):
         Raises:
             TypeError, ValueError: dtypes or shapes do not match, offsets are missing, or given with
                 a 2-D input, or scores are wrong as in :meth:`DynamicEmbedding.forward`.
-            RuntimeError: offsets are not ascending from 0; the table is full or memory is short; in
-                training, this process is a fork of the one that made the table. No id has been
-                inserted then.
+            RuntimeError: offsets are not ascending from 0. No id has been inserted then.
+            NoRoomError: the table is full or memory is short. No id has been inserted then.
+            ForkedProcessError: in training, this process is a fork of the one that made the table.
+            ReplicatedTableError: in training, each rank would train its own copy of the table.
         """
         return self._lookup(
             self._batch(input, offsets, per_sample_weights),

@@ -278,8 +278,9 @@ class DynamicEmbedding(SingleTable):
             TypeError: input holds no integers, or scores are no int64.
             ValueError: scores have another shape or device than input, or the table keeps custom
                 scores and has got none, or keeps none and has got some.
-            RuntimeError: the table is full, or memory is short; in training, this process is a fork
-                of the one that made the table. No id has been inserted then.
+            NoRoomError: the table is full, or memory is short. No id has been inserted then.
+            ForkedProcessError: in training, this process is a fork of the one that made the table.
+            ReplicatedTableError: in training, each rank would train its own copy of the table.
         """
         if scores is None and are_ready(input):
             tables = self._tables_to_read()

@@ -376,6 +376,7 @@ def set_scores_(
     return found
 
 
+@raises_out_of_memory
 def reported_counts(index: IndexTensors, rows: RowTensors) -> tuple[Tensor, Tensor]:
     """``tables`` and ``row_clock`` on the CPU, as far as they are known without waiting.
 

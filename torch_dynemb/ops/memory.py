@@ -24,6 +24,7 @@ _DTYPE_CODES = {
 }
 
 
+@raises_out_of_memory
 def reserve(size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool = False) -> Tensor:
     """A zero-filled CPU tensor of reserved virtual memory.
 
@@ -193,6 +194,7 @@ def _advance_step_fake(
     return None
 
 
+@raises_out_of_memory
 def raise_device_errors(device: int) -> None:
     """Raises what kernels on a GPU have found wrong, as far as they have run.
 

@@ -43,6 +43,7 @@ class PartitionedIds(NamedTuple):
     counts: Tensor
 
 
+@raises_out_of_memory
 def mix_ids(ids: Tensor) -> Tensor:
     """A bijection of ids, int64 [N]: modulo the number of shards it says who owns an id.
 
@@ -58,6 +59,7 @@ def mix_ids(ids: Tensor) -> Tensor:
     return mixed
 
 
+@raises_out_of_memory
 def unmix_ids(quotients: Tensor, *, parts: int, part: int) -> Tensor:
     """The ids whose :func:`mix_ids` is ``quotients * parts + part``, unsigned; int64 [N].
 
@@ -114,6 +116,7 @@ def unique_ids_padded(ids: Tensor, offsets: Tensor) -> UniqueIds:
     return UniqueIds(*torch.ops.dynemb.unique_ids_padded(ids, offsets))
 
 
+@raises_out_of_memory
 def id_owners(ids: Tensor, *, parts: int, slots: int = 65536) -> Tensor:
     """The part that owns each id, int64 [N].
 
@@ -162,6 +165,7 @@ def ids_partition(
     return PartitionedIds(*torch.ops.dynemb.ids_partition(ids, offsets, parts, slots))
 
 
+@raises_out_of_memory
 def ids_encode(ids: Sequence[Tensor], tables: Sequence[int]) -> Tensor:
     """Ids of several tables as ids of one, int64 [sum of N].
 

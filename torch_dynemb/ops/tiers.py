@@ -111,6 +111,7 @@ def promise_room_(tiers: TierTensors, index: IndexTensors, batch: LookupBatch) -
     )
 
 
+@raises_out_of_memory
 def stage_(
     tiers: TierTensors,
     staged: StagedIds,
@@ -171,6 +172,7 @@ def staged_lookup_(
     return output
 
 
+@raises_out_of_memory
 def prefetch_(
     tiers: TierTensors,
     staged: StagedIds,
@@ -217,6 +219,7 @@ def plan_moves_(
     return PlannedMoves(*planned)
 
 
+@raises_out_of_memory
 def take_dirty_(tiers: TierTensors, slab: int, begin: int, most: int) -> Tensor:
     """Moves to the store for rows that were changed since they were saved; they count as saved.
 
@@ -240,6 +243,7 @@ def take_dirty_(tiers: TierTensors, slab: int, begin: int, most: int) -> Tensor:
     return moves
 
 
+@raises_out_of_memory
 def shrink_cache_(tiers: TierTensors, slab: int, limit: int) -> Tensor:
     """Takes the rows out of all slots behind some of them.
 
@@ -260,6 +264,7 @@ def shrink_cache_(tiers: TierTensors, slab: int, limit: int) -> Tensor:
     return moves
 
 
+@raises_out_of_memory
 def forget_rows_(tiers: TierTensors, slab: int, handles: Tensor) -> None:
     """Takes rows out of the cache without saving them: the caller writes others to the store.
 
@@ -296,6 +301,7 @@ def gather_records(rows: RowTensors, slab: int, slots: Tensor) -> Tensor:
     return records
 
 
+@raises_out_of_memory
 def scatter_records_(rows: RowTensors, slab: int, slots: Tensor, records: Tensor) -> None:
     """Writes rows into slots; the inverse of :func:`gather_records`.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb._library.error_names import name_tables
+from torch_dynemb.errors import HostMemoryError
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     GENERATION_BITS,
@@ -38,7 +39,7 @@ class FrozenTables(CountedTables):
         group: what to copy; its rows are materialised first.
 
     Raises:
-        RuntimeError: rows lie in a store, and the copy does not fit in memory.
+        HostMemoryError: rows lie in a store, and the copy does not fit in memory.
     """
 
     kept_because: str | None = None  # why rows cannot be stored in another form
@@ -296,7 +297,7 @@ def in_host_memory(tensor: Tensor) -> bool:
 
 
 def _check_room(group: TableGroup) -> None:
-    """Raises RuntimeError where rows of a store do not fit in memory."""
+    """Raises HostMemoryError where rows of a store do not fit in memory."""
     slabs = group.config.slabs
     stored = [s for s in range(len(slabs)) if group.tables.stored(s) is not None]
     needed = sum(
@@ -304,10 +305,11 @@ def _check_room(group: TableGroup) -> None:
     )
     free = ops.available_memory() if needed > 0 else 0
     if needed > free:
-        raise RuntimeError(
+        raise HostMemoryError(
             f"freeze: a copy of the rows {[slabs[s].name for s in stored]}, which lie in a store, "
             f"takes {needed} bytes, but {free} bytes of memory are free: freeze on a machine with "
-            "more memory, or look rows up in the model itself, in eval mode"
+            "more memory, or look rows up in the model itself, in eval mode",
+            tables=group.names,
         )
 
 

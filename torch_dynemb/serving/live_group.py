@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb._library.error_names import name_tables
 from torch_dynemb.argument_checks import described, integer, text
+from torch_dynemb.errors import HostMemoryError
 from torch_dynemb.ops.columns import (
     BUCKET_WORDS,
     LIVE_HEADER_WORDS,
@@ -58,7 +59,8 @@ class LiveTables(CountedTables):
 
     Raises:
         TypeError, ValueError: headroom, rows or dense_version.
-        RuntimeError: the tables are not on the CPU, or do not fit in memory.
+        HostMemoryError: the tables do not fit in memory.
+        RuntimeError: the tables are not on the CPU.
     """
 
     def __init__(
@@ -102,9 +104,10 @@ class LiveTables(CountedTables):
         needed = 8 * (int(both.sum()) * BUCKET_WORDS)
         needed += 8 * sum(count * width for count, width in zip(counts, words, strict=True))
         if needed > (free := ops.available_memory()):
-            raise RuntimeError(
+            raise HostMemoryError(
                 f"LiveTables: tables of {sum(capacity)} ids take {needed} bytes, but {free} bytes "
-                "of memory are free: give them less headroom, or rows of a narrower format"
+                "of memory are free: give them less headroom, or rows of a narrower format",
+                tables=self.names,
             )
         tables = torch.zeros(len(capacity), LIVE_TABLE_COLUMNS, dtype=torch.int64)
         tables[:, LiveTable.CAPACITY] = torch.tensor(capacity)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb._library.error_names import name_tables
 from torch_dynemb.argument_checks import integer, tensor
+from torch_dynemb.errors import ForkedProcessError
 from torch_dynemb.ops.columns import NO_HANDLE, Clock
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.policy.admission import AdmitBy, NewIds, admission_hook
@@ -70,8 +71,9 @@ def promise_room(tables: Tables, batch: LookupBatch) -> None:
     Their counts are as they were then, so the step can be repeated.
 
     Raises:
-        RuntimeError: there is no room, the store has failed, or this process is a fork of the one
-            that made the tables.
+        NoRoomError: there is no room.
+        RuntimeError: the store has failed.
+        ForkedProcessError: this process is a fork of the one that made the tables.
     """
     if tables.tiers is None:
         return
@@ -124,9 +126,9 @@ def find_and_read(tables: Tables, batch: LookupBatch) -> Tensor:
 
 
 def _check_has_store(tables: Tables) -> None:
-    """Raises RuntimeError in a fork, in which nothing brings rows from the store."""
+    """Raises ForkedProcessError in a fork, in which nothing brings rows from the store."""
     if tables.host.forked:
-        raise RuntimeError(
+        raise ForkedProcessError(
             "this process is a fork of the one that made the tables, whose rows are in a store: "
             "only that process can look them up. Do so there, or in its threads, and let workers "
             "of a DataLoader give ids; or give them td.freeze(model), which has all rows in memory"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import float_rows, integer
+from torch_dynemb.errors import NoRoomError
 from torch_dynemb.ops.columns import BUCKET_WIDTH, Slab
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table.lookup import find, find_or_insert
@@ -73,10 +74,11 @@ def insert_or_assign(tables: Tables, table: int, ids: Tensor, rows: Tensor) -> N
             if bool((handles < 0).any()):
                 # if a GPU has refused the ids, it says why here
                 tables.memory.end_step(tables.index, tables.rows)
-                raise RuntimeError(
+                raise NoRoomError(
                     f"insert_or_assign: table {config.name!r} has no room for all ids; none "
                     "has been inserted or written: give it a larger capacity or budget, or "
-                    "erase ids"
+                    "erase ids",
+                    tables=[config.name],
                 )
             next_row = before[Slab.NEXT_ROW]
             write_rows(tables, table, ids, handles, values, {}, next_row=next_row)

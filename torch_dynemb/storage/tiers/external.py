@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.errors import InUseError
 from torch_dynemb.ops.columns import Move
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.storage.tiers.cache_size import CacheSize
@@ -64,9 +65,10 @@ class ExternalTiers(Tiers):
         self._one_bag = index.tables.new_empty(0)
         stored = _stored_names(store, names)
         for _, name in (of_table for of_table in stored if of_table in _in_use):
-            raise RuntimeError(
+            raise InUseError(
                 f"ExternalStore: another table {name!r} of this process has its rows in this "
-                "store: give one of them another name, or a store of its own"
+                "store: give one of them another name, or a store of its own",
+                tables=[name],
             )
         _in_use.update(dict.fromkeys(stored, self))
         self._failure: str | None = None
@@ -76,9 +78,10 @@ class ExternalTiers(Tiers):
     def _one_thread(self) -> Iterator[None]:
         """Raises RuntimeError where another thread is in here: rows may be on their way for it."""
         if not self._in_use.acquire(blocking=False):
-            raise RuntimeError(
+            raise InUseError(
                 "ExternalStore: another thread is looking these tables up, or prefetches: lookups "
-                "of tables with a store change its cache, so call them one at a time"
+                "of tables with a store change its cache, so call them one at a time",
+                tables=self._names,
             )
         try:
             yield

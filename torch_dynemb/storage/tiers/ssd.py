@@ -49,8 +49,9 @@ class SSDTiers(Tiers):
         tensors, rows, cached, slot_bytes: as for :class:`Tiers`.
 
     Raises:
-        RuntimeError: another process, or another group, has the directory; or its files are of
-            other tables.
+        InUseError: another process, or another group, has the directory.
+        DamagedStoreError, UnsupportedFormatError: its files are damaged, or of another version.
+        RuntimeError: its files are of other tables.
     """
 
     def __init__(
@@ -132,7 +133,8 @@ class SSDTiers(Tiers):
             that nobody needs them.
 
         Raises:
-            RuntimeError: the disk is full, or fails.
+            DiskFullError: the disk is full.
+            RuntimeError: the disk fails.
         """
         self.flush()
         self.drain()
@@ -142,7 +144,8 @@ class SSDTiers(Tiers):
         """Keeps the rows that there are now, those of the cache too, until they are released.
 
         Raises:
-            RuntimeError: the disk is full, or fails.
+            DiskFullError: the disk is full.
+            RuntimeError: the disk fails.
         """
         self.flush()
         self.drain()
@@ -166,8 +169,9 @@ class SSDTiers(Tiers):
             snapshot: of these files.
 
         Raises:
-            RuntimeError: a file is missing or damaged: the files and the cache are as they were.
-                Or the disk fails.
+            DamagedStoreError: a file is missing or damaged: the files and the cache are as they
+                were.
+            RuntimeError: the disk fails.
         """
         self.drain()
         ops.store_load(self.tensors.clock, snapshot)

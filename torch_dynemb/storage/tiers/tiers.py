@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.errors import DiskFullError
 from torch_dynemb.ops.columns import (
     GENERATION_BITS,
     TIER_COLUMNS,
@@ -283,9 +284,9 @@ class Tiers(ABC):
         used = self._clock[self._at(slab, Tier.USED)]
         try:
             self._save_changed(slab, limit)
-        except RuntimeError:
+        except DiskFullError:
             self.check()
-            return  # no room on the disk: rows stay where they are until there is
+            return  # rows stay where they are until there is room
         self.drain()
         ops.shrink_cache_(self.tensors, slab, limit)  # of rows that are all saved
         slabs = len(self._rows.weights)
