@@ -76,6 +76,8 @@ def lived(policy: td.Policy, folder: Path) -> Outputs:
     evicts = policy.capacity is not None and policy.on_full in (None, "evict")
     if evicts:
         group.record_evicted(1000, rows=True)
+    if isinstance(policy.admission, td.AdmitNone):
+        group.insert_or_assign(0, spread(torch.arange(10)), values(10, 5, seed=9))
     found: Outputs = {}
     outputs, removed = [], []
     for step in range(STEPS):
@@ -92,7 +94,8 @@ def lived(policy: td.Policy, folder: Path) -> Outputs:
             removed.append(group.remove(0, expired=True))
     found["outputs"] = torch.stack(outputs)
     found["read"] = module.eval()(batch(3))
-    found["removed"] = torch.tensor(removed)
+    if removed:
+        found["removed"] = torch.tensor(removed)
     if evicts:
         evicted = group.take_evicted().get("table")
         if evicted is not None:

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 from contents import Outputs, contents
-from made_tensors import ids, numbers
+from made_tensors import ids, numbers, spread, values
 from package_cases import backward, batch, one_embedding, one_steps, options
 from ranks import Ranks
 from torch import Tensor, nn
 from trained_cases import BETAS
 
 import torch_dynemb as td
-from torch_dynemb import oneembedding, recis
+from torch_dynemb import migrate, oneembedding, recis
 
 STEPS = 3
 
@@ -45,24 +45,54 @@ def on_ranks(function: Callable[..., Any], counts: Mapping[str, int], folder: Pa
 
 
 def engine_steps(rank: int, path: str, what: str) -> Outputs:
-    """Train an engine and save it, or load it and train on."""
+    """Train an engine and save it, or load it and train on; publish to a log, or replay it."""
     torch.manual_seed(11)
-    chosen = {name: of for name, of in options().items() if name != "content"}
-    module = recis.EmbeddingEngine(chosen)
-    optimizer = recis.SparseAdam(recis.filter_out_sparse_param(module), lr=0.1, betas=BETAS)
+    module, optimizer = engine()
     found: Outputs = {}
     if what != "trained":
         td.checkpoint.load(path, module)
         found.update(contents(module, of="loaded"))
     for step in range(STEPS):
-        features = batch(range(4 * rank, 4 * rank + 4), step)
-        output = module({name: features[name] for name in chosen})
-        found[f"step {step}"] = backward(output, step + rank)
-        optimizer.step()
-        optimizer.zero_grad()
+        found[f"step {step}"] = engine_step(module, optimizer, rank, step)
+    found.update(contents(module))
     if what == "trained":
         td.checkpoint.save(path, module)
-    return {**found, **contents(module)}
+        frozen = td.freeze(module)(engine_features(range(20), 7))
+        found["frozen"] = {name: of.detach() for name, of in sorted(frozen.items())}
+        log = td.checkpoint.DeltaLog(f"{path} log", optimizer_state=True)
+        log.attach(module)
+        for step in range(STEPS, STEPS + 2):
+            engine_step(module, optimizer, rank, step)
+            log.publish()
+        log.close()
+    else:
+        twin, _ = engine()
+        td.checkpoint.replay(f"{path} log", twin)
+        found.update(contents(twin, of="replayed"))
+    return found
+
+
+def engine() -> tuple[recis.EmbeddingEngine, recis.SparseAdam]:
+    """Make an engine of rows that are trained, and its optimizer."""
+    chosen = {name: of for name, of in options().items() if name != "content"}
+    module = recis.EmbeddingEngine(chosen)
+    return module, recis.SparseAdam(recis.filter_out_sparse_param(module), lr=0.1, betas=BETAS)
+
+
+def engine_features(samples: range, step: int) -> dict[str, Any]:
+    """Make the features that such an engine looks up."""
+    return {name: of for name, of in batch(samples, step).items() if name != "content"}
+
+
+def engine_step(
+    module: recis.EmbeddingEngine, optimizer: recis.SparseAdam, rank: int, step: int
+) -> dict[str, Tensor]:
+    """Train a step on the samples of a rank; returns all outputs."""
+    output = module(engine_features(range(4 * rank, 4 * rank + 4), step))
+    outputs = backward(output, step + rank)
+    optimizer.step()
+    optimizer.zero_grad()
+    return outputs
 
 
 def multi_table_steps(rank: int, path: str, what: str) -> Outputs:
@@ -160,8 +190,10 @@ def sharded(sharding: str, pooled: bool) -> Any:
 
 
 def torchrec_steps(sharding: str, pooled: bool, rank: int, path: str, what: str) -> Outputs:
-    """Train a sharded collection and save it, or load it and train on."""
-    import torchrec
+    """Train a sharded collection and save it in two ways, or load it and train on."""
+    import torch.distributed.checkpoint as dcp
+
+    from torch_dynemb.torchrec import LoadPlanner
 
     torch.manual_seed(11)
     model = sharded(sharding, pooled)
@@ -169,21 +201,47 @@ def torchrec_steps(sharding: str, pooled: bool, rank: int, path: str, what: str)
     if what != "trained":
         td.checkpoint.load(path, model)
         found.update(contents(model, of="loaded"))
-    keys = [feature for features in TABLES.values() for feature in features]
     for step in range(STEPS):
-        lengths = numbers(len(keys) * 5, 4, seed=step + 9 * rank)
-        of_values = ids(int(lengths.sum()), below=30, seed=step + 9 * rank)
-        output = model.module["tables"](
-            torchrec.KeyedJaggedTensor(keys, of_values, lengths=lengths)
-        )
-        outputs: dict[str, Tensor] = {
-            name: of if pooled else of.values() for name, of in sorted(to_dict(output).items())
-        }
-        found[f"step {step}"] = backward(outputs, step)
-        model.fused_optimizer.step()
+        found[f"step {step}"] = torchrec_step(model, pooled, rank, step)
+    found.update(contents(model))
+    twin = sharded(sharding, pooled)
     if what == "trained":
         td.checkpoint.save(path, model)
-    return {**found, **contents(model)}
+        dcp.save({"model": model.state_dict()}, checkpoint_id=f"{path} by torch")
+        migrate.load(twin, {f"tables.{name}": rows_of(name) for name in TABLES}, batch_size=16)
+        found.update(contents(twin, of="migrated"))
+    else:
+        state = {"model": twin.state_dict()}
+        dcp.load(state, checkpoint_id=f"{path} by torch", planner=LoadPlanner())
+        twin.load_state_dict(state["model"])
+        found.update(contents(twin, of="loaded by torch"))
+    return found
+
+
+def torchrec_step(model: Any, pooled: bool, rank: int, step: int) -> dict[str, Tensor]:
+    """Train a step on the samples of a rank; returns all outputs."""
+    import torchrec
+
+    keys = [feature for features in TABLES.values() for feature in features]
+    lengths = numbers(len(keys) * 5, 4, seed=step + 9 * rank)
+    of_values = ids(int(lengths.sum()), below=30, seed=step + 9 * rank)
+    output = model.module["tables"](torchrec.KeyedJaggedTensor(keys, of_values, lengths=lengths))
+    outputs = {name: of if pooled else of.values() for name, of in sorted(to_dict(output).items())}
+    trained = backward(outputs, step)
+    model.fused_optimizer.step()
+    return trained
+
+
+def rows_of(name: str) -> migrate.Source:
+    """Make the rows of a table in another library."""
+    rows = values(40, 8, seed=len(name))
+    return migrate.read_tensors(
+        spread(torch.arange(40)),
+        rows,
+        state={"exp_avg": rows / 4, "exp_avg_sq": rows.square()},
+        scores={"frequency": numbers(40, 9, seed=3)},
+        optimizer_steps=4,
+    )
 
 
 def to_dict(output: Any) -> dict[str, Any]:
@@ -208,7 +266,7 @@ def row_wise_rows(rank: int, path: str, what: str) -> Outputs:
     return torchrec_steps("row_wise", False, rank, path, what)
 
 
-# sums over two ranks have one order; loads also go to three
+# sums of ours go by rank; those of TorchRec may not, and have one order for two ranks only
 COUNTS = {"trained": 2, "by one": 1, "by three": 3}
 
 CASES: dict[str, Callable[[Path], Outputs]] = {

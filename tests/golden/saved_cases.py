@@ -157,8 +157,10 @@ def read(folder: Path) -> Outputs:
     for name, table in sorted(saved_content(folder / "saved").items()):
         found[f"{name} rows"] = {"ids": table.ids, "rows": table.rows}
         found[f"{name} state"] = dict(sorted(table.state.items()))
-        found[f"{name} scores"] = dict(sorted(table.scores.items()))
-        found[f"{name} counts"] = torch.tensor(sorted(table.counts.items()), dtype=torch.int64)
+        if table.scores:
+            found[f"{name} scores"] = dict(sorted(table.scores.items()))
+        if table.counts:
+            found[f"{name} counts"] = torch.tensor(sorted(table.counts.items()))
         if table.sketch is not None:
             found[f"{name} sketch"] = table.sketch
     with checkpoint.open(folder / "saved") as saved:
