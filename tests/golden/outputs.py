@@ -14,7 +14,8 @@ cases run in any order.
 Restructured code keeps all lines. Write the file anew in three situations only, and say in the
 commit message which lines have changed and why:
 
-* a case has been added or removed: other lines stay;
+* a case has been added or removed: other lines stay. Code from before the restructuring writes the
+  new ones;
 * a fault has been repaired whose results were wrong;
 * a number is meant to change, such as the constants of a hash or the order of a sum, and
   CHANGELOG.md says so.

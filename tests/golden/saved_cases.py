@@ -16,6 +16,8 @@ import torch
 from checkpoint_content import ColumnShards, RowPart, saved_content
 from contents import Outputs, contents, places
 from made_tensors import ids, spread, values
+from record_dict import LEAST
+from record_dict import stored as stored_in_a_dict
 from torch import Tensor, nn
 from trained_cases import BETAS
 
@@ -57,7 +59,7 @@ class Model(nn.Module):
             optimizer=td.Adagrad(lr=0.1),
             dtype=torch.float16 if other else torch.float32,
             storage=None if storage is None else storage("bag"),
-            **({} if storage is not None else {"max_rows": 400}),
+            max_rows=600 if storage is None else None,
         )
         self.dense = nn.Linear(3, 2)
         with torch.no_grad():
@@ -75,7 +77,7 @@ class Model(nn.Module):
                 name: ids(10, 2, below=60, seed=10 * step + number)
                 for number, name in enumerate(("scored", "counted", "sketched"))
             }
-            pair = self(features, ids(10, 3, below=200, seed=step))
+            pair = self(features, ids(10, 6, below=900, seed=step))
             gradients = [values(*output.shape, seed=step) for output in pair]
             torch.autograd.backward(list(pair), gradients)
             self.tables.optimizer.step(now=1000 + step)
@@ -273,7 +275,7 @@ def static(folder: Path) -> Outputs:
 
 def stored(folder: Path) -> Outputs:
     """Train rows on a disk through a small cache, and go back to a snapshot."""
-    store = partial(td.SSDStore, cache="48 rows", segment="64KiB", io="threads")
+    store = partial(td.SSDStore, cache=LEAST, segment="64KiB", io="threads")
     model = Model(storage=lambda name: store(folder / name))
     found: Outputs = {"trained": model.train_steps(range(4))}
     checkpoint.save_snapshot(model, "first", state={"epoch": 1})
@@ -288,9 +290,19 @@ def stored(folder: Path) -> Outputs:
     return {**found, **all_of(model, "second")}
 
 
+def stored_outside(folder: Path) -> Outputs:
+    """Train rows in a store of the program, and load a checkpoint into them."""
+    model = Model(storage=lambda name: stored_in_a_dict())
+    found: Outputs = {"trained": model.train_steps(range(4)), **all_of(model, "first")}
+    checkpoint.save(folder / "saved", trained(2))
+    checkpoint.load(folder / "saved", model)
+    found["trained on"] = model.train_steps(range(4, 6))
+    return {**found, **all_of(model, "later")}
+
+
 def stored_and_saved(folder: Path) -> Outputs:
     """Load a checkpoint of rows on a disk into memory, and the other way round."""
-    store = partial(td.SSDStore, cache="48 rows", segment="64KiB", io="threads")
+    store = partial(td.SSDStore, cache=LEAST, segment="64KiB", io="threads")
     model = Model(storage=lambda name: store(folder / name))
     model.train_steps(range(4))
     checkpoint.save(folder / "saved", model)
@@ -322,5 +334,6 @@ CASES: dict[str, Callable[[Path], Outputs]] = {
     "saved and exported": exported,
     "saved static": static,
     "stored": stored,
+    "stored outside": stored_outside,
     "stored and saved": stored_and_saved,
 }

@@ -194,7 +194,7 @@ def large(optimizer: OptimizerConfig, mode: str, folder: Path) -> Outputs:
 def other_rates(folder: Path) -> Outputs:
     """Train with learning rates of a table's own, which change."""
     module = collection(td.Adam(lr=0.5, betas=BETAS))
-    outputs = []
+    outputs: list[torch.Tensor] = []
     for step in range(3):
         for group in module.optimizer.param_groups:
             group["lr"] = 0.25 / (1 + step + len(outputs))
