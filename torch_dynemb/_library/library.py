@@ -65,7 +65,7 @@ def raises_out_of_memory(function: Function) -> Function:
             return function(*arguments, **keywords)
         except RuntimeError as error:
             if is_marked(error):
-                # in no variable, whose frame the traceback would hold in a circle
+                # not by a variable: its frame and the traceback would be a reference cycle
                 raise named(typed_error(error), arguments) from None
             name_tables_of(error, arguments)
             raise

@@ -282,7 +282,7 @@ class ModuleState:
         self, loads: Mapping[str, TableLoad], layouts: Mapping[str, Layout | None]
     ) -> None:
         """Writes all tables. After an error they are not whole; it is raised on all ranks."""
-        error, full = "", tuple[str, ...]()
+        error, full = "", None  # tables without room; None: that is not what is wrong
         try:
             for name, load in loads.items():
                 for local in self._local(self._shapes[name]):
@@ -296,8 +296,9 @@ class ModuleState:
         told = from_all_ranks((error, full), self._process_group)
         if found := _of_ranks([of_rank[0] for of_rank in told]):
             found = f"{found}; the tables are empty now"
-            if without_room := sorted({name for of_rank in told for name in of_rank[1]}):
-                raise NoRoomError(found, tables=without_room)
+            without_room = [of_rank[1] for of_rank in told if of_rank[1] is not None]
+            if without_room:
+                raise NoRoomError(found, tables=sorted(set().union(*without_room)))
             raise RuntimeError(found)
         for name, load in loads.items():
             shape, layout = self._shapes[name], layouts[name]

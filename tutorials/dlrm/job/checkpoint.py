@@ -159,7 +159,7 @@ def _remedy(path: Path) -> Iterator[None]:
     """Say what to do about a damaged checkpoint."""
     try:
         yield
-    except td.checkpoint.DamagedFileError as error:
+    except (td.errors.DamagedFileError, td.errors.UnsupportedFormatError) as error:
         raise CheckpointError(f"{error}; remove {path} and start without --resume") from error
 
 
