@@ -1,4 +1,4 @@
-"""What every rank needs, to be imported once by the process that ranks on CPUs are forks of."""
+"""Modules that every rank needs, imported once by the process of which ranks are forks."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""What the job does in one process and on many: open the data, train, evaluate, report."""
+"""Steps that one process and ranks have in common: open the data, train, evaluate, report."""
 
 from __future__ import annotations
 
