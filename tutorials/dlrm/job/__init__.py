@@ -1,1 +1,1 @@
-"""What the further options of ``make train`` need: a module for each group of them."""
+"""Modules for the further options of ``make train``, one for each group of them."""

@@ -1,4 +1,4 @@
-"""A planted click model: samples in the Criteo layout whose click probability is known.
+"""A planted click model: samples in the Criteo layout with known click probabilities.
 
 A sample has 13 integers and 26 categories. What makes it resemble click logs, and what makes it
 hard for a table of fixed size:
@@ -60,7 +60,7 @@ _EPOCHS = 1 << 8  # holders a place can have had, at most
 
 @dataclass(frozen=True)
 class PlantedConfig:
-    """What to generate.
+    """Settings of generated samples.
 
     Args:
         samples: Number of samples.

@@ -1,4 +1,4 @@
-"""How ids come and go in tables of bounded size: the job's options as policies of its tables."""
+"""Policies of the tables (--capacity, --eviction, --admission)."""
 
 from __future__ import annotations
 

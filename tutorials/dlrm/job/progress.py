@@ -1,4 +1,4 @@
-"""What the progress bar shows beside loss and AUC."""
+"""Facts that the progress bar shows beside loss and AUC."""
 
 from __future__ import annotations
 

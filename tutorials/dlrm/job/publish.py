@@ -16,8 +16,15 @@ AfterStep = Callable[[Position], None]
 
 @contextmanager
 def published(opts: Namespace, model: nn.Module, after_step: AfterStep) -> Iterator[AfterStep]:
-    """Attach a model to the delta log of the options, if they name one, and return what to call
-    after every step instead of a function.
+    """Attach a model to the delta log of the options, if they name one.
+
+    Args:
+        opts: Of the job.
+        model: That trains; its content is compared with the log, if there is one.
+        after_step: Called after every step.
+
+    Returns:
+        The function to call after every step instead.
     """
     if opts.publish is None:
         yield after_step

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from tutorials.dlrm.data import Batch, CriteoReader
+from tutorials.dlrm.job import workflow
 from tutorials.dlrm.job.files import check_paths
 from tutorials.dlrm.job.optimizers import row_optimizer
 from tutorials.dlrm.job.policies import table_policies
@@ -101,14 +102,11 @@ def train(opts: Namespace, device: torch.device) -> dict[str, Any] | None:
     Returns:
         The result that the program prints at its end; None on ranks other than 0.
     """
-    # here, since the first imports TorchRec, which takes seconds, and the second this module
-    from tutorials.dlrm.job.sharded_model import ShardedModel
-    from tutorials.dlrm.train import open_data, report
-    from tutorials.dlrm.train import train as train_pass
+    from tutorials.dlrm.job.sharded_model import ShardedModel  # TorchRec, which takes seconds
 
     rank, world_size = dist.get_rank(), dist.get_world_size()
     # Ranks of a machine that find no samples wait for one of them to make some.
-    data = open_data(opts, quiet=rank > 0)
+    data = workflow.open_data(opts, quiet=rank > 0)
     model = ShardedModel(opts, table_policies(opts, data.paths, data.train_lines), device)
     if rank == 0:
         print(model.describe_plan(), file=sys.stderr)
@@ -119,14 +117,14 @@ def train(opts: Namespace, device: torch.device) -> dict[str, Any] | None:
         log_every=opts.log_every,
         figures=model.figures,
     )
-    trained = train_pass(
+    trained = workflow.train(
         opts, data, progress, [model.dense_optimizer], rank=rank, world_size=world_size
     )
     if rank > 0:
         return None
     curves = {"dynamic tables": (progress.points, trained.auc)}
     more = {"world_size": world_size, "sharding": model.sharding_types()}
-    return report(opts, data, progress, trained.figures, curves, more)
+    return workflow.report(opts, data, progress, trained.figures, curves, more)
 
 
 class RankPass(Pass):

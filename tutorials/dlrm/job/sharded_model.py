@@ -1,4 +1,4 @@
-"""DLRM whose rows lie on many ranks: an EmbeddingBagCollection of dynamic tables, sharded.
+"""DLRM with rows on many ranks: an EmbeddingBagCollection of dynamic tables, sharded.
 
 The mathematics is that of one process with :class:`tutorials.dlrm.model.DynamicRows`: a row begins
 with values that depend on seed, table name, id and column, and on no rank.
