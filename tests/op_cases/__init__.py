@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from op_cases import frozen, ids, index, pooling, process, ragged, rows, serving, storage, tiers
 from op_cases.groups import OPTIMIZERS, Case, make_group, pooled_call
-from op_cases.names import GPU_MEMORY_OPS, STORE_OPS, all_op_names, op_names, schema
+from op_cases.names import ops_with_cases, schema
 
 __all__ = [
     "CASES",
-    "GPU_MEMORY_OPS",
     "OPTIMIZERS",
     "REGISTERED",
-    "STORE_OPS",
     "Case",
-    "all_op_names",
     "make_group",
-    "op_names",
+    "ops_with_cases",
     "pooled_call",
     "schema",
 ]
