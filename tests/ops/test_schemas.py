@@ -311,7 +311,6 @@ dynemb::sgd_backward_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)
             "set_simd_level",
             "compiled_with",
             "op_tags",
-            "cuda_architectures",
         )
         self.assertExpectedInline(
             shown,
@@ -325,8 +324,22 @@ dynemb::being_changed(int[] memory) -> bool
 dynemb::simd_level() -> int
 dynemb::set_simd_level(int level) -> ()
 dynemb::compiled_with() -> int[]
-dynemb::op_tags() -> str[]
-dynemb::cuda_architectures() -> int[]""",
+dynemb::op_tags() -> str[]""",
+        )
+
+    def test_memory_of_a_gpu(self) -> None:
+        self.assertExpectedInline(
+            listing(*sorted(tagged_ops("gpu"))),
+            """\
+dynemb::available_cuda_memory(int device) -> int
+dynemb::bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor
+    free_rows, Tensor meta, Tensor[] weights, Tensor[] generations, Tensor[] state,
+    Tensor[] pending, int[] table_buckets, int[] slab_rows, Tensor? policy=None) -> ()
+dynemb::cuda_architectures() -> int[]
+dynemb::end_step(Tensor buckets, Tensor tables, Tensor row_clock) -> ()
+dynemb::raise_device_errors(int device) -> ()
+dynemb::release_group(Tensor buckets, int[] table_buckets, int[] slab_rows) -> ()
+dynemb::reserve_cuda(int[] size, int dtype, int device) -> Tensor""",
         )
 
     def test_storage(self) -> None:
