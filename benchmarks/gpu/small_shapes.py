@@ -23,6 +23,7 @@ import torch_dynemb as td
 from benchmarks.gpu.launches import recorded_launches
 from benchmarks.gpu.value_calls import Calls, ValueCalls
 from torch_dynemb import ops
+from torch_dynemb._library.op_names import op_names, op_tags, tagged_ops, takes_tensors
 from torch_dynemb.ops.columns import Pooling, RowClock
 from torch_dynemb.ops.pending import PendingGradients, merge_grad_
 
@@ -44,59 +45,6 @@ OPTIMIZERS: dict[str, td.optim.OptimizerConfig] = {
     "group_ftrl": td.GroupFtrl(lr=0.1, group_l1=0.01),
 }
 LONG_RUN = 3000  # occurrences of one id
-# No work for the device: memory, the host's instruction set, checksums of host memory, files, the
-# cache of rows above them, and live tables.
-HOST_OPS = {
-    "reserve",
-    "release_",
-    "available_memory",
-    "being_changed",
-    "reserve_cuda",
-    "available_cuda_memory",
-    "compiled_with",
-    "cuda_architectures",
-    "changed_ids_",
-    "crc32c",
-    "forget_rows_",
-    "find_and_read",
-    "frozen_bag",
-    "frozen_rows",
-    "gather_records",
-    "plan_moves_",
-    "prefetch_",
-    "preserve_rows_",
-    "promise_room_",
-    "scatter_records_",
-    "shrink_cache_",
-    "stage_",
-    "staged_lookup_",
-    "store_io_paths",
-    "store_submit",
-    "take_dirty_",
-    "take_preserved_rows_",
-    "read_blocks",
-    "raise_device_errors",
-    "serve_apply_",
-    "serve_bag",
-    "serve_rows",
-    "simd_level",
-    "set_simd_level",
-    "store_check",
-    "store_close",
-    "store_drain",
-    "store_erase",
-    "store_hold",
-    "store_keep",
-    "store_load",
-    "store_open",
-    "store_read",
-    "store_read_held",
-    "store_release",
-    "store_stats",
-    "store_sync",
-    "store_write",
-}
-GPU_MEMORY_OPS = {"bind_group", "end_step", "release_group"}
 
 
 class Recorder(TorchDispatchMode):
@@ -112,11 +60,10 @@ class Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def op_names() -> set[str]:
-    """All ops of the library."""
-    prefix = "dynemb::"
-    names = torch._C._dispatch_get_all_op_names()
-    return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+def wanted_ops(device: torch.device) -> set[str]:
+    """The ops that have work for a device, which those of host memory and of files have not."""
+    unwanted = tagged_ops("host", "store") if device.type == "cuda" else set(op_tags())
+    return {name for name in op_names() if name not in unwanted and takes_tensors(name)}
 
 
 class TableCalls(Calls):
@@ -452,7 +399,7 @@ def main() -> None:
         bad = {text.split(":", 1)[0] for text in [*wrong, *given.failures]}
         right = {name: sorted(of) for name, of in given.kernels.items() if name not in bad}
         options.kernels.write_text(json.dumps(right) + "\n")
-    wanted = op_names() - HOST_OPS - (set() if device.type == "cuda" else GPU_MEMORY_OPS)
+    wanted = wanted_ops(device)
     if len(options.optimizers) < len(OPTIMIZERS):
         wanted = {name for name in wanted if not name.endswith(("_update_", "_backward_"))}
     if given.failures:

@@ -11,6 +11,7 @@ import torch
 
 from torch_dynemb._library.arguments import check_arguments, refuse_size, refuse_sparse
 from torch_dynemb._library.error_names import name_tables_of, named
+from torch_dynemb._library.op_names import op_names, takes_tensors
 from torch_dynemb._library.typed_errors import is_marked, typed_error
 
 LIBRARY = Path(__file__).parents[1] / "_C.abi3.so"
@@ -40,15 +41,9 @@ _SPARSE_KEYS = ("SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA")
 @functools.cache
 def _refuse_sparse_tensors() -> None:
     """Ops say which argument is sparse; torch would list the kernels that they have."""
-    prefix = "dynemb::"
-    for name in torch._C._dispatch_get_all_op_names():
-        if not name.startswith(prefix):
-            continue
-        op = name.removeprefix(prefix)
-        schema = getattr(torch.ops.dynemb, op).default._schema
-        if any("Tensor" in str(argument.type) for argument in schema.arguments):
-            for key in _SPARSE_KEYS:
-                _implementations.impl(op, refuse_sparse(op), key)
+    for op in filter(takes_tensors, op_names()):
+        for key in _SPARSE_KEYS:
+            _implementations.impl(op, refuse_sparse(op), key)
 
 
 def raises_out_of_memory(function: Function) -> Function:

@@ -79,7 +79,7 @@ class Collection(TableModule):
                 if feature in owners:
                     raise ValueError(
                         f"{type(self).__name__}: feature {feature!r} belongs to two tables, "
-                        f"{tables[owners[feature]].name!r} and {table.name!r}"
+                        f"{tables[owners[feature]].name!r} and {table.name!r}: name it in one"
                     )
                 owners[feature] = t
         layout = config.layout
@@ -132,7 +132,7 @@ class Collection(TableModule):
         if taken:
             raise ValueError(
                 f"{type(self).__name__}.add_table: features {taken} of table {table.name!r} belong "
-                "to other tables"
+                "to other tables: give it features of its own"
             )
 
 

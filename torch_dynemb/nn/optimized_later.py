@@ -42,7 +42,6 @@ class OptimizedLater(TableModule):
     """
 
     how_to_optimize = "call set_optimizer()"
-    _storage_to_come: Storage | None = None  # also of modules in files of earlier versions
 
     def __init__(
         self,
