@@ -377,7 +377,8 @@ def _checked_lookup(
         )
     late = position == NO_OPTIMIZER or applies_delayed or rows.pending
     key = 0 if late else id(rows.row_clock)
-    return _Lookup(rows, position, applies_delayed, key, tables, dims, pooling)
+    # an op takes half a microsecond longer to read a member of an enum
+    return _Lookup(rows, position, applies_delayed, key, tables, dims, int(pooling))
 
 
 @raises_out_of_memory
