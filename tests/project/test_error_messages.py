@@ -32,21 +32,18 @@ OF_FILES = (
 )
 # Messages that need not keep a rule, without their values; each must be of some error.
 COMPOSED = {  # the words are those of another message, or of a function that is called here
-    "dynemb::{}{}",
+    "dynemb::{}{}{}",
     "dynemb::{}: {}",
-    "dynemb::{}: {} (found by the GPU in an earlier call, reported by {})",
+    "dynemb::{}: {} (found by the GPU in an earlier call, reported by {}){}",
     "{}",
     "{}: {}",
     "{} is {}, {}",
     "planning failed on rank 0:\n{}",
-    "\n{}",
 }
 OF_THE_PROCESS = {  # no argument is wrong
     "the kernel makes no io_uring: {}",
     "whether the kernel allows io_uring is not known: {}",
     "torch_dynemb was built without liburing",
-    "dynemb: a forked process cannot use the store of its parent, whose thread it does not have: "
-    "start processes with the method spawn, and give each a path of its own",
     "ExternalStore: another thread is looking these tables up, or prefetches: lookups of tables "
     "with a store change its cache, so call them one at a time",
     "missing: the package does not count ids that are not found: export the model with "

@@ -46,7 +46,7 @@ def _refuse_sparse_tensors() -> None:
             _implementations.impl(op, refuse_sparse(op), key)
 
 
-def raises_out_of_memory(function: Function) -> Function:
+def raises_typed_errors(function: Function) -> Function:
     """Give a function that calls ops the exceptions of :mod:`torch_dynemb.errors`.
 
     Errors call tables by the names that :func:`know_names` has noted. Code that ``torch.compile``

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import raises_out_of_memory, register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.lookup import check_weights, lookup_output
 from torch_dynemb.ops.serving import Served
@@ -41,7 +41,7 @@ class FrozenTensors(NamedTuple):
     formats: list[int]
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def frozen_lookup(frozen: FrozenTensors, batch: LookupBatch) -> Served:
     """Look rows or bags up in frozen tables; ids and rows are read in one pass.
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import raises_out_of_memory, register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 from torch_dynemb.ops.tensors import LookupBatch, RowTensors
 
 
@@ -29,7 +29,7 @@ class ReducedGradients(NamedTuple):
     counts: Tensor
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def reduce_grad(
     rows: RowTensors, grad_output: Tensor, batch: LookupBatch, handles: Tensor
 ) -> ReducedGradients:
@@ -54,7 +54,7 @@ def reduce_grad(
     return ReducedGradients(*reduced)
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def bag_weight_grad(
     rows: RowTensors, grad_output: Tensor, batch: LookupBatch, handles: Tensor
 ) -> Tensor:

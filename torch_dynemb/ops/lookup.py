@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from torch_dynemb._library.library import raises_out_of_memory, register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 from torch_dynemb.ops.autograd import below_autograd, needs_grad, register_autograd_kernel
 from torch_dynemb.ops.columns import ROW_CLOCK_EXTRA, Pooling, RowClock
 from torch_dynemb.ops.gradient import bag_weight_grad
@@ -47,7 +47,7 @@ def check_weights(op: str, batch: LookupBatch) -> None:
         )
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def embedding(
     rows: RowTensors,
     batch: LookupBatch,
@@ -100,7 +100,7 @@ def embedding(
     return result
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def embedding_inference(rows: RowTensors, batch: LookupBatch, handles: Tensor) -> Tensor:
     """:func:`embedding` without autograd: several times cheaper per call.
 
@@ -381,7 +381,7 @@ def _checked_lookup(
     return _Lookup(rows, position, applies_delayed, key, tables, dims, int(pooling))
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def _update_rows(
     lookup: _Lookup,
     grad_output: Tensor,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import raises_out_of_memory, register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 from torch_dynemb.ops.functional_copies import refuse_copies
 from torch_dynemb.ops.tensors import LookupBatch, RowTensors
 
@@ -56,7 +56,7 @@ class PendingGradients(NamedTuple):
         return [*self.handles, *self.ids, *self.tables, *self.gradients, self.counts]
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def accumulate_grad_(
     pending: PendingGradients,
     rows: RowTensors,
@@ -97,7 +97,7 @@ def accumulate_grad_(
     )
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def merge_grad_(pending: PendingGradients, rows: RowTensors) -> None:
     """Sums the pending gradients of each row, in the order in which they came.
 

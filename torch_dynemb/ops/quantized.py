@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import raises_out_of_memory, register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 from torch_dynemb.ops.columns import Pooling, RowFormat
 from torch_dynemb.ops.lookup import check_weights, lookup_output
 from torch_dynemb.ops.tensors import LookupBatch, RowTensors
@@ -48,7 +48,7 @@ def row_bytes(row_format: int, dim: int) -> int:
     return codes + (8 if row_format == RowFormat.INT8 else 4)
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def quantize_rows(rows: Tensor, row_format: int) -> Tensor:
     """Rows of floats as codes with a scale for each row.
 
@@ -77,7 +77,7 @@ def quantize_rows(rows: Tensor, row_format: int) -> Tensor:
     return packed
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def dequantize_rows(packed: Tensor, row_format: int, dim: int) -> Tensor:
     """The values of quantized rows: the bits that lookups take sums of.
 
@@ -102,7 +102,7 @@ def dequantize_rows(packed: Tensor, row_format: int, dim: int) -> Tensor:
     return rows
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def quantized_embedding(
     rows: RowTensors, batch: LookupBatch, handles: Tensor, *, formats: Sequence[int]
 ) -> Tensor:

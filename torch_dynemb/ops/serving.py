@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import raises_out_of_memory, register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.functional_copies import refuse_copies
 from torch_dynemb.ops.tensors import LookupBatch
@@ -77,6 +77,7 @@ class Applied(NamedTuple):
     free: int
 
 
+@raises_typed_errors
 def live_lookup(live: LiveTensors, batch: LookupBatch) -> Served:
     """Look rows or bags up in live tables; ids and rows are read in one pass.
 
@@ -107,7 +108,7 @@ def live_lookup(live: LiveTensors, batch: LookupBatch) -> Served:
     return Served(output, missing)
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def serve_apply_(
     live: LiveTensors, table: int, ids: Tensor, values: Tensor, erased: Tensor
 ) -> Applied:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import raises_out_of_memory, register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def farmhash(values: Sequence[Tensor], offsets: Sequence[Tensor]) -> list[Tensor]:
     """FarmHash Fingerprint64 of strings.
 
@@ -41,7 +41,7 @@ def farmhash(values: Sequence[Tensor], offsets: Sequence[Tensor]) -> list[Tensor
     return hashes
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def murmurhash(
     values: Sequence[Tensor], offsets: Sequence[Tensor], *, seed: int = 0
 ) -> list[Tensor]:
@@ -69,7 +69,7 @@ def murmurhash(
     return hashes
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def murmurhash64a(
     values: Sequence[Tensor], offsets: Sequence[Tensor], *, seed: int = 0
 ) -> list[Tensor]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import raises_out_of_memory, register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 from torch_dynemb.ops.columns import MOVE_COLUMNS, Pooling
 from torch_dynemb.ops.functional_copies import refuse_copies
 from torch_dynemb.ops.index import check_ids
@@ -86,7 +86,7 @@ def record_bytes(row_bytes: int) -> int:
     return -(-(RECORD_HEADER + row_bytes) // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def promise_room_(tiers: TierTensors, index: IndexTensors, batch: LookupBatch) -> None:
     """Makes sure that the disk has room for what a lookup that trains is about to push out.
 
@@ -111,7 +111,7 @@ def promise_room_(tiers: TierTensors, index: IndexTensors, batch: LookupBatch) -
     )
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def stage_(
     tiers: TierTensors,
     staged: StagedIds,
@@ -144,7 +144,7 @@ def stage_(
     return slots
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def staged_lookup_(
     tiers: TierTensors, rows: RowTensors, batch: LookupBatch, handles: Tensor
 ) -> Tensor:
@@ -172,7 +172,7 @@ def staged_lookup_(
     return output
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def prefetch_(
     tiers: TierTensors,
     staged: StagedIds,
@@ -194,7 +194,7 @@ def prefetch_(
     )
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def plan_moves_(
     tiers: TierTensors,
     staged: StagedIds,
@@ -219,7 +219,7 @@ def plan_moves_(
     return PlannedMoves(*planned)
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def take_dirty_(tiers: TierTensors, slab: int, begin: int, most: int) -> Tensor:
     """Moves to the store for rows that were changed since they were saved; they count as saved.
 
@@ -243,7 +243,7 @@ def take_dirty_(tiers: TierTensors, slab: int, begin: int, most: int) -> Tensor:
     return moves
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def shrink_cache_(tiers: TierTensors, slab: int, limit: int) -> Tensor:
     """Takes the rows out of all slots behind some of them.
 
@@ -264,7 +264,7 @@ def shrink_cache_(tiers: TierTensors, slab: int, limit: int) -> Tensor:
     return moves
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def forget_rows_(tiers: TierTensors, slab: int, handles: Tensor) -> None:
     """Takes rows out of the cache without saving them: the caller writes others to the store.
 
@@ -279,7 +279,7 @@ def forget_rows_(tiers: TierTensors, slab: int, handles: Tensor) -> None:
     torch.ops.dynemb.forget_rows_(tiers.places, tiers.slots, tiers.clock, slab, handles)
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def gather_records(rows: RowTensors, slab: int, slots: Tensor) -> Tensor:
     """Rows of slots as stores keep them.
 
@@ -301,7 +301,7 @@ def gather_records(rows: RowTensors, slab: int, slots: Tensor) -> Tensor:
     return records
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def scatter_records_(rows: RowTensors, slab: int, slots: Tensor, records: Tensor) -> None:
     """Writes rows into slots; the inverse of :func:`gather_records`.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import raises_out_of_memory, register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 from torch_dynemb._library.op_names import op_names
 from torch_dynemb.ops.functional_copies import refuse_copies_of_rows
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
@@ -22,7 +22,7 @@ NO_OPTIMIZER = -1
 APPLIES_DELAYED = 1 << 8
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def materialize_(index: IndexTensors, rows: RowTensors) -> Tensor:
     """Writes the initial value and state of every row whose id has not been trained yet.
 
