@@ -165,6 +165,10 @@ REFUSED: dict[str, tuple[Callable[[Any], None], str]] = {
         in_place_of("clock", lambda t: t.to_sparse()),
         "'clock' has layout torch.sparse_coo",
     ),
+    "sparse slabs": (
+        in_place_of("slabs", lambda t: t.to_sparse()),
+        "'slabs' has layout torch.sparse_coo",
+    ),
     "complex": (
         in_place_of("dim4.weights", lambda t: t.to(torch.complex64)),
         "'dim4.weights' is torch.co",

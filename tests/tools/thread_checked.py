@@ -33,7 +33,7 @@ OUTPUT = ROOT / "build" / "thread_checked"
 DRIVER = ROOT / "tests" / "storage" / "thread_check.cpp"
 # the cache, and the store without what is an op or made of ops
 STORE = (
-    *("block_io", "block_progress", "cache", "collection", "forks", "record_log"),
+    *("block_io", "block_progress", "cache", "collection", "forks", "open_files", "record_log"),
     *("record_map", "record_reader", "room", "row_store", "segment_files", "store_format"),
     *("store_holds", "store_worker", "thread_reader", "uring_reader"),
 )

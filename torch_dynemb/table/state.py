@@ -216,7 +216,12 @@ def _empty_entries(
         slabs: the entry of the state; what is wrong with it is left to :func:`check`.
     """
     empty = [name for name in _FIXED if expected[name].numel() == 0]
-    if not isinstance(slabs, Tensor) or slabs.shape != tables.index.slabs.shape or slabs.is_meta:
+    own = tables.index.slabs
+    if (
+        not isinstance(slabs, Tensor)
+        or slabs.is_meta
+        or (slabs.layout, slabs.dtype, slabs.shape) != (own.layout, own.dtype, own.shape)
+    ):
         return empty
     counts = slabs[:, [Slab.NEXT_ROW, Slab.FREE_COUNT]].tolist()
     for slab, (used, free) in zip(tables.config.slabs, counts, strict=True):
