@@ -26,7 +26,7 @@ def no_headroom(table: str, *, wanted: int, free: int) -> NoHeadroomError:
         free: rows that there are.
     """
     return NoHeadroomError(
-        f"table {table!r} has no headroom: {free} rows are free, but new ids of this update want "
+        f"table {table!r} has {free} rows free, but new ids of this update want "
         f"{wanted}: nothing of it has been done, and the rows from before go on being served. "
         "Erase ids, or make the tables again with more headroom and serve those",
         table=table,
