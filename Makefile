@@ -6,6 +6,7 @@ CONSTRAINTS ?= constraints.txt
 ARGS ?=
 DATA ?=
 PART ?= first
+OP ?=
 GPU_PYTHON ?= python3
 # 1 compiles the CUDA kernels on any machine, 0 nowhere; unset: where torch has CUDA (setup.py)
 DYNEMB_CUDA ?=
@@ -36,7 +37,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help build train test test-long tsan test-torchrec-versions test-oldest-torch lint format docs bench bench-peers gpu-check wheel wheel-cpu wheel-cuda test-wheel clean
+.PHONY: help build train test check test-long tsan test-torchrec-versions test-oldest-torch lint format docs bench bench-peers gpu-check wheel wheel-cpu wheel-cuda test-wheel clean
 
 help:  ## this list
 	@echo 'make TARGET [ARGS="..."]   ARGS goes to the program that the target runs'
@@ -57,6 +58,11 @@ test: build $(STAMPS)/test $(STAMPS)/torchrec  ## tests that take seconds each
 	cd tests && $(CURDIR)/$(VENV)/bin/python -m emulator.build  # a test that did it might take too long
 	$(VENV)/bin/python -m pytest tests -m "not long" $(ARGS)
 	$(if $(ARGS),,$(VENV)/bin/python -m pytest tests -m "not long" --device marked --first-and-last)
+
+check: build $(STAMPS)/test  ## schema, opcheck, errors, values and emulator of one op: make check OP=multi_hash
+	@test -n '$(OP)' || { echo 'make check OP=name: which op of torch.ops.dynemb?' >&2; exit 1; }
+	cd tests && $(CURDIR)/$(VENV)/bin/python -m emulator.build
+	$(VENV)/bin/python tests/tools/check_op.py $(OP) $(ARGS)
 
 test-long: build $(STAMPS)/test $(STAMPS)/torchrec  ## tests that take minutes each
 	$(VENV)/bin/python -m pytest tests -m long --timeout 3600 $(ARGS)

@@ -37,7 +37,7 @@ from whole_job.models import (
 from whole_job.samples import Samples, Vocabulary, generated, make_vocabulary, read
 from whole_job.steps import Step, parts_of_a_step, training_step
 
-from tutorials.dlrm.planted import PlantedConfig
+from tutorials.dlrm.job.planted import PlantedConfig
 
 BENCH = "dlrm"
 TARGET = 1.0

@@ -15,22 +15,18 @@ import torch
 from common.command import is_selected, parser, positive
 from common.report import Report, quantity
 from common.timing import interleave_rounds
-from single_ops.calls import COUNTED, PREFIX, OpCall, calls_of
+from single_ops.calls import COUNTED, OpCall, calls_of
 from single_ops.left_out import LEFT_OUT
 
 import torch_dynemb  # noqa: F401  # registers the ops
+from torch_dynemb._library.op_names import op_names
 
 BENCH = "ops"
 
 
 def timed_names() -> set[str]:
     """Names of the ops that are timed: all but those that are left out with a reason."""
-    names = {
-        name.removeprefix(PREFIX)
-        for name in torch._C._dispatch_get_all_op_names()
-        if name.startswith(PREFIX)
-    }
-    return names - LEFT_OUT.keys()
+    return set(op_names()) - LEFT_OUT.keys()
 
 
 def timed(call: OpCall, calls: int) -> Callable[[int], float]:

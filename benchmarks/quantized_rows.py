@@ -16,7 +16,7 @@ from common.timing import interleave
 
 import torch_dynemb as td
 from torch_dynemb import ops
-from torch_dynemb.ops.columns import GENERATION_BITS, RowFormat
+from torch_dynemb.ops.columns import GENERATION_BITS, Pooling, RowFormat
 
 BENCH = "quantized_rows"
 FLOAT32 = "float32 rows"
@@ -53,16 +53,11 @@ def lookup_row(case: Case, table_bytes: int, batch: int, rounds: int) -> Row:
     offsets = torch.arange(0, BAG * batch + 1, BAG)
 
     def bags(of: ops.RowTensors, formats: list[int]) -> Callable[[int], object]:
-        return lambda call: ops.quantized_embedding_bag(
+        return lambda call: ops.quantized_embedding(
             of,
-            ids[call % 8],
+            ops.LookupBatch(ids[call % 8], offsets, None, [0], [case.dim], Pooling.SUM),
             handles[call % 8],
-            offsets,
-            None,
-            feature_tables=[0],
-            feature_dims=[case.dim],
             formats=formats,
-            pooling=0,
         )
 
     candidates = {"ours": bags(packed, [row_format]), "peer": bags(plain, [RowFormat.FLOATS])}

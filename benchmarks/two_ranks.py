@@ -28,7 +28,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from whole_job.on_ranks import ALONE, Job
 from whole_job.samples import make_vocabulary
 
-from tutorials.dlrm.planted import CHUNK, PlantedConfig, PlantedModel
+from tutorials.dlrm.job.planted import CHUNK, PlantedConfig, PlantedModel
 
 BENCH = "two_ranks"
 HERE = Path(__file__).resolve().parent
@@ -67,7 +67,7 @@ def save_samples(folder: Path, count: int, divisor: float) -> list[int]:
     """Writes the first samples that the job generates, and their vocabulary, whose sizes it gives.
 
     Args:
-        divisor: as in :class:`tutorials.dlrm.planted.PlantedConfig`.
+        divisor: as in :class:`tutorials.dlrm.job.planted.PlantedConfig`.
     """
     import torch
 

@@ -11,99 +11,105 @@
 
 #include "core/optimizers.h"
 #include "library.h"
+#include "op_tags.h"
 
 DYNEMB_DEFINE_OPS(m) {
+  // Ops that are defined on m have a kernel for every device.
+  dynemb::TaggedOps host(m, dynemb::op_tag::kHost);
+  dynemb::TaggedOps store(m, dynemb::op_tag::kStore);
+  dynemb::TaggedOps gpu(m, dynemb::op_tag::kGpu);
+
   // Memory and instruction set.
-  m.def("reserve(int[] size, int dtype, bool huge_pages) -> Tensor");
-  m.def("release_(Tensor(a!) tensor, int begin, int end) -> ()");
-  m.def("available_memory() -> int");
-  m.def("being_changed(int[] memory) -> bool");
-  m.def("reserve_cuda(int[] size, int dtype, int device) -> Tensor");
-  m.def("available_cuda_memory(int device) -> int");
-  m.def("raise_device_errors(int device) -> ()");
-  m.def(
+  host.def("reserve(int[] size, int dtype, bool huge_pages) -> Tensor");
+  host.def("release_(Tensor(a!) tensor, int begin, int end) -> ()");
+  host.def("available_memory() -> int");
+  host.def("being_changed(int[] memory) -> bool");
+  gpu.def("reserve_cuda(int[] size, int dtype, int device) -> Tensor");
+  gpu.def("available_cuda_memory(int device) -> int");
+  gpu.def("raise_device_errors(int device) -> ()");
+  gpu.def(
       "bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor free_rows, "
       "Tensor meta, Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor[] pending, "
       "int[] table_buckets, int[] slab_rows, Tensor? policy=None) -> ()");
-  m.def("release_group(Tensor buckets, int[] table_buckets, int[] slab_rows) -> ()");
-  m.def("end_step(Tensor buckets, Tensor tables, Tensor row_clock) -> ()");
+  gpu.def("release_group(Tensor buckets, int[] table_buckets, int[] slab_rows) -> ()");
+  gpu.def("end_step(Tensor buckets, Tensor tables, Tensor row_clock) -> ()");
   m.def(
       "advance_step_(Tensor buckets, Tensor tables, Tensor(a!) row_clock, Tensor(b!) clock, "
       "int? now) -> ()");
-  m.def("simd_level() -> int");
-  m.def("set_simd_level(int level) -> ()");
-  m.def("compiled_with() -> int[]");
-  m.def("cuda_architectures() -> int[]");
+  host.def("simd_level() -> int");
+  host.def("set_simd_level(int level) -> ()");
+  host.def("compiled_with() -> int[]");
+  host.def("op_tags() -> str[]");
+  gpu.def("cuda_architectures() -> int[]");
 
   // Checksum of the memory of a tensor, as files have it.
-  m.def("crc32c(Tensor data, int crc) -> Tensor");
+  host.def("crc32c(Tensor data, int crc) -> Tensor");
 
   // Rows of tiered tables: a cache of them in memory, and what moves between it and a store. places
   // and slots have an entry for each slab, empty where its rows are in memory.
-  m.def(
+  host.def(
       "promise_room_(Tensor(a!) tier_clock, Tensor buckets, Tensor(b!) tables, Tensor meta, "
       "Tensor ids, Tensor offsets, int[] feature_tables) -> ()");
   for (const auto& [name, more, result] :
        {std::array{"stage_", "bool trains", "Tensor"}, std::array{"prefetch_", "int ahead", "()"},
         std::array{"plan_moves_", "bool trains, int ahead", "(Tensor handles, Tensor moves)"}}) {
-    m.def((std::string(name) +
-           "(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, Tensor meta, "
-           "Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, " +
-           more + ") -> " + result)
-              .c_str());
+    host.def(std::string(name) +
+             "(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, Tensor meta, "
+             "Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, " +
+             more + ") -> " + result);
   }
-  m.def(
+  host.def(
       "staged_lookup_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, "
       "Tensor[] weights, Tensor[] generations, Tensor meta, Tensor init_data, Tensor ids, "
       "Tensor handles, Tensor offsets, Tensor? per_sample_weights, int[] feature_tables, "
       "int[] feature_dims, int pooling) -> Tensor");
-  m.def(
+  host.def(
       "take_dirty_(Tensor[] places, Tensor(a!)[] slots, Tensor(b!) tier_clock, int slab, int "
       "begin, int most) "
       "-> Tensor");
-  m.def(
+  host.def(
       "shrink_cache_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, int slab, "
       "int limit) -> Tensor");
-  m.def(
+  host.def(
       "forget_rows_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, int slab, "
       "Tensor handles) -> ()");
-  m.def(
+  host.def(
       "gather_records(Tensor[] weights, Tensor[] generations, Tensor[] state, int slab, "
       "Tensor slots) -> Tensor");
-  m.def(
+  host.def(
       "scatter_records_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state, "
       "int slab, Tensor slots, Tensor records) -> ()");
-  m.def("store_submit(Tensor tier_clock, Tensor moves) -> ()");
+  host.def("store_submit(Tensor tier_clock, Tensor moves) -> ()");
 
   // Blocks of a file; a path is the bytes of its name.
-  m.def("store_io_paths() -> int[]");
-  m.def("read_blocks(Tensor path, Tensor offsets, int block_bytes, int io) -> Tensor");
+  host.def("store_io_paths() -> int[]");
+  host.def("read_blocks(Tensor path, Tensor offsets, int block_bytes, int io) -> Tensor");
 
   // Rows on a disk. A store is known by the address of tier_clock and keeps the addresses of what
   // it is opened with; text is uint8, names have a line for each slab.
-  m.def(
+  store.def(
       "store_open(Tensor tier_clock, Tensor path, Tensor[] places, Tensor[] slots, "
       "Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor tiered, Tensor names, "
       "int segment_bytes, int disk_bytes, int io) -> ()");
-  m.def(
+  store.def(
       "store_read(Tensor tier_clock, int slab, Tensor handles, Tensor ids) "
       "-> (Tensor records, Tensor found)");
-  m.def(
+  store.def(
       "store_write(Tensor tier_clock, int slab, Tensor handles, Tensor ids, int table, "
       "Tensor records) -> ()");
-  m.def("store_erase(Tensor tier_clock, int slab, Tensor handles) -> ()");
-  m.def("store_drain(Tensor tier_clock) -> ()");
-  m.def("store_check(Tensor tier_clock) -> ()");
-  m.def("store_sync(Tensor tier_clock) -> (Tensor[] records, Tensor[] segments)");
-  m.def("store_keep(Tensor tier_clock, Tensor[] files) -> ()");
-  m.def("store_load(Tensor tier_clock, Tensor[] records, Tensor[] segments) -> ()");
-  m.def("store_hold(Tensor tier_clock) -> Tensor");
-  m.def(
+  store.def("store_erase(Tensor tier_clock, int slab, Tensor handles) -> ()");
+  store.def("store_drain(Tensor tier_clock) -> ()");
+  store.def("store_check(Tensor tier_clock) -> ()");
+  store.def("store_sync(Tensor tier_clock) -> (Tensor[] records, Tensor[] segments)");
+  store.def("store_keep(Tensor tier_clock, Tensor[] files) -> ()");
+  store.def("store_load(Tensor tier_clock, Tensor[] records, Tensor[] segments) -> ()");
+  store.def("store_hold(Tensor tier_clock) -> Tensor");
+  store.def(
       "store_read_held(Tensor tier_clock, int hold, int slab, Tensor handles, Tensor ids) "
       "-> (Tensor records, Tensor found)");
-  m.def("store_release(Tensor tier_clock, int hold) -> ()");
-  m.def("store_stats(Tensor tier_clock) -> Tensor");
-  m.def("store_close(Tensor tier_clock) -> ()");
+  store.def("store_release(Tensor tier_clock, int hold) -> ()");
+  store.def("store_stats(Tensor tier_clock) -> Tensor");
+  store.def("store_close(Tensor tier_clock) -> ()");
 
   // Which shard owns an id, and which ids are the same.
   m.def("mix_ids(Tensor ids) -> Tensor");
@@ -209,7 +215,7 @@ DYNEMB_DEFINE_OPS(m) {
   m.def(
       "export_batch(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int table, "
       "int begin, int max_ids) -> (Tensor ids, Tensor handles, Tensor scores, Tensor next)");
-  m.def(
+  host.def(
       "changed_ids_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Tensor generations, "
       "Tensor changes, Tensor before, Tensor(a!) now, int table, int reader) "
       "-> (Tensor ids, Tensor handles)");
@@ -256,7 +262,7 @@ DYNEMB_DEFINE_OPS(m) {
   // rows. Without feature_tables and feature_dims there is one table and one feature. Arguments
   // that are left out take less of a small call than those that are given: rows of one table need
   // none.
-  m.def(
+  host.def(
       "find_and_read(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, "
       "Tensor[] generations, Tensor init_data, Tensor ids, Tensor offsets, "
       "Tensor? per_sample_weights=None, int[] feature_tables=[], int[] feature_dims=[], "
@@ -264,25 +270,25 @@ DYNEMB_DEFINE_OPS(m) {
 
   // Frozen tables on the CPU: ids are found and their rows read in one pass. weights and formats
   // have an entry for each slab (core/rows/quantized.h).
-  m.def(
+  host.def(
       "frozen_bag(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, Tensor init_data, "
       "Tensor ids, Tensor offsets, Tensor? per_sample_weights, int[] feature_tables, "
       "int[] feature_dims, int[] formats, int pooling) -> (Tensor output, Tensor missing)");
-  m.def(
+  host.def(
       "frozen_rows(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, Tensor init_data, "
       "Tensor ids, Tensor offsets, int[] feature_tables, int dim, int[] formats) "
       "-> (Tensor output, Tensor missing)");
   // Live tables: lookups beside a thread that updates them. rows and formats have an entry for each
   // slab.
-  m.def(
+  host.def(
       "serve_bag(Tensor buckets, Tensor tables, Tensor meta, Tensor[] rows, Tensor init_data, "
       "Tensor ids, Tensor offsets, Tensor? per_sample_weights, int[] feature_tables, "
       "int[] feature_dims, int[] formats, int pooling) -> (Tensor output, Tensor missing)");
-  m.def(
+  host.def(
       "serve_rows(Tensor buckets, Tensor tables, Tensor meta, Tensor[] rows, Tensor init_data, "
       "Tensor ids, Tensor offsets, int[] feature_tables, int dim, int[] formats) "
       "-> (Tensor output, Tensor missing)");
-  m.def(
+  host.def(
       "serve_apply_(Tensor(a!) buckets, Tensor(b!) tables, Tensor(c!)[] rows, Tensor(d!) free, "
       "Tensor meta, int table, Tensor ids, Tensor values, Tensor erased, int[] formats) -> Tensor");
   // Rows of 8 or 4 bits a value, and lookups that read them: a format for each slab
@@ -328,8 +334,8 @@ DYNEMB_DEFINE_OPS(m) {
       "materialize_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state, "
       "Tensor buckets, Tensor tables, Tensor hyper, Tensor meta, Tensor init_data) -> Tensor");
   // Rows of a slab that a save reads while training goes on.
-  m.def("preserve_rows_(Tensor weights, Tensor(a!)[] state, Tensor rows) -> ()");
-  m.def(
+  host.def("preserve_rows_(Tensor weights, Tensor(a!)[] state, Tensor rows) -> ()");
+  host.def(
       "take_preserved_rows_(Tensor weights, Tensor(a!)[] state, Tensor rows, "
       "Tensor(b!) out_weights, Tensor(c!)[] out_state) -> ()");
 #define DYNEMB_NAME_OF(name, Optimizer) #name,

@@ -24,6 +24,12 @@ class Call(NamedTuple):
     tables: list[int]
     dims: list[int]
 
+    def batch(
+        self, pooling: Pooling = Pooling.SUM, weights: Tensor | None = None
+    ) -> ops.LookupBatch:
+        """What ops that read rows take."""
+        return ops.LookupBatch(self.ids, self.offsets, weights, self.tables, self.dims, pooling)
+
 
 def call_of(group: TableGroup, features: Sequence[Feature]) -> Call:
     """All features have the same number of bags."""
@@ -53,16 +59,11 @@ def bag_lookup(
     """Differentiable pooled lookup; inserts ids unless it is given handles."""
     if handles is None:
         handles = group.find_or_insert(call.ids, call.offsets, call.tables)
-    return ops.embedding_bag(
+    return ops.embedding(
         group.rows,
-        call.ids,
+        call.batch(pooling, weights),
         handles,
-        call.offsets,
-        weights,
         torch.zeros(1, requires_grad=True),
-        feature_tables=call.tables,
-        feature_dims=call.dims,
-        pooling=pooling,
         optimizer=group.config.optimizer_code if optimizer is None else optimizer,
     )
 
@@ -78,16 +79,7 @@ def read_bags(
     """Pooled lookup that inserts nothing."""
     if handles is None:
         handles = group.find(call.ids, call.offsets, call.tables).handles
-    return ops.embedding_bag_inference(
-        group.rows,
-        call.ids,
-        handles,
-        call.offsets,
-        weights,
-        feature_tables=call.tables,
-        feature_dims=call.dims,
-        pooling=pooling,
-    )
+    return ops.embedding_inference(group.rows, call.batch(pooling, weights), handles)
 
 
 def train(group: TableGroup, table: int, ids: Tensor, gradient: Tensor) -> None:

@@ -1,9 +1,12 @@
-"""Files of every kind that users keep, in saved/; written by ``__main__`` in 2026 with torch 2.13.
+"""Files of every kind that users keep, in saved/; written by ``__main__`` with torch 2.13.
 
-They are never written again: ``test_saved_files.py`` reads them with whatever the code is now, so
-that modules, values and programs that name a place of 2026 load for ever. What comes later gets
-files of its own. ``sharding/saved_shards.py`` is this for TorchRec. Most are compressed: indices of
-small tables are mostly zeros.
+    PYTHONPATH=tests python tests/saved_files.py
+
+``test_saved_files.py`` reads them with whatever the code is now. A change of a format, or of the
+place of a class, writes them anew until version 0.2.0 is released; from then on they load for ever,
+and what comes later gets files of its own. ``sharding/saved_shards.py`` is this for TorchRec, and
+``checkpoint/saved_modules.py`` for the numbers in a state. Most are compressed: indices of small
+tables are mostly zeros.
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_dynemb.recis.hooks import GlobalStepFilter
 
 import torch_dynemb as td
 from torch_dynemb import recis
 from torch_dynemb.optim import OptimizerConfig
+from torch_dynemb.recis.tables.hooks import GlobalStepFilter
 from torch_dynemb.table.config import ColumnShard
 from torch_dynemb.table.content import read_content, read_counts
 
@@ -464,8 +467,7 @@ def keep(thing: Any, name: str) -> None:
         pickle.dump(thing, file)
     else:
         torch.save(thing, file)
-    with (SAVED / name).open("xb") as new:  # never over one that is there
-        new.write(gzip.compress(file.getvalue(), mtime=0))
+    (SAVED / name).write_bytes(gzip.compress(file.getvalue(), mtime=0))
 
 
 def kept(name: str, *, weights_only: bool = False) -> Any:
@@ -573,8 +575,7 @@ def write() -> None:
     outputs = {}
     for name, module in programs().items():
         program = torch.export.export(module, program_inputs()[name])
-        with (SAVED / name).open("xb") as new:
-            torch.export.save(without_paths(program), new)
+        torch.export.save(without_paths(program), SAVED / name)
         outputs[name] = module(*program_inputs()[name])
     add("programs", program_numbers(outputs))
     keep(numbers, "numbers.pt.gz")

@@ -1,7 +1,6 @@
 """torch_dynemb: embedding tables without a vocabulary for PyTorch."""
 
-from torch_dynemb import checkpoint
-from torch_dynemb._moved_modules import resolve_moved_modules
+from torch_dynemb import checkpoint, errors
 from torch_dynemb._version import __version__ as __version__
 from torch_dynemb.initializers import (
     ByColumn,
@@ -61,8 +60,6 @@ from torch_dynemb.table.group import TableConfig, TableGroup
 from torch_dynemb.table.host_state import EvictedIds
 from torch_dynemb.table.stats import TableStats
 
-resolve_moved_modules(__name__)
-
 __all__ = [
     "LAMB",
     "LARSSGD",
@@ -113,6 +110,7 @@ __all__ = [
     "XavierUniform",
     "checkpoint",
     "clip_grad_norm_",
+    "errors",
     "freeze",
     "prefetched",
     "private_to_rank",

@@ -40,7 +40,10 @@ class Initializer:
         Raises:
             NotImplementedError: the class defines none: :class:`ByColumn` has one for each part.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not define record()")
+        raise NotImplementedError(
+            f"{type(self).__name__} does not define record(): a subclass says there what rows "
+            "begin with"
+        )
 
 
 _LARGEST = torch.finfo(torch.float32).max

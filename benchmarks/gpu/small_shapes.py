@@ -23,6 +23,7 @@ import torch_dynemb as td
 from benchmarks.gpu.launches import recorded_launches
 from benchmarks.gpu.value_calls import Calls, ValueCalls
 from torch_dynemb import ops
+from torch_dynemb._library.op_names import op_names, op_tags, tagged_ops, takes_tensors
 from torch_dynemb.ops.columns import Pooling, RowClock
 from torch_dynemb.ops.pending import PendingGradients, merge_grad_
 
@@ -44,59 +45,6 @@ OPTIMIZERS: dict[str, td.optim.OptimizerConfig] = {
     "group_ftrl": td.GroupFtrl(lr=0.1, group_l1=0.01),
 }
 LONG_RUN = 3000  # occurrences of one id
-# No work for the device: memory, the host's instruction set, checksums of host memory, files, the
-# cache of rows above them, and live tables.
-HOST_OPS = {
-    "reserve",
-    "release_",
-    "available_memory",
-    "being_changed",
-    "reserve_cuda",
-    "available_cuda_memory",
-    "compiled_with",
-    "cuda_architectures",
-    "changed_ids_",
-    "crc32c",
-    "forget_rows_",
-    "find_and_read",
-    "frozen_bag",
-    "frozen_rows",
-    "gather_records",
-    "plan_moves_",
-    "prefetch_",
-    "preserve_rows_",
-    "promise_room_",
-    "scatter_records_",
-    "shrink_cache_",
-    "stage_",
-    "staged_lookup_",
-    "store_io_paths",
-    "store_submit",
-    "take_dirty_",
-    "take_preserved_rows_",
-    "read_blocks",
-    "raise_device_errors",
-    "serve_apply_",
-    "serve_bag",
-    "serve_rows",
-    "simd_level",
-    "set_simd_level",
-    "store_check",
-    "store_close",
-    "store_drain",
-    "store_erase",
-    "store_hold",
-    "store_keep",
-    "store_load",
-    "store_open",
-    "store_read",
-    "store_read_held",
-    "store_release",
-    "store_stats",
-    "store_sync",
-    "store_write",
-}
-GPU_MEMORY_OPS = {"bind_group", "end_step", "release_group"}
 
 
 class Recorder(TorchDispatchMode):
@@ -112,11 +60,10 @@ class Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def op_names() -> set[str]:
-    """All ops of the library."""
-    prefix = "dynemb::"
-    names = torch._C._dispatch_get_all_op_names()
-    return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+def wanted_ops(device: torch.device) -> set[str]:
+    """The ops that have work for a device, which those of host memory and of files have not."""
+    unwanted = tagged_ops("host", "store") if device.type == "cuda" else set(op_tags())
+    return {name for name in op_names() if name not in unwanted and takes_tensors(name)}
 
 
 class TableCalls(Calls):
@@ -247,16 +194,11 @@ class TableCalls(Calls):
         dims = [8, 135, 8]
         for _ in range(2):
             handles = group.find_or_insert(ids, offsets, features)
-            output = ops.embedding_bag(
+            output = ops.embedding(
                 group.rows,
-                ids,
+                ops.LookupBatch(ids, offsets, None, features, dims, Pooling.MEAN),
                 handles,
-                offsets,
-                None,
                 torch.zeros(1, device=self.device, requires_grad=True),
-                feature_tables=features,
-                feature_dims=dims,
-                pooling=Pooling.MEAN,
                 optimizer=group.config.optimizer_code,
             )
             gradient = torch.linspace(-1, 1, output.numel()).reshape(output.shape)
@@ -287,29 +229,11 @@ class TableCalls(Calls):
                 found = group.find(ids, offsets, tables)
                 handles = group.find_or_insert(ids, offsets, tables)
                 self.keep(f"find {pooling} {weighted}", *found, handles)
-                read = ops.embedding_bag_inference(
-                    group.rows,
-                    ids,
-                    handles,
-                    offsets,
-                    weights,
-                    feature_tables=tables,
-                    feature_dims=dims,
-                    pooling=pooling,
-                )
+                batch = ops.LookupBatch(ids, offsets, weights, tables, dims, pooling)
+                read = ops.embedding_inference(group.rows, batch, handles)
                 anchor = torch.zeros(1, device=self.device, requires_grad=True)
-                output = ops.embedding_bag(
-                    group.rows,
-                    ids,
-                    handles,
-                    offsets,
-                    weights,
-                    anchor,
-                    feature_tables=tables,
-                    feature_dims=dims,
-                    pooling=pooling,
-                    optimizer=group.config.optimizer_code,
-                )
+                code = group.config.optimizer_code
+                output = ops.embedding(group.rows, batch, handles, anchor, optimizer=code)
                 gradient = torch.linspace(-1, 1, output.numel()).reshape(output.shape)
                 output.backward(gradient.to(self.device))
                 self.keep(f"bags {pooling} {weighted}", read, output)
@@ -321,20 +245,11 @@ class TableCalls(Calls):
         ids = self.tensor([1, 2, 800, 2, 5, 6, 6, 801])
         offsets, tables = self.tensor([0, 4, 8]), [0, 2]
         handles = group.find_or_insert(ids, offsets, tables)
-        read = ops.embedding_inference(
-            group.rows, ids, handles, offsets, feature_tables=tables, dim=8
-        )
+        batch = ops.LookupBatch.of_rows(ids, offsets, tables, 8)
+        read = ops.embedding_inference(group.rows, batch, handles)
         anchor = torch.zeros(1, device=self.device, requires_grad=True)
-        output = ops.embedding(
-            group.rows,
-            ids,
-            handles,
-            offsets,
-            anchor,
-            feature_tables=tables,
-            dim=8,
-            optimizer=group.config.optimizer_code,
-        )
+        code = group.config.optimizer_code
+        output = ops.embedding(group.rows, batch, handles, anchor, optimizer=code)
         output.backward(torch.linspace(-1, 1, 64).reshape(8, 8).to(self.device))
         rows = group.rows
         # what compiled code calls, and modules where nobody but autograd sees ops
@@ -369,22 +284,13 @@ class TableCalls(Calls):
             ]
             rows = group.rows._replace(weights=packed, generations=generations)
             for pooling in (Pooling.SUM, Pooling.MEAN):
-                read = ops.quantized_embedding_bag(
-                    rows,
-                    ids,
-                    handles,
-                    offsets,
-                    torch.linspace(0.5, 1.5, len(ids), device=self.device),
-                    feature_tables=tables,
-                    feature_dims=dims,
-                    formats=formats,
-                    pooling=pooling,
-                )
+                factors = torch.linspace(0.5, 1.5, len(ids), device=self.device)
+                batch = ops.LookupBatch(ids, offsets, factors, tables, dims, pooling)
+                read = ops.quantized_embedding(rows, batch, handles, formats=formats)
                 self.keep(f"quantized bags {formats} {pooling}", read)
             known, at = handles[:4].contiguous(), self.tensor([0, 4])
-            row = ops.quantized_embedding(
-                rows, ids[:4], known, at, feature_tables=[0], dim=8, formats=formats
-            )
+            batch = ops.LookupBatch.of_rows(ids[:4], at, [0], 8)
+            row = ops.quantized_embedding(rows, batch, known, formats=formats)
             self.keep(f"quantized sequence {formats}", row)
         for form in (1, 2, 3):
             plain = torch.linspace(-3, 5, 20 * 40, device=self.device).reshape(20, 40).square()
@@ -397,17 +303,8 @@ class TableCalls(Calls):
         handles = group.find(ids, offsets, tables).handles
         columns = sum(dims)
         gradient = torch.linspace(-1, 1, 4 * columns).reshape(4, columns).to(self.device)
-        reduced = ops.reduce_grad(
-            group.rows,
-            gradient,
-            ids,
-            handles,
-            offsets,
-            None,
-            feature_tables=tables,
-            feature_dims=dims,
-            pooling=Pooling.SUM,
-        )
+        batch = ops.LookupBatch(ids, offsets, None, tables, dims, Pooling.SUM)
+        reduced = ops.reduce_grad(group.rows, gradient, batch, handles)
         self.keep("reduce_grad", *reduced.handles, *reduced.gradients, reduced.counts)
         position = len(group.config.tables) + RowClock.UPDATES
         update = getattr(torch.ops.dynemb, f"{self.optimizer}_update_")
@@ -502,7 +399,7 @@ def main() -> None:
         bad = {text.split(":", 1)[0] for text in [*wrong, *given.failures]}
         right = {name: sorted(of) for name, of in given.kernels.items() if name not in bad}
         options.kernels.write_text(json.dumps(right) + "\n")
-    wanted = op_names() - HOST_OPS - (set() if device.type == "cuda" else GPU_MEMORY_OPS)
+    wanted = wanted_ops(device)
     if len(options.optimizers) < len(OPTIMIZERS):
         wanted = {name for name in wanted if not name.endswith(("_update_", "_backward_"))}
     if given.failures:

@@ -125,25 +125,7 @@ class Ours:
 
     def read(self, batch: Batch, handles: Tensor) -> Tensor:
         """Output without autograd."""
-        if self._bags:
-            return ops.embedding_bag_inference(
-                self.group.rows,
-                batch.ids,
-                handles,
-                batch.offsets,
-                None,
-                feature_tables=self._tables,
-                feature_dims=self._dims,
-                pooling=Pooling.SUM,
-            )
-        return ops.embedding_inference(
-            self.group.rows,
-            batch.ids,
-            handles,
-            batch.offsets,
-            feature_tables=self._tables,
-            dim=self.dim,
-        )
+        return ops.embedding_inference(self.group.rows, self._asked(batch), handles)
 
     def lookup(self, batch: Batch) -> Tensor:
         """Output for inference."""
@@ -153,29 +135,12 @@ class Ours:
         """Output for training."""
         handles = self.find_or_insert(batch)
         code = self.group.config.optimizer_code
-        if self._bags:
-            return ops.embedding_bag(
-                self.group.rows,
-                batch.ids,
-                handles,
-                batch.offsets,
-                None,
-                self._anchor,
-                feature_tables=self._tables,
-                feature_dims=self._dims,
-                pooling=Pooling.SUM,
-                optimizer=code,
-            )
-        return ops.embedding(
-            self.group.rows,
-            batch.ids,
-            handles,
-            batch.offsets,
-            self._anchor,
-            feature_tables=self._tables,
-            dim=self.dim,
-            optimizer=code,
-        )
+        asked = self._asked(batch)
+        return ops.embedding(self.group.rows, asked, handles, self._anchor, optimizer=code)
+
+    def _asked(self, batch: Batch) -> ops.LookupBatch:
+        pooling = Pooling.SUM if self._bags else Pooling.NONE
+        return ops.LookupBatch(batch.ids, batch.offsets, None, self._tables, self._dims, pooling)
 
     def step(self, batch: Batch, grad: Tensor) -> None:
         """Forward, backward, update."""

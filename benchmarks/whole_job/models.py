@@ -9,10 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tutorials.dlrm.model import DLRM
-from tutorials.dlrm.optimizers import DEFAULT, RowOptions
-from tutorials.dlrm.rows import FEATURE_NAMES, ROW_BOUND, DynamicRows, split_rows
-from tutorials.dlrm.rowwise_adagrad import SparseRowWiseAdagrad
+from tutorials.dlrm.data import FEATURE_NAMES
+from tutorials.dlrm.job.baseline import SparseRowWiseAdagrad, split_rows
+from tutorials.dlrm.job.optimizers import DEFAULT
+from tutorials.dlrm.job.optimizers import OPTIMIZERS as CONFIGS
+from tutorials.dlrm.model import DLRM, ROW_BOUND, DynamicRows
 
 DIM = 16
 LEARNING_RATE = 0.02
@@ -115,8 +116,7 @@ def make_candidate(name: str, optimizer: str, sizes: Sequence[int], table_bytes:
         return static_candidate(optimizer, sizes)
     rows: nn.Module
     if name == OURS:
-        options = RowOptions(optimizer)
-        rows = DynamicRows(DIM, lr=LEARNING_RATE, bound=ROW_BOUND, options=options)
+        rows = DynamicRows(DIM, CONFIGS[optimizer](LEARNING_RATE))
         of_rows = rows.optimizer()
     else:
         if name == IN_ONE:
@@ -144,10 +144,10 @@ def fill(rows: DynamicRows, ids: Tensor, batch: int = 16_384) -> None:
 
 def bytes_of_tables(optimizer: str, ids: Tensor) -> int:
     """What dynamic tables take, all together, once they have met the ids (26, N) int64."""
-    rows = DynamicRows(DIM, lr=LEARNING_RATE, bound=ROW_BOUND, options=RowOptions(optimizer))
+    rows = DynamicRows(DIM, CONFIGS[optimizer](LEARNING_RATE))
     features: dict[str, tuple[Tensor, Tensor]] = {}
     for name, column in zip(FEATURE_NAMES, ids, strict=True):
         distinct = column.unique()
         features[name] = (distinct, torch.tensor([0, len(distinct)]))
     rows.tables(features)
-    return rows.table_bytes()
+    return rows.figures().table_bytes

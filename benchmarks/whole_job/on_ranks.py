@@ -19,7 +19,7 @@ from tqdm import tqdm
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from tutorials.dlrm import options
-from tutorials.dlrm.criteo import Batch, Position
+from tutorials.dlrm.data import Batch, Position
 from tutorials.dlrm.loop import Pass
 from tutorials.ranks import run_on_ranks, silence
 
@@ -97,7 +97,7 @@ def train(job: Job) -> float:
     def run(steps: range) -> None:
         reader: Any = _Batches(job, steps, part, parts)
         bar: Any = tqdm(disable=True)
-        progress.train(reader, bar, describe=dict, after_step=lambda _: None)
+        progress.train(reader, bar)
 
     run(range(job.warmup))
     before = _spent()
@@ -106,31 +106,31 @@ def train(job: Job) -> float:
 
 
 def _pass_alone() -> Pass:
-    from tutorials.dlrm.model import DLRM
-    from tutorials.dlrm.rows import ROW_BOUND, DynamicRows
+    from tutorials.dlrm.job.optimizers import row_optimizer
+    from tutorials.dlrm.model import DLRM, DynamicRows
 
     opts = options.parse([])
-    rows = DynamicRows(opts.embedding_dim, lr=opts.lr, bound=ROW_BOUND, options=opts.rows)
+    rows = DynamicRows(opts.embedding_dim, row_optimizer(opts))
     model = DLRM(rows, opts.embedding_dim)
     dense = torch.optim.Adam(model.dense_parameters(), lr=opts.dense_lr)
     return Pass(model, [dense, rows.optimizer()], log_every=opts.log_every)
 
 
 def _rank_pass(job: Job) -> Pass:
-    from tutorials.dlrm.rank_loop import RankPass
+    from tutorials.dlrm.job.ranks import RankPass
 
     device = torch.device("cpu")
     opts = options.parse(["--torchrec"])
     model: Any
     if job.dynamic:
-        from tutorials.dlrm.torchrec_model import ShardedModel
+        from tutorials.dlrm.job.sharded_model import ShardedModel
 
         sharded = ShardedModel(opts, None, device)
         model, optimizers = sharded.parallel, [sharded.optimizer]
     else:
         from whole_job.torchrec_rows import static_candidate
 
-        from tutorials.dlrm.optimizers import DEFAULT
+        from tutorials.dlrm.job.optimizers import DEFAULT
 
         model, optimizers, *_ = static_candidate(DEFAULT, job.sizes)
     return RankPass(model, optimizers, device=device, log_every=opts.log_every)

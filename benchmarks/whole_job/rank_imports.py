@@ -2,4 +2,4 @@
 
 import whole_job.torchrec_rows  # noqa: F401
 
-import tutorials.dlrm.rank_imports  # noqa: F401  as the job's ranks
+import tutorials.dlrm.job.rank_imports  # noqa: F401  as the job's ranks

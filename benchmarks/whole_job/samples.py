@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tutorials.dlrm.criteo import CriteoReader
+from tutorials.dlrm.data import CriteoReader
+from tutorials.dlrm.job.planted import CHUNK, PlantedConfig, PlantedModel
 from tutorials.dlrm.model import dense_features
-from tutorials.dlrm.planted import CHUNK, PlantedConfig, PlantedModel
 
 
 class Samples(NamedTuple):
@@ -56,7 +56,7 @@ def generated(count: int, cardinality_divisor: float) -> Samples:
 
     Args:
         count: of the samples.
-        cardinality_divisor: as in :class:`tutorials.dlrm.planted.PlantedConfig`.
+        cardinality_divisor: as in :class:`tutorials.dlrm.job.planted.PlantedConfig`.
     """
     samples = max(count, PlantedConfig.samples)
     model = PlantedModel(PlantedConfig(samples, cardinality_divisor=cardinality_divisor))

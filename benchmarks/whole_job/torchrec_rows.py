@@ -22,8 +22,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
-from tutorials.dlrm.model import DLRM
-from tutorials.dlrm.rows import FEATURE_NAMES, ROW_BOUND
+from tutorials.dlrm.data import FEATURE_NAMES
+from tutorials.dlrm.model import DLRM, ROW_BOUND
 
 _OPTIMIZERS = {
     "rowwise-adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,

@@ -37,7 +37,7 @@ struct LiveStats {
 class NoHeadroom : public std::runtime_error {
  public:
   NoHeadroom(const std::string& table, int64_t wanted_rows, int64_t free)
-      : std::runtime_error("no headroom: table '" + table + "' has " + std::to_string(free) +
+      : std::runtime_error("table '" + table + "' has " + std::to_string(free) +
                            " rows free, but new ids of this update want " +
                            std::to_string(wanted_rows) +
                            ": nothing of it has been done. Erase ids, or export the model with "

@@ -54,7 +54,7 @@ inline Json read_manifest(const std::string& folder) {
   constexpr size_t kEnd = 22;  // ,"crc32c":"01234567"} and a line feed
   // of packages that are only read, of those that say which commit of a delta log they have, and of
   // those whose rows are updated
-  constexpr int64_t kReadOnly = 1, kWithBase = 3, kWithLive = 4;
+  constexpr int64_t kFormatVersion = 1;  // FORMAT_VERSION in serving/packages/manifest.py
   const std::string path = folder + "/manifest.json";
   std::ifstream file(path, std::ios::binary);
   if (!file) {
@@ -76,9 +76,7 @@ inline Json read_manifest(const std::string& folder) {
     if (manifest.at("format").text() != "torch_dynemb serving package") {
       detail::damaged(path, "the file is not the manifest of a serving package");
     }
-    const int64_t version = manifest.at("format_version").integer();
-    const bool is_live = manifest.has("live");
-    if (is_live ? version != kWithLive : version != kReadOnly && version != kWithBase) {
+    if (manifest.at("format_version").integer() != kFormatVersion) {
       throw std::runtime_error(
           "the package has another format version than this program reads: "
           "export the model again");

@@ -1,6 +1,6 @@
-"""A module whose state has everything that one can have; saved/format3.pt is one, written in 2026.
+"""A module whose state has everything that one can have; saved/format3.pt is one.
 
-The file stays as it is: ``test_saved_numbers.py`` reads it with whatever the code is now.
+``__main__`` writes it; ``test_saved_numbers.py`` reads it with whatever the code is now.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def test_a_second_save_to_a_path_names_the_first(
 
     monkeypatch.setattr(saving, "_DISK", DiskBesideAnother())
     td.checkpoint.save(last, trained())
-    assert f"RuntimeError: checkpoint.save: another process (pid {os.getpid()} on " in told[0]
+    assert f"InUseError: checkpoint.save: another process (pid {os.getpid()} on " in told[0]
     assert f"is saving to {last} now" in told[0]
     assert names(tmp_path) == ["last"]
     assert UNFINISHED not in names(last)

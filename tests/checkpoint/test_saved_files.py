@@ -1,6 +1,6 @@
-"""Files that were saved in 2026 hold the same as then, and go on from there.
+"""Saved files hold the same as when they were written, and go on from there.
 
-Most tests read what ``saved_files.py`` has written once, with torch 2.13.
+Most tests read what ``saved_files.py`` has written, with torch 2.13.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.cpu_only("files, which are the same for all devices")
 
 
 def saved_state() -> dict[str, Tensor]:
-    """A file of the first version that wrote this format, which is never written again."""
     state: dict[str, Tensor] = torch.load(FORMAT_3, weights_only=True)
     return state
 

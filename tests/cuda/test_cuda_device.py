@@ -12,7 +12,6 @@ from torch.profiler import ProfilerActivity, profile
 
 import torch_dynemb as td
 from torch_dynemb import ops
-from torch_dynemb.ops.columns import Pooling
 
 pytestmark = [pytest.mark.own_device, pytest.mark.cuda]
 
@@ -51,16 +50,11 @@ def train_step(group: td.TableGroup, call: Call) -> Tensor:
 
 def bag_lookup_on_gpu(group: td.TableGroup, call: Call) -> Tensor:
     handles = group.find_or_insert(call.ids, call.offsets, call.tables)
-    return ops.embedding_bag(
+    return ops.embedding(
         group.rows,
-        call.ids,
+        call.batch(),
         handles,
-        call.offsets,
-        None,
         torch.zeros(1, device="cuda", requires_grad=True),
-        feature_tables=call.tables,
-        feature_dims=call.dims,
-        pooling=Pooling.SUM,
         optimizer=group.config.optimizer_code,
     )
 

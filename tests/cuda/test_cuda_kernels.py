@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from emulator import mode as emulator
 from emulator.mode import EmulatedCuda
 from group_calls import same_bits
 from op_cases import CASES, Case
@@ -17,41 +18,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from wrong_tensors import EVERY_TENSOR, check_dimensions, check_dtype, check_strides
 
+from torch_dynemb._library.op_names import op_names, tagged_ops
+
 pytestmark = pytest.mark.own_device
 
-# Ops without a kernel of their own for CUDA tensors.
-HOST_ONLY = {
-    "reserve",
-    "release_",
-    "available_memory",
-    "being_changed",
-    "changed_ids_",
-    "crc32c",
-    "compiled_with",
-    "store_io_paths",
-    "read_blocks",
-    "preserve_rows_",
-    "promise_room_",
-    "stage_",
-    "staged_lookup_",
-    "prefetch_",
-    "plan_moves_",
-    "take_dirty_",
-    "take_preserved_rows_",
-    "shrink_cache_",
-    "forget_rows_",
-    "find_and_read",
-    "frozen_bag",
-    "frozen_rows",
-    "gather_records",
-    "scatter_records_",
-    "serve_apply_",
-    "serve_bag",
-    "serve_rows",
-    "store_submit",
-    "simd_level",
-    "set_simd_level",
-}
 # A sum over a row, by one order on the CPU's lanes and another on a GPU's.
 ROUNDED = (
     "rowwise_adagrad_",
@@ -68,7 +38,7 @@ ROUNDED = (
 OP_CASES = [
     pytest.param(name, case, id=f"{name} {kind}".strip())
     for name, cases in CASES.items()
-    if name not in HOST_ONLY
+    if name not in tagged_ops("host")
     for kind, case in cases.items()
 ]
 
@@ -96,6 +66,19 @@ def test_an_op_does_what_the_cpu_does(name: str, case: Case, seed: int) -> None:
         given = op(*emulated_arguments)
     assert name in cuda.redirected
     check_results(name, (expected, arguments), (given, emulated_arguments))
+
+
+def test_ops_of_the_host_have_no_cuda_kernel() -> None:
+    """With the tag a kernel would be left out of the tests."""
+    emulator.library()
+    key = "CPU"  # of the emulated kernels
+    emulated = {
+        name
+        for name in op_names()
+        if torch._C._dispatch_has_kernel_for_dispatch_key(f"dynemb_emulated::{name}", key)
+    }
+    assert emulated & tagged_ops("host", "store") == set()
+    assert emulated
 
 
 @pytest.mark.cuda

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from op_cases import GPU_MEMORY_OPS, STORE_OPS, all_op_names
 
 import setup
 import torch_dynemb
 from torch_dynemb import ops
+from torch_dynemb._library.op_names import op_names, tagged_ops, takes_tensors
 
 pytestmark = pytest.mark.own_device
 
@@ -23,47 +23,6 @@ ROOT = Path(__file__).resolve().parents[2]
 CUDA = ROOT / "csrc" / "cuda"
 CORE = ROOT / "csrc" / "core"
 LIBRARY = Path(torch_dynemb.__file__).parent / "_C.abi3.so"
-# Ops of the host that have nothing to do with a device.
-HOST_ONLY = {
-    "reserve",
-    "release_",
-    "available_memory",
-    "being_changed",
-    "changed_ids_",
-    "crc32c",
-    "compiled_with",
-    "store_io_paths",
-    "read_blocks",
-    "stage_",
-    "staged_lookup_",
-    "prefetch_",
-    "preserve_rows_",
-    "promise_room_",
-    "plan_moves_",
-    "take_dirty_",
-    "take_preserved_rows_",
-    "shrink_cache_",
-    "forget_rows_",
-    "find_and_read",
-    "frozen_bag",
-    "frozen_rows",
-    "gather_records",
-    "scatter_records_",
-    "serve_apply_",
-    "serve_bag",
-    "serve_rows",
-    "store_submit",
-    "simd_level",
-    "set_simd_level",
-    *STORE_OPS,
-}
-# Without a tensor argument, so no device selects them.
-DEVICELESS = {
-    "reserve_cuda",
-    "available_cuda_memory",
-    "cuda_architectures",
-    "raise_device_errors",
-}
 
 needs_kernels = pytest.mark.skipif(
     not ops.has_cuda_kernels(),
@@ -78,15 +37,14 @@ def kernel_names() -> set[str]:
 
 
 @needs_kernels
-@pytest.mark.parametrize("name", sorted(set(all_op_names()) - HOST_ONLY))
+@pytest.mark.parametrize("name", sorted(set(op_names()) - tagged_ops("host", "store")))
 def test_every_op_has_a_cuda_kernel(name: str) -> None:
-    key = "CompositeExplicitAutograd" if name in DEVICELESS else "CUDA"
+    key = "CUDA" if takes_tensors(name) else "CompositeExplicitAutograd"
     assert torch._C._dispatch_has_kernel_for_dispatch_key(f"dynemb::{name}", key)
 
 
 def test_memory_ops_are_of_a_gpu_only() -> None:
-    assert set(all_op_names()) >= GPU_MEMORY_OPS
-    for name in GPU_MEMORY_OPS - DEVICELESS:
+    for name in filter(takes_tensors, tagged_ops("gpu")):
         assert not torch._C._dispatch_has_kernel_for_dispatch_key(f"dynemb::{name}", "CPU")
 
 

@@ -116,8 +116,10 @@ def test_out_of_memory_in_growth_changes_nothing() -> None:
         before = counts(group)
         set_memory_limit(created_bytes() + 24 * MIB)
         message = r"find_or_insert_: out of GPU memory: .* no id was inserted. Call torch.cuda"
-        with pytest.raises(torch.OutOfMemoryError, match=message):
+        with pytest.raises(torch.OutOfMemoryError, match=message) as raised:
             group.insert(0, torch.arange(500, 200_000))
+        assert type(raised.value) is td.errors.DeviceMemoryError
+        assert raised.value.tables == tuple(group.names)
         assert all(torch.equal(a, b) for a, b in zip(before, counts(group), strict=True))
         assert bool(group.contains(0, torch.arange(1000)).all())
         assert not bool(group.contains(0, torch.arange(1000, 200_000)).any())

@@ -88,17 +88,14 @@ def test_slabs_of_one_dim(gpu: str) -> None:
     for group, device in ((pair.cpu, partial(torch.device, "cpu")), (pair.gpu, pair.on_gpu)):
         with device():
             ids = torch.tensor([1, 7869, 7, 5], device=group.device)
-            handles = group.find_or_insert(
-                ids, torch.tensor([0, 1, 2, 3, 4], device=group.device), [0, 1, 2, 4]
-            )
+            offsets = torch.tensor([0, 1, 2, 3, 4], device=group.device)
+            batch = td.ops.LookupBatch.of_rows(ids, offsets, [0, 1, 2, 4], 8)
+            handles = group.find_or_insert(*batch.index_arguments)
             output = td.ops.embedding(
                 group.rows,
-                ids,
+                batch,
                 handles,
-                torch.tensor([0, 1, 2, 3, 4], device=group.device),
                 torch.zeros(1, requires_grad=True, device=group.device),
-                feature_tables=[0, 1, 2, 4],
-                dim=8,
                 optimizer=group.config.optimizer_code,
             )
             output.sum().backward()

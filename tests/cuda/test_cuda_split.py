@@ -139,16 +139,11 @@ def test_gradients_that_do_not_fit_are_an_error() -> None:
     rows = pair.cpu.rows._replace(pending=small.flat())
     handles_of_call = pair.cpu.find(call.ids, call.offsets, call.tables).handles
     with pair.on_gpu():
-        output = td.ops.embedding_bag(
+        output = td.ops.embedding(
             rows,
-            call.ids,
+            call.batch(),
             handles_of_call,
-            call.offsets,
-            None,
             torch.zeros(1, requires_grad=True),
-            feature_tables=call.tables,
-            feature_dims=call.dims,
-            pooling=Pooling.SUM,
             optimizer=pair.cpu.config.optimizer_code,
         )
         output.sum().backward()

@@ -12,6 +12,7 @@ from torch import Tensor
 import torch_dynemb as td
 from torch_dynemb import serving
 from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.ops.tensors import LookupBatch
 
 pytestmark = pytest.mark.cpu_only("a GPU raises errors of values in a later op")
 
@@ -75,11 +76,9 @@ def test_a_table_added_later_is_named() -> None:
 
 def test_the_place_in_the_source_comes_last() -> None:
     bag = td.freeze(td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1), name="ads"))
-    arguments = torch.arange(3), torch.tensor([0, 3]), None
+    batch = LookupBatch(torch.arange(3), torch.tensor([0, 3]), None, [5], [4], Pooling.SUM)
     with pytest.raises(RuntimeError) as refusal:
-        bag.frozen_tables.lookup(  # type: ignore[operator, union-attr]
-            *arguments, feature_tables=[5], feature_dims=[4], pooling=Pooling.SUM
-        )
+        bag.frozen_tables.lookup(batch)  # type: ignore[operator, union-attr]
     says = "dynemb::frozen_bag: feature_tables[0] is 5, expected 0 to 0; table 'ads' (csrc/"
     first, *_ = str(refusal.value).split("\n")
     assert first.startswith(says)

@@ -72,16 +72,11 @@ def make_group(
         group.insert(table, torch.arange(10))
     call = call_of(group, [(0, [[1, 2]]), (1, [[1]]), (2, [[3]])])
     handles = group.find(call.ids, call.offsets, call.tables).handles
-    output = ops.embedding_bag(
+    output = ops.embedding(
         group.rows,
-        call.ids,
+        call.batch(),
         handles,
-        call.offsets,
-        None,
         torch.zeros(1, requires_grad=True),
-        feature_tables=call.tables,
-        feature_dims=call.dims,
-        pooling=Pooling.SUM,
         optimizer=group.config.optimizer_code,
     )
     output.sum().backward()

@@ -27,4 +27,5 @@ CASES: dict[str, dict[str, Case]] = {
     "simd_level": {"": lambda: ()},
     "set_simd_level": {"baseline": lambda: (0,)},
     "compiled_with": {"": lambda: ()},
+    "op_tags": {"": lambda: ()},
 }

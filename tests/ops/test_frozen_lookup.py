@@ -74,20 +74,12 @@ def test_bags_are_those_of_two_ops(
     frozen, call = frozen_tables(dim), call_of_all(dim, known=known)
     weights = torch.randn(len(call.ids), generator=seeded(1)) if weighted else None
     found = frozen.find(call.ids, call.offsets, call.tables)
-    features = {"feature_tables": call.tables, "feature_dims": call.dims}
+    batch = call.batch(pooling, weights)
     for form in FORMATS:
-        expected = ops.quantized_embedding_bag(
-            rows_of(frozen, form),
-            call.ids,
-            found.handles,
-            call.offsets,
-            weights,
-            **features,
-            formats=[form],
-            pooling=pooling,
+        expected = ops.quantized_embedding(
+            rows_of(frozen, form), batch, found.handles, formats=[form]
         )
-        given = (tensors_of(frozen, form), call.ids, call.offsets, weights)
-        read = ops.frozen_bag(*given, **features, pooling=pooling)
+        read = ops.frozen_lookup(tensors_of(frozen, form), batch)
         assert same_bits(read.output, expected)
         assert torch.equal(read.missing, found.missing)
         assert bool((found.missing > 0).all()) != known
@@ -97,18 +89,11 @@ def test_bags_are_those_of_two_ops(
 def test_rows_of_each_dtype_are_those_of_two_ops(dtype: torch.dtype) -> None:
     frozen, call = frozen_tables(16, dtype), call_of_all(16, known=False)
     found = frozen.find(call.ids, call.offsets, call.tables)
-    rows = frozen.rows()
-    given = (call.ids, found.handles, call.offsets)
-    expected = ops.embedding_inference(rows, *given, feature_tables=call.tables, dim=16)
-    frozen_tensors = tensors_of(frozen)
-    read = ops.frozen_rows(
-        frozen_tensors, call.ids, call.offsets, feature_tables=call.tables, dim=16
-    )
-    assert same_bits(read.output, expected)
-    assert torch.equal(read.missing, found.missing)
-    features = {"feature_tables": call.tables, "feature_dims": call.dims, "pooling": Pooling.MEAN}
-    bags = ops.frozen_bag(frozen_tensors, call.ids, call.offsets, None, **features)
-    assert same_bits(bags.output, ops.embedding_bag_inference(rows, *given, None, **features))
+    for batch in (call.batch(Pooling.NONE), call.batch(Pooling.MEAN)):
+        expected = ops.embedding_inference(frozen.rows(), batch, found.handles)
+        read = ops.frozen_lookup(tensors_of(frozen), batch)
+        assert same_bits(read.output, expected)
+        assert torch.equal(read.missing, found.missing)
 
 
 @pytest.mark.parametrize("form", FORMATS[1:])
@@ -117,10 +102,7 @@ def test_quantized_rows_are_those_that_are_given_back(form: RowFormat) -> None:
     tensors = tensors_of(frozen, form)
     floats = ops.dequantize_rows(tensors.weights[0], form, 12)
     plain = tensors._replace(weights=[floats], formats=[0])
-    features = {"feature_tables": call.tables, "dim": 12}
-    read, expected = (
-        ops.frozen_rows(of, call.ids, call.offsets, **features) for of in (tensors, plain)
-    )
+    read, expected = (ops.frozen_lookup(of, call.batch(Pooling.NONE)) for of in (tensors, plain))
     assert same_bits(read.output, expected.output)
 
 
@@ -130,13 +112,13 @@ def test_bits_do_not_depend_on_threads_and_instruction_set(*, known: bool) -> No
     frozen, call = frozen_tables(16), call_of_all(16, known=known)
     ids, ends = call.ids.repeat(9), call.offsets[-1]
     offsets = torch.cat([call.offsets[:-1] + ends * part for part in range(9)] + [ends[None] * 9])
-    features = {"feature_tables": [0, 1, 0] * 9, "feature_dims": [16] * 27}
+    batch = Call(ids, offsets, [0, 1, 0] * 9, [16] * 27).batch(Pooling.MEAN)
     tensors = tensors_of(frozen)
     read = []
     for level in simd_levels():
         for count in (1, 2):
             with threads(count), simd(level):
-                read.append(ops.frozen_bag(tensors, ids, offsets, None, **features, pooling=1))
+                read.append(ops.frozen_lookup(tensors, batch))
     assert len(ids) > 4096
     for other in read[1:]:
         assert same_bits(other.output, read[0].output)
@@ -154,10 +136,10 @@ def test_ids_are_found_wherever_their_probes_end() -> None:
     empty = buckets[:, BUCKET_WIDTH:] == 0
     buckets[:, :BUCKET_WIDTH][empty] = 1  # tombstones
     ids = torch.arange(130)
-    given = (ids, ids.new_empty(0))
+    batch = ops.LookupBatch.of_rows(ids, ids[:0], [0], 4)
     for shift in range(len(buckets)):
         moved = tensors._replace(buckets=buckets.roll(shift, 0))
-        read = ops.frozen_rows(moved, *given, feature_tables=[0], dim=4)
+        read = ops.frozen_lookup(moved, batch)
         assert torch.equal(read.output[known], values)
         assert int(read.missing) == 90
 
@@ -166,7 +148,7 @@ def test_damaged_tables_are_refused() -> None:
     frozen, call = frozen_tables(16, ids=400), call_of_all(16, 400, known=True)
     tensors = tensors_of(frozen)
     rows = tensors.weights[0].shape[0]
-    features = {"feature_tables": call.tables, "feature_dims": call.dims, "pooling": 0}
+    rows_of_ids = ops.LookupBatch.of_rows(call.ids, call.ids[:0], [0], 16)
     for stored in (((rows << GENERATION_BITS) | 1) + 1, -5):
         buckets = tensors.buckets.clone()
         slots = buckets[:, BUCKET_WIDTH:]
@@ -174,25 +156,22 @@ def test_damaged_tables_are_refused() -> None:
         damaged = tensors._replace(buckets=buckets)
         message = rf"frozen_bag: table 0 is damaged: its index leads to a row beyond the {rows} "
         with pytest.raises(RuntimeError, match=message):
-            ops.frozen_bag(damaged, call.ids, call.offsets, None, **features)
+            ops.frozen_lookup(damaged, call.batch())
         with pytest.raises(RuntimeError, match=r"frozen_rows: table 0 is damaged"):
-            ops.frozen_rows(damaged, call.ids, call.ids.new_empty(0), feature_tables=[0], dim=16)
+            ops.frozen_lookup(damaged, rows_of_ids)
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:
     frozen, call = frozen_tables(16, ids=100), call_of_all(16, 100, known=True)
     tensors = tensors_of(frozen)
-    given = (call.ids, call.offsets, None)
-    features = {"feature_tables": call.tables, "feature_dims": call.dims}
+    given = (call.ids, call.offsets, None, call.tables, call.dims)
     with pytest.raises(RuntimeError, match=r"frozen_bag: pooling is 2 \(none\): use frozen_rows"):
-        ops.frozen_bag(tensors, *given, **features, pooling=2)
+        torch.ops.dynemb.frozen_bag(*tensors[:-1], *given, tensors.formats, Pooling.NONE)
     with pytest.raises(RuntimeError, match=r"feature_dims\[1\] is 8, but its table has dim 16"):
-        ops.frozen_bag(
-            tensors, *given, feature_tables=[0, 1, 0], feature_dims=[16, 8, 16], pooling=0
-        )
+        ops.frozen_lookup(tensors, call._replace(dims=[16, 8, 16]).batch())
     with pytest.raises(RuntimeError, match=r"weights has dtype float32, expected uint8"):
-        ops.frozen_bag(tensors._replace(formats=[1]), *given, **features, pooling=0)
+        ops.frozen_lookup(tensors._replace(formats=[1]), call.batch())
     with pytest.raises(RuntimeError, match=r"weights is empty, expected a"):
-        ops.frozen_bag(tensors._replace(weights=[], formats=[]), *given, **features, pooling=0)
+        ops.frozen_lookup(tensors._replace(weights=[], formats=[]), call.batch())
     with pytest.raises(TypeError, match=r"frozen_bag: per_sample_weights has dtype torch.int64"):
-        ops.frozen_bag(tensors, call.ids, call.offsets, call.ids, **features, pooling=0)
+        ops.frozen_lookup(tensors, call.batch(weights=call.ids))

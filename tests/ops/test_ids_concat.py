@@ -158,12 +158,9 @@ def test_empty_offsets_are_one_bag_of_one_feature(emulated: bool) -> None:
             handles = group.find_or_insert(ids, offsets, [0])
             output = ops.embedding(
                 group.rows,
-                ids,
+                ops.LookupBatch.of_rows(ids, offsets, [0], 4),
                 handles,
-                offsets,
                 torch.zeros(1, requires_grad=True),
-                feature_tables=[0],
-                dim=4,
                 optimizer=group.config.optimizer_code,
             )
             output.backward(torch.ones(5, 4))
@@ -189,17 +186,9 @@ def test_where_empty_offsets_are_refused(emulated: bool) -> None:
         for call in (group.find, group.find_or_insert):
             with pytest.raises(RuntimeError, match="offsets has 0 elements, expected features"):
                 call(ids, none, [0, 2])
+        batch = ops.LookupBatch(ids, none, None, [0], [4], Pooling.SUM)
         with pytest.raises(RuntimeError, match="offsets is empty, expected where each of the bags"):
-            ops.embedding_bag_inference(
-                group.rows,
-                ids,
-                ids,
-                none,
-                None,
-                feature_tables=[0],
-                feature_dims=[4],
-                pooling=Pooling.SUM,
-            )
+            ops.embedding_inference(group.rows, batch, ids)
 
 
 def test_keyed_jagged_without_offsets() -> None:

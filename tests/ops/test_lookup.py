@@ -179,12 +179,9 @@ def test_equals_nn_embedding_bag() -> None:
 def sequence_lookup(group: td.TableGroup, call: Call, handles: Tensor, optimizer: int) -> Tensor:
     return ops.embedding(
         group.rows,
-        call.ids,
+        call.batch(Pooling.NONE),
         handles,
-        call.offsets,
         torch.zeros(1, requires_grad=True),
-        feature_tables=call.tables,
-        dim=call.dims[0],
         optimizer=optimizer,
     )
 
@@ -201,9 +198,7 @@ def test_sequences_equal_plain_torch(count: int) -> None:
     handles = group.find_or_insert(call.ids, call.offsets, call.tables)
     output = sequence_lookup(group, call, handles, group.config.optimizer_code)
     assert torch.equal(output, expected)
-    read = ops.embedding_inference(
-        group.rows, ids, handles, call.offsets, feature_tables=call.tables, dim=7
-    )
+    read = ops.embedding_inference(group.rows, call.batch(Pooling.NONE), handles)
     assert same_bits(read, output.detach())
     gradient = torch.randn(2 * count, 7, generator=generator)
     output.backward(gradient)
@@ -387,19 +382,7 @@ def test_lookup_is_the_same_whoever_sees_its_ops(pooling: Pooling, weighted: boo
         weights = torch.linspace(-1, 1, call.ids.numel()).requires_grad_() if weighted else None
         handles = group.find_or_insert(call.ids, call.offsets, call.tables)
         with watcher:
-            if pooling == Pooling.NONE:
-                output = ops.embedding(
-                    group.rows,
-                    call.ids,
-                    handles,
-                    call.offsets,
-                    torch.zeros(1, requires_grad=True),
-                    feature_tables=call.tables,
-                    dim=4,
-                    optimizer=group.config.optimizer_code,
-                )
-            else:
-                output = bag_lookup(group, call, handles=handles, pooling=pooling, weights=weights)
+            output = bag_lookup(group, call, handles=handles, pooling=pooling, weights=weights)
             output.backward(torch.linspace(-2, 1, output.numel()).reshape(output.shape))
         gradient = None if weights is None else weights.grad
         outcomes.append((output.detach(), gradient, snapshot(group)))
@@ -419,24 +402,16 @@ def test_find_and_read_is_find_and_a_lookup(pooling: Pooling) -> None:
     train(group, 0, torch.arange(0, 60, 3), torch.ones(20, 4))
     group.insert(1, torch.arange(0, 60, 2))
     call = random_call(group, [1, 0], batch=6, longest=5)
-    features = {"feature_tables": call.tables, "feature_dims": call.dims, "pooling": pooling}
+    batch = call.batch(pooling)
     handles = group.find(call.ids, call.offsets, call.tables).handles
     assert len({int(handle) for handle in handles if handle < 0}) == 2
-    if pooling == Pooling.NONE:
-        expected = ops.embedding_inference(
-            group.rows, call.ids, handles, call.offsets, feature_tables=call.tables, dim=4
-        )
-    else:
-        expected = read_bags(group, call, pooling=pooling)
+    expected = ops.embedding_inference(group.rows, batch, handles)
     if group.device.type == "cpu":
         before = snapshot(group)
-        read = ops.find_and_read(group.index, group.rows, call.ids, call.offsets, None, **features)
+        read = ops.find_and_read(group.index, group.rows, batch)
         assert same_bits(read, expected)
         assert differences(before, snapshot(group)) == []
-    found = table_lookup.find_and_read(
-        group.tables, call.ids, call.offsets, None, call.tables, call.dims, pooling=pooling
-    )
-    assert same_bits(found, expected)
+    assert same_bits(table_lookup.find_and_read(group.tables, batch), expected)
 
 
 def test_rows_of_one_table_are_found_and_read_without_a_word_about_features() -> None:
@@ -446,8 +421,8 @@ def test_rows_of_one_table_are_found_and_read_without_a_word_about_features() ->
     if group.device.type != "cpu":
         pytest.skip("find_and_read is an op of the CPU")
     none = group.tables.one_bag
-    features = {"feature_tables": [0], "feature_dims": [4], "pooling": Pooling.NONE}
-    expected = ops.find_and_read(group.index, group.rows, ids, none, None, **features)
+    batch = ops.LookupBatch.of_rows(ids, none, [0], 4)
+    expected = ops.find_and_read(group.index, group.rows, batch)
     assert expected[0].any()
     assert same_bits(ops.find_and_read_rows(group.index, group.rows, ids, none), expected)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from execution import simd, simd_levels, threads
@@ -87,14 +85,9 @@ def test_bags_are_those_of_the_rows_that_are_given_back(
     handles = found(group, call)
     packed, plain = both(group, formats)
     weights = torch.rand(len(call.ids), generator=seeded(1)) if weighted else None
-    given: dict[str, Any] = {
-        "feature_tables": call.tables,
-        "feature_dims": call.dims,
-        "pooling": pooling,
-    }
-    lookup = (call.ids, handles, call.offsets, weights)
-    read = ops.quantized_embedding_bag(packed, *lookup, formats=formats, **given)
-    assert same_bits(read, ops.embedding_bag_inference(plain, *lookup, **given))
+    batch = call.batch(pooling, weights)
+    read = ops.quantized_embedding(packed, batch, handles, formats=formats)
+    assert same_bits(read, ops.embedding_inference(plain, batch, handles))
     assert bool((read != 0).any())
 
 
@@ -105,10 +98,10 @@ def test_rows_are_those_that_are_given_back(formats: list[int]) -> None:
     packed, plain = both(group, formats)
     for table, dim in ((0, 16), (1, 6), (2, 5)):
         begin, end = call.offsets[table * 30], call.offsets[table * 30 + 30]
-        lookup = (call.ids[begin:end], handles[begin:end].contiguous(), call.ids.new_empty(0))
-        given: dict[str, Any] = {"feature_tables": [table], "dim": dim}
-        read = ops.quantized_embedding(packed, *lookup, formats=formats, **given)
-        assert same_bits(read, ops.embedding_inference(plain, *lookup, **given))
+        of_table = handles[begin:end].contiguous()
+        batch = ops.LookupBatch.of_rows(call.ids[begin:end], call.ids[:0], [table], dim)
+        read = ops.quantized_embedding(packed, batch, of_table, formats=formats)
+        assert same_bits(read, ops.embedding_inference(plain, batch, of_table))
 
 
 @pytest.mark.parametrize("dim", [2, 8, 14, 64, 136, 260])
@@ -120,12 +113,12 @@ def test_bits_do_not_depend_on_dim_threads_and_instruction_set(form: int, dim: i
     packed, plain = both(group, [form])
     ids = torch.randint(2000, (6000,), generator=seeded(dim))
     offsets = torch.arange(0, 6001, 20)
-    lookup = (ids, group.find(ids, offsets, [0]).handles, offsets, None)
-    given: dict[str, Any] = {"feature_tables": [0], "feature_dims": [dim], "pooling": 0}
-    expected = ops.embedding_bag_inference(plain, *lookup, **given)
+    handles = group.find(ids, offsets, [0]).handles
+    batch = Call(ids, offsets, [0], [dim]).batch()
+    expected = ops.embedding_inference(plain, batch, handles)
     for level in simd_levels():
         with threads(2), simd(level):
-            read = ops.quantized_embedding_bag(packed, *lookup, formats=[form], **given)
+            read = ops.quantized_embedding(packed, batch, handles, formats=[form])
             assert same_bits(read, expected)
 
 
@@ -136,17 +129,7 @@ def test_formats_that_do_not_fit_are_refused() -> None:
     packed, plain = both(group, formats)
 
     def look_up(rows: ops.RowTensors, formats: list[int]) -> Tensor:
-        return ops.quantized_embedding_bag(
-            rows,
-            call.ids,
-            handles,
-            call.offsets,
-            None,
-            feature_tables=call.tables,
-            feature_dims=call.dims,
-            formats=formats,
-            pooling=0,
-        )
+        return ops.quantized_embedding(rows, call.batch(), handles, formats=formats)
 
     with pytest.raises(RuntimeError, match="formats has 2 entries, expected as many as weights, 3"):
         look_up(packed, [1, 1])

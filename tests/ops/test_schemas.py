@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from op_cases import CASES, STORE_OPS, op_names, schema
+from op_cases import CASES, ops_with_cases, schema
 from torch import Tensor
 
+from torch_dynemb._library.op_names import tagged_ops
 from torch_dynemb.ops import OPTIMIZER_NAMES, columns, memory
 from torch_dynemb.optim import base
 from torch_dynemb.policy.policy import SCORES
@@ -22,11 +23,6 @@ pytestmark = pytest.mark.cpu_only("compilers and what they are told of ops")
 expecttest = pytest.importorskip("expecttest")
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
-# Without tensors: these run as they are under torch.compile, and return no tensor to be faked.
-PLAIN = {
-    *("available_memory", "being_changed", "compiled_with", "set_simd_level", "simd_level"),
-    "store_io_paths",
-}
 # With an autograd formula.
 DIFFERENTIABLE = {
     "embedding_bag",
@@ -39,6 +35,11 @@ DIFFERENTIABLE = {
     "ragged_to_dense",
     "dense_to_ragged",
 }
+
+
+def is_plain(name: str) -> bool:
+    """Whether an op has no tensor: it runs as it is under torch.compile, with nothing to fake."""
+    return "Tensor" not in str(schema(name))
 
 
 def listing(*names: str) -> str:
@@ -309,7 +310,7 @@ dynemb::sgd_backward_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)
             "simd_level",
             "set_simd_level",
             "compiled_with",
-            "cuda_architectures",
+            "op_tags",
         )
         self.assertExpectedInline(
             shown,
@@ -323,12 +324,27 @@ dynemb::being_changed(int[] memory) -> bool
 dynemb::simd_level() -> int
 dynemb::set_simd_level(int level) -> ()
 dynemb::compiled_with() -> int[]
-dynemb::cuda_architectures() -> int[]""",
+dynemb::op_tags() -> str[]""",
+        )
+
+    def test_memory_of_a_gpu(self) -> None:
+        self.assertExpectedInline(
+            listing(*sorted(tagged_ops("gpu"))),
+            """\
+dynemb::available_cuda_memory(int device) -> int
+dynemb::bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor
+    free_rows, Tensor meta, Tensor[] weights, Tensor[] generations, Tensor[] state,
+    Tensor[] pending, int[] table_buckets, int[] slab_rows, Tensor? policy=None) -> ()
+dynemb::cuda_architectures() -> int[]
+dynemb::end_step(Tensor buckets, Tensor tables, Tensor row_clock) -> ()
+dynemb::raise_device_errors(int device) -> ()
+dynemb::release_group(Tensor buckets, int[] table_buckets, int[] slab_rows) -> ()
+dynemb::reserve_cuda(int[] size, int dtype, int device) -> Tensor""",
         )
 
     def test_storage(self) -> None:
         self.assertExpectedInline(
-            listing("crc32c", "store_io_paths", "read_blocks", *sorted(STORE_OPS)),
+            listing("crc32c", "store_io_paths", "read_blocks", *sorted(tagged_ops("store"))),
             """\
 dynemb::crc32c(Tensor data, int crc) -> Tensor
 dynemb::store_io_paths() -> int[]
@@ -443,10 +459,10 @@ def test_optimizers_are_those_of_cpp() -> None:
 def test_no_schema_is_left_out() -> None:
     shown = set(re.findall(r'"(\w+)"', Path(__file__).read_text()))
     optimizers = {f"{name}{s}" for name in OPTIMIZER_NAMES for s in ("_update_", "_backward_")}
-    assert set(op_names()) - optimizers <= shown
+    assert set(ops_with_cases()) - optimizers <= shown
 
 
-@pytest.mark.parametrize("name", op_names())
+@pytest.mark.parametrize("name", ops_with_cases())
 def test_registrations(name: str) -> None:
     """A CPU kernel, a fake unless there is no tensor, autograd for what has a gradient."""
 
@@ -454,7 +470,7 @@ def test_registrations(name: str) -> None:
         return torch._C._dispatch_has_kernel_for_dispatch_key(f"dynemb::{name}", key)
 
     assert has("CPU") or has("CompositeExplicitAutograd")
-    assert has("Meta") == (name not in PLAIN)
+    assert has("Meta") == (not is_plain(name))
     assert has("Autograd") == (name in DIFFERENTIABLE)
     assert not has("CompositeImplicitAutograd")
 
@@ -481,7 +497,7 @@ def changed_arguments(name: str, arguments: tuple[Any, ...]) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("name", [name for name in sorted(CASES) if name not in PLAIN])
+@pytest.mark.parametrize("name", [name for name in sorted(CASES) if not is_plain(name)])
 def test_what_is_declared_changed_changes_and_nothing_else(name: str) -> None:
     declared = {
         formal.name

@@ -174,17 +174,7 @@ def reduced(
     pooling: Pooling,
 ) -> list[Tensor]:
     """The entries that reduce_grad sets."""
-    result = ops.reduce_grad(
-        group.rows,
-        gradient,
-        call.ids,
-        handles,
-        call.offsets,
-        weights,
-        feature_tables=call.tables,
-        feature_dims=call.dims,
-        pooling=pooling,
-    )
+    result = ops.reduce_grad(group.rows, gradient, call.batch(pooling, weights), handles)
     lists = (result.handles, result.ids, result.tables, result.gradients)
     counts = result.counts.tolist()
     return [part[:n] for each in lists for part, n in zip(each, counts, strict=True)]
@@ -199,9 +189,8 @@ def test_sequences(dim: int) -> None:
         group.materialize()
         offsets = torch.tensor([0, 800])
         found = group.find(ids, offsets, [0]).handles
-        lookup = ops.embedding_inference(
-            group.rows, ids, found, offsets, feature_tables=[0], dim=dim
-        )
+        batch = ops.LookupBatch.of_rows(ids, offsets, [0], dim)
+        lookup = ops.embedding_inference(group.rows, batch, found)
         return [handles, found, lookup]
 
     on_every_level(compute)
@@ -220,17 +209,7 @@ def test_optimizers(optimizer: OptimizerConfig, pooling: Pooling) -> None:
             gradient = torch.randn(60, sum(DIMS), generator=generator)
             bag_lookup(group, call, pooling=pooling).backward(gradient)
         handles = group.find(call.ids, call.offsets, call.tables).handles
-        arguments = ops.reduce_grad(
-            group.rows,
-            gradient,
-            call.ids,
-            handles,
-            call.offsets,
-            None,
-            feature_tables=call.tables,
-            feature_dims=call.dims,
-            pooling=pooling,
-        )
+        arguments = ops.reduce_grad(group.rows, gradient, call.batch(pooling), handles)
         update = getattr(torch.ops.dynemb, f"{optimizer.op_name}_update_")
         update(*group.rows.updated, *arguments, torch.tensor([3]), call.tables)
         return snapshot(group)

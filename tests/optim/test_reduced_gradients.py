@@ -52,13 +52,8 @@ def split(
 ) -> None:
     updates = group.rows.row_clock[-4 + RowClock.UPDATES].reshape(1).clone()
     rows = group.rows
-    reduced = ops.reduce_grad(
-        rows,
-        *gradient_arguments(group, call, weights, gradient),
-        feature_tables=call.tables,
-        feature_dims=call.dims,
-        pooling=pooling,
-    )
+    handles = group.find_or_insert(call.ids, call.offsets, call.tables)
+    reduced = ops.reduce_grad(rows, gradient, call.batch(pooling, weights), handles)
     update = getattr(torch.ops.dynemb, f"{group.config.optimizer.op_name}_update_")
     update(*rows.updated, *reduced, updates, call.tables)
 
@@ -117,18 +112,7 @@ def test_reduced_gradients() -> None:
     handles = group.find_or_insert(call.ids, call.offsets, call.tables)
     handles[2] = -1  # id 6 of the first feature is missing
     gradient = torch.arange(14.0).reshape(2, 7)
-    rows = group.rows
-    reduced = ops.reduce_grad(
-        rows,
-        gradient,
-        call.ids,
-        handles,
-        call.offsets,
-        None,
-        feature_tables=call.tables,
-        feature_dims=call.dims,
-        pooling=Pooling.SUM,
-    )
+    reduced = ops.reduce_grad(group.rows, gradient, call.batch(), handles)
     assert reduced.counts.tolist() == [3, 1]
     assert [h.shape for h in reduced.handles] == [(7,), (7,)]
     assert (reduced.handles[0][:3] >> 28).tolist() == [0, 2, 3]

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.cpu_only("reads docstrings")
 
 PACKAGES = (
     "torch_dynemb",
+    "torch_dynemb.errors",
     "torch_dynemb.ops",
     "torch_dynemb.checkpoint",
     "torch_dynemb.storage.tiers",

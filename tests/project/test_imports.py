@@ -17,7 +17,8 @@ pytestmark = pytest.mark.cpu_only("reads sources")
 PACKAGE = Path(torch_dynemb.__file__).parent
 # From below to above; rooms of one line know nothing of each other.
 FLOORS = (
-    ("argument_checks", "process", "_moved_modules", "_version"),
+    ("errors",),
+    ("argument_checks", "process", "_version"),
     ("_library",),
     ("ops",),
     ("initializers",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from altered_packages import copied, with_manifest
+from altered_packages import with_manifest
 from packaged import HEADROOM, VERSION, dynamic_shapes, features, small_model
 from quick_packages import QUICK
 from safetensors import safe_open
@@ -20,9 +19,9 @@ from torch._inductor import config
 
 import torch_dynemb as td
 from torch_dynemb import serving
-from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
+from torch_dynemb.errors import DamagedFileError
 from torch_dynemb.serving.packages import export as export_module
-from torch_dynemb.serving.packages.manifest import MANIFEST, TABLES, read_manifest
+from torch_dynemb.serving.packages.manifest import TABLES, read_manifest
 
 if TYPE_CHECKING:
     from conftest import Package
@@ -141,17 +140,6 @@ def test_mixed_packages_are_refused(live_package: Package, tmp_path: Path) -> No
     for tensor, folder in mixed_packages(live_package, tmp_path).items():
         with pytest.raises(DamagedFileError, match=f"{tensor}'.*different packages were mixed"):
             serving.load(folder)
-
-
-def test_packages_whose_rows_have_another_layout_are_refused(
-    live_package: Package, tmp_path: Path
-) -> None:
-    """Version 3 kept scale and bias of rows of 8 bits in 16 bits each, before the codes."""
-    folder = copied(live_package, tmp_path / "earlier", (MANIFEST,))
-    content = json.loads((folder / MANIFEST).read_bytes()) | {"format_version": 3}
-    (folder / MANIFEST).write_text(json.dumps(content))
-    with pytest.raises(RuntimeError, match=r"format version 3, but .* reads 4: export the model"):
-        serving.load(folder)
 
 
 WRONG: dict[str, tuple[Callable[[serving.ServedModel], Any], type[Exception], str]] = {

@@ -18,7 +18,7 @@ from torch.export import Dim
 
 import torch_dynemb as td
 from torch_dynemb import ops, serving
-from torch_dynemb.ops.columns import LiveTable, Meta, Pooling, RowFormat
+from torch_dynemb.ops.columns import LiveTable, Meta, RowFormat
 
 pytestmark = pytest.mark.cpu_only("live tables are in the memory of the CPU")
 
@@ -50,13 +50,8 @@ def live_bag(
 
 def rows_of(tables: serving.LiveTables, ids: Tensor, table: int = 0) -> ops.Served:
     dim = int(tables.tensors().meta[table, Meta.DIM])
-    return tables.serve(
-        ids,
-        ids.new_empty(0),
-        None,
-        feature_tables=[table],
-        feature_dims=[dim],
-        pooling=Pooling.NONE,
+    return ops.live_lookup(
+        tables.tensors(), ops.LookupBatch.of_rows(ids, ids.new_empty(0), [table], dim)
     )
 
 
@@ -406,4 +401,4 @@ def test_damaged_tables_are_told() -> None:
     tables.update("t", torch.arange(3), torch.ones(3, 4))
     tables.tensors().rows[0][:, 1] += 2
     with pytest.raises(RuntimeError, match=r"serve_rows: table 't' is damaged: .* from id 0"):
-        rows_of(tables, torch.arange(3))
+        tables.lookup(ops.LookupBatch.of_rows(torch.arange(3), torch.arange(0), [0], 4))

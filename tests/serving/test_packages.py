@@ -19,7 +19,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, sums_of_bytes
+from torch_dynemb.checkpoint.files.summed_files import sums_of_bytes
+from torch_dynemb.errors import DamagedFileError
 from torch_dynemb.serving.packages import export as export_module
 from torch_dynemb.serving.packages import load as load_module
 from torch_dynemb.serving.packages.manifest import (
@@ -319,9 +320,9 @@ def test_a_package_of_a_later_format_is_refused(
     package: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = copied(package, tmp_path / "later", (MANIFEST,))
-    content = json.loads((folder / MANIFEST).read_bytes()) | {"format_version": 5}
+    content = json.loads((folder / MANIFEST).read_bytes()) | {"format_version": 2}
     (folder / MANIFEST).write_text(json.dumps(content))
-    words = "format version 5, but of such a package this torch_dynemb reads 1 and 3"
+    words = "format version 2, but this torch_dynemb reads 1: export the model again"
     with pytest.raises(RuntimeError, match=words):
         td.serving.load(folder)
 

@@ -1,7 +1,8 @@
-"""Files of TorchRec models with dynamic tables, in saved/; written by ``__main__`` in 2026.
+"""Files of TorchRec models with dynamic tables, in saved/; written by ``__main__``.
 
-They are never written again, like those of ``saved_files.py``; ``test_saved_shards.py`` reads them.
-The program needs ``tests`` in PYTHONPATH.
+    PYTHONPATH=tests python tests/sharding/saved_shards.py
+
+They are written anew as long as those of ``saved_files.py``; ``test_saved_shards.py`` reads them.
 """
 
 from __future__ import annotations

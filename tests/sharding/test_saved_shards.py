@@ -1,6 +1,6 @@
-"""Checkpoints and values that were saved in 2026 hold the same as then, and go on from there.
+"""Saved checkpoints and values hold the same as when they were written, and go on from there.
 
-``saved_shards.py`` has written them once, with torch 2.13 and TorchRec 1.8.
+``saved_shards.py`` has written them, with torch 2.13 and TorchRec 1.8.
 """
 
 from __future__ import annotations

@@ -23,8 +23,10 @@ from job_steps import (
 )
 from ranks import Ranks
 
-from tutorials.dlrm import checkpoint, launch, options, train
-from tutorials.dlrm.rows import FEATURE_NAMES
+from tutorials.dlrm import options, train
+from tutorials.dlrm.data import FEATURE_NAMES
+from tutorials.dlrm.job import checkpoint
+from tutorials.dlrm.job import ranks as job_ranks
 
 pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
 
@@ -201,11 +203,11 @@ def test_ranks_on_cpus_are_forks_of_one_process(monkeypatch: pytest.MonkeyPatch)
         forked_from.append(how["forked_from"])
         return {}
 
-    monkeypatch.setattr(launch, "run_on_ranks", run_on_ranks)
-    monkeypatch.setattr(launch, "_check", lambda opts: None)  # there may be no GPU
+    monkeypatch.setattr(job_ranks, "run_on_ranks", run_on_ranks)
+    monkeypatch.setattr(job_ranks, "_check", lambda opts: None)  # there may be no GPU
     for device in ("cpu", "cuda"):
-        launch.run(options.parse(["--torchrec", "--nproc", "2", "--device", device]))
-    assert forked_from == ["tutorials.dlrm.rank_imports", None]
+        job_ranks.run(options.parse(["--torchrec", "--nproc", "2", "--device", device]))
+    assert forked_from == ["tutorials.dlrm.job.rank_imports", None]
 
 
 def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -35,7 +35,7 @@ def test_a_full_disk_is_told_with_bytes_and_the_way_out(
 ) -> None:
     for call in ("error", "again", "snapshot"):
         said = happened["full"][call]
-        assert "RuntimeError: dynemb: disk full: path " in said
+        assert "DiskFullError: dynemb: disk full: path " in said
         assert "Nothing has been changed. Free space" in said
 
 

@@ -121,7 +121,6 @@ def test_ids_that_only_wait_for_room_arrive_with_their_counts() -> None:
 
 
 def test_what_has_a_row_is_not_counted_though_a_file_says_so() -> None:
-    """Earlier versions kept the counts of ids that were assigned rows."""
     source = trained(5, td.SGD(lr=0.1)).group
     target = trained(2, td.SGD(lr=0.1)).group
     content = read_content(source.tables, 0)

@@ -26,6 +26,7 @@ from pdoc.doc import Module
 DEFAULT = Path(__file__).resolve().parents[2] / "build" / "docs"
 PACKAGES = (
     "torch_dynemb",
+    "torch_dynemb.errors",
     "torch_dynemb.ops",
     "torch_dynemb.checkpoint",
     "torch_dynemb.storage.tiers",

@@ -9,9 +9,6 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 import torch
 
-from tutorials.dlrm.checkpoint import Checkpoints
-from tutorials.dlrm.criteo import Position
-
 
 @pytest.fixture
 def same_threads_afterwards() -> Iterator[None]:
@@ -22,8 +19,20 @@ def same_threads_afterwards() -> Iterator[None]:
 
 
 @pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the report, which takes longer than a small job; other tests are about it."""
+    from tutorials.dlrm import report
+
+    monkeypatch.setattr(report, "write_report", lambda *_: None)
+
+
+@pytest.fixture
 def ctrl_c_after_a_save() -> Callable[[], AbstractContextManager[None]]:
     """Somebody presses Ctrl-C when a job has begun its first save, or done it."""
+    # here, since tests of other tutorials run where there is no pyarrow
+    from tutorials.dlrm.data import Position
+    from tutorials.dlrm.job.checkpoint import Checkpoints
+
     save = Checkpoints.save
 
     def save_and_stop(checkpoints: Checkpoints, position: Position) -> None:

@@ -10,8 +10,8 @@ from unittest import mock
 
 from torch_dynemb.checkpoint.files.disk import Disk
 from tutorials.dlrm import train
-from tutorials.dlrm.checkpoint import Checkpoints
-from tutorials.dlrm.criteo import Position
+from tutorials.dlrm.data import Position
+from tutorials.dlrm.job.checkpoint import Checkpoints
 
 
 def after_step(arguments: list[str], step: int) -> None:

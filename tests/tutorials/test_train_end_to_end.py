@@ -13,16 +13,16 @@ import pytest
 import torch
 
 import torch_dynemb as td
-from tutorials.dlrm import checkpoint, options, packages, train
-from tutorials.dlrm.criteo import CriteoReader
-from tutorials.dlrm.generate import format_lines
-from tutorials.dlrm.model import DLRM
-from tutorials.dlrm.planted import PlantedConfig, PlantedModel
-from tutorials.dlrm.rows import DynamicRows
+from tutorials.dlrm import options, train
+from tutorials.dlrm.data import CriteoReader
+from tutorials.dlrm.job import checkpoint, serving
+from tutorials.dlrm.job.generate import format_lines
+from tutorials.dlrm.job.planted import PlantedConfig, PlantedModel
+from tutorials.dlrm.model import DLRM, DynamicRows
 
 pytestmark = [
     pytest.mark.cpu_only("the job of a tutorial, on the CPU"),
-    pytest.mark.usefixtures("same_threads_afterwards"),
+    pytest.mark.usefixtures("same_threads_afterwards", "no_report"),
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -172,7 +172,7 @@ def test_packages_give_what_the_model_gives(tmp_path, capsys, text):
 
 def test_packages_that_give_something_else_are_refused(tmp_path, monkeypatch):
     """The package is written by hand: it is what compiled code would give."""
-    frozen = td.freeze(DLRM(DynamicRows(4, lr=0.1, bound=1.0), 4))
+    frozen = td.freeze(DLRM(DynamicRows(4, td.RowWiseAdagrad(0.1)), 4))
 
     class Wrong:
         def __enter__(self):
@@ -189,7 +189,7 @@ def test_packages_that_give_something_else_are_refused(tmp_path, monkeypatch):
     samples = tmp_path / "samples.tsv"
     samples.write_bytes(b"1" + b"\t" * 39 + b"\n" + b"0" + b"\t" * 39 + b"\n")
     with pytest.raises(ValueError, match="log-odds that are nan from those of the model"):
-        packages.export_package(frozen, tmp_path, 1, CriteoReader([samples], 2))
+        serving.export_package(frozen, tmp_path, 1, CriteoReader([samples], 2))
 
 
 def test_seed_decides_everything(tmp_path, capsys):

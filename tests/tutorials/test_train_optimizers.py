@@ -11,13 +11,14 @@ import pytest
 import torch
 
 import torch_dynemb as td
-from tutorials.dlrm import optimizers, options, train
-from tutorials.dlrm.optimizers import OPTIMIZERS, RowOptions, state_dtypes
-from tutorials.dlrm.rows import DynamicRows
+from tutorials.dlrm import options, train
+from tutorials.dlrm.job import optimizers
+from tutorials.dlrm.job.optimizers import OPTIMIZERS, row_optimizer, state_dtypes
+from tutorials.dlrm.model import DynamicRows
 
 pytestmark = [
     pytest.mark.cpu_only("the job of a tutorial, on the CPU"),
-    pytest.mark.usefixtures("same_threads_afterwards"),
+    pytest.mark.usefixtures("same_threads_afterwards", "no_report"),
 ]
 
 DIM = 4
@@ -50,19 +51,16 @@ def state_bytes(name: str, state_dtype: str) -> int:
 # -- options ---------------------------------------------------------------------------------------
 
 
-def test_defaults():
-    opts = options.parse([])
-    assert (
-        opts.rows == RowOptions() == ("rowwise-adagrad", "float32", "float32", "stochastic", False)
-    )
-    assert opts.accumulate == 1
-    dtypes = ["--row-dtype", "bfloat16", "--state-dtype", "uint8"]
-    opts = options.parse(["--optimizer", "adam", *dtypes, "--accumulate", "3"])
-    assert opts.rows == ("adam", "bfloat16", "uint8", "stochastic", True)
-    # a run cannot be resumed with others
-    settings = opts.settings()
-    for name in ("optimizer", "row-dtype", "state-dtype", "rounding", "accumulate"):
-        assert f"--{name}" in settings
+def test_a_run_is_not_resumed_with_others():
+    settings = options.settings_of_job(options.parse([]))
+    expected = {
+        "--optimizer": "rowwise-adagrad",
+        "--row-dtype": "float32",
+        "--state-dtype": "float32",
+        "--rounding": "stochastic",
+        "--accumulate": 1,
+    }
+    assert {name: settings[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -133,26 +131,24 @@ def test_every_optimizer_of_the_library_has_a_name():
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_state_dtypes_are_those_of_the_library(name):
     for dtype in ("float32", "bfloat16", "uint8"):
+        opts = options.parse(["--no-baseline", "--optimizer", name, "--state-dtype", dtype])
         if dtype in state_dtypes(name):
-            state = RowOptions(name, state_dtype=dtype).config(0.1).state
+            state = row_optimizer(opts).state
             assert sum(tensor.row_bytes(DIM) for tensor in state) == state_bytes(name, dtype)
         else:
             with pytest.raises(ValueError, match=f"--state-dtype {dtype}: {name} has no state"):
-                RowOptions(name, state_dtype=dtype).config(0.1)
+                row_optimizer(opts)
 
 
 def test_the_tables_are_what_the_options_say():
-    rows = DynamicRows(
-        DIM,
-        lr=0.1,
-        bound=0.01,
-        options=RowOptions("adamw", "float16", "bfloat16", "nearest", split=True),
-    )
+    arguments = "--no-baseline --optimizer adamw --row-dtype float16 --state-dtype bfloat16"
+    arguments += " --rounding nearest --accumulate 2 --lr 0.1"
+    rows = train.make_rows(options.parse(arguments.split()), train.Data([], 2, 1, None))
     config = rows.tables.group.config.optimizer
     assert config == td.AdamW(0.1, state_dtype=torch.bfloat16, stochastic_rounding=False)
     assert {table.dtype for table in rows.tables.group.config.tables} == {torch.float16}
     assert isinstance(rows.optimizer(), td.SplitOptimizer)
-    assert not isinstance(DynamicRows(DIM, lr=0.1, bound=0.01).optimizer(), td.SplitOptimizer)
+    assert not isinstance(DynamicRows(DIM, config).optimizer(), td.SplitOptimizer)
 
 
 # -- from the command line to the result -----------------------------------------------------------

@@ -14,14 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import torch_dynemb as td
-from tutorials.dlrm import capacity, job_runs, options, policies, train
-from tutorials.dlrm.criteo import Batch
-from tutorials.dlrm.policies import admission_rule, count_ids, divide, make_policies
-from tutorials.dlrm.rows import DynamicRows
+from tutorials.dlrm import options, train
+from tutorials.dlrm.data import Batch
+from tutorials.dlrm.job import policies
+from tutorials.dlrm.job.policies import admission_rule, count_ids, divide, make_policies
+from tutorials.dlrm.model import DynamicRows
+from tutorials.dlrm.sweeps import capacity, job_runs
 
 pytestmark = [
     pytest.mark.cpu_only("the job of a tutorial, on the CPU"),
-    pytest.mark.usefixtures("same_threads_afterwards"),
+    pytest.mark.usefixtures("same_threads_afterwards", "no_report"),
 ]
 
 SMALL = ["--samples", "3000", "--batch-size", "256", "--embedding-dim", "4", "--threads", "1"]
@@ -51,9 +53,9 @@ def test_defaults():
     opts = options.parse(["--capacity", "99", "--eviction", "lru", "--admission", "chance:0.1"])
     assert (opts.capacity, opts.eviction, opts.admission) == (99, "lru", "chance:0.1")
     # a run cannot be resumed with others
-    assert opts.settings()["--capacity"] == 99
-    assert opts.settings()["--eviction"] == "lru"
-    assert opts.settings()["--admission"] == "chance:0.1"
+    assert options.settings_of_job(opts)["--capacity"] == 99
+    assert options.settings_of_job(opts)["--eviction"] == "lru"
+    assert options.settings_of_job(opts)["--admission"] == "chance:0.1"
 
 
 @pytest.mark.parametrize(
@@ -149,24 +151,28 @@ def test_policies_of_tables():
 
 def test_turnover_is_that_of_all_tables():
     def rows(**policy) -> DynamicRows:
-        return DynamicRows(4, lr=0.1, bound=0.01, policies=[td.Policy(**policy)] * 26)
+        return DynamicRows(4, td.RowWiseAdagrad(0.1), policies=[td.Policy(**policy)] * 26)
+
+    def turnover_of(rows: DynamicRows) -> tuple[int, int, int]:
+        figures = rows.figures()
+        return figures.evicted, figures.rejected, figures.not_admitted
 
     ids = torch.arange(26 * 12).view(26, 12)
     evicting = rows(capacity=10)
     for part in ids.split(6, dim=1):
         evicting(part).sum().backward()
         evicting.optimizer().step()
-    turnover = evicting.figures().turnover
+    turnover = evicting.figures()
     assert turnover.evicted > 26
     assert turnover.evicted + turnover.rejected == 26 * 2  # some find no victim in their buckets
     assert turnover.not_admitted == 0
     rejecting = rows(capacity=10, on_full="default")
     rejecting(ids)
-    assert rejecting.figures().turnover == (0, 26 * 2, 0)
+    assert turnover_of(rejecting) == (0, 26 * 2, 0)
     choosing = rows(admission=td.AdmitFrequent(2))
     choosing(ids)
-    before = choosing.table_bytes()
-    assert choosing.figures().turnover == (0, 0, 26 * 12)
+    before = choosing.figures().table_bytes
+    assert turnover_of(choosing) == (0, 0, 26 * 12)
     assert before >= sum(s.counter_bytes for s in choosing.tables.group.stats().values()) > 0
 
 

@@ -12,7 +12,7 @@ from tutorials.dlrm import options, train
 
 pytestmark = [
     pytest.mark.cpu_only("the job of a tutorial, on the CPU"),
-    pytest.mark.usefixtures("same_threads_afterwards"),
+    pytest.mark.usefixtures("same_threads_afterwards", "no_report"),
 ]
 
 SMALL = [

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 import torch_dynemb as td
-from tutorials.dlrm import checkpoint, train
-from tutorials.dlrm.generate import format_lines
-from tutorials.dlrm.loop import Moment
-from tutorials.dlrm.planted import PlantedConfig, PlantedModel
+from tutorials.dlrm import train
+from tutorials.dlrm.job import checkpoint
+from tutorials.dlrm.job.generate import format_lines
+from tutorials.dlrm.job.planted import PlantedConfig, PlantedModel
+from tutorials.dlrm.loop import Point
 from tutorials.dlrm.report import conclusion
 
 pytestmark = [
@@ -121,16 +122,16 @@ def test_a_job_that_evicts_nothing_and_has_few_steps(data, tmp_path, capsys):
     assert "None: tables grow as long as ids come" in page.text
 
 
-def test_moments_are_those_of_the_whole_job_after_an_interruption(
+def test_points_are_those_of_the_whole_job_after_an_interruption(
     data, tmp_path, capsys, ctrl_c_after_a_save
 ):
-    def moments(out: Path) -> list[Moment]:
+    def points(out: Path) -> list[Point]:
         saved = checkpoint.read(out / "checkpoint")
         assert saved is not None
-        return [Moment(*values) for values in saved["moments"]]
+        return [Point(*values) for values in saved["progress"]["points"]]
 
     def untimed(out: Path) -> list[tuple[object, ...]]:
-        return [(m.samples, m.ids, m.evicted) for m in moments(out)]
+        return [(p.samples, p.ids, p.evicted) for p in points(out)]
 
     arguments = [data, "--no-baseline", "--capacity", "700", "--checkpoint-every", "10"]
     run(capsys, *arguments, "--out", tmp_path / "whole")
@@ -138,15 +139,15 @@ def test_moments_are_those_of_the_whole_job_after_an_interruption(
         run(capsys, *arguments, "--out", tmp_path / "interrupted")
     assert not (tmp_path / "interrupted" / "report.html").exists()
     run(capsys, *arguments, "--out", tmp_path / "interrupted", "--resume")
-    whole, resumed = moments(tmp_path / "whole"), moments(tmp_path / "interrupted")
-    assert [moment.samples for moment in whole] == [320, 640, 960, 1280, 1600, 1800]
+    whole, resumed = points(tmp_path / "whole"), points(tmp_path / "interrupted")
+    assert [point.samples for point in whole] == [320, 640, 960, 1280, 1600, 1800]
     assert untimed(tmp_path / "interrupted") == untimed(tmp_path / "whole")
-    assert all(sum(moment.ids) <= 700 for moment in whole)
+    assert all(sum(point.ids) <= 700 for point in whole)
     for of_a_job in (whole, resumed):
         for before, after in pairwise(of_a_job):
             assert before.seconds < after.seconds
             assert sum(before.evicted) < sum(after.evicted)
-        assert all(moment.resident_bytes > moment.table_bytes > 0 for moment in of_a_job)
+        assert all(point.resident_bytes > point.table_bytes > 0 for point in of_a_job)
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,7 @@ _FEATURE_NUMBERS = {
     "ragged": "ids",
 }
 _LAST_DTYPE_CODE = 5  # of reserve
+_LARGE = 1 << 20  # a size that can make a result too large
 _LARGEST_CRC = 2**32 - 1
 # tensors that an op reads by the CPU, whatever devices others have kernels for
 _READS_FILES = "reads files to host memory: copy to the CPU first, with .cpu()"
@@ -443,16 +444,20 @@ def _check_formats(op: str, formats: Sequence[int], weights: Sequence[Tensor]) -
             _refuse(op, f"weights has dtype {_dtype_name(slab.dtype)}, expected uint8")
 
 
-def refuse_size(op: str, arguments: Sequence[Any]) -> NoReturn:
-    """Raises RuntimeError for the largest number of a call whose result no memory holds."""
+def refuse_size(op: str, arguments: Sequence[Any]) -> None:
+    """Raise RuntimeError for the largest number of a call whose result torch could not make.
+
+    Nothing is raised if the call has no large number: then something else is wrong.
+    """
     numbers = [
         (value, entry)
         for (name, _, _), given in zip(_argument_types(op), arguments, strict=False)
         for entry, value in _entries(name, given)
         if type(value) is int
     ]
-    value, entry = max(numbers, default=(0, "a size"))
-    _refuse(op, f"{entry} is {value}, with which the result is larger than an address space")
+    value, entry = max(numbers, default=(0, ""))
+    if value >= _LARGE:
+        _refuse(op, f"{entry} is {value}, with which the result is larger than an address space")
 
 
 def refuse_sparse(op: str) -> Callable[..., NoReturn]:

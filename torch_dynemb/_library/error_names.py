@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from torch_dynemb.errors import DynembError
+
 _NUMBER = re.compile(r"\btable (\d+)\b")
 _PLACE = re.compile(r" \(csrc/[^()]*\)$")
 _OFFSET = re.compile(r"\boffsets\[(\d+)\]")
@@ -46,11 +48,23 @@ def name_tables_of(error: RuntimeError, arguments: Sequence[object]) -> None:
             return
 
 
+def named(error: RuntimeError, arguments: Sequence[object]) -> RuntimeError:
+    """Return an op's error after :func:`name_tables_of`.
+
+    Args:
+        error: what the op raised.
+        arguments: of the op.
+    """
+    name_tables_of(error, arguments)
+    return error
+
+
 def name_tables(error: RuntimeError, names: Sequence[str]) -> None:
     """Puts names into the message of an error: for a number, or else behind the message.
 
     Args:
-        error: what an op raised; its message changes, unless it has a name already.
+        error: what an op raised; its message changes, unless it has a name already. A
+            :class:`DynembError` gets ``tables``, too.
         names: of the tables of the call, in the order of their numbers.
     """
     if len(error.args) != 1 or not isinstance(error.args[0], str):
@@ -59,11 +73,16 @@ def name_tables(error: RuntimeError, names: Sequence[str]) -> None:
     if not names or any(repr(name) in message for name in names):
         return
 
-    def named(number: re.Match[str]) -> str:
+    numbers = dict.fromkeys(int(number[1]) for number in _NUMBER.finditer(message))
+    if isinstance(error, DynembError):
+        about = [names[table] for table in numbers if table < len(names)]
+        error.tables = tuple(about or names)
+
+    def with_name(number: re.Match[str]) -> str:
         table = int(number[1])
         return f"table {names[table]!r}" if table < len(names) else number[0]
 
-    says, count = _NUMBER.subn(named, message)
+    says, count = _NUMBER.subn(with_name, message)
     if count == 0:
         place = _PLACE.search(message)
         end = len(message) if place is None else place.start()
@@ -105,4 +124,4 @@ def _constants(arguments: Sequence[Any]) -> Iterator[Tensor]:
                 yield meta
 
 
-__all__ = ["know_names", "known_names", "name_feature", "name_tables", "name_tables_of"]
+__all__ = ["know_names", "known_names", "name_feature", "name_tables", "name_tables_of", "named"]

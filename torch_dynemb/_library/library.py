@@ -10,10 +10,11 @@ from typing import Any, TypeVar, cast
 import torch
 
 from torch_dynemb._library.arguments import check_arguments, refuse_size, refuse_sparse
-from torch_dynemb._library.error_names import name_tables_of
+from torch_dynemb._library.error_names import name_tables_of, named
+from torch_dynemb._library.op_names import op_names, takes_tensors
+from torch_dynemb._library.typed_errors import is_marked, typed_error
 
 LIBRARY = Path(__file__).parents[1] / "_C.abi3.so"
-_OUT_OF_MEMORY = "out of GPU memory"  # in cuda/runtime/launch.cu and cuda/memory
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -40,26 +41,17 @@ _SPARSE_KEYS = ("SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA")
 @functools.cache
 def _refuse_sparse_tensors() -> None:
     """Ops say which argument is sparse; torch would list the kernels that they have."""
-    prefix = "dynemb::"
-    for name in torch._C._dispatch_get_all_op_names():
-        if not name.startswith(prefix):
-            continue
-        op = name.removeprefix(prefix)
-        schema = getattr(torch.ops.dynemb, op).default._schema
-        if any("Tensor" in str(argument.type) for argument in schema.arguments):
-            for key in _SPARSE_KEYS:
-                _implementations.impl(op, refuse_sparse(op), key)
+    for op in filter(takes_tensors, op_names()):
+        for key in _SPARSE_KEYS:
+            _implementations.impl(op, refuse_sparse(op), key)
 
 
-def raises_out_of_memory(function: Function) -> Function:
-    """Gives a function that calls ops the exceptions that callers expect.
+def raises_typed_errors(function: Function) -> Function:
+    """Give a function that calls ops the exceptions of :mod:`torch_dynemb.errors`.
 
-    Errors call tables by the names that :func:`know_names` has noted.
-
-    The library says "out of GPU memory" with the bytes and what to do, but cannot raise
-    ``torch.OutOfMemoryError``: that class is not part of LibTorch's stable ABI. Code that
-    ``torch.compile`` has compiled calls ops without these functions: it gets the same words in a
-    ``RuntimeError``, with numbers of tables.
+    Errors call tables by the names that :func:`know_names` has noted. Code that ``torch.compile``
+    has compiled calls ops without these functions: it gets a ``RuntimeError`` with the same words,
+    a mark of the class at their end, and numbers of tables.
     """
 
     @functools.wraps(function)
@@ -67,10 +59,11 @@ def raises_out_of_memory(function: Function) -> Function:
         try:
             return function(*arguments, **keywords)
         except RuntimeError as error:
+            if is_marked(error):
+                # not by a variable: its frame and the traceback would be a reference cycle
+                raise named(typed_error(error), arguments) from None
             name_tables_of(error, arguments)
-            if isinstance(error, torch.OutOfMemoryError) or _OUT_OF_MEMORY not in str(error):
-                raise
-            raise torch.OutOfMemoryError(str(error)) from None
+            raise
 
     return cast(Function, wrapped)
 
@@ -85,9 +78,10 @@ def register_fake(op: str) -> Callable[[Function], Function]:
             try:
                 return function(*arguments)
             except (RuntimeError, TypeError) as error:
-                if "verflow" not in str(error):
-                    raise
-                refuse_size(op, arguments)
+                # not of a subclass, such as those of sizes that torch.compile does not know
+                if type(error) in (RuntimeError, TypeError):
+                    refuse_size(op, arguments)
+                raise
 
         torch.library.register_fake(f"dynemb::{op}", checked)
         return function

@@ -15,10 +15,8 @@ from torch_dynemb.checkpoint.delta_log.directory import DirectorySink
 from torch_dynemb.checkpoint.delta_log.follower import Follower, follow, replay
 from torch_dynemb.checkpoint.delta_log.log import DeltaLog
 from torch_dynemb.checkpoint.delta_log.position import LogPosition
-from torch_dynemb.checkpoint.delta_log.reader import NewBaseNeededError
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink, EndingSink
 from torch_dynemb.checkpoint.delta_log.targets import FollowTarget, follows
-from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
 from torch_dynemb.checkpoint.loading.load import LoadedTable, LoadReport, load
 from torch_dynemb.checkpoint.parts import IdSlots, TablePart, table_name, tables_of
 from torch_dynemb.checkpoint.reading.reader import Checkpoint, open  # noqa: A004
@@ -31,6 +29,7 @@ from torch_dynemb.checkpoint.snapshots.save import save_snapshot
 from torch_dynemb.checkpoint.tools.export import export
 from torch_dynemb.checkpoint.tools.merge import merge
 from torch_dynemb.checkpoint.tools.reshard import reshard
+from torch_dynemb.errors import DamagedFileError, NewBaseNeededError
 
 __all__ = [
     "Checkpoint",

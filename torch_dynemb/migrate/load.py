@@ -77,9 +77,11 @@ def load(
         FileNotFoundError: a file is missing.
         ValueError: a source is damaged, gives an id twice, or does not fit its table, or the table
             has ids. In all these cases the tables are as they were.
-        RuntimeError: memory is short, or a save goes on in the background, or this process is a
-            fork of the one that made the tables. The tables are empty then, where memory is what
-            fails while rows are written, and as they were in the other cases. All ranks raise.
+        NoRoomError: memory is short. If it is while rows are written, the tables are empty then.
+        InUseError, BackgroundError: a save goes on in the background, or has failed.
+        ForkedProcessError: this process is a fork of the one that made the tables.
+        ReplacedError: a source has changed while it was read; the tables are empty then. All ranks
+            raise.
 
     Example:
         >>> import torch, torch_dynemb as td

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torch_dynemb.checkpoint.loading.score_check import check_score, check_waiting
 from torch_dynemb.checkpoint.parts import TablePart
+from torch_dynemb.errors import ReplacedError
 from torch_dynemb.migrate.source import Source, SourceRows, checked
 from torch_dynemb.ops.columns import MAX_COUNT, Clock
 from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch
@@ -222,7 +223,8 @@ class Target:
             size: rows of a batch.
 
         Raises:
-            RuntimeError: memory is short, or the source has changed since :meth:`read`.
+            NoRoomError: memory is short.
+            ReplacedError: the source has changed since :meth:`read`.
         """
         tables, table = self.part.group.tables, self.part.table
         device = tables.device
@@ -241,7 +243,7 @@ class Target:
                 content.write_rows(tables, table, _moved(block, device), self._scores)
             begin = end
         if begin != self.ids.numel():
-            raise RuntimeError(f"{self._source.name} has changed while it was read: load it again")
+            raise ReplacedError(f"{self._source.name} has changed while it was read: load it again")
         content.set_optimizer_steps(tables, table, self._optimizer_steps())
 
     def _optimizer_steps(self) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch_dynemb import ops
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.nn.embedding import SingleTable, static_rows
-from torch_dynemb.nn.features import GroupedIds, any_batch
+from torch_dynemb.nn.features import any_batch
 from torch_dynemb.nn.inputs import (
     as_ops_take_them,
     flat_scores,
@@ -17,6 +17,8 @@ from torch_dynemb.nn.inputs import (
     integer_offsets,
 )
 from torch_dynemb.nn.static_arguments import advises
+from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.policy import Policy
 from torch_dynemb.storage.tiers import Storage
@@ -24,14 +26,22 @@ from torch_dynemb.table.config import EvalDefault
 from torch_dynemb.table.group import pooling_of
 
 
-def bag_inputs(
+def bag_batch(
     input: Tensor,
     offsets: Tensor | None,
     per_sample_weights: Tensor | None,
     *,
     include_last_offset: bool,
-) -> GroupedIds:
+    dim: int,
+    pooling: Pooling,
+) -> LookupBatch:
     """Checks the arguments of a bag's forward and brings them into the form of the ops.
+
+    Args:
+        input, offsets, per_sample_weights: of :meth:`DynamicEmbeddingBag.forward`.
+        include_last_offset: whether ``offsets`` has the number of ids at its end.
+        dim: of the table.
+        pooling: how the rows of a bag become one.
 
     Raises:
         TypeError, ValueError: dtypes or shapes do not match.
@@ -47,7 +57,8 @@ def bag_inputs(
                 "DynamicEmbeddingBag: offsets was given with a 2-D input, whose rows are the "
                 "bags: leave it out"
             )
-        return GroupedIds(*ops.ids_concat([ids], bags=input.shape[0]), per_sample_weights)
+        ids, offsets = ops.ids_concat([ids], bags=input.shape[0])
+        return LookupBatch(ids, offsets, per_sample_weights, [0], [dim], pooling)
     if input.dim() != 1:
         raise ValueError(
             f"DynamicEmbeddingBag: input has shape {tuple(input.shape)}, expected 1 or 2 dimensions"
@@ -64,14 +75,13 @@ def bag_inputs(
         )
     if include_last_offset:
         offsets = any_batch(offsets, 1).offsets
-    if as_ops_take_them(ids, offsets):
-        if include_last_offset:
-            return GroupedIds(ids, offsets, per_sample_weights)
-        if ids.is_cpu and not torch.compiler.is_compiling():
-            ended = torch.constant_pad_nd(offsets, (0, 1), ids.shape[0])
-            return GroupedIds(ids, ended, per_sample_weights)
-    bags = offsets.shape[0] - int(include_last_offset)
-    return GroupedIds(*ops.ids_concat([ids], bags=bags, offsets=[offsets]), per_sample_weights)
+    ready = as_ops_take_them(ids, offsets)
+    if ready and not include_last_offset and ids.is_cpu and not torch.compiler.is_compiling():
+        offsets = torch.constant_pad_nd(offsets, (0, 1), ids.shape[0])
+    elif not (ready and include_last_offset):
+        bags = offsets.shape[0] - int(include_last_offset)
+        ids, offsets = ops.ids_concat([ids], bags=bags, offsets=[offsets])
+    return LookupBatch(ids, offsets, per_sample_weights, [0], [dim], pooling)
 
 
 class DynamicEmbeddingBag(SingleTable):
@@ -165,20 +175,13 @@ class DynamicEmbeddingBag(SingleTable):
         Raises:
             TypeError, ValueError: dtypes or shapes do not match, offsets are missing, or given with
                 a 2-D input, or scores are wrong as in :meth:`DynamicEmbedding.forward`.
-            RuntimeError: offsets are not ascending from 0; the table is full or memory is short; in
-                training, this process is a fork of the one that made the table. No id has been
-                inserted then.
+            RuntimeError: offsets are not ascending from 0. No id has been inserted then.
+            NoRoomError: the table is full or memory is short. No id has been inserted then.
+            ForkedProcessError: in training, this process is a fork of the one that made the table.
+            ReplicatedTableError: in training, each rank would train its own copy of the table.
         """
-        ids, bag_offsets, weights = bag_inputs(
-            input, offsets, per_sample_weights, include_last_offset=self.include_last_offset
-        )
         return self._lookup(
-            ids,
-            bag_offsets,
-            weights,
-            feature_tables=[0],
-            feature_dims=[self.embedding_dim],
-            pooling=self._pooling,
+            self._batch(input, offsets, per_sample_weights),
             scores=None if scores is None else flat_scores("DynamicEmbeddingBag", scores, input),
         )
 
@@ -194,10 +197,20 @@ class DynamicEmbeddingBag(SingleTable):
             TypeError, ValueError, RuntimeError: as :meth:`forward`, and
                 :meth:`DynamicEmbedding.prefetch`.
         """
-        ids, bag_offsets, _ = bag_inputs(
-            input, offsets, None, include_last_offset=self.include_last_offset
+        self._prefetch(self._batch(input, offsets, None), ahead)
+
+    def _batch(
+        self, input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None
+    ) -> LookupBatch:
+        """Ask for a bag of each sample; see :meth:`forward`."""
+        return bag_batch(
+            input,
+            offsets,
+            per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            dim=self.embedding_dim,
+            pooling=self._pooling,
         )
-        self._prefetch(ids, bag_offsets, [0], ahead)
 
     @classmethod
     @advises("weight", "ids")

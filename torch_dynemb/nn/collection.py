@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.nn.features import Features, group_ids
-from torch_dynemb.nn.forwards import BagsOfFeatures, RowsOfFeatures, sequence_inputs
+from torch_dynemb._library.error_names import name_feature
+from torch_dynemb.nn.features import Features
+from torch_dynemb.nn.forwards import BagsOfFeatures, RowsOfFeatures
 from torch_dynemb.nn.static_arguments import advises
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.optim import OptimizerConfig
@@ -78,7 +79,7 @@ class Collection(TableModule):
                 if feature in owners:
                     raise ValueError(
                         f"{type(self).__name__}: feature {feature!r} belongs to two tables, "
-                        f"{tables[owners[feature]].name!r} and {table.name!r}"
+                        f"{tables[owners[feature]].name!r} and {table.name!r}: name it in one"
                     )
                 owners[feature] = t
         layout = config.layout
@@ -131,7 +132,7 @@ class Collection(TableModule):
         if taken:
             raise ValueError(
                 f"{type(self).__name__}.add_table: features {taken} of table {table.name!r} belong "
-                "to other tables"
+                "to other tables: give it features of its own"
             )
 
 
@@ -209,7 +210,12 @@ class DynamicEmbeddingBagCollection(BagsOfFeatures, Collection):
             KeyError: a feature is missing.
             TypeError, ValueError, RuntimeError: as in :meth:`DynamicEmbeddingBag.forward`.
         """
-        return self._bags(features, self._pooling, feature_policies=self.feature_policies)
+        batch = self._batch(features, self._pooling)
+        try:
+            return self._lookup(batch, feature_policies=self.feature_policies)
+        except RuntimeError as error:
+            name_feature(error, self.feature_names, batch.offsets.shape[0] - 1)
+            raise
 
     def prefetch(self, features: Features, *, ahead: int = 1) -> None:
         """Begins to bring rows into memory; see :meth:`DynamicEmbedding.prefetch`.
@@ -222,8 +228,7 @@ class DynamicEmbeddingBagCollection(BagsOfFeatures, Collection):
             KeyError, TypeError, ValueError, RuntimeError: as :meth:`forward`, and
                 :meth:`DynamicEmbedding.prefetch`.
         """
-        ids, offsets, _ = group_ids(type(self).__name__, self.feature_names, features)
-        self._prefetch(ids, offsets, self.feature_tables, ahead)
+        self._prefetch(self._batch(features, self._pooling), ahead)
 
 
 class DynamicEmbeddingCollection(RowsOfFeatures, Collection):
@@ -291,7 +296,8 @@ class DynamicEmbeddingCollection(RowsOfFeatures, Collection):
             KeyError: a feature is missing.
             TypeError, ValueError, RuntimeError: as in :meth:`DynamicEmbedding.forward`.
         """
-        return self._rows(features, feature_policies=self.feature_policies)
+        rows = self._lookup(self._batch(features), feature_policies=self.feature_policies)
+        return self._split(rows, features)
 
     def prefetch(self, features: Mapping[str, Tensor], *, ahead: int = 1) -> None:
         """Begins to bring rows into memory; see :meth:`DynamicEmbedding.prefetch`.
@@ -304,8 +310,7 @@ class DynamicEmbeddingCollection(RowsOfFeatures, Collection):
             KeyError, TypeError, ValueError, RuntimeError: as :meth:`forward`, and
                 :meth:`DynamicEmbedding.prefetch`.
         """
-        ids, offsets, _ = sequence_inputs(type(self).__name__, self.feature_names, features)
-        self._prefetch(ids, offsets, self.feature_tables, ahead)
+        self._prefetch(self._batch(features), ahead)
 
     def _check_new_table(self, table: TableConfig) -> None:
         super()._check_new_table(table)

@@ -11,10 +11,12 @@ from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer, tensor
 from torch_dynemb.distributed.seed import drawn_seed
 from torch_dynemb.initializers import Initializer
-from torch_dynemb.nn.forwards import RowsOfIds
+from torch_dynemb.nn.forwards import rows_in_shape
 from torch_dynemb.nn.inputs import are_ready, flat_ids, flat_scores
 from torch_dynemb.nn.static_arguments import ARGUMENTS, ClassAttribute, advises
 from torch_dynemb.nn.table_module import TableModule
+from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.policy import Policy
 from torch_dynemb.storage.tiers import Storage
@@ -174,7 +176,7 @@ def static_rows(
     return StaticRows(weight, flat_ids(f"{owner}: ids", ids), padding_idx)
 
 
-class DynamicEmbedding(RowsOfIds, SingleTable):
+class DynamicEmbedding(SingleTable):
     """A vector for every id: ``nn.Embedding`` without ``num_embeddings``.
 
     In training mode with grad enabled, an id that has not been seen gets a row, and backward
@@ -276,8 +278,9 @@ class DynamicEmbedding(RowsOfIds, SingleTable):
             TypeError: input holds no integers, or scores are no int64.
             ValueError: scores have another shape or device than input, or the table keeps custom
                 scores and has got none, or keeps none and has got some.
-            RuntimeError: the table is full, or memory is short; in training, this process is a fork
-                of the one that made the table. No id has been inserted then.
+            NoRoomError: the table is full, or memory is short. No id has been inserted then.
+            ForkedProcessError: in training, this process is a fork of the one that made the table.
+            ReplicatedTableError: in training, each rank would train its own copy of the table.
         """
         if scores is None and are_ready(input):
             tables = self._tables_to_read()
@@ -285,12 +288,11 @@ class DynamicEmbedding(RowsOfIds, SingleTable):
                 return self._as_output(
                     ops.find_and_read_rows(tables.index, tables.rows, input, tables.one_bag)
                 )
-        return self._rows(
-            flat_ids("DynamicEmbedding", input),
-            input.shape,
-            self._group.tables.one_bag,
+        rows = self._lookup(
+            self._batch(flat_ids("DynamicEmbedding", input)),
             scores=None if scores is None else flat_scores("DynamicEmbedding", scores, input),
         )
+        return rows_in_shape(rows, input, self.embedding_dim)
 
     def prefetch(self, input: Tensor, *, ahead: int = 1) -> None:
         """Begins to bring rows into memory that a forward will want, and returns at once.
@@ -308,8 +310,13 @@ class DynamicEmbedding(RowsOfIds, SingleTable):
             RuntimeError: the storage has failed, or this process is a fork of the one that made
                 the table.
         """
-        ids = flat_ids("DynamicEmbedding", input)
-        self._prefetch(ids, self._group.tables.one_bag, [0], ahead)
+        self._prefetch(self._batch(flat_ids("DynamicEmbedding", input)), ahead)
+
+    def _batch(self, ids: Tensor) -> LookupBatch:
+        """Ask for a row for each id, int64 [n]."""
+        one_bag = self._group.tables.one_bag
+        # for few ids LookupBatch.of_rows() would take a measurable part of the call
+        return LookupBatch(ids, one_bag, None, [0], [self.embedding_dim], Pooling.NONE)
 
     @classmethod
     @advises("weight", "ids")

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.distributed.exchange import all_to_all, arrived, one_to_each
 from torch_dynemb.distributed.ranks import RankGroup
+from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.table.group import TableGroup
 
 
@@ -38,25 +39,16 @@ class SharedTable(Protocol):
     def learns(self) -> bool:
         """Whether a lookup now is one of training."""
 
-    def prefetch_lookup(self, ids: Tensor, offsets: Tensor, *, children: list[int]) -> None:
+    def prefetch_lookup(self, batch: LookupBatch) -> None:
         """Begins to bring the rows of a lookup into memory."""
 
     def lookup(
-        self,
-        ids: Tensor,
-        offsets: Tensor,
-        *,
-        children: list[int],
-        reads_only: bool,
-        trains: bool,
-        counts: Tensor | None,
+        self, batch: LookupBatch, *, reads_only: bool, trains: bool, counts: Tensor | None
     ) -> Tensor:
         """Rows [n, columns] of ids that this rank has.
 
         Args:
-            ids: int64 [n], child after child.
-            offsets: int64 [children + 1], where children begin in ``ids``.
-            children: their numbers.
+            batch: a row for each of n ids, child after child.
             reads_only: True: new ids get no row.
             trains: False: as in evaluation.
             counts: int64 [n], how often each id occurs; None: once.
@@ -132,15 +124,17 @@ class IdExchange:
             if table.counts_occurrences:
                 self._counts = all_to_all(distinct.counts, self._received, self._sent, ranks)
 
-    def _arrived(self) -> tuple[Tensor, Tensor]:
-        """The ids that came here, and where those of each child of each rank begin."""
+    def _arrived(self) -> LookupBatch:
+        """Ask for the rows of the ids that came here, those of each child of each rank together."""
         lengths = self._received_lengths.reshape(-1)
-        return arrived(self._ids), torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        children = self._children * self._ranks.size
+        columns = self._table.group.config.tables[0].embedding_dim
+        return LookupBatch.of_rows(arrived(self._ids), offsets, children, columns)
 
     def prefetch(self) -> None:
         """Waits for the ids that come here, and begins to bring their rows into memory."""
-        ids, offsets = self._arrived()
-        self._table.prefetch_lookup(ids, offsets, children=self._children * self._ranks.size)
+        self._table.prefetch_lookup(self._arrived())
 
     def rows(self, *, reads_only: bool, trains: bool) -> Tensor:
         """Looks up the ids that came here, and sends the rows back.
@@ -149,19 +143,17 @@ class IdExchange:
             [n, columns], rows of the distinct ids; ``inverse`` says which one each id has.
         """
         table, ranks = self._table, self._ranks
-        ids, offsets = self._arrived()
+        batch = self._arrived()
         if self._proposals is not None and trains and table.learns():
             table.group.agree_on_now(self._proposals)
         rows = table.lookup(
-            ids,
-            offsets,
-            children=self._children * ranks.size,
+            batch,
             reads_only=reads_only,
             trains=trains,
             counts=None if self._counts is None else arrived(self._counts),
         )
         if rows.requires_grad:
-            factor = self._gradient_factor(ids, self._received_lengths.reshape(-1))
+            factor = self._gradient_factor(batch.ids, self._received_lengths.reshape(-1))
             rows = _ScaledGradient.apply(rows, factor)  # type: ignore[no-untyped-call]
         return arrived(all_to_all(rows, self._sent, self._received, ranks))
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from torch_dynemb.nn.table_module import FORGOTTEN_STEPS, TableModule
+from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim import SGD, FusedOptimizer, OptimizerConfig, check_config
 from torch_dynemb.storage.tiers import Storage
 from torch_dynemb.table.allocation import allocate
@@ -42,7 +42,6 @@ class OptimizedLater(TableModule):
     """
 
     how_to_optimize = "call set_optimizer()"
-    _storage_to_come: Storage | None = None  # also of modules in files of earlier versions
 
     def __init__(
         self,
@@ -113,19 +112,17 @@ class OptimizedLater(TableModule):
         check_config(f"{type(self).__name__}.set_optimizer: config", config)
         return super().set_optimizer(config)
 
-    def prefetch_lookup(self, ids: Tensor, offsets: Tensor, *, children: list[int]) -> None:
+    def prefetch_lookup(self, batch: LookupBatch) -> None:
         """Begins to bring the rows of a lookup into memory.
 
         Args:
-            ids: int64 [n], feature after feature.
-            offsets: int64 [features * B + 1], where bags begin, or empty for one feature.
-            children: numbers of the tables of the features.
+            batch: what the lookup will ask for.
 
         Raises:
             RuntimeError: the storage has failed, or the table has no optimizer yet.
         """
         self._check_stored("prefetch")
-        self._prefetch(ids, offsets, children, 1)
+        self._prefetch(batch, 1)
 
     def _take_optimizer(self, changed: Tables, optimizer: FusedOptimizer | None) -> None:
         super()._take_optimizer(changed, optimizer)

@@ -13,6 +13,8 @@ from torch.distributed import distributed_c10d
 from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
+from torch_dynemb.errors import ReplicatedTableError
+
 # Its ``default_pg`` is the default process group or None, at a fifth of the time of a public call.
 WORLD = distributed_c10d._world
 _SHARED_BY = "torch_dynemb.torchrec, torch_dynemb.recis and torch_dynemb.oneembedding"
@@ -29,7 +31,7 @@ def is_replicated(anchor: nn.Parameter, own: nn.Parameter) -> bool:
 
 
 def refuse_replicated(module: nn.Module) -> None:
-    """Raises RuntimeError, which names the wrapper that the table is inside.
+    """Raises ReplicatedTableError, which names the wrapper that the table is inside.
 
     Args:
         module: with the table.
@@ -49,7 +51,7 @@ def refuse_replicated(module: nn.Module) -> None:
                 "written by module.group"
             )
         replicated_by = f"{replaced_by} (its grad_anchor has been replaced)"
-    raise RuntimeError(
+    raise ReplicatedTableError(
         f"{owner}: the table is inside {replicated_by}, which would give "
         "every rank its own diverging copy: ranks share the rows of tables of "
         f"{_SHARED_BY}; on one rank, wrap only the dense part of the model"
@@ -62,19 +64,20 @@ def has_other_ranks() -> bool:
 
 
 def refuse_other_ranks(module: nn.Module, names: Sequence[str]) -> None:
-    """Raise RuntimeError: each rank would train the rows on its own.
+    """Raise ReplicatedTableError: each rank would train the rows on its own.
 
     Args:
         module: with the tables.
         names: of its tables.
     """
-    raise RuntimeError(
+    raise ReplicatedTableError(
         f"{type(module).__name__} (tables {list(names)}): a training lookup, but the process group "
         f"has {dist.get_world_size()} ranks, and each would train its own diverging copy of the "
         f"rows: use tables that ranks share, those of {_SHARED_BY}. If only this rank trains the "
         "tables, as in a pipeline, or each rank has ids or a model of its own, call "
         "torch_dynemb.private_to_rank(model) first; lookups in eval mode and under "
-        "torch.no_grad() are allowed"
+        "torch.no_grad() are allowed",
+        tables=names,
     )
 
 

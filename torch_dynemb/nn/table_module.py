@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_dynemb import ops
 from torch_dynemb.argument_checks import flag
 from torch_dynemb.distributed.ranks import default_group
 from torch_dynemb.nn import backward_updates, gradient_clipping, loss_scaling
@@ -24,7 +25,8 @@ from torch_dynemb.nn.replication import (
     refuse_replicated,
 )
 from torch_dynemb.nn.static_arguments import ATTRIBUTES, missing_attribute
-from torch_dynemb.ops.columns import NO_HANDLE, REFUSED_HANDLE, Pooling
+from torch_dynemb.ops.columns import NO_HANDLE, REFUSED_HANDLE
+from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.ops.update import NO_OPTIMIZER
 from torch_dynemb.optim import FusedOptimizer, OptimizerConfig, SplitOptimizer, check_config
 from torch_dynemb.process.interrupts import held_back
@@ -276,13 +278,8 @@ class TableModule(nn.Module):
 
     def _lookup(
         self,
-        ids: Tensor,
-        offsets: Tensor,
-        per_sample_weights: Tensor | None,
+        batch: LookupBatch,
         *,
-        feature_tables: list[int],
-        feature_dims: list[int],
-        pooling: Pooling,
         feature_policies: list[int] | None = None,
         scores: Tensor | None = None,
         counts: Tensor | None = None,
@@ -292,6 +289,8 @@ class TableModule(nn.Module):
         """One call of the index and one of the rows for all features; see ``ops.index``.
 
         Args:
+            batch: what is asked for, in the tables of the group.
+            feature_policies, scores, counts: see :meth:`torch_dynemb.TableGroup.find_or_insert`.
             inserts: False: training gives no rows to new ids, which read what refused ones read.
             trains: False: as in evaluation, but per_sample_weights may get a gradient.
         """
@@ -308,25 +307,13 @@ class TableModule(nn.Module):
                 loss_scaling.check_not_scaled(type(self).__name__)
             # not on a GPU, whose count would have to be waited for; train(False) and state_dict
             # report
-            if not ids.is_cuda:
+            if not batch.ids.is_cuda:
                 self._count_lookup()
-        weights_learn = (
-            per_sample_weights is not None
-            and per_sample_weights.requires_grad
-            and torch.is_grad_enabled()
-        )
+        weights = batch.per_sample_weights
+        weights_learn = weights is not None and weights.requires_grad and torch.is_grad_enabled()
         tables = self._group.tables
         if not learning and not weights_learn:
-            output = table_lookup.find_and_read(
-                tables,
-                ids,
-                offsets,
-                per_sample_weights,
-                feature_tables,
-                feature_dims,
-                pooling=pooling,
-            )
-            return self._as_output(output)
+            return self._as_output(table_lookup.find_and_read(tables, batch))
         if learning and tables.host.forked:
             tables.check_own()
         # Activation checkpointing runs a forward again. Policies have seen its ids then: who has no
@@ -334,34 +321,23 @@ class TableModule(nn.Module):
         if learning and (
             not inserts or (tables.config.layout.rows and repeats_a_forward(type(self).__name__))
         ):
-            found = table_lookup.find(tables, ids, offsets, feature_tables).handles
+            found = table_lookup.find(tables, *batch.index_arguments).handles
             handles = torch.where(found == NO_HANDLE, REFUSED_HANDLE, found)
         elif learning:
-            table_lookup.promise_room(tables, ids, offsets, feature_tables)
+            table_lookup.promise_room(tables, batch)
             handles = table_lookup.find_or_insert(
-                tables,
-                ids,
-                offsets,
-                feature_tables,
-                feature_policies,
-                scores=scores,
-                counts=counts,
+                tables, *batch.index_arguments, feature_policies, scores=scores, counts=counts
             )
         else:
-            handles = table_lookup.find(tables, ids, offsets, feature_tables).handles
-            handles = table_lookup.without_expired(tables, ids, offsets, feature_tables, handles)
+            handles = table_lookup.find(tables, *batch.index_arguments).handles
+            handles = table_lookup.without_expired(tables, *batch.index_arguments, handles)
         # rows that a gradient of weights needs stay in memory, too, until the step ends
-        handles = table_lookup.stage(tables, ids, offsets, feature_tables, handles)
-        output = table_lookup.differentiable(
-            tables,
-            ids,
+        handles = table_lookup.stage(tables, batch, handles)
+        output = ops.embedding(
+            tables.rows,
+            batch,
             handles,
-            offsets,
-            per_sample_weights,
             anchor,
-            feature_tables,
-            feature_dims,
-            pooling=pooling,
             optimizer=tables.config.optimizer_code if learning else NO_OPTIMIZER,
         )
         tiers = tables.tiers
@@ -373,16 +349,14 @@ class TableModule(nn.Module):
     def _as_output(self, rows: Tensor) -> Tensor:
         return rows if self.output_dtype == torch.float32 else rows.to(self.output_dtype)
 
-    def _prefetch(
-        self, ids: Tensor, offsets: Tensor, feature_tables: list[int], ahead: int
-    ) -> None:
+    def _prefetch(self, batch: LookupBatch, ahead: int) -> None:
         """Begins to bring the rows of ids into memory; see ``TableGroup.prefetch``."""
         if torch.compiler.is_compiling():
             raise RuntimeError(
                 f"{type(self).__name__}.prefetch: called in compiled code, which runs in its own "
                 "order: call it between the forward and the next one, outside of torch.compile"
             )
-        self._group.prefetch(ids, offsets, feature_tables, ahead=ahead)
+        self._group.prefetch(*batch.index_arguments, ahead=ahead)
 
     # -- guards --------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from torch_dynemb.oneembedding.keys import id_of, key_type_of
 from torch_dynemb.oneembedding.snapshots import load_embedding, save_embedding
 from torch_dynemb.oneembedding.stores import StoreOptions
 from torch_dynemb.oneembedding.tables import TableOptions
-from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim import FusedOptimizer, OptimizerConfig
 from torch_dynemb.optim.clipping import SharedRows
 from torch_dynemb.policy.policy import Policy
@@ -136,8 +136,7 @@ class Embedding(OptimizedLater):
         self._check_optimized()
         exchange = self._exchange(given)
         if exchange is None:
-            children = list(range(self.num_tables))
-            rows = self.lookup(given.ids, given.offsets, children=children)
+            rows = self.lookup(given.batch(self.embedding_dim))
         else:
             distinct = exchange.rows(reads_only=False, trains=True)
             each = torch.arange(given.ids.shape[0] + 1, device=given.ids.device)
@@ -162,8 +161,7 @@ class Embedding(OptimizedLater):
         given = self._by_table(f"{type(self).__name__}.prefetch", ids, table_ids)
         exchange = self._exchange(given)
         if exchange is None:
-            children = list(range(self.num_tables))
-            self.prefetch_lookup(given.ids, given.offsets, children=children)
+            self.prefetch_lookup(given.batch(self.embedding_dim))
         else:
             exchange.prefetch()
 
@@ -180,10 +178,8 @@ class Embedding(OptimizedLater):
 
     def lookup(
         self,
-        ids: Tensor,
-        offsets: Tensor,
+        batch: LookupBatch,
         *,
-        children: list[int],
         reads_only: bool = False,
         trains: bool = True,
         counts: Tensor | None = None,
@@ -191,9 +187,7 @@ class Embedding(OptimizedLater):
         """Rows of ids that this rank has, in one call for all tables.
 
         Args:
-            ids: int64 [n], table after table.
-            offsets: int64 [len(children) + 1], where tables begin in ``ids``.
-            children: numbers of the tables.
+            batch: a row for each id, table after table.
             reads_only: True: new ids get no row.
             trains: False: as in evaluation.
             counts: int64 [n], how often each id occurs; default: once.
@@ -202,17 +196,7 @@ class Embedding(OptimizedLater):
             float32 [n, columns].
         """
         self._check_stored("lookup")
-        return self._lookup(
-            ids,
-            offsets,
-            None,
-            feature_tables=children,
-            feature_dims=[self.embedding_dim] * len(children),
-            pooling=Pooling.NONE,
-            counts=counts,
-            inserts=not reads_only,
-            trains=trains,
-        )
+        return self._lookup(batch, counts=counts, inserts=not reads_only, trains=trains)
 
     @property
     def id_slots(self) -> int:

@@ -7,7 +7,6 @@ from torch import Tensor
 from torch_dynemb.distributed.ranks import process_group_of
 from torch_dynemb.oneembedding.embedding import Embedding
 from torch_dynemb.oneembedding.ids_by_table import keys_by_table
-from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.serving import Choices, FrozenModule, freezes
 from torch_dynemb.serving.gathering import whole_group
 from torch_dynemb.table.group import TableGroup
@@ -43,14 +42,7 @@ class FrozenMultiTableEmbedding(FrozenModule):
             ValueError: shapes do not match, or there is no such table.
         """
         given = keys_by_table(type(self).__name__, ids, table_ids, self.key_type, self.num_tables)
-        rows = self._float_lookup(
-            given.ids,
-            given.offsets,
-            None,
-            feature_tables=list(range(self.num_tables)),
-            feature_dims=[self.embedding_dim] * self.num_tables,
-            pooling=Pooling.NONE,
-        )
+        rows = self.frozen_tables.lookup(given.batch(self.embedding_dim))
         return given.in_order(rows, ids.shape).to(self.output_dtype)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torch_dynemb.argument_checks import described
 from torch_dynemb.oneembedding.keys import ids_of
+from torch_dynemb.ops.tensors import LookupBatch
 
 
 class IdsByTable(NamedTuple):
@@ -24,6 +25,15 @@ class IdsByTable(NamedTuple):
     ids: Tensor
     offsets: Tensor
     places: Tensor | None
+
+    def batch(self, dim: int) -> LookupBatch:
+        """Ask for a row for each id.
+
+        Args:
+            dim: of all tables.
+        """
+        tables = list(range(self.offsets.shape[0] - 1))
+        return LookupBatch.of_rows(self.ids, self.offsets, tables, dim)
 
     def in_order(self, rows: Tensor, shape: torch.Size) -> Tensor:
         """Rows of ``ids`` as the ids were given.

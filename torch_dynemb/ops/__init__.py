@@ -12,7 +12,7 @@ from torch_dynemb.ops.build import CompiledWith, compiled_with  # noqa: E402
 from torch_dynemb.ops.changes import FoundChanges, changed_ids_  # noqa: E402
 from torch_dynemb.ops.checksum import crc32c  # noqa: E402
 from torch_dynemb.ops.feature_values import bucketize, mod, multi_hash  # noqa: E402
-from torch_dynemb.ops.frozen import FrozenTensors, frozen_bag, frozen_rows  # noqa: E402
+from torch_dynemb.ops.frozen import FrozenTensors, frozen_lookup  # noqa: E402
 from torch_dynemb.ops.gradient import bag_weight_grad, reduce_grad  # noqa: E402
 from torch_dynemb.ops.index import (  # noqa: E402
     ExportedBatch,
@@ -31,8 +31,6 @@ from torch_dynemb.ops.index import (  # noqa: E402
 )
 from torch_dynemb.ops.lookup import (  # noqa: E402
     embedding,
-    embedding_bag,
-    embedding_bag_inference,
     embedding_inference,
     find_and_read,
     find_and_read_rows,
@@ -62,7 +60,6 @@ from torch_dynemb.ops.quantized import (  # noqa: E402
     dequantize_rows,
     quantize_rows,
     quantized_embedding,
-    quantized_embedding_bag,
 )
 from torch_dynemb.ops.ragged_cross import CrossedRagged, feature_cross_ragged  # noqa: E402
 from torch_dynemb.ops.ragged_cutoff import (  # noqa: E402
@@ -96,9 +93,8 @@ from torch_dynemb.ops.serving import (  # noqa: E402
     Applied,
     LiveTensors,
     Served,
+    live_lookup,
     serve_apply_,
-    serve_bag,
-    serve_rows,
 )
 from torch_dynemb.ops.simd import set_simd_level, simd_level  # noqa: E402
 from torch_dynemb.ops.store import (  # noqa: E402
@@ -121,7 +117,12 @@ from torch_dynemb.ops.store import (  # noqa: E402
     store_write,
 )
 from torch_dynemb.ops.strings import farmhash, murmurhash, murmurhash64a  # noqa: E402
-from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors  # noqa: E402
+from torch_dynemb.ops.tensors import (  # noqa: E402
+    IndexTensors,
+    LookupBatch,
+    RowTensors,
+    TierTensors,
+)
 from torch_dynemb.ops.tiers import (  # noqa: E402
     PlannedMoves,
     StagedIds,
@@ -155,6 +156,7 @@ __all__ = [
     "IndexTensors",
     "IoPath",
     "LiveTensors",
+    "LookupBatch",
     "PartitionedIds",
     "PendingGradients",
     "PlannedMoves",
@@ -181,8 +183,6 @@ __all__ = [
     "dense_to_ragged",
     "dequantize_rows",
     "embedding",
-    "embedding_bag",
-    "embedding_bag_inference",
     "embedding_inference",
     "end_step",
     "erase_",
@@ -194,8 +194,7 @@ __all__ = [
     "find_and_read_rows",
     "find_or_insert_",
     "forget_rows_",
-    "frozen_bag",
-    "frozen_rows",
+    "frozen_lookup",
     "gather_records",
     "get_scores",
     "grow_",
@@ -204,6 +203,7 @@ __all__ = [
     "ids_concat",
     "ids_encode",
     "ids_partition",
+    "live_lookup",
     "materialize_",
     "merge_grad_",
     "mix_ids",
@@ -218,7 +218,6 @@ __all__ = [
     "promise_room_",
     "quantize_rows",
     "quantized_embedding",
-    "quantized_embedding_bag",
     "ragged_cutoff_2d",
     "ragged_cutoff_3d",
     "ragged_tile",
@@ -236,8 +235,6 @@ __all__ = [
     "reserve_cuda",
     "scatter_records_",
     "serve_apply_",
-    "serve_bag",
-    "serve_rows",
     "set_handles_",
     "set_scores_",
     "set_simd_level",

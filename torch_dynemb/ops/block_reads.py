@@ -8,7 +8,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 
 
 class IoPath(IntEnum):
@@ -39,6 +39,7 @@ def store_io_paths() -> list[IoPath]:
     return [IoPath(path) for path in torch.ops.dynemb.store_io_paths()]
 
 
+@raises_typed_errors
 def read_blocks(
     path: str | os.PathLike[str], offsets: Tensor, *, block_bytes: int, io: IoPath = IoPath.AUTO
 ) -> Tensor:

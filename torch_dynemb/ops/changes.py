@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import raises_out_of_memory, register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 from torch_dynemb.ops.tensors import IndexTensors
 
 
@@ -23,7 +23,7 @@ class FoundChanges(NamedTuple):
     handles: Tensor
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def changed_ids_(
     index: IndexTensors,
     generations: Tensor,

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 
 
+@raises_typed_errors
 def mod(values: Sequence[Tensor], divisors: Sequence[int]) -> list[Tensor]:
     """Remainders of values, taken as unsigned 64-bit numbers.
 
@@ -43,6 +44,7 @@ def _mod_fake(values: list[Tensor], divisors: list[int]) -> list[Tensor]:
     return [torch.empty_like(value) for value in values]
 
 
+@raises_typed_errors
 def bucketize(values: Sequence[Tensor], boundaries: Sequence[Tensor]) -> list[Tensor]:
     """How many boundaries are at most a value: ``torch.bucketize(..., right=True)``.
 
@@ -68,6 +70,7 @@ def bucketize(values: Sequence[Tensor], boundaries: Sequence[Tensor]) -> list[Te
     return results
 
 
+@raises_typed_errors
 def multi_hash(
     values: Sequence[Tensor],
     multipliers: Sequence[Sequence[int]],

@@ -13,9 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import raises_out_of_memory, register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
+from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.lookup import check_weights, lookup_output
 from torch_dynemb.ops.serving import Served
+from torch_dynemb.ops.tensors import LookupBatch
 
 
 class FrozenTensors(NamedTuple):
@@ -39,77 +41,36 @@ class FrozenTensors(NamedTuple):
     formats: list[int]
 
 
-@raises_out_of_memory
-def frozen_bag(
-    frozen: FrozenTensors,
-    ids: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor | None,
-    *,
-    feature_tables: Sequence[int],
-    feature_dims: Sequence[int],
-    pooling: int,
-) -> Served:
-    """Pooled lookup of all features; ids and rows are read in one pass.
+@raises_typed_errors
+def frozen_lookup(frozen: FrozenTensors, batch: LookupBatch) -> Served:
+    """Look rows or bags up in frozen tables; ids and rows are read in one pass.
+
+    Calls ``torch.ops.dynemb.frozen_bag``, or ``frozen_rows`` if ``batch`` asks for rows.
 
     Args:
         frozen: the tables, on the CPU. Rows that handles of the index name are their ids'.
-        ids: int64 [N], feature after feature.
-        offsets: int64 [F * B + 1], where bags begin, and N.
-        per_sample_weights: float32 [N] or None.
-        feature_tables, feature_dims: table of each feature, and its dim.
-        pooling: 0 sum, 1 mean (over weights if there are any).
+        batch: what is asked for.
 
     Returns:
-        Sums [B, sum of feature_dims], 0 for an empty bag, and what was missing.
+        Sums [B, sum of feature_dims], 0 for an empty bag, or without pooling rows [N, dim], 0 for
+        padding ids; and what was missing.
 
     Raises:
         TypeError, ValueError: dtype, shape or device of per_sample_weights.
         RuntimeError: another argument does not fit the tables, is not on the CPU, or the tables are
             damaged.
     """
-    if per_sample_weights is not None:
-        check_weights("frozen_bag", per_sample_weights, ids)
-    output, missing = torch.ops.dynemb.frozen_bag(
-        *frozen[:5],
-        ids,
-        offsets,
-        per_sample_weights,
-        list(feature_tables),
-        list(feature_dims),
-        frozen.formats,
-        pooling,
-    )
-    return Served(output, missing)
-
-
-@raises_out_of_memory
-def frozen_rows(
-    frozen: FrozenTensors,
-    ids: Tensor,
-    offsets: Tensor,
-    *,
-    feature_tables: Sequence[int],
-    dim: int,
-) -> Served:
-    """A vector per id. All tables of the features have one dim.
-
-    Args:
-        frozen: the tables, as of :func:`frozen_bag`.
-        ids: int64 [N], feature after feature.
-        offsets: int64 [F * B + 1]; may be empty where there is one feature.
-        feature_tables: table of each feature.
-        dim: of all these tables.
-
-    Returns:
-        Rows [N, dim], 0 for padding ids, and what was missing.
-
-    Raises:
-        RuntimeError: as :func:`frozen_bag`.
-    """
-    output, missing = torch.ops.dynemb.frozen_rows(
-        *frozen[:5], ids, offsets, list(feature_tables), dim, frozen.formats
-    )
+    ids, offsets, weights, tables, dims, pooling = batch
+    *tensors, formats = frozen
+    if pooling == Pooling.NONE:
+        output, missing = torch.ops.dynemb.frozen_rows(
+            *tensors, ids, offsets, tables, dims[0], formats
+        )
+    else:
+        check_weights("frozen_bag", batch)
+        output, missing = torch.ops.dynemb.frozen_bag(
+            *tensors, ids, offsets, weights, tables, dims, formats, pooling
+        )
     return Served(output, missing)
 
 
@@ -148,4 +109,4 @@ def _frozen_rows_fake(
     return lookup_output(ids, ids.shape[0], dim), ids.new_empty((tables.shape[0],))
 
 
-__all__ = ["FrozenTensors", "frozen_bag", "frozen_rows"]
+__all__ = ["FrozenTensors", "frozen_lookup"]

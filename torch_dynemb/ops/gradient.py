@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import raises_out_of_memory, register_fake
-from torch_dynemb.ops.tensors import RowTensors
+from torch_dynemb._library.library import raises_typed_errors, register_fake
+from torch_dynemb.ops.tensors import LookupBatch, RowTensors
 
 
 class ReducedGradients(NamedTuple):
@@ -29,18 +29,9 @@ class ReducedGradients(NamedTuple):
     counts: Tensor
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def reduce_grad(
-    rows: RowTensors,
-    grad_output: Tensor,
-    ids: Tensor,
-    handles: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor | None,
-    *,
-    feature_tables: Sequence[int],
-    feature_dims: Sequence[int],
-    pooling: int,
+    rows: RowTensors, grad_output: Tensor, batch: LookupBatch, handles: Tensor
 ) -> ReducedGradients:
     """Sums a lookup's gradient by row, in fp32 and in order of occurrence: deterministic.
 
@@ -48,55 +39,32 @@ def reduce_grad(
         rows: of the tables; nothing changes.
         grad_output: float32 [B, sum of feature_dims] of a pooled lookup, [N, dim] of a sequence
             lookup.
-        ids, handles: int64 [N], as the lookup got them. Ids without a row have no entry.
-        offsets: int64 [F * B + 1], those of the lookup.
-        per_sample_weights: float32 [N], or None for a lookup without.
-        feature_tables, feature_dims: table and dim of each feature.
-        pooling: 0 sum, 1 mean, 2 none.
+        batch: of the lookup.
+        handles: int64 [N], as the lookup got them. Ids without a row have no entry.
 
     Raises:
         RuntimeError: an argument does not fit the rows or the others, there are 2^31 bags or more,
             or memory is short. On a GPU, what is wrong with values of tensors is raised by a later
             op.
     """
-    return ReducedGradients(
-        *torch.ops.dynemb.reduce_grad(
-            *rows.read,
-            grad_output,
-            ids,
-            handles,
-            offsets,
-            per_sample_weights,
-            list(feature_tables),
-            list(feature_dims),
-            pooling,
-        )
+    ids, offsets, weights, *features = batch
+    reduced = torch.ops.dynemb.reduce_grad(
+        *rows.read, grad_output, ids, handles, offsets, weights, *features
     )
+    return ReducedGradients(*reduced)
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def bag_weight_grad(
-    rows: RowTensors,
-    grad_output: Tensor,
-    ids: Tensor,
-    handles: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor,
-    *,
-    feature_tables: Sequence[int],
-    feature_dims: Sequence[int],
-    pooling: int,
+    rows: RowTensors, grad_output: Tensor, batch: LookupBatch, handles: Tensor
 ) -> Tensor:
     """Gradient of ``per_sample_weights`` of a pooled lookup, from the rows that it has read.
 
     Args:
         rows: of the tables, not updated since the lookup; nothing changes.
         grad_output: float32 [B, sum of feature_dims].
-        ids, handles: int64 [N], as the lookup got them.
-        offsets: int64 [F * B + 1], those of the lookup.
-        per_sample_weights: float32 [N].
-        feature_tables, feature_dims: table and dim of each feature.
-        pooling: 0 sum, 1 mean.
+        batch: of the lookup, with weights.
+        handles: int64 [N], as the lookup got them.
 
     Returns:
         float32 [N]; 0 for padding ids.
@@ -104,16 +72,9 @@ def bag_weight_grad(
     Raises:
         RuntimeError: pooling is 2 (none), or as :func:`reduce_grad`.
     """
+    ids, offsets, weights, *features = batch
     gradient: Tensor = torch.ops.dynemb.bag_weight_grad(
-        *rows.read,
-        grad_output,
-        ids,
-        handles,
-        offsets,
-        per_sample_weights,
-        list(feature_tables),
-        list(feature_dims),
-        pooling,
+        *rows.read, grad_output, ids, handles, offsets, weights, *features
     )
     return gradient
 

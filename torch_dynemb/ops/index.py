@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import raises_out_of_memory, register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 from torch_dynemb.ops.columns import BUCKET_WIDTH
 from torch_dynemb.ops.functional_copies import refuse_copies
 from torch_dynemb.ops.recomputation import always_saved
@@ -94,7 +94,7 @@ def check_ids(op: str, index: IndexTensors, ids: Tensor, offsets: Tensor) -> Non
         )
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def find(
     index: IndexTensors,
     ids: Tensor,
@@ -119,7 +119,7 @@ def find(
     return FoundIds(handles, missing)
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def find_or_insert_(
     index: IndexTensors,
     ids: Tensor,
@@ -172,7 +172,7 @@ def find_or_insert_(
     return handles
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def erase_(
     index: IndexTensors,
     ids: Tensor,
@@ -208,7 +208,7 @@ def erase_(
     return erased
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def grow_(index: IndexTensors, table: int, ids: int) -> None:
     """Rehashes one table's index so that ``ids`` ids fit without another growth; rows stay.
 
@@ -224,7 +224,7 @@ def grow_(index: IndexTensors, table: int, ids: int) -> None:
     torch.ops.dynemb.grow_(index.buckets, index.scores, index.tables, index.meta, table, ids)
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def shrink_(index: IndexTensors, table: int, ids: int) -> None:
     """Rehashes one table's index into as few buckets as take ``ids`` ids, or those it has.
 
@@ -239,7 +239,7 @@ def shrink_(index: IndexTensors, table: int, ids: int) -> None:
     torch.ops.dynemb.shrink_(index.buckets, index.scores, index.tables, index.meta, table, ids)
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def set_handles_(
     index: IndexTensors,
     ids: Tensor,
@@ -268,7 +268,7 @@ def set_handles_(
     return found
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def export_batch(
     index: IndexTensors,
     *,
@@ -294,7 +294,7 @@ def export_batch(
     )
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def get_scores(
     index: IndexTensors,
     ids: Tensor,
@@ -329,7 +329,7 @@ def get_scores(
     )
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def set_scores_(
     index: IndexTensors,
     ids: Tensor,
@@ -376,6 +376,7 @@ def set_scores_(
     return found
 
 
+@raises_typed_errors
 def reported_counts(index: IndexTensors, rows: RowTensors) -> tuple[Tensor, Tensor]:
     """``tables`` and ``row_clock`` on the CPU, as far as they are known without waiting.
 

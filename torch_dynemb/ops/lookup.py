@@ -16,19 +16,22 @@ import torch
 from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from torch_dynemb._library.library import raises_out_of_memory, register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 from torch_dynemb.ops.autograd import below_autograd, needs_grad, register_autograd_kernel
 from torch_dynemb.ops.columns import ROW_CLOCK_EXTRA, Pooling, RowClock
 from torch_dynemb.ops.gradient import bag_weight_grad
 from torch_dynemb.ops.index import check_ids
 from torch_dynemb.ops.open_lookups import OPEN, SEVERAL, opened_again, update_begins
 from torch_dynemb.ops.pending import PendingGradients, accumulate_grad_
-from torch_dynemb.ops.tensors import IndexTensors, RowTensors
+from torch_dynemb.ops.tensors import IndexTensors, LookupBatch, RowTensors
 from torch_dynemb.ops.update import APPLIES_DELAYED, NO_OPTIMIZER, OPTIMIZER_NAMES
 
 
-def check_weights(op: str, per_sample_weights: Tensor, ids: Tensor) -> None:
+def check_weights(op: str, batch: LookupBatch) -> None:
     """Raises unless the weights of ids are float32, one for each id, and where the ids are."""
+    per_sample_weights, ids = batch.per_sample_weights, batch.ids
+    if per_sample_weights is None:
+        return
     if per_sample_weights.dtype != torch.float32:
         raise TypeError(
             f"{op}: per_sample_weights has dtype {per_sample_weights.dtype}, expected float32"
@@ -44,198 +47,99 @@ def check_weights(op: str, per_sample_weights: Tensor, ids: Tensor) -> None:
         )
 
 
-@raises_out_of_memory
-def embedding_bag(
+@raises_typed_errors
+def embedding(
     rows: RowTensors,
-    ids: Tensor,
+    batch: LookupBatch,
     handles: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor | None,
     grad_anchor: Tensor,
     *,
-    feature_tables: Sequence[int],
-    feature_dims: Sequence[int],
-    pooling: int,
     optimizer: int,
 ) -> Tensor:
-    """Pooled lookup of all features of a group; its backward updates the rows.
+    """Look rows or bags up; the backward updates the rows.
+
+    Calls ``torch.ops.dynemb.embedding_bag``, or ``embedding`` if ``batch`` asks for rows.
 
     Args:
         rows: of the tables. The backward changes weights, generations, state and row_clock, or,
             where there are pending tensors, these and row_clock.
-        ids: int64 [N], feature after feature.
+        batch: what is asked for; its weights get a gradient.
         handles: int64 [N], of the ids (:func:`torch_dynemb.ops.find_or_insert_`).
-        offsets: int64 [F * B + 1], where bags begin, and N.
-        per_sample_weights: float32 [N] or None; gets a gradient.
         grad_anchor: float32 [1]; see the module's description.
-        feature_tables, feature_dims: table of each feature, and its dim.
-        pooling: 0 sum, 1 mean (over weights if there are any).
         optimizer: position in ``OPTIMIZER_NAMES``, plus ``APPLIES_DELAYED`` where the backward may
             follow updates that came after the forward; -1: the backward leaves the rows alone.
 
     Returns:
-        float32 [B, sum of feature_dims]; 0 for an empty bag.
+        float32 [B, sum of feature_dims], 0 for an empty bag; or without pooling [N, dim], 0 for
+        padding ids.
 
     Raises:
-        TypeError, ValueError: dtype, shape or device of per_sample_weights; or an optimizer that
-            there is not, where the backward is needed.
+        TypeError, ValueError: dtype, shape or device of per_sample_weights; or an unknown
+            optimizer, if the backward is needed.
         RuntimeError: another argument does not fit the rows. On a GPU, what is wrong with values of
             tensors is raised by a later op. Of the backward: create_graph=True, or rows that were
             updated since the forward, where the optimizer does not allow for it.
     """
-    if per_sample_weights is not None:
-        check_weights("embedding_bag", per_sample_weights, ids)
-    if needs_grad(per_sample_weights, grad_anchor) and _only_autograd_sees(ids, handles, offsets):
-        tables, dims = list(feature_tables), list(feature_dims)
-        lookup = _checked_lookup("embedding_bag", rows, optimizer, tables, dims, pooling)
-        return _differentiable(
-            lookup, None, ids, handles, offsets, per_sample_weights, grad_anchor
-        )[0]
-    output, _ = torch.ops.dynemb.embedding_bag(
-        *rows,
-        ids,
-        handles,
-        offsets,
-        per_sample_weights,
-        grad_anchor,
-        list(feature_tables),
-        list(feature_dims),
-        pooling,
-        optimizer,
-    )
+    ids, offsets, weights, tables, dims, pooling = batch
+    if pooling == Pooling.NONE:
+        if needs_grad(grad_anchor) and _only_autograd_sees(ids, handles, offsets):
+            lookup = _checked_lookup("embedding", rows, optimizer, [*tables], [*dims], pooling)
+            return _differentiable(lookup, None, ids, handles, offsets, None, grad_anchor)[0]
+        output, _ = torch.ops.dynemb.embedding(
+            *rows, ids, handles, offsets, grad_anchor, tables, dims[0], optimizer
+        )
+    else:
+        check_weights("embedding_bag", batch)
+        if needs_grad(weights, grad_anchor) and _only_autograd_sees(ids, handles, offsets):
+            lookup = _checked_lookup("embedding_bag", rows, optimizer, [*tables], [*dims], pooling)
+            return _differentiable(lookup, None, ids, handles, offsets, weights, grad_anchor)[0]
+        output, _ = torch.ops.dynemb.embedding_bag(
+            *rows, ids, handles, offsets, weights, grad_anchor, tables, dims, pooling, optimizer
+        )
     result: Tensor = output
     return result
 
 
-@raises_out_of_memory
-def embedding(
-    rows: RowTensors,
-    ids: Tensor,
-    handles: Tensor,
-    offsets: Tensor,
-    grad_anchor: Tensor,
-    *,
-    feature_tables: Sequence[int],
-    dim: int,
-    optimizer: int,
-) -> Tensor:
-    """A vector per id; its backward updates the rows. All tables have one dim.
+@raises_typed_errors
+def embedding_inference(rows: RowTensors, batch: LookupBatch, handles: Tensor) -> Tensor:
+    """:func:`embedding` without autograd: several times cheaper per call.
 
-    Args:
-        rows, ids, handles, grad_anchor, optimizer: as of :func:`embedding_bag`.
-        offsets: int64 [F * B + 1]; may be empty where there is one feature.
-        feature_tables: table of each feature.
-        dim: of all these tables.
-
-    Returns:
-        float32 [N, dim]; 0 for padding ids.
-
-    Raises:
-        ValueError: an optimizer that there is not, where the backward is needed.
-        RuntimeError: as :func:`embedding_bag`.
-    """
-    if needs_grad(grad_anchor) and _only_autograd_sees(ids, handles, offsets):
-        tables = list(feature_tables)
-        dims = [dim] * len(tables)
-        lookup = _checked_lookup("embedding", rows, optimizer, tables, dims, int(Pooling.NONE))
-        return _differentiable(lookup, None, ids, handles, offsets, None, grad_anchor)[0]
-    output, _ = torch.ops.dynemb.embedding(
-        *rows, ids, handles, offsets, grad_anchor, list(feature_tables), dim, optimizer
-    )
-    result: Tensor = output
-    return result
-
-
-@raises_out_of_memory
-def embedding_bag_inference(
-    rows: RowTensors,
-    ids: Tensor,
-    handles: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor | None,
-    *,
-    feature_tables: Sequence[int],
-    feature_dims: Sequence[int],
-    pooling: int,
-) -> Tensor:
-    """:func:`embedding_bag` without autograd: several times cheaper per call.
+    Calls ``torch.ops.dynemb.embedding_bag_inference``, or ``embedding_inference`` if ``batch`` asks
+    for rows.
 
     Args:
         rows: of the tables; nothing changes.
-        ids, handles, offsets, per_sample_weights: as of :func:`embedding_bag`.
-        feature_tables, feature_dims, pooling: likewise.
+        batch: what is asked for.
+        handles: int64 [N], of the ids.
 
     Returns:
-        float32 [B, sum of feature_dims]; 0 for an empty bag.
+        float32 [B, sum of feature_dims], 0 for an empty bag; or without pooling [N, dim], 0 for
+        padding ids.
 
     Raises:
         TypeError, ValueError: dtype, shape or device of per_sample_weights.
         RuntimeError: another argument does not fit the rows.
     """
-    if per_sample_weights is not None:
-        check_weights("embedding_bag_inference", per_sample_weights, ids)
-    output: Tensor = torch.ops.dynemb.embedding_bag_inference(
-        *rows.read,
-        ids,
-        handles,
-        offsets,
-        per_sample_weights,
-        list(feature_tables),
-        list(feature_dims),
-        pooling,
-    )
+    ids, offsets, weights, tables, dims, pooling = batch
+    output: Tensor
+    if pooling == Pooling.NONE:
+        output = torch.ops.dynemb.embedding_inference(
+            *rows.read, ids, handles, offsets, tables, dims[0]
+        )
+    else:
+        check_weights("embedding_bag_inference", batch)
+        output = torch.ops.dynemb.embedding_bag_inference(
+            *rows.read, ids, handles, offsets, weights, tables, dims, pooling
+        )
     return output
 
 
-@raises_out_of_memory
-def embedding_inference(
-    rows: RowTensors,
-    ids: Tensor,
-    handles: Tensor,
-    offsets: Tensor,
-    *,
-    feature_tables: Sequence[int],
-    dim: int,
-) -> Tensor:
-    """:func:`embedding` without autograd.
-
-    Args:
-        rows: of the tables; nothing changes.
-        ids, handles, offsets: as of :func:`embedding`.
-        feature_tables, dim: likewise.
-
-    Returns:
-        float32 [N, dim]; 0 for padding ids.
-
-    Raises:
-        RuntimeError: an argument does not fit the rows.
-    """
-    output: Tensor = torch.ops.dynemb.embedding_inference(
-        *rows.read, ids, handles, offsets, list(feature_tables), dim
-    )
-    return output
-
-
-def find_and_read(
-    index: IndexTensors,
-    rows: RowTensors,
-    ids: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor | None,
-    *,
-    feature_tables: Sequence[int],
-    feature_dims: Sequence[int],
-    pooling: int,
-) -> Tensor:
+def find_and_read(index: IndexTensors, rows: RowTensors, batch: LookupBatch) -> Tensor:
     """:func:`find` and a lookup for inference of what it finds, in one call; on the CPU only.
 
     Args:
         index, rows: of the tables, none of which may count ids without rows; nothing changes.
-        ids, offsets: as of :func:`embedding_bag`; without pooling, offsets may be empty where there
-            is one feature.
-        per_sample_weights: as of :func:`embedding_bag`; None without pooling.
-        feature_tables, feature_dims: table of each feature, and its dim.
-        pooling: 0 sum, 1 mean (over weights if there are any), 2 none: features have one dim then.
+        batch: what is asked for.
 
     Returns:
         float32 [B, sum of feature_dims], or [N, dim] without pooling.
@@ -244,9 +148,8 @@ def find_and_read(
         TypeError, ValueError: dtype, shape or device of ids, offsets or per_sample_weights.
         RuntimeError: another argument does not fit the tables, or they are not on the CPU.
     """
-    check_ids("find_and_read", index, ids, offsets)
-    if per_sample_weights is not None:
-        check_weights("find_and_read", per_sample_weights, ids)
+    check_ids("find_and_read", index, batch.ids, batch.offsets)
+    check_weights("find_and_read", batch)
     output: Tensor = _FIND_AND_READ(
         index.buckets,
         index.tables,
@@ -254,12 +157,7 @@ def find_and_read(
         rows.weights,
         rows.generations,
         rows.init_data,
-        ids,
-        offsets,
-        per_sample_weights,
-        list(feature_tables),
-        list(feature_dims),
-        pooling,
+        *batch,
     )
     return output
 
@@ -461,6 +359,10 @@ class _Lookup(NamedTuple):
     dims: list[int]
     pooling: int
 
+    def batch(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> LookupBatch:
+        """What the lookup asked for, with the tensors that autograd has saved."""
+        return LookupBatch(ids, offsets, weights, self.tables, self.dims, self.pooling)
+
 
 def _checked_lookup(
     op: str, rows: RowTensors, optimizer: int, tables: list[int], dims: list[int], pooling: int
@@ -475,10 +377,11 @@ def _checked_lookup(
         )
     late = position == NO_OPTIMIZER or applies_delayed or rows.pending
     key = 0 if late else id(rows.row_clock)
-    return _Lookup(rows, position, applies_delayed, key, tables, dims, pooling)
+    # an op takes half a microsecond longer to read a member of an enum
+    return _Lookup(rows, position, applies_delayed, key, tables, dims, int(pooling))
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def _update_rows(
     lookup: _Lookup,
     grad_output: Tensor,
@@ -495,19 +398,24 @@ def _update_rows(
         # the op compares this with the clock, which tells it of updates since the forward
         from_end = ROW_CLOCK_EXTRA - int(RowClock.UPDATES)
         updates = rows.row_clock.narrow(0, -from_end, 1).clone()
-    call = (grad_output, ids, handles, offsets, per_sample_weights, updates)
     if rows.pending:
-        accumulate_grad_(
-            PendingGradients.of(rows.pending),
-            rows,
-            *call,
-            feature_tables=lookup.tables,
-            feature_dims=lookup.dims,
-            pooling=lookup.pooling,
-        )
+        pending = PendingGradients.of(rows.pending)
+        batch = lookup.batch(ids, offsets, per_sample_weights)
+        accumulate_grad_(pending, rows, grad_output, batch, handles, updates)
         return
     backward_op = _BACKWARD_OPS[OPTIMIZER_NAMES[lookup.optimizer]]
-    backward_op(*rows.updated, *call, lookup.tables, lookup.dims, lookup.pooling)
+    backward_op(
+        *rows.updated,
+        grad_output,
+        ids,
+        handles,
+        offsets,
+        per_sample_weights,
+        updates,
+        lookup.tables,
+        lookup.dims,
+        lookup.pooling,
+    )
 
 
 def _check_backward() -> None:
@@ -563,17 +471,8 @@ class _DifferentiableLookup(torch.autograd.Function):
                 OPEN.pop(lookup.update_key, None)
             if per_sample_weights is not None and ctx.needs_input_grad[5]:
                 # before the update, which changes the rows
-                weight_grad = bag_weight_grad(
-                    lookup.rows,
-                    grad_output,
-                    ids,
-                    handles,
-                    offsets,
-                    per_sample_weights,
-                    feature_tables=lookup.tables,
-                    feature_dims=lookup.dims,
-                    pooling=lookup.pooling,
-                )
+                batch = lookup.batch(ids, offsets, per_sample_weights)
+                weight_grad = bag_weight_grad(lookup.rows, grad_output, batch, handles)
             _update_rows(lookup, grad_output, ids, handles, offsets, per_sample_weights, updates)
         return None, None, None, None, None, weight_grad, None
 

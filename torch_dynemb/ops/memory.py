@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import raises_out_of_memory, register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 
 _DTYPE_CODES = {
@@ -24,6 +24,7 @@ _DTYPE_CODES = {
 }
 
 
+@raises_typed_errors
 def reserve(size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool = False) -> Tensor:
     """A zero-filled CPU tensor of reserved virtual memory.
 
@@ -80,7 +81,7 @@ def _check_cuda_kernels(op: str) -> None:
         )
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def reserve_cuda(size: Sequence[int], dtype: torch.dtype, device: int) -> Tensor:
     """A CUDA tensor of reserved addresses.
 
@@ -117,7 +118,7 @@ def available_cuda_memory(device: int) -> int:
     return available
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def bind_group(
     index: IndexTensors, rows: RowTensors, table_buckets: Sequence[int], slab_rows: Sequence[int]
 ) -> None:
@@ -153,7 +154,7 @@ def bind_group(
     )
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def end_step(index: IndexTensors, rows: RowTensors) -> None:
     """What ``optimizer.step()`` does on a GPU.
 
@@ -170,7 +171,7 @@ def end_step(index: IndexTensors, rows: RowTensors) -> None:
     torch.ops.dynemb.end_step(index.buckets, index.tables, rows.row_clock)
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def advance_step_(index: IndexTensors, rows: RowTensors, *, now: int | None = None) -> None:
     """Ends a training step of a group: counts it; on a GPU does what :func:`end_step` does.
 
@@ -193,6 +194,7 @@ def _advance_step_fake(
     return None
 
 
+@raises_typed_errors
 def raise_device_errors(device: int) -> None:
     """Raises what kernels on a GPU have found wrong, as far as they have run.
 
@@ -220,7 +222,7 @@ def release_(tensor: Tensor, begin: int, end: int) -> None:
     torch.ops.dynemb.release_(tensor, begin, end)
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def release_group(
     index: IndexTensors, table_buckets: Sequence[int], slab_rows: Sequence[int]
 ) -> None:

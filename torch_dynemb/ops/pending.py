@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import raises_out_of_memory, register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 from torch_dynemb.ops.functional_copies import refuse_copies
-from torch_dynemb.ops.tensors import RowTensors
+from torch_dynemb.ops.tensors import LookupBatch, RowTensors
 
 
 class PendingGradients(NamedTuple):
@@ -56,20 +56,14 @@ class PendingGradients(NamedTuple):
         return [*self.handles, *self.ids, *self.tables, *self.gradients, self.counts]
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def accumulate_grad_(
     pending: PendingGradients,
     rows: RowTensors,
     grad_output: Tensor,
-    ids: Tensor,
+    batch: LookupBatch,
     handles: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor | None,
     updates: Tensor,
-    *,
-    feature_tables: Sequence[int],
-    feature_dims: Sequence[int],
-    pooling: int,
 ) -> None:
     """Appends a lookup's gradient, summed by row; where room is short, entries are merged first.
 
@@ -78,12 +72,9 @@ def accumulate_grad_(
         rows: of the tables; row_clock changes.
         grad_output: float32 [B, sum of feature_dims] of a pooled lookup, [N, dim] of a sequence
             lookup.
-        ids, handles: int64 [N], as the lookup got them. Ids without a row are left out.
-        offsets: int64 [F * B + 1], those of the lookup.
-        per_sample_weights: float32 [N], or None for a lookup without.
+        batch: of the lookup.
+        handles: int64 [N], as the lookup got them. Ids without a row are left out.
         updates: int64 [1], how often the rows had been updated when they were looked up.
-        feature_tables, feature_dims: table and dim of each feature.
-        pooling: 0 sum, 1 mean, 2 none.
 
     Raises:
         RuntimeError: an argument does not fit the rows or the others; the rows were updated after a
@@ -91,6 +82,7 @@ def accumulate_grad_(
             is too little room or memory. Nothing has been appended then. On a GPU, what is wrong
             with values of tensors is raised by a later op.
     """
+    ids, offsets, weights, *features = batch
     torch.ops.dynemb.accumulate_grad_(
         *pending,
         rows.row_clock,
@@ -99,15 +91,13 @@ def accumulate_grad_(
         ids,
         handles,
         offsets,
-        per_sample_weights,
+        weights,
         updates,
-        list(feature_tables),
-        list(feature_dims),
-        pooling,
+        *features,
     )
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def merge_grad_(pending: PendingGradients, rows: RowTensors) -> None:
     """Sums the pending gradients of each row, in the order in which they came.
 

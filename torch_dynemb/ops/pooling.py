@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import raises_out_of_memory, register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 from torch_dynemb.ops.autograd import (
     Tensors,
     below_autograd,
@@ -19,7 +19,7 @@ from torch_dynemb.ops.autograd import (
 from torch_dynemb.ops.columns import Pooling
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def pool_rows(
     rows: Tensor,
     positions: Tensor,
@@ -60,7 +60,7 @@ def pool_rows(
     return pooled
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def ragged_tile(
     rows: Tensor,
     positions: Tensor,

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 from torch_dynemb.ops.functional_copies import refuse_copies
 
 
+@raises_typed_errors
 def preserve_rows_(weights: Tensor, state: Sequence[Tensor], rows: Tensor) -> None:
     """Keeps rows as they are for the thread that reads them, before they are written.
 
@@ -33,6 +34,7 @@ def preserve_rows_(weights: Tensor, state: Sequence[Tensor], rows: Tensor) -> No
     torch.ops.dynemb.preserve_rows_(weights, state, rows)
 
 
+@raises_typed_errors
 def take_preserved_rows_(
     weights: Tensor,
     state: Sequence[Tensor],

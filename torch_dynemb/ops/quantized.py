@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import raises_out_of_memory, register_fake
-from torch_dynemb.ops.columns import RowFormat
+from torch_dynemb._library.library import raises_typed_errors, register_fake
+from torch_dynemb.ops.columns import Pooling, RowFormat
 from torch_dynemb.ops.lookup import check_weights, lookup_output
-from torch_dynemb.ops.tensors import RowTensors
+from torch_dynemb.ops.tensors import LookupBatch, RowTensors
 
 
 def row_bytes(row_format: int, dim: int) -> int:
@@ -48,7 +48,7 @@ def row_bytes(row_format: int, dim: int) -> int:
     return codes + (8 if row_format == RowFormat.INT8 else 4)
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def quantize_rows(rows: Tensor, row_format: int) -> Tensor:
     """Rows of floats as codes with a scale for each row.
 
@@ -77,7 +77,7 @@ def quantize_rows(rows: Tensor, row_format: int) -> Tensor:
     return packed
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def dequantize_rows(packed: Tensor, row_format: int, dim: int) -> Tensor:
     """The values of quantized rows: the bits that lookups take sums of.
 
@@ -102,81 +102,42 @@ def dequantize_rows(packed: Tensor, row_format: int, dim: int) -> Tensor:
     return rows
 
 
-@raises_out_of_memory
-def quantized_embedding_bag(
-    rows: RowTensors,
-    ids: Tensor,
-    handles: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor | None,
-    *,
-    feature_tables: Sequence[int],
-    feature_dims: Sequence[int],
-    formats: Sequence[int],
-    pooling: int,
+@raises_typed_errors
+def quantized_embedding(
+    rows: RowTensors, batch: LookupBatch, handles: Tensor, *, formats: Sequence[int]
 ) -> Tensor:
-    """:func:`torch_dynemb.ops.embedding_bag_inference` of slabs that may be quantized.
+    """:func:`torch_dynemb.ops.embedding_inference` of slabs that may be quantized.
 
-    The sums are those of the rows that :func:`dequantize_rows` gives, to the last bit. Ids without
-    a row read their initial values in float32, as they do where rows are float32.
+    The bits are those of the rows that :func:`dequantize_rows` gives, and of their sums. Ids that
+    have no row read their initial values in float32, as they do where rows are float32. Calls
+    ``torch.ops.dynemb.quantized_embedding_bag``, or ``quantized_embedding`` if ``batch`` asks for
+    rows.
 
     Args:
         rows: of the tables; ``weights`` of quantized slabs are uint8 [rows, bytes].
-        ids, handles, offsets, per_sample_weights: as of :func:`torch_dynemb.ops.embedding_bag`.
-        feature_tables, feature_dims, pooling: likewise.
+        batch: what is asked for.
+        handles: int64 [N], of the ids.
         formats: a ``columns.RowFormat`` for each slab.
 
     Returns:
-        float32 [B, sum of feature_dims]; 0 for an empty bag.
+        float32 [B, sum of feature_dims], 0 for an empty bag; or without pooling [N, dim], 0 for
+        padding ids.
 
     Raises:
         TypeError, ValueError: dtype, shape or device of per_sample_weights.
         RuntimeError: another argument does not fit the rows.
     """
-    if per_sample_weights is not None:
-        check_weights("quantized_embedding_bag", per_sample_weights, ids)
-    output: Tensor = torch.ops.dynemb.quantized_embedding_bag(
-        *rows.read,
-        ids,
-        handles,
-        offsets,
-        per_sample_weights,
-        list(feature_tables),
-        list(feature_dims),
-        list(formats),
-        pooling,
-    )
-    return output
-
-
-@raises_out_of_memory
-def quantized_embedding(
-    rows: RowTensors,
-    ids: Tensor,
-    handles: Tensor,
-    offsets: Tensor,
-    *,
-    feature_tables: Sequence[int],
-    dim: int,
-    formats: Sequence[int],
-) -> Tensor:
-    """:func:`torch_dynemb.ops.embedding_inference` of slabs that may be quantized.
-
-    Args:
-        rows: of the tables; ``weights`` of quantized slabs are uint8 [rows, bytes].
-        ids, handles, offsets: as of :func:`torch_dynemb.ops.embedding`.
-        feature_tables, dim: likewise.
-        formats: a ``columns.RowFormat`` for each slab.
-
-    Returns:
-        float32 [N, dim]; 0 for padding ids.
-
-    Raises:
-        RuntimeError: an argument does not fit the rows.
-    """
-    output: Tensor = torch.ops.dynemb.quantized_embedding(
-        *rows.read, ids, handles, offsets, list(feature_tables), dim, list(formats)
-    )
+    ids, offsets, weights, tables, dims, pooling = batch
+    output: Tensor
+    if pooling == Pooling.NONE:
+        output = torch.ops.dynemb.quantized_embedding(
+            *rows.read, ids, handles, offsets, tables, dims[0], list(formats)
+        )
+    else:
+        check_weights("quantized_embedding_bag", batch)
+        output = torch.ops.dynemb.quantized_embedding_bag(
+            *rows.read, ids, handles, offsets, weights, tables, dims, list(formats), pooling
+        )
     return output
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 from torch_dynemb.ops.ragged_lists import (
     Weights,
     check_weights_length,
@@ -35,6 +35,7 @@ class CrossedRagged(NamedTuple):
     weights: list[Tensor]
 
 
+@raises_typed_errors
 def feature_cross_ragged(
     x_values: Sequence[Tensor],
     x_offsets: Sequence[Tensor],

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 from torch_dynemb.ops.autograd import (
     Tensors,
     below_autograd,
@@ -64,6 +64,7 @@ class CutRagged3D(NamedTuple):
     weights: list[Tensor | None]
 
 
+@raises_typed_errors
 def ragged_cutoff_2d(
     values: Sequence[Tensor],
     offsets: Sequence[Tensor],
@@ -104,6 +105,7 @@ def ragged_cutoff_2d(
     return CutRagged(cut_values, cut_offsets, all_weights(cut_weights, weighted, len(values)))
 
 
+@raises_typed_errors
 def ragged_cutoff_3d(
     values: Sequence[Tensor],
     outer_offsets: Sequence[Tensor],
@@ -156,6 +158,7 @@ def ragged_cutoff_3d(
     )
 
 
+@raises_typed_errors
 def ragged_topk_index_cutoff(
     values: Sequence[Tensor],
     offsets: Sequence[Tensor],

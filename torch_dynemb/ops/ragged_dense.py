@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 from torch_dynemb.ops.autograd import (
     Tensors,
     below_autograd,
@@ -75,6 +75,7 @@ def _number(op: str, name: str, value: float, tensors: Sequence[Tensor]) -> tupl
     return float(value), int(value) if fits else 0
 
 
+@raises_typed_errors
 def ragged_to_dense(
     values: Sequence[Tensor],
     offsets: Sequence[Sequence[Tensor]],
@@ -115,6 +116,7 @@ def ragged_to_dense(
     return dense
 
 
+@raises_typed_errors
 def ragged_to_sparse(
     values: Sequence[Tensor],
     offsets: Sequence[Sequence[Tensor]],
@@ -160,6 +162,7 @@ def ragged_to_sparse(
     ]
 
 
+@raises_typed_errors
 def dense_to_ragged(dense: Sequence[Tensor], *, invalid_value: float | None = None) -> list[Ragged]:
     """Dense tensors as ragged rows; differentiable in float values.
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import raises_out_of_memory, register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 
 
 class UniqueIds(NamedTuple):
@@ -43,6 +43,7 @@ class PartitionedIds(NamedTuple):
     counts: Tensor
 
 
+@raises_typed_errors
 def mix_ids(ids: Tensor) -> Tensor:
     """A bijection of ids, int64 [N]: modulo the number of shards it says who owns an id.
 
@@ -58,6 +59,7 @@ def mix_ids(ids: Tensor) -> Tensor:
     return mixed
 
 
+@raises_typed_errors
 def unmix_ids(quotients: Tensor, *, parts: int, part: int) -> Tensor:
     """The ids whose :func:`mix_ids` is ``quotients * parts + part``, unsigned; int64 [N].
 
@@ -74,7 +76,7 @@ def unmix_ids(quotients: Tensor, *, parts: int, part: int) -> Tensor:
     return ids
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def unique_ids(ids: Tensor, offsets: Tensor) -> UniqueIds:
     """The distinct ids of each group.
 
@@ -94,7 +96,7 @@ def unique_ids(ids: Tensor, offsets: Tensor) -> UniqueIds:
     return UniqueIds(*torch.ops.dynemb.unique_ids(ids, offsets))
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def unique_ids_padded(ids: Tensor, offsets: Tensor) -> UniqueIds:
     """:func:`unique_ids`, with ids and counts as long as the input: zeros after ``offsets[-1]``.
 
@@ -114,6 +116,7 @@ def unique_ids_padded(ids: Tensor, offsets: Tensor) -> UniqueIds:
     return UniqueIds(*torch.ops.dynemb.unique_ids_padded(ids, offsets))
 
 
+@raises_typed_errors
 def id_owners(ids: Tensor, *, parts: int, slots: int = 65536) -> Tensor:
     """The part that owns each id, int64 [N].
 
@@ -137,7 +140,7 @@ def id_owners(ids: Tensor, *, parts: int, slots: int = 65536) -> Tensor:
     return owners
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def ids_partition(
     ids: Tensor, offsets: Tensor, *, parts: int, slots: int = 65536
 ) -> PartitionedIds:
@@ -162,6 +165,7 @@ def ids_partition(
     return PartitionedIds(*torch.ops.dynemb.ids_partition(ids, offsets, parts, slots))
 
 
+@raises_typed_errors
 def ids_encode(ids: Sequence[Tensor], tables: Sequence[int]) -> Tensor:
     """Ids of several tables as ids of one, int64 [sum of N].
 
@@ -205,7 +209,7 @@ class ConcatenatedIds(NamedTuple):
     offsets: Tensor
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def ids_concat(
     ids: Sequence[Tensor], *, bags: int, offsets: Sequence[Tensor | None] | None = None
 ) -> ConcatenatedIds:

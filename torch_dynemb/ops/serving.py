@@ -17,8 +17,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
+from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.functional_copies import refuse_copies
+from torch_dynemb.ops.tensors import LookupBatch
 
 # How rows of live tables are stored, and the numbers of Storage in csrc/core/rows/storage.h.
 LIVE_FORMATS = {"fp32": 0, "bf16": 1, "fp16": 2, "int8": 4, "int4": 5, "fp8": 6}
@@ -48,7 +50,7 @@ class LiveTensors(NamedTuple):
 
 
 class Served(NamedTuple):
-    """Result of :func:`serve_bag` and :func:`serve_rows`.
+    """Result of :func:`live_lookup` and :func:`torch_dynemb.ops.frozen_lookup`.
 
     Attributes:
         output: float32 [B, sum of feature_dims] or [N, dim], sums of rows or the rows.
@@ -75,88 +77,38 @@ class Applied(NamedTuple):
     free: int
 
 
-def serve_bag(
-    live: LiveTensors,
-    ids: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor | None,
-    *,
-    feature_tables: Sequence[int],
-    feature_dims: Sequence[int],
-    pooling: int,
-) -> Served:
-    """Pooled lookup of all features; ids and rows are read in one pass.
+@raises_typed_errors
+def live_lookup(live: LiveTensors, batch: LookupBatch) -> Served:
+    """Look rows or bags up in live tables; ids and rows are read in one pass.
+
+    Calls ``torch.ops.dynemb.serve_bag``, or ``serve_rows`` if ``batch`` asks for rows.
 
     Args:
         live: the tables; nothing changes.
-        ids: int64 [N], feature after feature.
-        offsets: int64 [F * B + 1], where bags begin, and N.
-        per_sample_weights: float32 [N] or None.
-        feature_tables, feature_dims: table of each feature, and its dim.
-        pooling: 0 sum, 1 mean (over weights if there are any).
+        batch: what is asked for.
 
     Returns:
-        Sums [B, sum of feature_dims], 0 for an empty bag, and what was missing.
+        Sums [B, sum of feature_dims], 0 for an empty bag, or without pooling rows [N, dim], 0 for
+        padding ids; and what was missing.
 
     Raises:
         RuntimeError: an argument does not fit the tables, is not on the CPU, or the tables are
             damaged.
     """
-    output, missing = torch.ops.dynemb.serve_bag(
-        live.buckets,
-        live.tables,
-        live.meta,
-        live.rows,
-        live.init_data,
-        ids,
-        offsets,
-        per_sample_weights,
-        list(feature_tables),
-        list(feature_dims),
-        live.formats,
-        pooling,
-    )
+    ids, offsets, weights, tables, dims, pooling = batch
+    tensors = (live.buckets, live.tables, live.meta, live.rows, live.init_data)
+    if pooling == Pooling.NONE:
+        output, missing = torch.ops.dynemb.serve_rows(
+            *tensors, ids, offsets, tables, dims[0], live.formats
+        )
+    else:
+        output, missing = torch.ops.dynemb.serve_bag(
+            *tensors, ids, offsets, weights, tables, dims, live.formats, pooling
+        )
     return Served(output, missing)
 
 
-def serve_rows(
-    live: LiveTensors,
-    ids: Tensor,
-    offsets: Tensor,
-    *,
-    feature_tables: Sequence[int],
-    dim: int,
-) -> Served:
-    """A vector per id. All tables of the features have one dim.
-
-    Args:
-        live: the tables; nothing changes.
-        ids: int64 [N], feature after feature.
-        offsets: int64 [F * B + 1]; may be empty where there is one feature.
-        feature_tables: table of each feature.
-        dim: of all these tables.
-
-    Returns:
-        Rows [N, dim], 0 for padding ids, and what was missing.
-
-    Raises:
-        RuntimeError: as :func:`serve_bag`.
-    """
-    output, missing = torch.ops.dynemb.serve_rows(
-        live.buckets,
-        live.tables,
-        live.meta,
-        live.rows,
-        live.init_data,
-        ids,
-        offsets,
-        list(feature_tables),
-        dim,
-        live.formats,
-    )
-    return Served(output, missing)
-
-
+@raises_typed_errors
 def serve_apply_(
     live: LiveTensors, table: int, ids: Tensor, values: Tensor, erased: Tensor
 ) -> Applied:
@@ -251,7 +203,6 @@ __all__ = [
     "Applied",
     "LiveTensors",
     "Served",
+    "live_lookup",
     "serve_apply_",
-    "serve_bag",
-    "serve_rows",
 ]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 from torch_dynemb.ops.block_reads import IoPath
 from torch_dynemb.ops.columns import STORE_STAT_COLUMNS
 from torch_dynemb.ops.tensors import RowTensors, TierTensors
@@ -54,6 +54,7 @@ def _as_bytes(text: str | bytes) -> Tensor:
     return torch.tensor(list(data), dtype=torch.uint8)
 
 
+@raises_typed_errors
 def store_open(
     tiers: TierTensors,
     rows: RowTensors,
@@ -101,6 +102,7 @@ def store_open(
     )
 
 
+@raises_typed_errors
 def store_read(tier_clock: Tensor, slab: int, handles: Tensor, ids: Tensor) -> StoredRecords:
     """Copies records from the log of a slab, after all jobs. What is in the cache is not seen.
 
@@ -120,6 +122,7 @@ def store_read(tier_clock: Tensor, slab: int, handles: Tensor, ids: Tensor) -> S
     return StoredRecords(*torch.ops.dynemb.store_read(tier_clock, slab, handles, ids))
 
 
+@raises_typed_errors
 def store_write(
     tier_clock: Tensor, slab: int, handles: Tensor, ids: Tensor, table: int, records: Tensor
 ) -> None:
@@ -140,6 +143,7 @@ def store_write(
     torch.ops.dynemb.store_write(tier_clock, slab, handles, ids, table, records)
 
 
+@raises_typed_errors
 def store_submit(tier_clock: Tensor, moves: Tensor) -> None:
     """Queues a job that moves rows between slots and the log.
 
@@ -156,6 +160,7 @@ def store_submit(tier_clock: Tensor, moves: Tensor) -> None:
     torch.ops.dynemb.store_submit(tier_clock, moves)
 
 
+@raises_typed_errors
 def store_erase(tier_clock: Tensor, slab: int, handles: Tensor) -> None:
     """Drops records of rows that have no owner any more, after all jobs.
 
@@ -172,6 +177,7 @@ def store_erase(tier_clock: Tensor, slab: int, handles: Tensor) -> None:
     torch.ops.dynemb.store_erase(tier_clock, slab, handles)
 
 
+@raises_typed_errors
 def store_drain(tier_clock: Tensor) -> None:
     """Waits until all jobs of a store are done.
 
@@ -184,6 +190,7 @@ def store_drain(tier_clock: Tensor) -> None:
     torch.ops.dynemb.store_drain(tier_clock)
 
 
+@raises_typed_errors
 def store_check(tier_clock: Tensor) -> None:
     """Raises what a job of a store has failed with. Waits for nothing.
 
@@ -196,6 +203,7 @@ def store_check(tier_clock: Tensor) -> None:
     torch.ops.dynemb.store_check(tier_clock)
 
 
+@raises_typed_errors
 def store_sync(tier_clock: Tensor) -> StoreSnapshot:
     """Makes all records durable, after all jobs.
 
@@ -213,6 +221,7 @@ def store_sync(tier_clock: Tensor) -> StoreSnapshot:
     return StoreSnapshot(*torch.ops.dynemb.store_sync(tier_clock))
 
 
+@raises_typed_errors
 def store_keep(tier_clock: Tensor, files: Sequence[Tensor]) -> None:
     """Says which files snapshots need from now on.
 
@@ -229,6 +238,7 @@ def store_keep(tier_clock: Tensor, files: Sequence[Tensor]) -> None:
     torch.ops.dynemb.store_keep(tier_clock, [numbers.contiguous() for numbers in files])
 
 
+@raises_typed_errors
 def store_load(tier_clock: Tensor, snapshot: StoreSnapshot) -> None:
     """Goes back to a snapshot, after all jobs. What is in the cache stays as it is.
 
@@ -245,6 +255,7 @@ def store_load(tier_clock: Tensor, snapshot: StoreSnapshot) -> None:
     torch.ops.dynemb.store_load(tier_clock, snapshot.records, snapshot.segments)
 
 
+@raises_typed_errors
 def store_hold(tier_clock: Tensor) -> int:
     """Keeps the records that there are, after all jobs, whatever the store does later.
 
@@ -264,6 +275,7 @@ def store_hold(tier_clock: Tensor) -> int:
     return int(torch.ops.dynemb.store_hold(tier_clock))
 
 
+@raises_typed_errors
 def store_read_held(
     tier_clock: Tensor, hold: int, slab: int, handles: Tensor, ids: Tensor
 ) -> StoredRecords:
@@ -286,6 +298,7 @@ def store_read_held(
     return StoredRecords(*torch.ops.dynemb.store_read_held(tier_clock, hold, slab, handles, ids))
 
 
+@raises_typed_errors
 def store_release(tier_clock: Tensor, hold: int) -> None:
     """Ends a hold: its segments are kept only as far as the store and its snapshots need them.
 
@@ -301,6 +314,7 @@ def store_release(tier_clock: Tensor, hold: int) -> None:
     torch.ops.dynemb.store_release(tier_clock, hold)
 
 
+@raises_typed_errors
 def store_stats(tier_clock: Tensor) -> Tensor:
     """What a store has done since it was opened. Waits for nothing.
 
@@ -317,6 +331,7 @@ def store_stats(tier_clock: Tensor) -> Tensor:
     return stats
 
 
+@raises_typed_errors
 def store_close(tier_clock: Tensor) -> None:
     """Does the jobs that are queued, and lets the directory go. Files stay as they are.
 

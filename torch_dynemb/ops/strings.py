@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 
 
+@raises_typed_errors
 def farmhash(values: Sequence[Tensor], offsets: Sequence[Tensor]) -> list[Tensor]:
     """FarmHash Fingerprint64 of strings.
 
@@ -40,6 +41,7 @@ def farmhash(values: Sequence[Tensor], offsets: Sequence[Tensor]) -> list[Tensor
     return hashes
 
 
+@raises_typed_errors
 def murmurhash(
     values: Sequence[Tensor], offsets: Sequence[Tensor], *, seed: int = 0
 ) -> list[Tensor]:
@@ -67,6 +69,7 @@ def murmurhash(
     return hashes
 
 
+@raises_typed_errors
 def murmurhash64a(
     values: Sequence[Tensor], offsets: Sequence[Tensor], *, seed: int = 0
 ) -> list[Tensor]:

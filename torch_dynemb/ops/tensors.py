@@ -1,8 +1,8 @@
-"""The tensors of a group of tables, as ops take them.
+"""The tensors of a group of tables, and what a lookup asks of them, as ops take both.
 
-They form two sets that never overlap: lookups change the index, and backwards change the rows.
-``meta``, ``policy``, ``hyper`` and ``init_data`` are constants to both. A program may keep other
-tensors of these shapes: ops know nothing else of a table.
+Tensors of tables form two sets that never overlap: lookups change the index, and backwards change
+the rows. ``meta``, ``policy``, ``hyper`` and ``init_data`` are constants to both. A program may
+keep other tensors of these shapes: ops know nothing else of a table.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from torch_dynemb.ops.columns import Meta, Slab, Table
+from torch_dynemb.ops.columns import Meta, Pooling, Slab, Table
 
 
 class IndexTensors(NamedTuple):
@@ -110,6 +110,52 @@ class RowTensors(NamedTuple):
         return self[:-1]
 
 
+class LookupBatch(NamedTuple):
+    """What one lookup asks for: the ids of F features, B bags each, and what becomes of their rows.
+
+    Attributes:
+        ids: int64 [N], feature after feature.
+        offsets: int64 [F * B + 1], ascending from 0 to N: where the bags begin; may be empty if
+            there is one feature and no pooling.
+        per_sample_weights: float32 [N], factors of the rows, or None; None without pooling.
+        feature_tables: F numbers of tables, from 0.
+        feature_dims: the dim of each of these tables; without pooling all are equal.
+        pooling: a ``columns.Pooling``: 0 sums the rows of a bag, 1 takes their mean (over weights
+            if there are any), 2 leaves a row for each id.
+    """
+
+    ids: Tensor
+    offsets: Tensor
+    per_sample_weights: Tensor | None
+    feature_tables: list[int]
+    feature_dims: list[int]
+    pooling: int
+
+    @classmethod
+    def of_rows(
+        cls, ids: Tensor, offsets: Tensor, feature_tables: list[int], dim: int
+    ) -> LookupBatch:
+        """Ask for a row for each id.
+
+        Args:
+            ids, offsets, feature_tables: see :class:`LookupBatch`.
+            dim: of all these tables.
+        """
+        dims = [dim] * len(feature_tables)
+        return cls(ids, offsets, None, feature_tables, dims, Pooling.NONE)
+
+    @property
+    def index_arguments(self) -> tuple[Tensor, Tensor, list[int]]:
+        """What ops of the index take: ``ids``, ``offsets`` and ``feature_tables``."""
+        return self.ids, self.offsets, self.feature_tables
+
+    def detached(self) -> LookupBatch:
+        """The same with weights that get no gradient."""
+        if self.per_sample_weights is None:
+            return self
+        return self._replace(per_sample_weights=self.per_sample_weights.detach())
+
+
 class TierTensors(NamedTuple):
     """Where the rows of tiered tables are: what lookups, and prefetches for them, change.
 
@@ -127,4 +173,4 @@ class TierTensors(NamedTuple):
     clock: Tensor
 
 
-__all__ = ["IndexTensors", "RowTensors", "TierTensors"]
+__all__ = ["IndexTensors", "LookupBatch", "RowTensors", "TierTensors"]

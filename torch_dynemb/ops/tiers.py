@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import raises_out_of_memory, register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
 from torch_dynemb.ops.columns import MOVE_COLUMNS, Pooling
 from torch_dynemb.ops.functional_copies import refuse_copies
 from torch_dynemb.ops.index import check_ids
 from torch_dynemb.ops.recomputation import always_saved
-from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
+from torch_dynemb.ops.tensors import IndexTensors, LookupBatch, RowTensors, TierTensors
 
 RECORD_HEADER = 24  # bytes
 RECORD_ALIGNMENT = 8
@@ -44,6 +44,16 @@ class StagedIds(NamedTuple):
     handles: Tensor
     offsets: Tensor
     feature_tables: Sequence[int]
+
+    @classmethod
+    def of(cls, meta: Tensor, batch: LookupBatch, handles: Tensor) -> StagedIds:
+        """The ids of a lookup.
+
+        Args:
+            meta, handles: see :class:`StagedIds`.
+            batch: what the lookup asks for.
+        """
+        return cls(meta, batch.ids, handles, batch.offsets, batch.feature_tables)
 
 
 class PlannedMoves(NamedTuple):
@@ -76,14 +86,8 @@ def record_bytes(row_bytes: int) -> int:
     return -(-(RECORD_HEADER + row_bytes) // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
 
 
-@raises_out_of_memory
-def promise_room_(
-    tiers: TierTensors,
-    index: IndexTensors,
-    ids: Tensor,
-    offsets: Tensor,
-    feature_tables: Sequence[int],
-) -> None:
+@raises_typed_errors
+def promise_room_(tiers: TierTensors, index: IndexTensors, batch: LookupBatch) -> None:
     """Makes sure that the disk has room for what a lookup that trains is about to push out.
 
     It comes before :func:`torch_dynemb.ops.find_or_insert_`, so that a step for which there is no
@@ -94,25 +98,20 @@ def promise_room_(
         tiers: of the tables. Nothing changes; the clock, and the index's ``tables``, are declared
             to, which keeps compiled code in this order.
         index: of the tables.
-        ids, offsets, feature_tables: see :mod:`torch_dynemb.ops.index`.
+        batch: what the lookup will ask for.
 
     Raises:
         TypeError, ValueError: dtype, shape or device of ids or offsets.
         RuntimeError: the disk is full, or has failed; values of an argument; tensors of no open
             store; or another thread uses the cache. Nothing has changed.
     """
-    check_ids("promise_room_", index, ids, offsets)
+    check_ids("promise_room_", index, batch.ids, batch.offsets)
     torch.ops.dynemb.promise_room_(
-        tiers.clock,
-        index.buckets,
-        index.tables,
-        index.meta,
-        ids,
-        offsets,
-        list(feature_tables),
+        tiers.clock, index.buckets, index.tables, index.meta, *batch.index_arguments
     )
 
 
+@raises_typed_errors
 def stage_(
     tiers: TierTensors,
     staged: StagedIds,
@@ -145,18 +144,9 @@ def stage_(
     return slots
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def staged_lookup_(
-    tiers: TierTensors,
-    rows: RowTensors,
-    ids: Tensor,
-    handles: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor | None,
-    *,
-    feature_tables: Sequence[int],
-    feature_dims: Sequence[int],
-    pooling: int,
+    tiers: TierTensors, rows: RowTensors, batch: LookupBatch, handles: Tensor
 ) -> Tensor:
     """Brings the rows of a lookup that trains nothing into the cache, and reads them.
 
@@ -166,11 +156,8 @@ def staged_lookup_(
     Args:
         tiers: of the tables; all tensors change.
         rows: of the tables; what the store brings into slots changes.
-        ids, offsets: see :mod:`torch_dynemb.ops.index`.
+        batch: what is asked for.
         handles: int64 [N], of rows, which the index has given for these ids.
-        per_sample_weights: float32 [N], or None; only where rows are pooled.
-        feature_tables, feature_dims: table and dim of each feature.
-        pooling: 0 sum, 1 mean, 2 none: then all features have one dim.
 
     Returns:
         float32 [B, sum of feature_dims], or [N, dim] without pooling.
@@ -178,22 +165,14 @@ def staged_lookup_(
     Raises:
         RuntimeError: as :func:`stage_`, and an argument does not fit the rows.
     """
+    ids, offsets, weights, *features = batch
     output: Tensor = torch.ops.dynemb.staged_lookup_(
-        tiers.places,
-        tiers.slots,
-        tiers.clock,
-        *rows.read,
-        ids,
-        handles,
-        offsets,
-        per_sample_weights,
-        list(feature_tables),
-        list(feature_dims),
-        pooling,
+        *tiers, *rows.read, ids, handles, offsets, weights, *features
     )
     return output
 
 
+@raises_typed_errors
 def prefetch_(
     tiers: TierTensors,
     staged: StagedIds,
@@ -215,7 +194,7 @@ def prefetch_(
     )
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def plan_moves_(
     tiers: TierTensors,
     staged: StagedIds,
@@ -240,6 +219,7 @@ def plan_moves_(
     return PlannedMoves(*planned)
 
 
+@raises_typed_errors
 def take_dirty_(tiers: TierTensors, slab: int, begin: int, most: int) -> Tensor:
     """Moves to the store for rows that were changed since they were saved; they count as saved.
 
@@ -263,6 +243,7 @@ def take_dirty_(tiers: TierTensors, slab: int, begin: int, most: int) -> Tensor:
     return moves
 
 
+@raises_typed_errors
 def shrink_cache_(tiers: TierTensors, slab: int, limit: int) -> Tensor:
     """Takes the rows out of all slots behind some of them.
 
@@ -283,6 +264,7 @@ def shrink_cache_(tiers: TierTensors, slab: int, limit: int) -> Tensor:
     return moves
 
 
+@raises_typed_errors
 def forget_rows_(tiers: TierTensors, slab: int, handles: Tensor) -> None:
     """Takes rows out of the cache without saving them: the caller writes others to the store.
 
@@ -297,7 +279,7 @@ def forget_rows_(tiers: TierTensors, slab: int, handles: Tensor) -> None:
     torch.ops.dynemb.forget_rows_(tiers.places, tiers.slots, tiers.clock, slab, handles)
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def gather_records(rows: RowTensors, slab: int, slots: Tensor) -> Tensor:
     """Rows of slots as stores keep them.
 
@@ -319,6 +301,7 @@ def gather_records(rows: RowTensors, slab: int, slots: Tensor) -> Tensor:
     return records
 
 
+@raises_typed_errors
 def scatter_records_(rows: RowTensors, slab: int, slots: Tensor, records: Tensor) -> None:
     """Writes rows into slots; the inverse of :func:`gather_records`.
 

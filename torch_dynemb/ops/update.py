@@ -7,25 +7,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import raises_out_of_memory, register_fake
+from torch_dynemb._library.library import raises_typed_errors, register_fake
+from torch_dynemb._library.op_names import op_names
 from torch_dynemb.ops.functional_copies import refuse_copies_of_rows
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 
 # The optimizers of the library. The position is the code that a lookup carries to its backward; no
 # file has it.
 OPTIMIZER_NAMES = tuple(
-    sorted(
-        name.removeprefix("dynemb::").removesuffix("_backward_")
-        for name in torch._C._dispatch_get_all_op_names()
-        if name.startswith("dynemb::") and name.endswith("_backward_")
-    )
+    name.removesuffix("_backward_") for name in op_names() if name.endswith("_backward_")
 )
 NO_OPTIMIZER = -1
 # What is added to the code where gradients are applied that other updates have overtaken.
 APPLIES_DELAYED = 1 << 8
 
 
-@raises_out_of_memory
+@raises_typed_errors
 def materialize_(index: IndexTensors, rows: RowTensors) -> Tensor:
     """Writes the initial value and state of every row whose id has not been trained yet.
 

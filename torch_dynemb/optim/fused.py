@@ -353,7 +353,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             if missing:
                 raise ValueError(
                     f"load_state_dict: the param group of table {group['name']!r} lacks "
-                    f"{sorted(missing)}"
+                    f"{sorted(missing)}, expected all that state_dict() gives"
                 )
             for name, columns in self._config.hyper_columns.items():
                 self._check_hyper(group["name"], name, entries[name], len(columns))

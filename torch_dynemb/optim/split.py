@@ -8,7 +8,8 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.error_names import name_tables_of
+from torch_dynemb._library.error_names import name_tables_of, named
+from torch_dynemb._library.typed_errors import is_marked, typed_error
 from torch_dynemb.ops.columns import Hyper, RowClock
 from torch_dynemb.ops.pending import PendingGradients, merge_grad_
 from torch_dynemb.ops.tensors import RowTensors
@@ -178,6 +179,8 @@ class SplitOptimizer(FusedOptimizer):
                     list(range(self._tables)),
                 )
             except RuntimeError as error:
+                if is_marked(error):
+                    raise named(typed_error(error), [rows]) from None
                 name_tables_of(error, [rows])
                 raise
             pending.counts.zero_()

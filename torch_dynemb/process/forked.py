@@ -6,6 +6,8 @@ import os
 import weakref
 from typing import Protocol
 
+from torch_dynemb.errors import ForkedProcessError
+
 
 class Forkable(Protocol):
     """What a fork marks."""
@@ -27,9 +29,9 @@ def _mark() -> None:
 
 
 def check_own(thing: Forkable) -> None:
-    """Raises RuntimeError in a process that got it by a fork, where changes are lost."""
+    """Raises ForkedProcessError in a process that got it by a fork, where changes are lost."""
     if thing.forked:
-        raise RuntimeError(
+        raise ForkedProcessError(
             "this process is a fork of the one that made the tables and has a copy of them, which "
             "can be read: a change would reach neither the tables nor other processes. Train where "
             "the module was made, or in threads of that process; or make the module after the "

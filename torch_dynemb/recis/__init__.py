@@ -1,6 +1,5 @@
 """Ragged embeddings with the names and arguments of RecIS (github.com/alibaba/RecIS)."""
 
-from torch_dynemb._moved_modules import resolve_moved_modules
 from torch_dynemb.recis import saved_parts as _saved_parts  # noqa: F401 - registers tables
 from torch_dynemb.recis.embedding import (
     DynamicEmbedding,
@@ -120,5 +119,3 @@ __all__ = [
     "register_filter_hook",
     "split_sparse_dense_state_dict",
 ]
-
-resolve_moved_modules(__name__)

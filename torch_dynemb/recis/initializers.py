@@ -91,7 +91,9 @@ class RecisInitializer(Initializer):
             ValueError: there is no shape of two dimensions.
         """
         if self._record is not None:
-            raise RuntimeError(f"{type(self).__name__}.build() has been called before")
+            raise RuntimeError(
+                f"{type(self).__name__}.build() has been called before: make another initializer"
+            )
         if self._shape is None or len(self._shape) != 2:
             raise ValueError(
                 f"{type(self).__name__}.build: shape is {self._shape}, expected [rows, dim] of "

@@ -1,5 +1,6 @@
 """Models for inference: tables that are only read, and tables that are updated while they serve."""
 
+from torch_dynemb.errors import NoHeadroomError
 from torch_dynemb.serving import following as _following  # noqa: F401 - registers live tables
 from torch_dynemb.serving.choices import Choices
 from torch_dynemb.serving.freeze import freeze, freezes
@@ -15,7 +16,7 @@ from torch_dynemb.serving.frozen_modules import (
 from torch_dynemb.serving.frozen_tables import FrozenTables
 from torch_dynemb.serving.live_group import LiveTables
 from torch_dynemb.serving.live_models import live, live_tables
-from torch_dynemb.serving.live_state import LiveUpdate, LiveVersion, NoHeadroomError
+from torch_dynemb.serving.live_state import LiveUpdate, LiveVersion
 from torch_dynemb.serving.missing import CountsMissing
 from torch_dynemb.serving.packages.cpp import CppFlags, cpp_flags
 from torch_dynemb.serving.packages.export import export

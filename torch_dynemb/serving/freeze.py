@@ -118,8 +118,8 @@ def freeze(
             are no dynamic tables; or ``rows`` is none of its values, or a table has rows that they
             do not hold: with NaN, infinity or values beyond their range, or of an odd number of
             columns with ``"int4"``.
-        RuntimeError: rows of a table lie in a store or on other ranks, and the copy does not fit in
-            memory.
+        HostMemoryError: rows of a table lie in a store or on other ranks, and the copy does not fit
+            in memory.
 
     Example:
         >>> import torch, torch_dynemb as td

@@ -7,16 +7,18 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from torch_dynemb.nn.bag import DynamicEmbeddingBag, bag_inputs
+from torch_dynemb._library.error_names import name_feature
+from torch_dynemb.nn.bag import DynamicEmbeddingBag, bag_batch
 from torch_dynemb.nn.collection import (
     DynamicEmbeddingBagCollection,
     DynamicEmbeddingCollection,
 )
 from torch_dynemb.nn.embedding import DynamicEmbedding
 from torch_dynemb.nn.features import Features
-from torch_dynemb.nn.forwards import BagsOfFeatures, RowsOfFeatures, RowsOfIds
+from torch_dynemb.nn.forwards import BagsOfFeatures, RowsOfFeatures, rows_in_shape
 from torch_dynemb.nn.inputs import flat_ids
 from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.serving.choices import Choices
 from torch_dynemb.serving.freeze import freezes
 from torch_dynemb.serving.frozen_tables import FrozenTables
@@ -125,58 +127,13 @@ class FrozenModule(ReadOnly):
         self.output_dtype = converted_dtype(fn, self.output_dtype)
         return self
 
-    def _lookup(
-        self,
-        ids: Tensor,
-        offsets: Tensor,
-        per_sample_weights: Tensor | None,
-        *,
-        feature_tables: list[int],
-        feature_dims: list[int],
-        pooling: Pooling,
-    ) -> Tensor:
-        """What :meth:`_float_lookup` gives, as the module returns it."""
-        rows = self._float_lookup(
-            ids,
-            offsets,
-            per_sample_weights,
-            feature_tables=feature_tables,
-            feature_dims=feature_dims,
-            pooling=pooling,
-        )
-        return rows.to(self.output_dtype)
-
-    def _float_lookup(
-        self,
-        ids: Tensor,
-        offsets: Tensor,
-        per_sample_weights: Tensor | None,
-        *,
-        feature_tables: list[int],
-        feature_dims: list[int],
-        pooling: Pooling,
-    ) -> Tensor:
-        """float32 rows, or bags of them, of all features: one call of the index, one of the rows.
-
-        Args:
-            ids: int64 [N], feature after feature.
-            offsets: int64 [F * B + 1], where bags begin; may be empty where there is one feature.
-            per_sample_weights: float32 [N] or None.
-            feature_tables, feature_dims: table of each feature, and its dim.
-            pooling: how rows of a bag become one; NONE: they do not.
-        """
-        return self.frozen_tables.lookup(
-            ids,
-            offsets,
-            None if per_sample_weights is None else per_sample_weights.detach(),
-            feature_tables=feature_tables,
-            feature_dims=feature_dims,
-            pooling=pooling,
-        )
+    def _lookup(self, batch: LookupBatch) -> Tensor:
+        """Rows, or bags of them, as the module returns them."""
+        return self.frozen_tables.lookup(batch).to(self.output_dtype)
 
 
 @freezes(DynamicEmbedding)
-class FrozenEmbedding(RowsOfIds, FrozenModule):
+class FrozenEmbedding(FrozenModule):
     """Read-only copy of a :class:`DynamicEmbedding`.
 
     Args:
@@ -190,8 +147,10 @@ class FrozenEmbedding(RowsOfIds, FrozenModule):
 
     def forward(self, input: Tensor) -> Tensor:
         """As :meth:`DynamicEmbedding.forward` in eval mode."""
-        ids = flat_ids("FrozenEmbedding", input)
-        return self._rows(ids, input.shape, self.frozen_tables.one_bag)
+        ids, one_bag = flat_ids("FrozenEmbedding", input), self.frozen_tables.one_bag
+        batch = LookupBatch(ids, one_bag, None, [0], [self.embedding_dim], Pooling.NONE)
+        rows = self._lookup(batch)
+        return rows_in_shape(rows, input, self.embedding_dim)
 
 
 @freezes(DynamicEmbeddingBag)
@@ -216,14 +175,15 @@ class FrozenEmbeddingBag(FrozenModule):
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:
         """As :meth:`DynamicEmbeddingBag.forward` in eval mode."""
-        return self._lookup(
-            *bag_inputs(
-                input, offsets, per_sample_weights, include_last_offset=self.include_last_offset
-            ),
-            feature_tables=[0],
-            feature_dims=[self.embedding_dim],
+        batch = bag_batch(
+            input,
+            offsets,
+            per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            dim=self.embedding_dim,
             pooling=pooling_of(self.mode),
         )
+        return self._lookup(batch)
 
 
 @freezes(DynamicEmbeddingBagCollection)
@@ -244,7 +204,12 @@ class FrozenBagCollection(BagsOfFeatures, FrozenModule):
 
     def forward(self, features: Features) -> Tensor:
         """As :meth:`DynamicEmbeddingBagCollection.forward` in eval mode."""
-        return self._bags(features, pooling_of(self.mode))
+        batch = self._batch(features, pooling_of(self.mode))
+        try:
+            return self._lookup(batch)
+        except RuntimeError as error:
+            name_feature(error, self.feature_names, batch.offsets.shape[0] - 1)
+            raise
 
 
 @freezes(DynamicEmbeddingCollection)
@@ -264,7 +229,7 @@ class FrozenCollection(RowsOfFeatures, FrozenModule):
 
     def forward(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """As :meth:`DynamicEmbeddingCollection.forward` in eval mode."""
-        return self._rows(features)
+        return self._split(self._lookup(self._batch(features)), features)
 
 
 __all__ = [

@@ -10,22 +10,21 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb._library.error_names import name_tables
+from torch_dynemb.errors import HostMemoryError
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     GENERATION_BITS,
     Clock,
     Meta,
-    Pooling,
     RowFormat,
     Table,
 )
-from torch_dynemb.ops.tensors import IndexTensors, RowTensors
+from torch_dynemb.ops.tensors import IndexTensors, LookupBatch, RowTensors
 from torch_dynemb.serving.frozen_state import check_frozen
 from torch_dynemb.serving.missing import CountedTables, note_missing
 from torch_dynemb.serving.row_formats import RowKind, StoredRows, is_stored_so, stored_rows
 from torch_dynemb.serving.row_split import split_by_kind
 from torch_dynemb.table.group import TableGroup
-from torch_dynemb.table.lookup import read_in_memory
 from torch_dynemb.table.row_access import handle_rows, read_rows
 from torch_dynemb.table.tables import exported
 
@@ -40,7 +39,7 @@ class FrozenTables(CountedTables):
         group: what to copy; its rows are materialised first.
 
     Raises:
-        RuntimeError: rows lie in a store, and the copy does not fit in memory.
+        HostMemoryError: rows lie in a store, and the copy does not fit in memory.
     """
 
     kept_because: str | None = None  # why rows cannot be stored in another form
@@ -241,23 +240,11 @@ class FrozenTables(CountedTables):
         note_missing(self.place, found.missing)
         return found
 
-    def lookup(
-        self,
-        ids: Tensor,
-        offsets: Tensor,
-        per_sample_weights: Tensor | None,
-        *,
-        feature_tables: list[int],
-        feature_dims: list[int],
-        pooling: Pooling,
-    ) -> Tensor:
+    def lookup(self, batch: LookupBatch) -> Tensor:
         """Rows of ids, or bags of them; changes nothing.
 
         Args:
-            ids, offsets, feature_tables: as of :meth:`find`.
-            per_sample_weights: float32 [N] or None.
-            feature_dims: of the tables of the features.
-            pooling: how rows of a bag become one; NONE: they do not.
+            batch: what is asked for; weights get no gradient.
 
         Returns:
             float32 [B, sum of feature_dims], or [N, dim] without pooling.
@@ -265,89 +252,28 @@ class FrozenTables(CountedTables):
         Raises:
             TypeError, ValueError, RuntimeError: as :meth:`find`; or per_sample_weights.
         """
-        buffers: Any = self._buffers
+        batch = batch.detached()
+        buffers: Any = self._buffers  # get_buffer() would take as long as a small lookup
         if in_host_memory(buffers["buckets"]):
+            frozen = ops.FrozenTensors(
+                buffers["buckets"],
+                buffers["tables"],
+                buffers["meta"],
+                [buffers[f"weights{s}"] for s in range(self.slabs)],
+                buffers["init_data"],
+                list(self._formats) or [int(RowFormat.FLOATS)] * self.slabs,
+            )
             try:
-                read = self._read(
-                    ids,
-                    offsets,
-                    per_sample_weights,
-                    feature_tables=feature_tables,
-                    feature_dims=feature_dims,
-                    pooling=pooling,
-                )
+                read = ops.frozen_lookup(frozen, batch)
             except RuntimeError as error:
                 name_tables(error, self.names)
                 raise
             note_missing(self.place, read.missing)
             return read.output
-        handles = self.find(ids, offsets, feature_tables).handles
-        if not self._formats:
-            return read_in_memory(
-                self.rows(),
-                ids,
-                offsets,
-                per_sample_weights,
-                feature_tables,
-                feature_dims,
-                handles,
-                pooling=pooling,
-            )
-        if pooling == Pooling.NONE:
-            return ops.quantized_embedding(
-                self.rows(),
-                ids,
-                handles,
-                offsets,
-                feature_tables=feature_tables,
-                dim=feature_dims[0],
-                formats=self._formats,
-            )
-        return ops.quantized_embedding_bag(
-            self.rows(),
-            ids,
-            handles,
-            offsets,
-            per_sample_weights,
-            feature_tables=feature_tables,
-            feature_dims=feature_dims,
-            formats=self._formats,
-            pooling=pooling,
-        )
-
-    def _read(
-        self,
-        ids: Tensor,
-        offsets: Tensor,
-        per_sample_weights: Tensor | None,
-        *,
-        feature_tables: list[int],
-        feature_dims: list[int],
-        pooling: Pooling,
-    ) -> ops.Served:
-        """:meth:`lookup` on the CPU, where one op finds ids and reads their rows."""
-        buffers: Any = self._buffers  # get_buffer() would take as long as a small lookup
-        frozen = ops.FrozenTensors(
-            buffers["buckets"],
-            buffers["tables"],
-            buffers["meta"],
-            [buffers[f"weights{s}"] for s in range(self.slabs)],
-            buffers["init_data"],
-            list(self._formats) or [int(RowFormat.FLOATS)] * self.slabs,
-        )
-        if pooling == Pooling.NONE:
-            return ops.frozen_rows(
-                frozen, ids, offsets, feature_tables=feature_tables, dim=feature_dims[0]
-            )
-        return ops.frozen_bag(
-            frozen,
-            ids,
-            offsets,
-            per_sample_weights,
-            feature_tables=feature_tables,
-            feature_dims=feature_dims,
-            pooling=pooling,
-        )
+        handles = self.find(*batch.index_arguments).handles
+        if self._formats:
+            return ops.quantized_embedding(self.rows(), batch, handles, formats=self._formats)
+        return ops.embedding_inference(self.rows(), batch, handles)
 
     def ids(self, table: int) -> Tensor:
         """The ids of a table, int64 [n], in the order of the index.
@@ -371,7 +297,7 @@ def in_host_memory(tensor: Tensor) -> bool:
 
 
 def _check_room(group: TableGroup) -> None:
-    """Raises RuntimeError where rows of a store do not fit in memory."""
+    """Raises HostMemoryError where rows of a store do not fit in memory."""
     slabs = group.config.slabs
     stored = [s for s in range(len(slabs)) if group.tables.stored(s) is not None]
     needed = sum(
@@ -379,10 +305,11 @@ def _check_room(group: TableGroup) -> None:
     )
     free = ops.available_memory() if needed > 0 else 0
     if needed > free:
-        raise RuntimeError(
+        raise HostMemoryError(
             f"freeze: a copy of the rows {[slabs[s].name for s in stored]}, which lie in a store, "
             f"takes {needed} bytes, but {free} bytes of memory are free: freeze on a machine with "
-            "more memory, or look rows up in the model itself, in eval mode"
+            "more memory, or look rows up in the model itself, in eval mode",
+            tables=group.names,
         )
 
 

@@ -15,6 +15,7 @@ from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.checkpoint.together import Ranks as Together
 from torch_dynemb.checkpoint.together import ranks_of
 from torch_dynemb.distributed.exchange import from_rank
+from torch_dynemb.errors import HostMemoryError
 from torch_dynemb.ops.columns import BUCKET_WORDS, Clock
 from torch_dynemb.policy.policy import Policy
 from torch_dynemb.serving.choices import Ranks
@@ -80,7 +81,7 @@ def gathered(
 
     Raises:
         ValueError: ``ranks`` is ``"own"``, and this rank has some columns of a table only.
-        RuntimeError: the rows do not fit in memory.
+        HostMemoryError: the rows do not fit in memory.
     """
     alone = ranks == "own" or process_group is None
     together = _ALONE if alone else ranks_of(process_group)
@@ -155,7 +156,7 @@ def _check_columns(owner: str, parts: Sequence[TablePart]) -> None:
 def _check_room(
     owner: str, configs: Sequence[TableConfig], sizes: Sequence[int], device: torch.device
 ) -> None:
-    """Raises RuntimeError where the rows of all ranks do not fit in the memory of this one."""
+    """Raises HostMemoryError where the rows of all ranks do not fit in the memory of this one."""
     if device.type != "cpu":
         return  # whose allocator says so
     # in the group, and again in the copy that is made of it; an index is at least half full
@@ -165,10 +166,11 @@ def _check_room(
     )
     free = ops.available_memory()
     if needed > free:
-        raise RuntimeError(
+        raise HostMemoryError(
             f"{owner}: the rows of all ranks take {needed} bytes while they are brought together, "
             f"but {free} bytes of memory are free: freeze with ranks='first' on a machine with "
-            "more memory, with ranks='own', or save the model with torch_dynemb.checkpoint.save"
+            "more memory, with ranks='own', or save the model with torch_dynemb.checkpoint.save",
+            tables=[config.name for config in configs],
         )
 
 

@@ -11,7 +11,7 @@ from torch_dynemb import ops
 from torch_dynemb.checkpoint.delta_log.commits import TableDelta
 from torch_dynemb.checkpoint.entries import PACKED
 from torch_dynemb.ops.columns import Meta
-from torch_dynemb.serving.live_state import LiveState, NoHeadroomError
+from torch_dynemb.serving.live_state import LiveState, no_headroom
 from torch_dynemb.serving.row_formats import RowKind, stored_rows
 
 _QUANTIZED: dict[int, RowKind] = {
@@ -50,7 +50,7 @@ def check_room(change: TableChange) -> None:
     removed = delta.removed[~torch.isin(delta.removed, delta.ids)]  # others keep their rows
     gone = removed.numel() - _missing(change, removed)
     if wanted - gone > free:
-        raise NoHeadroomError(table, wanted=wanted - gone, free=free)
+        raise no_headroom(table, wanted=wanted - gone, free=free)
 
 
 def check_values(change: TableChange) -> None:
@@ -79,14 +79,9 @@ def take(change: TableChange) -> None:
 
 def _missing(change: TableChange, ids: Tensor) -> int:
     """How many ids a live table has not got."""
-    served = ops.serve_rows(
-        change.state.tensors,
-        ids,
-        torch.empty(0, dtype=torch.int64),
-        feature_tables=[change.state.names.index(change.table)],
-        dim=change.delta.embedding_dim,
-    )
-    return int(served.missing.sum())
+    table = change.state.names.index(change.table)
+    batch = ops.LookupBatch.of_rows(ids, ids[:0], [table], change.delta.embedding_dim)
+    return int(ops.live_lookup(change.state.tensors, batch).missing.sum())
 
 
 __all__ = ["TableChange", "check_room", "check_values", "take"]

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb._library.error_names import name_tables
 from torch_dynemb.argument_checks import described, integer, text
+from torch_dynemb.errors import HostMemoryError
 from torch_dynemb.ops.columns import (
     BUCKET_WORDS,
     LIVE_HEADER_WORDS,
@@ -18,12 +19,12 @@ from torch_dynemb.ops.columns import (
     MAX_ROWS,
     LiveTable,
     Meta,
-    Pooling,
     RowFormat,
     buckets_for,
 )
 from torch_dynemb.ops.quantized import row_bytes
 from torch_dynemb.ops.serving import LIVE_FORMATS
+from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.serving.frozen_tables import FrozenTables
 from torch_dynemb.serving.live_state import ROW_DTYPES, LiveState, LiveUpdate, LiveVersion
 from torch_dynemb.serving.missing import CountedTables, note_missing
@@ -58,7 +59,8 @@ class LiveTables(CountedTables):
 
     Raises:
         TypeError, ValueError: headroom, rows or dense_version.
-        RuntimeError: the tables are not on the CPU, or do not fit in memory.
+        HostMemoryError: the tables do not fit in memory.
+        RuntimeError: the tables are not on the CPU.
     """
 
     def __init__(
@@ -102,9 +104,10 @@ class LiveTables(CountedTables):
         needed = 8 * (int(both.sum()) * BUCKET_WORDS)
         needed += 8 * sum(count * width for count, width in zip(counts, words, strict=True))
         if needed > (free := ops.available_memory()):
-            raise RuntimeError(
+            raise HostMemoryError(
                 f"LiveTables: tables of {sum(capacity)} ids take {needed} bytes, but {free} bytes "
-                "of memory are free: give them less headroom, or rows of a narrower format"
+                "of memory are free: give them less headroom, or rows of a narrower format",
+                tables=self.names,
             )
         tables = torch.zeros(len(capacity), LIVE_TABLE_COLUMNS, dtype=torch.int64)
         tables[:, LiveTable.CAPACITY] = torch.tensor(capacity)
@@ -122,16 +125,8 @@ class LiveTables(CountedTables):
 
     def _copy(self, source: FrozenTables, table: int) -> None:
         dim = int(self.tensors().meta[table, Meta.DIM])
-        offsets = torch.empty(0, dtype=torch.int64)
         for ids in source.ids(table).split(_IDS_AT_ONCE):
-            values = source.lookup(
-                ids,
-                offsets,
-                None,
-                feature_tables=[table],
-                feature_dims=[dim],
-                pooling=Pooling.NONE,
-            )
+            values = source.lookup(LookupBatch.of_rows(ids, ids[:0], [table], dim))
             self.state().apply(table, ids, values, ids[:0])
         # copying is no update
         self.tensors().tables[table, LiveTable.INSERTED :] = 0
@@ -159,79 +154,25 @@ class LiveTables(CountedTables):
         assert tensor is not None
         return tensor
 
-    def serve(
-        self,
-        ids: Tensor,
-        offsets: Tensor,
-        per_sample_weights: Tensor | None,
-        *,
-        feature_tables: list[int],
-        feature_dims: list[int],
-        pooling: Pooling,
-    ) -> ops.Served:
+    def lookup(self, batch: LookupBatch) -> Tensor:
         """Rows of ids, or bags of them, while updates may run.
 
+        :class:`CountsMissing` gets how many ids were not in each table.
+
         Args:
-            ids: int64 [N], feature after feature.
-            offsets: int64 [F * B + 1], where bags begin, and N; may be empty where there is one
-                feature and no pooling.
-            per_sample_weights: float32 [N] or None.
-            feature_tables, feature_dims: number of each feature's table, and its dim.
-            pooling: how rows of a bag become one; NONE: they do not.
+            batch: what is asked for; weights get no gradient.
 
         Returns:
-            float32 [B, sum of feature_dims], or [N, dim] without pooling; and how many ids were not
-            in each table.
+            float32 [B, sum of feature_dims], or [N, dim] without pooling.
 
         Raises:
             RuntimeError: an argument does not fit the tables, or is not on the CPU.
         """
         try:
-            if pooling == Pooling.NONE:
-                return ops.serve_rows(
-                    self.tensors(),
-                    ids,
-                    offsets,
-                    feature_tables=feature_tables,
-                    dim=feature_dims[0],
-                )
-            return ops.serve_bag(
-                self.tensors(),
-                ids,
-                offsets,
-                per_sample_weights,
-                feature_tables=feature_tables,
-                feature_dims=feature_dims,
-                pooling=pooling,
-            )
+            served = ops.live_lookup(self.tensors(), batch.detached())
         except RuntimeError as error:
             name_tables(error, self.names)
             raise
-
-    def lookup(
-        self,
-        ids: Tensor,
-        offsets: Tensor,
-        per_sample_weights: Tensor | None,
-        *,
-        feature_tables: list[int],
-        feature_dims: list[int],
-        pooling: Pooling,
-    ) -> Tensor:
-        """The output of :meth:`serve`, whose ``missing`` goes to :class:`CountsMissing`.
-
-        Args:
-            ids, offsets, per_sample_weights, feature_tables, feature_dims, pooling: as of
-                :meth:`serve`.
-        """
-        served = self.serve(
-            ids,
-            offsets,
-            per_sample_weights,
-            feature_tables=feature_tables,
-            feature_dims=feature_dims,
-            pooling=pooling,
-        )
         note_missing(self.place, served.missing)
         return served.output
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -11,35 +10,29 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb._library.error_names import name_tables
 from torch_dynemb.argument_checks import described
+from torch_dynemb.errors import NoHeadroomError
 from torch_dynemb.ops.columns import LiveTable, Meta
 
 # what rows of an update may be, and how live tables of such rows store them
 ROW_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-class NoHeadroomError(RuntimeError):
-    """An update brings more new ids than a table has rows for; nothing of it has been done.
+def no_headroom(table: str, *, wanted: int, free: int) -> NoHeadroomError:
+    """Return the error of an update whose new ids want more rows than there are.
 
-    Attributes:
+    Args:
         table: its name.
-        wanted: rows that new ids of the update want.
-        free: rows that the table has for them.
+        wanted: rows that new ids want.
+        free: rows that there are.
     """
-
-    def __init__(self, table: str, *, wanted: int, free: int) -> None:
-        super().__init__(
-            f"no headroom: table {table!r} has {free} rows free, but new ids of this update want "
-            f"{wanted}: nothing of it has been done, and the rows from before go on being served. "
-            "Erase ids, or make the tables again with more headroom and serve those"
-        )
-        self.table, self.wanted, self.free = table, wanted, free
-
-    def __reduce__(self) -> tuple[Callable[..., NoHeadroomError], tuple[str, int, int]]:
-        return _no_headroom, (self.table, self.wanted, self.free)
-
-
-def _no_headroom(table: str, wanted: int, free: int) -> NoHeadroomError:
-    return NoHeadroomError(table, wanted=wanted, free=free)
+    return NoHeadroomError(
+        f"table {table!r} has {free} rows free, but new ids of this update want "
+        f"{wanted}: nothing of it has been done, and the rows from before go on being served. "
+        "Erase ids, or make the tables again with more headroom and serve those",
+        table=table,
+        wanted=wanted,
+        free=free,
+    )
 
 
 class LiveUpdate(NamedTuple):
@@ -139,7 +132,7 @@ class LiveState(NamedTuple):
             name_tables(error, self.names)
             raise
         if done.wanted > done.free:
-            raise NoHeadroomError(self.names[table], wanted=done.wanted, free=done.free)
+            raise no_headroom(self.names[table], wanted=done.wanted, free=done.free)
         return LiveUpdate(done.inserted, done.updated, done.erased)
 
     def sizes(self) -> dict[str, int]:
@@ -172,4 +165,4 @@ def _checked_ids(owner: str, name: str, ids: object) -> Tensor:
     return ids.contiguous()
 
 
-__all__ = ["ROW_DTYPES", "LiveState", "LiveUpdate", "LiveVersion", "NoHeadroomError"]
+__all__ = ["ROW_DTYPES", "LiveState", "LiveUpdate", "LiveVersion", "no_headroom"]

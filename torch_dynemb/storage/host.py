@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.errors import HostMemoryError
 from torch_dynemb.ops.columns import Meta, Slab
 from torch_dynemb.ops.pending import PendingGradients
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
@@ -29,7 +30,7 @@ class HostMemory:
             return ops.reserve(size, dtype, huge_pages=huge_pages)
         except RuntimeError:
             wanted = math.prod(size) * dtype.itemsize
-            raise RuntimeError(
+            raise HostMemoryError(
                 f"TableGroup: could not reserve {wanted} bytes of addresses for a tensor of "
                 f"{size[0]} rows: {what_ran_out(wanted)}"
             ) from None  # the op's own error names another remedy

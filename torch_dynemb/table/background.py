@@ -9,7 +9,7 @@ import weakref
 _logger = logging.getLogger("torch_dynemb")
 
 
-class BackgroundError(Exception):
+class BackgroundTraceback(Exception):  # noqa: N818 - no error of its own
     """Where an error was raised, as text: it is the cause of the error that is raised elsewhere."""
 
 
@@ -38,7 +38,7 @@ class BackgroundWork:
         The frames have what the thread has worked on, such as copies of tables.
         """
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        error.__cause__, error.__context__ = BackgroundError(f"\n{text}"), None
+        error.__cause__, error.__context__ = BackgroundTraceback(f"\n{text}"), None
         self._error = error.with_traceback(None)
         self._untold.append(error)
 
@@ -60,4 +60,4 @@ def _log(what: str, untold: list[BaseException]) -> None:
         _logger.error("%s has failed, and nobody has asked for it", what, exc_info=error)
 
 
-__all__ = ["BackgroundError", "BackgroundWork"]
+__all__ = ["BackgroundTraceback", "BackgroundWork"]

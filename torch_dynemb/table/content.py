@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.errors import NoRoomError
 from torch_dynemb.ops.columns import (
     PolicyColumn,
     RowClock,
@@ -118,7 +119,7 @@ def write_content(
             out, those that it keeps and that are not there are those of new ids.
 
     Raises:
-        RuntimeError: the table is full, or memory is short; it is empty then.
+        NoRoomError: the table is full, or memory is short; it is empty then.
     """
     with held_back():
         try:
@@ -188,7 +189,7 @@ def replace_ids(
         counted: ids that wait for a row; None: none do.
 
     Raises:
-        RuntimeError: the table is full, or memory is short.
+        NoRoomError: the table is full, or memory is short.
     """
     clear(tables, table)
     ops.grow_(tables.index, table, ids.numel())
@@ -203,9 +204,10 @@ def replace_ids(
         if bool((handles < 0).any()):
             # if a GPU has refused the ids, it says why here
             tables.memory.end_step(tables.index, tables.rows)
-            raise RuntimeError(
+            raise NoRoomError(
                 f"table {tables.config.tables[table].name!r} has no room for {ids.numel()} "
-                "ids: give it a larger capacity"
+                "ids: give it a larger capacity",
+                tables=[tables.config.tables[table].name],
             )
         if counters is not None:  # ids that have a row wait no longer
             ops.erase_(tables.index, flat, offsets, [counters])

@@ -91,16 +91,8 @@ def keep_evicted_rows(tables: Tables, before: int) -> None:
         if own.shape[0] > 0:
             ids, evicted = (own[:, c].contiguous() for c in (Evicted.ID, Evicted.HANDLE))
             rows, handles = readable(tables, t, ids, evicted)
-            tables.evictions.rows[t].append(
-                ops.embedding_inference(
-                    rows,
-                    ids,
-                    handles,
-                    tables.one_bag,
-                    feature_tables=[t],
-                    dim=table.embedding_dim,
-                )
-            )
+            batch = ops.LookupBatch.of_rows(ids, tables.one_bag, [t], table.embedding_dim)
+            tables.evictions.rows[t].append(ops.embedding_inference(rows, batch, handles))
 
 
 __all__ = ["keep_evicted_rows", "on_evicted", "record_as", "record_evicted", "take_evicted"]

@@ -160,8 +160,8 @@ class TableGroup:
             tables: made from the group's, such as by :meth:`on_device`.
 
         Raises:
-            RuntimeError: this process is a fork of the one that made the group's tables, which it
-                keeps.
+            ForkedProcessError: this process is a fork of the one that made the group's tables,
+                which it keeps.
         """
         before = self._tables
         before.check_own()
@@ -265,10 +265,12 @@ class TableGroup:
             ValueError: shape or device of an argument; a table keeps custom scores, and none have
                 been given; or none keeps any, and some have been given.
             IndexError: a table number is too large.
-            RuntimeError: values of offsets or feature_policies, a table is full, memory is short,
-                another thread is inserting, or this process is a fork of the one that made the
-                tables. In all cases no id has been inserted. On a GPU, a later call raises what
-                depends on values of tensors.
+            RuntimeError: values of offsets or feature_policies.
+            NoRoomError: a table is full, or memory is short.
+            InUseError: another thread is inserting.
+            ForkedProcessError: this process is a fork of the one that made the tables. In all cases
+                no id has been inserted. On a GPU, a later call raises what depends on values of
+                tensors.
         """
         return lookup.find_or_insert(
             self._tables,
@@ -332,9 +334,10 @@ class TableGroup:
             TypeError: ``table`` is no int, or ids or scores are no int64.
             ValueError: ids or scores are on another device, or scores have another shape; the table
                 keeps custom scores, and none have been given; or none keeps any, and some have.
-            RuntimeError: the table is full, memory is short, another thread is inserting, or this
-                process is a fork of the one that made the tables. In all cases no id has been
-                inserted.
+            NoRoomError: the table is full, or memory is short.
+            InUseError: another thread is inserting.
+            ForkedProcessError: this process is a fork of the one that made the tables. In all cases
+                no id has been inserted.
         """
         call = one_table(self._tables, table, ids, "insert")
         return lookup.find_or_insert(self._tables, *call, scores=scores)
@@ -368,9 +371,10 @@ class TableGroup:
             IndexError: there is no such table.
             TypeError: ``table`` or ``ids`` is no int.
             ValueError: ``ids`` is less than 0.
-            RuntimeError: there is no room for so many (see ``max_rows``), memory is short, another
-                thread is inserting, or this process is a fork of the one that made the tables. In
-                all cases the index has not grown.
+            NoRoomError: there is no room for so many (see ``max_rows``), or memory is short.
+            InUseError: another thread is inserting.
+            ForkedProcessError: this process is a fork of the one that made the tables. In all cases
+                the index has not grown.
         """
         self.config.table(table, "reserve")
         ids = integer("reserve: ids", ids, least=0)
@@ -414,9 +418,10 @@ class TableGroup:
             TypeError: ``table`` is no int, ids are no int64, or rows no real numbers.
             ValueError: shapes or devices do not match, an id is given twice, or one is the padding
                 id. In these cases nothing has been changed.
-            RuntimeError: the table is full, memory is short, or this process is a fork of the one
-                that made the tables; no row has been written, and none of the new ids is there, nor
-                is a count forgotten. Ids that were evicted to make room stay away.
+            NoRoomError: the table is full, or memory is short; no row has been written, and none of
+                the new ids is there, nor is a count forgotten. Ids that were evicted to make room
+                stay away.
+            ForkedProcessError: this process is a fork of the one that made the tables.
         """
         table_rows.insert_or_assign(self._tables, table, ids, rows)
 
@@ -437,8 +442,8 @@ class TableGroup:
         Raises:
             IndexError: there is no such table.
             TypeError: ``table`` is no int, or ``value`` is no number.
-            RuntimeError: this process is a fork of the one that made the tables. In all cases no
-                row has been changed.
+            ForkedProcessError: this process is a fork of the one that made the tables. In all cases
+                no row has been changed.
         """
         removal.fill(self._tables, table, value)
 
@@ -518,8 +523,8 @@ class TableGroup:
             IndexError: there is no such table.
             TypeError: ``table`` is no int, ids or scores are no int64, or ``score`` is no str.
             ValueError: number, device or values of scores, or a score that is not kept.
-            RuntimeError: this process is a fork of the one that made the tables. In all cases no
-                score has been changed.
+            ForkedProcessError: this process is a fork of the one that made the tables. In all cases
+                no score has been changed.
         """
         return score_access.set_score(self._tables, table, ids, scores, score=score)
 
@@ -534,7 +539,7 @@ class TableGroup:
             IndexError: there is no such table.
             TypeError: ``table`` or ``score`` is no int.
             ValueError: the table keeps no custom scores, or the score leaves int64.
-            RuntimeError: this process is a fork of the one that made the tables. In all cases
+            ForkedProcessError: this process is a fork of the one that made the tables. In all cases
                 lookups give what they gave before.
         """
         score_access.set_batch_score(self._tables, table, score)
@@ -601,12 +606,14 @@ class TableGroup:
         Raises:
             TypeError, ValueError: ``now`` is no int, is negative or exceeds 2^62; nothing has been
                 done.
-            RuntimeError: ``now`` is given, but no table keeps times, or this process is a fork of
-                the one that made the tables, or an asynchronous checkpoint of the tables has
-                failed, and nobody has been told yet; nothing has been done. Or more ids were
-                evicted than there was room to record for :meth:`on_evicted`; the step has ended. Or
-                ids found no place, and a policy says ``check="error"``; everything else has been
-                done.
+            ForkedProcessError: this process is a fork of the one that made the tables.
+            BackgroundError: an asynchronous checkpoint of the tables has failed, and nothing has
+                raised that yet; nothing has been done.
+            NoRoomError: ids found no place, and a policy says ``check="error"``; everything else
+                has been done.
+            RuntimeError: ``now`` is given, but no table keeps times; nothing has been done. Or more
+                ids were evicted than there was room to record for :meth:`on_evicted`; the step has
+                ended.
         """
         table_steps.step(self._tables, now)
 
@@ -626,9 +633,10 @@ class TableGroup:
 
         Raises:
             TypeError, ValueError: ``now`` is no int, is negative or exceeds 2^62.
-            RuntimeError: ``now`` is given, but no table keeps times, or this process is a fork of
-                the one that made the tables. Or an asynchronous checkpoint of the tables has
-                failed, and nobody has been told yet.
+            RuntimeError: ``now`` is given, but no table keeps times.
+            ForkedProcessError: this process is a fork of the one that made the tables.
+            BackgroundError: an asynchronous checkpoint of the tables has failed, and nothing has
+                raised that yet.
         """
         table_steps.check_step(self._tables, now)
 
@@ -645,8 +653,9 @@ class TableGroup:
             IndexError: there is no such table.
             TypeError: ``table`` is no int, or ids are no int64.
             ValueError: ids are on another device.
-            RuntimeError: another thread is inserting, or this process is a fork of the one that
-                made the tables. In all cases nothing has been removed.
+            InUseError: another thread is inserting.
+            ForkedProcessError: this process is a fork of the one that made the tables. In all cases
+                nothing has been removed.
         """
         return removal.erase(self._tables, table, ids)
 
@@ -683,7 +692,7 @@ class TableGroup:
             IndexError: there is no such table.
             ValueError, TypeError: no condition or several, or one that does not fit the table, or
                 ``predicate`` has returned no such mask.
-            RuntimeError: this process is a fork of the one that made the tables. In all cases
+            ForkedProcessError: this process is a fork of the one that made the tables. In all cases
                 nothing has been removed, nor where ``predicate`` raises.
         """
         return removal.remove(
@@ -706,8 +715,9 @@ class TableGroup:
         Raises:
             IndexError: there is no such table.
             TypeError: ``table`` is no int.
-            RuntimeError: another thread is inserting, or this process is a fork of the one that
-                made the tables; nothing has been removed.
+            InUseError: another thread is inserting; nothing has been removed.
+            ForkedProcessError: this process is a fork of the one that made the tables; nothing has
+                been removed.
         """
         return removal.clear(self._tables, table)
 
@@ -721,8 +731,8 @@ class TableGroup:
             IndexError: there is no such table.
             TypeError: ``table`` is no int.
             ValueError: the table's admission counts nothing.
-            RuntimeError: this process is a fork of the one that made the tables; nothing has been
-                forgotten.
+            ForkedProcessError: this process is a fork of the one that made the tables; nothing has
+                been forgotten.
         """
         removal.reset_counts(self._tables, table)
 
@@ -740,8 +750,8 @@ class TableGroup:
             By how many bytes :meth:`memory` has shrunk.
 
         Raises:
-            RuntimeError: this process is a fork of the one that made the tables; nothing has been
-                changed.
+            ForkedProcessError: this process is a fork of the one that made the tables; nothing has
+                been changed.
         """
         return compaction.compact(self._tables)
 
@@ -838,7 +848,7 @@ class TableGroup:
         """What the cache and the store of tiered tables have done; None: all rows are in memory.
 
         Raises:
-            RuntimeError: this process is a fork of the one that made the tables.
+            ForkedProcessError: this process is a fork of the one that made the tables.
         """
         if self._tables.tiers is None:
             return None
@@ -886,8 +896,8 @@ class TableGroup:
         Raises:
             ValueError: ``tensors`` is not the state of a group like this one, or is damaged;
                 nothing has been changed.
-            RuntimeError: this process is a fork of the one that made the tables; nothing has been
-                changed. Or rows lie in a store, or memory is short.
+            ForkedProcessError: this process is a fork of the one that made the tables; nothing has
+                been changed. Or rows lie in a store, or memory is short.
         """
         self._tables.check_own()
         table_state.load(self._tables, tensors)

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb._library.error_names import name_tables
 from torch_dynemb.argument_checks import integer, tensor
-from torch_dynemb.ops.columns import NO_HANDLE, Clock, Pooling
-from torch_dynemb.ops.tensors import RowTensors
+from torch_dynemb.errors import ForkedProcessError
+from torch_dynemb.ops.columns import NO_HANDLE, Clock
+from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.policy.admission import AdmitBy, NewIds, admission_hook
 from torch_dynemb.table.evictions import keep_evicted_rows
 from torch_dynemb.table.tables import Tables
@@ -64,30 +65,23 @@ def find_or_insert(
     return handles
 
 
-def promise_room(
-    tables: Tables, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]
-) -> None:
+def promise_room(tables: Tables, batch: LookupBatch) -> None:
     """Before ids are inserted for a lookup that trains: raises where a disk has no room for it.
 
     Their counts are as they were then, so the step can be repeated.
 
     Raises:
-        RuntimeError: there is no room, the store has failed, or this process is a fork of the one
-            that made the tables.
+        NoRoomError: there is no room.
+        RuntimeError: the store has failed.
+        ForkedProcessError: this process is a fork of the one that made the tables.
     """
     if tables.tiers is None:
         return
     _check_has_store(tables)
-    tables.tiers.promise_room(tables.index, ids, offsets, feature_tables)
+    tables.tiers.promise_room(tables.index, batch)
 
 
-def stage(
-    tables: Tables,
-    ids: Tensor,
-    offsets: Tensor,
-    feature_tables: Sequence[int],
-    handles: Tensor,
-) -> Tensor:
+def stage(tables: Tables, batch: LookupBatch, handles: Tensor) -> Tensor:
     """Handles with which rows are trained; those that are not in memory are fetched.
 
     Args:
@@ -96,21 +90,11 @@ def stage(
     if tables.tiers is None:
         return handles
     _check_has_store(tables)
-    staged = ops.StagedIds(tables.index.meta, ids, handles, offsets, feature_tables)
+    staged = ops.StagedIds.of(tables.index.meta, batch, handles)
     return tables.tiers.stage(staged, trains=True)
 
 
-def read(
-    tables: Tables,
-    ids: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor | None,
-    feature_tables: Sequence[int],
-    feature_dims: Sequence[int],
-    handles: Tensor,
-    *,
-    pooling: Pooling,
-) -> Tensor:
+def read(tables: Tables, batch: LookupBatch, handles: Tensor) -> Tensor:
     """A lookup that trains nothing.
 
     Args:
@@ -121,31 +105,11 @@ def read(
     """
     if tables.tiers is not None:
         _check_has_store(tables)
-        return tables.tiers.lookup(
-            ids, handles, offsets, per_sample_weights, feature_tables, feature_dims, pooling
-        )
-    return read_in_memory(
-        tables.rows,
-        ids,
-        offsets,
-        per_sample_weights,
-        feature_tables,
-        feature_dims,
-        handles,
-        pooling=pooling,
-    )
+        return tables.tiers.lookup(batch, handles)
+    return ops.embedding_inference(tables.rows, batch, handles)
 
 
-def find_and_read(
-    tables: Tables,
-    ids: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor | None,
-    feature_tables: Sequence[int],
-    feature_dims: Sequence[int],
-    *,
-    pooling: Pooling,
-) -> Tensor:
+def find_and_read(tables: Tables, batch: LookupBatch) -> Tensor:
     """:func:`read` of ids whose handles nobody knows yet; ids whose ttl has passed are missing.
 
     Returns:
@@ -153,122 +117,18 @@ def find_and_read(
     """
     if tables.read_by_one_op:
         try:
-            return ops.find_and_read(
-                tables.index,
-                tables.rows,
-                ids,
-                offsets,
-                per_sample_weights,
-                feature_tables=feature_tables,
-                feature_dims=feature_dims,
-                pooling=pooling,
-            )
+            return ops.find_and_read(tables.index, tables.rows, batch)
         except RuntimeError as error:
             name_tables(error, tables.config.names)
             raise
-    handles = find(tables, ids, offsets, feature_tables).handles
-    handles = without_expired(tables, ids, offsets, feature_tables, handles)
-    return read(
-        tables,
-        ids,
-        offsets,
-        per_sample_weights,
-        feature_tables,
-        feature_dims,
-        handles,
-        pooling=pooling,
-    )
-
-
-def differentiable(
-    tables: Tables,
-    ids: Tensor,
-    handles: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor | None,
-    grad_anchor: Tensor,
-    feature_tables: Sequence[int],
-    feature_dims: Sequence[int],
-    *,
-    pooling: Pooling,
-    optimizer: int,
-) -> Tensor:
-    """A lookup whose backward updates the rows, and gives the weights their gradient.
-
-    Args:
-        handles: int64 [N], with which rows are trained (:func:`stage`).
-        grad_anchor: float32 [1], because of which autograd runs the backward.
-        optimizer: see :func:`torch_dynemb.ops.embedding_bag`.
-
-    Returns:
-        As :func:`read`.
-    """
-    if pooling == Pooling.NONE:
-        return ops.embedding(
-            tables.rows,
-            ids,
-            handles,
-            offsets,
-            grad_anchor,
-            feature_tables=feature_tables,
-            dim=feature_dims[0],
-            optimizer=optimizer,
-        )
-    return ops.embedding_bag(
-        tables.rows,
-        ids,
-        handles,
-        offsets,
-        per_sample_weights,
-        grad_anchor,
-        feature_tables=feature_tables,
-        feature_dims=feature_dims,
-        pooling=pooling,
-        optimizer=optimizer,
-    )
-
-
-def read_in_memory(
-    rows: RowTensors,
-    ids: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor | None,
-    feature_tables: Sequence[int],
-    feature_dims: Sequence[int],
-    handles: Tensor,
-    *,
-    pooling: Pooling,
-) -> Tensor:
-    """:func:`read`, of rows that are all in memory.
-
-    Args:
-        rows: of the tables.
-    """
-    if pooling == Pooling.NONE:
-        return ops.embedding_inference(
-            rows,
-            ids,
-            handles,
-            offsets,
-            feature_tables=feature_tables,
-            dim=feature_dims[0],
-        )
-    return ops.embedding_bag_inference(
-        rows,
-        ids,
-        handles,
-        offsets,
-        per_sample_weights,
-        feature_tables=feature_tables,
-        feature_dims=feature_dims,
-        pooling=pooling,
-    )
+    handles = find(tables, *batch.index_arguments).handles
+    return read(tables, batch, without_expired(tables, *batch.index_arguments, handles))
 
 
 def _check_has_store(tables: Tables) -> None:
-    """Raises RuntimeError in a fork, in which nothing brings rows from the store."""
+    """Raises ForkedProcessError in a fork, in which nothing brings rows from the store."""
     if tables.host.forked:
-        raise RuntimeError(
+        raise ForkedProcessError(
             "this process is a fork of the one that made the tables, whose rows are in a store: "
             "only that process can look them up. Do so there, or in its threads, and let workers "
             "of a DataLoader give ids; or give them td.freeze(model), which has all rows in memory"
@@ -368,14 +228,12 @@ def _admitted_by_hooks(
 
 
 __all__ = [
-    "differentiable",
     "find",
     "find_and_read",
     "find_or_insert",
     "prefetch",
     "promise_room",
     "read",
-    "read_in_memory",
     "stage",
     "without_expired",
 ]

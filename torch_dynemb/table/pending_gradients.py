@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.ops.columns import GENERATION_BITS, Meta, Pooling, RowClock, Slot
+from torch_dynemb.ops.columns import GENERATION_BITS, Meta, RowClock, Slot
 from torch_dynemb.ops.pending import PendingGradients, accumulate_grad_, merge_grad_
+from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.table.tables import Tables
 
 # Gradients of a lookup from which on they are sorted table by table; csrc/cpu/gradient/runs.cpp.
@@ -94,14 +95,14 @@ def add_pending(tables: Tables, table: int, added: TableGradients) -> None:
         PendingGradients.of(tables.rows.pending),
         tables.rows,
         added.gradients.contiguous(),
-        added.ids,
+        LookupBatch.of_rows(
+            added.ids,
+            torch.tensor([0, added.ids.shape[0]], device=added.ids.device),
+            [table],
+            tables.config.tables[table].embedding_dim,
+        ),
         added.handles,
-        torch.tensor([0, added.ids.shape[0]], device=added.ids.device),
-        None,
         updates,
-        feature_tables=[table],
-        feature_dims=[tables.config.tables[table].embedding_dim],
-        pooling=int(Pooling.NONE),
     )
 
 

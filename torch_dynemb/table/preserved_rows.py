@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.errors import HostMemoryError
 from torch_dynemb.ops.columns import GENERATION_BITS, UNDO_COLUMNS, Slab, Undo, UndoMark
 from torch_dynemb.ops.functional_copies import copies_rows
 from torch_dynemb.process.forked import watch
@@ -200,9 +201,10 @@ def _new_words(tables: Tables, slab: int) -> Tensor:
     try:
         words = tables.memory.reserve((size,), torch.int64, huge_pages=True)
     except RuntimeError:
-        raise RuntimeError(
+        raise HostMemoryError(
             f"checkpoint.save: asynchronous=True: no addresses for {8 * size} bytes, in which rows "
-            f"are preserved: {what_ran_out(8 * size)}"
+            f"are preserved: {what_ran_out(8 * size)}",
+            tables=tables.config.names,
         ) from None
     words[Undo.MARKS], words[Undo.FREE], words[Undo.BUFFER] = marks, free, buffer
     words[Undo.ROW_BYTES] = row_bytes

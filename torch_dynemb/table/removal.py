@@ -189,13 +189,10 @@ def _checked(mask: object, ids: Tensor) -> Tensor:
 def _norms(tables: Tables, table: int, batch: ops.ExportedBatch) -> Tensor:
     """L2 norms of rows, float32 [n]."""
     source, handles = readable(tables, table, batch.ids, batch.handles)
+    bag = torch.tensor([0, batch.ids.numel()], device=batch.ids.device)
+    dim = int(tables.index.meta[table, Meta.DIM])
     rows = ops.embedding_inference(
-        source,
-        batch.ids,
-        handles,
-        torch.tensor([0, batch.ids.numel()], device=batch.ids.device),
-        feature_tables=[table],
-        dim=int(tables.index.meta[table, Meta.DIM]),
+        source, ops.LookupBatch.of_rows(batch.ids, bag, [table], dim), handles
     )
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
     return norms

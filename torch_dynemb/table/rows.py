@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import float_rows, integer
+from torch_dynemb.errors import NoRoomError
 from torch_dynemb.ops.columns import BUCKET_WIDTH, Slab
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table.lookup import find, find_or_insert
@@ -37,14 +38,9 @@ def read(tables: Tables, table: int, ids: Tensor) -> Tensor:
     """See :meth:`torch_dynemb.TableGroup.read`."""
     flat, offsets, features = one_table(tables, table, ids, "read")
     rows, handles = readable(tables, table, flat, find(tables, flat, offsets, features).handles)
-    return ops.embedding_inference(
-        rows,
-        flat,
-        handles,
-        offsets,
-        feature_tables=features,
-        dim=tables.config.tables[table].embedding_dim,
-    )
+    dim = tables.config.tables[table].embedding_dim
+    batch = ops.LookupBatch.of_rows(flat, offsets, features, dim)
+    return ops.embedding_inference(rows, batch, handles)
 
 
 def insert_or_assign(tables: Tables, table: int, ids: Tensor, rows: Tensor) -> None:
@@ -78,10 +74,11 @@ def insert_or_assign(tables: Tables, table: int, ids: Tensor, rows: Tensor) -> N
             if bool((handles < 0).any()):
                 # if a GPU has refused the ids, it says why here
                 tables.memory.end_step(tables.index, tables.rows)
-                raise RuntimeError(
+                raise NoRoomError(
                     f"insert_or_assign: table {config.name!r} has no room for all ids; none "
                     "has been inserted or written: give it a larger capacity or budget, or "
-                    "erase ids"
+                    "erase ids",
+                    tables=[config.name],
                 )
             next_row = before[Slab.NEXT_ROW]
             write_rows(tables, table, ids, handles, values, {}, next_row=next_row)
@@ -141,14 +138,9 @@ def export(
             if batch.ids.numel() == 0:
                 continue
         source, handles = readable(tables, table, batch.ids, batch.handles)
-        rows = ops.embedding_inference(
-            source,
-            batch.ids,
-            handles,
-            torch.tensor([0, batch.ids.numel()], device=tables.device),
-            feature_tables=[table],
-            dim=dim,
-        )
+        bag = torch.tensor([0, batch.ids.numel()], device=tables.device)
+        wanted = ops.LookupBatch.of_rows(batch.ids, bag, [table], dim)
+        rows = ops.embedding_inference(source, wanted, handles)
         yield ExportedRows(batch.ids, rows, eviction_scores(tables, table, batch))
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_dynemb.errors import UnsupportedFormatError
+
 _SHOWN = 200  # characters of what was given, in errors
 
 
@@ -55,7 +57,7 @@ def check_format(
     saved = read_format(tensors)
     given = saved.get("version") if isinstance(saved, dict) else None
     if not isinstance(saved, dict) or not _same(given, version):
-        raise ValueError(
+        raise UnsupportedFormatError(
             f"state has format version {str(given)[:_SHOWN]}, but this torch_dynemb reads "
             f"{version}: load it with the version that wrote it"
         )

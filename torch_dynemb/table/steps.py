@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 from torch_dynemb import ops
+from torch_dynemb.errors import BackgroundError, NoRoomError
 from torch_dynemb.ops.columns import MAX_COUNT, Slab, Table
 from torch_dynemb.table.clock import check_now, now_of_step
 from torch_dynemb.table.evictions import take_evicted
@@ -33,7 +34,8 @@ def step(tables: Tables, now: int | None = None) -> None:
 def _check_rejected(tables: Tables) -> None:
     counts, _ = ops.reported_counts(tables.index, tables.rows)
     rejected = counts[:, Table.REJECTED].tolist()
-    errors = []
+    errors: list[str] = []
+    full: list[str] = []
     for t, table in enumerate(tables.config.tables):
         more = rejected[t] - tables.host.rejected[t]
         tables.host.rejected[t] = rejected[t]
@@ -46,10 +48,11 @@ def _check_rejected(tables: Tables) -> None:
         )
         if table.policy.check == "error":
             errors.append(message)
+            full.append(table.name)
         else:
             warnings.warn(message, RuntimeWarning, stacklevel=5)
     if errors:
-        raise RuntimeError("; ".join(errors))
+        raise NoRoomError("; ".join(errors), tables=full)
 
 
 def check_step(tables: Tables, now: int | None) -> None:
@@ -62,9 +65,10 @@ def check_step(tables: Tables, now: int | None) -> None:
     work = tables.host.background
     error = None if work is None else work.untold_error()
     if work is not None and error is not None:
-        raise RuntimeError(
+        raise BackgroundError(
             f"{work.what} has failed in the background; no step was made: call step() again to go "
-            f"on without it: {error}"
+            f"on without it: {error}",
+            tables=tables.config.names,
         ) from error
 
 

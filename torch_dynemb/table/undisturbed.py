@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.errors import InUseError
 from torch_dynemb.ops.pending import PendingGradients
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.tables import Tables
@@ -32,7 +33,7 @@ class Undisturbed:
         dense: tensors that are read with them, whose changes torch counts.
 
     Raises:
-        RuntimeError: another thread is changing the tables now.
+        InUseError: another thread is changing the tables now.
 
     Example:
         >>> import torch, torch_dynemb as td
@@ -54,7 +55,7 @@ class Undisturbed:
             raise self._refusal()
 
     def check(self) -> None:
-        """Raise RuntimeError if another thread has changed the tables, or is changing them now."""
+        """Raise InUseError if another thread has changed the tables, or is changing them now."""
         if self.is_disturbed():
             raise self._refusal()
 
@@ -93,13 +94,14 @@ class Undisturbed:
     def _counters(self) -> list[Tensor]:
         return [word.detach().cpu().clone() for of in self._tables for word in _counted(of)]
 
-    def _refusal(self) -> RuntimeError:
+    def _refusal(self) -> InUseError:
         names = [name for group in self._groups for name in group.names]
-        return RuntimeError(
+        return InUseError(
             f"{self._call}: another thread trains or changes tables {names} or the model's dense "
             "part at the same time, so what was read of them belongs to no step and was not "
             "kept: make this call in the thread that trains, between two steps, or let both take "
-            "a lock around forward, backward and step"
+            "a lock around forward, backward and step",
+            tables=names,
         )
 
 

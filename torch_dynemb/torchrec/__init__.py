@@ -1,6 +1,5 @@
 """Dynamic tables through TorchRec's DistributedModelParallel."""
 
-from torch_dynemb._moved_modules import resolve_moved_modules
 from torch_dynemb.torchrec import saved_parts as _saved_parts  # noqa: F401 - registers tables
 from torch_dynemb.torchrec.frozen import FrozenEmbeddingBagCollection, FrozenEmbeddingCollection
 from torch_dynemb.torchrec.pipelines import PrefetchTrainPipeline
@@ -20,8 +19,6 @@ from torch_dynemb.torchrec.sharders import (
 from torch_dynemb.torchrec.state.inspect import LocalShard, local_shards, table_sizes
 from torch_dynemb.torchrec.state.load_planner import LoadPlanner
 from torch_dynemb.torchrec.state.stager import Stager
-
-resolve_moved_modules(__name__)
 
 __all__ = [
     "DynamicEmbeddingBagCollectionSharder",

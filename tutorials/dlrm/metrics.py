@@ -18,22 +18,13 @@ def exact_auc(labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:
     Returns:
         The area under the ROC curve, from 0 to 1; NaN if only one of the labels occurs.
 
-    Raises:
-        ValueError: The shapes differ.
-
     Example:
         >>> exact_auc([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8])
         0.75
     """
-    labels, scores = np.asarray(labels), np.asarray(scores)
-    if labels.ndim != 1 or labels.shape != scores.shape:
-        raise ValueError(
-            f"labels and scores must be of one and the same length, got shapes {labels.shape} "
-            f"and {scores.shape}"
-        )
-    positive = labels > 0.5
+    positive = np.asarray(labels) > 0.5
     positives = int(positive.sum())
-    negatives = len(labels) - positives
+    negatives = len(positive) - positives
     if not positives or not negatives:
         return float("nan")
     _, group, counts = np.unique(scores, return_inverse=True, return_counts=True)
@@ -43,10 +34,10 @@ def exact_auc(labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:
 
 
 class RunningAUC:
-    """AUC of a stream in constant memory, the past fading.
+    """AUC of a stream in constant memory; the past fades.
 
     Probabilities are counted in equal bins, per label; a bin counts as a tie. Each update first
-    fades what was counted before, so that samples seen ``half_life`` samples ago weigh one half.
+    fades the earlier counts: samples seen ``half_life`` samples ago weigh one half.
 
     Args:
         half_life: In samples.
@@ -60,11 +51,9 @@ class RunningAUC:
     """
 
     def __init__(self, half_life: float, *, bins: int = 4096) -> None:
-        if half_life <= 0:
-            raise ValueError(f"half_life must be above 0, got {half_life}")
         self.half_life = half_life
         self.counts = torch.zeros(2, bins, dtype=torch.float64)
-        """(2, bins) float64: weight of negatives and of positives; the whole state."""
+        """Weights of negatives and of positives by bin: the whole state."""
 
     def update(self, labels: Tensor, probabilities: Tensor, *, passed: int | None = None) -> None:
         """Count samples.

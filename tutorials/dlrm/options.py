@@ -1,45 +1,72 @@
-"""Command line of the DLRM training program."""
+"""The command line of the training program."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, get_args
 
-from torch_dynemb.serving.row_formats import RowKind
-from tutorials.dlrm.arguments import (
-    admission,
-    at_least,
-    cache,
-    disk,
-    fraction,
-    not_negative,
-    number_from,
-    positive,
-    row_kinds,
+import torch_dynemb as td
+from torch_dynemb.serving.row_formats import ROW_KINDS
+from tutorials.dlrm.data import CATEGORY_COUNT
+from tutorials.dlrm.job.optimizers import DEFAULT, OPTIMIZERS
+from tutorials.dlrm.job.planted import PlantedConfig
+from tutorials.dlrm.job.policies import SCORES, admission_rule
+
+DESCRIPTION = """\
+Train DLRM on click logs in the Criteo format, with dynamic embedding tables.
+
+A line has 40 tab-separated fields: a label (0 or 1), 13 integers, 26 categories as hexadecimal
+strings; empty means missing. Files may be gzipped and are streamed once, in the order given; there
+is no vocabulary and no preprocessing. Without files, samples of a known model are generated once
+and kept.
+
+Tables grow with the ids that come, or up to --capacity, which is divided among the features after a
+look at the first lines: in equal shares, but none larger than the feature needs. Rows are updated
+by --optimizer and kept in --row-dtype, its state in --state-dtype.
+
+The last lines of the data are held out for the AUC. Then the same model is trained with hashed
+tables of the same size as a baseline. The last line of the output is a JSON object: auc, best_auc
+(of the planted probabilities; null for your own files), baseline_auc, samples (trained on),
+samples_per_s, ids (in the tables at the end), table_bytes (rows, optimizer state, index, scores and
+counts of ids not admitted), optimizer, row_dtype, state_dtype, rounding, accumulate, capacity,
+eviction, admission, evicted (ids that had to go), rejected and not_admitted (new ids without a row,
+once per step: for want of room, or by --admission), device, compiled, storage (null where all rows
+are in memory).
+
+With --quantize the trained model is also frozen, as it would be served, and its AUC is computed
+with rows as they are and with rows of each of the kinds. The JSON object has one more entry then,
+quantized, an object with an entry for each kind, and one named unchanged: auc, row_bytes (of an
+id's row) and bytes_per_id (of all that the frozen tables have).
+
+With --export the frozen model is also written as a package, which torch_dynemb.serving.load and the
+C++ reader run without a compiler and without these classes: FOLDER/unchanged, and one for each kind
+of --quantize, such as FOLDER/int8. Each is compiled in half a minute or so, loaded, and has to give
+the frozen model's log-odds of the held-out samples. The entry exported is an object with an entry
+for each package: path, bytes, samples (that were compared) and largest_difference (of log-odds).
+
+With --storage ssd the rows and their optimizer state lie in files, and a cache in memory has those
+in use; table_bytes is what is in memory. While a batch is trained on, the rows of the next one are
+fetched (not with --torchrec). The results are those of a run in memory, to the last bit; hashed
+tables get as much memory as the cache and the index have. The entry storage is an object, of the
+training alone: kind, cache, hits (ids whose row was in memory), misses (rows that a step waited
+for, or that were new), prefetched (rows that came while the batch before was trained on),
+read_mb_per_s, written_mb_per_s (of the files), waited_s (for the disk), stored (rows in files),
+disk_bytes and peak_bytes (the most memory that the process has had).
+
+With --torchrec the tables are sharded over processes by TorchRec's DistributedModelParallel and the
+MLPs are data parallel. Each rank takes its part of every batch, so that all together do the steps
+of one process. There is no baseline, and the JSON object has two more entries: world_size and
+sharding (of each table). For several machines, start the program with torchrun on each.
+"""
+
+Options = argparse.Namespace
+
+SHARDINGS = (
+    *("auto", "row_wise", "table_wise", "column_wise"),
+    *("table_row_wise", "table_column_wise", "grid_shard"),
 )
-from tutorials.dlrm.criteo import OnBadLine
-from tutorials.dlrm.description import DESCRIPTION
-from tutorials.dlrm.optimizers import (
-    DEFAULT,
-    OPTIMIZERS,
-    Rounding,
-    RowDtype,
-    RowOptions,
-    StateDtype,
-)
-from tutorials.dlrm.option_checks import (
-    only_files,
-    only_torchrec,
-    wrong_with_files,
-    wrong_with_torchrec,
-)
-from tutorials.dlrm.parsing import CATEGORY_COUNT
-from tutorials.dlrm.planted import PlantedConfig
-from tutorials.dlrm.policies import Eviction
 
 # Options that may differ between a run and the one that resumes it.
 _FREE_ON_RESUME = (
@@ -47,88 +74,6 @@ _FREE_ON_RESUME = (
     *("storage", "cache", "storage_path", "disk"),
     *("async_checkpoint", "publish", "publish_every", "nproc", "sharding"),
 )
-
-Storage = Literal["memory", "ssd"]
-
-_DEFAULT_CACHE = "25%"
-
-Sharding = Literal[
-    "auto",
-    "row_wise",
-    "table_wise",
-    "column_wise",
-    "table_row_wise",
-    "table_column_wise",
-    "grid_shard",
-]
-
-
-@dataclass(frozen=True)
-class Options:
-    """Everything the program is told; see :func:`parse`."""
-
-    data: list[Path]
-    samples: int | None
-    held_out: float
-    on_bad_line: OnBadLine
-    embedding_dim: int
-    lr: float
-    dense_lr: float
-    batch_size: int
-    optimizer: str
-    row_dtype: RowDtype
-    state_dtype: StateDtype
-    rounding: Rounding
-    accumulate: int
-    capacity: int | None
-    eviction: Eviction | None
-    """None without a capacity."""
-    admission: str | None
-    seed: int
-    threads: int
-    device: str
-    compile: bool
-    quantize: tuple[RowKind, ...]
-    """Kinds of rows that the trained model is frozen with."""
-    export: Path | None
-    """Folder of the packages of the frozen model; None: there are none."""
-    baseline: bool
-    cardinality_divisor: float
-    zipf: float
-    storage: Storage
-    cache: str | None
-    """Of rows; None with rows in memory, as the next two."""
-    storage_path: Path | None
-    disk: str | None
-    out: Path
-    samples_folder: Path
-    checkpoint_every: int
-    async_checkpoint: bool
-    publish: Path | None
-    publish_every: int
-    resume: bool
-    log_every: int
-    progress_interval: float
-    torchrec: bool
-    nproc: int | None
-    """None with torchrun, which has started the processes."""
-    sharding: Sharding | None
-    """None without TorchRec."""
-
-    @property
-    def rows(self) -> RowOptions:
-        """How rows are updated and kept."""
-        split = self.accumulate > 1
-        return RowOptions(self.optimizer, self.row_dtype, self.state_dtype, self.rounding, split)
-
-    def settings(self) -> dict[str, object]:
-        """Return what a resumed run must have in common with the interrupted one."""
-        plain = asdict(self) | {"data": [str(path.resolve()) for path in self.data]}
-        return {
-            "--" + name.replace("_", "-"): value
-            for name, value in plain.items()
-            if name not in _FREE_ON_RESUME
-        }
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -138,17 +83,15 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         arguments: Without the program's name; None for those of this process.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m tutorials.dlrm.train",
-        description=DESCRIPTION,
-        formatter_class=_Formatter,
+        prog="python -m tutorials.dlrm.train", description=DESCRIPTION, formatter_class=_Formatter
     )
-    add = parser.add_argument_group("data").add_argument
     parser.add_argument(
         "data",
         nargs="*",
         type=Path,
         help="files in the Criteo format, .gz too; none: generated samples",
     )
+    add = parser.add_argument_group("data").add_argument
     add(
         "--samples",
         type=at_least(2),
@@ -158,7 +101,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
     add(
         "--held-out",
-        type=fraction,
+        type=_number("a number between 0 and 1", lambda value: 0 < value < 1),
         default=0.1,
         metavar="SHARE",
         help="share of the lines, at the end, that is not trained on",
@@ -172,14 +115,14 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add = parser.add_argument_group("generated samples (without files)").add_argument
     add(
         "--cardinality-divisor",
-        type=number_from(1),
+        type=_number("a number from 1 on", lambda value: value >= 1),
         default=PlantedConfig.cardinality_divisor,
         metavar="X",
         help="features have the numbers of categories of the Criteo data, divided by X",
     )
     add(
         "--zipf",
-        type=positive,
+        type=_positive,
         default=PlantedConfig.zipf_exponent,
         metavar="S",
         help="the k-th category of a feature is as popular as k ** -S",
@@ -194,8 +137,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add = parser.add_argument_group("training").add_argument
     add("--embedding-dim", type=at_least(1), default=16, metavar="D", help="length of a row")
     add("--batch-size", type=at_least(1), default=2048, metavar="B", help="samples per step")
-    add("--lr", type=positive, default=0.02, help="learning rate of the rows")
-    add("--dense-lr", type=positive, default=1e-3, help="learning rate of the MLPs (Adam)")
+    add("--lr", type=_positive, default=0.02, help="learning rate of the rows")
+    add("--dense-lr", type=_positive, default=1e-3, help="learning rate of the MLPs (Adam)")
     add("--seed", type=at_least(0), default=0, help="of generated data and of initial values")
     add(
         "--threads",
@@ -208,7 +151,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add("--compile", action="store_true", help="torch.compile(fullgraph=True, dynamic=True)")
     add(
         "--quantize",
-        type=row_kinds,
+        type=_row_kinds,
         default=(),
         metavar="KIND[,KIND...]",
         help="evaluate the frozen model, too, with rows of int8, int4, fp8, fp16 or bf16 (default: "
@@ -244,13 +187,13 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
     add(
         "--row-dtype",
-        choices=get_args(RowDtype),
+        choices=("float32", "bfloat16", "float16"),
         default="float32",
         help="what rows are kept in; arithmetic is float32",
     )
     add(
         "--state-dtype",
-        choices=get_args(StateDtype),
+        choices=("float32", "bfloat16", "uint8"),
         default="float32",
         help="what the optimizer's values by weight are kept in: bfloat16 unless there are none "
         "(sgd, rowwise-adagrad); uint8, 8-bit floats with a scale per 128 columns, for adam and "
@@ -258,7 +201,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
     add(
         "--rounding",
-        choices=get_args(Rounding),
+        choices=("stochastic", "nearest"),
         default="stochastic",
         help="of rows and state below float32: by chance, right on average, or to the nearest",
     )
@@ -271,13 +214,13 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
     add(
         "--eviction",
-        choices=get_args(Eviction),
+        choices=tuple(SCORES),
         help="who makes room in a full table: the id that was trained on least often, or least "
         "recently; none: nobody, and new ids have no row (default: lfu with --capacity)",
     )
     add(
         "--admission",
-        type=admission,
+        type=_checked(admission_rule),
         metavar="RULE",
         help="which new ids get a row: count:N, those of N occurrences; sketch:N:BYTES, the same "
         "with counts in so much memory for all tables, roughly; chance:P, each with probability P "
@@ -286,16 +229,16 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add = parser.add_argument_group("where rows lie").add_argument
     add(
         "--storage",
-        choices=get_args(Storage),
+        choices=("memory", "ssd"),
         default="memory",
         help="all rows in memory, or in files, with a cache of rows in memory",
     )
     add(
         "--cache",
-        type=cache,
+        type=_checked(lambda text: td.SSDStore("rows", cache=text)),
         metavar="SIZE",
         help="rows in memory, with --storage ssd: a part of all, such as 25%%, bytes, such as 4GB, "
-        f'or "100000 rows" (default: {_DEFAULT_CACHE.replace("%", "%%")})',
+        'or "100000 rows" (default: 25%%)',
     )
     add(
         "--storage-path",
@@ -306,7 +249,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
     add(
         "--disk",
-        type=disk,
+        type=_checked(lambda text: td.SSDStore("rows", disk=text)),
         metavar="BYTES",
         help="that the files may take, such as 200GB; a third more than the rows take at least "
         "(default: what the file system has free)",
@@ -325,7 +268,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
     add(
         "--sharding",
-        choices=get_args(Sharding),
+        choices=SHARDINGS,
         help="how a table lies on the ranks: its ids or its columns on several, all of it on one, "
         "or, auto, as TorchRec's planner thinks fastest (default: auto with --torchrec)",
     )
@@ -380,31 +323,87 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
     add(
         "--progress-interval",
-        type=not_negative,
+        type=_number("0 or a number above", lambda value: value >= 0),
         default=0.5,
         metavar="SECONDS",
         help="least time between updates of the progress bar",
     )
-    values = vars(parser.parse_args(arguments))
-    for wrong in (
-        wrong_with_torchrec(values) if values["torchrec"] else only_torchrec(values),
-        wrong_with_files(values) if values["storage"] == "ssd" else only_files(values),
+    opts = parser.parse_args(arguments)
+    if wrong := _contradiction(opts):
+        parser.error(wrong)
+    if opts.torchrec:
+        opts.baseline, opts.sharding = False, opts.sharding or "auto"
+    if opts.storage == "ssd":
+        opts.cache = opts.cache or "25%"
+        opts.storage_path = opts.storage_path or opts.out / "rows"
+    if opts.capacity is not None:
+        opts.eviction = opts.eviction or "lfu"
+    return opts
+
+
+def settings(opts: Options) -> dict[str, object]:
+    """Return the values of all options by name."""
+    return {"--" + name.replace("_", "-"): value for name, value in vars(opts).items()}
+
+
+def settings_of_job(opts: Options) -> dict[str, object]:
+    """Return the settings that a resumed run must have in common with the interrupted one."""
+    fixed = {name: value for name, value in vars(opts).items() if name not in _FREE_ON_RESUME}
+    fixed["data"] = [str(path.resolve()) for path in opts.data]
+    return settings(Options(**fixed))
+
+
+def _contradiction(opts: Options) -> str | None:
+    """Return which options do not go together, and why."""
+    given = vars(opts)
+    for needed, is_given, names, about in (
+        ("--torchrec", opts.torchrec, ("nproc", "sharding"), "many processes"),
+        (
+            "--storage ssd",
+            opts.storage == "ssd",
+            ("cache", "storage_path", "disk"),
+            "rows in files",
+        ),
     ):
-        if wrong:
-            parser.error(wrong)
-    if values["torchrec"]:
-        values |= {"baseline": False, "sharding": values["sharding"] or "auto"}
-    if values["storage"] == "ssd":
-        values["cache"] = values["cache"] or _DEFAULT_CACHE
-        values["storage_path"] = values["storage_path"] or values["out"] / "rows"
-    if values["capacity"] is not None:
-        values["eviction"] = values["eviction"] or "lfu"
-    elif values["eviction"] is not None:
-        parser.error(
-            f"argument --eviction: {values['eviction']} needs a table that can be full: "
+        for name in names:
+            if not is_given and given[name] is not None:
+                option = name.replace("_", "-")
+                return f"argument --{option}: {given[name]} is about {about}: add {needed}"
+    if opts.eviction is not None and opts.capacity is None:
+        return (
+            f"argument --eviction: {opts.eviction} needs a table that can be full: "
             "give --capacity, too"
         )
-    return Options(**values)
+    refused = []
+    if opts.torchrec:
+        refused = [
+            (opts.compile, "--compile: not with --torchrec: exchanging ids cannot be compiled"),
+            (opts.quantize, "--quantize: not with --torchrec: evaluate in one process"),
+            (opts.export, f"--export: {opts.export} not with --torchrec: export in one process"),
+            (
+                opts.accumulate > 1,
+                f"--accumulate: {opts.accumulate} not with --torchrec, whose tables update rows in "
+                "each backward: take a smaller --batch-size",
+            ),
+        ]
+    if opts.storage == "ssd":
+        refused += [
+            (
+                opts.device == "cuda",
+                "--storage: ssd not with --device cuda: rows in files need tables on the CPU",
+            ),
+            (
+                opts.async_checkpoint,
+                "--async-checkpoint: not with --storage ssd: there is no copy of the rows in "
+                "memory to write from",
+            ),
+            (
+                opts.publish,
+                f"--publish: {opts.publish} not with --storage ssd: changes of rows that lie in "
+                "files are not recorded",
+            ),
+        ]
+    return next((f"argument {why}" for wrong, why in refused if wrong), None)
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -414,3 +413,51 @@ class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescription
         if action.help and ("default:" in action.help or action.nargs in (0, "*")):
             return action.help
         return super()._get_help_string(action)
+
+
+def _number(
+    expected: str, good: Callable[[float], bool], kind: type[int] | type[float] = float
+) -> Callable[[str], float]:
+    """Make the type of a number in a range."""
+
+    def parse_number(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            what = "a number" if kind is float else expected
+            raise argparse.ArgumentTypeError(f"expected {what}, got {text!r}") from None
+        if not good(value) or value == float("inf"):
+            raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
+        return value
+
+    return parse_number
+
+
+def at_least(least: int) -> Callable[[str], float]:
+    """Make the type of an integer that is not less."""
+    return _number(f"an integer from {least} on", lambda value: value >= least, int)
+
+
+_positive = _number("a number above 0", lambda value: value > 0)
+
+
+def _checked(check: Callable[[str], object]) -> Callable[[str], str]:
+    """Make the type of a text for which a function raises no error."""
+
+    def parse_text(text: str) -> str:
+        try:
+            check(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        return text
+
+    return parse_text
+
+
+def _row_kinds(text: str) -> tuple[str, ...]:
+    kinds = tuple(text.split(","))
+    if len(set(kinds)) != len(kinds) or not set(kinds) <= set(ROW_KINDS):
+        raise argparse.ArgumentTypeError(
+            f"expected some of {', '.join(ROW_KINDS)} between commas, each once, got {text!r}"
+        )
+    return kinds

@@ -1,27 +1,28 @@
-"""The report of a run: one HTML file that needs nothing else."""
+"""The report of a run: one HTML file with its plots inside, and one plot beside it."""
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from html import escape
+from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
+import numpy as np
 
-from tutorials.dlrm import environment
-from tutorials.dlrm.data import Data
-from tutorials.dlrm.loop import Moment
-from tutorials.dlrm.options import Options
-from tutorials.dlrm.plot import Curves, by_feature, loss_and_auc, over_samples, png
-from tutorials.dlrm.rows import FEATURE_NAMES
-
-NAME = "report.html"
+from tutorials.dlrm.job.page import (
+    Curves,
+    by_feature,
+    environment,
+    image,
+    lines,
+    loss_and_auc,
+    png,
+    replace,
+    table,
+)
+from tutorials.dlrm.loop import Point
 
 _MIB = 2**20
-
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
   color: #222; background: #fff }
@@ -35,53 +36,45 @@ td, th { text-align: left; vertical-align: top; padding: 0.15rem 1.5rem 0.15rem 
 
 
 def write_report(
-    opts: Options,
-    data: Data,
+    folder: Path,
     curves: Curves,
-    moments: Sequence[Moment],
     summary: Mapping[str, Any],
+    settings: Mapping[str, object],
 ) -> None:
-    """Write the report into the folder of the job's output, once it is complete.
+    """Write ``report.html`` and ``training.png``, each once it is complete.
 
     Args:
-        opts: Of the job.
-        data: With the best reachable AUC, if known.
-        curves: By name, points of the training and the AUC on held-out samples.
-        moments: What was known about the dynamic tables as they were trained; at least one.
-        summary: What the program prints at its end.
+        folder: Gets them.
+        curves: Those of the dynamic tables first; they have at least one point.
+        summary: The result that the program prints at its end.
+        settings: By name of the option.
     """
-    page = "\n".join(
-        [
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width">',
-            f"<title>DLRM with dynamic tables</title>\n<style>{_STYLE}</style>\n</head>\n<body>",
-            "<h1>DLRM with dynamic tables</h1>",
-            f'<p class="summary">{escape(conclusion(summary))}</p>',
-            *_training(data, curves),
-            *_ids(moments),
-            *_memory(moments),
-            *_throughput(moments),
-            *_evictions(opts, moments),
-            "<h2>Result</h2>",
-            _table({name: _shown(value) for name, value in summary.items()}),
-            "<h2>Settings</h2>",
-            _table({_option(name): _shown(value) for name, value in asdict(opts).items()}),
-            "<h2>Machine and versions</h2>",
-            _table(environment.machine(opts) | environment.versions()),
-            "</body>\n</html>\n",
-        ]
-    )
-    path = opts.out / NAME
-    temporary = path.with_name(path.name + ".unfinished")
-    temporary.write_text(page)
-    temporary.replace(path)
+    curve = png(loss_and_auc(curves, summary["best_auc"]))
+    (points, _), *_ = curves.values()
+    page = [
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width">',
+        f"<title>DLRM with dynamic tables</title>\n<style>{_STYLE}</style>\n</head>\n<body>",
+        "<h1>DLRM with dynamic tables</h1>",
+        f'<p class="summary">{escape(conclusion(summary))}</p>',
+        "<h2>Loss and AUC</h2>",
+        "<p>The running AUC is of samples before they were trained on; the past fades. Dashed: the "
+        "AUC on the held-out samples, after training.</p>",
+        image(curve, "Loss and AUC against samples"),
+        *_tables_over_time(points, settings["--capacity"]),
+        *("<h2>Result</h2>", table(summary), "<h2>Settings</h2>", table(settings)),
+        *("<h2>Machine and versions</h2>", table(environment(settings["--device"]))),
+        "</body>\n</html>\n",
+    ]
+    replace(folder / "report.html", "\n".join(page).encode())
+    replace(folder / "training.png", curve)
 
 
 def conclusion(summary: Mapping[str, Any]) -> str:
-    """Return what a reader should take from a run, in one sentence.
+    """Return the result of a run in one sentence.
 
     Args:
-        summary: What the program prints at its end.
+        summary: The result that the program prints at its end.
 
     Example:
         >>> print(conclusion({"samples": 1000, "auc": 0.75, "baseline_auc": 0.74, "best_auc": None,
@@ -91,11 +84,10 @@ tables in the same memory; the tables have 300 ids in 3.0 MiB, and training took
 second.
     """
     auc, baseline, best = (summary[name] for name in ("auc", "baseline_auc", "best_auc"))
-    trained = f"After {summary['samples']:,} samples "
     if auc is None:
-        trained += "there is no AUC, because the held-out samples have one label only"
+        trained = "there is no AUC, because the held-out samples have one label only"
     else:
-        trained += f"the AUC on held-out samples is {auc:.4f}"
+        trained = f"the AUC on held-out samples is {auc:.4f}"
         compared = []
         if baseline is not None:
             side = "above" if auc >= baseline else "below"
@@ -104,111 +96,59 @@ second.
             )
         if best is not None:
             compared.append(f"{best - auc:.4f} below the best that can be reached")
-        trained += "".join(f", {text}" for text in compared[:1])
-        trained += "".join(f" and {text}" for text in compared[1:])
+        trained += ", " * bool(compared) + " and ".join(compared)
     evicted = f" after {summary['evicted']:,} evictions" if summary["evicted"] else ""
     return (
-        f"{trained}; the tables have {summary['ids']:,} ids in "
-        f"{summary['table_bytes'] / _MIB:,.1f} MiB{evicted}, and training took "
+        f"After {summary['samples']:,} samples {trained}; the tables have {summary['ids']:,} ids "
+        f"in {summary['table_bytes'] / _MIB:,.1f} MiB{evicted}, and training took "
         f"{summary['samples_per_s']:,.0f} samples a second."
     )
 
 
-def _training(data: Data, curves: Curves) -> list[str]:
-    return [
-        "<h2>Loss and AUC</h2>",
-        "<p>The running AUC is of samples before they were trained on; the past fades. Dashed: the "
-        "AUC on the held-out samples, after training.</p>",
-        _image(loss_and_auc(curves, best_auc=data.best_auc), "Loss and AUC against samples"),
-    ]
-
-
-def _ids(moments: Sequence[Moment]) -> list[str]:
-    ids = [moment.ids for moment in moments]
-    figure = by_feature(_samples(moments), ids, FEATURE_NAMES, "ids in the tables, by feature")
+def _tables_over_time(points: Sequence[Point], capacity: object) -> list[str]:
+    """Return the sections about ids, memory, throughput and evictions."""
+    samples = [point.samples for point in points]
+    last = points[-1]
+    memory = {
+        "the process": [point.resident_bytes / _MIB for point in points],
+        "tables: rows, optimizer state, index": [point.table_bytes / _MIB for point in points],
+    }
+    passed = np.diff([0, *samples])
+    took = np.diff([0.0, *(point.seconds for point in points)])
+    mean = last.samples / max(last.seconds, 1e-9)
+    throughput = {
+        "since the point before": list(passed / np.maximum(took, 1e-9)),
+        "on average": [mean] * len(points),
+    }
+    evictions = []
+    if evicted := sum(last.evicted):
+        share = evicted / max(1, sum(last.ids))
+        figure = by_feature(samples, [p.evicted for p in points], "ids evicted so far, by feature")
+        evictions = [image(png(figure), "Evictions by feature against samples")]
+        text = (
+            f"{evicted:,} ids had to go for others, {share:.1f} for each id that is in the tables "
+            "at the end."
+        )
+    elif capacity is None:
+        text = "None: tables grow as long as ids come. --capacity bounds them."
+    else:
+        text = f"None with --capacity {capacity}."
+    ids = by_feature(samples, [p.ids for p in points], "ids in the tables, by feature")
     return [
         "<h2>Ids</h2>",
-        f"<p>{sum(ids[-1]):,} ids have a row at the end. A curve that goes on rising says that new "
-        "ids keep coming.</p>",
-        _image(figure, "Ids in the tables against samples"),
-    ]
-
-
-def _memory(moments: Sequence[Moment]) -> list[str]:
-    curves = {
-        "the process": [moment.resident_bytes / _MIB for moment in moments],
-        "tables: rows, optimizer state, index": [m.table_bytes / _MIB for m in moments],
-    }
-    return [
+        f"<p>{sum(last.ids):,} ids have a row at the end. A curve that goes on rising says that "
+        "new ids keep coming.</p>",
+        image(png(ids), "Ids in the tables against samples"),
         "<h2>Memory</h2>",
         "<p>The process also has code, libraries and the batches that are read.</p>",
-        _image(over_samples(_samples(moments), curves, "MiB in memory"), "Memory against samples"),
-    ]
-
-
-def _throughput(moments: Sequence[Moment]) -> list[str]:
-    before = [(0, 0.0), *((moment.samples, moment.seconds) for moment in moments)]
-    rates = [
-        (moment.samples - samples) / max(moment.seconds - seconds, 1e-9)
-        for moment, (samples, seconds) in zip(moments, before, strict=False)
-    ]
-    mean = moments[-1].samples / max(moments[-1].seconds, 1e-9)
-    curves = {"since the point before": rates, "on average": [mean] * len(moments)}
-    figure = over_samples(_samples(moments), curves, "samples trained on in a second")
-    return [
+        image(png(lines(samples, memory, "MiB in memory")), "Memory against samples"),
         "<h2>Throughput</h2>",
         f"<p>{mean:,.0f} samples a second on average, with reading and checkpoints.</p>",
-        _image(figure, "Samples a second against samples"),
+        image(
+            png(lines(samples, throughput, "samples trained on in a second")),
+            "Samples a second against samples",
+        ),
+        "<h2>Evictions by feature</h2>",
+        f"<p>{text}</p>",
+        *evictions,
     ]
-
-
-def _evictions(opts: Options, moments: Sequence[Moment]) -> list[str]:
-    evicted = [moment.evicted for moment in moments]
-    title = "<h2>Evictions by feature</h2>"
-    if not sum(evicted[-1]):
-        if opts.capacity is None:
-            return [
-                title,
-                "<p>None: tables grow as long as ids come. --capacity bounds them.</p>",
-            ]
-        return [title, f"<p>None with --capacity {opts.capacity}.</p>"]
-    figure = by_feature(_samples(moments), evicted, FEATURE_NAMES, "ids evicted so far, by feature")
-    share = sum(evicted[-1]) / max(1, sum(moments[-1].ids))
-    return [
-        title,
-        f"<p>{sum(evicted[-1]):,} ids had to go for others, {share:.1f} for each id that is in the "
-        "tables at the end.</p>",
-        _image(figure, "Evictions by feature against samples"),
-    ]
-
-
-def _samples(moments: Sequence[Moment]) -> list[int]:
-    return [moment.samples for moment in moments]
-
-
-def _image(figure: Figure, description: str) -> str:
-    content = base64.b64encode(png(figure)).decode()
-    return f'<p><img alt="{escape(description)}" src="data:image/png;base64,{content}"></p>'
-
-
-def _table(facts: Mapping[str, str]) -> str:
-    rows = "\n".join(
-        f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts.items()
-    )
-    return f"<table>\n{rows}\n</table>"
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value)) or "-"
-    if isinstance(value, dict):
-        return json.dumps(value)
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return "-" if value is None else str(value)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from torch_dynemb import oneembedding
+from tutorials.dlrm.data import CATEGORY_COUNT, MISSING_ID
 from tutorials.dlrm.model import DLRM
-from tutorials.dlrm.parsing import CATEGORY_COUNT, MISSING_ID
 
 # By optimizer: with Adam's two moments, or Ftrl's two sums, a row is three times as wide.
 SIZE_FACTORS = {"sgd": 1, "momentum": 2, "adagrad": 2, "adam": 3, "ftrl": 3}

@@ -27,11 +27,12 @@ import numpy as np
 import torch
 
 from torch_dynemb import oneembedding
-from tutorials.dlrm.criteo import CriteoReader, check_paths, count_lines
-from tutorials.dlrm.generate import generate
+from tutorials.dlrm.data import CriteoReader
+from tutorials.dlrm.job.files import check_paths, count_lines
+from tutorials.dlrm.job.generate import generate
+from tutorials.dlrm.job.planted import PlantedConfig
 from tutorials.dlrm.metrics import exact_auc
 from tutorials.dlrm.model import DLRM, dense_features
-from tutorials.dlrm.planted import PlantedConfig
 from tutorials.oneembedding.model import (
     SIZE_FACTORS,
     Rows,

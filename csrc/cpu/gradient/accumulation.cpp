@@ -9,6 +9,7 @@
 
 #include "arguments/clocks.h"
 #include "arguments/update.h"
+#include "core/runtime/error_class.h"
 #include "cpu/gradient/radix_sort.h"
 #include "cpu/gradient/runs.h"
 #include "cpu/index/one_writer.h"
@@ -212,7 +213,7 @@ void accumulate_grad_(std::vector<Tensor> pending_handles, std::vector<Tensor> p
     DYNEMB_CHECK(*pending[s].count + count <= pending[s].capacity, "dynemb::", op, ": ",
                  *pending[s].count, " pending gradients and ", count,
                  " more, but there is room for ", pending[s].capacity,
-                 ": call optimizer.step() or zero_grad()");
+                 ": call optimizer.step() or zero_grad()", kNoRoomError);
   }
   for (size_t s = 0; s < pending.size(); ++s) {
     if (slabs[s].count() == 0) continue;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/policy/counts.h"
+#include "core/runtime/error_class.h"
 #include "cpu/index/leftovers.h"
 #include "cpu/index/one_writer.h"
 #include "cpu/index/placement.h"
@@ -84,7 +85,7 @@ int64_t check_rehash(const IndexArgs& index, int64_t table, int64_t bucket_count
   const int64_t region = index.meta_row(table)[kMetaRegionBuckets];
   DYNEMB_CHECK(bucket_count <= region, "dynemb::", index.op, ": table ", table, " needs ",
                bucket_count, " buckets for its ids but has room for ", region,
-               ": create the table with a larger max_rows, or erase ids");
+               ": create the table with a larger max_rows, or erase ids", kNoRoomError);
   const int64_t added = bucket_count - index.table_row(table)[kTableBucketCount];
   return added * (kLineBytes + index.table(table).score_words * kBucketWidth * 8);
 }

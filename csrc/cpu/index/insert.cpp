@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/runtime/error_class.h"
 #include "cpu/index/admission.h"
 #include "cpu/index/eviction.h"
 #include "cpu/index/growth.h"
@@ -153,7 +154,8 @@ void plan_room(const IndexArgs& index, const PolicyArgs& policies,
                  t, " has ", size, " ids and room for ", plan->added[t],
                  " more, but the call brings ", admitted[t],
                  " new ones: give it a larger capacity or budget, remove ids, or choose "
-                 "another on_full than \"error\"");
+                 "another on_full than \"error\"",
+                 kNoRoomError);
     if (policy[kPolicyOnFull] == kFullEvict) plan->evicted[t] = rest;
   }
 }

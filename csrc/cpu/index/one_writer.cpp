@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/runtime/check.h"
+#include "core/runtime/error_class.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -52,7 +53,7 @@ OneWriter::OneWriter(const char* op, const void* memory, Others others) : slot_(
   const void* holder = nullptr;
   while (!slot_->compare_exchange_weak(holder, held, std::memory_order_acquire,
                                        std::memory_order_relaxed)) {
-    DYNEMB_CHECK(holder != memory, "dynemb::", op, kAnotherThread);
+    DYNEMB_CHECK(holder != memory, "dynemb::", op, kAnotherThread, kInUseError);
     if (holder != nullptr) std::this_thread::yield();
     holder = nullptr;
   }
@@ -65,7 +66,7 @@ bool has_writer(const void* memory) {
 }
 
 void check_no_writer(const char* op, const void* memory) {
-  DYNEMB_CHECK(!has_writer(memory), "dynemb::", op, kAnotherThread);
+  DYNEMB_CHECK(!has_writer(memory), "dynemb::", op, kAnotherThread, kInUseError);
 }
 
 }  // namespace dynemb::cpu

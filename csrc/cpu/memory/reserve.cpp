@@ -20,6 +20,7 @@
 #include "arguments/reserved_layout.h"
 #include "arguments/tensors.h"
 #include "core/runtime/check.h"
+#include "core/runtime/error_class.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -84,7 +85,8 @@ Tensor reserve(std::vector<int64_t> size, int64_t dtype, bool huge_pages) {
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   DYNEMB_CHECK(data != MAP_FAILED, "dynemb::reserve: could not reserve ", bytes,
                " bytes of address space: ", std::strerror(errno),
-               ". Lower max_rows of the tables, or allow overcommit (vm.overcommit_memory 0 or 1)");
+               ". Lower max_rows of the tables, or allow overcommit (vm.overcommit_memory 0 or 1)",
+               kHostMemoryError);
   madvise(data, bytes, MADV_DONTDUMP);
   if (huge_pages && bytes > kSmallPages) {
     madvise(static_cast<char*>(data) + kSmallPages, bytes - kSmallPages, MADV_HUGEPAGE);
@@ -158,7 +160,8 @@ void check_available_memory(const char* op, int64_t bytes) {
   DYNEMB_CHECK(false, "dynemb::", op, ": the table must grow by ", bytes >> 20, " MiB, but only ",
                available >> 20,
                " MiB of memory are available; no id was inserted. Erase ids, or use a machine "
-               "with more memory");
+               "with more memory",
+               kHostMemoryError);
 }
 
 void check_result_memory(const char* op, const char* name, int64_t value, int64_t bytes) {
@@ -167,7 +170,7 @@ void check_result_memory(const char* op, const char* name, int64_t value, int64_
   const int64_t available = available_memory();
   DYNEMB_CHECK(bytes <= available, "dynemb::", op, ": ", name, " is ", value,
                ", with which the result takes ", bytes, " bytes, but only ", available,
-               " bytes of memory are available");
+               " bytes of memory are available", kHostMemoryError);
 }
 
 void prefer_huge_pages(void* data, size_t bytes) {

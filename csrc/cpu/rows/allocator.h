@@ -7,6 +7,7 @@
 
 #include "arguments/table_constants.h"
 #include "core/index/row_allocation.h"
+#include "core/runtime/error_class.h"
 #include "cpu/index/args.h"
 #include "cpu/memory/reserve.h"
 
@@ -38,7 +39,7 @@ class RowAllocator {
       const int64_t needed = next_row_after(s, rows[s]);
       DYNEMB_CHECK(needed <= given_.max_rows, "dynemb::", index_.op, ": row slab ", s, " needs ",
                    needed, " rows but has room for ", given_.max_rows,
-                   ": create the table with a larger max_rows, or erase ids");
+                   ": create the table with a larger max_rows, or erase ids", kNoRoomError);
     }
     return bytes_for(rows);
   }

@@ -1,9 +1,11 @@
-// What this library was compiled with.
-
+// What this library was compiled with, and the tags of its ops.
 #include <torch/csrc/stable/library.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
+
+#include "op_tags.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -22,9 +24,12 @@ std::vector<int64_t> compiled_with() {
 #endif
 }
 
+std::vector<std::string> op_tags() { return tagged_ops(); }
+
 }  // namespace
 }  // namespace dynemb::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CompositeExplicitAutograd, m) {
   m.impl("compiled_with", TORCH_BOX(&dynemb::cpu::compiled_with));
+  m.impl("op_tags", TORCH_BOX(&dynemb::cpu::op_tags));
 }

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "core/runtime/check.h"
+#include "core/runtime/error_class.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -64,7 +65,7 @@ Tensor empty_cpu(const std::vector<int64_t>& size, ScalarType dtype) {
     std::string shape;
     for (const int64_t length : size) shape += (shape.empty() ? "" : ", ") + std::to_string(length);
     DYNEMB_CHECK(false, "dynemb::empty: there is no memory for a result of shape [", shape,
-                 "]: give fewer ids, or smaller sizes");
+                 "]: give fewer ids, or smaller sizes", kHostMemoryError);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "core/runtime/check.h"
+#include "core/runtime/error_class.h"
 
 namespace dynemb::cpu {
 
@@ -23,7 +24,8 @@ bool OwningProcess::is_this() const { return getpid() == pid_; }
 void OwningProcess::check() const {
   DYNEMB_CHECK(is_this(), "process ", getpid(), " was forked from process ", pid_,
                " and cannot read files with its reader: start processes by spawn, or open the "
-               "files in each of them");
+               "files in each of them",
+               kForkedProcessError);
 }
 
 }  // namespace dynemb::cpu

@@ -14,6 +14,7 @@
 
 #include "arguments/storage.h"
 #include "core/runtime/check.h"
+#include "core/runtime/error_class.h"
 #include "cpu/runtime/results.h"
 #include "cpu/storage/block_io.h"
 
@@ -54,7 +55,7 @@ Tensor empty_pages(int64_t blocks, int64_t block_bytes) {
   const size_t bytes = static_cast<size_t>(blocks) * static_cast<size_t>(block_bytes);
   void* data = std::aligned_alloc(kPageBytes, bytes);
   DYNEMB_CHECK(data != nullptr, "dynemb::read_blocks: there is no memory for ", blocks,
-               " blocks of ", block_bytes, " bytes: read fewer at a time");
+               " blocks of ", block_bytes, " bytes: read fewer at a time", kHostMemoryError);
   return torch::stable::from_blob(data, {blocks, block_bytes}, {block_bytes, 1},
                                   torch::stable::Device(torch::headeronly::DeviceType::CPU),
                                   ScalarType::Byte, [](void* pointer) { std::free(pointer); });

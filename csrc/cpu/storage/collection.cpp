@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/runtime/check.h"
+#include "core/runtime/error_class.h"
 #include "cpu/storage/file_errors.h"
 
 namespace dynemb::cpu {
@@ -96,14 +97,15 @@ int64_t Collection::step(int64_t records) {
     DYNEMB_CHECK(next_ < layout.records_per_segment(),
                  "dynemb: ", files_.name(log.slab(), file.number), " lacks ", victim_.live(),
                  " records that should be there: it is damaged. Load a snapshot, and look after "
-                 "the disk");
+                 "the disk",
+                 kDamagedStoreError);
     if (layout.offset(next_) >= chunk_end_) read_chunk();
     const char* record = chunk_.data() + (layout.offset(next_) - chunk_begin_);
     RecordHeader header;
     std::memcpy(&header, record, sizeof(header));
     if (log.find(header.handle) == first + next_) {
       const std::string fault = log.fault(record, first + next_, header.handle, header.id);
-      DYNEMB_CHECK(fault.empty(), fault);
+      DYNEMB_CHECK(fault.empty(), fault, kDamagedStoreError);
       std::memcpy(log.begin_record(), record, static_cast<size_t>(layout.record));
       log.end_record(header.handle, header.id, header.table);
       ++copied;

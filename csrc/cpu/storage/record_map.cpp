@@ -8,6 +8,7 @@
 
 #include "core/index/handle.h"
 #include "core/runtime/check.h"
+#include "core/runtime/error_class.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -23,7 +24,7 @@ RecordMap::RecordMap(int64_t max_rows) : max_rows_(max_rows) {
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   DYNEMB_CHECK(data != MAP_FAILED, "dynemb: could not reserve ", map_bytes(max_rows),
                " bytes of address space for the records of ", max_rows,
-               " rows: ", std::strerror(errno), ". Lower max_rows of the tables");
+               " rows: ", std::strerror(errno), ". Lower max_rows of the tables", kHostMemoryError);
   madvise(data, map_bytes(max_rows), MADV_DONTDUMP);
   words_ = static_cast<int64_t*>(data);
 }

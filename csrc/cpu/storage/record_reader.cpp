@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/runtime/check.h"
+#include "core/runtime/error_class.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -90,13 +91,14 @@ void RecordReader::read(const RecordLog& log, std::vector<WantedRecord>& wanted,
       const WantedRecord& record = wanted[first[failure.block]];
       const std::string where = log.place_of(record.number, record.id);
       DYNEMB_CHECK(failure.error != 0, "dynemb: the record at ", where,
-                   " is behind the end of the file, which has been cut: load a snapshot");
+                   " is behind the end of the file, which has been cut: load a snapshot",
+                   kDamagedStoreError);
       DYNEMB_CHECK(false, "dynemb: reading the record at ", where,
                    " failed: ", std::strerror(failure.error));
     }
-    DYNEMB_CHECK(fault.empty(), fault);
+    DYNEMB_CHECK(fault.empty(), fault, kDamagedStoreError);
   }
-  DYNEMB_CHECK(fault.empty(), fault);
+  DYNEMB_CHECK(fault.empty(), fault, kDamagedStoreError);
   reads_ += static_cast<int64_t>(wanted.size());
 }
 

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/runtime/check.h"
+#include "core/runtime/error_class.h"
 #include "cpu/storage/forks.h"
 #include "cpu/storage/room.h"
 #include "cpu/storage/segment_files.h"
@@ -361,7 +362,8 @@ class ThreadedStore : public RowStore {
     DYNEMB_CHECK(forks() == forks_,
                  "dynemb: a forked process cannot use the store of its parent, whose thread it "
                  "does not have: start processes with the method spawn, and give each a path of "
-                 "its own");
+                 "its own",
+                 kForkedProcessError);
     return *thread_;
   }
 

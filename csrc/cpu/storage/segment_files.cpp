@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "core/runtime/check.h"
+#include "core/runtime/error_class.h"
 #include "core/storage/record.h"
 #include "cpu/storage/crc32c.h"
 #include "cpu/storage/file_errors.h"
@@ -61,7 +62,8 @@ void raise_file_error(const char* what, const std::string& file, int error) {
   DYNEMB_CHECK(error != EMFILE && error != ENFILE, "dynemb: ", what, " ", file,
                " failed: ", std::strerror(error),
                ": nothing has changed. Raise the limit (ulimit -n), or close files");
-  DYNEMB_CHECK(false, "dynemb: ", what, " ", file, " failed: ", std::strerror(error));
+  DYNEMB_CHECK(false, "dynemb: ", what, " ", file, " failed: ", std::strerror(error),
+               is_full(error) ? kDiskFullError : "");
   std::abort();  // not reached
 }
 
@@ -136,7 +138,8 @@ void SegmentFiles::lock() {
     DYNEMB_CHECK(false, "dynemb: path ", path_, " is in use by process ", pid,
                  pid == getpid() ? " (this one)" : "",
                  ": a store belongs to one process and one group of tables at a time. Give this "
-                 "one a path of its own, or end that one first");
+                 "one a path of its own, or end that one first",
+                 kInUseError);
   }
   char written[24] = {};
   const ssize_t there = pread(lock_, written, sizeof(written), 0);
@@ -249,7 +252,7 @@ SegmentFile SegmentFiles::open(size_t slab, int64_t number) {
   const std::string file_name = name(slab, number);
   const int file = open_segment(slab, number);
   DYNEMB_CHECK(file >= 0 || errno != ENOENT, "dynemb: the snapshot needs ", file_name,
-               ", which is missing: copy it back, or load another snapshot");
+               ", which is missing: copy it back, or load another snapshot", kDamagedStoreError);
   if (file < 0) raise_file_error("opening", file_name, errno);
   struct stat status{};
   PageBuffer page(kPageBytes);
@@ -262,10 +265,12 @@ SegmentFile SegmentFiles::open(size_t slab, int64_t number) {
   const bool same = whole && std::memcmp(&header, &expected, sizeof(header)) == 0;
   if (!same) open_files_.close({slab, number});
   DYNEMB_CHECK(whole, "dynemb: the snapshot needs ", file_name, ", which has ", status.st_size,
-               " bytes, expected ", segment_bytes_, ": copy it back, or load another snapshot");
+               " bytes, expected ", segment_bytes_, ": copy it back, or load another snapshot",
+               kDamagedStoreError);
   DYNEMB_CHECK(same, "dynemb: the snapshot needs ", file_name,
                ", whose first page is damaged or another file's: copy it back, or load another "
-               "snapshot");
+               "snapshot",
+               kDamagedStoreError);
   return {number};
 }
 

@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include "core/runtime/check.h"
+#include "core/runtime/error_class.h"
 #include "cpu/storage/file_errors.h"
 
 namespace dynemb::cpu {
@@ -95,9 +96,11 @@ void check_format(const std::string& path, const StoreFormat& format) {
   DYNEMB_CHECK(slabs_begin != std::string::npos && head.count("version") == 1 &&
                    head.count("segment_bytes") == 1,
                "dynemb: ", format_name(path),
-               " is missing or damaged, but there are segments beside it", kOtherPath);
+               " is missing or damaged, but there are segments beside it", kOtherPath,
+               kDamagedStoreError);
   DYNEMB_CHECK(head.at("version") == kStoreVersion, "dynemb: path ", path, " has version ",
-               head.at("version"), " of the format, expected ", kStoreVersion, kOtherPath);
+               head.at("version"), " of the format, expected ", kStoreVersion, kOtherPath,
+               kUnsupportedFormatError);
   DYNEMB_CHECK(head.at("segment_bytes") == format.segment_bytes, "dynemb: path ", path,
                " has segments of ", head.at("segment_bytes"), " bytes, expected ",
                format.segment_bytes, " (segment_bytes)", kOtherPath);

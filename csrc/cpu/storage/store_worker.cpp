@@ -8,6 +8,7 @@
 
 #include "core/index/handle.h"
 #include "core/runtime/check.h"
+#include "core/runtime/error_class.h"
 #include "core/storage/record.h"
 
 namespace dynemb::cpu {
@@ -322,7 +323,7 @@ void StoreWorker::raise_disk_full(size_t slab, int64_t rows) {
                   [](const auto& log) { return log && log->is_held(); })) {
     text << "; some of these segments are an asynchronous save's: wait for it";
   }
-  throw Refusal(text.str());
+  throw Refusal(text.str() + kDiskFullError);
 }
 
 // Whether a slab has fewer free segments than it should, and there are none to be had for nothing.
@@ -434,7 +435,8 @@ void StoreWorker::load(const std::vector<SlabSnapshot>& snapshot) {
     if (!log || !log->is_held()) continue;
     throw Refusal("dynemb: rows of path " + options_.path +
                   " are held, as an asynchronous save does that has not ended: wait for it before "
-                  "going back to a snapshot. Nothing has been changed");
+                  "going back to a snapshot. Nothing has been changed" +
+                  kInUseError);
   }
   std::vector<RecordLog::Restored> states(logs_.size());
   try {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/runtime/error_class.h"
 #include "cuda/memory/group_memory.h"
 
 namespace dynemb::cuda {
@@ -122,7 +123,7 @@ void GroupMemory::map_buckets(const Call& call, int64_t table, int64_t buckets) 
   const int64_t capacity = tables_.bucket_capacity(t);
   DYNEMB_CHECK(buckets <= capacity, "dynemb::", call.op, ": table ", table, " needs ", buckets,
                " buckets for its ids but has room for ", capacity,
-               ": create the table with a larger max_rows, or erase ids");
+               ": create the table with a larger max_rows, or erase ids", kNoRoomError);
   TableRoom room = tables_.no_room();
   room.buckets[t] = buckets;
   tables_.map_or_raise(call, room, "the index must grow by");

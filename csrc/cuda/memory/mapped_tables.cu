@@ -2,6 +2,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "core/runtime/error_class.h"
 #include "cuda/memory/mapped_tables.h"
 
 namespace dynemb::cuda {
@@ -19,7 +20,8 @@ constexpr int64_t kLeastRelease = int64_t{64} << 20;
   DYNEMB_CHECK(false, "dynemb::", call.op, ": out of GPU memory: ", what, " ",
                (missing_bytes >> 20) + 1, " MiB, but the device has ", free_bytes >> 20,
                " MiB left; no id was inserted. Call torch.cuda.empty_cache(), erase ids, or "
-               "use a GPU with more memory");
+               "use a GPU with more memory",
+               kDeviceMemoryError);
   std::abort();  // the check has thrown
 }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/runtime/error_class.h"
 #include "cuda/memory/capture_headroom.h"
 #include "cuda/memory/pending_gradients.h"
 
@@ -109,7 +110,8 @@ void PendingGradients::map(const Call& call, const std::vector<int64_t>& entries
                ": out of GPU memory: gradients that wait for optimizer.step() need ",
                (bytes >> 20) + 1,
                " MiB more. Call optimizer.step() or zero_grad() more "
-               "often, or torch.cuda.empty_cache()");
+               "often, or torch.cuda.empty_cache()",
+               kDeviceMemoryError);
 }
 
 // Replays may have appended what the host did not see.

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "arguments/reserved_layout.h"
+#include "core/runtime/error_class.h"
 #include "cuda/memory/reservation.h"
 #include "cuda/memory/table_memory.h"
 
@@ -135,7 +136,8 @@ Tensor reserve_cuda(std::vector<int64_t> size, int64_t dtype, int64_t device) {
     std::vector<int64_t> added;
     DYNEMB_CHECK(reservation->map(op, 0, 1, side_stream(op, device_index), &added),
                  "dynemb::reserve_cuda: out of GPU memory: the device has not even ",
-                 "a page left. Call torch.cuda.empty_cache(), or use another GPU");
+                 "a page left. Call torch.cuda.empty_cache(), or use another GPU",
+                 kDeviceMemoryError);
   }
   {
     const std::lock_guard<std::mutex> lock(registry_mutex);
@@ -183,7 +185,8 @@ Reservation::Reservation(const char* op, int64_t bytes, int32_t device) : device
                bytes_ >> 20,
                " MiB of addresses left (addresses, not memory: a tensor takes as "
                "many as it may ever need). Give tables max_rows or a capacity, or put them into "
-               "one collection");
+               "one collection",
+               kNoRoomError);
   check_driver(op, "reserving addresses", reserved);
   base_ = reinterpret_cast<char*>(base);
 }

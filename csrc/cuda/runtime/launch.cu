@@ -4,6 +4,7 @@
 #include <mutex>
 #include <string>
 
+#include "core/runtime/error_class.h"
 #include "cuda/runtime/device.cuh"
 #include "cuda/runtime/launch.h"
 
@@ -170,6 +171,20 @@ std::string error_text(ErrorWord word) {
   }
 }
 
+// The mark of an error's class, see core/runtime/error_class.h.
+const char* error_class(ErrorWord word) {
+  switch (error_code(word)) {
+    case kErrorBuckets:
+    case kErrorRows:
+    case kErrorMemory:
+    case kErrorFull:
+    case kErrorPending:
+      return kNoRoomError;
+    default:
+      return "";
+  }
+}
+
 void raise_reported(const char* op, DeviceState& state) {
   auto* word = reinterpret_cast<std::atomic<ErrorWord>*>(state.host_error);
   if (word->load(std::memory_order_relaxed) == 0) return;
@@ -181,7 +196,8 @@ void raise_reported(const char* op, DeviceState& state) {
     name = number < op_names().size() ? op_names()[number] : "an op";
   }
   DYNEMB_CHECK(false, "dynemb::", name, ": ", error_text(reported),
-               " (found by the GPU in an earlier call, reported by ", op, ")");
+               " (found by the GPU in an earlier call, reported by ", op, ")",
+               error_class(reported));
 }
 
 int32_t device_of(const char* op, const char* name, const Tensor& tensor) {
@@ -283,7 +299,8 @@ Tensor Call::empty(const std::vector<int64_t>& size, ScalarType dtype) const {
     DYNEMB_CHECK(false, "dynemb::", op, ": out of GPU memory: the call needs ", (bytes >> 20) + 1,
                  " MiB for its results or scratch memory, but the device has ", free_bytes >> 20,
                  " MiB left. Use smaller batches, call "
-                 "torch.cuda.empty_cache(), or use a GPU with more memory");
+                 "torch.cuda.empty_cache(), or use a GPU with more memory",
+                 kDeviceMemoryError);
   }
 }
 

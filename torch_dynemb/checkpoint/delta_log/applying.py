@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.delta_log.commits import TableDelta
 from torch_dynemb.checkpoint.parts import TablePart
+from torch_dynemb.errors import NoRoomError
 from torch_dynemb.ops.columns import OnFull, PolicyColumn
 from torch_dynemb.table.content import optimizer_steps, score_names, set_optimizer_steps
 from torch_dynemb.table.lookup import find
@@ -76,7 +77,7 @@ class PartChange:
 
         Raises:
             ValueError: the commit has the padding id, or lacks custom scores.
-            RuntimeError: the table has no room.
+            NoRoomError: the table has no room.
         """
         part, name = self._part, self._part.name
         padding = part.config.padding_idx
@@ -94,10 +95,11 @@ class PartChange:
         bound, new = self._tables.config.capacity_bound(part.table), int((~self._there).sum())
         size, gone = part.group.size(part.table), self._gone.numel()
         if bound is not None and new > 0 and size - gone + new > bound:
-            raise RuntimeError(
+            raise NoRoomError(
                 f"follow: table {name!r} has {size} ids and a capacity of {bound}, and the commit "
                 f"takes {gone} of them away and brings {new}: give it the capacity of the table "
-                "that is published. Nothing of the commit has been applied"
+                "that is published. Nothing of the commit has been applied",
+                tables=[name],
             )
 
     def prepare(self) -> None:
@@ -183,10 +185,11 @@ class PartChange:
         if bool((handles < 0).any()):
             # if a GPU has refused the ids, it says why here
             tables.memory.end_step(tables.index, tables.rows)
-            raise RuntimeError(
+            raise NoRoomError(
                 f"follow: table {self._part.name!r} has no room for {ids.numel()} new ids of the "
                 "commit: give the group more memory or rows, as the one that is published has. "
-                "Nothing of the commit has been applied"
+                "Nothing of the commit has been applied",
+                tables=[self._part.name],
             )
 
     def _write(self, rows: _Rows) -> None:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.files.tensor_file import as_bytes, raw
+from torch_dynemb.errors import DamagedFileError, UnsupportedFormatError
 
 VERSION = 1
 MAGIC = b"\xd7DYNDLT\xd7"
@@ -113,14 +114,18 @@ class Pieces(NamedTuple):
     pieces: list[Tensor]
 
 
-class BrokenBatchError(ValueError):
+class BrokenBatchError(DamagedFileError):
     """Bytes that are no batch; the message says why.
+
+    Args:
+        reason: the message.
+        commit: whether the commit at its end is whole.
 
     Attributes:
         commit: whether the commit at its end is whole.
     """
 
-    def __init__(self, reason: str, *, commit: bool) -> None:
+    def __init__(self, reason: str, *, commit: bool = False) -> None:
         super().__init__(reason)
         self.commit = commit
 
@@ -174,7 +179,8 @@ def head_of(text: bytes | bytearray) -> Head | None:
         text: HEAD_BYTES, or more or fewer.
 
     Raises:
-        ValueError: it is a head of another format version, or of numbers that no batch has.
+        UnsupportedFormatError: it is a head of another format version.
+        ValueError: it is a head of numbers that no batch has.
     """
     text = bytes(text[:HEAD_BYTES])
     if len(text) < HEAD_BYTES:
@@ -196,7 +202,9 @@ def head_of(text: bytes | bytearray) -> Head | None:
     if magic != MAGIC or crc != _crc(text[: -_CRC.size]):
         return None
     if version != VERSION:
-        raise ValueError(f"its format version is {version}, and this library reads {VERSION}")
+        raise UnsupportedFormatError(
+            f"its format version is {version}, and this library reads {VERSION}"
+        )
     if size < _LEAST_BYTES or size % 8 != 0 or size > _LARGEST:
         raise ValueError(f"its head says that the batch has {size} bytes, which no batch has")
     if rank >= ranks or not base_sequence < sequence <= _LARGEST:
@@ -225,16 +233,19 @@ def decoded(data: Tensor) -> Batch:
 
     Raises:
         BrokenBatchError: they are no batch.
+        UnsupportedFormatError: they are one of another format version.
     """
     try:
         head = head_of(_text(data[:HEAD_BYTES]))
+    except UnsupportedFormatError:
+        raise
     except ValueError as error:
-        raise BrokenBatchError(str(error), commit=False) from error
+        raise BrokenBatchError(str(error)) from error
     if head is None or head.bytes != data.numel():
-        raise BrokenBatchError("its head is damaged", commit=False)
+        raise BrokenBatchError("its head is damaged")
     end = _commit_of(data, head)
     if end is None:
-        raise BrokenBatchError(f"the commit of batch {head.sequence} is damaged", commit=False)
+        raise BrokenBatchError(f"the commit of batch {head.sequence} is damaged")
     chain = _chained(_text(data[:HEAD_BYTES]), head.previous)
     at, records = HEAD_BYTES, []
     for number in range(head.records - 1):

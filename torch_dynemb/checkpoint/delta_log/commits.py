@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_dynemb.checkpoint.delta_log.batch import DENSE, ERASE, ROWS, TABLES, Batch
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedTable, tables_of_payload, tensors_of
 from torch_dynemb.checkpoint.entries import ID, PACKED, WEIGHT, score_entry, state_entry
-from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
+from torch_dynemb.errors import DamagedFileError
 
 _STATE = state_entry("")
 DTYPES_OF_ROWS = {

@@ -19,6 +19,7 @@ from torch_dynemb.checkpoint.delta_log.segment import Placed, Segment
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.summed_files import room_told
 from torch_dynemb.checkpoint.manifest.places import checked_path
+from torch_dynemb.errors import InUseError
 
 _DISK = Disk()
 _NAME = re.compile(r"(\d{20})\.delta")
@@ -63,7 +64,7 @@ class DirectorySink:
         """Becomes the writer of the directory, until :meth:`close`, and cuts a torn tail off.
 
         Raises:
-            RuntimeError: it has a writer.
+            InUseError: it has a writer.
             DamagedFileError: the last batch is damaged.
             OSError: the disk fails.
         """
@@ -77,9 +78,10 @@ class DirectorySink:
             except BlockingIOError as error:
                 writer = os.pread(file, 32, 0).decode(errors="replace").strip() or "unknown"
                 os.close(file)
-                raise RuntimeError(
+                raise InUseError(
                     f"DeltaLog: {self.path} has a writer, process {writer}: close that log, or "
-                    "take another directory"
+                    "take another directory",
+                    path=self.path,
                 ) from error
             except BaseException:  # a file system without locks
                 os.close(file)
@@ -115,7 +117,7 @@ class DirectorySink:
             sequence: its number.
 
         Raises:
-            RuntimeError: the directory has another writer.
+            InUseError: the directory has another writer.
             OSError: the disk is full, or fails; the batch is not there.
         """
         self.lock()
@@ -163,7 +165,7 @@ class DirectorySink:
 
         Raises:
             DamagedFileError: one of these is damaged.
-            RuntimeError: the directory has another writer.
+            InUseError: the directory has another writer.
             OSError: the disk fails.
         """
         self.lock()

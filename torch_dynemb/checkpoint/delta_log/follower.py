@@ -22,6 +22,7 @@ from torch_dynemb.checkpoint.loading.load import load
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.threads import one_thread
+from torch_dynemb.errors import InUseError
 
 Log = str | PathLike[str] | DeltaSink | Sequence[DeltaSink]
 Dense = Literal["follow", "keep"]
@@ -101,9 +102,9 @@ class Follower:
             NewBaseNeededError: the log does not go on from here: it was dropped up to a later
                 commit, or rolled back, or begins with another checkpoint.
             DamagedFileError: a commit is damaged.
-            ValueError, RuntimeError: the model cannot take a commit: a table is missing or too
-                small, or a live table has no headroom. In all cases the commits before have been
-                applied, and nothing of the one that failed.
+            ValueError: the model cannot take a commit: a table is missing.
+            NoRoomError: a table is too small; NoHeadroomError, where it is a live one. In all cases
+                the commits before have been applied, and nothing of the one that failed.
         """
         if until is not None:
             integer("Follower.update: until", until, least=0, what="int or None")
@@ -139,14 +140,14 @@ class Follower:
 
         Raises:
             TypeError, ValueError: ``every_seconds`` is no number above 0.
-            RuntimeError: there is such a thread.
+            InUseError: there is such a thread.
         """
         if not number("Follower.start: every_seconds", every_seconds) > 0:
             raise ValueError(
                 f"Follower.start: every_seconds is {every_seconds}, expected more than 0"
             )
         if self._thread is not None:
-            raise RuntimeError("Follower.start: a thread updates already: stop() it before")
+            raise InUseError("Follower.start: a thread updates already: stop() it before")
         self._stopping.clear()
         self._error = None
 

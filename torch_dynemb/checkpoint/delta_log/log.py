@@ -26,6 +26,7 @@ from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.saving.save import check_saveable, save
 from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.checkpoint.together import ranks_of
+from torch_dynemb.errors import ForkedProcessError, InUseError
 from torch_dynemb.process.forked import watch
 from torch_dynemb.process.interrupts import held_back
 
@@ -142,8 +143,9 @@ class DeltaLog:
                 directory is given none; or the log is of another number of ranks.
             FileNotFoundError: ``base`` is no checkpoint.
             DamagedFileError: the log or the base is damaged.
-            RuntimeError: the log has a writer or a model already, rows lie in a store, gradients
-                are pending, or another thread trains the model.
+            InUseError: the log has a writer, or another thread trains the model.
+            RuntimeError: the log has a model already, rows lie in a store, or gradients are
+                pending.
             OSError: the disk fails. In all cases nothing is recorded.
         """
         with self._alone("attach"):
@@ -230,9 +232,10 @@ class DeltaLog:
 
         Raises:
             TypeError, ValueError: ``step`` is no int, or less than 0.
-            RuntimeError: the log has no model, gradients are pending, another thread trains the
-                model or calls the log, or others have taken the place of the tables or of what they
-                hold: then a new base is needed. The next publish has what this one has not.
+            RuntimeError: the log has no model, or gradients are pending.
+            InUseError: another thread trains the model or calls the log. The next publish has what
+                this one has not.
+            NewBaseNeededError: others have taken the place of the tables or of what they hold.
             Exception: what has made the thread fail that wrote the commit before. There is no such
                 commit then, and the next publish has its changes.
         """
@@ -392,7 +395,8 @@ class DeltaLog:
 
         Raises:
             TypeError, ValueError: ``sequence`` is no int, or there is no such commit.
-            RuntimeError: the log has a model, or a writer.
+            InUseError: the log has a writer.
+            RuntimeError: the log has a model.
             OSError: the sink fails.
         """
         sequence = integer("DeltaLog.rollback: sequence", sequence, least=0)
@@ -448,14 +452,15 @@ class DeltaLog:
 
     @contextmanager
     def _alone(self, method: str) -> Iterator[None]:
-        """Raises RuntimeError where another thread is in the log."""
+        """Raises InUseError where another thread is in the log."""
         if self.forked:
             yield  # the thread is none of this process
             return
         if not self._one.acquire(blocking=False):
-            raise RuntimeError(
+            raise InUseError(
                 f"DeltaLog.{method}: another thread is calling the log: let one thread publish, "
-                "the one that trains"
+                "the one that trains",
+                path=self._path,
             )
         try:
             yield
@@ -468,9 +473,10 @@ class DeltaLog:
                 f"DeltaLog.{method}: the log has no model: call attach(model) before"
             )
         if self.forked:
-            raise RuntimeError(
+            raise ForkedProcessError(
                 f"DeltaLog.{method}: this process is a fork of the one that publishes: publish "
-                "there, or attach the log to a model of this process, in another directory"
+                "there, or attach the log to a model of this process, in another directory",
+                path=self._path,
             )
         return self._recorded
 

@@ -12,6 +12,7 @@ from torch_dynemb.checkpoint.delta_log.recorded import Changed
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
 from torch_dynemb.checkpoint.files.tensor_file import raw
 from torch_dynemb.checkpoint.plain_torch import plain_torch
+from torch_dynemb.errors import NewBaseNeededError
 
 
 class OwnLog:
@@ -39,7 +40,7 @@ class OwnLog:
         """Becomes the only writer, where the sink can tell, and finds the end.
 
         Raises:
-            RuntimeError: there is another writer.
+            InUseError: there is another writer.
             DamagedFileError: a batch is damaged.
             ValueError: the last batch is of another rank.
             OSError: the sink fails.
@@ -72,7 +73,7 @@ class OwnLog:
             uuid: of the checkpoint.
 
         Raises:
-            ValueError: the log begins with another one.
+            NewBaseNeededError: the log begins with another one; it is a ValueError.
         """
         seen = set()
         for batch in self.batches(0):
@@ -81,7 +82,7 @@ class OwnLog:
             seen.add(batch.head.base)
         if not seen:
             return 0
-        raise ValueError(
+        raise NewBaseNeededError(
             f"DeltaLog: the log has changes since the checkpoints {sorted(seen)}, and not since "
             f"{uuid}, the given one: give the base of the log, or publish to a new directory"
         )

@@ -15,15 +15,7 @@ from torch_dynemb.checkpoint.delta_log.batch import (
 )
 from torch_dynemb.checkpoint.delta_log.directory import DirectorySink, rank_folders
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink, EndingSink
-from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
-
-
-class NewBaseNeededError(RuntimeError):
-    """A delta log does not go on where its reader is: the reader needs another checkpoint.
-
-    The log was dropped up to a later commit, or rolled back, or begins with another checkpoint.
-    What the reader has applied so far stays, and goes on being served.
-    """
+from torch_dynemb.errors import DamagedFileError, NewBaseNeededError
 
 
 def batch_of(data: bytes | bytearray | memoryview) -> Batch:
@@ -34,6 +26,7 @@ def batch_of(data: bytes | bytearray | memoryview) -> Batch:
 
     Raises:
         DamagedFileError: it is damaged.
+        UnsupportedFormatError: it is of another format version.
     """
     try:
         return decoded(as_tensor(data))
@@ -198,4 +191,4 @@ def sinks_of(log: object) -> Callable[[], Sequence[DeltaSink]]:
     return lambda: given
 
 
-__all__ = ["LogReader", "NewBaseNeededError", "batch_of", "sinks_of"]
+__all__ = ["LogReader", "batch_of", "sinks_of"]

@@ -13,6 +13,7 @@ from torch_dynemb.checkpoint.delta_log.payloads import LoggedTable, of_tables, o
 from torch_dynemb.checkpoint.entries import ID, WEIGHT, score_entry, state_entry
 from torch_dynemb.checkpoint.parts import TablePart, groups_of
 from torch_dynemb.checkpoint.saving.rest import dense_source, dense_state
+from torch_dynemb.errors import NewBaseNeededError
 from torch_dynemb.ops.columns import GENERATION_BITS
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table.changes import (
@@ -222,11 +223,12 @@ class RecordedModel:
     def _changes_of(self, group: TableGroup) -> Changes:
         reader = reader_of(group.tables, self._name)
         if reader is None or reader.since != self._since:
-            raise RuntimeError(
+            raise NewBaseNeededError(
                 f"DeltaLog: tables {group.names} have been replaced, or what they hold was, since "
                 "the log was attached to the model (add_table, set_optimizer, a load): what has "
                 "changed is not known. Save a checkpoint, and attach the log to the model again "
-                "with it as the base"
+                "with it as the base",
+                tables=group.names,
             )
         return read_changes(group.tables, reader)
 

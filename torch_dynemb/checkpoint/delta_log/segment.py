@@ -18,7 +18,7 @@ from torch_dynemb.checkpoint.delta_log.batch import (
     decoded,
     head_of,
 )
-from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
+from torch_dynemb.errors import DamagedFileError, UnsupportedFormatError
 
 _SECTOR = 512  # what a disk writes as a whole
 _SEARCHED_AT_ONCE = 1 << 20
@@ -73,6 +73,7 @@ class Segment:
 
         Raises:
             DamagedFileError: something else than a batch or a torn tail is there.
+            UnsupportedFormatError: a batch of another format version is there.
         """
         size = os.fstat(self._file).st_size
         while True:
@@ -132,6 +133,12 @@ class Segment:
             return None
         try:
             head = head_of(text)
+        except UnsupportedFormatError as error:
+            raise UnsupportedFormatError(
+                f"{self.path}: byte {begin}: {error}: read the log with the version that wrote it, "
+                "or publish to a new directory",
+                path=self.path,
+            ) from error
         except ValueError as error:
             raise self._damaged(begin, str(error)) from error
         if head is None:
@@ -176,7 +183,8 @@ class Segment:
     def _damaged(self, begin: int, reason: str) -> DamagedFileError:
         return DamagedFileError(
             f"{self.path}: byte {begin}: {reason}: the delta log is damaged. Followers need a new "
-            "base; DeltaLog.rollback() to a sequence number before takes the damaged batch away"
+            "base; DeltaLog.rollback() to a sequence number before takes the damaged batch away",
+            path=self.path,
         )
 
 

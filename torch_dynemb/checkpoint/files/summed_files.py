@@ -27,14 +27,11 @@ from torch_dynemb.checkpoint.files.tensor_file import (
     raw,
     sections_of,
 )
+from torch_dynemb.errors import DamagedFileError, DiskFullError
 
 Files = TypeVar("Files", bound="SummedReaders")
 
 BLOCK_BYTES = 8 << 20
-
-
-class DamagedFileError(ValueError):
-    """A file of a checkpoint is not what was written; the message names it and says why."""
 
 
 class FileSums(NamedTuple):
@@ -142,7 +139,8 @@ def room_told(path: Path, written: int = 0) -> Iterator[None]:
         written: bytes of it that are on the disk.
 
     Raises:
-        OSError: what is raised inside, with a message of its own where there is no room.
+        DiskFullError: there is no room.
+        OSError: what is raised inside.
     """
     try:
         yield
@@ -150,7 +148,7 @@ def room_told(path: Path, written: int = 0) -> Iterator[None]:
         if error.errno not in _REMEDIES:
             raise
         place = next(folder for folder in path.parents if folder.is_dir())
-        raise OSError(
+        raise DiskFullError(
             error.errno,
             f"{os.strerror(error.errno)} after {written} bytes of {path.name}, "
             f"{shutil.disk_usage(place).free} bytes are free: {_REMEDIES[error.errno]}; the "
@@ -190,7 +188,7 @@ class SummedReader:
             # at once also where something else has its name that nobody writes to
             self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (FileNotFoundError, NotADirectoryError):
-            raise DamagedFileError(f"{path}: the file is missing") from None
+            raise DamagedFileError(f"{path}: the file is missing", path=path) from None
         self._open = True
         self._at = 0  # in the file
         self._sum = 0  # of the block from its beginning to there
@@ -198,12 +196,13 @@ class SummedReader:
         try:
             status = os.fstat(self._file)
             if not stat.S_ISREG(status.st_mode):
-                raise DamagedFileError(f"{path}: it is no file")
+                raise DamagedFileError(f"{path}: it is no file", path=path)
             size = status.st_size
             if size != sums.bytes:
                 raise DamagedFileError(
                     f"{path}: the file has {size} bytes, expected {sums.bytes}: it was cut off or "
-                    "written to"
+                    "written to",
+                    path=path,
                 )
             self.tensors = self._read_header()
         except BaseException:
@@ -224,7 +223,7 @@ class SummedReader:
         except DamagedFileError:
             raise
         except ValueError as error:
-            raise DamagedFileError(f"{self.path}: {error}") from error
+            raise DamagedFileError(f"{self.path}: {error}", path=self.path) from error
 
     def read(self, name: str, begin: int, out: Tensor) -> None:
         """Fills a contiguous tensor of the CPU with rows of a tensor of the file.
@@ -297,7 +296,9 @@ class SummedReader:
             except OSError as error:
                 raise OSError(error.errno, error.strerror, str(self.path)) from error
             if count == 0:
-                raise DamagedFileError(f"{self.path}: the file ends at byte {begin + done}")
+                raise DamagedFileError(
+                    f"{self.path}: the file ends at byte {begin + done}", path=self.path
+                )
             done += count
 
     def _take(self, out: Tensor) -> None:
@@ -312,7 +313,8 @@ class SummedReader:
                 raise DamagedFileError(
                     f"{self.path}: block {block} (bytes {block * self._block} to {self._at}) has "
                     f"the checksum {self._sum:08x}, expected {expected:08x}: the file was damaged "
-                    "after it was written"
+                    "after it was written",
+                    path=self.path,
                 )
             self._sum = 0
             self._verified.add(block)
@@ -392,7 +394,6 @@ def sums_of_bytes(data: bytes | Sequence[int]) -> int:
 
 __all__ = [
     "BLOCK_BYTES",
-    "DamagedFileError",
     "FileSums",
     "SummedReader",
     "SummedReaders",

@@ -15,6 +15,7 @@ from torch_dynemb.checkpoint.loading.exact import ExactLoad, saved_group_of
 from torch_dynemb.checkpoint.loading.part import PartLoad, Stream
 from torch_dynemb.checkpoint.loading.table_plan import TablePlan
 from torch_dynemb.checkpoint.manifest.records import Manifest
+from torch_dynemb.errors import HostMemoryError, NoRoomError
 from torch_dynemb.ops.columns import SKETCH_ROWS, Clock, PolicyColumn, Slab, Table
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table import compaction, content
@@ -90,9 +91,10 @@ class GroupLoad:
             )
             reserved = tables.rows.weights[s].shape[0]
             if rows > reserved:
-                raise RuntimeError(
+                raise NoRoomError(
                     f"checkpoint.load: {rows} rows {slab.name!r} are to be loaded, but the model "
-                    f"reserves {reserved}: construct it with a larger max_rows, capacity or budget"
+                    f"reserves {reserved}: construct it with a larger max_rows, capacity or budget",
+                    tables=tables.config.names,
                 )
             needed += rows * tables.config.row_bytes(slab) if tables.stored(s) is None else 0
         if sum(kept) == 0 and tables.device.type == "cpu":
@@ -101,9 +103,10 @@ class GroupLoad:
                 for s, slab in enumerate(tables.config.slabs)
             )
             if needed > free:
-                raise RuntimeError(
+                raise HostMemoryError(
                     f"checkpoint.load: the rows take {needed} bytes, but {free} bytes of memory "
-                    "are free"
+                    "are free",
+                    tables=tables.config.names,
                 )
 
     def check(self) -> None:

@@ -18,8 +18,9 @@ from torch_dynemb.checkpoint.entries import (
     free_rows_entry,
     tombstones_entry,
 )
-from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, SummedReader
+from torch_dynemb.checkpoint.files.summed_files import SummedReader
 from torch_dynemb.checkpoint.manifest.records import SavedFile
+from torch_dynemb.errors import DamagedFileError, NoRoomError
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     CLOCK_HEAD,
@@ -57,13 +58,15 @@ def read_group_state(
         for name, (shape, dtype) in _expected(tables).items():
             section = reader.tensors.get(name)
             if section is None:
-                raise DamagedFileError(f"{path}: the file lacks {name!r}")
+                raise DamagedFileError(f"{path}: the file lacks {name!r}", path=path)
             fits = len(section.shape) == len(shape) and all(
                 own in (-1, size) for own, size in zip(shape, section.shape, strict=True)
             )
             if not fits or section.dtype != dtype:
                 raise DamagedFileError(
-                    f"{path}: {name!r} is {section.dtype} {section.shape}, expected {dtype} {shape}"
+                    f"{path}: {name!r} is {section.dtype} {section.shape}, expected {dtype} "
+                    f"{shape}",
+                    path=path,
                 )
             found[name] = torch.empty(section.shape, dtype=section.dtype)
             reader.read(name, 0, found[name])
@@ -73,7 +76,7 @@ def read_group_state(
     try:
         _check(found, tables, sizes)
     except ValueError as error:
-        raise DamagedFileError(f"{path}: {error}") from error
+        raise DamagedFileError(f"{path}: {error}", path=path) from error
     return found
 
 
@@ -140,9 +143,10 @@ def _check(state: Mapping[str, Tensor], tables: Tables, sizes: Sequence[int]) ->
                 f"free, expected {sum(own)} of ids and {free.shape[0]} free ones"
             )
         if row[Slab.NEXT_ROW] > reserved:
-            raise ValueError(
-                f"slab {slab.name!r} has {row[Slab.NEXT_ROW]} rows, but the model reserves "
-                f"{reserved}: construct it with a larger max_rows, capacity or budget"
+            raise NoRoomError(
+                f"checkpoint.load: slab {slab.name!r} has {row[Slab.NEXT_ROW]} rows, but the model "
+                f"reserves {reserved}: construct it with a larger max_rows, capacity or budget",
+                tables=config.names,
             )
         check_handles(f"free rows of slab {slab.name!r}", free, row[Slab.NEXT_ROW])
 

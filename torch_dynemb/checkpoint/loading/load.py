@@ -28,6 +28,7 @@ from torch_dynemb.checkpoint.saving.handle import check_none_running
 from torch_dynemb.checkpoint.saving.increments import count_from
 from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.checkpoint.together import Ranks, ranks_of
+from torch_dynemb.errors import ReplacedError
 from torch_dynemb.process.interrupts import held_back
 
 
@@ -78,10 +79,6 @@ class LoadReport(NamedTuple):
 _ATTEMPTS = 10  # of a load whose checkpoint is replaced meanwhile
 
 
-class _ReplacedError(RuntimeError):
-    """Another checkpoint has taken the place of the one that was read."""
-
-
 @plain_torch()
 def load(
     path: str | PathLike[str],
@@ -116,13 +113,14 @@ def load(
     Raises:
         TypeError: a wrong argument.
         FileNotFoundError: ``path`` is no checkpoint.
-        DamagedFileError: a file is damaged or missing, or of another format version; it is a
-            ValueError.
+        DamagedFileError: a file is damaged or missing; it is a ValueError.
+        UnsupportedFormatError: it is of another format version; it is a ValueError, too.
         ValueError: the checkpoint does not fit the model.
-        RuntimeError: there is too little room or memory, a save goes on in the background, or other
-            processes replace the checkpoint faster than it is read. In
-            all these cases all ranks raise, and the model is as it was, except where memory or the
-            disk fails while rows are read into tables that had ids: these are empty then.
+        NoRoomError: there is too little room or memory.
+        InUseError: a save goes on in the background.
+        ReplacedError: other processes replace the checkpoint faster than it is read. In all these
+            cases all ranks raise, and the model is as it was, except where memory or the disk fails
+            while rows are read into tables that had ids: these are empty then.
     """
     ranks = ranks_of(process_group)
 
@@ -169,9 +167,10 @@ def load(
             )
         except (ValueError, OSError, RuntimeError) as error:  # files of two checkpoints do not fit
             if is_replaced(folder, manifest.uuid):
-                raise _ReplacedError(
+                raise ReplacedError(
                     f"checkpoint.load: {folder} was replaced or removed while it was read: load "
-                    "it again, or save less often"
+                    "it again, or save less often",
+                    path=folder,
                 ) from error
             raise
         return manifest, parts, report
@@ -180,7 +179,7 @@ def load(
         try:
             manifest, parts, report = once()
             break
-        except _ReplacedError:
+        except ReplacedError:
             # ranks may not have met the same, so all of them leave that to the caller
             if ranks.group is not None or attempt == _ATTEMPTS - 1:
                 raise

@@ -29,6 +29,7 @@ from torch_dynemb.checkpoint.manifest.records import SavedPart
 from torch_dynemb.checkpoint.reading.saved_rows import COUNTED, SavedRows, TensorKind, kinds_of
 from torch_dynemb.checkpoint.reading.sketches import combined_sketch
 from torch_dynemb.checkpoint.saving.table_files import Progress
+from torch_dynemb.errors import NoRoomError
 from torch_dynemb.ops.columns import (
     GENERATION_BITS,
     SKETCH_ROWS,
@@ -336,9 +337,10 @@ class PartLoad:
         offsets = torch.tensor([0, count], device=tables.device)
         handles = ops.find_or_insert_(tables.index, ids, offsets, None, [table], rule)
         if bool((handles < 0).any()):
-            raise RuntimeError(
+            raise NoRoomError(
                 f"table {self._part.name!r} has no room for {self.count} ids: give it a larger "
-                "capacity or memory budget"
+                "capacity or memory budget",
+                tables=[self._part.name],
             )
         rows = torch.arange(begin, begin + count, device=tables.device)
         generations = handles & ((1 << GENERATION_BITS) - 1)

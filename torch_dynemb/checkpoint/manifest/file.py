@@ -8,7 +8,7 @@ from typing import Any
 from torch_dynemb.checkpoint.entries import FORMAT, FULL, MANIFEST, VERSION
 from torch_dynemb.checkpoint.files.bounded_json import json_of
 from torch_dynemb.checkpoint.files.presence import is_file
-from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, sums_of_bytes
+from torch_dynemb.checkpoint.files.summed_files import sums_of_bytes
 from torch_dynemb.checkpoint.manifest.check import check_manifest
 from torch_dynemb.checkpoint.manifest.records import (
     Manifest,
@@ -20,6 +20,7 @@ from torch_dynemb.checkpoint.manifest.records import (
     SavedTable,
     canonical,
 )
+from torch_dynemb.errors import DamagedFileError, UnsupportedFormatError
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -27,30 +28,36 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         FileNotFoundError: there is none.
-        DamagedFileError: it is damaged, or of another format.
+        DamagedFileError: it is damaged.
+        UnsupportedFormatError: it is of another format version.
     """
     path = folder / MANIFEST
     content = read_content(folder)
     if content.get("version") != VERSION:
-        raise DamagedFileError(
+        raise UnsupportedFormatError(
             f"{path}: the checkpoint has format version {repr(content.get('version'))[:100]}, but "
-            f"this torch_dynemb reads {VERSION}: load it with the version that wrote it"
+            f"this torch_dynemb reads {VERSION}: load it with the version that wrote it",
+            path=path,
         )
     expected = content.pop("crc32c", None)
     try:
         found = sums_of_bytes(canonical(content))
     except (ValueError, RecursionError) as error:
-        raise DamagedFileError(f"{path}: the file is no JSON text: {error}") from error
+        raise DamagedFileError(f"{path}: the file is no JSON text: {error}", path=path) from error
     if found != expected:
-        raise DamagedFileError(f"{path}: the checksum is wrong: the file was damaged or edited")
+        raise DamagedFileError(
+            f"{path}: the checksum is wrong: the file was damaged or edited", path=path
+        )
     del content["format"], content["version"]
     try:
         manifest = _manifest_of(content)
         check_manifest(manifest)
     except (TypeError, KeyError, AttributeError) as error:
-        raise DamagedFileError(f"{path}: an entry is missing or wrong: {error!r}") from error
+        raise DamagedFileError(
+            f"{path}: an entry is missing or wrong: {error!r}", path=path
+        ) from error
     except ValueError as error:
-        raise DamagedFileError(f"{path}: {error}") from error
+        raise DamagedFileError(f"{path}: {error}", path=path) from error
     return manifest
 
 
@@ -71,9 +78,9 @@ def read_content(folder: Path) -> dict[str, Any]:
     try:
         content = json_of(path)
     except ValueError as error:
-        raise DamagedFileError(f"{path}: the file is no JSON text: {error}") from error
+        raise DamagedFileError(f"{path}: the file is no JSON text: {error}", path=path) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise DamagedFileError(f"{path}: the file is not the manifest of a {FORMAT}")
+        raise DamagedFileError(f"{path}: the file is not the manifest of a {FORMAT}", path=path)
     return content
 
 

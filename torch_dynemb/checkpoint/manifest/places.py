@@ -21,10 +21,10 @@ from torch_dynemb.argument_checks import described
 from torch_dynemb.checkpoint.entries import MANIFEST, is_own
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.presence import is_file, is_folder, is_there
-from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
 from torch_dynemb.checkpoint.manifest.claim import Claim, Writer, remove_begun, writer_of
 from torch_dynemb.checkpoint.manifest.file import read_content, read_manifest
 from torch_dynemb.checkpoint.manifest.records import Manifest
+from torch_dynemb.errors import DamagedFileError, InUseError, UnsupportedFormatError
 from torch_dynemb.process.interrupts import held_back
 
 _ATTEMPTS = 100  # of a loader, each of which a save has disturbed
@@ -64,7 +64,7 @@ def check_replaceable(path: Path) -> None:
 
 
 def check_unclaimed(path: Path) -> None:
-    """Raises RuntimeError while another call writes a checkpoint there."""
+    """Raises InUseError while another call writes a checkpoint there."""
     for folder in [path, *left_behind(path)]:
         _check_unclaimed(path, folder)
 
@@ -72,9 +72,10 @@ def check_unclaimed(path: Path) -> None:
 def _check_unclaimed(path: Path, folder: Path) -> None:
     writer, who = writer_of(folder)
     if writer == Writer.ALIVE:
-        raise RuntimeError(
+        raise InUseError(
             f"checkpoint.save: {who} is saving to {path} now: wait until it has ended, or give "
-            "each of them a path of its own; nothing has been replaced by this call"
+            "each of them a path of its own; nothing has been replaced by this call",
+            path=path,
         )
 
 
@@ -84,6 +85,7 @@ def located(path: Path) -> tuple[Path, Manifest]:
     Raises:
         FileNotFoundError: there is none.
         DamagedFileError: its manifest is damaged.
+        UnsupportedFormatError: it is of another format version.
         OSError: it cannot be read.
     """
     for _ in range(_ATTEMPTS):
@@ -92,7 +94,7 @@ def located(path: Path) -> tuple[Path, Manifest]:
             return path, read_manifest(path)
         left = left_behind(path)
         for folder in left:
-            with suppress(FileNotFoundError, DamagedFileError):
+            with suppress(FileNotFoundError, DamagedFileError, UnsupportedFormatError):
                 return folder, read_manifest(folder)
         if not left and not is_file(path / MANIFEST):
             break
@@ -113,7 +115,7 @@ def is_replaced(folder: Path, uuid: str) -> bool:
         return read_manifest(folder).uuid != uuid
     except FileNotFoundError:
         return True
-    except (OSError, DamagedFileError):
+    except (OSError, DamagedFileError, UnsupportedFormatError):
         return False
 
 
@@ -134,7 +136,7 @@ def left_behind(path: Path) -> list[Path]:
 def _is_whole(folder: Path) -> bool:
     try:
         read_manifest(folder)
-    except (FileNotFoundError, DamagedFileError):
+    except (FileNotFoundError, DamagedFileError, UnsupportedFormatError):
         return False
     return True
 
@@ -177,7 +179,7 @@ def claimed(disk: Disk, path: Path, uuid: str) -> Iterator[Path]:
         uuid: of the checkpoint.
 
     Raises:
-        RuntimeError: another call writes it.
+        InUseError: another call writes it.
         OSError: the disk is full, or fails.
     """
     folder = unfinished(path, uuid)
@@ -210,7 +212,7 @@ def _claim_of_new(disk: Disk, folder: Path) -> Claim:
         except BaseException:
             disk.remove(folder)
             raise
-    raise RuntimeError(f"checkpoint.save: {folder} is removed as often as it is made")
+    raise InUseError(f"checkpoint.save: {folder} is removed as often as it is made", path=folder)
 
 
 def _settle(disk: Disk, path: Path, own: Path) -> None:

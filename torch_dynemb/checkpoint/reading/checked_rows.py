@@ -11,10 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, SummedReader
+from torch_dynemb.checkpoint.files.summed_files import SummedReader
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor, as_bytes
 from torch_dynemb.checkpoint.manifest.records import SavedFile
 from torch_dynemb.checkpoint.plain_torch import plain_torch
+from torch_dynemb.errors import DamagedFileError
 
 
 class _CheckedFile:
@@ -37,7 +38,8 @@ class _CheckedFile:
             for name, section in self._reader.tensors.items():
                 if section.shape[:1] != (file.rows,):
                     raise DamagedFileError(
-                        f"{path}: {name!r} has shape {section.shape}, expected {file.rows} rows"
+                        f"{path}: {name!r} has shape {section.shape}, expected {file.rows} rows",
+                        path=path,
                     )
         except BaseException:
             self.close()
@@ -46,7 +48,9 @@ class _CheckedFile:
     def section(self, name: str) -> StoredTensor:
         """Where a tensor lies."""
         if name not in self._reader.tensors:
-            raise DamagedFileError(f"{self._reader.path}: the file lacks {name!r}")
+            raise DamagedFileError(
+                f"{self._reader.path}: the file lacks {name!r}", path=self._reader.path
+            )
         return self._reader.tensors[name]
 
     def read(self, name: str, begin: int, out: Tensor) -> None:
@@ -133,7 +137,8 @@ class CheckedRows:
         if section.dtype != out.dtype or section.shape[1:] != tuple(out.shape[1:]):
             raise DamagedFileError(
                 f"{self._folder / file.path}: {name!r} has dtype {section.dtype} and rows of shape "
-                f"{section.shape[1:]}, expected {out.dtype} and {tuple(out.shape[1:])}"
+                f"{section.shape[1:]}, expected {out.dtype} and {tuple(out.shape[1:])}",
+                path=self._folder / file.path,
             )
 
     def pass_by(self, row: int) -> None:

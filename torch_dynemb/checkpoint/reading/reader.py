@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, SummedReader
+from torch_dynemb.checkpoint.files.summed_files import SummedReader
 from torch_dynemb.checkpoint.manifest.places import checked_path, is_replaced, located
 from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.checkpoint.plain_torch import plain_torch
@@ -19,6 +19,7 @@ from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.reading.checked_rows import CheckedRows
 from torch_dynemb.checkpoint.reading.rest_files import read_all, read_state
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointFiles, CheckpointTable
+from torch_dynemb.errors import DamagedFileError, ReplacedError
 
 
 class Checkpoint:
@@ -73,9 +74,10 @@ class Checkpoint:
             yield
         except DamagedFileError as error:
             if is_replaced(self.folder, self.uuid):
-                raise RuntimeError(
+                raise ReplacedError(
                     f"checkpoint {self.folder} was replaced or removed while it was read: open it "
-                    "again"
+                    "again",
+                    path=self.folder,
                 ) from error
             raise
 
@@ -90,7 +92,7 @@ class Checkpoint:
         Raises:
             DamagedFileError: a file is damaged or missing.
             ValueError: the checkpoint is closed.
-            RuntimeError: another one has taken its place.
+            ReplacedError: another one has taken its place.
         """
         with self._reading():
             return read_all(self.folder, self.manifest.dense)
@@ -115,7 +117,7 @@ class Checkpoint:
         Raises:
             DamagedFileError: a file is damaged or missing; the message names it and says why.
             ValueError: the checkpoint is closed.
-            RuntimeError: another one has taken its place.
+            ReplacedError: another one has taken its place.
         """
         files = self.manifest.files()
         buffer = torch.empty(max((of.block_bytes for of in files), default=0), dtype=torch.uint8)
@@ -163,7 +165,8 @@ def open(path: str | PathLike[str]) -> Checkpoint:  # noqa: A001
     Raises:
         TypeError: path is no path.
         FileNotFoundError: ``path`` is no checkpoint.
-        DamagedFileError: the manifest is damaged, or of another format version.
+        DamagedFileError: the manifest is damaged.
+        UnsupportedFormatError: it is of another format version.
 
     Example:
         >>> import tempfile, torch, torch_dynemb as td

@@ -11,14 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from torch_dynemb.checkpoint.entries import MANIFEST
-from torch_dynemb.checkpoint.files.summed_files import (
-    DamagedFileError,
-    SummedReader,
-    SummedReaders,
-)
+from torch_dynemb.checkpoint.files.summed_files import SummedReader, SummedReaders
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
 from torch_dynemb.checkpoint.manifest.records import SavedEntry, SavedRest
 from torch_dynemb.checkpoint.saving.rest import dense_state, filled, is_sharded, tensor_pieces
+from torch_dynemb.errors import DamagedFileError
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table.dense_state import dense_only
 
@@ -141,7 +138,8 @@ def read_state(folder: Path, saved: SavedRest) -> Any:
         return None if saved.values is None else filled(saved.values, tensors)
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise DamagedFileError(
-            f"{folder / MANIFEST}: what was given as state cannot be made again: {error!r}"
+            f"{folder / MANIFEST}: what was given as state cannot be made again: {error!r}",
+            path=folder / MANIFEST,
         ) from error
 
 
@@ -169,7 +167,9 @@ class _Files(SummedReaders):
     def _section(self, entry: SavedEntry) -> StoredTensor:
         reader = self._readers[entry.file]
         if entry.tensor not in reader.tensors:
-            raise DamagedFileError(f"{reader.path}: the file lacks {entry.tensor!r}")
+            raise DamagedFileError(
+                f"{reader.path}: the file lacks {entry.tensor!r}", path=reader.path
+            )
         return reader.tensors[entry.tensor]
 
     def _read(self, entry: SavedEntry) -> Tensor:
@@ -203,7 +203,8 @@ class _Files(SummedReaders):
         )
         if math.prod(sizes) > found:
             raise DamagedFileError(
-                f"{self._folder}: of entry {name!r}, {found} elements of {sizes} were saved"
+                f"{self._folder}: of entry {name!r}, {found} elements of {sizes} were saved",
+                path=self._folder,
             )
 
     def piece(
@@ -227,7 +228,8 @@ class _Files(SummedReaders):
             if len(saved.shape) != len(saved_sizes):
                 raise DamagedFileError(
                     f"{self._folder}: entry {name!r} has a piece of shape {saved.shape} of a "
-                    f"tensor of sizes {saved_sizes}"
+                    f"tensor of sizes {saved_sizes}",
+                    path=self._folder,
                 )
             if saved_sizes != sizes:
                 raise ValueError(
@@ -253,7 +255,8 @@ class _Files(SummedReaders):
         found = int(given.sum()) if len(entries) > 1 else found
         if out is None or found < out.numel():
             raise DamagedFileError(
-                f"{self._folder}: of entry {name!r}, {found} elements of {shape} were saved"
+                f"{self._folder}: of entry {name!r}, {found} elements of {shape} were saved",
+                path=self._folder,
             )
         return out
 

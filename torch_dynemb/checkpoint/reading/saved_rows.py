@@ -20,13 +20,10 @@ from torch_dynemb.checkpoint.entries import (
     score_entry,
     state_entry,
 )
-from torch_dynemb.checkpoint.files.summed_files import (
-    DamagedFileError,
-    SummedReader,
-    SummedReaders,
-)
+from torch_dynemb.checkpoint.files.summed_files import SummedReader, SummedReaders
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
 from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart, SavedTable
+from torch_dynemb.errors import DamagedFileError
 
 PIECE_BYTES = 8 << 20
 
@@ -131,7 +128,7 @@ class SavedRows(SummedReaders):
         """
         for reader in self._readers:
             if name not in reader.tensors:
-                raise DamagedFileError(f"{reader.path}: the file lacks {name!r}")
+                raise DamagedFileError(f"{reader.path}: the file lacks {name!r}", path=reader.path)
         return self._readers[0].tensors[name]
 
     def read(self, name: str, begin: int, out: Tensor) -> None:
@@ -172,17 +169,19 @@ def _check_tensors(
     for name, section in reader.tensors.items():
         if section.shape[:1] != (rows,):
             raise DamagedFileError(
-                f"{reader.path}: {name!r} has shape {section.shape}, expected {rows} rows"
+                f"{reader.path}: {name!r} has shape {section.shape}, expected {rows} rows",
+                path=reader.path,
             )
     for name, kind in kinds.items():
         own = reader.tensors.get(name)
         if own is None:
-            raise DamagedFileError(f"{reader.path}: the file lacks {name!r}")
+            raise DamagedFileError(f"{reader.path}: the file lacks {name!r}", path=reader.path)
         other = first.tensors[name]
         if not kind.fits(own) or (own.dtype, own.shape[1:]) != (other.dtype, other.shape[1:]):
             raise DamagedFileError(
                 f"{reader.path}: {name!r} is {own.dtype} {own.shape}, expected "
-                f"{' or '.join(map(str, kind.dtypes))} {(rows, *kind.columns)}, as in all files"
+                f"{' or '.join(map(str, kind.dtypes))} {(rows, *kind.columns)}, as in all files",
+                path=reader.path,
             )
 
 

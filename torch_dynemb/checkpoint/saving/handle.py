@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from torch_dynemb.errors import BackgroundError, ForkedProcessError, InUseError
 from torch_dynemb.process.forked import watch
 from torch_dynemb.table.background import BackgroundWork
 from torch_dynemb.table.group import TableGroup
@@ -46,12 +47,13 @@ class SaveHandle:
 
         Raises:
             Exception: what has made it fail; the checkpoint that was there before is as it was.
-            RuntimeError: this process is a fork of the one that saves.
+            ForkedProcessError: this process is a fork of the one that saves.
         """
         if self.forked and not self.done():
-            raise RuntimeError(
+            raise ForkedProcessError(
                 f"checkpoint.save: {self.path} is saved by a thread of the process that this one "
-                "is a fork of: wait there"
+                "is a fork of: wait there",
+                path=self.path,
             )
         global _last
 
@@ -97,22 +99,24 @@ class SaveHandle:
 
 
 def check_none_running() -> None:
-    """Raises RuntimeError while a save goes on in the background.
+    """Raises InUseError while a save goes on in the background.
 
-    Also, once, where the last one has failed and nobody has been told.
+    Raises BackgroundError, once, where the last one has failed and nobody has been told.
     """
     if _last is None or _last.forked:
         return
     if not _last.done():
-        raise RuntimeError(
+        raise InUseError(
             f"checkpoint: the asynchronous save of {_last.path} has not ended yet: wait for it "
-            "with its handle's wait(), or save less often"
+            "with its handle's wait(), or save less often",
+            path=_last.path,
         )
     error = _last._work.untold_error()
     if error is not None:
-        raise RuntimeError(
+        raise BackgroundError(
             f"{_last._work.what} has failed in the background; nothing was done now: call it again "
-            f"to go on without it: {error}"
+            f"to go on without it: {error}",
+            path=_last.path,
         ) from error
 
 

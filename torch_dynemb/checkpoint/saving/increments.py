@@ -14,6 +14,7 @@ from torch_dynemb.argument_checks import described
 from torch_dynemb.checkpoint.manifest.places import checked_path, located
 from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
 from torch_dynemb.checkpoint.together import Ranks
+from torch_dynemb.errors import NewBaseNeededError
 from torch_dynemb.table.change_reader import ChangeReader
 from torch_dynemb.table.changes import (
     ChangedIds,
@@ -140,7 +141,7 @@ def parent_of(
         TypeError: ``since`` is no path.
         ValueError: it is where the increment goes, or the save is asynchronous.
         FileNotFoundError, DamagedFileError: it is no checkpoint.
-        RuntimeError: it is not known what has changed since then.
+        NewBaseNeededError: it is not known what has changed since then.
     """
     path = checked_path("checkpoint.save", since)
     if asynchronous:
@@ -157,11 +158,13 @@ def parent_of(
     for group in groups:
         reader = _reader(group)
         if reader is None:
-            raise RuntimeError(
+            raise NewBaseNeededError(
                 f"checkpoint.save: since is given, but changes of tables {group.names} are not "
                 "recorded: call torch_dynemb.checkpoint.record_changes(model) before the save "
                 "that the increment goes on from, and again after tables have been added, moved "
-                "or given another optimizer"
+                "or given another optimizer",
+                path=path,
+                tables=group.names,
             )
         if reader.since != uuid:
             known = (
@@ -169,10 +172,12 @@ def parent_of(
                 if reader.since is None
                 else f"the checkpoint with uuid {reader.since}"
             )
-            raise RuntimeError(
+            raise NewBaseNeededError(
                 f"checkpoint.save: since is {path}, with uuid {uuid}, but changes of tables "
                 f"{group.names} are known since {known}: give the checkpoint that was saved or "
-                "loaded last, or save without since"
+                "loaded last, or save without since",
+                path=path,
+                tables=group.names,
             )
     return uuid
 

@@ -143,14 +143,17 @@ def save(
         FileExistsError: ``path`` is there and no checkpoint. Files of other programs in a
             checkpoint are kept: they move into the one that replaces it.
         FileNotFoundError: ``since`` is no checkpoint.
-        RuntimeError: another process saves to ``path``; another thread trains or changes the model;
-            it is not known what has changed since ``since``, another save goes on in the
-            background, gradients are pending for an optimizer's ``step()``, memory is short for the
-            copy, or ``asynchronous`` is asked for where rows lie in an :class:`ExternalStore`, or
-            on a disk that is full.
-        OSError: the disk is full, or fails. In all cases all ranks raise, and what was at ``path``
-            before is as it was. With ``asynchronous``, what the thread raises is raised by
-            ``wait()``, or by the next ``optimizer.step()``.
+        InUseError: another process saves to ``path``, another save goes on in the background, or
+            another thread trains or changes the model.
+        NewBaseNeededError: it is not known what has changed since ``since``.
+        HostMemoryError: memory is short for the copy.
+        DiskFullError: the disk is full.
+        BackgroundError: the asynchronous save before has failed, and nothing has raised that yet.
+        RuntimeError: gradients are pending for an optimizer's ``step()``, or ``asynchronous`` is
+            asked for where rows lie in an :class:`ExternalStore`.
+        OSError: the disk fails. In all cases all ranks raise, and what was at ``path`` before is as
+            it was. With ``asynchronous``, what the thread raises is raised by ``wait()``, or by the
+            next ``optimizer.step()`` as a :class:`~torch_dynemb.errors.BackgroundError`.
 
     Example:
         >>> import tempfile, torch, torch_dynemb as td
@@ -312,7 +315,7 @@ def begin_reading(call: str, parts: Sequence[TablePart], model: nn.Module) -> Un
         model: with the dense state that is read with them.
 
     Raises:
-        RuntimeError: another thread is changing the tables now.
+        InUseError: another thread is changing the tables now.
     """
     end_steps(parts)
     dense = [value for value in dense_state(model).values() if type(value) is torch.Tensor]

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.together import Ranks
+from torch_dynemb.errors import HostMemoryError
 from torch_dynemb.storage.address_space import what_ran_out
 
 T = TypeVar("T")
@@ -32,8 +33,8 @@ def staged(ranks: Ranks, source: T, spare: int) -> T:
         The same with copies.
 
     Raises:
-        RuntimeError: memory is short on a machine, which all ranks say before any has made a copy;
-            or there are no addresses.
+        HostMemoryError: memory is short on a machine, which all ranks say before any has made a
+            copy; or there are no addresses.
     """
     tensors = [leaf for leaf in pytree.tree_leaves(source) if isinstance(leaf, Tensor)]
     needed = sum(_bytes_of(tensor) for tensor in tensors) + spare
@@ -45,11 +46,11 @@ def staged(ranks: Ranks, source: T, spare: int) -> T:
 
 
 def _check_memory(needed: list[int]) -> None:
-    """Raises RuntimeError where the ranks of this machine need more than is free."""
+    """Raises HostMemoryError where the ranks of this machine need more than is free."""
     free = ops.available_memory()
     if sum(needed) > free:
         ranks = f" for {len(needed)} ranks on this machine" if len(needed) > 1 else ""
-        raise RuntimeError(
+        raise HostMemoryError(
             f"checkpoint.save: asynchronous=True needs {sum(needed)} bytes of memory for "
             f"copies{ranks}, but {free} bytes are free: save without asynchronous, or on a machine "
             "with more memory"
@@ -76,7 +77,7 @@ def _copy(tensor: Tensor) -> Tensor:
     try:
         memory = ops.reserve([size], torch.uint8, huge_pages=True)
     except RuntimeError:
-        raise RuntimeError(
+        raise HostMemoryError(
             f"checkpoint.save: no addresses for a copy of {size} bytes: {what_ran_out(size)}"
         ) from None
     return memory.view(tensor.dtype).view(tensor.shape).copy_(tensor)

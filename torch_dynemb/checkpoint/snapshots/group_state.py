@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, SummedReader
+from torch_dynemb.checkpoint.files.summed_files import SummedReader
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape
 from torch_dynemb.checkpoint.manifest.records import SavedFile
 from torch_dynemb.checkpoint.saving.table_files import Folder, Section
 from torch_dynemb.checkpoint.snapshots.places import STATE, StoredGroup, segment_file
-from torch_dynemb.checkpoint.snapshots.records import SavedSegments, SavedStore, SnapshotError
+from torch_dynemb.checkpoint.snapshots.records import REMEDY, SavedSegments, SavedStore, damaged
+from torch_dynemb.errors import DamagedFileError, DamagedStoreError
 from torch_dynemb.table import state as table_state
 from torch_dynemb.table.clock import propose
 from torch_dynemb.table.tables import Tables
@@ -130,7 +131,7 @@ def read_state(stored: StoredGroup, folder: Path, record: SavedStore) -> GroupSt
         record: of the snapshot.
 
     Raises:
-        SnapshotError: a file is missing or damaged.
+        DamagedStoreError: a file is missing or damaged.
         RuntimeError: it is the snapshot of other tables.
     """
     path = folder / record.state.path
@@ -139,7 +140,7 @@ def read_state(stored: StoredGroup, folder: Path, record: SavedStore) -> GroupSt
     try:
         entries = _read_all(path, record.state)
     except DamagedFileError as error:
-        raise SnapshotError(path, str(error).removeprefix(f"{path}: ")) from error
+        raise DamagedStoreError(f"{error}: {REMEDY}", path=path) from error
     rows = {name: entries.pop(name) for name in map(_records, slabs) if name in entries}
     of_evicted = [_EVICTED, *map(_evicted_rows, tables.config.names)]
     evicted = {name: entries.pop(name) for name in of_evicted if name in entries}
@@ -190,12 +191,12 @@ def _check_segments(stored: StoredGroup, segments: SavedSegments) -> None:
     for number, header in zip(segments.files, segments.headers, strict=True):
         path = segment_file(stored.path, segments.slab, number)
         if not path.is_file():
-            raise SnapshotError(path, "the file is missing")
+            raise damaged(path, "the file is missing")
         size = path.stat().st_size
         if size != segments.bytes:
-            raise SnapshotError(path, f"the file has {size} bytes, expected {segments.bytes}")
+            raise damaged(path, f"the file has {size} bytes, expected {segments.bytes}")
         if _header(path) != header:
-            raise SnapshotError(path, "the first page is damaged or another file's")
+            raise damaged(path, "the first page is damaged or another file's")
 
 
 def _check_evicted(tables: Tables, evicted: Mapping[str, Tensor]) -> None:

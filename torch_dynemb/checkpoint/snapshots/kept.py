@@ -39,7 +39,7 @@ def snapshots_of(store: Path) -> list[Snapshot]:
     """The snapshots of models that have this store first; those of later ones come later.
 
     Raises:
-        SnapshotError: a file is damaged.
+        DamagedStoreError: a file is damaged.
     """
     found = [read_snapshot(path) for path in snapshot_files(store)]
     return sorted(found, key=lambda snapshot: snapshot.number)
@@ -49,7 +49,7 @@ def histories_of(store: Path) -> dict[Path, SavedStore]:
     """What a store keeps, by its folder.
 
     Raises:
-        SnapshotError: a file is damaged.
+        DamagedStoreError: a file is damaged.
     """
     return {folder: read_store(folder / MANIFEST) for folder in index_folders(store)}
 
@@ -109,7 +109,7 @@ def clean(disk: Disk, stored: StoredGroup, first: Path, there: Collection[str]) 
         there: uuids of the snapshots that are named there.
 
     Raises:
-        SnapshotError: a file of a snapshot that is there is damaged.
+        DamagedStoreError: a file of a snapshot that is there is damaged.
         RuntimeError, OSError: the disk fails.
     """
     for folder in unfinished_folders(stored.path):

@@ -12,7 +12,6 @@ from torch import nn
 
 from torch_dynemb.argument_checks import described
 from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.summed_files import DamagedFileError
 from torch_dynemb.checkpoint.loading.load import LoadedTable, LoadReport, load_parts
 from torch_dynemb.checkpoint.manifest.file import read_manifest
 from torch_dynemb.checkpoint.manifest.records import Manifest
@@ -41,6 +40,7 @@ from torch_dynemb.checkpoint.snapshots.places import (
 )
 from torch_dynemb.checkpoint.snapshots.records import REMEDY, Snapshot
 from torch_dynemb.checkpoint.together import Ranks, ranks_of
+from torch_dynemb.errors import DamagedFileError, DamagedStoreError
 
 _DISK = Disk()
 
@@ -69,7 +69,7 @@ def snapshots(model: nn.Module | str | PathLike[str]) -> list[str]:
 
     Raises:
         TypeError: it is neither.
-        RuntimeError: a file is damaged.
+        DamagedStoreError: a file is damaged.
     """
     store = first_store("snapshots", model)
     return [] if store is None else [snapshot.name for snapshot in snapshots_of(store)]
@@ -105,10 +105,11 @@ def load_snapshot(
     Raises:
         TypeError, ValueError: a wrong argument, or what lies in no store does not fit the model.
         FileNotFoundError: there is no such snapshot.
-        RuntimeError: a file of it is missing or damaged, or of another version; it is of other
-            tables, or of another number of ranks. In all these cases all ranks raise, and the model
-            is as it was. Or memory is short, or the disk fails, while tables are replaced: these
-            are empty then.
+        DamagedStoreError: a file of it is missing or damaged.
+        UnsupportedFormatError: it is of another version.
+        RuntimeError: it is of other tables, or of another number of ranks. In all these cases all
+            ranks raise, and the model is as it was. Or memory is short, or the disk fails, while
+            tables are replaced: these are empty then.
     """
     ranks = ranks_of(process_group)
 
@@ -146,7 +147,7 @@ def load_snapshot(
             finish=lambda: _put_back(states),
         )
     except DamagedFileError as error:
-        raise RuntimeError(f"load_snapshot: {error}: {REMEDY}") from error
+        raise DamagedStoreError(f"load_snapshot: {error}: {REMEDY}", path=error.path) from error
     if ranks.rank == chosen.first_rank:
         goes_on_from(stores[0].tiers, chosen.snapshot)
     ranks.run(lambda: _clean(stores, chosen))
@@ -205,10 +206,11 @@ def _found(stores: Sequence[StoredGroup], chosen: _Chosen) -> list[tuple[GroupSt
         kept = histories_of(stored.path)
         folders = [folder for folder, of in kept.items() if of.uuid == chosen.snapshot.uuid]
         if not folders:
-            raise RuntimeError(
+            raise DamagedStoreError(
                 f"load_snapshot: {stored.path} has nothing of snapshot {chosen.snapshot.name!r}: "
                 "its tables were not part of the model, or the directory is another one: copy "
-                "it back, or load another snapshot"
+                "it back, or load another snapshot",
+                path=stored.path,
             )
         (folder,) = folders
         result.append((read_state(stored, folder, kept[folder]), folder))
@@ -218,8 +220,8 @@ def _found(stores: Sequence[StoredGroup], chosen: _Chosen) -> list[tuple[GroupSt
 def _manifest(rest: Path) -> Manifest:
     try:
         return read_manifest(rest)
-    except (FileNotFoundError, ValueError) as error:
-        raise RuntimeError(f"load_snapshot: {error}: {REMEDY}") from error
+    except (FileNotFoundError, DamagedFileError) as error:
+        raise DamagedStoreError(f"load_snapshot: {error}: {REMEDY}", path=rest) from error
 
 
 def _put_back(states: Sequence[GroupState]) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.summed_files import SummedWriter, room_told, sums_of_bytes
 from torch_dynemb.checkpoint.manifest.records import SavedFile, canonical
+from torch_dynemb.errors import DamagedStoreError, UnsupportedFormatError
 
 VERSION = 1
 _SNAPSHOT = "torch_dynemb snapshot"
@@ -90,16 +91,14 @@ REMEDY = (
 )
 
 
-class SnapshotError(RuntimeError):
-    """A file of a snapshot is not what was written; the message names it and says why.
+def damaged(path: Path, what: object) -> DamagedStoreError:
+    """Return the error of a file of a snapshot that is not what was written.
 
     Args:
         path: of the file.
         what: is wrong.
     """
-
-    def __init__(self, path: Path, what: str) -> None:
-        super().__init__(f"{path}: {what}: {REMEDY}")
+    return DamagedStoreError(f"{path}: {what}: {REMEDY}", path=path)
 
 
 def write_record(disk: Disk, path: Path, record: Snapshot | SavedStore) -> None:
@@ -124,7 +123,8 @@ def read_snapshot(path: Path) -> Snapshot:
     """The snapshot that a file names.
 
     Raises:
-        SnapshotError: it is damaged, or of another version.
+        DamagedStoreError: it is damaged.
+        UnsupportedFormatError: it is of another version.
     """
     content = _read(path, _SNAPSHOT)
     try:
@@ -133,7 +133,7 @@ def read_snapshot(path: Path) -> Snapshot:
         _check(path, _counts(snapshot.number, snapshot.ranks, snapshot.stores), "it has no numbers")
         _check(path, all(isinstance(of, str) for of in snapshot.history), "it has no history")
     except (TypeError, AttributeError) as error:
-        raise SnapshotError(path, f"an entry is missing or wrong: {error}") from error
+        raise damaged(path, f"an entry is missing or wrong: {error}") from error
     return snapshot
 
 
@@ -141,7 +141,8 @@ def read_store(path: Path) -> SavedStore:
     """What a store keeps of a snapshot.
 
     Raises:
-        SnapshotError: the file is missing or damaged, or of another version.
+        DamagedStoreError: the file is missing or damaged.
+        UnsupportedFormatError: it is of another version.
     """
     content = _read(path, _STORE)
     try:
@@ -152,7 +153,7 @@ def read_store(path: Path) -> SavedStore:
             same = len(of.places) == len(of.files) == len(of.headers)
             _check(path, same and _counts(of.bytes, *of.places, *of.files), "segments are wrong")
     except (TypeError, KeyError, AttributeError) as error:
-        raise SnapshotError(path, f"an entry is missing or wrong: {error}") from error
+        raise damaged(path, f"an entry is missing or wrong: {error}") from error
     return record
 
 
@@ -162,7 +163,7 @@ def _counts(*values: object) -> bool:
 
 def _check(path: Path, sound: bool, what: str) -> None:
     if not sound:
-        raise SnapshotError(path, what)
+        raise damaged(path, what)
 
 
 def _read(path: Path, kind: str) -> dict[str, Any]:
@@ -171,25 +172,26 @@ def _read(path: Path, kind: str) -> dict[str, Any]:
         _check(path, path.stat().st_size <= _MOST_BYTES, "the file is larger than any of its kind")
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise SnapshotError(path, "the file is missing") from None
-    except SnapshotError:
+        raise damaged(path, "the file is missing") from None
+    except DamagedStoreError:
         raise
     except (ValueError, RecursionError) as error:
-        raise SnapshotError(path, f"the file is no JSON text: {error}") from error
+        raise damaged(path, f"the file is no JSON text: {error}") from error
     if not isinstance(content, dict):
-        raise SnapshotError(path, "the file is no JSON object")
+        raise damaged(path, "the file is no JSON object")
     _check(path, content.get("format") == kind, f"the file is no {kind}")
     version = content.get("version")
-    _check(
-        path,
-        version == VERSION,
-        f"it has version {str(version)[:100]} of the format, but this torch_dynemb reads {VERSION}",
-    )
+    if version != VERSION:
+        raise UnsupportedFormatError(
+            f"{path}: it has version {str(version)[:100]} of the format, but this torch_dynemb "
+            f"reads {VERSION}: {REMEDY}",
+            path=path,
+        )
     expected = content.pop("crc32c", None)
     try:
         found = sums_of_bytes(canonical(content))
     except (ValueError, RecursionError) as error:
-        raise SnapshotError(path, f"the file is no JSON text: {error}") from error
+        raise damaged(path, f"the file is no JSON text: {error}") from error
     _check(path, found == expected, "the checksum is wrong: the file was damaged or edited")
     del content["format"], content["version"]
     return content
@@ -200,7 +202,7 @@ __all__ = [
     "SavedSegments",
     "SavedStore",
     "Snapshot",
-    "SnapshotError",
+    "damaged",
     "read_snapshot",
     "read_store",
     "write_record",

@@ -112,12 +112,14 @@ def save_snapshot(
     Raises:
         TypeError, ValueError: a wrong argument, or ``state`` is such as :func:`save` refuses.
         FileExistsError: there is a snapshot of this name that the tables do not go on from.
-        RuntimeError: another thread trains or changes the model; no table has a store, or one has
-            an :class:`ExternalStore`; gradients are pending for an optimizer's ``step()``; a file
-            of another snapshot is damaged; the disk fails, or is full.
-        OSError: the disk is full, or fails. In all cases all ranks raise, the snapshots that were
-            there are as they were, and training can go on, unless it is rows that could not be
-            written: then every later call raises that.
+        InUseError: another thread trains or changes the model.
+        RuntimeError: no table has a store, or one has an :class:`ExternalStore`; gradients are
+            pending for an optimizer's ``step()``; or a disk fails that has rows.
+        DamagedStoreError: a file of another snapshot is damaged.
+        DiskFullError: the disk is full.
+        OSError: the disk fails. In all cases all ranks raise, the snapshots that were there are as
+            they were, and training can go on, unless it is rows that could not be written: then
+            every later call raises that.
 
     Example:
         >>> import tempfile, torch, torch_dynemb as td

@@ -20,6 +20,7 @@ from torch_dynemb.checkpoint.reading.reader import Checkpoint
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
 from torch_dynemb.checkpoint.tools.reshard import split_of, write_parts
+from torch_dynemb.errors import NewBaseNeededError
 from torch_dynemb.optim.base import StateTensor
 
 _IDS_AT_ONCE = 1 << 18
@@ -51,7 +52,8 @@ def merge(
         progress: show a progress bar; default: where the standard error is a terminal.
 
     Raises:
-        TypeError, ValueError: a wrong argument, or checkpoints that do not go together.
+        TypeError, ValueError: a wrong argument, or checkpoints of other tables.
+        NewBaseNeededError: an increment does not go on from the one before it; it is a ValueError.
         FileNotFoundError: one of them is no checkpoint.
         FileExistsError: something is at ``out``.
         DamagedFileError: a file is damaged or missing.
@@ -76,15 +78,16 @@ def merge(
 
 
 def _check_chain(chain: Sequence[Checkpoint]) -> None:
-    """Raises ValueError unless each increment goes on from the one before it."""
+    """Raises NewBaseNeededError unless each increment goes on from the one before it."""
     check_full("merge: the first of paths", chain[0].folder, chain[0].manifest)
     for before, after in pairwise(chain):
         if after.kind != DELTA or after.parent != before.uuid:
             goes_on = "it is a whole one" if after.parent is None else f"from {after.parent}"
-            raise ValueError(
+            raise NewBaseNeededError(
                 f"merge: {after.folder} does not go on from {before.folder}, whose uuid is "
                 f"{before.uuid}: {goes_on}; give the increments in the order in which they were "
-                "saved, without gaps"
+                "saved, without gaps",
+                path=after.folder,
             )
         if after.tables.keys() != before.tables.keys():
             raise ValueError(

@@ -1,7 +1,7 @@
 """Embeddings of features: what they are like, and the lookups that many of them share."""
 
 from torch_dynemb.recis.embedding.dynamic_embedding import DynamicEmbedding
-from torch_dynemb.recis.embedding.embedding_engine import EmbeddingEngine, _Feature
+from torch_dynemb.recis.embedding.embedding_engine import EmbeddingEngine
 from torch_dynemb.recis.embedding.frozen import FrozenDynamicEmbedding, FrozenEmbeddingEngine
 from torch_dynemb.recis.embedding.options import EmbeddingOption
 from torch_dynemb.recis.embedding.prepared import PreparedLookup
@@ -13,5 +13,4 @@ __all__ = [
     "FrozenDynamicEmbedding",
     "FrozenEmbeddingEngine",
     "PreparedLookup",
-    "_Feature",  # pickles of earlier versions name it here
 ]

@@ -19,8 +19,6 @@ from torch_dynemb.recis.embedding.options import EmbeddingOption
 from torch_dynemb.recis.embedding.physical_table import hash_table_of, table_name
 from torch_dynemb.recis.embedding.prepared import PreparedLookup, finished
 
-_Feature = Feature  # its name in pickles of earlier versions
-
 
 def _differences(one: EmbeddingOption, other: EmbeddingOption) -> str:
     """What two options of one table disagree about, by name."""
@@ -124,12 +122,6 @@ class EmbeddingEngine(FeatureLookups):
             key = (feature.table, feature.option.runtime_info())
             self._lookups.setdefault(key, []).append(name)
             self._runtimes[key] = Runtime.of(feature.option)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for earlier, name in (("_groups", "_ranks"), ("_launched", "_lookups")):
-            if earlier in state:  # its name in pickles of earlier versions
-                state[name] = state.pop(earlier)
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
 
     def exchange_ids(self, input_features: Mapping[str, Any]) -> PreparedLookup:
         """Sends ids to the ranks that have their rows; give the result to :meth:`forward`.

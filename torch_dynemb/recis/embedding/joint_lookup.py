@@ -14,6 +14,7 @@ from torch_dynemb import ops
 from torch_dynemb.distributed.ranks import RankGroup
 from torch_dynemb.nn.id_exchange import IdExchange
 from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.recis.embedding.bags import Bags
 from torch_dynemb.recis.embedding.options import EmbeddingOption
 from torch_dynemb.recis.tables.frozen_table import FrozenHashTable
@@ -105,7 +106,8 @@ class JointLookup:
         ids = _joined([request.bags.ids for request in self._requests])
         sizes = [request.bags.ids.shape[0] for request in self._requests]
         children = [request.child for request in self._requests]
-        self._table.prefetch_lookup(ids, _bounds(sizes, ids.device), children=children)
+        bounds = _bounds(sizes, ids.device)
+        self._table.prefetch_lookup(LookupBatch.of_rows(ids, bounds, children, self._table.columns))
 
     def rows(self) -> list[Tensor]:
         """The result of every request: shape of its bags + (columns,)."""
@@ -172,38 +174,25 @@ class JointLookup:
     def _pooled(self, part: list[int]) -> Sequence[Tensor]:
         """Results of requests with one number of bags, in one call of the table."""
         requests = [self._requests[r] for r in part]
-        output = self._rows_here(
-            _joined([request.bags.ids for request in requests]),
-            _joined_offsets([request.bags.offsets for request in requests]),
-            _joined_weights([request.bags for request in requests]),
-            children=[request.child for request in requests],
-            pooling=self._runtime.pooling,
+        output = self._read(
+            LookupBatch(
+                _joined([request.bags.ids for request in requests]),
+                _joined_offsets([request.bags.offsets for request in requests]),
+                _joined_weights([request.bags for request in requests]),
+                [request.child for request in requests],
+                [self._table.columns] * len(requests),
+                self._runtime.pooling,
+            )
         )
         results: Sequence[Tensor] = output.split(self._table.embedding_dim, 1)
         return results
 
-    def _rows_here(
-        self,
-        ids: Tensor,
-        offsets: Tensor,
-        weights: Tensor | None,
-        *,
-        children: list[int],
-        pooling: Pooling,
-    ) -> Tensor:
+    def _read(self, batch: LookupBatch) -> Tensor:
         """What the table gives, where this process has all of its rows."""
         table, runtime = self._table, self._runtime
         if isinstance(table, FrozenHashTable):
-            return table.lookup(ids, offsets, weights, children=children, pooling=pooling)
-        return table.lookup(
-            ids,
-            offsets,
-            weights,
-            children=children,
-            pooling=pooling,
-            reads_only=runtime.reads_only,
-            trains=runtime.trains,
-        )
+            return table.lookup(batch)
+        return table.lookup(batch, reads_only=runtime.reads_only, trains=runtime.trains)
 
     def _distinct_rows(self) -> tuple[Tensor, Sequence[Tensor]]:
         """Rows, and by request which of them each id has."""
@@ -214,13 +203,9 @@ class JointLookup:
             positions = self._exchange.inverse
         else:
             ids = _joined([request.bags.ids for request in self._requests])
-            rows = self._rows_here(
-                ids,
-                _bounds(sizes, ids.device),
-                None,
-                children=[request.child for request in self._requests],
-                pooling=Pooling.NONE,
-            )
+            children = [request.child for request in self._requests]
+            bounds = _bounds(sizes, ids.device)
+            rows = self._read(LookupBatch.of_rows(ids, bounds, children, table.columns))
             positions = torch.arange(ids.shape[0], device=ids.device)
         if table.packed:
             rows = unpack_rows(rows, table.embedding_dim, torch.float32)

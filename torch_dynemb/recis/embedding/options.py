@@ -230,7 +230,7 @@ class EmbeddingOption:
             "grad_reduce_by": self.grad_reduce_by,
             "filter_hook": repr(self.filter_hook),
         }
-        if self.max_rows is not None:  # names of tables without it are those of older states
+        if self.max_rows is not None:
             info["max_rows"] = str(self.max_rows)
         if self.storage is not None:
             info["storage"] = comparable(self.storage)

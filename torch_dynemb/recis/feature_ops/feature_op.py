@@ -62,7 +62,9 @@ class FeatureOp(nn.Module):
         Raises:
             NotImplementedError: the class does not define it.
         """
-        raise NotImplementedError(f"{cls.__name__} has no run()")
+        raise NotImplementedError(
+            f"{cls.__name__} has no run(): a subclass computes its results there"
+        )
 
     def forward(self, value: Any) -> Any:
         """The result for one input.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import flag, integer
+from torch_dynemb.errors import DynembError
 from torch_dynemb.recis.feature_ops.feature_op import FeatureOp
 from torch_dynemb.recis.feature_ops.values import (
     Value,
@@ -22,7 +23,7 @@ from torch_dynemb.recis.ragged.offsets import words
 from torch_dynemb.recis.ragged.tensor import RaggedTensor
 
 
-class SequenceLengthError(ValueError, AssertionError):
+class SequenceLengthError(DynembError, ValueError, AssertionError):
     """A row is longer than it may be; RecIS asserts that it is not."""
 
 

@@ -54,8 +54,7 @@ def register() -> None:
         flatten_with_keys_fn=_flatten_with_keys,
     )
     # torch.export saves example inputs; torch.load refuses classes that it has not been told of
-    earlier = (RaggedTensor, "torch_dynemb.recis.ragged_tensor.RaggedTensor")
-    torch.serialization.add_safe_globals([RaggedTensor, earlier])
+    torch.serialization.add_safe_globals([RaggedTensor])
 
 
 __all__ = ["register"]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torch_dynemb.distributed.ranks import process_group_of
 from torch_dynemb.nn.inputs import flat_ids
-from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.recis.tables.hash_table import HashTable
 from torch_dynemb.recis.tables.packed_rows import unpack_rows
 from torch_dynemb.serving import Choices, FrozenModule, freezes
@@ -32,7 +32,7 @@ class FrozenHashTable(FrozenModule):
                 f"the rows of HashTable {source.name!r} are int8 already: freeze with rows=None"
             )
         self.name = source.name
-        self._columns = source.group.config.tables[0].embedding_dim
+        self.columns = source.group.config.tables[0].embedding_dim
 
     @property
     def children_hashtable(self) -> list[str]:
@@ -60,40 +60,22 @@ class FrozenHashTable(FrozenModule):
             )
         flat = flat_ids("FrozenHashTable", ids)
         number = 0 if child is None else names.index(child)
-        rows = self.lookup(flat, self.frozen_tables.one_bag, children=[number])
+        one_bag = self.frozen_tables.one_bag
+        rows = self.lookup(LookupBatch.of_rows(flat, one_bag, [number], self.columns))
         if self.packed:
             rows = unpack_rows(rows, self.embedding_dim, torch.float32)
         return rows.to(self.output_dtype).reshape(*ids.shape, self.embedding_dim)
 
-    def lookup(
-        self,
-        ids: Tensor,
-        offsets: Tensor,
-        weights: Tensor | None = None,
-        *,
-        children: list[int],
-        pooling: Pooling = Pooling.NONE,
-    ) -> Tensor:
+    def lookup(self, batch: LookupBatch) -> Tensor:
         """As :meth:`HashTable.lookup` in eval mode.
 
         Args:
-            ids: int64 [N], feature after feature.
-            offsets: int64 [F * B + 1], where bags begin: B of every feature.
-            weights: float32 [N], factors of the rows, or None.
-            children: number of the child of every feature.
-            pooling: how the rows of a bag become one; NONE: they do not.
+            batch: what is asked for, in the tables of the children.
 
         Returns:
             float32 [N, columns] without pooling, else [B, F * columns].
         """
-        return self._float_lookup(
-            ids,
-            offsets,
-            weights,
-            feature_tables=children,
-            feature_dims=[self._columns] * len(children),
-            pooling=pooling,
-        )
+        return self.frozen_tables.lookup(batch)
 
 
 @freezes(HashTable)

@@ -15,7 +15,7 @@ from torch_dynemb.distributed.ranks import RankGroup, process_group_of
 from torch_dynemb.initializers import Constant, Initializer
 from torch_dynemb.nn.inputs import flat_ids
 from torch_dynemb.nn.optimized_later import OptimizedLater
-from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.optim.clipping import SharedRows
 from torch_dynemb.policy.admission import AdmissionRule
@@ -190,25 +190,21 @@ class HashTable(OptimizedLater):
             TypeError: ids are not integers, or ``admit_hook`` is no AdmitHook.
             ValueError: no such child, or a hook that is not the table's.
         """
-        flat = flat_ids("HashTable", ids)
-        rows = self.lookup(
-            flat,
-            self._group.tables.one_bag,
-            children=[self._table(child)],
-            reads_only=self._reads_only(admit_hook),
-        )
+        batch = self._rows_of(flat_ids("HashTable", ids), child)
+        rows = self.lookup(batch, reads_only=self._reads_only(admit_hook))
         if self.packed:
             rows = unpack_rows(rows, self.embedding_dim, torch.float32)
         return rows.reshape(*ids.shape, self.embedding_dim)
 
+    @property
+    def columns(self) -> int:
+        """Of a row as it is stored."""
+        return self._group.config.tables[0].embedding_dim
+
     def lookup(
         self,
-        ids: Tensor,
-        offsets: Tensor,
-        weights: Tensor | None = None,
+        batch: LookupBatch,
         *,
-        children: list[int],
-        pooling: Pooling = Pooling.NONE,
         reads_only: bool = False,
         trains: bool = True,
         counts: Tensor | None = None,
@@ -216,11 +212,7 @@ class HashTable(OptimizedLater):
         """One call for ids of several features; rows of 8 bits come as they are stored.
 
         Args:
-            ids: int64 [N], feature after feature.
-            offsets: int64 [F * B + 1], where bags begin: B of every feature.
-            weights: float32 [N], factors of the rows, or None.
-            children: number of the child of every feature.
-            pooling: how the rows of a bag become one; NONE: they do not.
+            batch: what is asked for, in the tables of the children.
             reads_only: True: new ids get no row.
             trains: False: as in evaluation, but weights may get a gradient.
             counts: int64 [N], how often each id occurs; default: once.
@@ -232,18 +224,7 @@ class HashTable(OptimizedLater):
             RuntimeError: the table has storage and no optimizer yet.
         """
         self._check_stored("lookup")
-        dim = self._group.config.tables[0].embedding_dim
-        return self._lookup(
-            ids,
-            offsets,
-            weights,
-            feature_tables=children,
-            feature_dims=[dim] * len(children),
-            pooling=pooling,
-            counts=counts,
-            inserts=not reads_only,
-            trains=trains,
-        )
+        return self._lookup(batch, counts=counts, inserts=not reads_only, trains=trains)
 
     def prefetch(self, ids: Tensor, *, child: str | None = None) -> None:
         """Begins to bring rows into memory that the next batch will want, and returns at once.
@@ -259,8 +240,12 @@ class HashTable(OptimizedLater):
             ValueError: no such child.
             RuntimeError: the storage has failed, or the table has no optimizer yet.
         """
-        flat = flat_ids("HashTable.prefetch", ids)
-        self.prefetch_lookup(flat, self._group.tables.one_bag, children=[self._table(child)])
+        self.prefetch_lookup(self._rows_of(flat_ids("HashTable.prefetch", ids), child))
+
+    def _rows_of(self, ids: Tensor, child: str | None) -> LookupBatch:
+        """Ask for a row for each id, int64 [n], of a child."""
+        one_bag = self._group.tables.one_bag
+        return LookupBatch.of_rows(ids, one_bag, [self._table(child)], self.columns)
 
     def _reads_only(self, hook: AdmitHook | None) -> bool:
         if hook is None:
@@ -455,12 +440,13 @@ class HashTable(OptimizedLater):
         check_in_slice("HashTable.accept_grad", self.slice, flat)
         gradients = grad.detach().to(flat.device, torch.float32)
         request = one_table(group.tables, table, flat, "HashTable.accept_grad")
+        batch = LookupBatch.of_rows(*request, self.columns)
         if self.training:
-            table_lookup.promise_room(group.tables, *request)
+            table_lookup.promise_room(group.tables, batch)
             handles = group.find_or_insert(*request)
         else:
             handles = group.find(*request).handles
-        handles = table_lookup.stage(group.tables, *request, handles)
+        handles = table_lookup.stage(group.tables, batch, handles)
         add_pending(group.tables, table, TableGradients(flat, handles, gradients))
 
     def grad(self, child: str | None = None) -> TableGradients:

@@ -45,7 +45,7 @@ def filter_out_sparse_param(model: nn.Module) -> dict[str, HashTable]:
             if child in owners:
                 raise ValueError(
                     f"filter_out_sparse_param: tables {owners[child]!r} and {module.name!r} both "
-                    f"have a child {child!r}"
+                    f"have a child {child!r}, expected names of their own"
                 )
             owners[child] = module.name
         tables[module.name] = module

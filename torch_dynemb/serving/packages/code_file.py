@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.files.summed_files import BLOCK_BYTES, DamagedFileError, FileSums
+from torch_dynemb.checkpoint.files.summed_files import BLOCK_BYTES, FileSums
+from torch_dynemb.errors import DamagedFileError
 
 
 def sums_of_file(path: Path) -> FileSums:
@@ -30,16 +31,17 @@ def sums_of_file(path: Path) -> FileSums:
 def check_code(path: Path, expected: FileSums) -> None:
     """Raises DamagedFileError unless a file is what was written."""
     if not path.is_file():
-        raise DamagedFileError(f"{path}: the file is missing")
+        raise DamagedFileError(f"{path}: the file is missing", path=path)
     found = sums_of_file(path)
     if found.bytes != expected.bytes:
         raise DamagedFileError(
             f"{path}: the file has {found.bytes} bytes, expected {expected.bytes}: it was cut off "
-            "or written to"
+            "or written to",
+            path=path,
         )
     if found.sums != expected.sums:
         raise DamagedFileError(
-            f"{path}: the checksum is wrong: the file was damaged after it was written"
+            f"{path}: the checksum is wrong: the file was damaged after it was written", path=path
         )
 
 

@@ -13,9 +13,10 @@ import torch
 from torch_dynemb.argument_checks import integer
 from torch_dynemb.checkpoint.delta_log.follower import Dense, Log, check_dense
 from torch_dynemb.checkpoint.delta_log.reader import sinks_of
-from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, SummedReader
+from torch_dynemb.checkpoint.files.summed_files import SummedReader
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
 from torch_dynemb.checkpoint.manifest.places import checked_path
+from torch_dynemb.errors import DamagedFileError, UnsupportedFormatError
 from torch_dynemb.serving.packages.code_file import check_code
 from torch_dynemb.serving.packages.following import base_for, follower_of
 from torch_dynemb.serving.packages.live_package import LivePackage, with_headroom
@@ -78,9 +79,9 @@ def load(
         TypeError: ``follow`` is no log.
         ValueError: ``dense`` is none of its values; or ``follow`` is given, and the package was
             exported without ``headroom=`` or without ``base=``.
-        RuntimeError: the package was made for another version of torch or of this library, for
-            another processor, or for a device that is not here.
-        MemoryError: the tables do not fit in memory.
+        UnsupportedFormatError: the package was made for another version of torch or of this
+            library, for another processor, or for a device that is not here.
+        HostMemoryError: the tables do not fit in memory.
 
     Example:
         >>> import torch_dynemb as td
@@ -110,7 +111,7 @@ def _loaded(folder: Path, manifest: PackageManifest, runners: int) -> Loaded:
 
     Raises:
         DamagedFileError: a file is not what was written.
-        MemoryError: the tables do not fit in memory.
+        HostMemoryError: the tables do not fit in memory.
     """
     memory = _read_constants(folder, manifest)
     live = LivePackage(manifest.live, memory)
@@ -127,7 +128,8 @@ def _loaded(folder: Path, manifest: PackageManifest, runners: int) -> Loaded:
     if not asked <= memory.tensors.keys() <= asked | others:
         raise DamagedFileError(
             f"{folder / CODE}: the code asks for the tensors {sorted(asked)}, but the package has "
-            f"{sorted(memory.tensors)}: files of different packages were mixed"
+            f"{sorted(memory.tensors)}: files of different packages were mixed",
+            path=folder / CODE,
         )
     constants = {name: memory.tensors[name] for name in asked}
     dense = {name: memory.tensors[name] for name in asked if manifest.constants[name] == DENSE}
@@ -143,11 +145,12 @@ def _loaded(folder: Path, manifest: PackageManifest, runners: int) -> Loaded:
 
 
 def _check_platform(folder: Path, manifest: PackageManifest) -> None:
-    """Raises RuntimeError where the code of a package cannot run."""
+    """Raises UnsupportedFormatError where the code of a package cannot run."""
 
     def refuse(what: str, remedy: str) -> None:
-        raise RuntimeError(
-            f"serving.load: {folder} was exported {what}: {remedy}, or export the model again here"
+        raise UnsupportedFormatError(
+            f"serving.load: {folder} was exported {what}: {remedy}, or export the model again here",
+            path=folder,
         )
 
     if torch_series(manifest.torch) != torch_series(torch.__version__):
@@ -209,7 +212,9 @@ def _stored(
     stored = {}
     for name, file in constants.items():
         if name not in readers[file].tensors:
-            raise DamagedFileError(f"{folder / file}: the file lacks the tensor {name!r}")
+            raise DamagedFileError(
+                f"{folder / file}: the file lacks the tensor {name!r}", path=folder / file
+            )
         stored[name] = readers[file].tensors[name]
     return stored
 

@@ -13,15 +13,13 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_dynemb.checkpoint.files.bounded_json import parsed
-from torch_dynemb.checkpoint.files.summed_files import DamagedFileError, FileSums, sums_of_bytes
+from torch_dynemb.checkpoint.files.summed_files import FileSums, sums_of_bytes
+from torch_dynemb.errors import DamagedFileError, UnsupportedFormatError
 from torch_dynemb.serving.packages.base import PackageBase
 from torch_dynemb.serving.packages.inputs import Input, Size
 
 FORMAT = "torch_dynemb serving package"
-# A package has the least version that has all of it, so that older programs read it.
-FORMAT_VERSION = 4  # has rows that are updated; quantized ones are as in frozen tables
-_WITH_BASE = 3  # says which commit of a delta log its rows have
-_READ_ONLY = 1
+FORMAT_VERSION = 1
 
 MANIFEST = "manifest.json"
 CODE = "model.pt2"
@@ -101,7 +99,7 @@ def manifest_text(manifest: PackageManifest) -> bytes:
     """The content of the file."""
     content = {
         "format": FORMAT,
-        "format_version": _version_of(manifest),
+        "format_version": FORMAT_VERSION,
         **manifest._asdict(),
         "tables": {name: table._asdict() for name, table in manifest.tables.items()},
         "live": {path: part._asdict() for path, part in manifest.live.items()},
@@ -116,12 +114,6 @@ def manifest_text(manifest: PackageManifest) -> bytes:
         content["base"] = manifest.base._asdict()
     text = json.dumps(content, separators=(",", ":")).encode()[:-1]
     return text + _END.format(sums_of_bytes(text)).encode()
-
-
-def _version_of(manifest: PackageManifest) -> int:
-    if manifest.live:
-        return FORMAT_VERSION
-    return _READ_ONLY if manifest.base is None else _WITH_BASE
 
 
 def _input_entry(given: Input) -> dict[str, Any]:
@@ -139,7 +131,7 @@ def read_manifest(folder: Path) -> PackageManifest:
     Raises:
         FileNotFoundError: the folder is no package.
         DamagedFileError: the manifest is damaged.
-        RuntimeError: the package has another version of the format.
+        UnsupportedFormatError: the package has another version of the format.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -149,30 +141,33 @@ def read_manifest(folder: Path) -> PackageManifest:
             f"{'' if folder.exists() else 'is nothing'}; torch_dynemb.serving.export makes one"
         )
     if path.stat().st_size > _MOST_BYTES:
-        raise DamagedFileError(f"{path}: the file is larger than any manifest")
+        raise DamagedFileError(f"{path}: the file is larger than any manifest", path=path)
     text = path.read_bytes()
     try:
         content = parsed(text)
     except ValueError as error:
-        raise DamagedFileError(f"{path}: the file is no JSON text: {error}") from error
+        raise DamagedFileError(f"{path}: the file is no JSON text: {error}", path=path) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise DamagedFileError(f"{path}: the file is not the manifest of a {FORMAT}")
-    known = (FORMAT_VERSION,) if "live" in content else (_READ_ONLY, _WITH_BASE)
-    if content.get("format_version") not in known:
-        raise RuntimeError(
+        raise DamagedFileError(f"{path}: the file is not the manifest of a {FORMAT}", path=path)
+    if content.get("format_version") != FORMAT_VERSION:
+        raise UnsupportedFormatError(
             f"serving.load: {folder} has format version {content.get('format_version')!r}, but "
-            f"of such a package this torch_dynemb reads {' and '.join(map(str, known))}: export "
-            "the model again, or load the package with the version that wrote it"
+            f"this torch_dynemb reads {FORMAT_VERSION}: export the model again, or load the "
+            "package with the version that wrote it",
+            path=folder,
         )
     body = text[:-_END_BYTES]
     if text[-_END_BYTES:] != _END.format(sums_of_bytes(body)).encode():
-        raise DamagedFileError(f"{path}: the checksum is wrong: the file was damaged or edited")
+        raise DamagedFileError(
+            f"{path}: the checksum is wrong: the file was damaged or edited", path=path
+        )
     try:
         return _manifest_of(content)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise DamagedFileError(
             f"{path}: the manifest has not the fields that torch_dynemb.serving.export writes "
-            f"({type(error).__name__}: {error}): another program wrote it"
+            f"({type(error).__name__}: {error}): another program wrote it",
+            path=path,
         ) from error
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
+from torch_dynemb.errors import HostMemoryError
 
 ALIGNMENT = 64  # bytes: a bucket of an index is one line of the cache
 _HUGE_PAGE = 2 << 20
@@ -31,7 +32,7 @@ class ConstantMemory:
         tensors: by name, of zeros.
 
     Raises:
-        MemoryError: there is not so much memory.
+        HostMemoryError: there is not so much memory.
     """
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
@@ -66,8 +67,8 @@ class ConstantMemory:
         return self._first <= tensor.data_ptr() < self._end
 
 
-def _too_large(size: int, why: str) -> MemoryError:
-    return MemoryError(
+def _too_large(size: int, why: str) -> HostMemoryError:
+    return HostMemoryError(
         f"serving.load: the constants take {size} bytes, but {why}: close other models, serve on a "
         "machine with more, or export with less headroom"
     )

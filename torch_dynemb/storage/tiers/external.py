@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.ops.columns import Move, Pooling
+from torch_dynemb.errors import InUseError
+from torch_dynemb.ops.columns import Move
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.storage.tiers.cache_size import CacheSize
 from torch_dynemb.storage.tiers.protocol import RecordStore
@@ -64,9 +65,10 @@ class ExternalTiers(Tiers):
         self._one_bag = index.tables.new_empty(0)
         stored = _stored_names(store, names)
         for _, name in (of_table for of_table in stored if of_table in _in_use):
-            raise RuntimeError(
+            raise InUseError(
                 f"ExternalStore: another table {name!r} of this process has its rows in this "
-                "store: give one of them another name, or a store of its own"
+                "store: give one of them another name, or a store of its own",
+                tables=[name],
             )
         _in_use.update(dict.fromkeys(stored, self))
         self._failure: str | None = None
@@ -76,18 +78,17 @@ class ExternalTiers(Tiers):
     def _one_thread(self) -> Iterator[None]:
         """Raises RuntimeError where another thread is in here: rows may be on their way for it."""
         if not self._in_use.acquire(blocking=False):
-            raise RuntimeError(
+            raise InUseError(
                 "ExternalStore: another thread is looking these tables up, or prefetches: lookups "
-                "of tables with a store change its cache, so call them one at a time"
+                "of tables with a store change its cache, so call them one at a time",
+                tables=self._names,
             )
         try:
             yield
         finally:
             self._in_use.release()
 
-    def promise_room(
-        self, index: IndexTensors, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]
-    ) -> None:
+    def promise_room(self, index: IndexTensors, batch: ops.LookupBatch) -> None:
         """Raises only where the store has failed: it does not say what room it has."""
         self.check()
 
@@ -102,35 +103,13 @@ class ExternalTiers(Tiers):
         self._move(planned.moves)
         return planned.handles
 
-    def lookup(
-        self,
-        ids: Tensor,
-        handles: Tensor,
-        offsets: Tensor,
-        per_sample_weights: Tensor | None,
-        feature_tables: Sequence[int],
-        feature_dims: Sequence[int],
-        pooling: int,
-    ) -> Tensor:
+    def lookup(self, batch: ops.LookupBatch, handles: Tensor) -> Tensor:
         self._check_eager()
         rows = self._rows
-        staged = ops.StagedIds(rows.meta, ids, handles, offsets, feature_tables)
+        staged = ops.StagedIds.of(rows.meta, batch, handles)
         with self._one_thread():
             slots = self._stage(staged, trains=False)
-            if pooling == Pooling.NONE:
-                return ops.embedding_inference(
-                    rows, ids, slots, offsets, feature_tables=feature_tables, dim=feature_dims[0]
-                )
-            return ops.embedding_bag_inference(
-                rows,
-                ids,
-                slots,
-                offsets,
-                per_sample_weights,
-                feature_tables=feature_tables,
-                feature_dims=feature_dims,
-                pooling=pooling,
-            )
+            return ops.embedding_inference(rows, batch, slots)
 
     def prefetch(self, staged: ops.StagedIds, *, ahead: int) -> None:
         self._check_eager()

@@ -49,8 +49,9 @@ class SSDTiers(Tiers):
         tensors, rows, cached, slot_bytes: as for :class:`Tiers`.
 
     Raises:
-        RuntimeError: another process, or another group, has the directory; or its files are of
-            other tables.
+        InUseError: another process, or another group, has the directory.
+        DamagedStoreError, UnsupportedFormatError: its files are damaged, or of another version.
+        RuntimeError: its files are of other tables.
     """
 
     def __init__(
@@ -80,35 +81,14 @@ class SSDTiers(Tiers):
             # rows of a run that made no snapshot cannot be read any more
             self.keep([torch.empty(0, dtype=torch.int64) for _ in slab_names])
 
-    def promise_room(
-        self, index: IndexTensors, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]
-    ) -> None:
-        ops.promise_room_(self.tensors, index, ids, offsets, feature_tables)
+    def promise_room(self, index: IndexTensors, batch: ops.LookupBatch) -> None:
+        ops.promise_room_(self.tensors, index, batch)
 
     def stage(self, staged: ops.StagedIds, *, trains: bool) -> Tensor:
         return ops.stage_(self.tensors, staged, trains=trains)
 
-    def lookup(
-        self,
-        ids: Tensor,
-        handles: Tensor,
-        offsets: Tensor,
-        per_sample_weights: Tensor | None,
-        feature_tables: Sequence[int],
-        feature_dims: Sequence[int],
-        pooling: int,
-    ) -> Tensor:
-        return ops.staged_lookup_(
-            self.tensors,
-            self._rows,
-            ids,
-            handles,
-            offsets,
-            per_sample_weights,
-            feature_tables=feature_tables,
-            feature_dims=feature_dims,
-            pooling=pooling,
-        )
+    def lookup(self, batch: ops.LookupBatch, handles: Tensor) -> Tensor:
+        return ops.staged_lookup_(self.tensors, self._rows, batch, handles)
 
     def prefetch(self, staged: ops.StagedIds, *, ahead: int) -> None:
         ops.prefetch_(self.tensors, staged, ahead=ahead)
@@ -153,7 +133,8 @@ class SSDTiers(Tiers):
             that nobody needs them.
 
         Raises:
-            RuntimeError: the disk is full, or fails.
+            DiskFullError: the disk is full.
+            RuntimeError: the disk fails.
         """
         self.flush()
         self.drain()
@@ -163,7 +144,8 @@ class SSDTiers(Tiers):
         """Keeps the rows that there are now, those of the cache too, until they are released.
 
         Raises:
-            RuntimeError: the disk is full, or fails.
+            DiskFullError: the disk is full.
+            RuntimeError: the disk fails.
         """
         self.flush()
         self.drain()
@@ -187,8 +169,9 @@ class SSDTiers(Tiers):
             snapshot: of these files.
 
         Raises:
-            RuntimeError: a file is missing or damaged: the files and the cache are as they were.
-                Or the disk fails.
+            DamagedStoreError: a file is missing or damaged: the files and the cache are as they
+                were.
+            RuntimeError: the disk fails.
         """
         self.drain()
         ops.store_load(self.tensors.clock, snapshot)

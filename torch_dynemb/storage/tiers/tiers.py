@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.errors import DiskFullError
 from torch_dynemb.ops.columns import (
     GENERATION_BITS,
     TIER_COLUMNS,
@@ -91,13 +92,11 @@ class Tiers(ABC):
     # -- lookups -------------------------------------------------------------------------------
 
     @abstractmethod
-    def promise_room(
-        self, index: IndexTensors, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]
-    ) -> None:
+    def promise_room(self, index: IndexTensors, batch: ops.LookupBatch) -> None:
         """Before ids are inserted for :meth:`stage`: sees that the store has room for its rows.
 
         Args:
-            index, ids, offsets, feature_tables: as of :func:`torch_dynemb.ops.promise_room_`.
+            index, batch: as of :func:`torch_dynemb.ops.promise_room_`.
 
         Raises:
             RuntimeError: it has not, or has failed; nothing has changed.
@@ -112,21 +111,11 @@ class Tiers(ABC):
         """
 
     @abstractmethod
-    def lookup(
-        self,
-        ids: Tensor,
-        handles: Tensor,
-        offsets: Tensor,
-        per_sample_weights: Tensor | None,
-        feature_tables: Sequence[int],
-        feature_dims: Sequence[int],
-        pooling: int,
-    ) -> Tensor:
+    def lookup(self, batch: ops.LookupBatch, handles: Tensor) -> Tensor:
         """A lookup that trains nothing; see :func:`torch_dynemb.ops.staged_lookup_`.
 
         Args:
-            ids, handles, offsets, per_sample_weights, feature_tables, feature_dims, pooling: as
-                there.
+            batch, handles: as there.
         """
 
     @abstractmethod
@@ -295,9 +284,9 @@ class Tiers(ABC):
         used = self._clock[self._at(slab, Tier.USED)]
         try:
             self._save_changed(slab, limit)
-        except RuntimeError:
+        except DiskFullError:
             self.check()
-            return  # no room on the disk: rows stay where they are until there is
+            return  # rows stay where they are until there is room
         self.drain()
         ops.shrink_cache_(self.tensors, slab, limit)  # of rows that are all saved
         slabs = len(self._rows.weights)

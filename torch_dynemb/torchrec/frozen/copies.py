@@ -55,7 +55,7 @@ def frozen_collection(source: Any, choices: Choices) -> nn.Module | None:
     Raises:
         ValueError: a rank's own tables are asked for, and it has some columns of one only, or not
             all of a static one.
-        RuntimeError: the rows do not fit in memory.
+        HostMemoryError: the rows do not fit in memory.
     """
     pooled = isinstance(source, ShardedEmbeddingBagCollection)
     configs = source._embedding_bag_configs if pooled else source._embedding_configs

@@ -14,6 +14,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from torch_dynemb import ops
 from torch_dynemb.nn.features import KeyedJagged, keyed_ids
 from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.serving import FrozenModule
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.torchrec.frozen.split_features import (
@@ -158,13 +159,10 @@ class FrozenEmbeddingBagCollection(FrozenModule):
         for pooling, places in self._places.items():
             chosen = [self._outputs[place] for place in places]
             dims = [output.dim for output in chosen]
-            bags = self._lookup(
-                *keyed_ids(owner, [output.feature for output in chosen], jagged, anew=False),
-                feature_tables=[output.table for output in chosen if output.table is not None],
-                feature_dims=dims,
-                pooling=pooling,
-            )
-            for place, part in zip(places, bags.split(dims, 1), strict=True):
+            tables = [output.table for output in chosen if output.table is not None]
+            of_chosen = keyed_ids(owner, [output.feature for output in chosen], jagged, anew=False)
+            pooled = self._lookup(LookupBatch(*of_chosen, tables, dims, pooling))
+            for place, part in zip(places, pooled.split(dims, 1), strict=True):
                 columns[place] = part
         parts = [part.to(self.output_dtype) for part in columns if part is not None]
         if of_samples:
@@ -238,15 +236,12 @@ class FrozenEmbeddingCollection(FrozenModule):
         given = {of.name: _of(owner, split, of.feature) for of in self._outputs}
         dynamic = [of for of in self._outputs if of.table is not None]
         ids = [given[of.name].values for of in dynamic]
-        joined, offsets = ops.ids_concat(ids, bags=1)
-        rows = self._lookup(
-            joined,
-            offsets,
-            None,
-            feature_tables=[of.table for of in dynamic if of.table is not None],
-            feature_dims=[of.dim for of in dynamic],
-            pooling=Pooling.NONE,
-        ).split([of_feature.shape[0] for of_feature in ids])
+        tables = [of.table for of in dynamic if of.table is not None]
+        dims = [of.dim for of in dynamic]
+        joined = ops.ids_concat(ids, bags=1)
+        rows = self._lookup(LookupBatch(*joined, None, tables, dims, Pooling.NONE)).split(
+            [of_feature.shape[0] for of_feature in ids]
+        )
         found = {of.name: part for of, part in zip(dynamic, rows, strict=True)}
         if self.static is not None:
             outputs = [of for of in self._outputs if of.table is None]

@@ -17,6 +17,7 @@ from torch_dynemb.distributed.owners import share_of
 from torch_dynemb.initializers import Uniform
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.ops.columns import SKETCH_ROWS, Pooling
+from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.policy.admission import AdmissionRule, AdmitFrequentSketch
 from torch_dynemb.table.config import ColumnShard, TableConfig
@@ -242,7 +243,9 @@ class ShardTables(TableModule):
         if self._group.config.storage is None:
             return
         bounds = torch.tensor(features.offset_per_key())
-        self._prefetch(self._ids_of(features), bounds, self._feature_tables, 1)
+        tables, dims = self._feature_tables, self._feature_dims
+        ids = self._ids_of(features)
+        self._prefetch(LookupBatch(ids, bounds, None, tables, dims, self._pooling), 1)
 
     def _ids_of(self, features: KeyedJaggedTensor) -> Tensor:
         """The ids that were sent here, of which there may be quotients only."""
@@ -268,15 +271,15 @@ class ShardTables(TableModule):
             self.end_step()
 
     def _bags_of(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        return self._lookup(
+        batch = LookupBatch(
             ids,
             offsets,
             weights.to(torch.float32) if self._weighted and weights is not None else None,
-            feature_tables=self._feature_tables,
-            feature_dims=self._feature_dims,
-            pooling=self._pooling,
-            feature_policies=self._feature_policies,
+            self._feature_tables,
+            self._feature_dims,
+            self._pooling,
         )
+        return self._lookup(batch, feature_policies=self._feature_policies)
 
     def _rows_of(
         self, ids: Tensor, offsets: Tensor, weights: Tensor | None, ranks: int = 1
@@ -285,13 +288,9 @@ class ShardTables(TableModule):
         batch = (offsets.shape[0] - 1) // features
         # bags do not matter: one per feature
         offsets = offsets[::batch].contiguous() if batch > 0 else offsets.new_zeros(features + 1)
+        tables, dims = ranks * self._feature_tables, ranks * self._feature_dims
         return self._lookup(
-            ids,
-            offsets,
-            None,
-            feature_tables=ranks * self._feature_tables,
-            feature_dims=ranks * self._feature_dims,
-            pooling=Pooling.NONE,
+            LookupBatch(ids, offsets, None, tables, dims, Pooling.NONE),
             feature_policies=ranks * self._feature_policies,
             counts=weights.to(torch.int64) if self._counted and weights is not None else None,
         )

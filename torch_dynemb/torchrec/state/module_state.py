@@ -5,7 +5,7 @@ Both are collective: all ranks of the process group call them together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torchrec.distributed.types import ParameterSharding
 
 from torch_dynemb.distributed.agreement import Option, check_agreement, comparable
 from torch_dynemb.distributed.ranks import from_all_ranks
+from torch_dynemb.errors import NoRoomError
 from torch_dynemb.ops.columns import Clock
 from torch_dynemb.policy.admission import AdmitFrequent
 from torch_dynemb.policy.layout import score_words_of
@@ -274,28 +275,31 @@ class ModuleState:
 
     def _raise_together(self, error: str) -> None:
         """Raises ValueError on all ranks if one has an error."""
-        errors = from_all_ranks(error, self._process_group)
-        found = [f"{text} (rank {rank})" for rank, text in enumerate(errors) if text]
-        if found:
-            raise ValueError("; ".join(found))
+        if found := _of_ranks(from_all_ranks(error, self._process_group)):
+            raise ValueError(found)
 
     def _replace(
         self, loads: Mapping[str, TableLoad], layouts: Mapping[str, Layout | None]
     ) -> None:
         """Writes all tables. After an error they are not whole; it is raised on all ranks."""
-        error = ""
+        error, full = "", None  # tables without room; None: that is not what is wrong
         try:
             for name, load in loads.items():
                 for local in self._local(self._shapes[name]):
                     ids, counted = load.arriving[local.place]
                     tables, table = local.group.tables, local.table
                     replace_ids(tables, table, ids, counted)
+        except NoRoomError as raised:
+            error, full = str(raised), raised.tables
         except RuntimeError as raised:
             error = str(raised)
-        try:
-            self._raise_together(error)
-        except ValueError as raised:
-            raise RuntimeError(f"{raised}; the tables are empty now") from None
+        told = from_all_ranks((error, full), self._process_group)
+        if found := _of_ranks([of_rank[0] for of_rank in told]):
+            found = f"{found}; the tables are empty now"
+            without_room = [of_rank[1] for of_rank in told if of_rank[1] is not None]
+            if without_room:
+                raise NoRoomError(found, tables=sorted(set().union(*without_room)))
+            raise RuntimeError(found)
         for name, load in loads.items():
             shape, layout = self._shapes[name], layouts[name]
             local_tables = {local.place: local for local in self._local(shape)}
@@ -305,6 +309,11 @@ class ModuleState:
                 write_rows(local.group.tables, local.table, block, names)
             for local in local_tables.values():
                 _set_clocks(local, shape, layout, load)
+
+
+def _of_ranks(errors: Sequence[str]) -> str:
+    """What ranks say of their errors; empty: none has one."""
+    return "; ".join(f"{text} (rank {rank})" for rank, text in enumerate(errors) if text)
 
 
 def _set_clocks(

@@ -18,6 +18,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
 from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
 
+from torch_dynemb.errors import UnsupportedFormatError
 from torch_dynemb.ops.columns import MAX_COUNT
 from torch_dynemb.optim.base import OptimizerConfig, StateTensor
 from torch_dynemb.table.content import CountedIds, TableContent
@@ -84,9 +85,10 @@ class Layout(NamedTuple):
             raise ValueError(f"table {table!r}: layout is {what}, expected int64 with values")
         words = tensor.flatten().tolist()
         if words[:1] != [FORMAT_VERSION]:
-            raise ValueError(
+            raise UnsupportedFormatError(
                 f"table {table!r}: layout has version {words[:1]}, but this torch_dynemb reads "
-                f"{FORMAT_VERSION}: load it with the version that wrote it"
+                f"{FORMAT_VERSION}: load it with the version that wrote it",
+                tables=[table],
             )
         damaged = ValueError(f"table {table!r}: layout is damaged: {words[:32]}")
         if len(words) < _LAYOUT_HEAD or min(words[1:]) < 0 or max(words) > MAX_COUNT:
