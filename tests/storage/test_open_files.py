@@ -110,7 +110,7 @@ def test_files_that_no_store_has_written_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["LOCK", "FORMAT"])
 def test_files_of_others_are_not_taken_for_those_of_a_store(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("of the user")
-    with pytest.raises(RuntimeError, match=f"{name} is there and is no store's: nothing has"):
+    with pytest.raises(RuntimeError, match=f"{name} is not a file of a store: nothing has"):
         table(tmp_path)
     assert (tmp_path / name).read_text() == "of the user"
     (tmp_path / name).unlink()

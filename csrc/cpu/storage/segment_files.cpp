@@ -148,7 +148,7 @@ void SegmentFiles::lock() {
     close(lock_);
     lock_ = -1;
     DYNEMB_CHECK(false, "dynemb: ", name,
-                 " is there and is no store's: nothing has changed. Give the tables another path");
+                 " is not a file of a store: nothing has changed. Give the tables another path");
   }
   const std::string pid = std::to_string(getpid()) + "\n";
   if (ftruncate(lock_, 0) != 0 ||

@@ -91,7 +91,7 @@ void check_format(const std::string& path, const StoreFormat& format) {
   const auto head = numbers_of(text.substr(0, slabs_begin));
   DYNEMB_CHECK(any || text.empty() || slabs_begin != std::string::npos,
                "dynemb: ", format_name(path),
-               " is there and is no store's: nothing has changed. Give the tables another path");
+               " is not a file of a store: nothing has changed. Give the tables another path");
   if (!any) return;
   DYNEMB_CHECK(slabs_begin != std::string::npos && head.count("version") == 1 &&
                    head.count("segment_bytes") == 1,
