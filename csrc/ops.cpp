@@ -29,7 +29,8 @@ DYNEMB_DEFINE_OPS(m) {
   gpu.def("raise_device_errors(int device) -> ()");
   gpu.def(
       "bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor free_rows, "
-      "Tensor meta, Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor[] pending, "
+      "Tensor meta, Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor[] dirty_bits, "
+      "Tensor[] pending, "
       "int[] table_buckets, int[] slab_rows, Tensor? policy=None) -> ()");
   gpu.def("release_group(Tensor buckets, int[] table_buckets, int[] slab_rows) -> ()");
   gpu.def("end_step(Tensor buckets, Tensor tables, Tensor row_clock) -> ()");
@@ -217,7 +218,7 @@ DYNEMB_DEFINE_OPS(m) {
       "int begin, int max_ids) -> (Tensor ids, Tensor handles, Tensor scores, Tensor next)");
   host.def(
       "changed_ids_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Tensor generations, "
-      "Tensor changes, Tensor before, Tensor(a!) now, int table, int reader) "
+      "Tensor dirty_bits, Tensor before, Tensor(a!) now, int table, int reader) "
       "-> (Tensor ids, Tensor handles)");
   m.def(
       "get_scores(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Tensor ids, "
@@ -229,17 +230,19 @@ DYNEMB_DEFINE_OPS(m) {
       "reported_counts(Tensor buckets, Tensor tables, Tensor row_clock) "
       "-> (Tensor tables, Tensor row_clock)");
 
-  // Lookups. State, hyper, pending, grad_anchor and optimizer are there for the autograd formula,
-  // whose backward updates the rows, or appends to pending. The second output says how often the
-  // rows had been updated.
+  // Lookups. State, dirty_bits, copy_on_write, hyper, pending, grad_anchor and optimizer are there
+  // for the autograd formula, whose backward updates the rows, or appends to pending. The second
+  // output says how often the rows had been updated.
   m.def(
-      "embedding_bag(Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor row_clock, "
+      "embedding_bag(Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor[] dirty_bits, "
+      "Tensor[] copy_on_write, Tensor row_clock, "
       "Tensor hyper, Tensor meta, Tensor init_data, Tensor[] pending, Tensor ids, Tensor handles, "
       "Tensor offsets, Tensor? per_sample_weights, Tensor grad_anchor, int[] feature_tables, int[] "
       "feature_dims, "
       "int pooling, int optimizer) -> (Tensor output, Tensor updates)");
   m.def(
-      "embedding(Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor row_clock, "
+      "embedding(Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor[] dirty_bits, "
+      "Tensor[] copy_on_write, Tensor row_clock, "
       "Tensor hyper, Tensor meta, Tensor init_data, Tensor[] pending, Tensor ids, Tensor handles, "
       "Tensor offsets, Tensor grad_anchor, int[] feature_tables, int dim, int optimizer) "
       "-> (Tensor output, Tensor updates)");
@@ -332,11 +335,14 @@ DYNEMB_DEFINE_OPS(m) {
   // reduces and applies in one pass.
   m.def(
       "materialize_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state, "
-      "Tensor buckets, Tensor tables, Tensor hyper, Tensor meta, Tensor init_data) -> Tensor");
+      "Tensor(d!)[] dirty_bits, Tensor(e!)[] copy_on_write, Tensor buckets, Tensor tables, Tensor "
+      "hyper, Tensor meta, Tensor init_data) -> Tensor");
   // Rows of a slab that a save reads while training goes on.
-  host.def("preserve_rows_(Tensor weights, Tensor(a!)[] state, Tensor rows) -> ()");
   host.def(
-      "take_preserved_rows_(Tensor weights, Tensor(a!)[] state, Tensor rows, "
+      "preserve_rows_(Tensor weights, Tensor[] state, Tensor(a!) copy_on_write, Tensor rows) -> "
+      "()");
+  host.def(
+      "take_preserved_rows_(Tensor weights, Tensor[] state, Tensor(a!) copy_on_write, Tensor rows, "
       "Tensor(b!) out_weights, Tensor(c!)[] out_state) -> ()");
 #define DYNEMB_NAME_OF(name, Optimizer) #name,
   constexpr const char* kOptimizers[] = {DYNEMB_FOR_EACH_OPTIMIZER(DYNEMB_NAME_OF)};
@@ -344,7 +350,8 @@ DYNEMB_DEFINE_OPS(m) {
   for (const char* name : kOptimizers) {
     const std::string rows =
         "Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state, "
-        "Tensor(d!) row_clock, Tensor hyper, Tensor meta, Tensor init_data, ";
+        "Tensor(d!)[] dirty_bits, Tensor(e!)[] copy_on_write, Tensor(f!) row_clock, Tensor hyper, "
+        "Tensor meta, Tensor init_data, ";
     m.def((std::string(name) + "_update_(" + rows +
            "Tensor[] handles, Tensor[] ids, Tensor[] tables, Tensor[] gradients, Tensor counts, "
            "Tensor updates, int[] updated_tables) -> ()")

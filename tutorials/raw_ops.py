@@ -106,6 +106,8 @@ class HashedSum(nn.Module):
             weights=[self.weights],
             generations=[self.generations],
             state=[getattr(self, f"state_{number}") for number in range(self.states)],
+            dirty_bits=[],
+            copy_on_write=[],
             row_clock=self.row_clock,
             hyper=self.hyper,
             meta=self.index_meta,
@@ -163,6 +165,8 @@ def _empty_table(
             torch.zeros((ids,) if each.per_row else (ids, each.columns(dim)), dtype=each.dtype)
             for each in optimizer.state
         ],
+        dirty_bits=[],  # no reader of changes
+        copy_on_write=[],  # no save in a thread
         row_clock=words(1 + ROW_CLOCK_EXTRA),
         hyper=torch.tensor([optimizer.hyper_row()], dtype=torch.float64),
         meta=meta,

@@ -103,8 +103,44 @@ RowTensors frozen_row_tensors(const CallContext& call, const std::vector<Tensor>
   return slabs_of(call, weights, nullptr, meta, init_data, formats);
 }
 
+namespace {
+
+void check_one_per_slab(const char* op, const char* name, size_t given, size_t slabs) {
+  DYNEMB_CHECK(given == slabs, "dynemb::", op, ": ", name, " has ", given,
+               " tensors, expected none, or one for each of the ", slabs, " slabs");
+}
+
+void add_dirty_bits(const CallContext& call, const std::vector<Tensor>& weights,
+                    const std::vector<Tensor>& dirty_bits, std::vector<SlabState>* slabs) {
+  check_one_per_slab(call.op, "dirty_bits", dirty_bits.size(), slabs->size());
+  for (size_t s = 0; s < slabs->size(); ++s) {
+    check_tensor(call, "dirty_bits", dirty_bits[s], ScalarType::Byte);
+    check_length(call.op, "dirty_bits", dirty_bits[s], weights[s].size(0));
+    (*slabs)[s].dirty_bits = static_cast<uint8_t*>(dirty_bits[s].data_ptr());
+  }
+}
+
+void add_copy_on_write(const CallContext& call, const std::vector<Tensor>& copy_on_write,
+                       std::vector<SlabState>* slabs) {
+  check_one_per_slab(call.op, "copy_on_write", copy_on_write.size(), slabs->size());
+  DYNEMB_CHECK(call.gpu == CallContext::kOnCpu, "dynemb::", call.op,
+               ": copy_on_write is not empty, expected that only on the CPU");
+  for (size_t s = 0; s < slabs->size(); ++s) {
+    const Tensor& words = copy_on_write[s];
+    check_words(call, "copy_on_write", words);
+    DYNEMB_CHECK(words.numel() >= kUndoColumns, "dynemb::", call.op, ": copy_on_write of slab ", s,
+                 " has ", words.numel(), " words, expected at least ", kUndoColumns);
+    (*slabs)[s].copy_on_write = static_cast<int64_t*>(words.data_ptr());
+    (*slabs)[s].copy_on_write_words = words.numel();
+  }
+}
+
+}  // namespace
+
 std::vector<SlabState> state_tensors(const CallContext& call, const std::vector<Tensor>& weights,
-                                     const std::vector<Tensor>& state) {
+                                     const std::vector<Tensor>& state,
+                                     const std::vector<Tensor>& dirty_bits,
+                                     const std::vector<Tensor>& copy_on_write) {
   const char* op = call.op;
   const size_t slabs = weights.size();
   DYNEMB_CHECK(slabs > 0 && state.size() % slabs == 0, "dynemb::", op, ": state has ", state.size(),
@@ -117,29 +153,12 @@ std::vector<SlabState> state_tensors(const CallContext& call, const std::vector<
     const int64_t dim = rows.size(1);
     check_defined(op, "state", tensor);
     const ScalarType type = tensor.scalar_type();
-    if (tensor.dim() == 1 && type == ScalarType::Long) {
-      check_tensor(call, "state", tensor, ScalarType::Long);
-      DYNEMB_CHECK(
-          call.gpu == CallContext::kOnCpu && slab.undo == nullptr && tensor.numel() >= kUndoColumns,
-          "dynemb::", op, ": state of slab ", i % slabs, " has ", tensor.numel(),
-          " int64 words, expected one tensor of at least ", kUndoColumns, " on the CPU, or none");
-      slab.undo = static_cast<int64_t*>(tensor.data_ptr());
-      slab.undo_words = tensor.numel();
-      continue;
-    }
     check_size(op, "state", tensor, 0, rows.size(0));
     if (tensor.dim() == 1 && type == ScalarType::Int) {
       check_tensor(call, "state", tensor, ScalarType::Int);
       DYNEMB_CHECK(slab.steps == nullptr, "dynemb::", op, ": state of slab ", i % slabs,
                    " has two tensors of steps");
       slab.steps = static_cast<int32_t*>(tensor.data_ptr());
-      continue;
-    }
-    if (tensor.dim() == 1 && type == ScalarType::Byte) {
-      check_tensor(call, "state", tensor, ScalarType::Byte);
-      DYNEMB_CHECK(slab.changes == nullptr, "dynemb::", op, ": state of slab ", i % slabs,
-                   " has two tensors of changes");
-      slab.changes = static_cast<uint8_t*>(tensor.data_ptr());
       continue;
     }
     if (tensor.dim() == 1) {
@@ -166,6 +185,8 @@ std::vector<SlabState> state_tensors(const CallContext& call, const std::vector<
     }
     slab.element[k] = static_cast<char*>(tensor.data_ptr());
   }
+  if (!dirty_bits.empty()) add_dirty_bits(call, weights, dirty_bits, &result);
+  if (!copy_on_write.empty()) add_copy_on_write(call, copy_on_write, &result);
   return result;
 }
 

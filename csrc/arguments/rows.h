@@ -46,9 +46,11 @@ RowTensors frozen_row_tensors(const CallContext& call, const std::vector<Tensor>
 
 // By slab. `state`: tensor k of slab s at k * slabs + s. Those of two dimensions hold a value per
 // weight, or, as uint8, a row of 8-bit floats (core/rows/storage.h); float32 [rows] a value per
-// row; int32 [rows] steps.
+// row; int32 [rows] steps. `dirty_bits` and `copy_on_write`: none, or one for each slab.
 std::vector<SlabState> state_tensors(const CallContext& call, const std::vector<Tensor>& weights,
-                                     const std::vector<Tensor>& state);
+                                     const std::vector<Tensor>& state,
+                                     const std::vector<Tensor>& dirty_bits = {},
+                                     const std::vector<Tensor>& copy_on_write = {});
 
 // The hyper-parameters of tables [table_count, kHyperColumns].
 const double* hyper_tensor(const CallContext& call, const Tensor& hyper, int64_t table_count);

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from torch_dynemb.checkpoint import SaveHandle
 from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.table.row_access import undo_words
 
 
 class AskingDisk(Disk):
@@ -95,5 +94,5 @@ def until(condition: Callable[[], bool]) -> None:
 def words_of(model: Any) -> list[Tensor]:
     """What rows of all tables of a model are preserved in."""
     return [
-        words for module in model.modules_with_tables for words in undo_words(module.group.tables)
+        words for module in model.modules_with_tables for words in module.group.rows.copy_on_write
     ]

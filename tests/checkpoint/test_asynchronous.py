@@ -22,7 +22,6 @@ from torch_dynemb import checkpoint, ops
 from torch_dynemb.checkpoint.saving import staging
 from torch_dynemb.ops import functional_copies
 from torch_dynemb.ops.columns import Undo
-from torch_dynemb.table.row_access import undo_words
 from torch_dynemb.table.state import used_tensors
 
 pytestmark = pytest.mark.any_device
@@ -116,11 +115,11 @@ def overwrite(model: Net) -> None:
     """Puts other values into all tensors of the tables."""
     for module in model.modules_with_tables:
         tables = module.group.tables
-        for slab, words in enumerate(undo_words(tables)):
+        for slab, words in enumerate(tables.rows.copy_on_write):
             # what every op does that writes rows
             used = torch.arange(tables.index.used_rows(slab))
             of_slab = tables.rows.state[slab :: len(tables.config.slabs)]
-            ops.preserve_rows_(tables.rows.weights[slab], of_slab, used)
+            ops.preserve_rows_(tables.rows.weights[slab], of_slab, words, used)
             assert int(words[Undo.ACTIVE]) == 1
         constant = (tables.rows.hyper, tables.rows.meta, tables.rows.init_data)
         for tensor in (*(of for _, of in used_tensors(tables)), *constant):

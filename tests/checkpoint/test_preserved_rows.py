@@ -354,46 +354,50 @@ def preserved_slab(rows: int, places: int) -> tuple[Tensor, list[Tensor], Tensor
     words[Undo.MARKS], words[Undo.FREE], words[Undo.BUFFER] = 512, 1024, 1536
     words[Undo.GIVEN], words[Undo.ACTIVE] = places, 1
     words.view(torch.int32)[2048 : 2048 + places] = torch.arange(places, dtype=torch.int32)
-    return weights, [steps, words], words
+    return weights, [steps], words
 
 
-def taken(weights: Tensor, state: list[Tensor], *rows: int) -> tuple[list[float], list[int]]:
+def taken(
+    weights: Tensor, state: list[Tensor], words: Tensor, *rows: int
+) -> tuple[list[float], list[int]]:
     out, steps = torch.empty(len(rows), 2), torch.empty(len(rows), dtype=torch.int32)
-    ops.take_preserved_rows_(weights, state, torch.tensor(rows), out, [steps])
+    ops.take_preserved_rows_(weights, state, words, torch.tensor(rows), out, [steps])
     return out[:, 0].tolist(), steps.tolist()
 
 
 def test_rows_are_preserved_once_and_places_are_used_again() -> None:
     weights, state, words = preserved_slab(6, 2)
     marks = words.view(torch.int32)[1024:1030]
-    ops.preserve_rows_(weights, state, torch.tensor([4, 1]))
+    ops.preserve_rows_(weights, state, words, torch.tensor([4, 1]))
     weights[[1, 4]] = -1.0
     state[0][[1, 4]] = 99
-    ops.preserve_rows_(weights, state, torch.tensor([1, 4]))  # as they were is known
+    ops.preserve_rows_(weights, state, words, torch.tensor([1, 4]))  # as they were is known
     assert marks.tolist() == [0, 2, 0, 0, 1, 0]
-    assert taken(weights, state, 0, 1) == ([0.0, 2.0], [0, 1])
-    assert taken(weights, state, 1, 0) == ([-1.0, 0.0], [99, 0])  # read before: as they are
-    ops.preserve_rows_(weights, state, torch.tensor([1, 5]))  # 1 is read; 5 gets the place of 1
+    assert taken(weights, state, words, 0, 1) == ([0.0, 2.0], [0, 1])
+    assert taken(weights, state, words, 1, 0) == ([-1.0, 0.0], [99, 0])  # read before: as they are
+    ops.preserve_rows_(
+        weights, state, words, torch.tensor([1, 5])
+    )  # 1 is read; 5 gets the place of 1
     weights[5] = -5.0
     assert marks.tolist() == [UndoMark.READ, UndoMark.READ, 0, 0, 1, 2]
-    assert taken(weights, state, 5, 4) == ([10.0, 8.0], [5, 4])
+    assert taken(weights, state, words, 5, 4) == ([10.0, 8.0], [5, 4])
     assert [int(words[k]) for k in (Undo.TAKEN, Undo.GIVEN, Undo.WAITS)] == [3, 5, 0]
-    ops.preserve_rows_(weights, state, torch.tensor([2, 3]))
+    ops.preserve_rows_(weights, state, words, torch.tensor([2, 3]))
     words[Undo.ACTIVE] = 0
     before = words.clone()
-    ops.preserve_rows_(weights, state, torch.tensor([0, 1, 2, 3]))
+    ops.preserve_rows_(weights, state, words, torch.tensor([0, 1, 2, 3]))
     assert torch.equal(words, before)
 
 
 def test_rows_beyond_those_that_are_preserved_are_not() -> None:
     weights, state, words = preserved_slab(6, 2)
     words[Undo.ROWS] = 4
-    ops.preserve_rows_(weights, state, torch.tensor([4, 5]))
+    ops.preserve_rows_(weights, state, words, torch.tensor([4, 5]))
     assert int(words[Undo.TAKEN]) == 0
     with pytest.raises(RuntimeError, match=r"take_preserved_rows_: rows\[1\] is 4, expected 0 to"):
-        taken(weights, state, 0, 4)
+        taken(weights, state, words, 0, 4)
     with pytest.raises(RuntimeError, match=r"preserve_rows_: rows\[0\] is 6, expected 0 to 5"):
-        ops.preserve_rows_(weights, state, torch.tensor([6]))
+        ops.preserve_rows_(weights, state, words, torch.tensor([6]))
 
 
 @pytest.mark.parametrize(
@@ -413,27 +417,26 @@ def test_words_that_do_not_fit(word: Undo, value: int) -> None:
     weights, state, words = preserved_slab(6, 2)
     words[word] = value
     for call in (
-        lambda: ops.preserve_rows_(weights, state, torch.tensor([0])),
-        lambda: taken(weights, state, 0),
+        lambda: ops.preserve_rows_(weights, state, words, torch.tensor([0])),
+        lambda: taken(weights, state, words, 0),
     ):
-        with pytest.raises(RuntimeError, match="the int64 words of state name"):
+        with pytest.raises(RuntimeError, match="copy_on_write names"):
             call()
 
 
 def test_tensors_that_do_not_fit() -> None:
-    weights, state, _ = preserved_slab(6, 2)
+    weights, state, words = preserved_slab(6, 2)
     none = torch.tensor([0])
     out, steps = torch.empty(1, 2), torch.empty(1, dtype=torch.int32)
     calls: dict[str, Callable[[], object]] = {
-        "state lacks the int64 words": lambda: ops.preserve_rows_(weights, state[:1], none),
-        "has 31 int64 words": lambda: ops.preserve_rows_(
-            weights, [state[0], torch.zeros(31, dtype=torch.int64)], none
+        "copy_on_write of slab 0 has 31 words": lambda: ops.preserve_rows_(
+            weights, state, torch.zeros(31, dtype=torch.int64), none
         ),
         "in as many tensors, as weights": lambda: ops.take_preserved_rows_(
-            weights, state, none, out, []
+            weights, state, words, none, out, []
         ),
         "out_weights has 1 rows, expected at least 2": lambda: ops.take_preserved_rows_(
-            weights, state, torch.tensor([0, 1]), out, [steps]
+            weights, state, words, torch.tensor([0, 1]), out, [steps]
         ),
     }
     for message, call in calls.items():

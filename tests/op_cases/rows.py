@@ -24,6 +24,7 @@ from torch_dynemb import ops
 from torch_dynemb.ops.columns import Pooling, RowClock, Undo
 from torch_dynemb.ops.pending import PendingGradients
 from torch_dynemb.ops.update import APPLIES_DELAYED
+from torch_dynemb.table.changes import record_changes
 
 ADAM = ops.OPTIMIZER_NAMES.index("adam")
 
@@ -184,15 +185,22 @@ def reduce_arguments(kind: str, pooling: Pooling) -> OpArguments:
     return (*read_only_rows(group), *gradient_arguments(group, kind, pooling))
 
 
-def backward_arguments(optimizer: str, kind: str, pooling: Pooling) -> OpArguments:
+def group_to_write(optimizer: str) -> td.TableGroup:
+    """With a reader of changes: ops that write rows set dirty bits."""
     group = make_group(optimizer=optimizer)
+    record_changes(group.tables, "test", scores=False)
+    return group
+
+
+def backward_arguments(optimizer: str, kind: str, pooling: Pooling) -> OpArguments:
+    group = group_to_write(optimizer)
     gradient, ids, handles, offsets, weights, *features = gradient_arguments(group, kind, pooling)
     updates = torch.tensor([1])
     return (*group.rows.updated, gradient, ids, handles, offsets, weights, updates, *features)
 
 
 def update_arguments(optimizer: str) -> OpArguments:
-    group = make_group(optimizer=optimizer)
+    group = group_to_write(optimizer)
     arguments = gradient_arguments(group, "plain", Pooling.SUM)
     reduced = torch.ops.dynemb.reduce_grad(*read_only_rows(group), *arguments)
     return (*group.rows.updated, *reduced, torch.tensor([1]), [0, 1, 2])
@@ -229,7 +237,7 @@ def merge_arguments() -> OpArguments:
 
 
 def materialize_arguments(optimizer: str) -> OpArguments:
-    group = make_group(optimizer=optimizer)
+    group = group_to_write(optimizer)
     index = (
         group.index.buckets,
         group.index.tables,
@@ -237,7 +245,7 @@ def materialize_arguments(optimizer: str) -> OpArguments:
         group.index.meta,
         group.rows.init_data,
     )
-    return (group.rows.weights, group.rows.generations, group.rows.state, *index)
+    return (*group.rows[:5], *index)
 
 
 def preserved_arguments(optimizer: str, out: bool = False) -> OpArguments:
@@ -254,9 +262,9 @@ def preserved_arguments(optimizer: str, out: bool = False) -> OpArguments:
     words.view(torch.int32)[128:136] = torch.arange(8, dtype=torch.int32)
     rows = torch.tensor([3, 0, 17])
     if not out:
-        return weights, [*state, words], rows
+        return weights, state, words, rows
     new = [torch.zeros_like(tensor[:3]) for tensor in state]
-    return weights, [*state, words], rows, torch.zeros_like(weights[:3]), new
+    return weights, state, words, rows, torch.zeros_like(weights[:3]), new
 
 
 CASES: dict[str, dict[str, Case]] = {

@@ -69,9 +69,10 @@ def shorter(name: str, position: int) -> str | None:
         return {
             "rows": None,  # of any number of them
             "weights": r"state\.size\(0\) is 64, expected 63",
+            "copy_on_write": None,  # with words to spare
             "out_weights": r"out_state\.size\(0\) is \d, expected \d",
         }.get(argument, rf"{argument}\.size\(0\) is \d+, expected \d+")
-    if name == "changed_ids_" and argument in ("generations", "changes"):
+    if name == "changed_ids_" and argument in ("generations", "dirty_bits"):
         return None  # of rows that have no owner
     if name == "changed_ids_" and argument in ("before", "now"):
         return r"before has \d+ rows of \d columns, expected as many as now, \d+"
@@ -258,6 +259,22 @@ def test_optimizer_ops_check_the_state(kind: str) -> None:
     check_raises(name, tuple(arguments), rf"{name}: state\.size\(1\) is 4, expected 3")
 
 
+@pytest.mark.parametrize("kind", ["backward_", "update_"])
+def test_optimizer_ops_check_dirty_bits_and_copy_on_write(kind: str) -> None:
+    name = f"adam_{kind}"
+    names = [a.name for a in schema(name).arguments]
+    words = torch.zeros(32, dtype=torch.int64)
+    for argument, given, message in (
+        ("dirty_bits", slice(1), "dirty_bits has 1 tensors, expected none, or one for each of the"),
+        ("copy_on_write", [words], "copy_on_write has 1 tensors, expected none, or one for each"),
+        ("copy_on_write", [words, words[:31]], "copy_on_write of slab 1 has 31 words, expected at"),
+    ):
+        arguments = list(case_of(name))
+        position = names.index(argument)
+        arguments[position] = arguments[position][given] if isinstance(given, slice) else given
+        check_raises(name, tuple(arguments), rf"{name}: {message}")
+
+
 def test_update_needs_all_tables_of_its_entries() -> None:
     arguments = case_of("adam_update_")
     check_raises(
@@ -307,7 +324,7 @@ def test_export_arguments(position: int, value: int, message: str) -> None:
         (6, torch.zeros(1, 3, dtype=torch.int64), r"before has 1 rows of 3 columns, expected as"),
         (7, torch.zeros(9, 1, dtype=torch.int64), r"now has 1 columns, expected 2, or 3 with"),
         (7, torch.zeros(9, dtype=torch.int64), r"before has 2 dimensions and now 1, expected"),
-        (5, torch.zeros(1, dtype=torch.uint8), r"changes has 1, expected at least those of now"),
+        (5, torch.zeros(1, dtype=torch.uint8), r"dirty_bits has 1, expected at least those of now"),
     ],
 )
 def test_changed_ids_arguments(position: int, value: object, message: str) -> None:

@@ -59,21 +59,19 @@ BEGINS = (  # with what has failed, which is no argument
 )
 BETWEEN_TENSORS = {  # that only the library makes; what was expected is in the other tensor
     "dynemb::{}: state of slab {} has two tensors of steps",
-    "dynemb::{}: state of slab {} has two tensors of changes",
     "dynemb::{}: state of slab {} has more than {} values per row",
     "dynemb::{}: state of slab {} has more than {} values per weight",
     "dynemb::{}: {} has a dtype that is not of 1, 2, 4 or 8 bytes",
     "dynemb::release_: rows {} to {} are not a range of the {} rows of tensor",
     "dynemb::{}: counts[{}] is {}, more than handles, ids, tables or gradients hold",
-    "dynemb::{}: state lacks the int64 words that rows are preserved with",
     "dynemb::empty: {} dimensions",
     "dynemb::empty: too large",
     "dynemb::{}: slots has fewer free ones than tier_clock says",
     "dynemb::{}: slab is {} of {} weights, {} generations and {} state tensors",
     "dynemb::{}: tables has {} elements and row_clock {}, more than the group has tables for",
     "dynemb::release_group: got {} table_buckets and {} slab_rows for {} tables and {} slabs",
-    "dynemb::bind_group: got {} table_buckets, {} slab_rows, {} generations and {} state and {} "
-    "pending tensors for {} tables and {} slabs",
+    "dynemb::bind_group: got {} table_buckets, {} slab_rows, {} generations and {} state, {} "
+    "dirty_bits and {} pending tensors for {} tables and {} slabs",
     "dynemb::{}: {} is not on the emulated device",
 }
 IN_OTHER_WORDS = {

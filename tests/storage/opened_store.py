@@ -33,6 +33,8 @@ def row_tensors(dims: Sequence[int]) -> RowTensors:
         weights=[torch.zeros(SLOTS, dim) for dim in dims],
         generations=[torch.zeros(SLOTS, dtype=torch.int32) for _ in dims],
         state=[torch.zeros(SLOTS) for _ in dims],
+        dirty_bits=[],
+        copy_on_write=[],
         row_clock=nothing,
         hyper=nothing,
         meta=nothing,

@@ -23,12 +23,11 @@ def content(group: td.TableGroup, table: int, scores: bool) -> Content:
     """By id: the bits of its row, state and scores."""
     group.materialize()
     slab, slabs = group.config.slab_of(table), len(group.config.slabs)
-    kept = len([] if group.config.optimizer is None else group.config.optimizer.state)
     result: Content = {}
     for batch in group.export(table):
         handles = group.find(batch.ids, torch.tensor([0, batch.ids.numel()]), [table]).handles
         rows = handles >> 28
-        tensors = [group.rows.weights[slab], *group.rows.state[slab : kept * slabs : slabs]]
+        tensors = [group.rows.weights[slab], *group.rows.state[slab::slabs]]
         values = [tensor[rows].reshape(rows.numel(), -1).tolist() for tensor in tensors]
         words = group.config.tables[table].policy.scores if scores else ()
         values += [

@@ -49,6 +49,8 @@ _TENSORS = {
     "pending_gradients": _FLOAT_ROWS,
     "sketch": Expected(torch.int32, 1),
     "generations": Expected(torch.int32, 1),
+    "dirty_bits": Expected(torch.uint8, 1),
+    "copy_on_write": _WORDS,
     "hyper": Expected(torch.float64, 2),
     "init_data": Expected(torch.float64, 1),
     "admit": Expected(torch.bool, 1),
@@ -174,7 +176,11 @@ _IN_HOST_MEMORY = {
     **{(op, name): _SERVES_HOST for op in _LIVE_OPS for name in ("buckets", "tables", "rows")},
     ("serve_apply_", "free"): _SERVES_HOST,
     **{(op, name): _FROZEN_HOST for op in _FROZEN_OPS for name in ("buckets", "tables", "weights")},
-    **{(op, name): _PRESERVES for op in _PRESERVE_OPS for name in ("weights", "state", "rows")},
+    **{
+        (op, name): _PRESERVES
+        for op in _PRESERVE_OPS
+        for name in ("weights", "state", "copy_on_write", "rows")
+    },
     **{("take_preserved_rows_", name): _PRESERVES for name in ("out_weights", "out_state")},
 }
 _ROW_FORMATS = {1: "int8", 2: "int4", 3: "fp8"}

@@ -27,7 +27,7 @@ class FoundChanges(NamedTuple):
 def changed_ids_(
     index: IndexTensors,
     generations: Tensor,
-    changes: Tensor,
+    dirty_bits: Tensor,
     before: Tensor,
     now: Tensor,
     *,
@@ -42,7 +42,7 @@ def changed_ids_(
     Args:
         index: of the tables, on the CPU; nothing changes.
         generations: int32 [rows], of the slab of the table.
-        changes: uint8 [rows]: bits of the readers for which a row has changed.
+        dirty_bits: uint8 [rows], of the slab: the readers for which a row has changed.
         before: int64 [used rows, 2], or [used rows, 2 + words]: owners of rows when the reader
             looked last.
         now: of the same shape, zeros: gets the owners that rows have now.
@@ -60,7 +60,7 @@ def changed_ids_(
             index.tables,
             index.meta,
             generations,
-            changes,
+            dirty_bits,
             before,
             now,
             table,
@@ -76,7 +76,7 @@ def _changed_ids_fake(
     tables: Tensor,
     meta: Tensor,
     generations: Tensor,
-    changes: Tensor,
+    dirty_bits: Tensor,
     before: Tensor,
     now: Tensor,
     table: int,

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from types import FrameType
 
-import torch
 from torch import Tensor
 
 # Bytes of reserved memory that a call may copy.
@@ -43,12 +42,13 @@ def refuse_copies(op: str, *changed: Tensor | Iterable[Tensor]) -> None:
     )
 
 
-def refuse_copies_of_rows(op: str, state: Sequence[Tensor], *changed: Iterable[Tensor]) -> None:
+def refuse_copies_of_rows(
+    op: str, copy_on_write: Sequence[Tensor], *changed: Iterable[Tensor]
+) -> None:
     """As :func:`refuse_copies`, for an op that writes rows.
 
     Args:
-        state: what the op changes beside rows, and what rows are preserved in for a thread that
-            reads them, if there is such a thing: that thread would not see the copies.
+        copy_on_write: of the rows; a thread that reads them by it would not see the copies.
         changed: what else it changes.
 
     Raises:
@@ -56,10 +56,10 @@ def refuse_copies_of_rows(op: str, state: Sequence[Tensor], *changed: Iterable[T
     """
     global _rows_copied
 
-    refuse_copies(op, state, *changed)
+    refuse_copies(op, copy_on_write, *changed)
     if not _copies():
         return
-    if any(tensor.dim() == 1 and tensor.dtype == torch.int64 for tensor in state):
+    if copy_on_write:
         raise RuntimeError(
             f"{op}: the backend of torch.compile changes copies of tables that a save with "
             "asynchronous=True has read in a thread: compile with backend='inductor', the default, "

@@ -199,48 +199,16 @@ def lookup_output(ids: Tensor, rows: int, columns: int) -> Tensor:
 
 
 @register_fake("embedding_bag")
-def _embedding_bag_fake(
-    weights: Sequence[Tensor],
-    generations: Sequence[Tensor],
-    state: Sequence[Tensor],
-    row_clock: Tensor,
-    hyper: Tensor,
-    meta: Tensor,
-    init_data: Tensor,
-    pending: Sequence[Tensor],
-    ids: Tensor,
-    handles: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor | None,
-    grad_anchor: Tensor,
-    feature_tables: Sequence[int],
-    feature_dims: Sequence[int],
-    pooling: int,
-    optimizer: int,
-) -> tuple[Tensor, Tensor]:
-    batch = (offsets.shape[0] - 1) // len(feature_tables)
-    return lookup_output(ids, batch, sum(feature_dims)), row_clock.new_empty((1,))
+def _embedding_bag_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
+    *rows, ids, _, offsets, _, _, tables, dims, _, _ = arguments
+    batch = (offsets.shape[0] - 1) // len(tables)
+    return lookup_output(ids, batch, sum(dims)), RowTensors(*rows).row_clock.new_empty((1,))
 
 
 @register_fake("embedding")
-def _embedding_fake(
-    weights: Sequence[Tensor],
-    generations: Sequence[Tensor],
-    state: Sequence[Tensor],
-    row_clock: Tensor,
-    hyper: Tensor,
-    meta: Tensor,
-    init_data: Tensor,
-    pending: Sequence[Tensor],
-    ids: Tensor,
-    handles: Tensor,
-    offsets: Tensor,
-    grad_anchor: Tensor,
-    feature_tables: Sequence[int],
-    dim: int,
-    optimizer: int,
-) -> tuple[Tensor, Tensor]:
-    return lookup_output(ids, ids.shape[0], dim), row_clock.new_empty((1,))
+def _embedding_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
+    *rows, ids, _, _, _, _, dim, _ = arguments
+    return lookup_output(ids, ids.shape[0], dim), RowTensors(*rows).row_clock.new_empty((1,))
 
 
 @register_fake("embedding_forward")

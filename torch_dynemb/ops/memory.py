@@ -125,8 +125,8 @@ def bind_group(
     """Says which tensors of :func:`reserve_cuda` form a group, and maps memory for what it holds.
 
     Call it once the group has been filled in, and again whenever ``tables`` or ``slabs`` have been
-    written from outside. Tensors that have joined ``rows.state`` since grow with the rows from then
-    on. Waits for the device.
+    written from outside. ``rows.dirty_bits`` that have been added since grow with the rows from
+    then on. Waits for the device.
 
     Args:
         index, rows: of the tables, on a GPU; no value changes.
@@ -147,6 +147,7 @@ def bind_group(
         rows.weights,
         rows.generations,
         rows.state,
+        rows.dirty_bits,
         rows.pending,
         list(table_buckets),
         list(slab_rows),
@@ -275,6 +276,7 @@ def _bind_group_fake(
     weights: Sequence[Tensor],
     generations: Sequence[Tensor],
     state: Sequence[Tensor],
+    dirty_bits: Sequence[Tensor],
     pending: Sequence[Tensor],
     table_buckets: Sequence[int],
     slab_rows: Sequence[int],

@@ -1,6 +1,6 @@
 """Rows of a slab as they were at one time, read by another thread while training writes them.
 
-The slab has a vector of words beside its optimizer state (``Undo`` in ``ops.columns`` names them).
+The slab has a vector of copy-on-write words (``Undo`` in ``ops.columns`` names them).
 While the first one is not 0, ops that write rows copy a row that has not been read yet into the
 vector before they write it; where that has no room, they wait until it has been read.
 """
@@ -17,27 +17,30 @@ from torch_dynemb.ops.functional_copies import refuse_copies
 
 
 @raises_typed_errors
-def preserve_rows_(weights: Tensor, state: Sequence[Tensor], rows: Tensor) -> None:
+def preserve_rows_(
+    weights: Tensor, state: Sequence[Tensor], copy_on_write: Tensor, rows: Tensor
+) -> None:
     """Keeps rows as they are for the thread that reads them, before they are written.
 
     Ops that write rows do so themselves.
 
     Args:
         weights: [all rows, dim] of the slab, on the CPU.
-        state: its optimizer state, [all rows] or [all rows, columns] each, and the int64 [words],
-            which change.
+        state: its optimizer state, [all rows] or [all rows, columns] each.
+        copy_on_write: int64 [words] of the slab, which change.
         rows: int64 [n], numbers of rows.
 
     Raises:
         RuntimeError: there are no such rows, or tensors do not fit each other; nothing has changed.
     """
-    torch.ops.dynemb.preserve_rows_(weights, state, rows)
+    torch.ops.dynemb.preserve_rows_(weights, state, copy_on_write, rows)
 
 
 @raises_typed_errors
 def take_preserved_rows_(
     weights: Tensor,
     state: Sequence[Tensor],
+    copy_on_write: Tensor,
     rows: Tensor,
     out_weights: Tensor,
     out_state: Sequence[Tensor],
@@ -48,30 +51,35 @@ def take_preserved_rows_(
 
     Args:
         weights: [all rows, dim] of the slab, on the CPU.
-        state: its optimizer state, [all rows] or [all rows, columns] each, and the int64 [words],
-            which change.
+        state: its optimizer state, [all rows] or [all rows, columns] each.
+        copy_on_write: int64 [words] of the slab, which change.
         rows: int64 [n], numbers of rows.
         out_weights: [n or more, dim], gets the weights.
         out_state: [n or more] or [n or more, columns] each, get the optimizer state; as many as
-            ``state`` has of it.
+            ``state`` has.
 
     Raises:
         RuntimeError: there are no such rows, or tensors do not fit each other; nothing has changed.
     """
-    torch.ops.dynemb.take_preserved_rows_(weights, state, rows, out_weights, out_state)
+    torch.ops.dynemb.take_preserved_rows_(
+        weights, state, copy_on_write, rows, out_weights, out_state
+    )
 
 
 @register_fake("preserve_rows_")
-def _preserve_rows_fake(weights: Tensor, state: Sequence[Tensor], rows: Tensor) -> None:
-    refuse_copies("preserve_rows_", state)
+def _preserve_rows_fake(
+    weights: Tensor, state: Sequence[Tensor], copy_on_write: Tensor, rows: Tensor
+) -> None:
+    refuse_copies("preserve_rows_", copy_on_write)
 
 
 @register_fake("take_preserved_rows_")
 def _take_preserved_rows_fake(
     weights: Tensor,
     state: Sequence[Tensor],
+    copy_on_write: Tensor,
     rows: Tensor,
     out_weights: Tensor,
     out_state: Sequence[Tensor],
 ) -> None:
-    refuse_copies("take_preserved_rows_", state)
+    refuse_copies("take_preserved_rows_", copy_on_write)

@@ -80,8 +80,11 @@ class RowTensors(NamedTuple):
         generations: int32 [rows], one for each slab: those of the handles that own the rows.
         state: optimizer state, of a row (float32 or int32 [rows]) or of its weights (float32 or
             bfloat16 [rows, dim], or uint8 [rows, bytes] where 8 bits are kept of each); tensor k of
-            slab s at index k * slabs + s. After it, where changes are recorded, uint8 [rows], which
-            is 255 for a row that has been written.
+            slab s at index k * slabs + s.
+        dirty_bits: uint8 [rows], one for each slab where changes are recorded, else none: 255 for a
+            row that has been written.
+        copy_on_write: int64 [words], one for each slab after the first save that reads rows in a
+            thread (``columns.Undo``), else none.
         row_clock: int64 [T + 4] (``columns.RowClock``).
         hyper: float64 [T, 24], hyper-parameters (``columns.Hyper``).
         meta: int64 [T, 16], constants of the tables (``columns.Meta``).
@@ -93,6 +96,8 @@ class RowTensors(NamedTuple):
     weights: list[Tensor]
     generations: list[Tensor]
     state: list[Tensor]
+    dirty_bits: list[Tensor]
+    copy_on_write: list[Tensor]
     row_clock: Tensor
     hyper: Tensor
     meta: Tensor

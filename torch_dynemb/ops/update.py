@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ def materialize_(index: IndexTensors, rows: RowTensors) -> Tensor:
 
     Args:
         index: of the tables; nothing changes.
-        rows: of the same tables; weights, generations and state change.
+        rows: of the same tables; all but row_clock and constants change.
 
     Returns:
         int64 [1], the number of rows written.
@@ -42,6 +43,8 @@ def materialize_(index: IndexTensors, rows: RowTensors) -> Tensor:
         rows.weights,
         rows.generations,
         rows.state,
+        rows.dirty_bits,
+        rows.copy_on_write,
         index.buckets,
         index.tables[: rows.meta.shape[0]],
         rows.hyper,
@@ -52,60 +55,24 @@ def materialize_(index: IndexTensors, rows: RowTensors) -> Tensor:
 
 
 @register_fake("materialize_")
-def _materialize_fake(
-    weights: Sequence[Tensor],
-    generations: Sequence[Tensor],
-    state: Sequence[Tensor],
-    buckets: Tensor,
-    tables: Tensor,
-    hyper: Tensor,
-    meta: Tensor,
-    init_data: Tensor,
-) -> Tensor:
+def _materialize_fake(*arguments: Any) -> Tensor:
+    tables: Tensor = arguments[6]
     return tables.new_empty((1,))
 
 
-def _register_update_fakes(name: str) -> None:
-    @register_fake(f"{name}_update_")
+def _register_update_fake(op: str) -> None:
+    @register_fake(op)
     def _update_fake(
         weights: Sequence[Tensor],
         generations: Sequence[Tensor],
         state: Sequence[Tensor],
-        row_clock: Tensor,
-        hyper: Tensor,
-        meta: Tensor,
-        init_data: Tensor,
-        handles: Sequence[Tensor],
-        ids: Sequence[Tensor],
-        tables: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        counts: Tensor,
-        updates: Tensor,
-        updated_tables: Sequence[int],
+        dirty_bits: Sequence[Tensor],
+        copy_on_write: Sequence[Tensor],
+        *constants_and_gradients: Any,
     ) -> None:
-        refuse_copies_of_rows(f"{name}_update_", state, weights, generations)
-
-    @register_fake(f"{name}_backward_")
-    def _backward_fake(
-        weights: Sequence[Tensor],
-        generations: Sequence[Tensor],
-        state: Sequence[Tensor],
-        row_clock: Tensor,
-        hyper: Tensor,
-        meta: Tensor,
-        init_data: Tensor,
-        grad_output: Tensor,
-        ids: Tensor,
-        handles: Tensor,
-        offsets: Tensor,
-        per_sample_weights: Tensor | None,
-        updates: Tensor,
-        feature_tables: Sequence[int],
-        feature_dims: Sequence[int],
-        pooling: int,
-    ) -> None:
-        refuse_copies_of_rows(f"{name}_backward_", state, weights, generations)
+        refuse_copies_of_rows(op, copy_on_write, weights, generations, state, dirty_bits)
 
 
 for _name in OPTIMIZER_NAMES:
-    _register_update_fakes(_name)
+    _register_update_fake(f"{_name}_update_")
+    _register_update_fake(f"{_name}_backward_")

@@ -196,6 +196,8 @@ class FrozenTables(CountedTables):
             [buffers[f"weights{s}"] for s in slabs],
             [buffers[f"generations{s}"] for s in slabs],
             [],
+            [],
+            [],
             none,
             none,
             buffers["meta"],

@@ -56,9 +56,9 @@ class HostMemory:
                 ops.release_(index.scores, active.stop, end)
         slabs = len(rows.weights)
         for slab, used in enumerate(slab_rows):
-            for tensor in (rows.weights[slab], *rows.state[slab::slabs]):
-                if tensor.dtype != torch.int64:  # words, and not of rows
-                    ops.release_(tensor, used, tensor.shape[0])
+            dirty_bits = rows.dirty_bits[slab : slab + 1]
+            for tensor in (rows.weights[slab], *rows.state[slab::slabs], *dirty_bits):
+                ops.release_(tensor, used, tensor.shape[0])
             free = index.free_rows[slab]
             ops.release_(free, int(index.slabs[slab, Slab.FREE_COUNT]), free.shape[0])
         if rows.pending:

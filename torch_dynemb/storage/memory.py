@@ -42,7 +42,7 @@ class TableMemory(Protocol):
     ) -> None:
         """Takes note of what a group holds; needed after its counts were written from outside.
 
-        Tensors that have joined ``rows.state`` since grow with the rows from then on.
+        ``rows.dirty_bits`` that have been added since grow with the rows from then on.
 
         Args:
             index, rows: of the group.

@@ -287,6 +287,8 @@ def _row_tensors(
         weights=[reserve(s, slab.dim, dtype=slab.dtype) for s, slab in slabs],
         generations=[reserve(s, dtype=torch.int32) for s, _ in slabs],
         state=state,
+        dirty_bits=[],
+        copy_on_write=[],
         row_clock=torch.zeros(count + ROW_CLOCK_EXTRA, dtype=torch.int64, device=memory.device),
         hyper=torch.tensor([hyper] * count, dtype=torch.float64, device=memory.device),
         meta=constants.row_meta,

@@ -1,8 +1,8 @@
 """What has changed in tables since somebody asked last.
 
-The ops that write rows set a byte of each row that they write: a tensor beside the optimizer state,
-with a bit for every reader. Which ids are new or gone is found by a comparison of the index with
-the owners of rows that the reader has met before, so no lookup pays for it, and nothing overflows.
+The ops that write rows set the dirty bits of each row that they write, one for every reader. Which
+ids are new or gone is found by a comparison of the index with the owners of rows that the reader
+has met before, so no lookup pays for it, and nothing overflows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.storage.static_tensors import mark_static
 from torch_dynemb.table.change_reader import ChangeReader
 from torch_dynemb.table.lookup import find
-from torch_dynemb.table.row_access import CHANGED, change_marks
+from torch_dynemb.table.row_access import DIRTY
 from torch_dynemb.table.tables import Tables, exported, one_table
 
 _READERS = 8  # bits of a byte
@@ -83,8 +83,8 @@ def take_changes(tables: Tables, reader: ChangeReader, changes: Changes, since: 
         since: names what changes are counted from, from now on.
     """
     with held_back():
-        for marks, owners in zip(change_marks(tables), changes.owners, strict=True):
-            marks[: owners.shape[0]].bitwise_and_(~reader.bit & CHANGED)
+        for dirty, owners in zip(tables.rows.dirty_bits, changes.owners, strict=True):
+            dirty[: owners.shape[0]].bitwise_and_(~reader.bit & DIRTY)
         reader.owners = changes.owners
         reader.since = since
 
@@ -92,14 +92,14 @@ def take_changes(tables: Tables, reader: ChangeReader, changes: Changes, since: 
 def mark_changed(tables: Tables, changes: Changes) -> None:
     """Has all rows count as changed, for every reader.
 
-    For bytes that :func:`take_changes` may have cleared after another thread had set them.
+    For bits that :func:`take_changes` may have cleared after another thread had set them.
 
     Args:
         tables: of the group.
         changes: what was taken.
     """
-    for marks, owners in zip(change_marks(tables), changes.owners, strict=True):
-        marks[: owners.shape[0]] = CHANGED
+    for dirty, owners in zip(tables.rows.dirty_bits, changes.owners, strict=True):
+        dirty[: owners.shape[0]] = DIRTY
 
 
 def _read_slab(
@@ -125,7 +125,7 @@ def _scanned(
     found = ops.changed_ids_(
         tables.index,
         tables.rows.generations[slab],
-        change_marks(tables)[slab],
+        tables.rows.dirty_bits[slab],
         before,
         now,
         table=table,
@@ -139,15 +139,15 @@ def _compared(
 ) -> tuple[Tensor, Tensor]:
     """The same by operations that every device has."""
     slab = tables.config.slab_of(table)
-    marks, generations = change_marks(tables)[slab], tables.rows.generations[slab]
+    dirty, generations = tables.rows.dirty_bits[slab], tables.rows.generations[slab]
     ids, handles = [_no_ids(tables)], [_no_ids(tables)]
     for batch in exported(tables, table, _IDS_AT_ONCE):
         rows = batch.handles >> GENERATION_BITS
         owners = [batch.ids[:, None], torch.full_like(batch.ids, table + 1)[:, None]]
         own = torch.cat([*owners, batch.scores] if reader.scores else owners, 1)
-        # a row that nobody has written has no mark
+        # a row that was never written has no dirty bit
         written = generations[rows] == (batch.handles & _GENERATIONS).to(torch.int32)
-        here = ((marks[rows] & reader.bit) != 0) | ~written | (before[rows] != own).any(1)
+        here = ((dirty[rows] & reader.bit) != 0) | ~written | (before[rows] != own).any(1)
         now[rows] = own
         ids.append(batch.ids[here])
         handles.append(batch.handles[here])
@@ -201,7 +201,7 @@ def reader_of(tables: Tables, name: str) -> ChangeReader | None:
 def record_changes(tables: Tables, name: str, *, scores: bool) -> ChangeReader:
     """Has changes recorded for a reader from now on; between two training steps.
 
-    The first reader adds a tensor to what updates are given: compiled code is compiled again, and
+    The first reader adds dirty bits to what updates are given: compiled code is compiled again, and
     CUDA graphs must be captured again. A second call with the same name gives the same reader.
 
     Args:
@@ -229,20 +229,22 @@ def record_changes(tables: Tables, name: str, *, scores: bool) -> ChangeReader:
             f"{tables.config.names} already, and there is room for {_READERS} readers"
         )
     with held_back():
-        if not change_marks(tables):
-            marks = [_new_marks(tables, slab) for slab in range(len(tables.config.slabs))]
-            mark_static(marks)
+        if not tables.rows.dirty_bits:
+            dirty_bits = [
+                tables.memory.reserve((weights.shape[0],), torch.uint8, huge_pages=False)
+                for weights in tables.rows.weights
+            ]
+            mark_static(dirty_bits)
             # the device knows them before any update is given them
-            with_marks = tables.rows._replace(state=[*tables.rows.state, *marks])
-            tables.memory.bind(tables.index, with_marks)
+            tables.memory.bind(tables.index, tables.rows._replace(dirty_bits=dirty_bits))
             # the list itself is what modules and optimizers hold
-            tables.rows.state.extend(marks)
+            tables.rows.dirty_bits.extend(dirty_bits)
         host.readers[name] = ChangeReader(name, free[0], scores)
     return host.readers[name]
 
 
 def stop_recording(tables: Tables, name: str) -> None:
-    """Forgets a reader, whose place another one may take; marks of rows stay and mean nothing.
+    """Forgets a reader, whose place another one may take; dirty bits of rows stay and mean nothing.
 
     Args:
         tables: of the group.
@@ -250,11 +252,6 @@ def stop_recording(tables: Tables, name: str) -> None:
     """
     tables.check_own()
     tables.host.readers.pop(name, None)
-
-
-def _new_marks(tables: Tables, slab: int) -> Tensor:
-    rows = tables.rows.weights[slab].shape[0]
-    return tables.memory.reserve((rows,), torch.uint8, huge_pages=False)
 
 
 __all__ = [

@@ -114,8 +114,9 @@ def _moves(tables: Tables, slab: int, end: int, free: Tensor) -> tuple[list[_Mov
 
 
 def _copy_rows(tables: Tables, slab: int, move: _Move) -> None:
-    of_slab = tables.rows.state[slab :: len(tables.config.slabs)]
-    tensors = [tables.rows.weights[slab], *(of for of in of_slab if of.dtype != torch.int64)]
+    rows = tables.rows
+    tensors = [rows.weights[slab], *rows.state[slab :: len(rows.weights)]]
+    tensors += rows.dirty_bits[slab : slab + 1]
     sources = (move.old[move.written] >> GENERATION_BITS).split(_ROWS_AT_ONCE)
     targets = (move.new[move.written] >> GENERATION_BITS).split(_ROWS_AT_ONCE)
     for source, target in zip(sources, targets, strict=True):

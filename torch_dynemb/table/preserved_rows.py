@@ -24,7 +24,6 @@ from torch_dynemb.storage.static_tensors import mark_static
 from torch_dynemb.table.row_access import (
     RowValues,
     state_tensors,
-    undo_words,
     with_initial_values,
 )
 from torch_dynemb.table.tables import Tables
@@ -101,12 +100,11 @@ class PreservedRows:
             RuntimeError: there are no addresses.
         """
         tables = self._tables
-        words = undo_words(tables)
+        words = tables.rows.copy_on_write
         if not words:
-            words = [_new_words(tables, slab) for slab in range(len(tables.config.slabs))]
-            mark_static(words)
-            # the list itself is what modules and optimizers hold
-            tables.rows.state.extend(words)
+            new = [_new_words(tables, slab) for slab in range(len(tables.config.slabs))]
+            mark_static(new)
+            words.extend(new)  # the list itself is what modules and optimizers hold
         for slab, of_slab in enumerate(words):
             _begin(tables, slab, of_slab)
         rows = tables.rows
@@ -142,7 +140,8 @@ class PreservedRows:
         # them meanwhile
         ops.take_preserved_rows_(
             tables.rows.weights[slab].data,
-            [of.data for of in tables.rows.state[slab :: len(tables.config.slabs)]],
+            [of.data for of in state_tensors(tables, slab).values()],
+            tables.rows.copy_on_write[slab].data,
             handles >> GENERATION_BITS,
             values.weights,
             list(values.state.values()),
@@ -171,12 +170,12 @@ class PreservedRows:
         """
         self._end()
         self._ended.set()
-        for of_slab in undo_words(self._tables):
+        for of_slab in self._tables.rows.copy_on_write:
             ops.release_(of_slab.data, UNDO_COLUMNS, of_slab.shape[0])
         self._buffers.clear()
 
     def _end(self) -> None:
-        for of_slab in undo_words(self._tables):
+        for of_slab in self._tables.rows.copy_on_write:
             of_slab.data[Undo.ACTIVE] = 0
 
 

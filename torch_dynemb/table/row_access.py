@@ -29,7 +29,7 @@ from torch_dynemb.table.records import packed, record_bytes, state_of, weights_o
 from torch_dynemb.table.tables import Tables
 
 _GENERATIONS = (1 << GENERATION_BITS) - 1
-CHANGED = 255  # what a row's byte is after it has been written: a bit for every reader
+DIRTY = 255  # the dirty bits of a row after it has been written: one for every reader
 _PIECE_BYTES = 8 << 20  # of records that are read from a store together
 
 
@@ -79,31 +79,7 @@ def state_names(tables: Tables) -> list[str]:
 def state_tensors(tables: Tables, slab: int) -> dict[str, Tensor]:
     """The optimizer state of a slab by name: the tensors themselves."""
     of_slab = tables.rows.state[slab :: len(tables.config.slabs)]
-    # what follows the optimizer's state says which rows have changed, or preserves them
-    return dict(zip(state_names(tables), of_slab, strict=False))
-
-
-def change_marks(tables: Tables) -> list[Tensor]:
-    """What updates set where they write a row, uint8 [rows] by slab; none: nobody has asked.
-
-    Args:
-        tables: of the group.
-    """
-    return [tensor for tensor in _beside_state(tables) if tensor.dtype == torch.uint8]
-
-
-def undo_words(tables: Tables) -> list[Tensor]:
-    """What rows are preserved in, int64 [n] by slab; none: no save has asked for that yet.
-
-    Args:
-        tables: of the group.
-    """
-    return [tensor for tensor in _beside_state(tables) if tensor.dtype == torch.int64]
-
-
-def _beside_state(tables: Tables) -> list[Tensor]:
-    slabs = len(tables.config.slabs)
-    return tables.rows.state[len(state_names(tables)) * slabs :]
+    return dict(zip(state_names(tables), of_slab, strict=True))
 
 
 def readable(tables: Tables, table: int, ids: Tensor, handles: Tensor) -> tuple[RowTensors, Tensor]:
@@ -232,10 +208,10 @@ def write_rows(
         return
     places = _places(handles, next_row)
     tensors = state_tensors(tables, slab)
-    for words in undo_words(tables)[slab : slab + 1]:
+    for words in tables.rows.copy_on_write[slab : slab + 1]:
         if int(words[Undo.ACTIVE]):
-            of_slab = tables.rows.state[slab :: len(tables.config.slabs)]
-            ops.preserve_rows_(tables.rows.weights[slab], of_slab, places.numbers)
+            of_slab = list(tensors.values())
+            ops.preserve_rows_(tables.rows.weights[slab], of_slab, words, places.numbers)
     fresh = {name: tensor for name, tensor in tensors.items() if name not in state}
     if fresh:
         _freshen_state(tables, table, places, fresh)
@@ -246,8 +222,8 @@ def write_rows(
         _put(target, places, values if values.dim() == target.dim() else values[:, 0])
     # last: it makes the rows those of the ids
     _put(tables.rows.generations[slab], places, places.generations)
-    for marks in change_marks(tables)[slab : slab + 1]:
-        marks[places.numbers if places.run is None else places.run] = CHANGED
+    for dirty in tables.rows.dirty_bits[slab : slab + 1]:
+        dirty[places.numbers if places.run is None else places.run] = DIRTY
 
 
 def materialize(tables: Tables) -> int:
@@ -437,6 +413,8 @@ def _write_initial_values(tables: Tables, table: int, ids: Tensor, values: RowVa
             weights=[values.weights],
             generations=[generations],
             state=list(values.state.values()),
+            dirty_bits=[],
+            copy_on_write=[],
             hyper=tables.rows.hyper[table : table + 1],
             meta=meta,
         ),
@@ -444,10 +422,9 @@ def _write_initial_values(tables: Tables, table: int, ids: Tensor, values: RowVa
 
 
 __all__ = [
-    "CHANGED",
+    "DIRTY",
     "ReadsRecords",
     "RowValues",
-    "change_marks",
     "first_generation",
     "handle_rows",
     "materialize",
@@ -456,7 +433,6 @@ __all__ = [
     "readable",
     "state_names",
     "state_tensors",
-    "undo_words",
     "with_initial_values",
     "write_rows",
 ]

@@ -81,7 +81,8 @@ class Tables:
         index, rows = self.index, self.rows
         result = [index.buckets, index.scores, index.tables, index.slabs, index.free_rows]
         result += [index.clock, index.sketch, index.evicted]
-        result += [*rows.weights, *rows.generations, *rows.state, rows.row_clock, *rows.pending]
+        result += [*rows.weights, *rows.generations, *rows.state, *rows.dirty_bits]
+        result += [*rows.copy_on_write, rows.row_clock, *rows.pending]
         if self.tiers is not None:
             result += [*self.tiers.tensors.places, *self.tiers.tensors.slots]
             result += [self.tiers.tensors.clock]

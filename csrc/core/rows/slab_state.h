@@ -9,8 +9,8 @@ namespace dynemb {
 
 constexpr int kMaxStates = 3;
 
-// What `changes` of a row is after it has been written.
-constexpr uint8_t kChangedForAll = 0xff;
+// The dirty bits of a row after it has been written.
+constexpr uint8_t kDirtyForAll = 0xff;
 
 struct SlabState {
   int element_states;         // a value per weight
@@ -20,9 +20,9 @@ struct SlabState {
   int row_states;             // a float per row
   float* of_row[kMaxStates];  // [rows]
   int32_t* steps;             // [rows], or none
-  uint8_t* changes;           // [rows], or none: a bit for each that wants to know what changes
-  int64_t* undo;              // or none: rows as they were when a save began (cpu/rows/undo.h)
-  int64_t undo_words;
+  uint8_t* dirty_bits;        // [rows], or none: a bit for each reader of changes
+  int64_t* copy_on_write;     // or none: rows as they were when a save began (cpu/rows/undo.h)
+  int64_t copy_on_write_words;
 };
 
 }  // namespace dynemb

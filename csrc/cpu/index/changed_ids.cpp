@@ -21,7 +21,7 @@ constexpr int64_t kBucketsAhead = 8;
 
 struct Changes {
   const int32_t* generations;  // [rows]
-  const uint8_t* changes;      // [rows]
+  const uint8_t* dirty_bits;   // [rows]
   uint8_t reader;
   const int64_t* before;  // [rows, columns]
   int64_t* now;           // [rows, columns]
@@ -44,7 +44,7 @@ bool has_changed(const Changes& changes, const TableView& table, int64_t table_n
   now[kOwnerId] = table.line(bucket)[slot];
   now[kOwnerTable] = table_number + 1;
   // a row that nobody has written has no mark
-  bool changed = (changes.changes[row] & changes.reader) != 0 ||
+  bool changed = (changes.dirty_bits[row] & changes.reader) != 0 ||
                  changes.generations[row] != handle_generation(handle) ||
                  before[kOwnerId] != now[kOwnerId] || before[kOwnerTable] != now[kOwnerTable];
   for (int64_t w = 0; w < changes.columns - kOwnerScores; ++w) {
@@ -63,7 +63,7 @@ void prefetch_bucket(const Changes& changes, const int64_t* line) {
     __builtin_prefetch(changes.before + row * changes.columns);
     __builtin_prefetch(changes.now + row * changes.columns, 1);
     __builtin_prefetch(changes.generations + row);
-    __builtin_prefetch(changes.changes + row);
+    __builtin_prefetch(changes.dirty_bits + row);
   }
 }
 
@@ -86,10 +86,10 @@ void scan(const Changes& changes, const TableView& table, int64_t table_number, 
   }
 }
 
-Changes changes_of(const char* op, const Tensor& generations, const Tensor& changes,
+Changes changes_of(const char* op, const Tensor& generations, const Tensor& dirty_bits,
                    const Tensor& before, const Tensor& now, int64_t score_words, int64_t reader) {
   check_tensor(op, "generations", generations, ScalarType::Int);
-  check_tensor(op, "changes", changes, ScalarType::Byte);
+  check_tensor(op, "dirty_bits", dirty_bits, ScalarType::Byte);
   check_tensor(op, "before", before, ScalarType::Long);
   check_tensor(op, "now", now, ScalarType::Long);
   DYNEMB_CHECK(before.dim() == 2 && now.dim() == 2, "dynemb::", op, ": before has ", before.dim(),
@@ -102,13 +102,13 @@ Changes changes_of(const char* op, const Tensor& generations, const Tensor& chan
   DYNEMB_CHECK(before.size(0) == rows && before.size(1) == columns, "dynemb::", op, ": before has ",
                before.size(0), " rows of ", before.size(1), " columns, expected as many as now, ",
                rows, " of ", columns);
-  DYNEMB_CHECK(generations.numel() >= rows && changes.numel() >= rows, "dynemb::", op,
-               ": generations has ", generations.numel(), " rows and changes has ", changes.numel(),
-               ", expected at least those of now, ", rows);
+  DYNEMB_CHECK(generations.numel() >= rows && dirty_bits.numel() >= rows, "dynemb::", op,
+               ": generations has ", generations.numel(), " rows and dirty_bits has ",
+               dirty_bits.numel(), ", expected at least those of now, ", rows);
   DYNEMB_CHECK(reader > 0 && reader <= 255, "dynemb::", op, ": reader is ", reader,
                ", expected bits of a byte, 1 to 255");
   return {static_cast<const int32_t*>(generations.data_ptr()),
-          static_cast<const uint8_t*>(changes.data_ptr()),
+          static_cast<const uint8_t*>(dirty_bits.data_ptr()),
           static_cast<uint8_t>(reader),
           static_cast<const int64_t*>(before.data_ptr()),
           static_cast<int64_t*>(now.data_ptr()),
@@ -128,14 +128,14 @@ Tensor joined(const std::vector<Found>& units, std::vector<int64_t> Found::* val
 // Ids and handles in the order of the index; `now` gets the owners of rows. `before`: those that
 // the reader has met last.
 std::tuple<Tensor, Tensor> changed_ids_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta,
-                                        Tensor generations, Tensor changes, Tensor before,
+                                        Tensor generations, Tensor dirty_bits, Tensor before,
                                         Tensor now, int64_t table, int64_t reader) {
   const char* op = "changed_ids_";
   const IndexArgs index = index_args(op, buckets, &scores, tables, meta);
   check_table_number(op, table, index.table_count);
   const TableView view = index.table(table);
   const Changes given =
-      changes_of(op, generations, changes, before, now, index.score_words, reader);
+      changes_of(op, generations, dirty_bits, before, now, index.score_words, reader);
   const int64_t units = (view.bucket_count + kBucketsPerUnit - 1) / kBucketsPerUnit;
   std::vector<Found> found(static_cast<size_t>(units));
   parallel_units(units, view.bucket_count * kBucketWidth, [&](int64_t begin, int64_t end) {

@@ -239,7 +239,7 @@ DYNEMB_INLINE void prefetch_update(const RowUpdateJob& job, const RowUpdate& upd
   if constexpr (Optimizer::kRowSteps != RowSteps::kNone) {
     if (job.state->steps != nullptr) prefetch_line_of(job.state->steps + row);
   }
-  if (job.state->changes != nullptr) prefetch_line_of(job.state->changes + row);
+  if (job.state->dirty_bits != nullptr) prefetch_line_of(job.state->dirty_bits + row);
   if (rounds) prefetch_line_of(job.ids + update.position);  // names the random bits
 }
 
@@ -404,7 +404,7 @@ DYNEMB_INLINE void update_rows_simd_body(RowUpdateJob& job, Optimizer) {
     }
     update_row<Level, Optimizer>(job, table, step, row, update.position, gradient,
                                  known[k] ? &numbers[k] : nullptr, scratch);
-    if (job.state->changes != nullptr) job.state->changes[row] = kChangedForAll;
+    if (job.state->dirty_bits != nullptr) job.state->dirty_bits[row] = kDirtyForAll;
   }
 }
 DYNEMB_SIMD_TYPED_TEMPLATE_VARIANTS(template <class Optimizer>, update_rows_simd,

@@ -24,13 +24,14 @@ struct UpdateCall {
 
   UpdateCall(const OptimizerKernels& kernels, const char* op, const std::vector<Tensor>& weights,
              const std::vector<Tensor>& generations, const std::vector<Tensor>& states,
+             const std::vector<Tensor>& dirty_bits, const std::vector<Tensor>& copy_on_write,
              const Tensor& row_clock, const Tensor& hyper, const Tensor& meta,
              const Tensor& init_data, const Tensor& updates, const char* tables_argument,
              const std::vector<int64_t>& updated_tables)
       : kernels(kernels),
         op(op),
         tables(group_rows(op, weights, generations, meta, init_data)),
-        state(state_tensors(op, weights, states)),
+        state(state_tensors(op, weights, states, dirty_bits, copy_on_write)),
         given(update_tensors(op, kernels.state, state, meta.size(0), row_clock, hyper, updates,
                              tables_argument, updated_tables)) {
     check_row_clock(op, given.clock, row_clock.numel());
@@ -201,14 +202,15 @@ bool all_entries(int64_t count, const F& is_right) {
 
 void backward(const OptimizerKernels& kernels, const char* op, const std::vector<Tensor>& weights,
               const std::vector<Tensor>& generations, const std::vector<Tensor>& state,
+              const std::vector<Tensor>& dirty_bits, const std::vector<Tensor>& copy_on_write,
               const Tensor& row_clock, const Tensor& hyper, const Tensor& meta,
               const Tensor& init_data, const Tensor& grad_output, const Tensor& ids,
               const Tensor& handles, const Tensor& offsets,
               const std::optional<Tensor>& per_sample_weights, const Tensor& updates,
               const std::vector<int64_t>& feature_tables, const std::vector<int64_t>& feature_dims,
               int64_t pooling) {
-  UpdateCall call(kernels, op, weights, generations, state, row_clock, hyper, meta, init_data,
-                  updates, "feature_tables", feature_tables);
+  UpdateCall call(kernels, op, weights, generations, state, dirty_bits, copy_on_write, row_clock,
+                  hyper, meta, init_data, updates, "feature_tables", feature_tables);
   const LookupArgs lookup = lookup_call(op, call.tables, ids, handles, offsets, per_sample_weights,
                                         feature_tables, feature_dims, pooling);
   const GradientSource source = gradient_source(op, lookup, grad_output);
@@ -228,13 +230,14 @@ void backward(const OptimizerKernels& kernels, const char* op, const std::vector
 
 void update(const OptimizerKernels& kernels, const char* op, const std::vector<Tensor>& weights,
             const std::vector<Tensor>& generations, const std::vector<Tensor>& state,
+            const std::vector<Tensor>& dirty_bits, const std::vector<Tensor>& copy_on_write,
             const Tensor& row_clock, const Tensor& hyper, const Tensor& meta,
             const Tensor& init_data, const std::vector<Tensor>& handles,
             const std::vector<Tensor>& ids, const std::vector<Tensor>& tables,
             const std::vector<Tensor>& gradients, const Tensor& counts, const Tensor& updates,
             const std::vector<int64_t>& updated_tables) {
-  UpdateCall call(kernels, op, weights, generations, state, row_clock, hyper, meta, init_data,
-                  updates, "updated_tables", updated_tables);
+  UpdateCall call(kernels, op, weights, generations, state, dirty_bits, copy_on_write, row_clock,
+                  hyper, meta, init_data, updates, "updated_tables", updated_tables);
   const std::vector<ReducedTensors> reduced =
       reduced_tensors(op, weights, handles, ids, tables, gradients, counts);
   const auto table_count = static_cast<int64_t>(call.tables.size());

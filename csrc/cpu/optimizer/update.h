@@ -11,6 +11,7 @@ namespace dynemb::cpu {
 // Applies reduced gradients to rows.
 void update(const OptimizerKernels& kernels, const char* op, const std::vector<Tensor>& weights,
             const std::vector<Tensor>& generations, const std::vector<Tensor>& state,
+            const std::vector<Tensor>& dirty_bits, const std::vector<Tensor>& copy_on_write,
             const Tensor& row_clock, const Tensor& hyper, const Tensor& meta,
             const Tensor& init_data, const std::vector<Tensor>& handles,
             const std::vector<Tensor>& ids, const std::vector<Tensor>& tables,
@@ -21,6 +22,7 @@ void update(const OptimizerKernels& kernels, const char* op, const std::vector<T
 // reduced gradients.
 void backward(const OptimizerKernels& kernels, const char* op, const std::vector<Tensor>& weights,
               const std::vector<Tensor>& generations, const std::vector<Tensor>& state,
+              const std::vector<Tensor>& dirty_bits, const std::vector<Tensor>& copy_on_write,
               const Tensor& row_clock, const Tensor& hyper, const Tensor& meta,
               const Tensor& init_data, const Tensor& grad_output, const Tensor& ids,
               const Tensor& handles, const Tensor& offsets,

@@ -41,7 +41,7 @@ DYNEMB_INLINE void materialize_buckets_body(MaterializeJob& job) {
       store_row(table.storage, kToNearest, job.scratch, table.dim, table.row(row));
       write_fresh_state(*job.state, row, table.dim, job.initial_state);
       table.generations[row] = handle_generation(handle);
-      if (job.state->changes != nullptr) job.state->changes[row] = kChangedForAll;
+      if (job.state->dirty_bits != nullptr) job.state->dirty_bits[row] = kDirtyForAll;
       ++job.written;
     }
   }
@@ -50,13 +50,15 @@ DYNEMB_SIMD_VARIANTS(materialize_buckets, (MaterializeJob & job), (job))
 
 // Returns how many rows were written.
 Tensor materialize_(std::vector<Tensor> weights, std::vector<Tensor> generations,
-                    std::vector<Tensor> state, Tensor buckets, Tensor tables, Tensor hyper,
+                    std::vector<Tensor> state, std::vector<Tensor> dirty_bits,
+                    std::vector<Tensor> copy_on_write, Tensor buckets, Tensor tables, Tensor hyper,
                     Tensor meta, Tensor init_data) {
   const char* op = "materialize_";
   const IndexArgs index = index_args(op, buckets, nullptr, tables, meta);
   const auto rows = group_rows(op, weights, generations, meta, init_data);
   const double* numbers = hyper_tensor(op, hyper, index.table_count);
-  const std::vector<SlabState> states = state_tensors(op, weights, state);
+  const std::vector<SlabState> states =
+      state_tensors(op, weights, state, dirty_bits, copy_on_write);
   Tensor result = zeros_cpu({1}, ScalarType::Long);
   auto* written = static_cast<int64_t*>(result.data_ptr());
   check_no_writer(op, index.tables);

@@ -20,13 +20,14 @@ struct PreservedSlab {
 };
 
 PreservedSlab slab_of(const char* op, const char* name, const Tensor& weights,
-                      const std::vector<Tensor>& state) {
+                      const std::vector<Tensor>& state,
+                      const std::vector<Tensor>& copy_on_write = {}) {
   storage_of(op, name, weights);
   DYNEMB_CHECK(weights.dim() == 2, "dynemb::", op, ": ", name, " has ", weights.dim(),
                " dimensions, expected shape (rows, dim)");
   const int64_t row_bytes = weights.size(1) * static_cast<int64_t>(weights.element_size());
   return {static_cast<char*>(weights.data_ptr()), weights.size(0), row_bytes,
-          state_tensors(op, {weights}, state)[0]};
+          state_tensors(op, {weights}, state, {}, copy_on_write)[0]};
 }
 
 const int64_t* row_numbers(const char* op, const Tensor& rows, int64_t most) {
@@ -47,25 +48,24 @@ int64_t bytes_of_state(const SlabState& state) {
 
 // Raises unless all that the words name lies within them.
 void check_undo(const char* op, const PreservedSlab& slab) {
-  DYNEMB_CHECK(slab.state.undo != nullptr, "dynemb::", op,
-               ": state lacks the int64 words that rows are preserved with");
-  const int64_t* words = slab.state.undo;
+  const int64_t* words = slab.state.copy_on_write;
   const int64_t places = words[kUndoPlaces];
-  DYNEMB_CHECK(
-      words[kUndoRows] >= 0 && words[kUndoRows] <= slab.rows && places > 0 &&
-          words[kUndoRowBytes] >= slab.row_bytes + bytes_of_state(slab.state) &&
-          words[kUndoMarks] >= kUndoColumns &&
-          words[kUndoMarks] + (words[kUndoRows] + 1) / 2 <= words[kUndoFree] &&
-          words[kUndoFree] + (places + 1) / 2 <= words[kUndoBuffer] &&
-          words[kUndoBuffer] + (places * words[kUndoRowBytes] + 7) / 8 <= slab.state.undo_words,
-      "dynemb::", op, ": the int64 words of state name ", words[kUndoRows], " rows and ", places,
-      " places of ", words[kUndoRowBytes], " bytes, which do not fit ", slab.state.undo_words,
-      " words and ", slab.rows, " rows of ", slab.row_bytes + bytes_of_state(slab.state), " bytes");
+  DYNEMB_CHECK(words[kUndoRows] >= 0 && words[kUndoRows] <= slab.rows && places > 0 &&
+                   words[kUndoRowBytes] >= slab.row_bytes + bytes_of_state(slab.state) &&
+                   words[kUndoMarks] >= kUndoColumns &&
+                   words[kUndoMarks] + (words[kUndoRows] + 1) / 2 <= words[kUndoFree] &&
+                   words[kUndoFree] + (places + 1) / 2 <= words[kUndoBuffer] &&
+                   words[kUndoBuffer] + (places * words[kUndoRowBytes] + 7) / 8 <=
+                       slab.state.copy_on_write_words,
+               "dynemb::", op, ": copy_on_write names ", words[kUndoRows], " rows and ", places,
+               " places of ", words[kUndoRowBytes], " bytes, which do not fit ",
+               slab.state.copy_on_write_words, " words and ", slab.rows, " rows of ",
+               slab.row_bytes + bytes_of_state(slab.state), " bytes");
 }
 
-void preserve_rows_(Tensor weights, std::vector<Tensor> state, Tensor rows) {
+void preserve_rows_(Tensor weights, std::vector<Tensor> state, Tensor copy_on_write, Tensor rows) {
   const char* op = "preserve_rows_";
-  const PreservedSlab slab = slab_of(op, "weights", weights, state);
+  const PreservedSlab slab = slab_of(op, "weights", weights, state, {copy_on_write});
   const int64_t* numbers = row_numbers(op, rows, slab.rows);
   check_undo(op, slab);
   for (int64_t i = 0; i < rows.numel(); ++i) {
@@ -73,10 +73,10 @@ void preserve_rows_(Tensor weights, std::vector<Tensor> state, Tensor rows) {
   }
 }
 
-void take_preserved_rows_(Tensor weights, std::vector<Tensor> state, Tensor rows,
-                          Tensor out_weights, std::vector<Tensor> out_state) {
+void take_preserved_rows_(Tensor weights, std::vector<Tensor> state, Tensor copy_on_write,
+                          Tensor rows, Tensor out_weights, std::vector<Tensor> out_state) {
   const char* op = "take_preserved_rows_";
-  const PreservedSlab slab = slab_of(op, "weights", weights, state);
+  const PreservedSlab slab = slab_of(op, "weights", weights, state, {copy_on_write});
   check_defined(op, "out_weights", out_weights);
   DYNEMB_CHECK(out_weights.dim() == 2, "dynemb::", op, ": out_weights has ", out_weights.dim(),
                " dimensions, expected shape (rows, dim)");
@@ -87,7 +87,7 @@ void take_preserved_rows_(Tensor weights, std::vector<Tensor> state, Tensor rows
   }
   const PreservedSlab out = slab_of(op, "out_weights", out_weights, out_state);
   check_undo(op, slab);
-  const int64_t* numbers = row_numbers(op, rows, slab.state.undo[kUndoRows]);
+  const int64_t* numbers = row_numbers(op, rows, slab.state.copy_on_write[kUndoRows]);
   DYNEMB_CHECK(out.row_bytes == slab.row_bytes &&
                    out.state.element_states == slab.state.element_states &&
                    out.state.row_states == slab.state.row_states &&

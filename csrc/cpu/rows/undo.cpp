@@ -11,25 +11,25 @@ namespace {
 constexpr std::chrono::microseconds kWait{50};
 
 int32_t* mark_of(const SlabState& state, int64_t row) {
-  return reinterpret_cast<int32_t*>(state.undo + state.undo[kUndoMarks]) + row;
+  return reinterpret_cast<int32_t*>(state.copy_on_write + state.copy_on_write[kUndoMarks]) + row;
 }
 
 // Damaged words name no place beyond those that there are.
 char* place_of(const SlabState& state, int64_t place) {
-  return reinterpret_cast<char*>(state.undo + state.undo[kUndoBuffer]) +
-         place % state.undo[kUndoPlaces] * state.undo[kUndoRowBytes];
+  return reinterpret_cast<char*>(state.copy_on_write + state.copy_on_write[kUndoBuffer]) +
+         place % state.copy_on_write[kUndoPlaces] * state.copy_on_write[kUndoRowBytes];
 }
 
 int32_t* free_place(const SlabState& state, int64_t number) {
-  return reinterpret_cast<int32_t*>(state.undo + state.undo[kUndoFree]) +
-         static_cast<uint64_t>(number) % static_cast<uint64_t>(state.undo[kUndoPlaces]);
+  return reinterpret_cast<int32_t*>(state.copy_on_write + state.copy_on_write[kUndoFree]) +
+         static_cast<uint64_t>(number) % static_cast<uint64_t>(state.copy_on_write[kUndoPlaces]);
 }
 
 // A free place, or -1. Its entry of the ring is not written before the place is given back.
 int64_t taken_place(const SlabState& state) {
-  int64_t number = __atomic_load_n(state.undo + kUndoTaken, __ATOMIC_RELAXED);
-  while (number < __atomic_load_n(state.undo + kUndoGiven, __ATOMIC_ACQUIRE)) {
-    if (__atomic_compare_exchange_n(state.undo + kUndoTaken, &number, number + 1, true,
+  int64_t number = __atomic_load_n(state.copy_on_write + kUndoTaken, __ATOMIC_RELAXED);
+  while (number < __atomic_load_n(state.copy_on_write + kUndoGiven, __ATOMIC_ACQUIRE)) {
+    if (__atomic_compare_exchange_n(state.copy_on_write + kUndoTaken, &number, number + 1, true,
                                     __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
       return *free_place(state, number) & INT32_MAX;
     }
@@ -39,9 +39,9 @@ int64_t taken_place(const SlabState& state) {
 
 // Only one thread reads rows.
 void give_place(const SlabState& state, int32_t place) {
-  const int64_t number = state.undo[kUndoGiven];
+  const int64_t number = state.copy_on_write[kUndoGiven];
   *free_place(state, number) = place;
-  __atomic_store_n(state.undo + kUndoGiven, number + 1, __ATOMIC_RELEASE);
+  __atomic_store_n(state.copy_on_write + kUndoGiven, number + 1, __ATOMIC_RELEASE);
 }
 
 // Calls copy(bytes of the row, how many) for each tensor of a row.
@@ -61,7 +61,7 @@ void each_part(const SlabState& state, int64_t row, Copy copy) {
 }  // namespace
 
 void preserve_row(const SlabState& state, int64_t row, const char* weights, int64_t weight_bytes) {
-  if (row >= state.undo[kUndoRows]) return;
+  if (row >= state.copy_on_write[kUndoRows]) return;
   int32_t* mark = mark_of(state, row);
   while (preserves_rows(state)) {
     int32_t seen = __atomic_load_n(mark, __ATOMIC_ACQUIRE);
@@ -74,7 +74,7 @@ void preserve_row(const SlabState& state, int64_t row, const char* weights, int6
     const int64_t place = taken_place(state);
     if (place < 0) {
       __atomic_store_n(mark, kUndoUnread, __ATOMIC_RELEASE);
-      __atomic_fetch_add(state.undo + kUndoWaits, 1, __ATOMIC_RELAXED);
+      __atomic_fetch_add(state.copy_on_write + kUndoWaits, 1, __ATOMIC_RELAXED);
       std::this_thread::sleep_for(kWait);
       continue;
     }

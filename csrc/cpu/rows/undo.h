@@ -1,6 +1,6 @@
 // Rows as they were when a save began that reads them while training goes on.
 //
-// A slab may have a vector of words (core/rows/undo.h) beside its optimizer state. While it is
+// A slab may have a vector of copy-on-write words (core/rows/undo.h). While it is
 // active, whoever writes a row that the save has not read yet first copies the row, weights and
 // state, to a place in that vector. The save copies rows without a lock and asks afterwards whether
 // they had been preserved by then: if so, it takes the row from its place, which is then free for
@@ -19,7 +19,8 @@
 namespace dynemb::cpu {
 
 DYNEMB_INLINE bool preserves_rows(const SlabState& state) {
-  return state.undo != nullptr && __atomic_load_n(state.undo + kUndoActive, __ATOMIC_ACQUIRE) != 0;
+  return state.copy_on_write != nullptr &&
+         __atomic_load_n(state.copy_on_write + kUndoActive, __ATOMIC_ACQUIRE) != 0;
 }
 
 // Before a row is written. `weights`: of the row; `weight_bytes`: how many they are.

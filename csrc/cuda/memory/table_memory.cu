@@ -50,20 +50,21 @@ RowMemory row_memory(const Call& call, const char* name, const Tensor& tensor, i
 // outside.
 void bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor free_rows,
                 Tensor meta, std::vector<Tensor> weights, std::vector<Tensor> generations,
-                std::vector<Tensor> state, std::vector<Tensor> pending,
-                std::vector<int64_t> table_buckets, std::vector<int64_t> slab_rows,
-                std::optional<Tensor> policy) {
+                std::vector<Tensor> state, std::vector<Tensor> dirty_bits,
+                std::vector<Tensor> pending, std::vector<int64_t> table_buckets,
+                std::vector<int64_t> slab_rows, std::optional<Tensor> policy) {
   const Call call("bind_group", "buckets", buckets);
   const IndexArgs index = index_args(call, buckets, &scores, tables, meta);
   const auto table_count = static_cast<size_t>(index.table_count);
   const size_t slab_count = weights.size();
   DYNEMB_CHECK(table_buckets.size() == table_count && slab_rows.size() == slab_count &&
                    generations.size() == slab_count && state.size() % slab_count == 0 &&
+                   (dirty_bits.empty() || dirty_bits.size() == slab_count) &&
                    (pending.empty() || pending.size() == 4 * slab_count + 1),
                "dynemb::bind_group: got ", table_buckets.size(), " table_buckets, ",
                slab_rows.size(), " slab_rows, ", generations.size(), " generations and ",
-               state.size(), " state and ", pending.size(), " pending tensors for ", table_count,
-               " tables and ", slab_count, " slabs");
+               state.size(), " state, ", dirty_bits.size(), " dirty_bits and ", pending.size(),
+               " pending tensors for ", table_count, " tables and ", slab_count, " slabs");
   if (policy.has_value()) {
     check_tensor(call, "policy", *policy, ScalarType::Long);
     check_size(call.op, "policy", *policy, 1, kPolicyColumns);
@@ -114,12 +115,10 @@ void bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tens
     group = std::make_shared<GroupMemory>(call, index, std::move(growing_tables),
                                           std::move(slab_of_table), std::move(growing_slabs),
                                           std::move(growing_pending));
-  } else {
-    // tensors that have joined the state since: they grow with the rows from now on
-    for (size_t k = 0; k < state.size(); ++k) {
-      group->add_rows(call, k % slab_count,
-                      row_memory(call, "state", state[k], 0, bytes_of_row(state[k])));
-    }
+  }
+  // they may have been added since the last call, and grow with the rows from now on
+  for (size_t s = 0; s < dirty_bits.size(); ++s) {
+    group->add_rows(call, s, row_memory(call, "dirty_bits", dirty_bits[s], 0, 1));
   }
   group->bind(call, {table_buckets, slab_rows}, tables, slabs,
               pending.empty() ? nullptr : &pending.back(), policy);

@@ -13,7 +13,8 @@ constexpr int kOptimizerParts = 7;  // sources part_<n>.cu
 
 template <class Ops>
 void backward_(std::vector<Tensor> weights, std::vector<Tensor> generations,
-               std::vector<Tensor> state, Tensor row_clock, Tensor hyper, Tensor meta,
+               std::vector<Tensor> state, std::vector<Tensor> dirty_bits,
+               std::vector<Tensor> copy_on_write, Tensor row_clock, Tensor hyper, Tensor meta,
                Tensor init_data, Tensor grad_output, Tensor ids, Tensor handles, Tensor offsets,
                std::optional<Tensor> per_sample_weights, Tensor updates,
                std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims,
@@ -25,8 +26,9 @@ void backward_(std::vector<Tensor> weights, std::vector<Tensor> generations,
                                   feature_tables, feature_dims, pooling);
   // Whatever may fail comes before UpdateCall, which is the first to change anything.
   const GradientSort sort(call, rows, &lookup, grad_output);
-  const UpdateCall update(call, rows, kStateKinds<Optimizer>, weights, state, row_clock, hyper,
-                          updates, "feature_tables", feature_tables);
+  const UpdateCall update(call, rows, kStateKinds<Optimizer>, weights, state, dirty_bits,
+                          copy_on_write, row_clock, hyper, updates, "feature_tables",
+                          feature_tables);
   const int64_t count = lookup.args.features.count;
   const auto is_touched = [&](size_t s) { return !lookup.slab_features[s].empty() && count > 0; };
   for (size_t s = 0; s < rows.slabs.size(); ++s) {
@@ -42,7 +44,8 @@ void backward_(std::vector<Tensor> weights, std::vector<Tensor> generations,
 
 template <class Ops>
 void update_(std::vector<Tensor> weights, std::vector<Tensor> generations,
-             std::vector<Tensor> state, Tensor row_clock, Tensor hyper, Tensor meta,
+             std::vector<Tensor> state, std::vector<Tensor> dirty_bits,
+             std::vector<Tensor> copy_on_write, Tensor row_clock, Tensor hyper, Tensor meta,
              Tensor init_data, std::vector<Tensor> handles, std::vector<Tensor> ids,
              std::vector<Tensor> tables, std::vector<Tensor> gradients, Tensor counts,
              Tensor updates, std::vector<int64_t> updated_tables) {
@@ -51,8 +54,9 @@ void update_(std::vector<Tensor> weights, std::vector<Tensor> generations,
   const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
   std::vector<ReducedRows> reduced =
       reduced_rows(call, rows, weights, handles, ids, tables, gradients, counts);
-  const UpdateCall update(call, rows, kStateKinds<Optimizer>, weights, state, row_clock, hyper,
-                          updates, "updated_tables", updated_tables);
+  const UpdateCall update(call, rows, kStateKinds<Optimizer>, weights, state, dirty_bits,
+                          copy_on_write, row_clock, hyper, updates, "updated_tables",
+                          updated_tables);
   for (ReducedRows& entries : reduced) entries.updated = update.updated();
   for (size_t s = 0; s < reduced.size(); ++s) update.check_entries(call, rows, s, reduced[s]);
   for (size_t s = 0; s < reduced.size(); ++s) {

@@ -214,7 +214,7 @@ __device__ __forceinline__ void update_row(const Group& group, const UpdateArgs&
   if constexpr (Optimizer::kRowSteps != RowSteps::kNone) {
     if (slab.steps != nullptr) slab.steps[row] = row_steps;
   }
-  if (slab.changes != nullptr) slab.changes[row] = kChangedForAll;
+  if (slab.dirty_bits != nullptr) slab.dirty_bits[row] = kDirtyForAll;
   if (unwritten) args.slab.generations[row] = handle_generation(handle);
 }
 
@@ -278,6 +278,7 @@ class UpdateCall {
  public:
   UpdateCall(const Call& call, const GroupRows& rows, const StateKinds& kinds,
              const std::vector<Tensor>& weights, const std::vector<Tensor>& state,
+             const std::vector<Tensor>& dirty_bits, const std::vector<Tensor>& copy_on_write,
              const Tensor& row_clock, const Tensor& hyper, const Tensor& updates,
              const char* tables_argument, const std::vector<int64_t>& updated_tables);
 

@@ -88,9 +88,11 @@ __global__ void check_entry_gradients(Group group, FiniteCheck check, ReducedRow
 
 UpdateCall::UpdateCall(const Call& call, const GroupRows& rows, const StateKinds& kinds,
                        const std::vector<Tensor>& weights, const std::vector<Tensor>& state,
-                       const Tensor& row_clock, const Tensor& hyper, const Tensor& updates,
-                       const char* tables_argument, const std::vector<int64_t>& updated_tables)
-    : state_(slab_states(call, weights, state)) {
+                       const std::vector<Tensor>& dirty_bits,
+                       const std::vector<Tensor>& copy_on_write, const Tensor& row_clock,
+                       const Tensor& hyper, const Tensor& updates, const char* tables_argument,
+                       const std::vector<int64_t>& updated_tables)
+    : state_(slab_states(call, weights, state, dirty_bits, copy_on_write)) {
   const int64_t table_count = rows.table_count;
   const UpdateTensors given = update_tensors(call, kinds, state_, table_count, row_clock, hyper,
                                              updates, tables_argument, updated_tables);

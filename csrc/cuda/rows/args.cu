@@ -3,8 +3,10 @@
 namespace dynemb::cuda {
 
 std::vector<SlabState> slab_states(const Call& call, const std::vector<Tensor>& weights,
-                                   const std::vector<Tensor>& state) {
-  std::vector<SlabState> result = state_tensors(call, weights, state);
+                                   const std::vector<Tensor>& state,
+                                   const std::vector<Tensor>& dirty_bits,
+                                   const std::vector<Tensor>& copy_on_write) {
+  std::vector<SlabState> result = state_tensors(call, weights, state, dirty_bits, copy_on_write);
   for (size_t i = 0; i < state.size(); ++i) {
     DYNEMB_CHECK(is_aligned(state[i].data_ptr()), "dynemb::", call.op, ": state ",
                  i / weights.size(), " of slab ", i % weights.size(),

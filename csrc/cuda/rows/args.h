@@ -20,7 +20,9 @@ struct GroupRows {
 
 // As state_tensors. Raises also where kernels could not load 16 bytes at a time.
 std::vector<SlabState> slab_states(const Call& call, const std::vector<Tensor>& weights,
-                                   const std::vector<Tensor>& state);
+                                   const std::vector<Tensor>& state,
+                                   const std::vector<Tensor>& dirty_bits,
+                                   const std::vector<Tensor>& copy_on_write);
 
 GroupRows group_rows(const RowTensors& given);
 inline GroupRows group_rows(const Call& call, const std::vector<Tensor>& weights,

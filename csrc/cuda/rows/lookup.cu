@@ -278,15 +278,15 @@ Tensor quantized_embedding(std::vector<Tensor> weights, std::vector<Tensor> gene
   return sequence_lookup(call, rows, ids, handles, offsets, feature_tables, dim);
 }
 
-// state, hyper, pending, grad_anchor and optimizer are for the autograd formula, which gets them
-// from here.
+// state, dirty_bits, copy_on_write, hyper, pending, grad_anchor and optimizer are for the autograd
+// formula, which gets them from here.
 std::tuple<Tensor, Tensor> embedding_bag(
     std::vector<Tensor> weights, std::vector<Tensor> generations, std::vector<Tensor> /*state*/,
-    Tensor row_clock, Tensor /*hyper*/, Tensor meta, Tensor init_data,
-    std::vector<Tensor> /*pending*/, Tensor ids, Tensor handles, Tensor offsets,
-    std::optional<Tensor> per_sample_weights, Tensor /*grad_anchor*/,
-    std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims, int64_t pooling,
-    int64_t /*optimizer*/) {
+    std::vector<Tensor> /*dirty_bits*/, std::vector<Tensor> /*copy_on_write*/, Tensor row_clock,
+    Tensor /*hyper*/, Tensor meta, Tensor init_data, std::vector<Tensor> /*pending*/, Tensor ids,
+    Tensor handles, Tensor offsets, std::optional<Tensor> per_sample_weights,
+    Tensor /*grad_anchor*/, std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims,
+    int64_t pooling, int64_t /*optimizer*/) {
   const Call call("embedding_bag", kWeights, weights.empty() ? meta : weights[0]);
   const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
   Tensor output = pooled_lookup(call, rows, ids, handles, offsets, per_sample_weights,
@@ -294,13 +294,12 @@ std::tuple<Tensor, Tensor> embedding_bag(
   return {output, update_count(call, row_clock, meta)};
 }
 
-std::tuple<Tensor, Tensor> embedding(std::vector<Tensor> weights, std::vector<Tensor> generations,
-                                     std::vector<Tensor> /*state*/, Tensor row_clock,
-                                     Tensor /*hyper*/, Tensor meta, Tensor init_data,
-                                     std::vector<Tensor> /*pending*/, Tensor ids, Tensor handles,
-                                     Tensor offsets, Tensor /*grad_anchor*/,
-                                     std::vector<int64_t> feature_tables, int64_t dim,
-                                     int64_t /*optimizer*/) {
+std::tuple<Tensor, Tensor> embedding(
+    std::vector<Tensor> weights, std::vector<Tensor> generations, std::vector<Tensor> /*state*/,
+    std::vector<Tensor> /*dirty_bits*/, std::vector<Tensor> /*copy_on_write*/, Tensor row_clock,
+    Tensor /*hyper*/, Tensor meta, Tensor init_data, std::vector<Tensor> /*pending*/, Tensor ids,
+    Tensor handles, Tensor offsets, Tensor /*grad_anchor*/, std::vector<int64_t> feature_tables,
+    int64_t dim, int64_t /*optimizer*/) {
   const Call call("embedding", kWeights, weights.empty() ? meta : weights[0]);
   const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
   Tensor output = sequence_lookup(call, rows, ids, handles, offsets, feature_tables, dim);

@@ -78,7 +78,7 @@ __global__ void write_unwritten(Group group, MaterializeJob job) {
           state.of_row[k][row] = k == 0 && state.element_states == 0 ? initial : 0.0f;
         }
         if (state.steps != nullptr) state.steps[row] = 0;
-        if (state.changes != nullptr) state.changes[row] = kChangedForAll;
+        if (state.dirty_bits != nullptr) state.dirty_bits[row] = kDirtyForAll;
         job.slab.generations[row] = handle_generation(handle);
         atomicAdd(reinterpret_cast<unsigned long long*>(job.written), 1ULL);
       }
@@ -88,13 +88,15 @@ __global__ void write_unwritten(Group group, MaterializeJob job) {
 
 // Returns how many rows were written.
 Tensor materialize_(std::vector<Tensor> weights, std::vector<Tensor> generations,
-                    std::vector<Tensor> state, Tensor buckets, Tensor tables, Tensor hyper,
+                    std::vector<Tensor> state, std::vector<Tensor> dirty_bits,
+                    std::vector<Tensor> copy_on_write, Tensor buckets, Tensor tables, Tensor hyper,
                     Tensor meta, Tensor init_data) {
   const Call call("materialize_", "buckets", buckets);
   const IndexArgs index = index_args(call, buckets, nullptr, tables, meta);
   const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
   const double* numbers = hyper_tensor(call, hyper, index.table_count);
-  const std::vector<SlabState> states = slab_states(call, weights, state);
+  const std::vector<SlabState> states =
+      slab_states(call, weights, state, dirty_bits, copy_on_write);
   Tensor written = call.empty({1}, ScalarType::Long);
   call.fill(written.data_ptr(), 0, 8);
   const int64_t slots = buckets.size(0) * kBucketWidth;

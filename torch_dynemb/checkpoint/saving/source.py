@@ -186,6 +186,8 @@ def write_initial_rows(source: GroupSource) -> None:
                 [slab.weights for slab in slabs],
                 [slab.generations for slab in slabs],
                 state,
+                [],
+                [],
                 none,
                 source.hyper[t : t + 1],
                 meta,
