@@ -108,7 +108,7 @@ class FullTable:
     @property
     def stats(self) -> td.TableStats:
         """What has happened to the table."""
-        return self.bag.group.stats()["bench"]
+        return self.bag.group.usage.tables()["bench"]
 
     def look_up(self, ids: Tensor) -> Tensor:
         """Handles of ids, int64 [batch], of one step without gradients."""

@@ -75,7 +75,7 @@ def group_content(group: td.TableGroup, table: int) -> Content:
     names = [] if config.optimizer is None else [of.name for of in config.optimizer.state]
     state = {name: group.rows.state[k * slabs + slab][places] for k, name in enumerate(names)}
     words = [word for word in config.tables[table].policy.scores if word != "none"]
-    scores = {word: group.get_score(table, ids, score=word).scores for word in words}
+    scores = {word: group.scores.get(table, ids, score=word).scores for word in words}
     return Content(
         ids.cpu(),
         group.rows.weights[slab][places].cpu(),

@@ -171,7 +171,7 @@ def modules() -> nn.ModuleDict:
             "read": td.DynamicEmbedding(4, name="read", trainable=False, initializer=td.Normal()),
         }
     )
-    table_modules(module)["row"].group.set_batch_score(0, 5)
+    table_modules(module)["row"].group.scores.set_batch(0, 5)
     return module
 
 
@@ -270,7 +270,7 @@ def evicting() -> td.TableGroup:
         optimizer=td.Adam(lr=0.25),
         max_rows=100,
     )
-    group.record_evicted(10, rows=True)
+    group.evicted.record(10, rows=True)
     for number in IDS.tolist():
         group.insert(0, torch.tensor([number]))
         group.step()
@@ -289,12 +289,12 @@ def values() -> dict[str, Any]:
             "t", 4, ["f"], padding_idx=3, dtype=torch.float16, initializer=td.Normal()
         ),
         "group": group,
-        "stats": group.stats()["t"],
-        "evicted": group.take_evicted()["t"],
+        "stats": group.usage.tables()["t"],
+        "evicted": group.evicted.take()["t"],
         "new": td.NewIds(IDS, IDS > 5, torch.tensor([2]), "t"),
         "jagged": td.KeyedJagged(["a", "b"], IDS, torch.tensor([0, 2, 6]), IDS.float()),
         "exported": list(group.export(0)),
-        "scored": group.get_score(0, IDS),
+        "scored": group.scores.get(0, IDS),
         "found": group.find(IDS, torch.tensor([0, len(IDS)]), [0]),
     }
 

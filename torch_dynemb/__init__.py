@@ -56,7 +56,8 @@ from torch_dynemb.policy.admission import (
 from torch_dynemb.policy.policy import FeaturePolicy, Policy
 from torch_dynemb.serving import freeze
 from torch_dynemb.storage.tiers import ExternalStore, SSDStore, StorageStats
-from torch_dynemb.table.group import TableConfig, TableGroup
+from torch_dynemb.table.config import TableConfig
+from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.host_state import EvictedIds
 from torch_dynemb.table.stats import TableStats
 

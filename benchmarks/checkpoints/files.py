@@ -111,7 +111,7 @@ def _save_rows(
         extra,
         "bytes",
         target=EXTRA_BYTES + EXTRA_BYTES_AN_ID * ids,
-        of_the_table=extra / module.group.memory()["total"],
+        of_the_table=extra / module.group.usage.memory()["total"],
     )
 
 

@@ -37,7 +37,7 @@ class DynamicIndex:
     @property
     def used_bytes(self) -> int:
         """Bytes of the index in use."""
-        return self._group.memory()["index"]
+        return self._group.usage.memory()["index"]
 
     @property
     def growths(self) -> int:

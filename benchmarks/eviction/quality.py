@@ -76,15 +76,15 @@ def hit_rates(stream: Stream, score: str, capacity: int) -> tuple[float, float, 
     ours = _single(td.Policy(score=SCORES[score], capacity=capacity))
     exact = ExactCache(ids.numpy(), capacity, score=SCORES[score])
     half = len(stream.batches) // 2
-    before, exact_hits = ours.stats()["bench"], 0
+    before, exact_hits = ours.usage.tables()["bench"], 0
     batches = progress(stream.batches, f"{score}, {capacity} ids", depth=1)
     for number, batch in enumerate(batches):
         if number == half:
-            before, exact_hits = ours.stats()["bench"], 0
+            before, exact_hits = ours.usage.tables()["bench"], 0
         ours.insert(0, ids[batch])
         ours.step()
         exact_hits += exact.look_up(batch.numpy())
-    after = ours.stats()["bench"]
+    after = ours.usage.tables()["bench"]
     lookups = sum(len(batch) for batch in stream.batches[half:])
     return (after.found - before.found) / lookups, exact_hits / lookups, after.rejected
 
@@ -129,10 +129,10 @@ def our_curve(capacity: int) -> FillCurve:
     used, evicting = [0.0], [0.0]
     part = max(CURVE_INSERTS * capacity // CURVE_PARTS, 1)
     for number in range(CURVE_PARTS):
-        before = group.stats()["bench"]
+        before = group.usage.tables()["bench"]
         group.insert(0, distinct_ids(number * part, part))
         group.step()
-        after = group.stats()["bench"]
+        after = group.usage.tables()["bench"]
         lost = after.evicted + after.rejected - before.evicted - before.rejected
         used.append(after.size / capacity)
         evicting.append(lost / part)
@@ -192,7 +192,7 @@ def small_table_rows(bench: str, steps: int, only: list[str]) -> Iterator[Row | 
             for batch in ids[capacity:].split(count):
                 group.step()
                 times_ms.append(elapsed_ms(functools.partial(group.insert, 0, batch)))
-            refused = group.stats(wait=True)["bench"].rejected
+            refused = group.usage.tables(wait=True)["bench"].rejected
             shares[what] = 100 * refused / (steps * count)
         yield quantity(
             bench,
@@ -229,7 +229,7 @@ def admission_rows(bench: str, lookups: int, only: list[str]) -> Iterator[Row | 
             group.insert(0, batch)
             group.step()
         admitted = group.contains(0, ids)
-        stats = group.stats()["bench"]
+        stats = group.usage.tables()["bench"]
         rare = counts < THRESHOLD
         extra: dict[str, float | int] = {
             "counter_bytes": stats.counter_bytes,

@@ -116,8 +116,8 @@ class TableCalls(Calls):
         group.erase(0, torch.arange(3, device=self.device))
         self.keep("insert after erase", group.insert(0, self.tensor([900, 1, 901, 901, 2])))
         scored = self.tensor([900, 1, 7])
-        group.set_score(0, scored, self.tensor([70, 1, 8]))
-        self.keep("scores", *group.get_score(0, self.tensor([1, 2, 900, 12345])))
+        group.scores.set(0, scored, self.tensor([70, 1, 8]))
+        self.keep("scores", *group.scores.get(0, self.tensor([1, 2, 900, 12345])))
         group.reserve(2, 3000)
 
     def _export(self) -> None:
@@ -150,8 +150,8 @@ class TableCalls(Calls):
         ]
         optimizer = OPTIMIZERS[self.optimizer]
         group = td.TableGroup(tables, optimizer=optimizer, seed=2, device=self.device)
-        group.set_now(0)
-        group.record_evicted(2000)
+        group.clock.set_now(0)
+        group.evicted.record(2000)
         features = [0, 1, 2, 3]
         for step in range(6):
             ids = torch.arange(1000, device=self.device) * (step + 1) % 1400
@@ -172,8 +172,8 @@ class TableCalls(Calls):
             group.index.slabs,
         )
         group.end_step()
-        self.keep("reported", torch.tensor(group.stats(wait=True)["t0"].evicted))
-        group.stats()
+        self.keep("reported", torch.tensor(group.usage.tables(wait=True)["t0"].evicted))
+        group.usage.tables()
 
     def _split_mode(self) -> None:
         """Rows and state below float32, gradients that wait, NaN among them."""

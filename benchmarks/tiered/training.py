@@ -86,11 +86,11 @@ class Trained:
 
     def index_bytes(self) -> int:
         """Memory of the index."""
-        return self._bag.group.memory()["index"]
+        return self._bag.group.usage.memory()["index"]
 
     def stats(self) -> StorageStats | None:
         """What cache and store have done."""
-        return self._bag.group.storage_stats()
+        return self._bag.group.usage.storage()
 
     def steps(self, batches: list[Tensor]) -> None:
         """Trains on batches and one more, which is only fetched; waits until all is written."""

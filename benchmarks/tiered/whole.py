@@ -47,13 +47,13 @@ def snapshot_rows(
 
         def ours(number: int) -> float:
             train_all(bag, ids, STEP)
-            stats = bag.group.storage_stats()
+            stats = bag.group.usage.storage()
             assert stats is not None
             before = stats.bytes_written
             elapsed = elapsed_ms(lambda: td.checkpoint.save_snapshot(bag, f"of{number}"))
-            after = bag.group.storage_stats()
+            after = bag.group.usage.storage()
             assert after is not None
-            written.append(after.bytes_written - before + bag.group.memory()["index"])
+            written.append(after.bytes_written - before + bag.group.usage.memory()["index"])
             return elapsed
 
         def plain(number: int) -> float:
@@ -103,7 +103,7 @@ def memory_rows(bench: str, folder: Path, ids: int, only: list[str]) -> Iterator
         tiers.drain()
         slots = tiers.used_slots(0)
         row_bytes = 4 * 3 * DIM + 4 + 32  # weights, two states, generation, slot
-        index = bag.group.memory()["index"]
+        index = bag.group.usage.memory()["index"]
         beyond = _resident() - before - index - slots * row_bytes
         yield quantity(bench, case, beyond / ids, "bytes", target=AN_ID + (64 << 20) / ids, ids=ids)
 

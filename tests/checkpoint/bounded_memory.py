@@ -52,7 +52,7 @@ def main(path: str) -> None:
     for begin in range(0, ROWS, 20_000):
         rows = ids_of(begin)[:, None].expand(-1, DIM).float()
         items.group.insert_or_assign(0, ids_of(begin), rows)
-    held = items.group.memory()["total"]
+    held = items.group.usage.memory()["total"]
     limit = before + int(max(held, data_bytes() - before) / SHARE)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     with contextlib.suppress(RuntimeError):

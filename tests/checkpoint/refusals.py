@@ -30,7 +30,7 @@ def full_of_policies() -> td.DynamicEmbedding:
     )
     optimizer = td.Adam(lr=0.1, row_steps=True)
     module = td.DynamicEmbedding(4, optimizer=optimizer, policy=policy, name="t", max_rows=100)
-    module.group.set_batch_score(0, 3)
+    module.group.scores.set_batch(0, 3)
     for ids in (torch.arange(20).repeat(2), torch.arange(10, 40)):
         module(ids).sum().backward()
         module.optimizer.step(now=50)

@@ -43,7 +43,7 @@ def saved_module() -> td.DynamicEmbeddingBagCollection:
 
 def train(module: td.DynamicEmbeddingBagCollection, steps: range) -> None:
     """Steps whose batches depend on their numbers alone."""
-    module.group.set_batch_score(0, 5)
+    module.group.scores.set_batch(0, 5)
     for step in steps:
         generator = torch.Generator().manual_seed(step)
         ids = {

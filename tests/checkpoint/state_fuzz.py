@@ -89,7 +89,7 @@ def train(module: Any, steps: range) -> None:
     """Steps whose batches depend on their numbers alone; the first ids have been seen before."""
     for t, config in enumerate(module.group.config.tables):
         if "custom" in config.policy.scores:
-            module.group.set_batch_score(t, 7)
+            module.group.scores.set_batch(t, 7)
     for step in steps:
         generator = torch.Generator().manual_seed(step)
         features = {
@@ -114,7 +114,7 @@ def live(module: Any, first: int) -> None:
     module.eval()
     module({name: torch.arange(60)[None] for name in module.feature_names})
     module.train()
-    module.group.stats()
+    module.group.usage.tables()
 
 
 def saved(name: str) -> State:

@@ -82,7 +82,7 @@ def test_what_is_saved_is_one_step(
     assert handle.done()
     assert torch.get_num_threads() == threads
     assert differences(files_of(tmp_path / "while training"), expected) == []
-    assert model.features.group.stats(wait=True)["scored"].evicted > 0
+    assert model.features.group.usage.tables(wait=True)["scored"].evicted > 0
     # and training has not noticed
     train(twin, range(6, 10))
     assert differences(contents(model), contents(twin)) == []

@@ -71,10 +71,13 @@ def test_training_goes_on_bit_for_bit(
     assert differences(as_saved(model), as_saved(twin)) == []
     for net in (model, twin):
         train(net, range(6, 12))
-    assert model.features.group.stats(wait=True)["scored"].evicted > 0
+    assert model.features.group.usage.tables(wait=True)["scored"].evicted > 0
     assert differences(as_saved(model), as_saved(twin)) == []
     assert (
-        differences(model.features.group.stats(wait=True), twin.features.group.stats(wait=True))
+        differences(
+            model.features.group.usage.tables(wait=True),
+            twin.features.group.usage.tables(wait=True),
+        )
         == []
     )
     assert torch.equal(model.top.weight, twin.top.weight)
@@ -84,10 +87,12 @@ def test_a_filled_model_is_replaced(path: Path) -> None:
     model = trained()
     checkpoint.save(path, model)
     other = trained(9, seed=3)
-    before = other.features.group.memory()["rows"]
+    before = other.features.group.usage.memory()["rows"]
     checkpoint.load(path, other)
     assert differences(as_saved(model), as_saved(other)) == []
-    assert other.features.group.memory()["rows"] <= before  # the rows of before are used again
+    assert (
+        other.features.group.usage.memory()["rows"] <= before
+    )  # the rows of before are used again
     for net in (model, other):
         train(net, range(6, 9))
     assert differences(as_saved(model), as_saved(other)) == []

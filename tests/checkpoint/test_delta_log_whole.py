@@ -48,7 +48,7 @@ class Model(nn.Module):
 def train(model: Model, step: int) -> None:
     """A step on ids some of which are new, after which others go."""
     group = model.bags.group
-    group.set_batch_score(0, 100 + step)
+    group.scores.set_batch(0, 100 + step)
     ids = (torch.arange(8) % 6 + 3 * step).view(4, 2).to(group.device)
     model.zero_grad()
     model(ids).square().sum().backward()
@@ -70,7 +70,7 @@ def content(model: Model, *, scores: bool = False) -> Content:
         found = ids.ids.sort().values
         for name in config.policy.scores:
             if name == "custom" or (scores and name != "none"):
-                of_ids = group.get_score(table, found, score=name).scores
+                of_ids = group.scores.get(table, found, score=name).scores
                 result[config.name, name] = found.tolist(), of_ids.tolist()
     if scores:
         counted = read_counts(group.tables, 2)
@@ -179,19 +179,19 @@ def test_custom_scores_travel_with_their_ids(tmp_path: Path) -> None:
     log.attach(model)
     group = model.bags.group
     ids = next(group.export(0)).ids[:3]
-    group.set_score(0, ids, torch.tensor([7, -8, 9], device=ids.device))  # and no row
+    group.scores.set(0, ids, torch.tensor([7, -8, 9], device=ids.device))  # and no row
     log.publish()
     log.close()
     copy = Model(seed=9)
     assert replay(tmp_path / "log", copy) == 1
     assert content(copy) == content(model)
-    assert copy.bags.group.get_score(0, ids).scores.tolist() == [7, -8, 9]
-    group.set_score(0, ids, torch.tensor([1, 2, 3], device=ids.device))  # while nothing records
+    assert copy.bags.group.scores.get(0, ids).scores.tolist() == [7, -8, 9]
+    group.scores.set(0, ids, torch.tensor([1, 2, 3], device=ids.device))  # while nothing records
     log.attach(model)
     log.publish()
     log.close()
     assert replay(tmp_path / "log", copy) == 2
-    assert copy.bags.group.get_score(0, ids).scores.tolist() == [1, 2, 3]
+    assert copy.bags.group.scores.get(0, ids).scores.tolist() == [1, 2, 3]
 
 
 def test_tables_that_cannot_take_a_commit_are_named_before_any_changes(tmp_path: Path) -> None:

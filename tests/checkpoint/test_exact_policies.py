@@ -91,7 +91,7 @@ def test_evictions_go_on_as_if_nothing_had_happened(
         train(trained, range(6, 13))
         td.checkpoint.save(tmp_path / name, trained)
     assert files(tmp_path / "one") == files(tmp_path / "two")
-    stats = [of.group.stats(wait=True) for of in (model, other)]
+    stats = [of.group.usage.tables(wait=True) for of in (model, other)]
     for name in names:
         assert stats[0][name] == stats[1][name]
     turnover = [s.evicted + s.rejected + s.not_admitted for s in stats[0].values()]
@@ -119,7 +119,7 @@ def test_given_scores_go_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
         steps(trained, range(6, 13))
         td.checkpoint.save(tmp_path / name, trained)
     assert files(tmp_path / "one") == files(tmp_path / "two")
-    assert model.group.stats(wait=True)[model.group.names[0]].evicted > 0
+    assert model.group.usage.tables(wait=True)[model.group.names[0]].evicted > 0
 
 
 def test_ids_on_rows_that_others_had_before_a_load_begin_anew(tmp_path: Path) -> None:

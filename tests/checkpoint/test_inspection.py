@@ -147,7 +147,7 @@ def test_tables_named_as_entries_are_saved_extended_and_loaded() -> None:
         one.group.compact()
         one.add_table(td.TableConfig("dim4.buckets", 4, policy=td.Policy(score="frequency")))
         one.set_optimizer(td.SGD(lr=0.1))
-    states = module.group.state_tensors(), twin.group.state_tensors()
+    states = module.group.state.tensors(), twin.group.state.tensors()
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
     assert module.sizes() == {
         **{name: 10 * k + 10 - 3 * (k == 0) for k, name in enumerate(NAMES)},

@@ -151,7 +151,7 @@ def test_counters_and_steps_go_on(path: Path, model: nn.ModuleDict, tmp_path: Pa
     checkpoint.reshard(path, tmp_path / "out", parts=3)
     twin = trained_model(steps=1, ids=10)
     checkpoint.load(tmp_path / "out", twin)
-    one, other = (of["tables"].group.stats()["users"] for of in (model, twin))
+    one, other = (of["tables"].group.usage.tables()["users"] for of in (model, twin))
     assert one.inserted == other.inserted > 0
     batch = {n: torch.arange(4)[None] for n in ("users", "items", "ads", "empty")}
     for of in (model, twin):  # bias corrections count the same steps

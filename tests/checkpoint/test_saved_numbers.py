@@ -53,11 +53,11 @@ def test_a_file_of_format_3_is_read_and_trained_on() -> None:
     assert module.sizes() == {"a": 16, "b": 24, "c": 32}
     twin.load_state_dict(module.state_dict())
     ids = torch.arange(40)
-    before = module.group.get_score(0, ids, score="frequency")
+    before = module.group.scores.get(0, ids, score="frequency")
     for one in (module, twin):
         train(one, range(4, 6))
     assert_holds_the_same(twin, module.state_dict())
-    after = module.group.get_score(0, ids, score="frequency")
+    after = module.group.scores.get(0, ids, score="frequency")
     seen = [
         torch.randint(0, 40, (10, 3), generator=torch.Generator().manual_seed(s)) for s in (4, 5)
     ]
@@ -88,8 +88,8 @@ def test_scores_in_another_order(monkeypatch: pytest.MonkeyPatch, scores: tuple[
         train(one, range(4, 8))
     ids = torch.arange(40)
     for name in ("step", "timestamp", "frequency", "custom", "expiry"):
-        expected = known.group.get_score(0, ids, score=name)
-        given = module.group.get_score(0, ids, score=name)
+        expected = known.group.scores.get(0, ids, score=name)
+        given = module.group.scores.get(0, ids, score=name)
         assert torch.equal(given.scores, expected.scores), name
         assert torch.equal(given.found, expected.found)
     assert torch.equal(module.group.read(0, ids), known.group.read(0, ids))

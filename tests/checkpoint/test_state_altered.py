@@ -227,7 +227,7 @@ def assert_goes_on(module: Any, twin: Any) -> None:
     """Both are trained, evict and compact; they stay equal, also through another file."""
     third = full_of_policies()
     for one in (module, twin):
-        one.group.set_batch_score(0, 3)
+        one.group.scores.set_batch(0, 3)
         one.group.erase(0, torch.arange(0, 20, 2))
         one.group.compact()
         one(torch.arange(100, 140).repeat(2)).sum().backward()

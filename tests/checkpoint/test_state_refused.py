@@ -146,10 +146,10 @@ def test_scores_that_could_not_be_saved_are_refused() -> None:
     ids = torch.arange(2)
     for value in (-1, 2**62 + 1):
         with pytest.raises(ValueError, match=f"scores has {value}, expected frequencies from 0"):
-            group.set_score(0, ids, torch.tensor([value, 0]), score="frequency")
+            group.scores.set(0, ids, torch.tensor([value, 0]), score="frequency")
     with pytest.raises(ValueError, match="seconds is 4611686018427387905, expected at"):
-        group.set_now(2**62 + 1)
-    group.set_now(2**62)
+        group.clock.set_now(2**62 + 1)
+    group.clock.set_now(2**62)
 
 
 def test_a_wrong_time_leaves_the_rows_alone() -> None:

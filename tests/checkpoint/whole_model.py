@@ -51,8 +51,8 @@ class WholeModel(nn.Module):
             optimizer=td.Adam(lr=0.1, row_steps=True),
             max_rows=200,
         )
-        self.tables.group.set_batch_score(0, 5)
-        self.tables.group.set_now(900)  # not this machine's clock
+        self.tables.group.scores.set_batch(0, 5)
+        self.tables.group.clock.set_now(900)  # not this machine's clock
         self.bag = td.DynamicEmbeddingBag(
             4,
             mode="sum",

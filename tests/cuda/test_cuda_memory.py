@@ -155,12 +155,12 @@ def test_a_state_moves_between_devices() -> None:
     cpu.erase(0, torch.arange(100))
     group, back = make_group(score="step"), td.TableGroup(config, optimizer=td.Adam())
     with emulated_cuda():
-        group.load_state_tensors(cpu.state_tensors())
+        group.state.load(cpu.state.tensors())
         assert different_state(cpu, group) == []
         train(group, 0, torch.arange(4000, 9000), torch.ones(5000, 64))
-        state = group.state_tensors()
+        state = group.state.tensors()
     train(cpu, 0, torch.arange(4000, 9000), torch.ones(5000, 64))
-    back.load_state_tensors(state)
+    back.state.load(state)
     assert different_state(cpu, back) == []
 
 

@@ -122,7 +122,7 @@ def make_group(name: str, capacity: int) -> td.TableGroup:
     budget = 60_000 if name == "budget" else None
     tables = tables_of(name, capacity)
     group = td.TableGroup(tables, optimizer=td.SGD(lr=0.5), seed=3, memory_budget=budget)
-    group.record_evicted(3 * capacity)
+    group.evicted.record(3 * capacity)
     group.index.clock[1] = 1000  # not the machine's time
     return group
 
@@ -341,11 +341,11 @@ def test_frequencies_end_at_their_limit(seed: int, shared: bool) -> None:
     pair.insert(ids, torch.tensor([0, 3]))
     limit = 1 << 62
     for group in (pair.cpu, pair.gpu):
-        group.set_score(0, ids, torch.tensor([limit - 20, limit - 3, limit]))
+        group.scores.set(0, ids, torch.tensor([limit - 20, limit - 3, limit]))
     many = ids.repeat(40) if shared else ids
     pair.insert(many, torch.tensor([0, many.numel()]))
     pair.check()
-    assert pair.cpu.get_score(0, ids[2:]).scores.tolist() == [limit]
+    assert pair.cpu.scores.get(0, ids[2:]).scores.tolist() == [limit]
 
 
 def test_scores_of_ids_given_twice_are_the_largest(seed: int) -> None:
@@ -354,9 +354,9 @@ def test_scores_of_ids_given_twice_are_the_largest(seed: int) -> None:
     pair.features = [(1, 1)]
     pair.insert(ids, torch.tensor([0, 120]))
     given = torch.randint(-100, 100, (120,), generator=torch.Generator().manual_seed(seed))
-    expected = pair.cpu.set_score(1, ids, given)
+    expected = pair.cpu.scores.set(1, ids, given)
     with emulated_cuda():
-        assert pair.gpu.set_score(1, ids, given) == expected
+        assert pair.gpu.scores.set(1, ids, given) == expected
     pair.check()
 
 

@@ -90,7 +90,7 @@ def statistics(group: td.TableGroup) -> dict[str, Tensor]:
     """Read what the tables of a group have counted."""
     return {
         f"{name}.{figure}": torch.tensor(dataclasses.asdict(of)[figure])
-        for name, of in group.stats(wait=True).items()
+        for name, of in group.usage.tables(wait=True).items()
         for figure in _COUNTED
     }
 

@@ -30,7 +30,7 @@ class Model(nn.Module):
         self.bags = td.DynamicEmbeddingBagCollection(
             configs, optimizer=td.Adam(lr=0.1, betas=BETAS), max_rows=300
         )
-        self.bags.group.set_batch_score(0, 3)
+        self.bags.group.scores.set_batch(0, 3)
         self.one = td.DynamicEmbedding(
             8, name="one", optimizer=td.Adagrad(lr=0.1), dtype=torch.bfloat16, max_rows=300
         )
@@ -67,7 +67,7 @@ class Model(nn.Module):
             group.compact()
         if step == 3:
             one.clear(0)
-            group.set_score(0, spread(torch.arange(20)), torch.arange(20))
+            group.scores.set(0, spread(torch.arange(20)), torch.arange(20))
             group.insert(1, spread(torch.arange(60, 70)))
 
 

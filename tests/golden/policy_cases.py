@@ -72,10 +72,10 @@ def lived(policy: td.Policy, folder: Path) -> Outputs:
     group = module.group
     timed = policy.ttl is not None or "timestamp" in policy.scores
     if timed:
-        group.set_now(1000)
+        group.clock.set_now(1000)
     evicts = policy.capacity is not None and policy.on_full in (None, "evict")
     if evicts:
-        group.record_evicted(1000, rows=True)
+        group.evicted.record(1000, rows=True)
     if isinstance(policy.admission, td.AdmitNone):
         group.insert_or_assign(0, spread(torch.arange(10)), values(10, 5, seed=9))
     found: Outputs = {}
@@ -97,7 +97,7 @@ def lived(policy: td.Policy, folder: Path) -> Outputs:
     if removed:
         found["removed"] = torch.tensor(removed)
     if evicts:
-        evicted = group.take_evicted().get("table")
+        evicted = group.evicted.take().get("table")
         if evicted is not None:
             found["evicted"] = {"ids": evicted.ids, "scores": evicted.scores}
             if evicted.rows is not None:
@@ -136,17 +136,17 @@ def large(folder: Path) -> Outputs:
         optimizer=td.SGD(lr=0.1),
         seed=3,
     )
-    group.set_batch_score(0, 5)
-    group.set_batch_score(1, 6)
-    group.record_evicted(20_000)
+    group.scores.set_batch(0, 5)
+    group.scores.set_batch(1, 6)
+    group.evicted.record(20_000)
     found: Outputs = {}
     for step in range(3):
         call = ids(6000, below=9000, seed=step)
         found[f"handles {step}"] = group.find_or_insert(call, torch.tensor([0, 4500, 6000]), [0, 1])
-        group.set_score(0, call[::7], call[::7] % 5)
-        group.set_score(1, call[5000::3], call[5000::3] % 7, score="custom")
+        group.scores.set(0, call[::7], call[::7] % 5)
+        group.scores.set(1, call[5000::3], call[5000::3] % 7, score="custom")
         group.step()
-    for name, evicted in sorted(group.take_evicted().items()):
+    for name, evicted in sorted(group.evicted.take().items()):
         found[f"evicted {name}"] = {"ids": evicted.ids, "scores": evicted.scores}
     counts = numbers(300, 4, seed=4) + 1
     call = ids(300, below=9000, seed=9)
@@ -175,7 +175,7 @@ def features(folder: Path) -> Outputs:
         td.TableConfig("plain", 5),
     ]
     module = td.DynamicEmbeddingBagCollection(tables, optimizer=td.Adagrad(lr=0.1), max_rows=400)
-    module.group.set_now(500)
+    module.group.clock.set_now(500)
     outputs = []
     for step in range(6):
         of_step = {

@@ -50,8 +50,8 @@ class Model(nn.Module):
             optimizer=td.Adam(lr=0.1, betas=BETAS, row_steps=True),
             max_rows=300,
         )
-        self.tables.group.set_batch_score(0, 5)
-        self.tables.group.set_now(900)
+        self.tables.group.scores.set_batch(0, 5)
+        self.tables.group.clock.set_now(900)
         self.bag = td.DynamicEmbeddingBag(
             12,
             mode="sum",
@@ -250,7 +250,7 @@ def exported(folder: Path) -> Outputs:
             dim, name="twin", optimizer=td.SGD(lr=0.1), policy=policy, max_rows=300
         )
         if policy.score is not None:
-            twin.group.set_batch_score(0, 1)
+            twin.group.scores.set_batch(0, 1)
         migrate.load(twin, migrate.read_npz(folder / "npz" / name))
         found.update(contents(twin, of=name))
     return found

@@ -111,7 +111,7 @@ def expired(folder: Path) -> Outputs:
         td.TableConfig("b", 4, policy=td.Policy(admission=td.AdmitFrequent(2), refused="zeros")),
     ]
     module = td.DynamicEmbeddingBagCollection(tables, optimizer=td.Adagrad(lr=0.1), max_rows=300)
-    module.group.set_now(100)
+    module.group.clock.set_now(100)
     for step in range(4):
         output = module({"a": ids(8, 2, below=50, seed=step), "b": ids(8, 2, below=30, seed=step)})
         output.backward(values(*output.shape, seed=step))

@@ -232,10 +232,10 @@ def test_scores_come_back(tmp_path: Path, name: str) -> None:
     items, other = (table(policy=policy) for _ in range(2))
     ids = torch.tensor([5, -6, 7])
     if words is not None and "timestamp" in words:
-        items.group.set_now(1000)
+        items.group.clock.set_now(1000)
     for now, some in ((1000, ids), (1003, ids[:2]), (1007, ids[:1])):
         if words == ("custom",):
-            items.group.set_batch_score(0, now)
+            items.group.scores.set_batch(0, now)
         items(some).sum().backward()
         if words is not None and "timestamp" in words:
             items.group.step(now)

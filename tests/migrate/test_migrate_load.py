@@ -244,10 +244,10 @@ def test_bad_rows_are_refused_and_nothing_changes(name: str) -> None:
     policy = td.Policy(score="frequency", capacity=300, on_full="error")
     items = table(policy=policy)
     migrate.load(items, migrate.read_tensors(IDS[:2], rows(2)))
-    before = items.group.state_tensors()
+    before = items.group.state.tensors()
     with pytest.raises((ValueError, TypeError), match=message):
         migrate.load(items, make(), replace=True)
-    after = items.group.state_tensors()
+    after = items.group.state.tensors()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[entry], after[entry]) for entry in before)
 

@@ -69,7 +69,7 @@ def test_ids_come_and_go_with_the_model() -> None:
     average = AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.5))
     group, of_average = model.dynamic.group, average.module.dynamic.group
     for step in range(3):
-        group.set_now(1000 + 60 * step)
+        group.clock.set_now(1000 + 60 * step)
         new = torch.arange(100 * step, 100 * step + 20)
         model.dynamic(new).sum().backward()
         model.dynamic.optimizer.step()
@@ -79,8 +79,8 @@ def test_ids_come_and_go_with_the_model() -> None:
         assert torch.equal(average.module.dynamic.ids().sort().values, ids)
         assert of_average.steps == group.steps
         for score in ("frequency", "expiry"):
-            one = group.get_score(0, ids, score=score).scores
-            assert torch.equal(of_average.get_score(0, ids, score=score).scores, one)
+            one = group.scores.get(0, ids, score=score).scores
+            assert torch.equal(of_average.scores.get(0, ids, score=score).scores, one)
     fresh = torch.arange(200, 220)  # new at the last update
     assert torch.equal(average.module.dynamic.eval()(fresh), model.dynamic.eval()(fresh))
 
@@ -95,7 +95,7 @@ def test_tables_of_a_collection_and_an_unnamed_one() -> None:
     )
     average = AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.5))
     rows = []
-    model[0].group.set_batch_score(0, 7)
+    model[0].group.scores.set_batch(0, 7)
     for step in range(2):
         ids = torch.arange(5 * (step + 1))[None]
         (model[0]({"user": ids, "ad": ids}).sum() + model[1](ids).sum()).backward()

@@ -388,7 +388,7 @@ def test_compiled_activation_checkpointing_counts_ids_once(use_reentrant: bool) 
     for _ in range(2):
         function(ids, torch.zeros(DIM, requires_grad=True)).sum().backward()
         table.optimizer.step()
-    assert table.group.get_score(0, ids).scores.tolist() == [2, 4, 4]
+    assert table.group.scores.get(0, ids).scores.tolist() == [2, 4, 4]
     assert int(table.group.rows.row_clock[0]) == 2  # updates
 
 

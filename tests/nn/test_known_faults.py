@@ -29,7 +29,7 @@ def test_an_id_without_a_row_is_counted_and_can_be_an_error() -> None:
     policy = td.Policy(capacity=2, on_full="default", score="none", check="error")
     module = td.DynamicEmbedding(8, name="t", optimizer=td.SGD(lr=1.0), policy=policy)
     module(torch.arange(10))
-    assert module.group.stats(wait=True)["t"].rejected == 8
+    assert module.group.usage.tables(wait=True)["t"].rejected == 8
     with pytest.raises(RuntimeError, match="no room for 8 new ids"):
         module.optimizer.step()
 
@@ -67,7 +67,7 @@ def test_weights_of_samples_are_no_counts() -> None:
     output = bag(ids, per_sample_weights=weights)
     rows = bag.group.read(0, torch.tensor([1, 2]))
     torch.testing.assert_close(output[0], 7.5 * rows[0] + 3.0 * rows[1])
-    assert bag.group.get_score(0, torch.tensor([1, 2])).scores.tolist() == [2, 1]
+    assert bag.group.scores.get(0, torch.tensor([1, 2])).scores.tolist() == [2, 1]
 
 
 def test_frequencies_count_occurrences_and_not_distinct_ids_of_a_batch() -> None:
@@ -75,7 +75,7 @@ def test_frequencies_count_occurrences_and_not_distinct_ids_of_a_batch() -> None
     group = td.TableGroup([td.TableConfig("t", 4, policy=policy)], optimizer=None, seed=1)
     group.insert(0, torch.tensor([5, 5, 5, 6]))
     group.insert(0, torch.tensor([6, 6, 5]))
-    assert group.get_score(0, torch.tensor([5, 6])).scores.tolist() == [4, 3]
+    assert group.scores.get(0, torch.tensor([5, 6])).scores.tolist() == [4, 3]
 
 
 def test_extreme_ids_survive_saving() -> None:
@@ -95,12 +95,12 @@ def test_who_was_seen_longest_ago_still_goes_first_after_loading() -> None:
     for id in range(8):
         group.insert(0, torch.tensor([id]))
         group.step()
-    other.load_state_tensors(group.state_tensors())
+    other.state.load(group.state.tensors())
     for each in (group, other):
-        each.record_evicted(8)
+        each.evicted.record(8)
         each.insert(0, torch.tensor([100, 101]))
-    evicted = group.take_evicted()["t"].ids.tolist()
-    assert evicted == other.take_evicted()["t"].ids.tolist()
+    evicted = group.evicted.take()["t"].ids.tolist()
+    assert evicted == other.evicted.take()["t"].ids.tolist()
     assert set(evicted) <= set(range(5))  # of 64 slots, 16 are looked at
 
 

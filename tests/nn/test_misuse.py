@@ -62,7 +62,7 @@ def group() -> td.TableGroup:
     policy = td.Policy(score=("step", "custom"), ttl=5, admission=td.AdmitFrequent(1))
     tables = [td.TableConfig(name, 4, policy=policy) for name in "tuv"]
     made = td.TableGroup(tables, optimizer=SGD)
-    made.set_batch_score(0, 1)
+    made.scores.set_batch(0, 1)
     made.insert(0, IDS)
     return made
 
@@ -145,13 +145,13 @@ CALLS: dict[str, Call] = {
         {"table": 0, "ids": IDS, "rows": torch.rand(3, 4)},
         {"table": NO_TABLE, "ids": NO_IDS, "rows": [*NO_FLOATS, torch.rand(3), torch.rand(4, 3)]},
     ),
-    "get_score": Call(
-        method(group, "get_score"),
+    "scores.get": Call(
+        method(lambda: group().scores, "get"),
         SCORED,
         {"table": NO_TABLE, "ids": NO_IDS, "score": [5, "x", 1.5, ["step"]]},
     ),
-    "set_score": Call(
-        method(group, "set_score"),
+    "scores.set": Call(
+        method(lambda: group().scores, "set"),
         {**SCORED, "scores": IDS},
         {
             "table": NO_TABLE,
@@ -160,14 +160,19 @@ CALLS: dict[str, Call] = {
             "score": [5, "x", 1.5],
         },
     ),
-    "set_batch_score": Call(
-        method(group, "set_batch_score"),
+    "scores.set_batch": Call(
+        method(lambda: group().scores, "set_batch"),
         {"table": 0, "score": 5},
         {"table": NO_TABLE, "score": [None, "x", 1.5, True, [1], 1 << 63]},
     ),
-    "set_now": Call(method(group, "set_now"), {"seconds": 5}, {"seconds": NO_COUNT}),
-    "deciding_score": Call(
-        method(group, "deciding_score"), {"table": 0}, {"table": NO_TABLE}, owner="TableGroup"
+    "clock.set_now": Call(
+        method(lambda: group().clock, "set_now"), {"seconds": 5}, {"seconds": NO_COUNT}
+    ),
+    "scores.deciding": Call(
+        method(lambda: group().scores, "deciding"),
+        {"table": 0},
+        {"table": NO_TABLE},
+        owner="TableGroup",
     ),
     "size": Call(method(group, "size"), {"table": 0}, {"table": NO_TABLE}),
     "reserve": Call(
@@ -205,16 +210,16 @@ CALLS: dict[str, Call] = {
             ("predicate", lambda ids, scores: ids > 5, ["x", 5, lambda ids, scores: 5]),
         )
     },
-    "record_evicted": Call(
-        method(group, "record_evicted"),
+    "evicted.record": Call(
+        method(lambda: group().evicted, "record"),
         {"records": 5},
         {"records": [*NO_COUNT, 0], "rows": NO_FLAG},
     ),
-    "on_evicted": Call(
-        method(group, "on_evicted"), {"callback": print}, {"callback": [None, "x", 5]}
+    "evicted.call": Call(
+        method(lambda: group().evicted, "call"), {"callback": print}, {"callback": [None, "x", 5]}
     ),
-    "log_to": Call(
-        method(group, "log_to"),
+    "usage.log_to": Call(
+        method(lambda: group().usage, "log_to"),
         {"writer": type("W", (), {"add_scalar": lambda *_: None})()},
         {"writer": NO_MODULE, "step": ["x", 1.5, True]},
     ),

@@ -104,8 +104,8 @@ def test_activation_checkpointing_counts_and_trains_once(how: str, hooks: bool) 
                 output.sum().backward()
             module.optimizer.step()
         # the second of two occurrences admits an id
-        assert module.group.get_score(0, torch.tensor([1, 2])).scores.tolist() == [4, 2]
-        assert module.group.stats()["t"].not_admitted == 1
+        assert module.group.scores.get(0, torch.tensor([1, 2])).scores.tolist() == [4, 2]
+        assert module.group.usage.tables()["t"].not_admitted == 1
         results.append((layer.weight.grad, module.group.read(0, torch.tensor([1, 2]))))
     for plain, recomputed in zip(*results, strict=True):
         assert torch.equal(plain, recomputed)

@@ -27,7 +27,7 @@ def test_a_backward_after_its_step_is_refused(split: bool) -> None:
         late.backward()
     table(IDS).sum().backward()  # as if nothing had been
     table.optimizer.step()
-    assert table.group.stale_gradients() == 0
+    assert table.group.usage.stale_gradients() == 0
 
 
 def test_a_backward_of_weights_after_its_step_is_refused() -> None:

@@ -56,7 +56,7 @@ def test_rows_on_ssd_have_the_bits_of_rows_in_memory(tmp_path: Path, prefetches:
             outputs.append(rows.detach())
         assert torch.equal(*outputs)
     assert (tmp_path / "0-1" / "LOCK").is_file()
-    stats = modules[0].group.storage_stats()
+    stats = modules[0].group.usage.storage()
     assert stats.evicted > 1000 < stats.reads
     assert (stats.prefetched > 0) == prefetches
 
@@ -148,7 +148,7 @@ def test_frozen_embeddings_have_the_rows_on_ssd(tmp_path: Path) -> None:
     for step in range(6):
         module(torch.arange(2000).reshape(1000, 2) + 1500 * step).square().sum().backward()
         optimizer.step()
-    stats = module.group.storage_stats()
+    stats = module.group.usage.storage()
     assert stats is not None
     assert stats.evicted > 0
     ids = torch.arange(12_000).reshape(6000, 2)

@@ -165,7 +165,7 @@ def test_empty_offsets_are_one_bag_of_one_feature(emulated: bool) -> None:
             )
             output.backward(torch.ones(5, 4))
             found = group.find(ids, offsets, [0]).handles
-            scores = group.get_score(0, ids)
+            scores = group.scores.get(0, ids)
             erased = group.erase(0, ids[:2])
         tensors = [
             handles,

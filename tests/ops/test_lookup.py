@@ -251,9 +251,9 @@ def test_stale_handles_give_zeros_and_change_nothing() -> None:
     assert lookup[0, :4].tolist() == [0.0] * 4
     assert same_bits(lookup[1, :4].detach(), group.read(0, torch.tensor([2]))[0])
     before = group.read(0, torch.tensor([9])), group.read(0, torch.tensor([2]))
-    assert group.stale_gradients() == 0
+    assert group.usage.stale_gradients() == 0
     lookup.backward(torch.ones(2, 8))
-    assert group.stale_gradients() == 1
+    assert group.usage.stale_gradients() == 1
     assert torch.equal(group.read(0, torch.tensor([9])), before[0])
     assert torch.equal(group.read(0, torch.tensor([2])), before[1] - 1)
     sequence = flat_call(group, 0, call.ids[:1])
@@ -263,7 +263,7 @@ def test_stale_handles_give_zeros_and_change_nothing() -> None:
     assert weights.grad is not None
     assert weights.grad[0] == 0
     assert weights.grad[1] != 0
-    assert group.stale_gradients() == 2
+    assert group.usage.stale_gradients() == 2
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -297,7 +297,7 @@ def test_handle_of_an_erased_id_works_until_the_row_has_a_new_owner() -> None:
     lookup = bag_lookup(group, call)
     group.erase(0, call.ids)
     lookup.sum().backward()
-    assert group.stale_gradients() == 0
+    assert group.usage.stale_gradients() == 0
     assert group.insert(0, torch.tensor([2])).item() >> 28 == 0
     fresh = make_group((4,))
     assert torch.equal(group.read(0, torch.tensor([2])), fresh.read(0, torch.tensor([2])))

@@ -269,7 +269,7 @@ def test_delayed_gradients_of_a_row_that_was_given_away_are_dropped() -> None:
     output.backward(torch.ones(2, 6))
     expected = before - torch.tensor([[1.0], [0.0]])
     assert torch.equal(group.read(0, torch.cat([kept, later])), expected)
-    assert group.stale_gradients() == 1
+    assert group.usage.stale_gradients() == 1
 
 
 def test_no_optimizer_leaves_rows_alone() -> None:

@@ -272,7 +272,7 @@ def test_gradients_of_rows_that_got_another_owner_are_dropped() -> None:
     fresh = module.group.read(0, torch.tensor([3]))
     module.optimizer.step()
     assert torch.equal(module.group.read(0, torch.tensor([3])), fresh - 1)
-    assert module.group.stale_gradients() == 1
+    assert module.group.usage.stale_gradients() == 1
     assert 1 not in module
 
 

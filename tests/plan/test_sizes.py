@@ -88,10 +88,10 @@ def test_files_take_what_is_planned(tmp_path: Path) -> None:
     used = module.memory()
     assert (used["rows"], used["state"]) == (planned.rows, planned.state)
     assert used["index"] <= planned.index <= 1.5 * used["index"]
-    stats = module.group.storage_stats()
+    stats = module.group.usage.storage()
     assert stats is not None
     td.checkpoint.save_snapshot(module, "end")  # now the files have every row
-    assert 0.7 * planned.disk <= module.group.storage_stats().disk_bytes <= 2 * planned.disk
+    assert 0.7 * planned.disk <= module.group.usage.storage().disk_bytes <= 2 * planned.disk
 
 
 def test_ranks_share_the_ids() -> None:

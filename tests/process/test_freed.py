@@ -95,12 +95,12 @@ def failed() -> nn.Module:
 def managed() -> nn.Module:
     module = trained(policy=td.Policy(score="frequency", capacity=5))
     group = module.group
-    group.on_evicted(lambda name, ids: None)
+    group.evicted.call(lambda name, ids: None)
     module(IDS + 100).sum().backward()
     module.optimizer.step()
     group.remove(0, score_below=2)
     group.compact()
-    group.stats(wait=True)
+    group.usage.tables(wait=True)
     list(group.export(0))
     group.clear(0)
     return module

@@ -41,8 +41,8 @@ def make() -> Module:
         optimizer=td.Adam(lr=0.1),
         max_rows=400,
     )
-    module.group.set_batch_score(2, 3)
-    module.group.record_evicted(100)
+    module.group.scores.set_batch(2, 3)
+    module.group.evicted.record(100)
     for first in (0, 20):
         train(module, first)
     for table, count in ((0, 10), (1, 50), (2, 20)):
@@ -133,13 +133,13 @@ CASES = {
     "clear": Case(lambda m, _: m.group.clear(0)),
     "fill": Case(lambda m, _: m.group.fill(1, 2.5)),
     "reset_counts": Case(lambda m, _: m.group.reset_counts(0)),
-    "set_batch_score": Case(lambda m, _: m.group.set_batch_score(2, 9)),
+    "set_batch_score": Case(lambda m, _: m.group.scores.set_batch(2, 9)),
     "insert_or_assign": Case(
         lambda m, rows: m.group.insert_or_assign(1, torch.arange(40, 60), rows),
         lambda m: torch.arange(160.0).reshape(20, 8),
     ),
     "load_state_dict": Case(lambda m, state: m.load_state_dict(state), other_state),
-    "load_state_tensors": Case(lambda m, state: m.group.load_state_tensors(state), other_state),
+    "load_state_tensors": Case(lambda m, state: m.group.state.load(state), other_state),
     "write_content": Case(write, other_content),
     "set_optimizer": Case(lambda m, _: m.set_optimizer(td.RowWiseAdagrad(lr=0.3))),
     "add_table": Case(lambda m, _: m.add_table(td.TableConfig("d", 16, ["x", "y"]))),
@@ -193,7 +193,7 @@ class Trial:
             module.load_state_dict(self._module().state_dict())
             undone = same(snapshot(module), self._before)
         assert undone or done
-        check(module.group.tables, module.group.state_tensors())
+        check(module.group.tables, module.group.state.tensors())
         if not trains_on:
             return result
         twin = copy.deepcopy(module)  # saves and loads
@@ -339,7 +339,7 @@ def test_evicted_ids_are_returned_or_kept() -> None:
         taken: list[Any] = []
 
         def call() -> None:
-            taken.append(module.group.take_evicted())
+            taken.append(module.group.evicted.take())
 
         lines = at_line(call, line)
         left = int(module.group.index.evicted[0, 0])
@@ -358,7 +358,7 @@ def described(group: td.TableGroup) -> list[Any]:
     config = group.config.optimizer
     assert config is not None
     shapes = [tensor.shape for tensor in group.tables.tensors()]
-    return [group.names, config.name, group.config.optimizer_code, shapes, group.state_tensors()]
+    return [group.names, config.name, group.config.optimizer_code, shapes, group.state.tensors()]
 
 
 @pytest.mark.parametrize("split", [False, True])

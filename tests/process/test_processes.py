@@ -154,8 +154,8 @@ CHANGES: dict[str, Callable[[td.DynamicEmbedding], object]] = {
     "compact": lambda m: m.group.compact(),
     "reserve": lambda m: m.group.reserve(0, 100),
     "reset_counts": lambda m: m.group.reset_counts(0),
-    "set_score": lambda m: m.group.set_score(0, IDS, IDS),
-    "take_evicted": lambda m: m.group.take_evicted(),
+    "scores.set": lambda m: m.group.scores.set(0, IDS, IDS),
+    "evicted.take": lambda m: m.group.evicted.take(),
     "load_state_dict": lambda m: m.load_state_dict(m.state_dict()),
     "set_optimizer": lambda m: m.set_optimizer(td.SGD(lr=0.1)),
     "optimizer.step": lambda m: m.optimizer.step(),
@@ -174,7 +174,7 @@ def test_a_forked_process_reads_tables_and_does_not_change_them() -> None:
                 change(module)
             assert all(map(torch.equal, state.values(), module.state_dict().values())), name
         assert torch.equal(module.eval()(IDS), expected)
-        assert module.group.stats(wait=True)["sent"].size == 8
+        assert module.group.usage.tables(wait=True)["sent"].size == 8
         assert len(list(module.group.export(0))) == 1
 
     in_fork(check)

@@ -22,6 +22,7 @@ PACKAGES = (
     "torch_dynemb.ops",
     "torch_dynemb.checkpoint",
     "torch_dynemb.storage.tiers",
+    "torch_dynemb.table",
     "torch_dynemb.serving",
     "torch_dynemb.oneembedding",
     "torch_dynemb.recis",

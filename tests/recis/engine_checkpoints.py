@@ -136,7 +136,7 @@ def load_engine(
 
 def raw(model: nn.Module) -> list[dict[str, Tensor]]:
     """All tensors of the tables."""
-    return [table.group.state_tensors() for table in filter_out_sparse_param(model).values()]
+    return [table.group.state.tensors() for table in filter_out_sparse_param(model).values()]
 
 
 def with_options(**changes: Any) -> HashTable:

@@ -267,7 +267,7 @@ def times(
         for step in range(4):
             run(torch.arange(6)[:, None] + 3 * step + rank).sum().backward()
             ids = module.hashtable.ids()
-            scores = group.get_score(0, ids, score="timestamp").scores
+            scores = group.scores.get(0, ids, score="timestamp").scores
             of_ids = dict(zip(ids.tolist(), scores.tolist(), strict=True))
             result.append((int(group.index.clock[1]), of_ids))
             clock.return_value = float(starts[rank] + paces[rank] * step)

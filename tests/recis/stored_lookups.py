@@ -111,7 +111,7 @@ def trained(rank: int, kind: str, path: str, prefetching: bool) -> Trained:
         optimizer.step()
         optimizer.zero_grad()
         outputs.append({name: of.detach() for name, of in output.items()})
-    stats = [table.group.storage_stats() for table in tables.values()]
+    stats = [table.group.usage.storage() for table in tables.values()]
     engine.eval()
     with torch.no_grad():
         rows = [

@@ -70,7 +70,7 @@ def test_gradients_that_are_given_reach_rows_on_the_disk() -> None:
         tables.append(table)
     plain, tiered = (t.eval()(torch.arange(180)) for t in tables)
     assert torch.equal(plain, tiered)
-    stats = tables[1].group.storage_stats()
+    stats = tables[1].group.usage.storage()
     assert stats is not None
     assert stats.evicted > 0
 
@@ -159,7 +159,7 @@ def test_frozen_tables_have_the_rows_on_the_disk(tmp_path: Path) -> None:
     for step in range(4):
         live(torch.arange(50) + 40 * step).square().sum().backward()
         optimizer.step()
-    stats = live.group.storage_stats()
+    stats = live.group.usage.storage()
     assert stats is not None
     assert stats.evicted > 0
     ids = torch.arange(300)

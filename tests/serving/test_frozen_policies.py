@@ -28,7 +28,7 @@ def trained(policy: td.Policy) -> td.DynamicEmbeddingBag:
     """A table of a policy in whose training ids have come, gone and been refused."""
     bag = td.DynamicEmbeddingBag(4, mode="sum", name="bag", optimizer=ADAM, policy=policy)
     if policy.ttl is not None:
-        bag.group.set_now(996)
+        bag.group.clock.set_now(996)
     for step in range(5):
         ids = torch.randint(0, 12, (8, 3), generator=seeded(step)) + 6 * step
         scores = ids if policy.score == "custom" else None

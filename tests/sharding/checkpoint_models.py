@@ -305,7 +305,7 @@ def shard_of(group: TableGroup, table: int, name: str, first_column: int = 0) ->
         sketch,
         int(group.rows.row_clock[table]),
         (int(group.index.clock[Clock.STEP]), int(group.index.clock[Clock.NOW])),
-        None if group.proposed_now is None else int(group.proposed_now),
+        None if group.clock.proposed is None else int(group.clock.proposed),
     )
 
 

@@ -48,7 +48,7 @@ def _dense(model: Any) -> dict[str, Tensor]:
 
 
 def _raw(model: Any) -> list[dict[str, Tensor]]:
-    return [kernel.tables.group.state_tensors() for kernel in kernels(model)]
+    return [kernel.tables.group.state.tensors() for kernel in kernels(model)]
 
 
 def save_model(

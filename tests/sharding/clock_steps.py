@@ -79,8 +79,8 @@ def trained(
             elif ends_steps:
                 model.fused_optimizer.step()
             for g, group in enumerate(groups):
-                assert group.proposed_now is not None
-                proposed[g].append(int(group.proposed_now))
+                assert group.clock.proposed is not None
+                proposed[g].append(int(group.clock.proposed))
     return [
         _shard(kernel, t, now[k], proposed[k])
         for k, kernel in enumerate(kernels(model))

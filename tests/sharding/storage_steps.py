@@ -196,7 +196,7 @@ def trained(rank: int, kind: str, path: str, prefetching: bool, dedup: bool) -> 
             optimizer.step()
             outputs.append(output.detach())
     groups = [kernel.tables.group for kernel in _kernels(model)]
-    stats = [group.storage_stats() for group in groups]
+    stats = [group.usage.storage() for group in groups]
     model.eval()
     with torch.no_grad():
         rows = [model(features)[1] for features in whole_vocabulary()]

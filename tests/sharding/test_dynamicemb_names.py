@@ -162,7 +162,7 @@ RAISES: dict[str, list[tuple[Any, str]]] = {
     "caching": [(True, "caching is True.*num_embeddings")],
     "external_storage": [("ps", "external_storage is 'ps', expected SSDStore, ExternalStore")],
     "score_function": [(max, "score_function is .*CUSTOMIZED")],
-    "evicted_item_mode": [("RETAIN_KEY", "evicted_item_mode.*record_evicted")],
+    "evicted_item_mode": [("RETAIN_KEY", "evicted_item_mode.*evicted.record")],
     "embedding_dtype": [(torch.int8, "embedding_dtype is torch.int8, expected one of")],
     "index_type": [(torch.int32, "index_type is torch.int32, expected one of")],
     "dist_type": [("diagonal", "dist_type is 'diagonal', expected one of")],

@@ -142,7 +142,7 @@ def test_a_full_table_takes_what_was_planned(score: Any) -> None:
     for step in range(8):
         group.insert(0, torch.arange(step * 5000, (step + 1) * 5000))
     [expected] = shard_bytes(option)
-    taken = group.memory()["total"]
+    taken = group.usage.memory()["total"]
     assert 0.9 * expected < taken < 1.02 * expected
 
 

@@ -62,7 +62,7 @@ class Paused:
         self.pauses = 0
 
     def queued(self) -> int:
-        stats = self.tiered.group.storage_stats()
+        stats = self.tiered.group.usage.storage()
         assert stats is not None
         return stats.queued
 

@@ -275,8 +275,8 @@ def test_gradients_of_rows_that_got_another_id(
     for call in calls:
         run(pair, (call, Batch(122 if call == "erase" else 0, 1, 1)))
     pair.step()
-    assert pair.plain.group.stale_gradients() == stale
-    assert pair.tiered.group.stale_gradients() == stale
+    assert pair.plain.group.usage.stale_gradients() == stale
+    assert pair.tiered.group.usage.stale_gradients() == stale
     pair.check()
 
 

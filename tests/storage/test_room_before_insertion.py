@@ -249,7 +249,7 @@ def test_room_for_a_lookup_is_made_ready_while_none_is_written(tmp_path: Path) -
         tiers = table.group.tables.tiers
         assert tiers is not None
         tiers.drain()
-        stats = table.group.storage_stats()
+        stats = table.group.usage.storage()
         assert stats is not None
         assert stats.bytes_written == 0
         disk.append(stats.disk_bytes)

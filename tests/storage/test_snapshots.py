@@ -83,9 +83,9 @@ def test_a_snapshot_writes_only_what_has_changed(tmp_path: Path) -> None:
     model = StoredModel(tmp_path)
     model.train_steps(10)
     model.save("a")
-    before = model.users.group.storage_stats()
+    before = model.users.group.usage.storage()
     model.save("b")
-    after = model.users.group.storage_stats()
+    after = model.users.group.usage.storage()
     assert before is not None
     assert after is not None
     assert after.bytes_written == before.bytes_written
@@ -156,7 +156,7 @@ def test_evicted_ids_that_nobody_has_taken_come_back(tmp_path: Path) -> None:
         table = td.DynamicEmbedding(
             4, optimizer=td.SGD(lr=0.1), policy=policy, name="t", storage=storage
         )
-        table.group.record_evicted(500)
+        table.group.evicted.record(500)
         return table
 
     table = model()
@@ -164,14 +164,14 @@ def test_evicted_ids_that_nobody_has_taken_come_back(tmp_path: Path) -> None:
         table(torch.arange(32) + 32 * step).sum().backward()
         table.optimizer.step()
     checkpoint.save_snapshot(table, "a")
-    taken = table.group.take_evicted()["t"]
+    taken = table.group.evicted.take()["t"]
     assert taken.ids.numel() > 0
     checkpoint.load_snapshot(table)
-    again = table.group.take_evicted()["t"]
+    again = table.group.evicted.take()["t"]
     assert torch.equal(again.ids, taken.ids)
     assert torch.equal(again.scores, taken.scores)
-    table.group.record_evicted(3)
-    with pytest.raises(RuntimeError, match=r"evicted ids that nobody has taken.*record_evicted\("):
+    table.group.evicted.record(3)
+    with pytest.raises(RuntimeError, match=r"evicted ids that nobody has taken.*evicted\.record\("):
         checkpoint.load_snapshot(table)
 
 

@@ -57,7 +57,7 @@ def test_exact_counts_admit_with_the_occurrence_of_the_threshold(
             calls += ids[~expected].unique().numel()
             group.step()
     assert ids_of(group) == {id for id, n in seen.items() if n >= threshold}
-    stats = group.stats(wait=True)["t0"]
+    stats = group.usage.tables(wait=True)["t0"]
     assert stats.counted == sum(n < threshold for n in seen.values())
     assert (stats.not_admitted, stats.default_served) == (calls, refused)
     assert stats.found + stats.missed == 12 * 3000
@@ -70,9 +70,9 @@ def test_what_was_counted_is_the_frequency_of_an_admitted_id(
     group = make_group(rule, score="frequency")
     for ids in ([7, 7], [7, 8], [7, 7, 7]):
         group.insert(0, torch.tensor(ids))
-    assert group.get_score(0, torch.tensor([7, 8])).scores.tolist() == [6, 0]
+    assert group.scores.get(0, torch.tensor([7, 8])).scores.tolist() == [6, 0]
     group.insert(0, torch.tensor([7]))
-    assert group.get_score(0, torch.tensor([7])).scores.tolist() == [7]
+    assert group.scores.get(0, torch.tensor([7])).scores.tolist() == [7]
 
 
 def test_exact_counts_are_kept_by_table() -> None:
@@ -103,7 +103,7 @@ def test_a_sketch_never_admits_too_late_and_seldom_too_early() -> None:
     assert len(rare) > 3000
     # the bound: a count is off by more than e / 25,000 * 40,000 = 4 with probability e^-4
     assert len(early) < 0.018 * len(rare)
-    assert group.stats(wait=True)["t0"].counter_bytes == 400_000
+    assert group.usage.tables(wait=True)["t0"].counter_bytes == 400_000
 
 
 def test_a_small_sketch_overestimates_and_its_memory_matters() -> None:
@@ -135,15 +135,15 @@ def test_counts_survive_saving_and_can_be_reset() -> None:
         for _ in range(5):
             train(group, 0, zipf_ids(generator, 200, 500), torch.ones(200, 4))
             group.step()
-        state = group.state_tensors()
+        state = group.state.tensors()
         copy = make_group(rule)
-        copy.load_state_tensors(state)
+        copy.state.load(state)
         for continued in (group, copy):
             continued_ids = seeded(2)
             for _ in range(60):
                 train(continued, 0, zipf_ids(continued_ids, 200, 500), torch.ones(200, 4))
                 continued.step()
-        assert differences(group.state_tensors(), copy.state_tensors()) == []
+        assert differences(group.state.tensors(), copy.state.tensors()) == []
         group.clear(0)
         group.insert(0, torch.tensor([10**6, 10**6]))
         group.reset_counts(0)
@@ -177,16 +177,16 @@ def test_an_id_that_finds_no_room_keeps_its_count(
     group = full_group(rule, on_full=on_full)
     for ids in [[7] * 4] if at_once else [[7]] * 4:
         assert group.insert(0, torch.tensor(ids)).tolist() == [-3] * len(ids)
-    assert group.stats(wait=True)["t0"].rejected == (1 if at_once else 2)
+    assert group.usage.tables(wait=True)["t0"].rejected == (1 if at_once else 2)
     group.insert(0, torch.tensor([8]))
     group.erase(0, torch.tensor([1]))
     group.insert(0, torch.tensor([8]))  # has not been seen often enough
     assert ids_of(group) == {2}
     group.insert(0, torch.tensor([7]))
     assert ids_of(group) == {2, 7}
-    assert group.get_score(0, torch.tensor([7])).scores.tolist() == [5]  # all are counted
+    assert group.scores.get(0, torch.tensor([7])).scores.tolist() == [5]  # all are counted
     if isinstance(rule, td.AdmitFrequent):
-        assert group.stats(wait=True)["t0"].counted == 1  # 8 is, 7 is no longer
+        assert group.usage.tables(wait=True)["t0"].counted == 1  # 8 is, 7 is no longer
 
 
 @pytest.mark.parametrize("rule", COUNTING)
@@ -198,8 +198,8 @@ def test_an_id_keeps_its_count_until_it_finds_a_victim(rule: admission.Admission
     assert ids_of(group) == {1, 2}
     group.insert(0, torch.tensor([7]))
     assert 7 in ids_of(group)
-    assert group.get_score(0, torch.tensor([7])).scores.tolist() == [7]
-    assert group.stats(wait=True)["t0"].counted == 0
+    assert group.scores.get(0, torch.tensor([7])).scores.tolist() == [7]
+    assert group.usage.tables(wait=True)["t0"].counted == 0
 
 
 @pytest.mark.parametrize("rule", COUNTING)
@@ -237,7 +237,7 @@ def test_a_full_table_that_raises_counts_nothing(rule: admission.AdmissionRule) 
     for _ in range(3):
         with raises_in_step(group, "table 't0' has (2 ids and room for 0|no room for the)"):
             group.insert(0, torch.tensor([7, 8]))
-    counted = group.stats(wait=True)["t0"].counted
+    counted = group.usage.tables(wait=True)["t0"].counted
     assert counted == (1 if isinstance(rule, td.AdmitFrequent) else 0)
     assert torch.equal(group.index.sketch, sketch)
     group.erase(0, torch.tensor([1]))
@@ -254,7 +254,7 @@ def test_ids_that_are_assigned_a_row_wait_no_longer() -> None:
         group.insert(table, torch.tensor([7, 7, 8, 9]))
     rows = torch.arange(8.0).reshape(2, 4)
     group.insert_or_assign(0, torch.tensor([7, 10]), rows)
-    stats = group.stats(wait=True)
+    stats = group.usage.tables(wait=True)
     assert (stats["t0"].counted, stats["t0"].size, stats["t1"].counted) == (2, 2, 3)
     check_whole(group)  # no row has been given back for a count
     group.insert_or_assign(0, torch.tensor([7, 10]), rows)  # again

@@ -31,7 +31,7 @@ def content(group: td.TableGroup, table: int, scores: bool) -> Content:
         values = [tensor[rows].reshape(rows.numel(), -1).tolist() for tensor in tensors]
         words = group.config.tables[table].policy.scores if scores else ()
         values += [
-            group.get_score(table, batch.ids, score=word).scores.reshape(-1, 1).tolist()
+            group.scores.get(table, batch.ids, score=word).scores.reshape(-1, 1).tolist()
             for word in words
             if word != "none"
         ]
@@ -183,7 +183,7 @@ def test_a_state_that_is_loaded_is_new_to_all_readers() -> None:
     reader = record_changes(target.tables, "reader", scores=False)
     train(target, 0, torch.arange(5), torch.ones(5, DIM))
     take_changes(target.tables, reader, read_changes(target.tables, reader), "here")
-    target.load_state_tensors(source.state_tensors())
+    target.state.load(source.state.tensors())
     assert reader.since is None
     assert read_changes(target.tables, reader).tables[0].ids.numel() == 5
 

@@ -61,11 +61,11 @@ def test_memory_is_given_back_and_nothing_else_changes() -> None:
         remove_most(each)
         each.insert(0, torch.arange(10_000, 10_050))  # not trained: no row is written
     before = content(group)
-    memory = group.memory()
+    memory = group.usage.memory()
     given_back = group.compact()
     assert content(group) == before
-    assert given_back == memory["total"] - group.memory()["total"]
-    assert group.memory()["total"] < 0.25 * memory["total"]
+    assert given_back == memory["total"] - group.usage.memory()["total"]
+    assert group.usage.memory()["total"] < 0.25 * memory["total"]
     for slab in range(2):
         sizes = sum(
             group.size(t)
@@ -79,7 +79,7 @@ def test_memory_is_given_back_and_nothing_else_changes() -> None:
     for each in (group, other):
         live(each, 3, seed=9)
     assert content(group) == content(other)
-    assert group.stale_gradients() == 0
+    assert group.usage.stale_gradients() == 0
 
 
 @pytest.mark.alone
@@ -108,7 +108,7 @@ def test_outstanding_handles_become_stale_and_are_counted() -> None:
     group.rows.row_clock[updates] = 0
     output.sum().backward()
     # ids 90 to 99 had rows 90 to 99, which lie beyond the rows in use
-    assert group.stale_gradients() == 10
+    assert group.usage.stale_gradients() == 10
     assert torch.equal(group.read(0, torch.arange(50, 100)), kept)
     fresh = make_group(td.SGD(lr=1.0))
     new = torch.arange(200, 260)
@@ -122,14 +122,14 @@ def test_saving_and_loading_around_a_compaction() -> None:
     live(group, 4)
     remove_most(group)
     group.compact()
-    state = group.state_tensors()
+    state = group.state.tensors()
     for target in (make_group(max_rows=4000), group):
-        target.load_state_tensors(state)
-        assert differences(target.state_tensors(), state) == []
+        target.state.load(state)
+        assert differences(target.state.tensors(), state) == []
     old = make_group(max_rows=4000)
     live(old, 2, seed=3)
     expected = content(old)
-    group.load_state_tensors(old.state_tensors())  # rows that were given back are used again
+    group.state.load(old.state.tensors())  # rows that were given back are used again
     live(group, 2, seed=4)
     live(old, 2, seed=4)
     assert content(group) == content(old) != expected
@@ -143,7 +143,7 @@ def test_a_table_is_added_to_a_group_in_use() -> None:
     live(group, 5)
     group.clear(1)
     before = content(group)
-    counted = group.stats(wait=True)["c"].counted
+    counted = group.usage.tables(wait=True)["c"].counted
     assert counted > 0
     added = td.TableConfig(
         "d", 16, policy=td.Policy(score="timestamp", admission=td.AdmitFrequent(1), capacity=10)
@@ -153,7 +153,7 @@ def test_a_table_is_added_to_a_group_in_use() -> None:
     after = content(group)
     assert after.pop("d") == {}
     assert after == before
-    assert group.stats(wait=True)["c"].counted == counted
+    assert group.usage.tables(wait=True)["c"].counted == counted
     train(group, 3, torch.arange(25), torch.ones(25, 16))
     group.step()
     assert group.size(3) == 10

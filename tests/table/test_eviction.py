@@ -37,7 +37,7 @@ def make_group(policy: td.Policy, **arguments: Any) -> td.TableGroup:
     given = {"optimizer": td.Adagrad(lr=0.1), "seed": 1, **arguments}
     group = td.TableGroup([table], **given)
     if keeps_time(policy):
-        group.set_now(0)
+        group.clock.set_now(0)
     return group
 
 
@@ -54,19 +54,19 @@ def zipf_ids(generator: torch.Generator, count: int, distinct: int) -> Tensor:
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
 def test_every_call_does_what_a_plain_model_says(policy: td.Policy, capacity: int) -> None:
     group = make_group(td.Policy(**{**vars(policy), "capacity": capacity}))
-    group.record_evicted(1000)
+    group.evicted.record(1000)
     generator = seeded(3)
     compared = 0
     for step in range(60):
         if "custom" in policy.scores:
-            group.set_batch_score(0, int(torch.randint(0, 5, (1,), generator=generator)))
+            group.scores.set_batch(0, int(torch.randint(0, 5, (1,), generator=generator)))
         count = int(torch.randint(1, capacity * 4 // 5, (1,), generator=generator))
         ids = zipf_ids(generator, count, 6 * capacity)
-        before = group.stats(wait=True)["t"]
+        before = group.usage.tables(wait=True)["t"]
         expected = expected_call(group, 0, ids.tolist())
         handles = group.insert(0, ids)
-        after = group.stats(wait=True)["t"]
-        records = group.take_evicted()
+        after = group.usage.tables(wait=True)["t"]
+        records = group.evicted.take()
         evicted = records["t"].ids.tolist() if records else []
         assert len(evicted) == after.evicted - before.evicted
         group.step(now=100 + step // 2 if keeps_time(policy) else None)
@@ -85,7 +85,7 @@ def test_every_call_does_what_a_plain_model_says(policy: td.Policy, capacity: in
         refused = int((handles == -3).sum())
         assert after.default_served - before.default_served == refused
     assert compared > 30
-    assert (group.stats(wait=True)["t"].evicted > 100) == (policy.on_full is None)
+    assert (group.usage.tables(wait=True)["t"].evicted > 100) == (policy.on_full is None)
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
@@ -95,9 +95,9 @@ def test_any_number_of_threads_gives_the_same_state(policy: td.Policy) -> None:
     for count in (1, 2):
         with threads(count):
             group = make_group(policy, max_rows=60_000)
-            group.record_evicted(30_000)
+            group.evicted.record(30_000)
             if "custom" in policy.scores:
-                group.set_batch_score(0, 1)
+                group.scores.set_batch(0, 1)
             generator = seeded(0)
             for step in range(8):
                 group.insert(0, torch.randint(0, 40_000, (15_000,), generator=generator))
@@ -113,10 +113,10 @@ def test_nobody_goes_before_the_last_row_is_used() -> None:
     for batch in ids.split(100):
         group.insert(0, batch)
         group.step()
-    assert group.stats(wait=True)["t"].evicted == 0
+    assert group.usage.tables(wait=True)["t"].evicted == 0
     assert group.size(0) == 10_000
     group.insert(0, torch.tensor([-1]))
-    assert (group.stats(wait=True)["t"].evicted, group.size(0)) == (1, 10_000)
+    assert (group.usage.tables(wait=True)["t"].evicted, group.size(0)) == (1, 10_000)
 
 
 def test_ids_of_recent_steps_stay() -> None:
@@ -130,7 +130,7 @@ def test_ids_of_recent_steps_stay() -> None:
             recent = [*recent, ids][-protected:]
             inserted = torch.cat(recent)
             refused = int((~group.contains(0, inserted)).sum())
-            assert refused <= group.stats(wait=True)["t"].rejected
+            assert refused <= group.usage.tables(wait=True)["t"].rejected
             group.step()
         assert bool(group.contains(0, recent[-1]).all())
 
@@ -186,7 +186,7 @@ def test_refused_ids_get_the_vector_that_was_chosen_and_train_nothing() -> None:
             assert torch.equal(output[1:], expected.expand(2, 4))
         output[1:].sum().backward()
         assert torch.equal(module.group.read(0, torch.arange(5)), before)
-        stats = module.group.stats(wait=True)["t"]
+        stats = module.group.usage.tables(wait=True)["t"]
         assert (stats.size, stats.rejected, stats.default_served) == (5, 2, 2)
 
 
@@ -208,7 +208,7 @@ def test_refused_ids_get_what_another_initializer_draws() -> None:
 def test_growing_past_the_capacity_is_a_choice() -> None:
     group = make_group(td.Policy(capacity=10, on_full="grow"))
     assert bool((group.insert(0, torch.arange(1000)) >= 0).all())
-    assert (group.size(0), group.stats(wait=True)["t"].rejected) == (1000, 0)
+    assert (group.size(0), group.usage.tables(wait=True)["t"].rejected) == (1000, 0)
 
 
 def test_checks_are_made_at_the_end_of_a_step() -> None:
@@ -249,13 +249,13 @@ def test_a_budget_in_bytes_is_shared_and_kept() -> None:
         for table, values in enumerate(ids):
             train(group, table, values, torch.ones(values.numel(), tables[table].embedding_dim))
         group.step()
-        assert group.memory()["total"] <= budget
-    stats = group.stats(wait=True)
+        assert group.usage.memory()["total"] <= budget
+    stats = group.usage.tables(wait=True)
     assert stats["small"].size == 200
     assert stats["small"].evicted == 0
     assert stats["large"].evicted > 40_000
     assert stats["late"].size > 100  # what is kept for it, though it comes late
-    assert group.memory()["total"] > 0.6 * budget
+    assert group.usage.memory()["total"] > 0.6 * budget
 
 
 def test_a_budget_is_shared_by_tables_that_need_it_at_once() -> None:
@@ -270,7 +270,7 @@ def test_a_budget_is_shared_by_tables_that_need_it_at_once() -> None:
         assert held[0] >= 50  # the first needs 50, the others 500
         assert min(held[1:]) > 100
         assert max(held[1:]) - min(held[1:]) <= 1
-    assert group.memory()["total"] <= 100_000
+    assert group.usage.memory()["total"] <= 100_000
 
 
 def test_capacity_and_budget_hold_together() -> None:
@@ -282,7 +282,7 @@ def test_capacity_and_budget_hold_together() -> None:
         group.step()
     assert group.size(0) == 50
     assert group.size(1) > 500
-    assert group.memory()["total"] <= 100_000
+    assert group.usage.memory()["total"] <= 100_000
 
 
 # -- who was evicted -----------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def test_capacity_and_budget_hold_together() -> None:
 def test_evicted_ids_and_their_rows_go_to_who_asks() -> None:
     group = make_group(td.Policy(capacity=20))
     received: list[tuple[str, td.EvictedIds]] = []
-    group.on_evicted(lambda name, batch: received.append((name, batch)), rows=True)
+    group.evicted.call(lambda name, batch: received.append((name, batch)), rows=True)
     train(group, 0, torch.arange(15), torch.ones(15, 4))
     group.insert(0, torch.arange(15, 20))  # never trained
     rows = group.read(0, torch.arange(20))
@@ -313,29 +313,29 @@ def test_evicted_ids_and_their_rows_go_to_who_asks() -> None:
 def test_a_callback_stays_where_room_for_records_changes() -> None:
     group = make_group(td.Policy(capacity=20))
     received: list[int] = []
-    group.on_evicted(lambda _, batch: received.append(batch.ids.numel()), records=3)
-    group.record_evicted(30)
+    group.evicted.call(lambda _, batch: received.append(batch.ids.numel()), records=3)
+    group.evicted.record(30)
     group.insert(0, torch.arange(20))
     group.step()
     group.insert(0, torch.arange(100, 110))
     group.step()
-    assert received == [group.stats(wait=True)["t"].evicted] != [0]
+    assert received == [group.usage.tables(wait=True)["t"].evicted] != [0]
 
 
 def test_records_that_do_not_fit_are_reported() -> None:
     group = make_group(td.Policy(capacity=20))
-    group.record_evicted(3)
+    group.evicted.record(3)
     group.insert(0, torch.arange(20))
     group.step()
     group.insert(0, torch.arange(100, 110))
-    lost = group.stats(wait=True)["t"].evicted - 3
+    lost = group.usage.tables(wait=True)["t"].evicted - 3
     with pytest.raises(RuntimeError, match=rf"{lost} evicted ids were not recorded: .* room for 3"):
-        group.take_evicted()
-    assert group.take_evicted() == {}
+        group.evicted.take()
+    assert group.evicted.take() == {}
     with pytest.raises(ValueError, match="records is 0, expected at least 1"):
-        group.record_evicted(0)
+        group.evicted.record(0)
     with pytest.raises(TypeError, match="callback is 7, expected a function"):
-        group.on_evicted(7)  # type: ignore[arg-type]
+        group.evicted.call(7)  # type: ignore[arg-type]
 
 
 # -- life ----------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ def test_a_saved_state_goes_on_bit_for_bit(policy: td.Policy) -> None:
     def live(group: td.TableGroup, first: int, last: int) -> None:
         for step in range(first, last):
             if "custom" in policy.scores:
-                group.set_batch_score(0, step % 4)
+                group.scores.set_batch(0, step % 4)
             generator = seeded(step)
             train(group, 0, zipf_ids(generator, 30, 500), torch.ones(30, 4))
             group.step(now=1000 + step if keeps_time(policy) else None)
@@ -355,11 +355,11 @@ def test_a_saved_state_goes_on_bit_for_bit(policy: td.Policy) -> None:
     live(whole, 0, 40)
     live(first, 0, 20)
     second = make_group(policy, max_rows=2000)
-    second.load_state_tensors(first.state_tensors())
+    second.state.load(first.state.tensors())
     live(second, 20, 40)
     whole.materialize()
     second.materialize()
-    assert differences(whole.state_tensors(), second.state_tensors()) == []
+    assert differences(whole.state.tensors(), second.state.tensors()) == []
 
 
 @pytest.mark.traced
@@ -375,7 +375,7 @@ def test_modules_evict_in_compiled_code() -> None:
             forward(zipf_ids(seeded(step), 60, 400).reshape(20, 3)).square().sum().backward()
             module.optimizer.step()
         [batch] = module.group.export(0)
-        return batch.rows, module.group.stats(wait=True)["t"].as_dict()
+        return batch.rows, module.group.usage.tables(wait=True)["t"].as_dict()
 
     rows, stats = run(compiled=False)
     compiled_rows, compiled_stats = run(compiled=True)

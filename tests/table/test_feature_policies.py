@@ -43,7 +43,7 @@ def test_a_feature_may_have_its_own_ttl() -> None:
     module = ads(
         clicked=td.FeaturePolicy(threshold=1, ttl=1000), shown=td.FeaturePolicy(threshold=1)
     )
-    module.group.set_now(50)
+    module.group.clock.set_now(50)
     look_up(module, clicked=[1, 3], shown=[2, 3])
     module.optimizer.step(now=160)
     look_up(module, shown=[1])  # a shorter ttl takes nothing away
@@ -68,15 +68,15 @@ def test_a_new_id_of_two_features_gets_what_both_give(first: str) -> None:
         },
     )
     module = td.DynamicEmbeddingBagCollection([table], optimizer=td.SGD(lr=0.1))
-    module.group.set_now(1000)
+    module.group.clock.set_now(1000)
     look_up(module, clicked=[1, 3], shown=[1, 2], third=[2, 4])
     assert ids_of(module.group) == {1}  # the least threshold
-    assert module.group.get_score(0, torch.tensor([1])).scores.tolist() == [2]
+    assert module.group.scores.get(0, torch.tensor([1])).scores.tolist() == [2]
     look_up(module, clicked=[3], shown=[2], third=[2])
     ids = torch.tensor([1, 2, 3])
     assert ids_of(module.group) == {1, 2, 3}
-    assert module.group.get_score(0, ids).scores.tolist() == [2, 4, 2]
-    scores = module.group.get_score(0, ids, score="expiry").scores
+    assert module.group.scores.get(0, ids).scores.tolist() == [2, 4, 2]
+    scores = module.group.scores.get(0, ids, score="expiry").scores
     assert scores.tolist() == [1100, 1100, 1005]  # the longest ttl
 
 
@@ -93,21 +93,21 @@ def test_a_feature_that_leaves_scores_alone_prolongs_no_ttl(ttl: int | None) -> 
         },
     )
     module = td.DynamicEmbeddingBagCollection([table], optimizer=td.SGD(lr=0.1))
-    module.group.set_now(1)
+    module.group.clock.set_now(1)
     look_up(module, quiet=[1, 2], silent=[2, 3], clicked=[1])
-    scores = module.group.get_score(0, torch.tensor([1, 2, 3]), score="expiry").scores
+    scores = module.group.scores.get(0, torch.tensor([1, 2, 3]), score="expiry").scores
     never = (1 << 63) - 1
     assert scores.tolist() == [never if ttl is None else 8, 1001, 101]
-    assert module.group.get_score(0, torch.tensor([1, 2, 3])).scores.tolist() == [1, 0, 0]
+    assert module.group.scores.get(0, torch.tensor([1, 2, 3])).scores.tolist() == [1, 0, 0]
 
 
 def test_a_ttl_that_never_ends_is_none() -> None:
     policy = td.Policy(ttl=(1 << 63) - 5)
     group = td.TableGroup([td.TableConfig("t", 4, policy=policy)], optimizer=None, seed=1)
-    group.set_now(1000)
+    group.clock.set_now(1000)
     for _ in range(2):  # new, then known
         group.insert(0, torch.tensor([1]))
-        expiry = group.get_score(0, torch.tensor([1]), score="expiry").scores
+        expiry = group.scores.get(0, torch.tensor([1]), score="expiry").scores
         assert expiry.tolist() == [(1 << 63) - 1]
 
 
@@ -115,16 +115,16 @@ def test_a_feature_may_leave_scores_alone() -> None:
     module = ads(
         clicked=td.FeaturePolicy(threshold=1), shown=td.FeaturePolicy(updates_scores=False)
     )
-    module.group.set_now(10)
+    module.group.clock.set_now(10)
     look_up(module, clicked=[1, 1])
     module.optimizer.step(now=20)
     look_up(module, shown=[1, 1, 1, 5, 5, 5])
-    assert module.group.get_score(0, torch.tensor([1])).scores.tolist() == [2]
-    assert module.group.get_score(0, torch.tensor([1]), score="expiry").scores.tolist() == [110]
-    assert module.group.get_score(0, torch.tensor([1]), score="step").scores.tolist() == [1]
+    assert module.group.scores.get(0, torch.tensor([1])).scores.tolist() == [2]
+    assert module.group.scores.get(0, torch.tensor([1]), score="expiry").scores.tolist() == [110]
+    assert module.group.scores.get(0, torch.tensor([1]), score="step").scores.tolist() == [1]
     assert ids_of(module.group, 0) == {1}  # and 5 has not been counted
     look_up(module, clicked=[1])
-    assert module.group.get_score(0, torch.tensor([1])).scores.tolist() == [3]
+    assert module.group.scores.get(0, torch.tensor([1])).scores.tolist() == [3]
 
 
 @pytest.mark.parametrize(

@@ -419,7 +419,7 @@ def test_memory_counts_what_is_used() -> None:
     group.insert(0, torch.arange(30))
     group.insert(1, torch.arange(20))
     group.erase(0, torch.arange(5))
-    memory = group.memory()
+    memory = group.usage.memory()
     assert memory["rows"] == 30 * (16 + 4) + 20 * (32 + 4)
     assert memory["state"] == 2 * (30 * 16 + 20 * 32)
     slots = int(group.index.tables[:, Table.BUCKET_COUNT].sum()) * BUCKET_WIDTH

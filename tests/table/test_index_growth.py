@@ -66,7 +66,7 @@ def test_many_growths_move_nothing_and_memory_follows() -> None:
         train(group, 0, more[:100], torch.ones(len(more[:100]), 8))
         ids += len(more)
         growths = int(group.index.tables[0, Table.GROWTHS])
-        used = group.memory()
+        used = group.usage.memory()
         assert resident_bytes(group.index.buckets) <= used["index"] + slack
         assert sum(map(resident_bytes, reserved_tensors(group))) <= used["total"] + 4 * slack
     assert 100_000 < ids < 600_000

@@ -233,7 +233,7 @@ class Sequence(RuleBasedStateMachine):
 
         def reloaded(group: td.TableGroup) -> td.TableGroup:
             loaded = make_group(group.config.optimizer, group.config.tables[0].policy.score)
-            loaded.load_state_tensors(group.state_tensors())
+            loaded.state.load(group.state.tensors())
             return loaded
 
         self.groups = dict(zip(self.groups, self.on_both(reloaded), strict=True))
@@ -242,11 +242,11 @@ class Sequence(RuleBasedStateMachine):
     def load_in_place(self) -> None:
         """What was done since the state was saved is gone."""
         for group in self.groups.values():
-            saved = group.state_tensors()
+            saved = group.state.tensors()
             before = snapshot(group)
             group.insert(0, torch.arange(5000, 5300))
             group.erase(1, torch.arange(20))
-            group.load_state_tensors(saved)
+            group.state.load(saved)
             after = snapshot(group)
             for tensors in (before, after):
                 tensors.pop("free_rows")  # entries past the count are left over

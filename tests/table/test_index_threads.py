@@ -189,7 +189,7 @@ def test_of_two_threads_that_insert_one_is_refused_before_it_changes_anything() 
             assert error == "" or "find_or_insert_: another thread is changing" in error
             inserted += some * (error == "")
     assert group.size(0) == inserted > 0
-    check(group.tables, group.state_tensors())
+    check(group.tables, group.state.tensors())
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -204,6 +204,6 @@ def test_two_threads_that_train_a_module_leave_it_sound(split: bool) -> None:
     errors = refused_of_two(step, 30)
     for error in [error for of_thread in errors for error in of_thread if error != ""]:
         assert "another thread is changing" in error or "were updated between" in error
-    check(module.group.tables, module.group.state_tensors())
+    check(module.group.tables, module.group.state.tensors())
     module(torch.arange(100)).sum().backward()
     module.optimizer.step()

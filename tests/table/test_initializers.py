@@ -236,7 +236,7 @@ def test_initial_values_survive_a_reload_under_another_seed() -> None:
     group = make_group(td.Normal(), seed=11)
     group.insert(0, torch.arange(5))
     other = make_group(td.Normal(), seed=12)
-    other.load_state_tensors(group.state_tensors())
+    other.state.load(group.state.tensors())
     assert torch.equal(other.read(0, torch.arange(10)), group.read(0, torch.arange(10)))
 
 

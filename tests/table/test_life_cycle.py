@@ -41,23 +41,23 @@ def test_scores_are_read_and_set_per_id_and_table() -> None:
     for k in range(3):
         step(group, torch.arange(k, 6))
         step(group, torch.arange(3), table=1)
-    scores, found = group.get_score(0, torch.tensor([0, 1, 5, 99]))
+    scores, found = group.scores.get(0, torch.tensor([0, 1, 5, 99]))
     assert scores.tolist() == [0, 2, 4, 0]
     assert found.tolist() == [True, True, True, False]
     values = torch.tensor([7, 1 << 62, 5])
-    assert group.set_score(0, torch.tensor([1, 5, 99]), values) == 2
-    assert group.get_score(0, torch.tensor([0, 1, 5])).scores.tolist() == [0, 7, 1 << 62]
-    assert group.get_score(1, torch.tensor([1])).scores.tolist() == [5]
+    assert group.scores.set(0, torch.tensor([1, 5, 99]), values) == 2
+    assert group.scores.get(0, torch.tensor([0, 1, 5])).scores.tolist() == [0, 7, 1 << 62]
+    assert group.scores.get(1, torch.tensor([1])).scores.tolist() == [5]
     step(group, torch.tensor([1]))
-    assert group.get_score(0, torch.tensor([1])).scores.tolist() == [6]
+    assert group.scores.get(0, torch.tensor([1])).scores.tolist() == [6]
 
 
 def test_scores_of_many_ids_on_all_threads() -> None:
     group = make_group()
     ids = torch.arange(30_000) * 7919
     group.insert(0, ids)
-    assert group.set_score(0, ids.flip(0), torch.arange(30_000)) == 30_000
-    scores, found = group.get_score(0, ids)
+    assert group.scores.set(0, ids.flip(0), torch.arange(30_000)) == 30_000
+    scores, found = group.scores.get(0, ids)
     assert torch.equal(scores, torch.arange(30_000).flip(0))
     assert bool(found.all())
 
@@ -72,13 +72,13 @@ def test_wrong_scores_are_refused() -> None:
     ]
     for ids, values, error, message in cases:
         with pytest.raises(error, match=message):
-            group.set_score(0, ids, values)
-    assert group.get_score(0, torch.arange(3)).scores.tolist() == [0, 0, 0]
+            group.scores.set(0, ids, values)
+    assert group.scores.get(0, torch.arange(3)).scores.tolist() == [0, 0, 0]
     without = make_group("none")
     for call in (
-        lambda: without.get_score(0, torch.arange(3)),
-        lambda: without.set_score(0, torch.arange(3), torch.arange(3)),
-        lambda: group.get_score(0, torch.arange(3), score="frequency"),
+        lambda: without.scores.get(0, torch.arange(3)),
+        lambda: without.scores.set(0, torch.arange(3), torch.arange(3)),
+        lambda: group.scores.get(0, torch.arange(3), score="frequency"),
     ):
         with pytest.raises(ValueError, match=r"does not keep score '\w+': create .* policy=Policy"):
             call()
@@ -89,8 +89,8 @@ def test_of_several_scores_for_an_id_the_largest_counts() -> None:
     ids = torch.arange(20_000)
     group.insert(0, ids)
     values = torch.stack([ids + 3, ids + 7, ids])
-    assert group.set_score(0, ids.repeat(3), values.flatten()) == 60_000
-    assert torch.equal(group.get_score(0, ids).scores, ids + 7)
+    assert group.scores.set(0, ids.repeat(3), values.flatten()) == 60_000
+    assert torch.equal(group.scores.get(0, ids).scores, ids + 7)
 
 
 # -- time, custom scores -------------------------------------------------------------------------
@@ -105,30 +105,30 @@ def test_lookups_stamp_the_time_that_the_last_step_was_told() -> None:
     module = timed_module()
     before = int(time.time())
     module(torch.tensor([1])).sum().backward()
-    assert before <= int(module.group.get_score(0, torch.tensor([1])).scores) <= time.time()
+    assert before <= int(module.group.scores.get(0, torch.tensor([1])).scores) <= time.time()
     module.optimizer.step(now=1000)
     module(torch.tensor([1, 2])).sum().backward()
-    module.group.set_now(2000)
+    module.group.clock.set_now(2000)
     module(torch.tensor([2])).sum().backward()
-    assert module.group.get_score(0, torch.tensor([1, 2])).scores.tolist() == [1000, 2000]
+    assert module.group.scores.get(0, torch.tensor([1, 2])).scores.tolist() == [1000, 2000]
     module.optimizer.step()
     module(torch.tensor([3])).sum().backward()
-    assert int(module.group.get_score(0, torch.tensor([3])).scores) >= before
+    assert int(module.group.scores.get(0, torch.tensor([3])).scores) >= before
 
 
 def test_a_shared_time_is_the_latest_that_ranks_propose() -> None:
     """Reading the clock only proposes; what is proposed never goes back, nor does the time."""
     group = timed_module().group
-    group.share_time(100)
+    group.clock.share(100)
 
     def times() -> tuple[int, int]:
-        assert group.proposed_now is not None
-        return int(group.index.clock[Clock.NOW]), int(group.proposed_now)
+        assert group.clock.proposed is not None
+        return int(group.index.clock[Clock.NOW]), int(group.clock.proposed)
 
     assert times() == (100, 100)
-    group.agree_on_now(torch.tensor([90, 130]))
+    group.clock.agree_on(torch.tensor([90, 130]))
     assert times() == (130, 100)
-    group.agree_on_now(torch.tensor([120, 110]))
+    group.clock.agree_on(torch.tensor([120, 110]))
     assert times() == (130, 100)
     with mock.patch("time.time", side_effect=[500.9, 400.0, 600.0]):
         for proposed in (500, 500, 600):
@@ -137,19 +137,19 @@ def test_a_shared_time_is_the_latest_that_ranks_propose() -> None:
     # a time that all ranks give holds at once, also an earlier one
     group.step(now=70)
     assert times() == (70, 70)
-    group.set_now(80)
+    group.clock.set_now(80)
     assert times() == (80, 80)
 
 
 def test_a_time_stays_shared() -> None:
     module = timed_module()
-    module.group.share_time(100)
-    module.group.agree_on_now(torch.tensor([130]))
+    module.group.clock.share(100)
+    module.group.clock.agree_on(torch.tensor([130]))
     copies = [copy.deepcopy(module), pickle.loads(pickle.dumps(module))]
     module.set_optimizer(td.Adagrad(lr=0.1))
     for one in (module, *copies):
-        assert one.group.proposed_now is not None
-        assert one.group.proposed_now.tolist() == [100]
+        assert one.group.clock.proposed is not None
+        assert one.group.clock.proposed.tolist() == [100]
         assert int(one.group.index.clock[Clock.NOW]) == 130
         one.group.step()
         assert int(one.group.index.clock[Clock.NOW]) == 130
@@ -157,7 +157,7 @@ def test_a_time_stays_shared() -> None:
 
 def test_expired_ids_are_read_as_if_they_were_not_there() -> None:
     module = timed_module(score="none", ttl=100)
-    module.group.set_now(0)
+    module.group.clock.set_now(0)
     initial = module.group.read(0, torch.tensor([1, 2]))
     module(torch.tensor([1, 2])).sum().backward()
     module.optimizer.step(now=60)
@@ -165,7 +165,7 @@ def test_expired_ids_are_read_as_if_they_were_not_there() -> None:
     trained = module.group.read(0, torch.tensor([1, 2]))
     module.eval()
     assert torch.equal(module(torch.tensor([1, 2])), trained)
-    module.group.set_now(100)
+    module.group.clock.set_now(100)
     assert torch.equal(module(torch.tensor([1, 2])), torch.stack([initial[0], trained[1]]))
     frozen = td.freeze(module)
     assert torch.equal(frozen(torch.tensor([1, 2])), torch.stack([initial[0], trained[1]]))
@@ -174,7 +174,7 @@ def test_expired_ids_are_read_as_if_they_were_not_there() -> None:
     module(torch.tensor([1])).sum().backward()  # training brings it back
     module.eval()
     assert torch.equal(module(torch.tensor([1, 2])), module.group.read(0, torch.tensor([1, 2])))
-    module.group.set_now(170)
+    module.group.clock.set_now(170)
     assert module.group.remove(0, expired=True) == 1
     assert set(module.ids().tolist()) == {1}
 
@@ -183,9 +183,9 @@ def test_wrong_times_are_refused() -> None:
     module, plain = timed_module(), make_group("step")
     for call, error, message in (
         (lambda: module.optimizer.step(now=1.5), TypeError, r"seconds is 1\.5, expected int"),
-        (lambda: module.group.set_now(-1), ValueError, "seconds is -1, expected at least 0"),
+        (lambda: module.group.clock.set_now(-1), ValueError, "seconds is -1, expected at least 0"),
         (lambda: plain.step(now=5), RuntimeError, "no table keeps times"),
-        (lambda: plain.set_now(5), RuntimeError, "no table keeps times: create one with"),
+        (lambda: plain.clock.set_now(5), RuntimeError, "no table keeps times: create one with"),
         (lambda: plain.remove(0, expired=True), ValueError, "expired needs a ttl"),
     ):
         with pytest.raises(error, match=message):
@@ -201,21 +201,21 @@ def test_custom_scores_are_given_by_batch_or_by_id() -> None:
         module(torch.tensor([1]))
     assert group.size(0) == 0
     module(torch.tensor([1, 2, 1]), scores=torch.tensor([5, 7, 9]))
-    assert group.get_score(0, torch.tensor([1, 2])).scores.tolist() == [9, 7]
-    group.set_batch_score(0, -3)
+    assert group.scores.get(0, torch.tensor([1, 2])).scores.tolist() == [9, 7]
+    group.scores.set_batch(0, -3)
     module(torch.tensor([2, 3, 4]))
-    assert group.get_score(0, torch.tensor([1, 2, 3, 4])).scores.tolist() == [9, -3, -3, -3]
+    assert group.scores.get(0, torch.tensor([1, 2, 3, 4])).scores.tolist() == [9, -3, -3, -3]
     bag = td.DynamicEmbeddingBag(4, mode="sum", name="b", optimizer=td.SGD(lr=1.0), policy=policy)
     bag(torch.tensor([[1, 2]]), scores=torch.tensor([[5, 6]]))
-    assert bag.group.get_score(0, torch.tensor([1, 2])).scores.tolist() == [5, 6]
+    assert bag.group.scores.get(0, torch.tensor([1, 2])).scores.tolist() == [5, 6]
     ids = torch.tensor([1, 2])
     for call, error, message in (
         (lambda: module(ids, scores=ids[:1]), ValueError, r"scores has shape \(1,\)"),
         (lambda: module(ids, scores=ids.float()), TypeError, r"scores has dtype torch\.float32"),
         (lambda: module(ids, scores=[1, 2]), TypeError, "scores is a list, expected a Tensor"),
         (lambda: timed_module()(ids, scores=ids), ValueError, "no table keeps custom scores"),
-        (lambda: group.set_batch_score(0, 1 << 63), ValueError, "expected an int64"),
-        (lambda: make_group().set_batch_score(0, 1), ValueError, "keeps no custom scores"),
+        (lambda: group.scores.set_batch(0, 1 << 63), ValueError, "expected an int64"),
+        (lambda: make_group().scores.set_batch(0, 1), ValueError, "keeps no custom scores"),
     ):
         with pytest.raises(error, match=message):
             call()
@@ -224,10 +224,10 @@ def test_custom_scores_are_given_by_batch_or_by_id() -> None:
 def test_copies_know_the_score_of_the_batch() -> None:
     policy = td.Policy(score="custom")
     module = td.DynamicEmbedding(4, name="t", optimizer=td.SGD(lr=1.0), policy=policy)
-    module.group.set_batch_score(0, 7)
+    module.group.scores.set_batch(0, 7)
     for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         twin(torch.tensor([1]))
-        assert twin.group.get_score(0, torch.tensor([1])).scores.tolist() == [7]
+        assert twin.group.scores.get(0, torch.tensor([1])).scores.tolist() == [7]
 
 
 def test_a_group_that_takes_over_keeps_what_is_no_tensor() -> None:
@@ -238,7 +238,7 @@ def test_a_group_that_takes_over_keeps_what_is_no_tensor() -> None:
         for _ in range(2)
     )
     received: list[str] = []
-    group.on_evicted(lambda name, _: received.append(name), records=8)
+    group.evicted.call(lambda name, _: received.append(name), records=8)
     successor.become(extension.take_over(successor.tables, group.tables))
     for first in (0, 10):
         successor.insert(0, torch.arange(first, first + 4))
@@ -251,7 +251,7 @@ def test_tables_that_a_budget_makes_evict_keep_steps() -> None:
     for ids in torch.arange(1000).split(100):
         group.insert(0, ids)
         group.step()
-    scores, found = group.get_score(0, torch.arange(900, 1000))
+    scores, found = group.scores.get(0, torch.arange(900, 1000))
     assert bool((scores[found] == 9).all())
     assert int(found.sum()) > 50
     [batch] = group.export(0)
@@ -263,11 +263,11 @@ def test_frequencies_saturate() -> None:
     policy = td.Policy(score="frequency")
     group = td.TableGroup([td.TableConfig("t", 4, policy=policy)], optimizer=None, seed=1)
     group.insert(0, torch.tensor([1, 2, 1]))
-    assert group.get_score(0, torch.tensor([1, 2])).scores.tolist() == [2, 1]
-    group.set_score(0, torch.tensor([1]), torch.tensor([(1 << 62) - 2]))
+    assert group.scores.get(0, torch.tensor([1, 2])).scores.tolist() == [2, 1]
+    group.scores.set(0, torch.tensor([1]), torch.tensor([(1 << 62) - 2]))
     for _ in range(3):
         group.insert(0, torch.ones(5000, dtype=torch.int64))
-        assert int(group.get_score(0, torch.tensor([1])).scores) == 1 << 62
+        assert int(group.scores.get(0, torch.tensor([1])).scores) == 1 << 62
 
 
 # -- removal -------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ def test_removal_by_score_norm_and_predicate() -> None:
     group = make_group()
     ids = torch.arange(200)
     group.insert_or_assign(0, ids, torch.arange(200)[:, None].expand(200, 4) / 2.0)
-    group.set_score(0, ids, 1000 - ids)
+    group.scores.set(0, ids, 1000 - ids)
     assert group.remove(0, score_below=901, batch_size=16) == 100
     assert ids_of(group) == set(range(100))
     assert group.remove(0, norm_below=50.0, batch_size=16) == 50
@@ -329,12 +329,12 @@ def test_removal_before_a_backward_makes_its_handles_stale() -> None:
     group.rows.row_clock[2] = (
         0  # as if nothing had been updated: only the rows' owners have changed
     )
-    assert group.stale_gradients() == 0
+    assert group.usage.stale_gradients() == 0
     before = group.read(0, torch.arange(100, 105))
     train(group, 0, torch.arange(100, 105), torch.zeros(5, 4))
     group.rows.row_clock[2] = 0
     output.sum().backward()
-    assert group.stale_gradients() == 5
+    assert group.usage.stale_gradients() == 5
     assert torch.equal(group.read(0, torch.arange(100, 105)), before)
 
 
@@ -382,7 +382,7 @@ def test_statistics_say_what_has_happened() -> None:
     group.insert(1, torch.arange(7))
     group.remove(0, predicate=lambda ids, _: ids < 30)
     group.insert(0, torch.arange(200, 210))
-    a, b = group.stats(wait=True)["a"], group.stats(wait=True)["b"]
+    a, b = group.usage.tables(wait=True)["a"], group.usage.tables(wait=True)["b"]
     assert (a.size, a.inserted, a.removed, b.size, b.removed) == (80, 110, 30, 7, 0)
     assert a.slots >= 143  # 100 ids at load 0.7
     assert a.load == 80 / a.slots <= 0.7
@@ -390,7 +390,7 @@ def test_statistics_say_what_has_happened() -> None:
     assert b.growths == 0
     assert a.row_bytes == 80 * (4 * 4 + 4 + 4 * 4)  # weights, generation, Adagrad's sums
     assert a.index_bytes == a.slots * 24  # key, handle, score
-    assert group.memory()["index"] >= a.index_bytes + b.index_bytes
+    assert group.usage.memory()["index"] >= a.index_bytes + b.index_bytes
     assert set(a.as_dict()) >= {"size", "load", "removed"}
 
 
@@ -403,12 +403,12 @@ def test_statistics_are_logged_by_table() -> None:
 
     group = make_group()
     step(group, torch.arange(5))
-    group.log_to(Writer())
-    group.log_to(Writer(), step=70)
+    group.usage.log_to(Writer())
+    group.usage.log_to(Writer(), step=70)
     for at in (1, 70):
         assert logged["a/size", at] == 5
         assert logged["b/size", at] == 0
-        assert logged["a/load", at] == group.stats(wait=True)["a"].load
+        assert logged["a/load", at] == group.usage.tables(wait=True)["a"].load
 
 
 def test_rows_are_filled() -> None:
@@ -425,7 +425,7 @@ def test_rows_are_filled() -> None:
 def test_only_what_has_changed_is_exported() -> None:
     policy = td.Policy(score=("frequency", "timestamp"))
     group = td.TableGroup([td.TableConfig("t", 4, policy=policy)], optimizer=None, seed=1)
-    group.set_now(0)
+    group.clock.set_now(0)
     for now in range(5):
         group.insert(0, torch.arange(now, 10))
         group.step(now=10 * (now + 1))

@@ -42,7 +42,7 @@ def live(policy: td.Policy, *, capacity: int, events: int, batch: int) -> None:
         uniform = torch.rand(batch, generator=generator)
         ids = (distinct**uniform).long() + step * capacity // steps * 4
         if "custom" in policy.scores:
-            group.set_batch_score(0, step % 7)
+            group.scores.set_batch(0, step % 7)
         train(group, 0, ids * 7919, gradient)
         group.step(now=step if "timestamp" in policy.scores or policy.ttl else None)
         if step in (steps // 3, 2 * steps // 3):
@@ -53,12 +53,12 @@ def live(policy: td.Policy, *, capacity: int, events: int, batch: int) -> None:
                 group.compact()
             check_whole(group)
     check_whole(group)
-    stats = group.stats(wait=True)["t"]
+    stats = group.usage.tables(wait=True)["t"]
     assert stats.stale == 0
     assert stats.found + stats.missed == steps * batch
     assert stats.inserted == stats.size + stats.evicted + stats.removed
     assert (stats.evicted > 0) == (policy.on_full is None)
-    memory = group.memory()
+    memory = group.usage.memory()
     assert memory["rows"] + memory["state"] <= capacity * group.config.row_bytes(
         group.config.slabs[0]
     )

@@ -52,9 +52,9 @@ def groups(draw: st.DrawFn) -> td.TableGroup:
         own[name] = td.FeaturePolicy(**arguments)
     config = td.TableConfig("t", 4, ["a", "b", "c"], policy=policy, feature_policies=own)
     group = td.TableGroup([config], optimizer=None, max_rows=100, seed=draw(st.integers(0, 3)))
-    group.record_evicted(100)
+    group.evicted.record(100)
     if "custom" in policy.scores:
-        group.set_batch_score(0, 7)
+        group.scores.set_batch(0, 7)
     return group
 
 
@@ -78,7 +78,7 @@ def counts_of(group: td.TableGroup) -> dict[int, int] | None:
 
 
 def statistics(group: td.TableGroup) -> Counter[str]:
-    stats = group.stats(wait=True)["t"]
+    stats = group.usage.tables(wait=True)["t"]
     return Counter({name: getattr(stats, name) for name in ("evicted", "rejected", "not_admitted")})
 
 
@@ -94,7 +94,7 @@ def check_lookup(
     group.end_step()
     change = statistics(group)
     change.subtract(before)
-    records = group.take_evicted()
+    records = group.evicted.take()
     assert (records["t"].ids.tolist() if records else []) == expected.evicted
     assert change == {
         "evicted": len(expected.evicted),
@@ -120,7 +120,7 @@ def check_life(data: st.DataObject) -> None:
     timed = "expiry" in group.config.layout.score_words or "timestamp" in policy.scores
     now = 1000
     if timed:
-        group.set_now(now)
+        group.clock.set_now(now)
     counts: dict[int, int] = {}
     for _ in range(data.draw(st.integers(1, 10))):
         action = data.draw(st.sampled_from(["look up"] * 5 + ["erase", "assign"]))
@@ -137,7 +137,7 @@ def check_life(data: st.DataObject) -> None:
                     counts = {id: n for id, n in counts.items() if id not in ids}
             except RuntimeError:
                 pass  # no room: nothing has been counted or forgotten
-            group.take_evicted()
+            group.evicted.take()
             kept = counts_of(group)
             assert kept is None or kept == counts
         else:

@@ -174,7 +174,7 @@ def test_any_sequence_gives_the_rows_of_tables_in_memory(
         plain = make_module(optimizer, dtype, policy)
         other = make_module(optimizer, dtype, policy, stored_tables, where)
         for module in (plain, other):
-            module.group.record_evicted(1000, rows=True)
+            module.group.evicted.record(1000, rows=True)
         for what, table, ids, seed, ends in steps:
             given_ids = torch.tensor(ids)
             assert do(plain, what, table, given_ids, seed) == do(
@@ -183,7 +183,7 @@ def test_any_sequence_gives_the_rows_of_tables_in_memory(
             for module in (plain, other) if ends else ():
                 module.optimizer.step()
         check_equal(plain.group, other.group)
-        mine, theirs = plain.group.take_evicted(), other.group.take_evicted()
+        mine, theirs = plain.group.evicted.take(), other.group.evicted.take()
         assert mine.keys() == theirs.keys()
         for name, evicted in mine.items():
             assert torch.equal(evicted.ids, theirs[name].ids)
@@ -279,14 +279,14 @@ def test_memory_counts_rows_that_have_slots() -> None:
     for of in (plain, group):
         of.insert_or_assign(0, torch.arange(50), rows_of(0, 50, 1))
         of.insert_or_assign(2, torch.arange(20), rows_of(2, 20, 1))
-    assert plain.memory()["rows"] == 50 * (4 * DIM + 4) + 20 * (4 * 3 + 4)
-    assert group.memory()["rows"] == 20 * (4 * 3 + 4)
-    assert group.memory()["state"] == 20 * 8 * 3
+    assert plain.usage.memory()["rows"] == 50 * (4 * DIM + 4) + 20 * (4 * 3 + 4)
+    assert group.usage.memory()["rows"] == 20 * (4 * 3 + 4)
+    assert group.usage.memory()["state"] == 20 * 8 * 3
 
 
 REFUSED = {
-    "state_dict": lambda group: group.state_tensors(),
-    "load_state_dict": lambda group: group.load_state_tensors({}),
+    "state_dict": lambda group: group.state.tensors(),
+    "load_state_dict": lambda group: group.state.load({}),
     "pickle, copy.deepcopy": copy.deepcopy,
     "pickle": pickle.dumps,
     "add_table": lambda group: group.add_table(td.TableConfig("d", 4)),
@@ -311,4 +311,4 @@ def test_what_needs_all_rows_in_memory_is_refused(call: str) -> None:
 def test_tables_of_another_slab_are_named() -> None:
     _, group, _ = pair_of_groups(td.SGD(lr=0.1), "c")
     with pytest.raises(RuntimeError, match=r"the rows of \['c'\] lie in a store"):
-        group.state_tensors()
+        group.state.tensors()

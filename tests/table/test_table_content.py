@@ -45,7 +45,7 @@ def test_content_arrives_whole(optimizer: td.optim.OptimizerConfig) -> None:
     source, target = trained(5, optimizer).group, trained(2, optimizer).group
     for table in (0, 1):
         content, counted = read_content(source.tables, table), read_counts(source.tables, table)
-        before = target.stats()[target.names[table]]
+        before = target.usage.tables()[target.names[table]]
         write_content(target.tables, table, content, counted, score_names(source.tables, table))
         target.materialize()
         arrived = read_content(target.tables, table)
@@ -62,7 +62,7 @@ def test_content_arrives_whole(optimizer: td.optim.OptimizerConfig) -> None:
             assert counted.ids.numel() > 0
             assert torch.equal(counted.ids, again.ids)
             assert torch.equal(counted.counts, again.counts)
-        after = target.stats()[target.names[table]]
+        after = target.usage.tables()[target.names[table]]
         assert after.not_admitted == before.not_admitted  # nobody has looked anything up
         assert after.default_served == before.default_served
 
@@ -115,7 +115,7 @@ def test_ids_that_only_wait_for_room_arrive_with_their_counts() -> None:
     assert again is not None
     assert (again.ids.tolist(), again.counts.tolist()) == ([4, 5], [5, 1])
     assert read_content(target.tables, 0).ids.tolist() == [1, 2, 3]
-    assert target.stats(wait=True)["t"].not_admitted == 0
+    assert target.usage.tables(wait=True)["t"].not_admitted == 0
     target.insert(0, torch.tensor([4]))
     assert read_content(target.tables, 0).ids.tolist() == [1, 2, 3, 4]
 
@@ -126,5 +126,5 @@ def test_what_has_a_row_is_not_counted_though_a_file_says_so() -> None:
     content = read_content(source.tables, 0)
     counted = CountedIds(content.ids, torch.ones_like(content.ids))
     write_content(target.tables, 0, content, counted, score_names(source.tables, 0))
-    assert target.stats(wait=True)["kept"].counted == 0
+    assert target.usage.tables(wait=True)["kept"].counted == 0
     assert torch.equal(read_content(target.tables, 0).ids, content.ids)

@@ -30,6 +30,7 @@ PACKAGES = (
     "torch_dynemb.ops",
     "torch_dynemb.checkpoint",
     "torch_dynemb.storage.tiers",
+    "torch_dynemb.table",
     "torch_dynemb.serving",
     "torch_dynemb.recis",
     "torch_dynemb.recis.functional",

@@ -173,7 +173,7 @@ def test_turnover_is_that_of_all_tables():
     choosing(ids)
     before = choosing.figures().table_bytes
     assert turnover_of(choosing) == (0, 0, 26 * 12)
-    assert before >= sum(s.counter_bytes for s in choosing.tables.group.stats().values()) > 0
+    assert before >= sum(s.counter_bytes for s in choosing.tables.group.usage.tables().values()) > 0
 
 
 # -- from the command line to the result -----------------------------------------------------------

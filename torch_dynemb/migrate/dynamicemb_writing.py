@@ -395,7 +395,7 @@ def _dumped(part: TablePart, scores: Tensor) -> Tensor:
         return scores
     result, word = scores.clone(), names.index("timestamp")
     if len(names) == 1:
-        proposed = part.group.proposed_now
+        proposed = part.group.clock.proposed
         now = int(part.group.index.clock[Clock.NOW])
         now = max(now, 0 if proposed is None else int(proposed))
         result[:, word] = now - result[:, word]

@@ -47,7 +47,7 @@ class Clocks(NamedTuple):
         clock = group.index.clock
         clock[Clock.STEP] = max(self.step, int(clock[Clock.STEP]))
         if group.config.keeps_time:
-            group.set_now(max(self.now, int(clock[Clock.NOW])))
+            group.clock.set_now(max(self.now, int(clock[Clock.NOW])))
 
 
 class Target:

@@ -119,7 +119,7 @@ def _average_table(
         average.erase(table, ids)
     words = score_names(model.tables, table)
     if "custom" in words:  # which ids get when they are inserted, before they have their own
-        average.set_batch_score(table, 0)
+        average.scores.set_batch(table, 0)
     for batch in model.export(table, batch_size=_BATCH):
         ids, rows = batch.ids.to(average.device), batch.rows.to(average.device)
         if function is not None:
@@ -127,8 +127,8 @@ def _average_table(
             rows[known] = function(average.read(table, ids[known]), rows[known])
         average.insert_or_assign(table, ids, rows)
         for word in words:
-            scores = model.get_score(table, batch.ids, score=word).scores
-            average.set_score(table, ids, scores.to(average.device), score=word)
+            scores = model.scores.get(table, batch.ids, score=word).scores
+            average.scores.set(table, ids, scores.to(average.device), score=word)
 
 
 def average_tables_too() -> None:

@@ -15,6 +15,7 @@ from torch_dynemb.nn.inputs import (
     flat_weights,
     integer_ids,
     integer_offsets,
+    pooling_of,
 )
 from torch_dynemb.nn.static_arguments import advises
 from torch_dynemb.ops.columns import Pooling
@@ -23,7 +24,6 @@ from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.policy import Policy
 from torch_dynemb.storage.tiers import Storage
 from torch_dynemb.table.config import EvalDefault
-from torch_dynemb.table.group import pooling_of
 
 
 def bag_batch(

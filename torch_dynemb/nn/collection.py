@@ -11,13 +11,13 @@ from torch import Tensor
 from torch_dynemb._library.error_names import name_feature
 from torch_dynemb.nn.features import Features
 from torch_dynemb.nn.forwards import BagsOfFeatures, RowsOfFeatures
+from torch_dynemb.nn.inputs import pooling_of
 from torch_dynemb.nn.static_arguments import advises
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table import extension as table_extension
-from torch_dynemb.table.config import check_tables
-from torch_dynemb.table.group import TableConfig, pooling_of
+from torch_dynemb.table.config import TableConfig, check_tables
 from torch_dynemb.table.group_config import GroupConfig
 
 

@@ -109,7 +109,7 @@ class IdExchange:
         self._ranks = ranks
         distinct = ops.ids_partition(ids, offsets, parts=ranks.size, slots=table.id_slots)
         self.inverse = distinct.inverse
-        proposed = table.group.proposed_now
+        proposed = table.group.clock.proposed
         with torch.no_grad():
             lengths = distinct.lengths
             if proposed is not None:
@@ -145,7 +145,7 @@ class IdExchange:
         table, ranks = self._table, self._ranks
         batch = self._arrived()
         if self._proposals is not None and trains and table.learns():
-            table.group.agree_on_now(self._proposals)
+            table.group.clock.agree_on(self._proposals)
         rows = table.lookup(
             batch,
             reads_only=reads_only,

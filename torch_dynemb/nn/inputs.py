@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_exporting
 
+from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.storage.device import check_device
 from torch_dynemb.table.config import ROW_DTYPES
 
@@ -115,6 +116,19 @@ def flat_scores(owner: str, scores: Tensor, input: Tensor) -> Tensor:
     return scores.reshape(-1).contiguous()
 
 
+def pooling_of(mode: str) -> Pooling:
+    """The pooling of a mode name.
+
+    Raises:
+        ValueError: another name than ``"sum"`` or ``"mean"``.
+    """
+    if mode not in ("sum", "mean"):
+        raise ValueError(
+            f"mode is {mode!r}, expected 'sum' or 'mean' (nn.EmbeddingBag's 'max' is not supported)"
+        )
+    return Pooling.SUM if mode == "sum" else Pooling.MEAN
+
+
 __all__ = [
     "are_ready",
     "as_ops_take_them",
@@ -123,4 +137,5 @@ __all__ = [
     "flat_weights",
     "integer_ids",
     "integer_offsets",
+    "pooling_of",
 ]

@@ -34,9 +34,11 @@ from torch_dynemb.storage.device import check_device, device_of
 from torch_dynemb.storage.tiers import Tiers
 from torch_dynemb.table import extension as table_extension
 from torch_dynemb.table import lookup as table_lookup
-from torch_dynemb.table.config import ROW_DTYPES
+from torch_dynemb.table.config import ROW_DTYPES, TableConfig
 from torch_dynemb.table.dense_state import leaves_tables_out
-from torch_dynemb.table.group import TableConfig, TableGroup
+from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.pending_gradients import sort_pending
+from torch_dynemb.table.steps import check_step
 from torch_dynemb.table.tables import Tables
 
 # Updates without optimizer.step() from which on a module reports that the call is missing.
@@ -174,32 +176,27 @@ class TableModule(nn.Module):
 
     def memory(self) -> dict[str, int]:
         """Bytes in use: ``rows``, ``state``, ``index``, ``total``."""
-        return self._group.memory()
+        return self._group.usage.memory()
 
     def _make_optimizer(self) -> FusedOptimizer | None:
         return self._optimizer_of(self._group.tables)
 
     def _optimizer_of(self, tables: Tables) -> FusedOptimizer | None:
         """Of the rows of tables that are the group's, or will be."""
-        config = tables.config
+        config, group = tables.config, self._group
         if config.optimizer is None:
             return None
-        group = self._group
-        if not config.split:
-            return FusedOptimizer(
-                config.names,
-                config.optimizer,
-                rows=tables.rows,
-                end_step=self._step_end(),
-                check_step=group.check_step,
+        kind: Callable[..., FusedOptimizer] = FusedOptimizer
+        if config.split:
+            kind = functools.partial(
+                SplitOptimizer, sort=lambda slab: sort_pending(group.tables, slab)
             )
-        return SplitOptimizer(
+        return kind(
             config.names,
             config.optimizer,
             rows=tables.rows,
             end_step=self._step_end(),
-            check_step=group.check_step,
-            sort=group.sort_pending,
+            check_step=lambda now: check_step(group.tables, now),
         )
 
     def _step_end(self) -> Callable[[int | None], None]:
@@ -451,7 +448,7 @@ class TableModule(nn.Module):
         if leaves_tables_out():
             return
         support_default_planner()
-        for name, tensor in self._group.state_tensors().items():
+        for name, tensor in self._group.state.tensors().items():
             destination[prefix + name] = tensor
 
     def _fqn_modifiers(self) -> dict[str, str]:
@@ -459,7 +456,7 @@ class TableModule(nn.Module):
 
         A table may be named as an attribute is, which is not looked at then.
         """
-        return {name.partition(".")[0]: "_state_entries" for name in self._group.state_names()}
+        return {name.partition(".")[0]: "_state_entries" for name in self._group.state.names()}
 
     @property
     def _state_entries(self) -> StateNames:
@@ -480,7 +477,7 @@ class TableModule(nn.Module):
             return
         entries = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
         if strict:
-            known = self._group.state_names()
+            known = self._group.state.names()
             unexpected_keys.extend(prefix + name for name in entries if name not in known)
         if entries.keys() == {"weight"}:
             error_msgs.append(
@@ -492,7 +489,7 @@ class TableModule(nn.Module):
             missing_keys.append(prefix + "format")
             return
         try:
-            self._group.load_state_tensors(entries)
+            self._group.state.load(entries)
         except ValueError as error:
             error_msgs.append(f"{prefix.rstrip('.') or type(self).__name__}: {error}")
 
@@ -514,7 +511,7 @@ class TableModule(nn.Module):
                 "process: share a torch_dynemb.freeze() copy, or use threads"
             )
         if probe.device != self._group.device:
-            moved = self._group.on_device(probe.device)
+            moved = table_extension.on_device(self._group.tables, probe.device)
             anchor = nn.Parameter(
                 self.grad_anchor.detach().to(probe.device),
                 requires_grad=self.grad_anchor.requires_grad,

@@ -103,7 +103,7 @@ class OptimizerConfig:
             and semi-synchronous training does (delayed SGD: Langford et al. 2009); each backward is
             an update of its own, also a second one of the same lookup. Gradients of ids whose row
             another id has by then are dropped and counted in any case
-            (``group.stale_gradients()``). In split mode this is about the gradients of
+            (``group.usage.stale_gradients()``). In split mode this is about the gradients of
             per_sample_weights, which read the rows: others are pending until ``step()`` anyway.
         stochastic_rounding: of rows, and state, of less than float32: up or down with the
             probability of the remainder, else to nearest. Reproducible: the random bits are a

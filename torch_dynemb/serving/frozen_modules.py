@@ -16,7 +16,7 @@ from torch_dynemb.nn.collection import (
 from torch_dynemb.nn.embedding import DynamicEmbedding
 from torch_dynemb.nn.features import Features
 from torch_dynemb.nn.forwards import BagsOfFeatures, RowsOfFeatures, rows_in_shape
-from torch_dynemb.nn.inputs import flat_ids
+from torch_dynemb.nn.inputs import flat_ids, pooling_of
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.serving.choices import Choices
@@ -24,7 +24,7 @@ from torch_dynemb.serving.freeze import freezes
 from torch_dynemb.serving.frozen_tables import FrozenTables
 from torch_dynemb.serving.live_group import LiveTables
 from torch_dynemb.serving.quantization import quantized_copy
-from torch_dynemb.table.group import TableGroup, pooling_of
+from torch_dynemb.table.group import TableGroup
 
 
 def converted_dtype(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> torch.dtype:

@@ -39,7 +39,7 @@ from torch_dynemb.storage.address_space import ADDRESS_SPACE, address_limits
 from torch_dynemb.storage.memory import TableMemory
 from torch_dynemb.storage.static_tensors import mark_static
 from torch_dynemb.storage.tiers import SSDStore, Tiers, open_tiers
-from torch_dynemb.table.clock import set_now
+from torch_dynemb.table.clock import TableClock
 from torch_dynemb.table.config import ColumnShard, SlabConfig
 from torch_dynemb.table.group_config import TIERED_ROW_BYTES, GroupConfig
 from torch_dynemb.table.host_state import EvictionRecords, HostState
@@ -76,7 +76,7 @@ def allocate(config: GroupConfig, memory: TableMemory) -> Tables:
     mark_static(tables.tensors())
     watch(host)
     if config.keeps_time:
-        set_now(tables, int(time.time()))
+        TableClock(tables).set_now(int(time.time()))
     return tables
 
 

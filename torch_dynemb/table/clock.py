@@ -18,41 +18,78 @@ from torch_dynemb.storage.static_tensors import mark_static
 from torch_dynemb.table.tables import Tables
 
 
-def set_now(tables: Tables, seconds: int) -> None:
-    """See :meth:`torch_dynemb.TableGroup.set_now`."""
-    check_now(tables, seconds)
-    tables.check_own()
-    tables.index.clock[Clock.NOW] = seconds
-    if tables.host.proposed_now is not None:
-        tables.host.proposed_now.fill_(seconds)
+class TableClock:
+    """The time of a group: ``group.clock``.
+
+    Args:
+        tables: of the group.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def set_now(self, seconds: int) -> None:
+        """Sets the time that lookups give their ids, until the next ``optimizer.step()``.
+
+        Where the group lies on several ranks, all of them call it.
+
+        Args:
+            seconds: from 0 to 2^62, such as those of Unix time.
+
+        Raises:
+            TypeError, ValueError: ``seconds`` is no int, or out of its range.
+            RuntimeError: no table keeps times. In all cases the time has not been changed.
+        """
+        tables = self._tables
+        check_now(tables, seconds)
+        tables.check_own()
+        tables.index.clock[Clock.NOW] = seconds
+        if tables.host.proposed_now is not None:
+            tables.host.proposed_now.fill_(seconds)
+
+    def share(self, now: int) -> None:
+        """Takes the time from :meth:`agree_on` from now on, instead of the machine's clock.
+
+        Args:
+            now: seconds to begin with, equal on all ranks.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: as :meth:`set_now`.
+        """
+        check_now(self._tables, now)
+        propose(self._tables, now)
+        self.set_now(now)
+
+    def agree_on(self, proposals: Tensor) -> None:
+        """Sets the time to the latest that ranks propose, unless it is later already.
+
+        Waits for no device, so that it can be compiled and captured.
+
+        Args:
+            proposals: int64 [ranks], what each has in :attr:`proposed`.
+        """
+        now = self._tables.index.clock[Clock.NOW]
+        now.copy_(torch.maximum(now, proposals.max()))
+
+    @property
+    def proposed(self) -> Tensor | None:
+        """int64 [1], seconds that this rank proposes; None: the group is on its own."""
+        return self._tables.host.proposed_now
 
 
 def check_now(tables: Tables, seconds: int) -> None:
     """Raises TypeError, ValueError or RuntimeError for a time that cannot be set."""
     if isinstance(seconds, bool) or not isinstance(seconds, int):
-        raise TypeError(f"set_now: seconds is {seconds!r}, expected int")
+        raise TypeError(f"clock.set_now: seconds is {seconds!r}, expected int")
     if seconds < 0:
-        raise ValueError(f"set_now: seconds is {seconds}, expected at least 0")
+        raise ValueError(f"clock.set_now: seconds is {seconds}, expected at least 0")
     if seconds > MAX_COUNT:
-        raise ValueError(f"set_now: seconds is {seconds}, expected at most 2^62")
+        raise ValueError(f"clock.set_now: seconds is {seconds}, expected at most 2^62")
     if not tables.config.keeps_time:
         raise RuntimeError(
-            "set_now: no table keeps times: create one with policy=Policy(score='timestamp') "
+            "clock.set_now: no table keeps times: create one with policy=Policy(score='timestamp') "
             "or a ttl"
         )
-
-
-def share_time(tables: Tables, now: int) -> None:
-    """See :meth:`torch_dynemb.TableGroup.share_time`."""
-    check_now(tables, now)
-    propose(tables, now)
-    set_now(tables, now)
-
-
-def agree_on_now(tables: Tables, proposals: Tensor) -> None:
-    """See :meth:`torch_dynemb.TableGroup.agree_on_now`."""
-    now = tables.index.clock[Clock.NOW]
-    now.copy_(torch.maximum(now, proposals.max()))
 
 
 def propose(tables: Tables, now: int) -> None:
@@ -88,12 +125,4 @@ def now_of_step(tables: Tables, now: int | None) -> int | None:
     return now
 
 
-__all__ = [
-    "agree_on_now",
-    "check_now",
-    "now_of_step",
-    "propose",
-    "set_now",
-    "share_time",
-    "share_time_as",
-]
+__all__ = ["TableClock", "check_now", "now_of_step", "propose", "share_time_as"]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torch_dynemb.ops.columns import BUCKET_WIDTH, CLOCK_HEAD, Hyper
 from torch_dynemb.optim.base import OptimizerConfig, check_config
+from torch_dynemb.storage.device import memory_of
 from torch_dynemb.storage.memory import TableMemory
 from torch_dynemb.table import state as table_state
 from torch_dynemb.table.allocation import allocate
@@ -88,6 +89,17 @@ def move(tables: Tables, memory: TableMemory) -> Tables:
     return take_over(moved, tables)
 
 
+def on_device(tables: Tables, device: torch.device) -> Tables:
+    """The tables where they are there, or else others with their content.
+
+    Raises:
+        TypeError: ``device`` is neither a device nor the name of one.
+        RuntimeError: tables cannot lie there, or rows lie in a store, or too little memory.
+    """
+    memory = memory_of("TableGroup.to", device)
+    return tables if memory.device == tables.device else move(tables, memory)
+
+
 def take_over(tables: Tables, before: Tables) -> Tables:
     """Where tables with the same first tables are: what is not part of a state."""
     tables.host.batch_scored = set(before.host.batch_scored)
@@ -136,4 +148,4 @@ def _widened(tables: Tables, extended: Tables, old: dict[str, Tensor], name: str
     return torch.cat(words, 1)
 
 
-__all__ = ["extend", "move", "reoptimize", "take_over"]
+__all__ = ["extend", "move", "on_device", "reoptimize", "take_over"]

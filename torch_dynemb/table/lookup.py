@@ -173,7 +173,7 @@ def _check_custom_scores(
             if "custom" in table.policy.scores and t not in tables.host.batch_scored:
                 raise ValueError(
                     f"table {table.name!r} keeps custom scores, but none have been given: "
-                    "call group.set_batch_score, or give scores with the lookup"
+                    "call group.scores.set_batch, or give scores with the lookup"
                 )
         return
     if "custom" not in tables.config.layout.score_words:

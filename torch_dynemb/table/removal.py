@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypedDict
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import described, flag, integer, number
@@ -29,6 +31,25 @@ Predicate = Callable[[Tensor, Tensor], Tensor]
 Condition = Callable[[ops.ExportedBatch], Tensor]
 
 
+class Conditions(TypedDict, total=False):
+    """Which ids of a table are removed: one of these.
+
+    Attributes:
+        not_seen_for: that no training lookup of the last so many steps, at least 1, has met.
+        expired: True: ids of which the ttl has passed.
+        score_below: ids with a lower score (the one that decides who is evicted).
+        norm_below: ids with a row of a smaller L2 norm (an untrained row: its initial value); more
+            than 0.
+        predicate: from ids int64 [n] and scores int64 [n] of a batch to bool [n].
+    """
+
+    not_seen_for: int | None
+    expired: bool | None
+    score_below: int | None
+    norm_below: float | None
+    predicate: Predicate | None
+
+
 def contains(tables: Tables, table: int, ids: Tensor) -> Tensor:
     """See :meth:`torch_dynemb.TableGroup.contains`."""
     handles = find(tables, *one_table(tables, table, ids, "contains")).handles
@@ -50,30 +71,12 @@ def erase(tables: Tables, table: int, ids: Tensor) -> int:
 
 
 def remove(
-    tables: Tables,
-    table: int,
-    *,
-    not_seen_for: int | None = None,
-    expired: bool | None = None,
-    score_below: int | None = None,
-    norm_below: float | None = None,
-    predicate: Predicate | None = None,
-    batch_size: int = 1 << 20,
+    tables: Tables, table: int, *, batch_size: int = 1 << 20, **conditions: Unpack[Conditions]
 ) -> int:
     """See :meth:`torch_dynemb.TableGroup.remove`."""
     tables.config.table(table, "remove")
     batch_size = integer("remove: batch_size", batch_size, least=BUCKET_WIDTH)
-    condition = condition_of(
-        tables,
-        table,
-        {
-            "not_seen_for": not_seen_for,
-            "expired": expired,
-            "score_below": score_below,
-            "norm_below": norm_below,
-            "predicate": predicate,
-        },
-    )
+    condition = condition_of(tables, table, conditions)
     tables.check_own()
     # removed together, so that a predicate that raises, or an interrupt, removes nothing
     chosen = [batch.ids[condition(batch)] for batch in exported(tables, table, batch_size)]
@@ -120,22 +123,23 @@ def reset_counts(tables: Tables, table: int) -> None:
         )
 
 
-def condition_of(tables: Tables, table: int, conditions: dict[str, object]) -> Condition:
+def condition_of(tables: Tables, table: int, conditions: Conditions) -> Condition:
     """The one condition that is given.
 
     Raises:
         ValueError: none or several were given, or one that the table cannot tell.
         TypeError: the predicate is not callable.
     """
+    names = list(Conditions.__annotations__)
+    if unknown := [name for name in conditions if name not in names]:
+        raise TypeError(f"remove: {unknown} are no conditions, expected one of {names}")
     given = {
         name: value
         for name, value in conditions.items()
         if value is not None and value is not False
     }
     if len(given) != 1:
-        raise ValueError(
-            f"remove: got {list(given) or 'no condition'}, expected one of {list(conditions)}"
-        )
+        raise ValueError(f"remove: got {list(given) or 'no condition'}, expected one of {names}")
     ((name, value),) = given.items()
     if name == "not_seen_for" and not tables.config.layout.score_words:
         raise ValueError(
@@ -198,4 +202,13 @@ def _norms(tables: Tables, table: int, batch: ops.ExportedBatch) -> Tensor:
     return norms
 
 
-__all__ = ["Predicate", "clear", "contains", "erase", "fill", "remove", "reset_counts"]
+__all__ = [
+    "Conditions",
+    "Predicate",
+    "clear",
+    "contains",
+    "erase",
+    "fill",
+    "remove",
+    "reset_counts",
+]

@@ -18,7 +18,7 @@ from torch_dynemb.table.tables import Tables, one_table
 
 
 def deciding_score(tables: Tables, table: int) -> str:
-    """See :meth:`torch_dynemb.TableGroup.deciding_score`."""
+    """See :meth:`Scores.deciding`."""
     name = tables.config.table(table).policy.scores[0]
     rows = tables.config.layout.rows
     evicts = bool(rows) and rows[table][PolicyColumn.ON_FULL] == OnFull.EVICT
@@ -43,38 +43,95 @@ def eviction_scores(tables: Tables, table: int, batch: ops.ExportedBatch) -> Ten
     return batch.scores[:, score_word(tables, table, None)].contiguous()
 
 
-def get_score(
-    tables: Tables, table: int, ids: Tensor, *, score: str | None = None
-) -> ops.ScoredIds:
-    """See :meth:`torch_dynemb.TableGroup.get_score`."""
-    word = score_word(tables, table, score, "get_score")
-    flat, offsets, features = one_table(tables, table, ids, "get_score")
-    return ops.get_scores(tables.index, flat, offsets, features, word=word)
+class Scores:
+    """Scores of the ids of a group: ``group.scores``.
 
+    Args:
+        tables: of the group.
+    """
 
-def set_score(
-    tables: Tables, table: int, ids: Tensor, scores: Tensor, *, score: str | None = None
-) -> int:
-    """See :meth:`torch_dynemb.TableGroup.set_score`."""
-    word = score_word(tables, table, score, "set_score")
-    flat, offsets, features = one_table(tables, table, ids, "set_score")
-    scores = flat_int64("set_score: scores", scores, tables.device)
-    if scores.shape != flat.shape:
-        raise ValueError(
-            f"set_score: scores has {scores.shape[0]} elements, expected one for each of the "
-            f"{flat.shape[0]} ids"
-        )
-    _check_given_scores(tables.config.layout.score_words[word], scores)
-    tables.check_own()
-    found = ops.set_scores_(
-        tables.index,
-        flat,
-        offsets,
-        features,
-        scores,
-        word=word,
-    )
-    return int(found.sum())
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def deciding(self, table: int) -> str:
+        """The score that decides who is evicted from a table; ``"none"``: it keeps none.
+
+        Args:
+            table: its number.
+        """
+        return deciding_score(self._tables, table)
+
+    def get(self, table: int, ids: Tensor, *, score: str | None = None) -> ops.ScoredIds:
+        """Scores of ids of one table; changes nothing.
+
+        Args:
+            table: its number.
+            ids: int64 of any shape, n of them.
+            score: which of those that are kept; default: the one that decides who is evicted.
+
+        Returns:
+            ``scores``, int64 [n], 0 for an id that is not there, and ``found``, bool [n].
+
+        Raises:
+            TypeError: ids are no int64, or ``score`` is no str.
+            ValueError: the score is not kept, or ids are on another device.
+        """
+        word = score_word(self._tables, table, score, "scores.get")
+        flat, offsets, features = one_table(self._tables, table, ids, "scores.get")
+        return ops.get_scores(self._tables.index, flat, offsets, features, word=word)
+
+    def set(self, table: int, ids: Tensor, scores: Tensor, *, score: str | None = None) -> int:
+        """Sets scores of the ids that are in a table; returns how many of ``ids`` are.
+
+        Args:
+            table: its number.
+            ids: int64 [n].
+            scores: int64 [n]; of several for one id the largest counts. Steps from 0 on,
+                frequencies from 0 to 2^62, others any.
+            score: as in :meth:`get`.
+
+        Raises:
+            TypeError: ids or scores are no int64, or ``score`` is no str.
+            ValueError: number, device or values of scores, or a score that is not kept. In both
+                cases no score has been changed.
+        """
+        tables, call = self._tables, "scores.set"
+        word = score_word(tables, table, score, call)
+        flat, offsets, features = one_table(tables, table, ids, call)
+        scores = flat_int64(f"{call}: scores", scores, tables.device)
+        if scores.shape != flat.shape:
+            raise ValueError(
+                f"{call}: scores has {scores.shape[0]} elements, expected one for each of the "
+                f"{flat.shape[0]} ids"
+            )
+        _check_given_scores(tables.config.layout.score_words[word], scores)
+        tables.check_own()
+        found = ops.set_scores_(tables.index, flat, offsets, features, scores, word=word)
+        return int(found.sum())
+
+    def set_batch(self, table: int, score: int) -> None:
+        """The custom score that lookups give the ids of a table from now on.
+
+        Args:
+            table: its number.
+            score: an int64; scores that come with a lookup go before it.
+
+        Raises:
+            TypeError: ``score`` is no int.
+            ValueError: the table keeps no custom scores, or the score leaves int64.
+        """
+        tables = self._tables
+        config = tables.config.table(table, "scores.set_batch")
+        if "custom" not in config.policy.scores:
+            raise ValueError(
+                f"scores.set_batch: table {config.name!r} keeps no custom scores: create it with "
+                "policy=Policy(score='custom')"
+            )
+        score = integer("scores.set_batch: score", score)
+        tables.check_own()
+        with held_back():
+            tables.index.clock[CLOCK_HEAD + table] = score
+            tables.host.batch_scored.add(table)
 
 
 def _check_given_scores(name: str, scores: Tensor) -> None:
@@ -83,34 +140,12 @@ def _check_given_scores(name: str, scores: Tensor) -> None:
         return
     least, largest = int(scores.min()), int(scores.max())
     if name == "step" and least < 0:
-        raise ValueError(f"set_score: scores has {least}, expected steps from 0 on")
+        raise ValueError(f"scores.set: scores has {least}, expected steps from 0 on")
     if name == "frequency" and (least < 0 or largest > MAX_COUNT):
         raise ValueError(
-            f"set_score: scores has {least if least < 0 else largest}, expected frequencies "
+            f"scores.set: scores has {least if least < 0 else largest}, expected frequencies "
             "from 0 to 2^62"
         )
 
 
-def set_batch_score(tables: Tables, table: int, score: int) -> None:
-    """See :meth:`torch_dynemb.TableGroup.set_batch_score`."""
-    config = tables.config.table(table, "set_batch_score")
-    if "custom" not in config.policy.scores:
-        raise ValueError(
-            f"set_batch_score: table {config.name!r} keeps no custom scores: create it with "
-            "policy=Policy(score='custom')"
-        )
-    score = integer("set_batch_score: score", score)
-    tables.check_own()
-    with held_back():
-        tables.index.clock[CLOCK_HEAD + table] = score
-        tables.host.batch_scored.add(table)
-
-
-__all__ = [
-    "deciding_score",
-    "eviction_scores",
-    "get_score",
-    "score_word",
-    "set_batch_score",
-    "set_score",
-]
+__all__ = ["Scores", "deciding_score", "eviction_scores", "score_word"]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torch_dynemb.ops.columns import BUCKET_WIDTH, MAX_COUNT, MIN_BUCKETS, Clock, Meta, Slab, Table
 from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.table.clock import propose
 from torch_dynemb.table.config import SlabConfig
 from torch_dynemb.table.row_access import materialize, state_names
 from torch_dynemb.table.state_check import check_content, clamp_committed
@@ -255,3 +256,68 @@ def in_own_order(tables: Tables, tensors: Mapping[str, Tensor]) -> Mapping[str, 
         if isinstance(scores, Tensor) and scores.dim() == 2 and scores.shape[1] == len(columns):
             result[name] = scores[:, columns]
     return result
+
+
+def pickled(tables: Tables) -> dict[str, Any]:
+    """What a copy of the group in another process, or beside it, is made of."""
+    tables.check_in_memory("pickle, copy.deepcopy")
+    host = tables.host
+    return {
+        "arguments": {**tables.config.arguments(), "device": tables.device},
+        "state": save(tables),
+        "hyper": tables.rows.hyper.clone(),
+        "batch_scored": sorted(host.batch_scored),
+        "proposed_now": None if host.proposed_now is None else int(host.proposed_now),
+    }
+
+
+def fill_pickled(tables: Tables, saved: dict[str, Any]) -> None:
+    """Fills new tables with the content of :func:`pickled`."""
+    fill(tables, saved["state"])
+    tables.rows.hyper.copy_(saved["hyper"])
+    tables.host.batch_scored = set(saved["batch_scored"])
+    if saved["proposed_now"] is not None:
+        propose(tables, saved["proposed_now"])
+
+
+class GroupState:
+    """The state of a group as named tensors: ``group.state``.
+
+    Args:
+        tables: of the group.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def names(self) -> set[str]:
+        """Names of the entries of :meth:`tensors`."""
+        return {"format", *(name for name, _ in used_tensors(self._tables))}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Copies of the used part of everything, after writing the rows that are not written yet.
+
+        Loading it continues bit for bit. ``format`` is a JSON text as uint8.
+
+        Raises:
+            RuntimeError: rows lie in a store and need not fit in memory.
+        """
+        return save(self._tables)
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replaces everything by a saved state, in place: compiled code knows the addresses.
+
+        Ctrl-C waits until it is done. Where it fails midway, such as for want of memory, no ids are
+        left.
+
+        Args:
+            tensors: by name, with the dtypes and shapes of those of :meth:`tensors`; on any
+                device.
+
+        Raises:
+            ValueError: ``tensors`` is not the state of a group like this one, or is damaged;
+                nothing has been changed.
+            RuntimeError: rows lie in a store, or memory is short.
+        """
+        self._tables.check_own()
+        load(self._tables, tensors)

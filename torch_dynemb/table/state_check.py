@@ -204,7 +204,7 @@ def _check_scores(
     steps = scores[:, :BUCKET_WIDTH]
     if bool((steps[~occupied] != 0).any()):
         raise _index_damage(entry, "has a step where no id is, expected 0")
-    steps = steps[occupied]  # set_score may have set steps to come; an eviction's claim is negative
+    steps = steps[occupied]  # a caller may set steps to come; an eviction's claim is negative
     if bool((steps < 0).any()) or bool((steps <= now - STEP_AGES).any()):
         raise _index_damage(
             entry,

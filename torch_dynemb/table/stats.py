@@ -8,7 +8,8 @@ from typing import Protocol
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import described, integer
 from torch_dynemb.ops.columns import BUCKET_WIDTH, BUCKET_WORDS, RowClock, Table
-from torch_dynemb.table.tables import Tables
+from torch_dynemb.storage.tiers import StorageStats
+from torch_dynemb.table.tables import Tables, used_bytes
 
 
 class ScalarWriter(Protocol):
@@ -78,58 +79,103 @@ class TableStats:
         return asdict(self)
 
 
-def stats(tables: Tables, *, wait: bool = False) -> dict[str, TableStats]:
-    """See :meth:`torch_dynemb.TableGroup.stats`."""
-    counts, row_clock = tables.index.tables, tables.rows.row_clock
-    if not wait:
-        counts, row_clock = ops.reported_counts(tables.index, tables.rows)
-    line = 8 * (BUCKET_WORDS + BUCKET_WIDTH * len(tables.config.layout.score_words))
-    rows = counts.tolist()
-    stale = int(row_clock[len(tables.config.tables) + RowClock.STALE])
-    sketch = 4 * sum(cells for _, cells, _ in tables.config.layout.sketches)
-    result = {}
-    for t, table in enumerate(tables.config.tables):
-        row = rows[t]
-        number = tables.config.layout.counters[t]
-        counters = None if number is None else rows[number]
-        slots = row[Table.BUCKET_COUNT] * BUCKET_WIDTH
-        result[table.name] = TableStats(
-            size=row[Table.SIZE],
-            capacity=tables.config.capacity_bound(t) or 0,
-            slots=slots,
-            load=row[Table.SIZE] / slots,
-            inserted=row[Table.INSERTED],
-            found=row[Table.FOUND],
-            missed=row[Table.MISSED],
-            evicted=row[Table.EVICTED],
-            rejected=row[Table.REJECTED],
-            not_admitted=row[Table.NOT_ADMITTED],
-            default_served=row[Table.DEFAULT_SERVED],
-            stale=stale,
-            removed=row[Table.ERASED],
-            growths=row[Table.GROWTHS],
-            tombstones=row[Table.TOMBSTONES],
-            counted=0 if counters is None else counters[Table.SIZE],
-            index_bytes=line * row[Table.BUCKET_COUNT],
-            counter_bytes=sketch
-            if counters is None
-            else 8 * BUCKET_WORDS * counters[Table.BUCKET_COUNT],
-            row_bytes=tables.config.row_bytes(table.slab) * row[Table.SIZE],
-        )
-    return result
+class Usage:
+    """What the tables of a group hold, and what has happened to them: ``group.usage``.
+
+    Args:
+        tables: of the group.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def tables(self, *, wait: bool = False) -> dict[str, TableStats]:
+        """What each table holds and what has happened to it, by name.
+
+        Args:
+            wait: for the device, to count everything until now. Else nothing is waited for; on a
+                GPU the figures are those of the last ``optimizer.step()`` that it has finished,
+                which may be a step or two behind.
+        """
+        tables = self._tables
+        counts, row_clock = tables.index.tables, tables.rows.row_clock
+        if not wait:
+            counts, row_clock = ops.reported_counts(tables.index, tables.rows)
+        line = 8 * (BUCKET_WORDS + BUCKET_WIDTH * len(tables.config.layout.score_words))
+        rows = counts.tolist()
+        stale = int(row_clock[len(tables.config.tables) + RowClock.STALE])
+        sketch = 4 * sum(cells for _, cells, _ in tables.config.layout.sketches)
+        result = {}
+        for t, table in enumerate(tables.config.tables):
+            row = rows[t]
+            number = tables.config.layout.counters[t]
+            counters = None if number is None else rows[number]
+            slots = row[Table.BUCKET_COUNT] * BUCKET_WIDTH
+            result[table.name] = TableStats(
+                size=row[Table.SIZE],
+                capacity=tables.config.capacity_bound(t) or 0,
+                slots=slots,
+                load=row[Table.SIZE] / slots,
+                inserted=row[Table.INSERTED],
+                found=row[Table.FOUND],
+                missed=row[Table.MISSED],
+                evicted=row[Table.EVICTED],
+                rejected=row[Table.REJECTED],
+                not_admitted=row[Table.NOT_ADMITTED],
+                default_served=row[Table.DEFAULT_SERVED],
+                stale=stale,
+                removed=row[Table.ERASED],
+                growths=row[Table.GROWTHS],
+                tombstones=row[Table.TOMBSTONES],
+                counted=0 if counters is None else counters[Table.SIZE],
+                index_bytes=line * row[Table.BUCKET_COUNT],
+                counter_bytes=sketch
+                if counters is None
+                else 8 * BUCKET_WORDS * counters[Table.BUCKET_COUNT],
+                row_bytes=tables.config.row_bytes(table.slab) * row[Table.SIZE],
+            )
+        return result
+
+    def memory(self) -> dict[str, int]:
+        """Bytes in use: ``rows`` (with generations), ``state``, ``index``, ``total``.
+
+        ``index`` includes scores and what admission counts. Of rows that lie in a store, those
+        that are in memory count.
+        """
+        return used_bytes(self._tables)
+
+    def storage(self) -> StorageStats | None:
+        """What the cache and the store of tiered tables have done; None: all rows are in memory."""
+        if self._tables.tiers is None:
+            return None
+        self._tables.check_own()
+        return self._tables.tiers.stats()
+
+    def stale_gradients(self) -> int:
+        """Gradients dropped because their row had been given to another id."""
+        tables = self._tables
+        return int(tables.rows.row_clock[len(tables.config.tables) + RowClock.STALE])
+
+    def log_to(self, writer: ScalarWriter, step: int | None = None) -> None:
+        """Writes :meth:`tables` to a ``torch.utils.tensorboard.SummaryWriter``, as ``table/name``.
+
+        Args:
+            writer: anything with its ``add_scalar``.
+            step: default: the number of ``optimizer.step()`` so far.
+
+        Raises:
+            TypeError: ``writer`` has no ``add_scalar``, or ``step`` is no int.
+        """
+        if not callable(getattr(writer, "add_scalar", None)):
+            raise TypeError(
+                f"usage.log_to: writer is {described(writer)}, expected one with add_scalar, such "
+                "as torch.utils.tensorboard.SummaryWriter"
+            )
+        steps = self._tables.host.steps
+        at = steps if step is None else integer("usage.log_to: step", step)
+        for table, values in self.tables().items():
+            for name, value in values.as_dict().items():
+                writer.add_scalar(f"{table}/{name}", value, at)
 
 
-def log_to(tables: Tables, writer: ScalarWriter, step: int | None = None) -> None:
-    """See :meth:`torch_dynemb.TableGroup.log_to`."""
-    if not callable(getattr(writer, "add_scalar", None)):
-        raise TypeError(
-            f"log_to: writer is {described(writer)}, expected one with add_scalar, such as "
-            "torch.utils.tensorboard.SummaryWriter"
-        )
-    at = tables.host.steps if step is None else integer("log_to: step", step)
-    for table, values in stats(tables).items():
-        for name, value in values.as_dict().items():
-            writer.add_scalar(f"{table}/{name}", value, at)
-
-
-__all__ = ["ScalarWriter", "TableStats", "log_to", "stats"]
+__all__ = ["ScalarWriter", "TableStats", "Usage"]

@@ -56,7 +56,7 @@ def _check_rejected(tables: Tables) -> None:
 
 
 def check_step(tables: Tables, now: int | None) -> None:
-    """See :meth:`torch_dynemb.TableGroup.check_step`."""
+    """Raises what :func:`step` raises before it changes anything."""
     tables.check_own()
     if now is not None:
         check_now(tables, now)

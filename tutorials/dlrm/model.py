@@ -98,7 +98,7 @@ class DynamicRows(nn.Module):
 
     def figures(self) -> Figures:
         """Return the numbers to report."""
-        stats = self.tables.group.stats().values()
+        stats = self.tables.group.usage.tables().values()
         return Figures(
             ids=sum(table.size for table in stats),
             table_bytes=self.tables.memory()["total"],
@@ -107,7 +107,7 @@ class DynamicRows(nn.Module):
             not_admitted=sum(table.not_admitted for table in stats),
             ids_by_feature=tuple(table.size for table in stats),
             evicted_by_feature=tuple(table.evicted for table in stats),
-            storage=self.tables.group.storage_stats(),
+            storage=self.tables.group.usage.storage(),
         )
 
 

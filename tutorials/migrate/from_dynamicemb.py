@@ -101,7 +101,7 @@ def main() -> None:
             report = migrate.load(new, source)["embedding"]
     finally:
         dist.destroy_process_group()
-    score = new.group.get_score(0, torch.arange(1000))
+    score = new.group.scores.get(0, torch.arange(1000))
     result = {"files": len(files), "ids": report.ids, "fresh": report.fresh}
     print(json.dumps({**result, "occurrences": int(score.scores[score.found].sum())}))
 

@@ -15,7 +15,7 @@ from torch_dynemb.checkpoint.reading.reader import Checkpoint
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
 from torch_dynemb.table.lookup import find
 from torch_dynemb.table.row_access import read_rows
-from torch_dynemb.table.scores import get_score
+from torch_dynemb.table.scores import Scores
 from torch_dynemb.table.tables import exported, one_table
 
 _IDS_AT_ONCE = 1 << 18
@@ -120,7 +120,9 @@ def _differs(
         if "custom" not in batch.score_names:
             return torch.ones_like(result).cpu()
         saved = batch.scores[:, batch.score_names.index("custom")]
-        pairs.append((get_score(tables, part.table, ids[there], score="custom").scores, saved[own]))
+        pairs.append(
+            (Scores(tables).get(part.table, ids[there], score="custom").scores, saved[own])
+        )
     for mine, theirs in pairs:
         given = _flat(theirs.to(ids.device)[there])
         of_model = _flat(mine)

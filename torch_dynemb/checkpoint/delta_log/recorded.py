@@ -29,7 +29,6 @@ from torch_dynemb.table.content import optimizer_steps
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.lookup import find
 from torch_dynemb.table.row_access import handle_rows, read_rows, state_tensors
-from torch_dynemb.table.scores import get_score
 from torch_dynemb.table.tables import one_table
 from torch_dynemb.table.undisturbed import Undisturbed
 
@@ -243,7 +242,7 @@ class RecordedModel:
         rows, state = self._rows_of(part, ids, handles)
         scores = None
         if "custom" in part.config.policy.scores:
-            scores = get_score(part.group.tables, part.table, ids, score="custom").scores.cpu()
+            scores = part.group.scores.get(part.table, ids, score="custom").scores.cpu()
         return ChangedRows(
             ids.cpu(),
             rows.cpu(),

@@ -190,7 +190,7 @@ class GroupLoad:
             now = max(now, int(index.clock[Clock.NOW]))
         index.clock[Clock.STEP] = step
         if tables.config.keeps_time:
-            self._group.set_now(now)
+            self._group.clock.set_now(now)
         for plan in self.plans:
             sources = plan.sources if plan.keeps_steps else []
             steps = max((part.optimizer_steps for part in sources), default=0)

@@ -208,7 +208,7 @@ def _check_evicted(tables: Tables, evicted: Mapping[str, Tensor]) -> None:
         raise ValueError(
             f"the snapshot has {count} evicted ids that nobody has taken, "
             f"{'with' if rows else 'without'} their rows, but the tables have room for {room}: "
-            f"call record_evicted({count}, rows={rows}) on them before"
+            f"call evicted.record({count}, rows={rows}) on them before"
         )
 
 

@@ -142,7 +142,7 @@ class HashTable(OptimizedLater):
         for child in range(len(names)):
             self._group.reserve(child, self._first_ids)
         if now is not None and self._group.config.keeps_time:
-            self._group.share_time(now)
+            self._group.clock.share(now)
 
     # -- optimizer -------------------------------------------------------------------------------
 

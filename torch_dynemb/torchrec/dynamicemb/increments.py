@@ -133,7 +133,7 @@ def _dump(part: TablePart, threshold: int) -> _Dumped:
 
 
 def _next_score(part: TablePart, threshold: int) -> int:
-    clock, proposed = part.group.index.clock, part.group.proposed_now
+    clock, proposed = part.group.index.clock, part.group.clock.proposed
     score = part.config.policy.scores[0]
     if score == "step":
         return int(clock[Clock.STEP])

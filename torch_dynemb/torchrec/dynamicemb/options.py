@@ -46,7 +46,7 @@ _NOT_BUILT = {
     "fits, or use more ranks",
     "score_function": "scores are compared as they are: choose a score_strategy, or CUSTOMIZED and "
     "set the scores",
-    "evicted_item_mode": "record evicted ids with the table group's record_evicted",
+    "evicted_item_mode": "record evicted ids with the table group's evicted.record",
 }
 # Fields of another layout of memory: results do not depend on them.
 _OTHER_LAYOUT = {

@@ -110,7 +110,7 @@ class TimeOfSharding:
         self._tables += [module for module in lookup.modules() if isinstance(module, ShardTables)]
 
     def _proposal(self, device: torch.device) -> Tensor:
-        proposals = [tables.group.proposed_now for tables in self._tables]
+        proposals = [tables.group.clock.proposed for tables in self._tables]
         times = [proposed for proposed in proposals if proposed is not None]
         if not times:
             return torch.zeros(1, dtype=torch.int64, device=device)  # other ranks have the tables

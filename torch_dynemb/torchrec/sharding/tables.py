@@ -194,12 +194,12 @@ class ShardTables(TableModule):
         ]
         self._in_step = False
         if self._group.config.keeps_time:
-            self._group.share_time(_plan_of(tables[0]).now)
+            self._group.clock.share(_plan_of(tables[0]).now)
 
     def agree_on_now(self, proposals: Tensor) -> None:
         """Sets the time of lookups in training to the latest that ranks propose, int64 [ranks]."""
         if self._group.config.keeps_time and self.learns():
-            self._group.agree_on_now(proposals)
+            self._group.clock.agree_on(proposals)
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         """Looks up the ids that were sent here.

@@ -133,7 +133,7 @@ class ShardedModel:
     def figures(self) -> Figures:
         """Return the numbers to report, of all ranks, which must call this together."""
         groups = {id(local.group): local.group for local in local_shards(self.parallel)}
-        stats = {key: group.stats() for key, group in groups.items()}
+        stats = {key: group.usage.tables() for key, group in groups.items()}
         names = ("size", "evicted", "rejected", "not_admitted")
         counts = torch.zeros(len(names), CATEGORY_COUNT, dtype=torch.int64)
         for local in local_shards(self.parallel):
@@ -142,7 +142,9 @@ class ShardedModel:
             of_table = stats[id(local.group)][local.group.names[local.number]]
             feature = FEATURE_NAMES.index(local.shard.table)
             counts[:, feature] += torch.tensor([getattr(of_table, name) for name in names])
-        table_bytes = torch.tensor([sum(group.memory()["total"] for group in groups.values())])
+        table_bytes = torch.tensor(
+            [sum(group.usage.memory()["total"] for group in groups.values())]
+        )
         sums = torch.cat([counts.flatten(), table_bytes]).to(self.parallel.device)
         dist.all_reduce(sums)
         counts = sums[:-1].cpu().view_as(counts)
@@ -187,7 +189,7 @@ class ShardedModel:
 
 def _storage_of_all(groups: Iterable[TableGroup]) -> StorageStats | None:
     """Add up what the caches and files of all ranks have done; None: all rows are in memory."""
-    mine = [stats for group in groups if (stats := group.storage_stats()) is not None]
+    mine = [stats for group in groups if (stats := group.usage.storage()) is not None]
     names = [field.name for field in fields(StorageStats)]
     sums = [[sum(getattr(stats, name) for stats in mine) for name in names], [len(mine)]]
     everyones: list[Any] = [None] * dist.get_world_size()
