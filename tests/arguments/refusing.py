@@ -1,0 +1,17 @@
+"""A row of a table of wrong arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+# a call, the error that it raises, and what is said of the argument, its value and the remedy
+Row = tuple[Callable[[], object], type[Exception] | tuple[type[Exception], ...], str]
+MODULES = ("ops", "td", "oneembedding", "serving", "migrate", "torch")
+
+
+def called(call: Callable[[], object]) -> str:
+    """The function that a call is of; "" where it has no name."""
+    if isinstance(call, partial):
+        return getattr(call.func, "__name__", "")
+    return next((name for name in call.__code__.co_names if name not in MODULES), "")
