@@ -1,4 +1,4 @@
-"""A row of a table of wrong arguments."""
+"""Rows of tables of wrong arguments."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ from collections.abc import Callable
 from functools import partial
 
 # a call, the error that it raises, and what is said of the argument, its value and the remedy
-Row = tuple[Callable[[], object], type[Exception] | tuple[type[Exception], ...], str]
+Row = tuple[Callable[[], object], type[Exception], str]
 MODULES = ("ops", "td", "oneembedding", "serving", "migrate", "torch")
+
+
+def raising(error: type[Exception], *calls: tuple[Callable[[], object], str]) -> list[Row]:
+    """Rows of calls that raise the same error."""
+    return [(call, error, words) for call, words in calls]
 
 
 def called(call: Callable[[], object]) -> str:
