@@ -41,7 +41,7 @@ FILES = {
     "ops/test_schemas.py": SCHEMA,
     "ops/test_opcheck.py": OPCHECK,
     "arguments/test_errors_ops.py": WRONG,
-    "arguments/test_wrong_arguments.py": WRONG,
+    "arguments/test_wrong_ops.py": WRONG,
     "cuda/test_cuda_kernels.py": EMULATOR,
 }
 # values of the ops that have no cases

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
+import pytest
 import torch
-from refusing import Row, raising
+from refusing import Row, cases, raising
 
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import RowFormat
 from torch_dynemb.ops.quantized import row_bytes
+
+pytestmark = pytest.mark.cpu_only("test_cuda_kernels compares a GPU with it")
 
 V, OF = torch.arange(3), torch.tensor([0, 2, 3])
 TEXT = torch.tensor(list(b"abcdef"), dtype=torch.uint8)
@@ -279,3 +283,9 @@ ROWS += [
         ([], r"offsets\[1\] is empty, expected \[n \+ 1\]"),
     )
 ]
+
+
+@pytest.mark.parametrize(("call", "error", "words"), cases(ROWS))
+def test_wrong_argument(call: Callable[[], object], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        call()
