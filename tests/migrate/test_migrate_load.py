@@ -293,38 +293,6 @@ def test_an_error_while_rows_are_written_leaves_an_empty_table() -> None:
     assert len(items) == 5
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"source": 3}, TypeError, "source is 3, expected a Source or a dict"),
-        ({"source": {"embedding": 3}}, TypeError, "source has 'embedding': 3"),
-        ({"model": 3}, TypeError, "model is 3, expected a torch.nn.Module"),
-        ({"replace": 1}, TypeError, "replace is 1, expected True or False"),
-        ({"non_finite": "drop"}, ValueError, "non_finite is 'drop', expected 'error' or 'keep'"),
-        ({"batch_size": 0}, ValueError, "batch_size is 0, expected at least 1"),
-    ],
-)
-def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
-    given = {"model": table(), "source": migrate.read_tensors(IDS, rows()), **arguments}
-    with pytest.raises(error, match=message):
-        migrate.load(given.pop("model"), given.pop("source"), **given)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"ids": IDS.int()}, TypeError, "ids has dtype torch.int32, expected int64"),
-        ({"ids": IDS[:2]}, ValueError, r"rows has shape \(5, 4\), expected \(2, dim\)"),
-        ({"rows": [1.0]}, TypeError, r"rows is \[1.0\], expected a Tensor"),
-        ({"state": {"sum": rows(3)}}, ValueError, r"state\['sum'\] has shape \(3, 4\)"),
-    ],
-)
-def test_wrong_tensors(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
-    given = {"ids": IDS, "rows": rows(), **arguments}
-    with pytest.raises(error, match=message):
-        migrate.read_tensors(given.pop("ids"), given.pop("rows"), **given)
-
-
 def test_state_of_8_bits_is_refused() -> None:
     items = table(optimizer=td.Adam(lr=0.1, state_dtype=torch.uint8))
     moments = {"exp_avg": rows(), "exp_avg_sq": rows().abs()}

@@ -308,27 +308,6 @@ def test_missing_features() -> None:
         group({"b": torch.arange(3)})
 
 
-def test_features_of_a_wrong_kind() -> None:
-    ids = {name: torch.arange(4).reshape(2, 2) for name in NAMES}
-    for wrong in (torch.arange(4), [1, 2], None):
-        with pytest.raises(TypeError, match="expected a dict of ids by feature name"):
-            collection()(wrong)
-    with pytest.raises(ValueError, match=r"'query' has shape \(4,\)"):
-        collection()({**ids, "query": torch.arange(4)})
-    with pytest.raises(TypeError, match=r"'query': input has dtype torch.float32"):
-        collection()({**ids, "query": torch.rand(2, 2)})
-    with pytest.raises(TypeError, match=r"'query': input is a list"):
-        collection()({**ids, "query": [1, 2]})
-    with pytest.raises(ValueError, match=r"'query' has 3 bags, but 'user' has 2"):
-        collection()({**ids, "query": torch.arange(6).reshape(3, 2)})
-    with pytest.raises(ValueError, match="is a tuple of 3"):
-        collection()({**ids, "query": (torch.arange(4), torch.tensor([0, 2, 4]), torch.rand(4))})
-    with pytest.raises(TypeError, match=r"offsets has dtype torch\.float32"):
-        collection()({**ids, "query": (torch.arange(4), torch.tensor([0.0, 2, 4]))})
-    with pytest.raises(ValueError, match="offsets is empty"):
-        collection()({**ids, "query": (torch.arange(4), torch.empty(0, dtype=torch.int64))})
-
-
 @pytest.mark.parametrize("offsets", [[1, 2, 4], [0, 2, 3], [0, 2, 5]], ids=str)
 def test_offsets_must_cover_their_own_feature(offsets: list[int]) -> None:
     """Else the ids of one feature would be looked up as the next one's."""

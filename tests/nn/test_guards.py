@@ -127,101 +127,10 @@ def test_a_model_that_leaves_ddp_works_again() -> None:
     assert len(model.table) == 6
 
 
-# -- constructor arguments ---------------------------------------------------------------------
+# -- forward arguments -------------------------------------------------------------------------
 
 SGD = td.SGD(lr=0.1)
 ONE_TABLE = [td.TableConfig("t", 4)]
-KINDS: dict[str, Callable[..., nn.Module]] = {
-    "embedding": lambda **arguments: td.DynamicEmbedding(4, **arguments),
-    "bag": lambda **arguments: td.DynamicEmbeddingBag(4, **{"mode": "sum", **arguments}),
-    "bags": lambda **arguments: td.DynamicEmbeddingBagCollection(ONE_TABLE, **arguments),
-    "sequences": lambda **arguments: td.DynamicEmbeddingCollection(ONE_TABLE, **arguments),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({}, ValueError, "optimizer is None, .*give a config such as"),
-        ({"optimizer": torch.optim.SGD}, TypeError, "optimizer is <class .*expected a config"),
-        ({"optimizer": "sgd"}, TypeError, "optimizer is 'sgd', expected a config"),
-        ({"optimizer": SGD, "output_dtype": torch.int8}, TypeError, r"output_dtype is torch\.int8"),
-        ({"optimizer": SGD, "device": "meta"}, RuntimeError, "device is meta"),
-        ({"optimizer": SGD, "device": "cuda"}, RuntimeError, "device is cuda"),
-        ({"optimizer": SGD, "max_rows": 0}, ValueError, "max_rows is 0, expected 1 to"),
-        ({"optimizer": SGD, "max_rows": 1 << 40}, ValueError, "max_rows is 1099511627776"),
-    ],
-    ids=str,
-)
-def test_constructor_arguments_of_all_modules(
-    kind: Callable[..., nn.Module], arguments: dict[str, Any], error: Any, message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        kind(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"embedding_dim": 0}, ValueError, "embedding_dim is 0, expected at least 1"),
-        ({"embedding_dim": -3}, ValueError, "embedding_dim is -3"),
-        ({"embedding_dim": 2.0}, TypeError, r"embedding_dim is 2\.0, expected int"),
-        ({"embedding_dim": True}, TypeError, "embedding_dim is True, expected int"),
-        ({"name": ""}, ValueError, "name is empty"),
-        ({"initializer": torch.nn.init.normal_}, TypeError, "initializer is <function normal_"),
-        ({"initializer": td.ByColumn(((2, td.Constant(0.0)),))}, ValueError, "have 2 columns"),
-        ({"eval_default": "mean"}, ValueError, "eval_default is 'mean', expected 'initial'"),
-        ({"eval_default": torch.zeros(3)}, ValueError, r"eval_default has shape \(3,\)"),
-        ({"padding_idx": 1 << 63}, ValueError, "padding_idx is 9223372036854775808"),
-    ],
-    ids=str,
-)
-def test_arguments_of_a_table(arguments: dict[str, Any], error: Any, message: str) -> None:
-    given = {"embedding_dim": 4, **arguments}
-    for kind in (td.DynamicEmbedding, td.DynamicEmbeddingBag):
-        with pytest.raises(error, match=message):
-            kind(**given, optimizer=SGD)
-    with pytest.raises(error, match=message):
-        td.DynamicEmbeddingBagCollection([td.TableConfig(**{"name": "t", **given})], optimizer=SGD)
-
-
-def test_modes() -> None:
-    with pytest.raises(ValueError, match=r"mode is 'max', expected 'sum' or 'mean' \(nn\.Emb"):
-        td.DynamicEmbeddingBag(4, mode="max", optimizer=SGD)
-    with pytest.raises(ValueError, match="mode is 'concat'"):
-        td.DynamicEmbeddingBagCollection(ONE_TABLE, mode="concat", optimizer=SGD)
-
-
-def test_tables_of_a_collection() -> None:
-    with pytest.raises(ValueError, match="tables is empty"):
-        td.DynamicEmbeddingBagCollection([], optimizer=SGD)
-    with pytest.raises(ValueError, match="tables is empty"):
-        td.DynamicEmbeddingCollection([], optimizer=SGD)
-    with pytest.raises(ValueError, match="2 tables are named 't'"):
-        td.DynamicEmbeddingBagCollection(ONE_TABLE * 2, optimizer=SGD)
-    shared = [td.TableConfig("a", 4, ["x"]), td.TableConfig("b", 4, ["y", "x"])]
-    with pytest.raises(ValueError, match="feature 'x' belongs to two tables, 'a' and 'b'"):
-        td.DynamicEmbeddingBagCollection(shared, optimizer=SGD)
-    mixed = [td.TableConfig("a", 4), td.TableConfig("b", 8)]
-    with pytest.raises(ValueError, match=r"embedding_dim \{'a': 4, 'b': 8\}, expected one dim"):
-        td.DynamicEmbeddingCollection(mixed, optimizer=SGD)
-
-
-def test_from_embedding_arguments() -> None:
-    weight = torch.rand(3, 4)
-    for kind in (td.DynamicEmbedding, td.DynamicEmbeddingBag):
-        with pytest.raises(ValueError, match=r"weight has shape \(3,\), expected \(n, dim\)"):
-            kind.from_embedding(weight[:, 0], optimizer=SGD)
-        with pytest.raises(ValueError, match=r"ids has shape \(2,\), expected \(3,\)"):
-            kind.from_embedding(weight, torch.arange(2), optimizer=SGD)
-        with pytest.raises(ValueError, match="ids has repeated ids"):
-            kind.from_embedding(weight, torch.tensor([1, 2, 1]), optimizer=SGD)
-        with pytest.raises(TypeError, match=r"ids: input has dtype torch\.float32"):
-            kind.from_embedding(weight, torch.rand(3), optimizer=SGD)
-
-
-# -- forward arguments -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -89,11 +89,6 @@ def test_every_key_is_an_id(key_type: torch.dtype, key: int, id: int) -> None:
         module(torch.tensor([1.0]))
 
 
-def test_ids_of_another_integer_type_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"expected a dense tensor of torch\.int64"):
-        embedding(1)(torch.tensor([1], dtype=torch.int32))
-
-
 def test_columns_start_by_their_own_initializers() -> None:
     columns = [
         oneembedding.make_column_options(oneembedding.make_constant_initializer(2.0)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -181,62 +180,6 @@ def test_training_without_an_optimizer_is_refused() -> None:
     before = content(module)[0, 1]
     module.set_optimizer(td.SGD(lr=1.0)).step()
     torch.testing.assert_close(content(module)[0, 1], before - 1)
-
-
-def refused(kind: Callable[..., torch.optim.Optimizer], **options: Any) -> Any:
-    module = embedding(1)
-    return oneembedding.Optimizer(kind(module.parameters(), **options), [module])
-
-
-@pytest.mark.parametrize(
-    ("make", "kind", "error"),
-    [
-        (lambda: refused(torch.optim.RMSprop), TypeError, "RMSprop has no counterpart for rows"),
-        (
-            lambda: refused(torch.optim.SGD, lr=1, momentum=0.5, dampening=0.1),
-            ValueError,
-            "dampening is 0.1, but rows can only follow 0",
-        ),
-        (lambda: refused(torch.optim.SGD, lr=1, maximize=True), ValueError, "maximize is True"),
-        (lambda: refused(torch.optim.Adagrad, lr_decay=0.5), ValueError, "lr_decay is 0.5"),
-        (lambda: refused(oneembedding.Ftrl, lr_power=-0.3), ValueError, "lr_power is -0.3"),
-        (lambda: refused(oneembedding.Ftrl, lr=0), ValueError, "lr is 0, expected more than 0"),
-        (lambda: refused(oneembedding.Ftrl, beta=-1), ValueError, "beta is -1, expected at least"),
-        (
-            lambda: refused(torch.optim.Adam, amsgrad=True),
-            ValueError,
-            r"size_factor is 3, which is 12 elements for a row of 4 columns, but with AMSGrad it "
-            r"takes 16: give the store options size_factor=4 or storage_dim=16",
-        ),
-        (
-            lambda: refused(oneembedding.SmartDecayAdam),
-            ValueError,
-            r"with SmartDecayAdam it takes 13: give the store options storage_dim=13",
-        ),
-        (
-            lambda: oneembedding.Optimizer(td.SGD(lr=1), []),
-            TypeError,
-            "optimizer is a SGD, expected",
-        ),
-        (
-            lambda: oneembedding.Optimizer(torch.optim.SGD([nn.Parameter(IDS.float())]), []),
-            TypeError,
-            r"embeddings is \[\], expected a list",
-        ),
-        (
-            lambda: oneembedding.Optimizer(
-                torch.optim.SGD([nn.Parameter(IDS.float())]), [embedding(1)]
-            ),
-            ValueError,
-            "the parameter of embedding 'small' is not in the optimizer",
-        ),
-    ],
-)
-def test_what_rows_cannot_follow_is_refused(
-    make: Callable[[], Any], kind: type[Exception], error: str
-) -> None:
-    with pytest.raises(kind, match=error):
-        make()
 
 
 def test_options_that_keep_other_state_are_refused_at_the_step() -> None:

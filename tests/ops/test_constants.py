@@ -10,7 +10,6 @@ import torch
 from op_cases import CASES, make_group
 from torch import Tensor
 
-import torch_dynemb as td
 from torch_dynemb.ops.columns import (
     INIT_RECORD_COLUMNS,
     Hyper,
@@ -161,11 +160,6 @@ def test_results_beyond_memory_are_refused_with_their_bytes() -> None:
     ragged = RaggedTensor(torch.arange(3), torch.tensor([0, 1, 3]))
     with pytest.raises(ValueError, match=r"pad: lengths is 1099511627776, with which 2 rows take"):
         ragged.pad(2**40)
-
-
-def test_a_dim_has_a_limit() -> None:
-    with pytest.raises(ValueError, match=r"embedding_dim is 2147483648, expected at most 16777216"):
-        td.TableConfig("t", 2**31)
 
 
 def test_pending_gradients_without_columns() -> None:

@@ -92,13 +92,6 @@ def test_wrong_arguments(
         torch.ops.dynemb.ids_concat(ids, offsets, ragged, bags)
 
 
-def test_an_entry_for_each_feature() -> None:
-    with pytest.raises(ValueError, match="ids is empty, expected those of a feature or more"):
-        ops.ids_concat([], bags=1)
-    with pytest.raises(ValueError, match="offsets has 1 entries, expected one for each of 2"):
-        ops.ids_concat([torch.arange(2)] * 2, bags=1, offsets=[None])
-
-
 @pytest.mark.parametrize(
     ("offsets", "message"),
     [

@@ -237,11 +237,6 @@ def test_errors_of_tiles(changed: dict[str, Any], message: str) -> None:
         ops.ragged_tile(**given)
 
 
-def test_tiles_that_no_memory_holds() -> None:
-    with pytest.raises(RuntimeError, match=r"tile_lens\[1\] is 4611686018427387904, with which"):
-        ops.ragged_tile(ROWS, POSITIONS, OFFSETS, features=2, tile_lens=[1, 2**62])
-
-
 def test_grad_of_another_shape() -> None:
     for grad, message in (
         (torch.zeros(2, 8), "grad.size.0. is 2, expected 1"),

@@ -146,26 +146,3 @@ def test_there_may_be_no_rows(form: RowFormat) -> None:
     packed = ops.quantize_rows(torch.empty(0, 4), form)
     assert packed.shape == (0, row_bytes(form, 4))
     assert ops.dequantize_rows(packed, form, 4).shape == (0, 4)
-
-
-def test_what_cannot_be_quantized_is_refused() -> None:
-    rows = torch.ones(3, 5)
-    with pytest.raises(RuntimeError, match=r"rows.size\(1\) is 5, but rows of int4 have an even"):
-        ops.quantize_rows(rows, RowFormat.INT4)
-    with pytest.raises(RuntimeError, match=r"format is 4, expected 1 \(int8\), 2 \(int4\) or 3"):
-        ops.quantize_rows(rows, 4)
-    with pytest.raises(RuntimeError, match="rows has dtype float64, expected float32, bfloat16"):
-        ops.quantize_rows(rows.double(), RowFormat.INT8)
-    with pytest.raises(RuntimeError, match="rows is not contiguous"):
-        ops.quantize_rows(rows.t(), RowFormat.INT8)
-    packed = ops.quantize_rows(rows, RowFormat.INT8)
-    with pytest.raises(RuntimeError, match=r"packed.size\(1\) is 13, expected 14, the bytes of a"):
-        ops.dequantize_rows(packed, RowFormat.INT8, 6)
-    with pytest.raises(RuntimeError, match="dim is 0, expected at least 1"):
-        ops.dequantize_rows(packed, RowFormat.INT8, 0)
-    with pytest.raises(RuntimeError, match="packed has dtype int8, expected uint8"):
-        ops.dequantize_rows(packed.view(torch.int8), RowFormat.INT8, 5)
-    with pytest.raises(ValueError, match="format is 0, expected 1"):
-        row_bytes(RowFormat.FLOATS, 4)
-    with pytest.raises(ValueError, match="dim is 3, expected 1 or more, and an even number"):
-        row_bytes(RowFormat.INT4, 3)

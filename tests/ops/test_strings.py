@@ -164,22 +164,6 @@ def test_features_and_signed_bytes_do_not_matter(features: list[list[bytes]]) ->
 TEXT = torch.tensor(list(b"foobar"), dtype=torch.uint8)
 
 
-@pytest.mark.parametrize(
-    ("offsets", "message"),
-    [
-        ([1, 6], r"offsets\[1\] begins with 1, expected 0"),
-        ([0, 4, 3, 6], r"offsets\[1\]\[2\] is 3, less than offsets\[1\]\[1\] = 4"),
-        ([0, 5], r"offsets\[1\] ends with 5, expected the number of values, 6"),
-        ([], r"offsets\[1\] is empty, expected \[n \+ 1\]"),
-    ],
-)
-@pytest.mark.parametrize("op", [ops.farmhash, ops.murmurhash, ops.murmurhash64a])
-def test_wrong_offsets(op, offsets: list[int], message: str) -> None:
-    right = torch.tensor([0, 6])
-    with pytest.raises(RuntimeError, match=f"dynemb::{op.__name__}: {message}"):
-        op([TEXT, TEXT], [right, torch.tensor(offsets, dtype=torch.int64)])
-
-
 def test_other_wrong_arguments() -> None:
     offsets = torch.tensor([0, 6])
     with pytest.raises(RuntimeError, match=r"values\[0\] has dtype int64, expected uint8 or int8"):

@@ -284,32 +284,3 @@ def test_no_optimizer_leaves_rows_alone() -> None:
     assert differences(before, snapshot(group)) == ["tables"]
     found = group.index.tables[0, Table.FOUND] - before["tables"][0, Table.FOUND]
     assert found == 5
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: td.SGD(lr=-0.1), r"SGD: lr is -0\.1, expected a finite number of at least 0"),
-        (lambda: td.SGD(lr=float("nan")), r"SGD: lr is nan"),
-        (lambda: td.Adagrad(0.1, eps=-1.0), r"Adagrad: eps is -1\.0"),
-        (lambda: td.Adagrad(0.1, initial_accumulator_value=-1.0), r"initial_accumulator_value is"),
-        (lambda: td.RowWiseAdagrad(0.1, weight_decay=-1.0), r"RowWiseAdagrad: weight_decay is"),
-        (lambda: td.Adam(betas=(0.9, 1.0)), r"Adam: betas is \(0\.9, 1\.0\), expected two numbers"),
-        (lambda: td.AdamW(betas=(-0.1, 0.9)), r"AdamW: betas is \(-0\.1, 0\.9\)"),
-        (lambda: td.Adam(betas=(0.9,)), r"Adam: betas is \(0\.9,\)"),
-        (lambda: td.MomentumSGD(0.1, momentum=1.0), r"MomentumSGD: momentum is 1\.0, expected a"),
-        (lambda: td.MomentumSGD(0.1, nesterov=1), r"nesterov is 1, expected True or False"),
-        (
-            lambda: td.MomentumSGD(0.1, 0.0, nesterov=True),
-            r"momentum is 0\.0, expected more than 0",
-        ),
-        (lambda: td.AMSGrad(lr=-1.0), r"AMSGrad: lr is -1\.0"),
-        (
-            lambda: td.SGD(lr=1.0, delayed_gradients="skip"),
-            r"SGD: delayed_gradients is 'skip', expected one of \('raise', 'apply'\)",
-        ),
-    ],
-)
-def test_wrong_hyper_parameters(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()

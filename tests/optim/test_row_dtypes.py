@@ -330,34 +330,6 @@ def test_bfloat16_rows_with_rowwise_adagrad_take_about_half() -> None:
     assert taken[torch.bfloat16] <= 0.52 * taken[torch.float32]
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.float64])
-def test_rows_that_cannot_be_trained(dtype: torch.dtype) -> None:
-    message = rf"dtype is {dtype}, expected one of .*: rows of other types cannot be trained"
-    with pytest.raises(TypeError, match=message):
-        td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1), dtype=dtype)
-    with pytest.raises(TypeError, match=message):
-        td.TableConfig("t", 4, dtype=dtype)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: td.SGD(lr=0.1, state_dtype=torch.bfloat16), "state_dtype"),
-        (
-            lambda: td.Adagrad(0.1, state_dtype=torch.uint8),
-            r"state_dtype is torch\.uint8, expected",
-        ),
-        (
-            lambda: td.Adam(state_dtype=torch.float16),
-            r"state_dtype is torch\.float16, expected one",
-        ),
-    ],
-)
-def test_state_dtypes_that_do_not_exist(make: Any, message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        make()
-
-
 @small_dtypes
 def test_conversion_of_a_module_is_refused(dtype: torch.dtype) -> None:
     module = td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1))

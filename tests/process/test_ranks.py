@@ -138,13 +138,6 @@ def test_a_group_that_comes_later_and_ends() -> None:
     assert len(table) == 6
 
 
-def test_models_without_tables_are_not_private() -> None:
-    with pytest.raises(ValueError, match="model is a Linear without dynamic tables"):
-        td.private_to_rank(nn.Linear(1, 1))
-    with pytest.raises(TypeError, match="private_to_rank: modules is 3"):
-        td.private_to_rank(3)  # type: ignore[type-var]
-
-
 def test_values_are_described_alike_in_every_process() -> None:
     """Ranks compare these texts: no address is in them, and nothing of a tensor is left out."""
     ones = torch.ones(5000)

@@ -177,46 +177,6 @@ def test_max_rows_bound_the_tables() -> None:
         EmbeddingEngine({"a": bounded, "b": different})
 
 
-WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"embedding_dim": 0}, ValueError, "embedding_dim is 0, expected at least 1"),
-    ({"embedding_dim": 4.0}, TypeError, "embedding_dim is 4.0, expected int"),
-    ({"block_size": 0}, ValueError, "block_size is 0"),
-    ({"max_partition_num": -1}, ValueError, "max_partition_num is -1"),
-    ({"max_rows": 0}, ValueError, "max_rows is 0, expected at least 1"),
-    ({"max_rows": "9"}, TypeError, "max_rows is '9', expected int"),
-    ({"dtype": torch.int64}, ValueError, "dtype is torch.int64"),
-    ({"combiner": "max"}, ValueError, "combiner is 'max', expected one of"),
-    ({"combiner": "tile"}, ValueError, "combiner_kwargs is None, expected {'tile_len': n}"),
-    (
-        {"combiner": "tile", "combiner_kwargs": {"tile_len": -2}},
-        ValueError,
-        r"combiner_kwargs is {'tile_len': -2}, expected {'tile_len': n} with n of at least 1",
-    ),
-    ({"combiner": "tile", "combiner_kwargs": {"tile_len": 2, "x": 1}}, ValueError, "'x': 1"),
-    ({"combiner_kwargs": {"tile_len": 2}}, ValueError, "combiner 'sum' takes none"),
-    ({"fp16_enabled": True}, ValueError, "fp16_enabled is True with dtype torch.float32"),
-    ({"grad_reduce_by": "rank"}, ValueError, "grad_reduce_by is 'rank'"),
-    ({"shared_name": ""}, ValueError, "shared_name is ''"),
-    ({"children": ["a", "b"]}, ValueError, "coalesced is False"),
-    ({"children": ["a", "a"], "coalesced": True}, ValueError, "expected every name once"),
-    ({"initializer": 0.0}, TypeError, "initializer is 0.0"),
-    ({"filter_hook": "GlobalStepFilter"}, TypeError, "filter_hook is 'GlobalStepFilter'"),
-    (
-        {"admit_hook": FilterHook("GlobalStepFilter", {"filter_step": 1})},
-        TypeError,
-        "admit_hook is",
-    ),
-]
-
-
-@pytest.mark.parametrize(("arguments", "error", "message"), WRONG)
-def test_wrong_options_are_refused(
-    arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        EmbeddingOption(**arguments)
-
-
 def test_fp16_is_for_rows_of_8_bits() -> None:
     assert EmbeddingOption(dtype=torch.int8, fp16_enabled=True).fp16_enabled
 
@@ -264,10 +224,3 @@ def test_slices_divide_the_slots(parts: int, slots: int) -> None:
     assert max(sizes) - min(sizes) <= 1
     assert Slice(0, slots, slots).whole
     assert [s.whole for s in slices] == [parts == 1] * parts
-
-
-def test_slices_that_are_none() -> None:
-    with pytest.raises(ValueError, match="shard_num is 9, expected 1 to 8"):
-        gen_slice(0, 9, 8)
-    with pytest.raises(ValueError, match="shard_index is 2, expected 0 to 1"):
-        gen_slice(2, 2)

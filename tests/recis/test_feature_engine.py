@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -360,109 +360,6 @@ def test_compiles_whole() -> None:
         assert all(
             torch.equal(a, b) for a, b in zip(parts(value), parts(compiled[key]), strict=True)
         )
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: one(torch.ones(2), Mod(5)), TypeError, "feature 'out': Mod got values of torch.f"),
-        (
-            lambda: FeatureEngine([feature("a", SelectField("x"))])({"y": 1}),
-            KeyError,
-            r"feature 'a': the input has no field 'x', but \['y'\]",
-        ),
-        (
-            lambda: FeatureEngine([feature("a", SelectField("x"))])({"x": [1]}),
-            TypeError,
-            "feature 'a': field 'x' got a list, expected a Tensor or RaggedTensor",
-        ),
-        (
-            lambda: FeatureEngine([feature("a", SelectField("x", torch.int64))])(
-                {"x": torch.ones(1)}
-            ),
-            TypeError,
-            "feature 'a': field 'x' got values of torch.float32, expected one of int64",
-        ),
-        (
-            lambda: FeatureEngine([feature("a", SelectField("x"))])([1]),
-            TypeError,
-            "feature 'a': the input is a list, expected a dict",
-        ),
-        (
-            lambda: FeatureEngine([feature("a", SelectField("x"))] * 2),
-            ValueError,
-            "feature 'a' is given twice",
-        ),
-        (
-            lambda: FeatureEngine([feature("a", Mod(5))]),
-            ValueError,
-            r"feature 'a' has the ops \['M",
-        ),
-        (
-            lambda: FeatureEngine([Feature("a")]),
-            ValueError,
-            "expected a SelectField or SelectFields",
-        ),
-        (lambda: Feature("a").add_op(torch.nn.ReLU()), TypeError, "feature 'a': op is a ReLU"),
-        (
-            lambda: one(ragged([[1], [1, 2, 3]]), SequenceTruncate(2)),
-            ValueError,
-            "feature 'out': SequenceTruncate got a row of 3 elements, expected at most seq_len, 2",
-        ),
-        (
-            lambda: one(ragged([[1]]), SequenceTruncate(2, n_dims=3)),
-            ValueError,
-            "SequenceTruncate got 2 dimensions, expected n_dims, 3",
-        ),
-        (
-            lambda: one(torch.ones(2).long(), IDMultiHash([5]), Mod(5)),
-            TypeError,
-            "feature 'out': Mod got a dict, expected a Tensor",
-        ),
-        (lambda: one(torch.ones(2).long(), Hash("farm")), TypeError, "Hash got a Tensor, expected"),
-        (
-            lambda: one(
-                RaggedTensor(torch.ones(2).byte(), torch.tensor([0, 2]), torch.ones(2)),
-                Hash("farm"),
-            ),
-            ValueError,
-            "feature 'out': Hash got 2 weights, expected one for each of 1 strings",
-        ),
-        (
-            lambda: one(ragged([[1]]), FeatureCross()),
-            TypeError,
-            "FeatureCross got RaggedTensor, exp",
-        ),
-        (
-            lambda: FeatureEngine(
-                [feature("a", SelectFields([SelectField("x"), SelectField("y")]), FeatureCross())]
-            )({"x": ragged([[1]]), "y": ragged([[1], [2]])}),
-            ValueError,
-            "feature 'a': FeatureCross got 1 and 2 rows, expected as many",
-        ),
-        (
-            lambda: FeatureEngine(
-                [
-                    feature("a_b_0", SelectField("x")),
-                    feature("a", SelectField("x"), IDMultiHash([5], prefix="b")),
-                ]
-            )({"x": torch.ones(1).long()}),
-            ValueError,
-            "feature 'a': two features give a result 'a_b_0'",
-        ),
-        (lambda: Mod(0), ValueError, "mod_value is 0"),
-        (lambda: Bucketize([2, 1]), ValueError, "boundary is"),
-        (lambda: IDMultiHash([]), ValueError, "num_buckets is"),
-        (lambda: IDMultiHash([1] * 5), ValueError, "num_buckets is"),
-        (lambda: SequenceTruncate(0), ValueError, "seq_len is 0"),
-        (lambda: SequenceTruncate(truncate_side="top"), ValueError, "truncate_side is 'top'"),
-        (lambda: SequenceTruncate(n_dims=4), ValueError, "n_dims is 4"),
-        (lambda: Hash("md5"), ValueError, "hash_type is 'md5'"),
-    ],
-)
-def test_errors(call: Callable[[], Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        call()
 
 
 def test_a_field_says_how_wide_it_is() -> None:

@@ -7,7 +7,6 @@ import itertools
 import pickle
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -58,73 +57,6 @@ THREE = [[[1, 2], [3]], [[4]], [[5, 6, 7], [8], [9]]]
 
 
 # -- construction ----------------------------------------------------------------------------------
-
-WRONG = [
-    (
-        (torch.arange(3), torch.tensor([1, 3])),
-        ValueError,
-        r"offsets\[0\] begins with 1, expected 0",
-    ),
-    (
-        (torch.arange(3), torch.tensor([0, 2, 1, 3])),
-        ValueError,
-        r"offsets\[0\] decreases from 2 to 1",
-    ),
-    (
-        (torch.arange(3), torch.tensor([0, 2])),
-        ValueError,
-        "ends with 2, expected 3, the number of v",
-    ),
-    (
-        (torch.arange(3), [torch.tensor([0, 1]), torch.tensor([0, 1, 3])]),
-        ValueError,
-        r"offsets\[0\] ends with 1, expected 2, the number of rows",
-    ),
-    ((torch.arange(3), []), ValueError, "offsets is empty"),
-    (
-        (torch.arange(3), torch.tensor([0.0, 3.0])),
-        TypeError,
-        r"offsets\[0\] has dtype torch.float32",
-    ),
-    ((torch.arange(3), torch.tensor(3)), ValueError, r"offsets\[0\] has shape \(\)"),
-    (
-        (torch.arange(3), torch.tensor([0, 3]), torch.ones(2)),
-        ValueError,
-        r"weight has shape \(2,\), expected one for each of the 3 values",
-    ),
-    (
-        (torch.arange(3), torch.tensor([0, 3]), torch.ones(3, dtype=torch.int64)),
-        TypeError,
-        "weight has dtype torch.int64, expected floats",
-    ),
-    (
-        (torch.arange(3), torch.tensor([0, 3], device="meta")),
-        ValueError,
-        r"offsets\[0\] is on meta, but values on cpu",
-    ),
-    (
-        (torch.arange(3), torch.tensor([0, 3]), torch.ones(3, device="meta")),
-        ValueError,
-        "weight is on meta, but values on cpu",
-    ),
-    (([1, 2], torch.tensor([0, 2])), TypeError, "values is a list"),
-    (
-        (np.array([1, 2]), torch.tensor([0, 2])),
-        TypeError,
-        "values is a ndarray, expected a Tensor: torch.from_numpy makes one",
-    ),
-    ((torch.tensor([1, 2]), np.array([0, 2])), TypeError, "a list of them: torch.from_numpy makes"),
-    ((torch.tensor(1), torch.tensor([0, 1])), ValueError, "values has 0 dimensions"),
-    ((torch.arange(3), torch.tensor([0, 3]), None, (1,)), ValueError, "expected 2 sizes"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "error", "message"), WRONG)
-def test_wrong_parts_are_refused(
-    arguments: tuple[Any, ...], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        RaggedTensor(*arguments)
 
 
 def test_sizes() -> None:

@@ -11,8 +11,6 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.recis import (
     Bucketize,
-    Feature,
-    FeatureEngine,
     FusedBoundaryOP,
     FusedCutoffOP,
     FusedHashOP,
@@ -22,8 +20,6 @@ from torch_dynemb.recis import (
     IDMultiHash,
     Mod,
     RaggedTensor,
-    SelectField,
-    SelectFields,
     SequenceLengthError,
     SequenceTruncate,
 )
@@ -318,27 +314,3 @@ def test_wrong_types_are_refused_by_name(name: str, argument: str) -> None:
     for wrong in NEVER_RIGHT:
         with pytest.raises((TypeError, ValueError), match=rf"{name}: {argument}|RaggedTensor: "):
             getattr(F, name)(**{**call, argument: wrong})
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Mod(1.5), "Mod: mod_value is 1.5, expected int"),  # type: ignore[arg-type]
-        (lambda: Mod(2**63), "Mod: mod_value is 9223372036854775808, expected an int64"),
-        (lambda: Bucketize("ab"), "Bucketize: boundary is 'ab', expected numbers"),  # type: ignore[arg-type]
-        (lambda: Bucketize([1, "b"]), r"Bucketize: boundary\[1\] is 'b'"),  # type: ignore[list-item]
-        (lambda: IDMultiHash(torch.ones(())), "IDMultiHash: num_buckets is a tensor"),  # type: ignore[arg-type]
-        (lambda: IDMultiHash([3], 4), "IDMultiHash: prefix is 4, expected str"),  # type: ignore[arg-type]
-        (lambda: SequenceTruncate("2"), "SequenceTruncate: seq_len is '2', expected int"),  # type: ignore[arg-type]
-        (lambda: SequenceTruncate(2, dtype=3), "SequenceTruncate: dtype is 3"),  # type: ignore[arg-type]
-        (lambda: SelectField(b"a"), "SelectField: name is b'a', expected str"),  # type: ignore[arg-type]
-        (lambda: SelectField("a", dim=1.5), "SelectField: dim is 1.5"),  # type: ignore[arg-type]
-        (lambda: SelectFields(["a"]), r"SelectFields: input_list\[0\] is 'a'"),  # type: ignore[list-item]
-        (lambda: Feature(3), "Feature: name is 3, expected str"),  # type: ignore[arg-type]
-        (lambda: FeatureEngine(["a"]), r"FeatureEngine: feature_list\[0\] is 'a'"),  # type: ignore[list-item]
-        (lambda: FusedModOP(Mod(3)), "FusedModOP: ops is Mod"),  # type: ignore[arg-type]
-    ],
-)
-def test_wrong_types_of_feature_ops_are_refused_by_name(make: Any, message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        make()

@@ -319,29 +319,6 @@ def test_children_keep_all_64_bits() -> None:
         module(dict.fromkeys(children, high), torch.ones(1, 6))
 
 
-def test_engines_that_cannot_be() -> None:
-    with pytest.raises(ValueError, match="emb_options is empty"):
-        EmbeddingEngine({})
-    with pytest.raises(
-        ValueError,
-        match="'a' and 'b' share 'item', but are not those of one table: dim is 4 and 8: make them "
-        "equal, or give 'b' another shared_name",
-    ):
-        EmbeddingEngine({"a": option(), "b": option(embedding_dim=8)})
-    with pytest.raises(ValueError, match=r"has children \['x', 'y'\], expected none"):
-        EmbeddingEngine({"a": option(children=["x", "y"], coalesced=True)})
-    with pytest.raises(ValueError, match="but have the admission rules"):
-        EmbeddingEngine(
-            {"a": option(admit_hook=AdmitHook("Frequency", {"threshold": 2})), "b": option()}
-        )
-    with pytest.raises(ValueError, match="max_partition_num are"):
-        EmbeddingEngine({"a": option(), "b": option(max_partition_num=8)})
-    with pytest.raises(KeyError, match=r"lacks \['b'\]"):
-        EmbeddingEngine({"a": option(), "b": option()})({"a": torch.tensor([[1]])})
-    with pytest.raises(TypeError, match="feature 'a' is a list"):
-        EmbeddingEngine({"a": option()})({"a": [1]})
-
-
 def test_exchange_and_lookup_may_be_apart() -> None:
     torch.manual_seed(0)
     engine, other = EmbeddingEngine(features()), EmbeddingEngine(features())

@@ -15,7 +15,6 @@ from stored_lookups import Trained, features, trained
 import torch_dynemb as td
 from torch_dynemb.recis import (
     EmbeddingEngine,
-    EmbeddingOption,
     HashTable,
     SparseAdam,
 )
@@ -128,15 +127,6 @@ def test_rows_of_eight_bits_lie_in_a_store() -> None:
     for part in ids.split(20):
         assert torch.equal(tiered(part), table(part))
     assert len(store.records["content"]) >= 200 - 64
-
-
-def test_options_say_where_rows_may_lie() -> None:
-    with pytest.raises(TypeError, match="EmbeddingOption: storage is '/rows', expected SSDStore, "):
-        EmbeddingOption(storage="/rows")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"EmbeddingOption: storage is SSDStore\(.*device is '"):
-        EmbeddingOption(storage=td.SSDStore("rows"), device="cuda:0")
-    with pytest.raises(ValueError, match=r"HashTable: storage is SSDStore\(.*device is 'cuda"):
-        HashTable([4], storage=td.SSDStore("rows"), device="cuda:0")
 
 
 def test_slots_by_row_number_are_refused_and_those_by_id_are_read() -> None:

@@ -381,20 +381,6 @@ def test_wrong_updates_change_nothing(
     assert all(map(torch.equal, tables.buffers(), before))
 
 
-def test_wrong_tables_are_refused() -> None:
-    bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1), name="t")
-    with pytest.raises(ValueError, match="rows is 'int3', expected one of"):
-        serving.live(bag, headroom=1, rows="int3")
-    with pytest.raises(ValueError, match="headroom is -1, expected at least 0"):
-        serving.live(bag, headroom=-1)
-    with pytest.raises(ValueError, match=r"headroom has tables \['x'\], expected a number for"):
-        serving.live(bag, headroom={"x": 1})
-    with pytest.raises(RuntimeError, match=r"bytes, but .* bytes of memory are free"):
-        serving.live(bag, headroom=2**34)
-    with pytest.raises(TypeError, match="Linear has no dynamic tables"):
-        serving.live(nn.Linear(2, 2), headroom=1)
-
-
 def test_damaged_tables_are_told() -> None:
     """Not waited for: a reader that finds the same wrong row again and again gives up."""
     tables = live_bag(4, 20).frozen_tables

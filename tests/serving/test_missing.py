@@ -151,12 +151,3 @@ def test_threads_count_for_themselves() -> None:
     for thread in threads:
         thread.join()
     assert found == [[of] * 20 for of in expected]
-
-
-def test_models_without_tables() -> None:
-    with pytest.raises(ValueError, match=r"missing is True, but the model, a Linear, has no dyn"):
-        td.freeze(nn.Linear(2, 2), missing=True)
-    with pytest.raises(TypeError, match=r"freeze: missing is 1, expected"):
-        td.freeze(nn.Linear(2, 2), missing=1)  # type: ignore[call-overload]
-    with pytest.raises(ValueError, match=r"freeze: ranks is 'rest', expected one of"):
-        td.freeze(nn.Linear(2, 2), ranks="rest")  # type: ignore[call-overload]

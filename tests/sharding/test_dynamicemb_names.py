@@ -267,21 +267,6 @@ def test_defaults_are_those_of_dynamicemb() -> None:
         DynamicEmbTableOptions(dist_type=routing, index_type=torch.int64)
 
 
-def test_initializers_that_are_refused() -> None:
-    with pytest.raises(NotImplementedError, match=r"mode is DEBUG.*choose CONSTANT or UNIFORM"):
-        DynamicEmbInitializerArgs(Mode.DEBUG)
-    with pytest.raises(ValueError, match=r"lower is None and upper None.*\[-1.0, 1.0\] holds"):
-        DynamicEmbInitializerArgs(Mode.TRUNCATED_NORMAL, mean=5.0, std_dev=0.1)
-    with pytest.raises(TypeError, match=r"initializer_args is 0\.5, expected DynamicEmbInitiali"):
-        FrequencyAdmissionStrategy(3, 0.5)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="mode is 'uniform', expected a DynamicEmbInitializerMode"):
-        DynamicEmbInitializerArgs("uniform")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"FrequencyAdmissionStrategy: threshold is -1"):
-        FrequencyAdmissionStrategy(-1)
-    with pytest.raises(TypeError, match=r"FrequencyAdmissionStrategy: threshold is 1.5"):
-        FrequencyAdmissionStrategy(1.5)  # type: ignore[arg-type]
-
-
 def test_options_can_be_set_and_are_checked_again() -> None:
     options = DynamicEmbTableOptions()
     options.score_strategy = Strategy.LFU

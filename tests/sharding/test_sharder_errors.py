@@ -22,7 +22,6 @@ import torch_dynemb as td
 from torch_dynemb.torchrec import (
     DynamicEmbeddingBagCollectionSharder,
     DynamicEmbeddingCollectionSharder,
-    DynamicTableConstraints,
     TableOptions,
 )
 
@@ -390,12 +389,3 @@ def test_options_refuse_what_is_none() -> None:
     assert str(raised.value) == "TableOptions: policy is 3, expected torch_dynemb.Policy(...)"
     with pytest.raises(TypeError, match="TableOptions: storage is '/rows', expected SSDStore, Ext"):
         TableOptions(storage="/rows")  # type: ignore[arg-type]
-
-
-def test_constraints_refuse_other_kernels() -> None:
-    with pytest.raises(ValueError, match=r"compute_kernels is \['fused'\], expected none: the tab"):
-        DynamicTableConstraints(OPTIONS, compute_kernels=["fused"])
-    with pytest.raises(ValueError, match="key_value_params is for TorchRec's own key-value kern"):
-        DynamicTableConstraints(OPTIONS, key_value_params=object())
-    with pytest.raises(TypeError, match=r"options is 3, expected TableOptions\(...\)"):
-        DynamicTableConstraints(3)  # type: ignore[arg-type]

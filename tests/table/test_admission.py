@@ -382,23 +382,3 @@ def test_ids_that_are_not_admitted_get_the_chosen_vector_in_bags() -> None:
     module.eval()
     assert torch.equal(module(torch.tensor([[1]])), torch.full((1, 4), 0.5))
     assert torch.equal(module(torch.tensor([[2]])), torch.ones(1, 4))  # eval_default
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: td.AdmitFrequent(0), ValueError, "threshold is 0, expected at least 1"),
-        (lambda: td.AdmitFrequentSketch(1 << 31, "1MB"), ValueError, "expected .* less than"),
-        (lambda: td.AdmitFrequent(1.5), TypeError, r"threshold is 1\.5, expected int"),
-        (lambda: td.AdmitFrequentSketch(2, 8), ValueError, "memory is 8, expected at least 16"),
-        (lambda: td.AdmitFrequentSketch(2, "x"), ValueError, "memory is 'x', expected a number of"),
-        (lambda: td.AdmitFrequentSketch(2, 64, 0), ValueError, "halve_every is 0, expected"),
-        (lambda: td.AdmitByChance(0.0), ValueError, r"probability is 0\.0, expected more than 0"),
-        (lambda: td.AdmitByChance(1.1), ValueError, r"probability is 1\.1, expected"),
-        (lambda: td.FeaturePolicy(threshold=0), ValueError, "threshold is 0, expected at least 1"),
-        (lambda: td.FeaturePolicy(ttl=True), TypeError, "ttl is True, expected int"),
-    ],
-)
-def test_wrong_rules(make: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        make()

@@ -384,56 +384,6 @@ def test_modules_evict_in_compiled_code() -> None:
     torch.testing.assert_close(compiled_rows, rows)
 
 
-# -- wrong policies ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"capacity": 0}, ValueError, "capacity is 0, expected at least 1"),
-        ({"capacity": -5}, ValueError, "capacity is -5, expected at least 1"),
-        ({"capacity": 1e6}, TypeError, r"capacity is 1000000\.0, expected int"),
-        ({"capacity": True}, TypeError, "capacity is True, expected int"),
-        ({"protected_steps": 0}, ValueError, "protected_steps is 0, expected at least 1"),
-        ({"ttl": 0}, ValueError, "ttl is 0, expected at least 1"),
-        ({"score": "lfu"}, ValueError, r"score is 'lfu', expected 'frequency'"),
-        ({"score": ()}, ValueError, r"score is \(\), expected every score once"),
-        ({"score": ("step", "step")}, ValueError, "expected every score once"),
-        ({"score": ("none", "step")}, ValueError, "'none' excludes others"),
-        ({"on_full": "drop"}, ValueError, "on_full is 'drop', expected 'evict', 'grow'"),
-        ({"score": "none", "capacity": 5}, ValueError, "evicts by score, but score is 'none'"),
-        ({"score": "none", "on_full": "evict"}, ValueError, "needs a score to choose by"),
-        ({"admission": 3}, TypeError, "admission is 3, expected a rule such as"),
-        ({"refused": "ones"}, ValueError, "refused is 'ones', expected 'initial', 'zeros' or"),
-        ({"check": "abort"}, ValueError, "check is 'abort', expected 'ignore', 'warning'"),
-    ],
-)
-def test_wrong_policies(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=f"Policy: .*{message}"):
-        td.Policy(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("policy", "budget", "error", "message"),
-    [
-        ({"on_full": "default"}, None, ValueError, "neither a capacity nor a memory budget"),
-        ({"score": "step", "on_full": "evict"}, None, ValueError, "neither a capacity nor"),
-        ({"on_full": "grow"}, "1GB", ValueError, "has a memory budget, which the table may not"),
-        ({"score": "none"}, "1GB", ValueError, "has a memory budget, and a full table evicts"),
-        ({}, 0, ValueError, "memory_budget is 0, expected at least 1 byte"),
-        ({}, "4 apples", ValueError, "memory_budget is '4 apples', expected a number of bytes"),
-        ({}, 1.5, TypeError, r"memory_budget is 1\.5, expected a number of bytes"),
-        ({}, 100, ValueError, r"memory_budget leaves 100 bytes for 1 tables, expected at least"),
-        ({"refused": torch.zeros(3)}, None, ValueError, r"policy\.refused has shape \(3,\)"),
-    ],
-)
-def test_policies_that_do_not_fit_their_group(
-    policy: dict[str, Any], budget: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        make_group(td.Policy(**policy), memory_budget=budget)
-
-
 def test_counts_of_the_row_table() -> None:
     group = make_group(td.Policy(capacity=20))
     group.insert(0, torch.arange(25))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from table_ids import ids_of
@@ -125,18 +123,3 @@ def test_a_feature_may_leave_scores_alone() -> None:
     assert ids_of(module.group, 0) == {1}  # and 5 has not been counted
     look_up(module, clicked=[1])
     assert module.group.scores.get(0, torch.tensor([1])).scores.tolist() == [3]
-
-
-@pytest.mark.parametrize(
-    ("table", "error", "message"),
-    [
-        ({"x": td.FeaturePolicy()}, ValueError, r"names 'x', but the features are \['f'\]"),
-        ({"f": 3}, TypeError, r"feature_policies\['f'\] is 3, expected a FeaturePolicy"),
-        ({"f": td.FeaturePolicy(threshold=2)}, ValueError, "has a threshold, but the table's adm"),
-    ],
-)
-def test_wrong_feature_policies(
-    table: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        td.TableConfig("t", 4, ["f"], feature_policies=table)

@@ -276,49 +276,6 @@ def test_default_of_missing_ids_by_another_initializer(
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: td.Uniform(1.0, 0.0), r"Uniform: low is 1\.0, expected at most high = 0\.0"),
-        (lambda: td.Uniform(0.0, math.inf), r"Uniform: high is inf, expected a finite"),
-        (lambda: td.Normal(std=-1.0), r"Normal: std is -1\.0, expected at least 0"),
-        (lambda: td.Normal(mean=math.nan), r"Normal: mean is nan, expected a finite"),
-        (lambda: td.TruncatedNormal(std=0.0), r"TruncatedNormal: std is 0\.0, expected more"),
-        (lambda: td.TruncatedNormal(low=1.0, high=1.0), r"low is 1\.0, expected less than high"),
-        (lambda: td.TruncatedNormal(low=8.0, high=9.0), r"\[8\.0, 9\.0\] holds less than 1e-6"),
-        (lambda: td.Uniform(-3e38, 3e38), r"Uniform: high - low is 6e\+38, expected a finite"),
-        (lambda: td.Constant(math.nan), r"Constant: value is nan"),
-        (lambda: td.Constant(1e39), r"Constant: value is 1e\+39, .* of single precision"),
-        (lambda: td.XavierUniform(0.0), r"XavierUniform: gain is 0\.0, expected more than 0"),
-        (lambda: td.XavierNormal(-1.0), r"XavierNormal: gain is -1\.0"),
-        (lambda: td.XavierNormal(math.inf), r"XavierNormal: gain is inf, expected a finite"),
-        (lambda: td.XavierNormal(fan_out=0), r"XavierNormal: fan_out is 0, expected more than 0"),
-        (lambda: td.XavierUniform(fan_out=-3), r"XavierUniform: fan_out is -3, expected more"),
-        (lambda: td.KaimingUniform(math.inf), r"KaimingUniform: slope is inf"),
-        (lambda: td.KaimingNormal(math.nan), r"KaimingNormal: slope is nan"),
-        (lambda: td.ByColumn(((0, td.Constant()),)), r"a part has 0 columns, expected at least 1"),
-        (
-            lambda: make_group(td.ByColumn(((2, td.Constant()), (3, td.Normal())))),
-            r"ByColumn have 5 columns, but embedding_dim is 17",
-        ),
-    ],
-)
-def test_wrong_arguments(make: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_nested_by_column() -> None:
-    inner = td.ByColumn(((1, td.Constant()),))
-    with pytest.raises(TypeError, match="a part is a ByColumn itself: write its parts out"):
-        td.ByColumn(((1, inner),))
-
-
-def test_initializer_of_another_kind() -> None:
-    with pytest.raises(TypeError, match=r"initializer is .*normal_.*, expected one of"):
-        td.TableConfig("table", 3, initializer=torch.nn.init.normal_)
-
-
-@pytest.mark.parametrize(
     "initializer",
     [
         td.Normal(),
@@ -341,9 +298,3 @@ def test_a_column_shard_starts_as_the_columns_of_the_whole_table(
         )
         part = td.TableGroup([config], optimizer=None, seed=3, max_rows=64).read(0, ids)
         assert torch.equal(part, whole[:, first : first + columns])
-
-
-@pytest.mark.parametrize("first", [2, -4, 20])
-def test_a_column_shard_begins_at_a_multiple_of_4_within_the_table(first: int) -> None:
-    with pytest.raises(ValueError, match="first_column to be a multiple of 4 from 0 to 16"):
-        td.TableConfig("part", 8, shard=ColumnShard("whole", 24, first))

@@ -40,7 +40,8 @@ SCHEMA, OPCHECK, WRONG, VALUES, EMULATOR = (
 FILES = {
     "ops/test_schemas.py": SCHEMA,
     "ops/test_opcheck.py": OPCHECK,
-    "ops/test_errors_ops.py": WRONG,
+    "arguments/test_errors_ops.py": WRONG,
+    "arguments/test_wrong_ops.py": WRONG,
     "cuda/test_cuda_kernels.py": EMULATOR,
 }
 # values of the ops that have no cases
@@ -51,8 +52,8 @@ OF_TAG = {
 HOW_TO_ADD = {
     SCHEMA: "add it to a listing in tests/ops/test_schemas.py; EXPECTTEST_ACCEPT=1 writes the rest",
     OPCHECK: "add a case to tests/op_cases/{family}.py",
-    WRONG: "add a case to tests/op_cases/{family}.py, from which tests/ops/test_errors_ops.py "
-    "makes wrong ones",
+    WRONG: "add a case to tests/op_cases/{family}.py, from which "
+    "tests/arguments/test_errors_ops.py makes wrong ones",
     VALUES: "add a test that calls it to tests/{file}; tests/op_cases/__init__.py lists the files",
     EMULATOR: "add a case to tests/op_cases/{family}.py and a kernel to csrc/cuda, or define it on "
     "host in csrc/ops.cpp",

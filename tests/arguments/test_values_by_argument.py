@@ -1,4 +1,4 @@
-"""Wrong arguments of every public call: the error names the call and the argument."""
+"""Wrong values of every public call: the error names call, argument, value and remedy."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ OTHERS_OWN = (
     r"must be (real|str)|could not convert|not iterable|unsupported operand|not callable|"
     r"torch_call_dispatcher|dynemb::|Could not run|\(\): argument"
 )
+
+REMEDY = r"[Ee]xpected|, but |\blacks\b|: (create|give|register)"
 
 # -- wrong values ----------------------------------------------------------------------------------
 
@@ -620,6 +622,14 @@ for optimizer in OPTIMIZERS:
 CASES = [(name, argument) for name, call in CALLS.items() for argument in call.wrong]
 
 
+def names_value(message: str, value: Any) -> bool:
+    """Whether a message says what was given; of tensors and lists it may say shape or dtype."""
+    if not isinstance(value, (str, bytes, int, float, type(None))):
+        return True
+    said = (repr(value), f"is {value}", f"is a {type(value).__name__}")
+    return any(text in message for text in said) or (value == "" and "is empty" in message)
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_right_arguments(name: str) -> None:
     call = CALLS[name]
@@ -640,3 +650,5 @@ def test_wrong_arguments(name: str, argument: str) -> None:
         assert owner in message, (value, message)
         assert re.search(rf"\b({call.names.get(argument, argument)})", message), (value, message)
         assert re.search(OTHERS_OWN, message) is None, (value, message)
+        assert names_value(message, value), (value, message)
+        assert re.search(REMEDY, message), (value, message)

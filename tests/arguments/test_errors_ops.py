@@ -346,17 +346,6 @@ def test_grow_arguments() -> None:
     check_raises("grow_", (*arguments, 0, 10_000), r"larger max_rows, or erase ids")
 
 
-def test_reserve_arguments() -> None:
-    with pytest.raises(TypeError, match=r"reserve: dtype is torch\.float64, expected one of"):
-        ops.reserve((2, 2), torch.float64)
-    with pytest.raises(RuntimeError, match=r"size\[0\] is -1: the tensor would exceed"):
-        ops.reserve((-1, 2), torch.float32)
-    with pytest.raises(RuntimeError, match=r"would exceed the address space"):
-        ops.reserve((1 << 40, 1 << 40), torch.float32)
-    with pytest.raises(RuntimeError, match=r"could not reserve \d+ bytes .* Lower max_rows"):
-        ops.reserve((1 << 46,), torch.int64)
-
-
 def test_descriptors_that_do_not_fit() -> None:
     group = make_group()
     for column, value in ((0, 0), (0, 10_000)):

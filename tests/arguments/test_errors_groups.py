@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -111,44 +110,6 @@ def test_unknown_optimizer(optimizer: int) -> None:
 
 
 # -- groups and configs --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"name": ""}, ValueError, r"TableConfig: name is empty"),
-        ({"embedding_dim": 0}, ValueError, r"'t': embedding_dim is 0, expected at least 1"),
-        ({"embedding_dim": 2.0}, TypeError, r"'t': embedding_dim is 2\.0, expected int"),
-        ({"embedding_dim": True}, TypeError, r"'t': embedding_dim is True, expected int"),
-        ({"padding_idx": 1 << 63}, ValueError, r"'t': padding_idx is 9223\d+, expected an int64"),
-        ({"eval_default": "mean"}, ValueError, r"'t': eval_default is 'mean', expected"),
-        (
-            {"eval_default": torch.zeros(2)},
-            ValueError,
-            r"'t': eval_default has shape \(2,\), expected \(3,\)",
-        ),
-    ],
-)
-def test_table_config(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        td.TableConfig(**({"name": "t", "embedding_dim": 3} | arguments))
-
-
-@pytest.mark.parametrize(
-    ("tables", "arguments", "error", "message"),
-    [
-        ([], {}, ValueError, r"tables is empty, expected at least one"),
-        (["a", "b", "a"], {}, ValueError, r"2 tables are named 'a'"),
-        (["a"], {"max_rows": 0}, ValueError, r"max_rows is 0, expected 1 to \d+, or None"),
-        (["a"], {"optimizer": torch.optim.SGD}, TypeError, r"optimizer is .*, expected a config"),
-    ],
-)
-def test_table_group(
-    tables: list[str], arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    configs = [td.TableConfig(name, 3) for name in tables]
-    with pytest.raises(error, match=message):
-        td.TableGroup(configs, **({"optimizer": None} | arguments))
 
 
 def test_group_methods() -> None:
