@@ -53,7 +53,7 @@ def lookup_row(case: Case, table_bytes: int, batch: int, rounds: int) -> Row:
     offsets = torch.arange(0, BAG * batch + 1, BAG)
 
     def bags(of: ops.RowTensors, formats: list[int]) -> Callable[[int], object]:
-        return lambda call: ops.quantized_embedding(
+        return lambda call: ops.embedding_inference(
             of,
             ops.LookupBatch(ids[call % 8], offsets, None, [0], [case.dim], Pooling.SUM),
             handles[call % 8],

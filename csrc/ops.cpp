@@ -252,14 +252,12 @@ DYNEMB_DEFINE_OPS(m) {
       "embedding_forward(Tensor[] weights, Tensor[] generations, Tensor row_clock, Tensor meta, "
       "Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, Tensor? per_sample_weights, "
       "int[] feature_tables, int[] feature_dims, int pooling) -> (Tensor output, Tensor updates)");
+  // The same without row_clock. formats has an entry for each slab (core/rows/quantized.h); empty:
+  // rows of floats.
   m.def(
-      "embedding_bag_inference(Tensor[] weights, Tensor[] generations, Tensor meta, "
-      "Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, Tensor? per_sample_weights, "
-      "int[] feature_tables, int[] feature_dims, int pooling) -> Tensor");
-  m.def(
-      "embedding_inference(Tensor[] weights, Tensor[] generations, Tensor meta, "
-      "Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, "
-      "int dim) -> Tensor");
+      "embedding_inference(Tensor[] weights, Tensor[] generations, Tensor meta, Tensor init_data, "
+      "Tensor ids, Tensor handles, Tensor offsets, Tensor? per_sample_weights, "
+      "int[] feature_tables, int[] feature_dims, int pooling, int[] formats=[]) -> Tensor");
 
   // find and a lookup for inference in one call, on the CPU, where all tables of the index have
   // rows. Without feature_tables and feature_dims there is one table and one feature. Arguments
@@ -271,41 +269,21 @@ DYNEMB_DEFINE_OPS(m) {
       "Tensor? per_sample_weights=None, int[] feature_tables=[], int[] feature_dims=[], "
       "int pooling=2) -> Tensor");
 
-  // Frozen tables on the CPU: ids are found and their rows read in one pass. weights and formats
-  // have an entry for each slab (core/rows/quantized.h).
+  // Tables that are only read, on the CPU: ids are found and their rows read in one pass. Frozen
+  // tables, or live ones beside a thread that updates them. weights and formats have an entry for
+  // each slab (core/rows/quantized.h, core/serving/live_row.h).
   host.def(
-      "frozen_bag(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, Tensor init_data, "
-      "Tensor ids, Tensor offsets, Tensor? per_sample_weights, int[] feature_tables, "
-      "int[] feature_dims, int[] formats, int pooling) -> (Tensor output, Tensor missing)");
-  host.def(
-      "frozen_rows(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, Tensor init_data, "
-      "Tensor ids, Tensor offsets, int[] feature_tables, int dim, int[] formats) "
-      "-> (Tensor output, Tensor missing)");
-  // Live tables: lookups beside a thread that updates them. rows and formats have an entry for each
-  // slab.
-  host.def(
-      "serve_bag(Tensor buckets, Tensor tables, Tensor meta, Tensor[] rows, Tensor init_data, "
-      "Tensor ids, Tensor offsets, Tensor? per_sample_weights, int[] feature_tables, "
-      "int[] feature_dims, int[] formats, int pooling) -> (Tensor output, Tensor missing)");
-  host.def(
-      "serve_rows(Tensor buckets, Tensor tables, Tensor meta, Tensor[] rows, Tensor init_data, "
-      "Tensor ids, Tensor offsets, int[] feature_tables, int dim, int[] formats) "
+      "serve_lookup(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, "
+      "Tensor init_data, Tensor ids, Tensor offsets, Tensor? per_sample_weights, "
+      "int[] feature_tables, int[] feature_dims, int pooling, int[] formats, bool live) "
       "-> (Tensor output, Tensor missing)");
   host.def(
-      "serve_apply_(Tensor(a!) buckets, Tensor(b!) tables, Tensor(c!)[] rows, Tensor(d!) free, "
-      "Tensor meta, int table, Tensor ids, Tensor values, Tensor erased, int[] formats) -> Tensor");
-  // Rows of 8 or 4 bits a value, and lookups that read them: a format for each slab
-  // (core/rows/quantized.h).
+      "serve_apply_(Tensor(a!) buckets, Tensor(b!) tables, Tensor(c!)[] weights, "
+      "Tensor(d!) free, Tensor meta, int table, Tensor ids, Tensor values, Tensor erased, "
+      "int[] formats) -> Tensor");
+  // Rows of 8 or 4 bits a value.
   m.def("quantize_rows(Tensor rows, int format) -> Tensor");
   m.def("dequantize_rows(Tensor packed, int format, int dim) -> Tensor");
-  m.def(
-      "quantized_embedding_bag(Tensor[] weights, Tensor[] generations, Tensor meta, "
-      "Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, Tensor? per_sample_weights, "
-      "int[] feature_tables, int[] feature_dims, int[] formats, int pooling) -> Tensor");
-  m.def(
-      "quantized_embedding(Tensor[] weights, Tensor[] generations, Tensor meta, "
-      "Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, "
-      "int dim, int[] formats) -> Tensor");
 
   // Gradients of a lookup.
   m.def(

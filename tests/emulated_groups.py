@@ -12,8 +12,7 @@ from group_calls import same_bits
 from torch import Tensor
 
 import torch_dynemb as td
-from torch_dynemb.ops import memory
-from torch_dynemb.serving import frozen_tables
+from torch_dynemb.ops import memory, serving
 from torch_dynemb.storage.cuda import CudaMemory
 from torch_dynemb.table import group as table
 from torch_dynemb.table import state as table_state
@@ -43,7 +42,7 @@ def emulated_cuda() -> Iterator[EmulatedCuda]:
     up, as on a GPU."""
     with (
         patch.object(table, "memory_of", lambda owner, device: EmulatedMemory()),
-        patch.object(frozen_tables, "in_host_memory", lambda tensor: False),
+        patch.object(serving, "in_host_memory", lambda tensor: False),
         EmulatedCuda() as mode,
     ):
         yield mode

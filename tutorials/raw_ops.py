@@ -86,7 +86,7 @@ class HashedSum(nn.Module):
             handles, _ = torch.ops.dynemb.find(
                 index.buckets, index.tables, index.meta, ids, offsets, FEATURE_TABLES
             )
-            return torch.ops.dynemb.embedding_bag_inference(
+            return torch.ops.dynemb.embedding_inference(
                 *rows.read, ids, handles, offsets, None, FEATURE_TABLES, [self.dim], SUM
             )
         handles = torch.ops.dynemb.find_or_insert_(*index, ids, offsets, None, FEATURE_TABLES, [])

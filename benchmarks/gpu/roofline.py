@@ -10,7 +10,7 @@ from benchmarks.common.report import Row, read_rows
 OPS = (
     "find",
     "find_or_insert_",
-    "embedding_bag_inference",
+    "embedding_inference",
     "lookup",
     "SGD backward",
     "RowWiseAdagrad backward",

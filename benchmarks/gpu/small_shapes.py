@@ -286,11 +286,11 @@ class TableCalls(Calls):
             for pooling in (Pooling.SUM, Pooling.MEAN):
                 factors = torch.linspace(0.5, 1.5, len(ids), device=self.device)
                 batch = ops.LookupBatch(ids, offsets, factors, tables, dims, pooling)
-                read = ops.quantized_embedding(rows, batch, handles, formats=formats)
+                read = ops.embedding_inference(rows, batch, handles, formats=formats)
                 self.keep(f"quantized bags {formats} {pooling}", read)
             known, at = handles[:4].contiguous(), self.tensor([0, 4])
             batch = ops.LookupBatch.of_rows(ids[:4], at, [0], 8)
-            row = ops.quantized_embedding(rows, batch, known, formats=formats)
+            row = ops.embedding_inference(rows, batch, known, formats=formats)
             self.keep(f"quantized sequence {formats}", row)
         for form in (1, 2, 3):
             plain = torch.linspace(-3, 5, 20 * 40, device=self.device).reshape(20, 40).square()

@@ -67,8 +67,9 @@ RowTensors slabs_of(const CallContext& call, const std::vector<Tensor>& weights,
                  ": got ", weights.size(), " weights and ", generations->size(),
                  " generations, expected one of each per slab");
   }
-  DYNEMB_CHECK(formats.size() == weights.size(), "dynemb::", call.op, ": formats has ",
-               formats.size(), " entries, expected as many as weights, ", weights.size());
+  DYNEMB_CHECK(formats.empty() || formats.size() == weights.size(), "dynemb::", call.op,
+               ": formats has ", formats.size(), " entries, expected as many as weights, ",
+               weights.size());
   RowTensors rows{{},
                   static_cast<const int64_t*>(meta.data_ptr()),
                   meta.size(0),
@@ -77,19 +78,13 @@ RowTensors slabs_of(const CallContext& call, const std::vector<Tensor>& weights,
   rows.slabs.reserve(weights.size());
   for (size_t s = 0; s < weights.size(); ++s) {
     const Tensor* of_slab = generations == nullptr ? nullptr : &(*generations)[s];
-    rows.slabs.push_back(slab_tensors(call, weights[s], of_slab, formats[s]));
+    const int64_t format = formats.empty() ? int64_t{kRowsOfFloats} : formats[s];
+    rows.slabs.push_back(slab_tensors(call, weights[s], of_slab, format));
   }
   return rows;
 }
 
 }  // namespace
-
-RowTensors row_tensors(const CallContext& call, const std::vector<Tensor>& weights,
-                       const std::vector<Tensor>& generations, const Tensor& meta,
-                       const Tensor& init_data) {
-  const std::vector<int64_t> of_floats(weights.size(), kRowsOfFloats);
-  return slabs_of(call, weights, &generations, meta, init_data, of_floats);
-}
 
 RowTensors row_tensors(const CallContext& call, const std::vector<Tensor>& weights,
                        const std::vector<Tensor>& generations, const Tensor& meta,

@@ -31,14 +31,11 @@ struct RowTensors {
   const double* init_data;
   int64_t init_numel;
 };
+// `formats`: which slabs have quantized rows, uint8 [rows, bytes] (core/rows/quantized.h); empty:
+// none.
 RowTensors row_tensors(const CallContext& call, const std::vector<Tensor>& weights,
                        const std::vector<Tensor>& generations, const Tensor& meta,
-                       const Tensor& init_data);
-// As above, where slabs may have quantized rows, uint8 [rows, bytes] (core/rows/quantized.h), and
-// `formats` says which.
-RowTensors row_tensors(const CallContext& call, const std::vector<Tensor>& weights,
-                       const std::vector<Tensor>& generations, const Tensor& meta,
-                       const Tensor& init_data, const std::vector<int64_t>& formats);
+                       const Tensor& init_data, const std::vector<int64_t>& formats = {});
 // As above, of frozen tables, which have no rows but those of their ids.
 RowTensors frozen_row_tensors(const CallContext& call, const std::vector<Tensor>& weights,
                               const Tensor& meta, const Tensor& init_data,

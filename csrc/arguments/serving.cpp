@@ -10,13 +10,6 @@ namespace {
 static_assert(int{kLiveTableColumns} == int{kTableColumns},
               "both kinds of tables are checked alike");
 
-void check_live_memory(const char* op, const char* name, const Tensor& tensor) {
-  check_defined(op, name, tensor);
-  DYNEMB_CHECK(tensor.is_cpu(), "dynemb::", op, ": ", name, " is on ", device_name(tensor),
-               ", but ", op,
-               " works on host memory: live tables are on the CPU; a GPU serves frozen ones");
-}
-
 void check_count(const char* op, const char* tensor, int64_t at, const char* name, int64_t count,
                  int64_t most) {
   DYNEMB_CHECK(count >= 0 && count <= most, "dynemb::", op, ": ", tensor, "[", at, ", ", name,
@@ -37,7 +30,7 @@ void check_live_table(const char* op, const LiveTensors& live, int64_t t) {
   const LiveRows& rows = live.slabs[meta[kMetaSlab]];
   DYNEMB_CHECK(meta[kMetaDim] > 0 && meta[kMetaDim] <= kMostCounted &&
                    live_row_words(rows.format, meta[kMetaDim]) == rows.row_words,
-               "dynemb::", op, ": rows[", meta[kMetaSlab], "] has rows of ", rows.row_words,
+               "dynemb::", op, ": weights[", meta[kMetaSlab], "] has rows of ", rows.row_words,
                " words, which are not those of table ", t, " of dim ", meta[kMetaDim]);
   DYNEMB_CHECK(rows.format != Storage::kInt4 || meta[kMetaDim] % 2 == 0, "dynemb::", op, ": table ",
                t, " has dim ", meta[kMetaDim], ", but rows of int4 have an even number of columns");
@@ -47,24 +40,29 @@ void check_live_table(const char* op, const LiveTensors& live, int64_t t) {
 
 }  // namespace
 
+void check_served_memory(const char* op, const char* name, const Tensor& tensor) {
+  check_defined(op, name, tensor);
+  DYNEMB_CHECK(tensor.is_cpu(), "dynemb::", op, ": ", name, " is on ", device_name(tensor),
+               ", but ", op,
+               " works on host memory: live tables are on the CPU; a GPU serves frozen ones, by "
+               "find and embedding_inference");
+}
+
 LiveTensors live_tensors(const char* op, const Tensor& buckets, const Tensor& tables,
-                         const Tensor& meta, const std::vector<Tensor>& rows,
+                         const Tensor& meta, const std::vector<Tensor>& weights,
                          const std::vector<int64_t>& formats) {
-  check_live_memory(op, "buckets", buckets);
-  check_live_memory(op, "tables", tables);
   LiveTensors live{index_tensors(op, buckets, nullptr, tables, meta), {}};
-  DYNEMB_CHECK(!rows.empty() && rows.size() == formats.size(), "dynemb::", op, ": got ",
-               rows.size(), " rows and ", formats.size(),
+  DYNEMB_CHECK(!weights.empty() && weights.size() == formats.size(), "dynemb::", op, ": got ",
+               weights.size(), " weights and ", formats.size(),
                " formats, expected one of each per slab");
-  for (size_t s = 0; s < rows.size(); ++s) {
-    check_live_memory(op, "rows", rows[s]);
-    check_tensor(op, "rows", rows[s], ScalarType::Long);
-    DYNEMB_CHECK(rows[s].dim() == 2, "dynemb::", op, ": rows[", s, "] has ", rows[s].dim(),
+  for (size_t s = 0; s < weights.size(); ++s) {
+    check_tensor(op, "weights", weights[s], ScalarType::Long);
+    DYNEMB_CHECK(weights[s].dim() == 2, "dynemb::", op, ": weights[", s, "] has ", weights[s].dim(),
                  " dimensions, expected 2");
     DYNEMB_CHECK(is_live_format(formats[s]), "dynemb::", op, ": formats[", s, "] is ", formats[s],
                  ", expected 0 (fp32), 1 (bf16), 2 (fp16), 4 (int8), 5 (int4) or 6 (fp8)");
-    live.slabs.push_back({static_cast<int64_t*>(rows[s].data_ptr()), rows[s].size(0),
-                          rows[s].size(1), static_cast<Storage>(formats[s])});
+    live.slabs.push_back({static_cast<int64_t*>(weights[s].data_ptr()), weights[s].size(0),
+                          weights[s].size(1), static_cast<Storage>(formats[s])});
   }
   for (int64_t t = 0; t < live.index.table_count; ++t) check_live_table(op, live, t);
   return live;
@@ -83,7 +81,7 @@ const double* live_defaults(const char* op, const LiveTensors& live, const Tenso
 }
 
 int64_t* live_slabs(const char* op, const LiveTensors& live, const Tensor& free) {
-  check_live_memory(op, "free", free);
+  check_served_memory(op, "free", free);
   check_tensor(op, "free", free, ScalarType::Long);
   DYNEMB_CHECK(free.dim() == 2, "dynemb::", op, ": free has ", free.dim(),
                " dimensions, expected 2");

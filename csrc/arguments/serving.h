@@ -1,4 +1,4 @@
-// The tensors of live tables, which are read while they are updated, checked.
+// The tensors of tables that are served, checked: live ones, which are read while they are updated.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +25,12 @@ struct LiveTensors {
   const int64_t* meta_row(int64_t table) const { return index.meta + table * kMetaColumns; }
   int64_t* table_row(int64_t table) const { return index.tables + table * kLiveTableColumns; }
 };
-// Checks also the constants of tables.
+// Raises unless a tensor is in host memory.
+void check_served_memory(const char* op, const char* name, const Tensor& tensor);
+
+// Checks also the constants of tables; not where the tensors lie.
 LiveTensors live_tensors(const char* op, const Tensor& buckets, const Tensor& tables,
-                         const Tensor& meta, const std::vector<Tensor>& rows,
+                         const Tensor& meta, const std::vector<Tensor>& weights,
                          const std::vector<int64_t>& formats);
 
 // What ids that are not there read; raises unless init_data has it for all tables.

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/columns.h"
+#include "core/rows/pooling.h"
 #include "core/rows/quantized.h"
 #include "serving/json.h"
 #include "serving/manifest.h"
@@ -246,10 +247,11 @@ class LiveTables {
 
   // How many ids a table has not got.
   static int64_t missing(const Group& group, int64_t number, const at::Tensor& ids) {
-    const auto results = detail::call_all("dynemb::serve_rows", group.buckets, group.tables,
-                                          group.meta, group.rows, group.init_data, ids,
-                                          at::empty({0}, at::kLong), std::vector<int64_t>{number},
-                                          group.meta_of(number, kMetaDim), group.formats);
+    const auto results = detail::call_all(
+        "dynemb::serve_lookup", group.buckets, group.tables, group.meta, group.rows,
+        group.init_data, ids, at::empty({0}, at::kLong), c10::IValue(),
+        std::vector<int64_t>{number}, std::vector<int64_t>{group.meta_of(number, kMetaDim)},
+        int64_t{kPoolNone}, group.formats, true);
     return results.at(1).toTensor().sum().item<int64_t>();
   }
 

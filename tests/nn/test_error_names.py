@@ -79,7 +79,7 @@ def test_the_place_in_the_source_comes_last() -> None:
     batch = LookupBatch(torch.arange(3), torch.tensor([0, 3]), None, [5], [4], Pooling.SUM)
     with pytest.raises(RuntimeError) as refusal:
         bag.frozen_tables.lookup(batch)  # type: ignore[operator, union-attr]
-    says = "dynemb::frozen_bag: feature_tables[0] is 5, expected 0 to 0; table 'ads' (csrc/"
+    says = "dynemb::serve_lookup: feature_tables[0] is 5, expected 0 to 0; table 'ads' (csrc/"
     first, *_ = str(refusal.value).split("\n")
     assert first.startswith(says)
     assert re.search(r"\(csrc/arguments/index\.cpp:\d+\)$", first)

@@ -87,5 +87,5 @@ def test_traced() -> None:
         given = IDS[:batch], NUMBERS[:batch]
         assert torch.equal(by_number(*given), frozen(*given))
     for number in (3, -1):
-        with pytest.raises(RuntimeError, match="frozen_rows: "):
+        with pytest.raises(RuntimeError, match="serve_lookup: "):
             by_number(IDS, torch.full_like(NUMBERS, number))

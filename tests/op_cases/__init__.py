@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from op_cases import frozen, ids, index, pooling, process, ragged, rows, serving, storage, tiers
+from op_cases import ids, index, pooling, process, ragged, rows, serving, storage, tiers
 from op_cases.groups import OPTIMIZERS, Case, make_group, pooled_call
 from op_cases.names import ops_with_cases, schema
 
@@ -67,8 +67,7 @@ FAMILIES: dict[str, tuple[dict[str, dict[str, Case]], tuple[str, ...]]] = {
             *("storage/test_room_before_insertion.py", "storage/test_snapshots.py"),
         ),
     ),
-    "frozen": (frozen.CASES, ("ops/test_frozen_lookup.py",)),
-    "serving": (serving.CASES, ("serving/test_live_tables.py",)),
+    "serving": (serving.CASES, ("ops/test_frozen_lookup.py", "serving/test_live_tables.py")),
 }
 CASES: dict[str, dict[str, Case]] = {
     name: cases

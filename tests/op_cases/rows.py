@@ -81,18 +81,15 @@ def read_only_rows(group: td.TableGroup) -> OpArguments:
     return group.rows.weights, group.rows.generations, group.index.meta, group.rows.init_data
 
 
-def bag_inference_arguments(kind: str, pooling: Pooling, *, stored: str = "adam") -> OpArguments:
+def inference_arguments(
+    kind: str, pooling: Pooling, *, stored: str = "adam", formats: str | None = None
+) -> OpArguments:
     group = make_group(optimizer=stored)
-    call = pooled_call(group)
-    weights = per_sample_weights(call, kind)
+    call = flat_call(group) if pooling == Pooling.NONE else pooled_call(group)
+    weights = None if pooling == Pooling.NONE else per_sample_weights(call, kind)
     shared = (call.ids, found(group, call), call.offsets, weights, call.tables, call.dims)
-    return (*read_only_rows(group), *shared, int(pooling))
-
-
-def sequence_inference_arguments() -> OpArguments:
-    group = make_group()
-    call = flat_call(group)
-    return (*read_only_rows(group), call.ids, found(group, call), call.offsets, call.tables, 4)
+    of_slabs = [] if formats is None else QUANTIZED[formats]
+    return (*quantized_rows(group, of_slabs), *shared, int(pooling), of_slabs)
 
 
 def forward_arguments(kind: str, pooling: Pooling, *, stored: str = "adam") -> OpArguments:
@@ -136,24 +133,9 @@ def quantized_rows(group: td.TableGroup, formats: list[int]) -> OpArguments:
     weights, generations, *constants = read_only_rows(group)
     packed = [
         slab if form == 0 else ops.quantize_rows(slab, form)
-        for slab, form in zip(weights, formats, strict=True)
+        for slab, form in zip(weights, formats or [0] * len(weights), strict=True)
     ]
     return packed, generations, *constants
-
-
-def quantized_bag_arguments(name: str, kind: str, pooling: Pooling) -> OpArguments:
-    group, formats = make_group(), QUANTIZED[name]
-    call = pooled_call(group)
-    shared = (call.ids, found(group, call), call.offsets, per_sample_weights(call, kind))
-    rows = quantized_rows(group, formats)
-    return (*rows, *shared, call.tables, call.dims, formats, int(pooling))
-
-
-def quantized_sequence_arguments(name: str) -> OpArguments:
-    group, formats = make_group(), QUANTIZED[name]
-    call = flat_call(group)
-    shared = (call.ids, found(group, call), call.offsets, call.tables)
-    return (*quantized_rows(group, formats), *shared, 4, formats)
 
 
 def rows_to_quantize(dtype: torch.dtype, dim: int) -> Tensor:
@@ -289,14 +271,6 @@ CASES: dict[str, dict[str, Case]] = {
         "": partial(sequence_arguments, anchor=True),
         "no gradient": partial(sequence_arguments, anchor=False),
     },
-    "embedding_bag_inference": {
-        f"{kind} {pooling.name}": partial(bag_inference_arguments, kind, pooling)
-        for kind, pooling in pooled_kinds()
-    }
-    | {
-        name: partial(bag_inference_arguments, "plain", Pooling.SUM, stored=name) for name in STORED
-    },
-    "embedding_inference": {"": sequence_inference_arguments},
     **{
         op: {
             **{
@@ -308,6 +282,17 @@ CASES: dict[str, dict[str, Case]] = {
         }
         for op, arguments, more in (
             ("embedding_forward", forward_arguments, {}),
+            (
+                "embedding_inference",
+                inference_arguments,
+                {
+                    f"{name} {pooling.name}": partial(
+                        inference_arguments, kind, pooling, formats=name
+                    )
+                    for name in QUANTIZED
+                    for kind, pooling in (("weighted", Pooling.MEAN), ("plain", Pooling.NONE))
+                },
+            ),
             ("find_and_read", find_and_read_arguments, {"one table": one_table_arguments}),
         )
     },
@@ -324,15 +309,6 @@ CASES: dict[str, dict[str, Case]] = {
     "dequantize_rows": {
         f"{form} {dim}": partial(dequantize_arguments, form, dim)
         for form, dim in ((1, 40), (1, 5), (2, 8), (2, 6), (3, 40), (3, 7))
-    },
-    "quantized_embedding_bag": {
-        f"{kind} {pooling.name} {name}": partial(quantized_bag_arguments, name, kind, pooling)
-        for name, (kind, pooling) in zip(
-            [*QUANTIZED, "int8"], [*pooled_kinds()] * len(QUANTIZED), strict=False
-        )
-    },
-    "quantized_embedding": {
-        name: partial(quantized_sequence_arguments, name) for name in QUANTIZED
     },
     "reduce_grad": {
         f"{kind} {pooling.name}": partial(reduce_arguments, kind, pooling)

@@ -1,51 +1,47 @@
-"""Ops on live tables: lookups beside a writer, and its updates."""
+"""Ops on tables that are served: lookups in frozen and live ones, and updates of live ones."""
 
 from __future__ import annotations
 
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from op_cases.groups import Case, OpArguments, flat_call, make_group, pooled_call
-from torch_dynemb.ops import LIVE_FORMATS, LiveTensors
+from op_cases.rows import QUANTIZED
+from torch_dynemb import ops
+from torch_dynemb.ops import LIVE_FORMATS, ServedTensors
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.serving import FrozenTables, LiveTables
 
 FORMATS = [name for name in LIVE_FORMATS if name != "int4"]  # table b has three columns
 
 
-def live_tensors(rows: str | None) -> LiveTensors:
+def frozen_tensors(name: str, stored: str = "adam") -> ServedTensors:
+    """The tables of make_group(); the slab of two of them has 4 columns, the other one 3."""
+    frozen, formats = FrozenTables(make_group(optimizer=stored)).tensors(), QUANTIZED[name]
+    packed = [
+        slab if form == 0 else ops.quantize_rows(slab, form)
+        for slab, form in zip(frozen.weights, formats, strict=True)
+    ]
+    return frozen._replace(weights=packed, formats=formats)
+
+
+def live_tensors(rows: str | None = None) -> ServedTensors:
     """The tables of make_group(), with room for ten ids more in each."""
     return LiveTables(FrozenTables(make_group()), headroom=10, rows=rows).tensors()
 
 
-def read_part(live: LiveTensors) -> tuple[Tensor, Tensor, Tensor, list[Tensor], Tensor]:
-    return live.buckets, live.tables, live.meta, live.rows, live.init_data
-
-
-def bag_arguments(rows: str | None, pooling: Pooling, *, weighted: bool, batch: int) -> OpArguments:
-    live = live_tensors(rows)
-    call = pooled_call(make_group(), batch=batch)
-    weights = torch.arange(1.0, len(call.ids) + 1) if weighted else None
-    return (
-        *read_part(live),
-        call.ids,
-        call.offsets,
-        weights,
-        call.tables,
-        call.dims,
-        live.formats,
-        int(pooling),
-    )
-
-
-def sequence_arguments(rows: str | None, *, empty: bool) -> OpArguments:
-    live = live_tensors(rows)
-    call = flat_call(make_group())
-    ids = call.ids[:0] if empty else call.ids
-    offsets = call.offsets * 0 if empty else call.offsets
-    return *read_part(live), ids, offsets, call.tables, 4, live.formats
+def lookup_arguments(
+    served: partial[ServedTensors], pooling: Pooling, *, weighted: bool = False, batch: int = 2
+) -> OpArguments:
+    """Without bags: no ids."""
+    tables, group = served(), make_group()
+    call = flat_call(group) if pooling == Pooling.NONE else pooled_call(group, batch=batch)
+    ids, offsets = (call.ids, call.offsets) if batch else (call.ids[:0], call.offsets * 0)
+    weights = torch.arange(1.0, len(ids) + 1) if weighted else None
+    read = (tables.buckets, tables.tables, tables.meta, tables.weights, tables.init_data)
+    asked = (ids, offsets, weights, call.tables, call.dims, int(pooling))
+    return *read, *asked, tables.formats, tables.free is not None
 
 
 def apply_arguments(rows: str | None, ids: list[int], erased: list[int]) -> OpArguments:
@@ -54,7 +50,7 @@ def apply_arguments(rows: str | None, ids: list[int], erased: list[int]) -> OpAr
     return (
         live.buckets,
         live.tables,
-        live.rows,
+        live.weights,
         live.free,
         live.meta,
         2,
@@ -65,20 +61,38 @@ def apply_arguments(rows: str | None, ids: list[int], erased: list[int]) -> OpAr
     )
 
 
+def lookup_cases(served: partial[ServedTensors]) -> dict[str, Case]:
+    """All that a lookup may ask for."""
+    return {
+        "sum": partial(lookup_arguments, served, Pooling.SUM),
+        "weighted mean": partial(lookup_arguments, served, Pooling.MEAN, weighted=True),
+        "empty": partial(lookup_arguments, served, Pooling.MEAN, batch=0),
+        "rows": partial(lookup_arguments, served, Pooling.NONE),
+        "no rows": partial(lookup_arguments, served, Pooling.NONE, batch=0),
+    }
+
+
+def named(kind: str, cases: dict[str, Case]) -> dict[str, Case]:
+    return {f"{name}, {kind}": case for name, case in cases.items()}
+
+
+FROZEN = {name: partial(frozen_tensors, name) for name in QUANTIZED} | {
+    stored: partial(frozen_tensors, "floats", stored) for stored in ("bfloat16", "8 bits")
+}
+LIVE = {name: partial(live_tensors, name) for name in FORMATS}
 CASES: dict[str, dict[str, Case]] = {
-    "serve_bag": {
-        "sum": partial(bag_arguments, None, Pooling.SUM, weighted=False, batch=2),
-        "weighted mean": partial(bag_arguments, None, Pooling.MEAN, weighted=True, batch=2),
-        "empty": partial(bag_arguments, None, Pooling.MEAN, weighted=False, batch=0),
+    "serve_lookup": {
+        **named("frozen", lookup_cases(FROZEN["floats"])),
         **{
-            name: partial(bag_arguments, name, Pooling.SUM, weighted=True, batch=2)
-            for name in FORMATS
+            f"{pooling.name} of {name}, frozen": partial(lookup_arguments, served, pooling)
+            for name, served in FROZEN.items()
+            for pooling in (Pooling.SUM, Pooling.NONE)
         },
-    },
-    "serve_rows": {
-        "": partial(sequence_arguments, None, empty=False),
-        "bf16": partial(sequence_arguments, "bf16", empty=False),
-        "empty": partial(sequence_arguments, None, empty=True),
+        **named("live", lookup_cases(partial(live_tensors))),
+        **{
+            f"{name}, live": partial(lookup_arguments, served, Pooling.SUM, weighted=True)
+            for name, served in LIVE.items()
+        },
     },
     "serve_apply_": {
         "": partial(apply_arguments, None, [3, 70, 3, 71], [4, 5, 900]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from execution import simd, simd_levels, threads
@@ -10,6 +12,7 @@ from seeding import seeded
 
 import torch_dynemb as td
 from torch_dynemb import ops
+from torch_dynemb.ops import serving
 from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, Pooling, RowFormat
 from torch_dynemb.serving import FrozenTables
 
@@ -34,20 +37,17 @@ def frozen_tables(dim: int, dtype: torch.dtype = torch.float32, ids: int = 4000)
     return FrozenTables(group)
 
 
-def tensors_of(frozen: FrozenTables, form: RowFormat = RowFormat.FLOATS) -> ops.FrozenTensors:
-    weights = frozen.get_buffer("weights0")
-    if form != RowFormat.FLOATS:
-        weights = ops.quantize_rows(weights, form)
-    names = ("buckets", "tables", "meta")
-    buffers = [frozen.get_buffer(name) for name in names]
-    return ops.FrozenTensors(*buffers, [weights], frozen.get_buffer("init_data"), [int(form)])
-
-
-def rows_of(frozen: FrozenTables, form: RowFormat) -> ops.RowTensors:
-    rows = frozen.rows()
+def tensors_of(frozen: FrozenTables, form: RowFormat = RowFormat.FLOATS) -> ops.ServedTensors:
+    tensors = frozen.tensors()
     if form == RowFormat.FLOATS:
-        return rows
-    return rows._replace(weights=[ops.quantize_rows(rows.weights[0], form)])
+        return tensors
+    return tensors._replace(weights=[ops.quantize_rows(tensors.weights[0], form)], formats=[form])
+
+
+def by_two_ops(tensors: ops.ServedTensors, batch: ops.LookupBatch) -> ops.Served:
+    """As a GPU looks ids up."""
+    with patch.object(serving, "in_host_memory", lambda tensor: False):
+        return ops.serve_lookup(tensors, batch)
 
 
 def call_of_all(dim: int, ids: int = 4000, *, known: bool) -> Call:
@@ -73,27 +73,24 @@ def test_bags_are_those_of_two_ops(
 ) -> None:
     frozen, call = frozen_tables(dim), call_of_all(dim, known=known)
     weights = torch.randn(len(call.ids), generator=seeded(1)) if weighted else None
-    found = frozen.find(call.ids, call.offsets, call.tables)
     batch = call.batch(pooling, weights)
     for form in FORMATS:
-        expected = ops.quantized_embedding(
-            rows_of(frozen, form), batch, found.handles, formats=[form]
-        )
-        read = ops.frozen_lookup(tensors_of(frozen, form), batch)
-        assert same_bits(read.output, expected)
-        assert torch.equal(read.missing, found.missing)
-        assert bool((found.missing > 0).all()) != known
+        tensors = tensors_of(frozen, form)
+        expected = by_two_ops(tensors, batch)
+        read = ops.serve_lookup(tensors, batch)
+        assert same_bits(read.output, expected.output)
+        assert torch.equal(read.missing, expected.missing)
+        assert bool((read.missing > 0).all()) != known
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_of_each_dtype_are_those_of_two_ops(dtype: torch.dtype) -> None:
     frozen, call = frozen_tables(16, dtype), call_of_all(16, known=False)
-    found = frozen.find(call.ids, call.offsets, call.tables)
     for batch in (call.batch(Pooling.NONE), call.batch(Pooling.MEAN)):
-        expected = ops.embedding_inference(frozen.rows(), batch, found.handles)
-        read = ops.frozen_lookup(tensors_of(frozen), batch)
-        assert same_bits(read.output, expected)
-        assert torch.equal(read.missing, found.missing)
+        expected = by_two_ops(frozen.tensors(), batch)
+        read = ops.serve_lookup(frozen.tensors(), batch)
+        assert same_bits(read.output, expected.output)
+        assert torch.equal(read.missing, expected.missing)
 
 
 @pytest.mark.parametrize("form", FORMATS[1:])
@@ -102,7 +99,7 @@ def test_quantized_rows_are_those_that_are_given_back(form: RowFormat) -> None:
     tensors = tensors_of(frozen, form)
     floats = ops.dequantize_rows(tensors.weights[0], form, 12)
     plain = tensors._replace(weights=[floats], formats=[0])
-    read, expected = (ops.frozen_lookup(of, call.batch(Pooling.NONE)) for of in (tensors, plain))
+    read, expected = (ops.serve_lookup(of, call.batch(Pooling.NONE)) for of in (tensors, plain))
     assert same_bits(read.output, expected.output)
 
 
@@ -118,7 +115,7 @@ def test_bits_do_not_depend_on_threads_and_instruction_set(*, known: bool) -> No
     for level in simd_levels():
         for count in (1, 2):
             with threads(count), simd(level):
-                read.append(ops.frozen_lookup(tensors, batch))
+                read.append(ops.serve_lookup(tensors, batch))
     assert len(ids) > 4096
     for other in read[1:]:
         assert same_bits(other.output, read[0].output)
@@ -139,7 +136,7 @@ def test_ids_are_found_wherever_their_probes_end() -> None:
     batch = ops.LookupBatch.of_rows(ids, ids[:0], [0], 4)
     for shift in range(len(buckets)):
         moved = tensors._replace(buckets=buckets.roll(shift, 0))
-        read = ops.frozen_lookup(moved, batch)
+        read = ops.serve_lookup(moved, batch)
         assert torch.equal(read.output[known], values)
         assert int(read.missing) == 90
 
@@ -154,24 +151,21 @@ def test_damaged_tables_are_refused() -> None:
         slots = buckets[:, BUCKET_WIDTH:]
         slots[slots > 0] = stored
         damaged = tensors._replace(buckets=buckets)
-        message = rf"frozen_bag: table 0 is damaged: its index leads to a row beyond the {rows} "
+        message = rf"serve_lookup: table 0 is damaged: its index leads to a row beyond the {rows} "
         with pytest.raises(RuntimeError, match=message):
-            ops.frozen_lookup(damaged, call.batch())
-        with pytest.raises(RuntimeError, match=r"frozen_rows: table 0 is damaged"):
-            ops.frozen_lookup(damaged, rows_of_ids)
+            ops.serve_lookup(damaged, call.batch())
+        with pytest.raises(RuntimeError, match=r"serve_lookup: table 0 is damaged"):
+            ops.serve_lookup(damaged, rows_of_ids)
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:
     frozen, call = frozen_tables(16, ids=100), call_of_all(16, 100, known=True)
     tensors = tensors_of(frozen)
-    given = (call.ids, call.offsets, None, call.tables, call.dims)
-    with pytest.raises(RuntimeError, match=r"frozen_bag: pooling is 2 \(none\): use frozen_rows"):
-        torch.ops.dynemb.frozen_bag(*tensors[:-1], *given, tensors.formats, Pooling.NONE)
     with pytest.raises(RuntimeError, match=r"feature_dims\[1\] is 8, but its table has dim 16"):
-        ops.frozen_lookup(tensors, call._replace(dims=[16, 8, 16]).batch())
+        ops.serve_lookup(tensors, call._replace(dims=[16, 8, 16]).batch())
     with pytest.raises(RuntimeError, match=r"weights has dtype float32, expected uint8"):
-        ops.frozen_lookup(tensors._replace(formats=[1]), call.batch())
+        ops.serve_lookup(tensors._replace(formats=[1]), call.batch())
     with pytest.raises(RuntimeError, match=r"weights is empty, expected a"):
-        ops.frozen_lookup(tensors._replace(weights=[], formats=[]), call.batch())
-    with pytest.raises(TypeError, match=r"frozen_bag: per_sample_weights has dtype torch.int64"):
-        ops.frozen_lookup(tensors, call.batch(weights=call.ids))
+        ops.serve_lookup(tensors._replace(weights=[], formats=[]), call.batch())
+    with pytest.raises(TypeError, match=r"serve_lookup: per_sample_weights has dtype torch.int64"):
+        ops.serve_lookup(tensors, call.batch(weights=call.ids))

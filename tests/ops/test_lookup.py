@@ -367,7 +367,7 @@ def test_26_tables_take_two_ops_and_others_before_and_after_them(dims: list[int]
     with CountOps() as reading, torch.no_grad():
         collection(features)
     on_host = collection.group.device.type == "cpu"
-    expected = ["find_and_read"] if on_host else ["find", "embedding_bag_inference"]
+    expected = ["find_and_read"] if on_host else ["find", "embedding_inference"]
     assert reading.names == dict.fromkeys(["ids_concat", *expected], 1)
 
 

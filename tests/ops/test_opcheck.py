@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from execution import simd
-from op_cases import CASES, REGISTERED, Case, frozen, ops_with_cases, serving, tiers
+from op_cases import CASES, REGISTERED, Case, ops_with_cases, serving, tiers
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -88,31 +88,21 @@ def test_traced_calls_refuse_them_with_the_same_words(name: str) -> None:
             getattr(torch.ops.dynemb, name)(*arguments)
 
 
-HOST_TABLES = [
-    *((name, "rows", "live tables") for name in serving.CASES),
-    *((name, "weights", "on a GPU, ids are found by find") for name in frozen.CASES),
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "rows", "remedy"), HOST_TABLES, ids=[n for n, _, _ in HOST_TABLES]
-)
-@pytest.mark.parametrize("argument", ["buckets", "tables", "rows"])
-def test_tables_are_refused_where_they_are_not_on_the_cpu(
-    name: str, rows: str, remedy: str, argument: str
-) -> None:
+@pytest.mark.parametrize("name", serving.CASES)
+@pytest.mark.parametrize("argument", ["buckets", "tables", "weights"])
+def test_tables_are_refused_where_they_are_not_on_the_cpu(name: str, argument: str) -> None:
     """Traced, and by the kernel for CUDA tensors, which a build without CUDA kernels has, too."""
     op = getattr(torch.ops.dynemb, name).default
-    given = next(iter({**serving.CASES, **frozen.CASES}[name].values()))()
-    argument = rows if argument == "rows" else argument
+    given = next(iter(serving.CASES[name].values()))()
     position = [of.name for of in op._schema.arguments].index(argument)
     elsewhere = tree_map_only(Tensor, lambda t: t.to("meta"), given[position])
     changed = (*given[:position], elsewhere, *given[position + 1 :])
-    message = rf"{name}: {argument} is on another device, but {name} works on host memory: {remedy}"
+    works = rf"but {name} works on host memory: live tables are on the CPU; a GPU serves frozen"
+    message = rf"{name}: {argument} is on another device, {works}"
     with pytest.raises(RuntimeError, match=message):
         op._op_dk(torch._C.DispatchKey.CUDA, *changed)
     with FakeTensorMode() as mode:
         arguments = tree_map_only(Tensor, lambda t: mode.from_tensor(t).to("cuda:0"), given)
-        words = rf"{name}: \w+(\[0\])? is on cuda:0, but {name} works on host memory: {remedy}"
+        words = rf"{name}: \w+(\[0\])? is on cuda:0, {works}"
         with pytest.raises(RuntimeError, match=words):
             op(*arguments)

@@ -86,7 +86,7 @@ def test_bags_are_those_of_the_rows_that_are_given_back(
     packed, plain = both(group, formats)
     weights = torch.rand(len(call.ids), generator=seeded(1)) if weighted else None
     batch = call.batch(pooling, weights)
-    read = ops.quantized_embedding(packed, batch, handles, formats=formats)
+    read = ops.embedding_inference(packed, batch, handles, formats=formats)
     assert same_bits(read, ops.embedding_inference(plain, batch, handles))
     assert bool((read != 0).any())
 
@@ -100,7 +100,7 @@ def test_rows_are_those_that_are_given_back(formats: list[int]) -> None:
         begin, end = call.offsets[table * 30], call.offsets[table * 30 + 30]
         of_table = handles[begin:end].contiguous()
         batch = ops.LookupBatch.of_rows(call.ids[begin:end], call.ids[:0], [table], dim)
-        read = ops.quantized_embedding(packed, batch, of_table, formats=formats)
+        read = ops.embedding_inference(packed, batch, of_table, formats=formats)
         assert same_bits(read, ops.embedding_inference(plain, batch, of_table))
 
 
@@ -118,7 +118,7 @@ def test_bits_do_not_depend_on_dim_threads_and_instruction_set(form: int, dim: i
     expected = ops.embedding_inference(plain, batch, handles)
     for level in simd_levels():
         with threads(2), simd(level):
-            read = ops.quantized_embedding(packed, batch, handles, formats=[form])
+            read = ops.embedding_inference(packed, batch, handles, formats=[form])
             assert same_bits(read, expected)
 
 
@@ -129,7 +129,7 @@ def test_formats_that_do_not_fit_are_refused() -> None:
     packed, plain = both(group, formats)
 
     def look_up(rows: ops.RowTensors, formats: list[int]) -> Tensor:
-        return ops.quantized_embedding(rows, call.batch(), handles, formats=formats)
+        return ops.embedding_inference(rows, call.batch(), handles, formats=formats)
 
     with pytest.raises(RuntimeError, match="formats has 2 entries, expected as many as weights, 3"):
         look_up(packed, [1, 1])

@@ -199,7 +199,6 @@ dynemb::feature_cross_ragged(Tensor[] x_values, Tensor[] x_offsets, Tensor[] y_v
             "embedding_bag",
             "embedding",
             "embedding_forward",
-            "embedding_bag_inference",
             "embedding_inference",
             "find_and_read",
         )
@@ -220,12 +219,9 @@ dynemb::embedding_forward(Tensor[] weights, Tensor[] generations, Tensor row_clo
     meta, Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, Tensor?
     per_sample_weights, int[] feature_tables, int[] feature_dims, int pooling) -> (Tensor
     output, Tensor updates)
-dynemb::embedding_bag_inference(Tensor[] weights, Tensor[] generations, Tensor meta,
-    Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, Tensor?
-    per_sample_weights, int[] feature_tables, int[] feature_dims, int pooling) -> Tensor
 dynemb::embedding_inference(Tensor[] weights, Tensor[] generations, Tensor meta, Tensor
-    init_data, Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, int dim)
-    -> Tensor
+    init_data, Tensor ids, Tensor handles, Tensor offsets, Tensor? per_sample_weights,
+    int[] feature_tables, int[] feature_dims, int pooling, int[] formats=[]) -> Tensor
 dynemb::find_and_read(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights,
     Tensor[] generations, Tensor init_data, Tensor ids, Tensor offsets, Tensor?
     per_sample_weights=None, int[] feature_tables=[], int[] feature_dims=[], int
@@ -233,21 +229,12 @@ dynemb::find_and_read(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weigh
         )
 
     def test_quantized_rows(self) -> None:
-        shown = listing(
-            "quantize_rows", "dequantize_rows", "quantized_embedding_bag", "quantized_embedding"
-        )
+        shown = listing("quantize_rows", "dequantize_rows")
         self.assertExpectedInline(
             shown,
             """\
 dynemb::quantize_rows(Tensor rows, int format) -> Tensor
-dynemb::dequantize_rows(Tensor packed, int format, int dim) -> Tensor
-dynemb::quantized_embedding_bag(Tensor[] weights, Tensor[] generations, Tensor meta,
-    Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, Tensor?
-    per_sample_weights, int[] feature_tables, int[] feature_dims, int[] formats, int
-    pooling) -> Tensor
-dynemb::quantized_embedding(Tensor[] weights, Tensor[] generations, Tensor meta, Tensor
-    init_data, Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, int dim,
-    int[] formats) -> Tensor""",
+dynemb::dequantize_rows(Tensor packed, int format, int dim) -> Tensor""",
         )
 
     def test_rows(self) -> None:
@@ -375,33 +362,17 @@ dynemb::store_write(Tensor tier_clock, int slab, Tensor handles, Tensor ids, int
     Tensor records) -> ()""",
         )
 
-    def test_frozen(self) -> None:
-        self.assertExpectedInline(
-            listing("frozen_bag", "frozen_rows"),
-            """\
-dynemb::frozen_bag(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, Tensor
-    init_data, Tensor ids, Tensor offsets, Tensor? per_sample_weights, int[]
-    feature_tables, int[] feature_dims, int[] formats, int pooling) -> (Tensor output,
-    Tensor missing)
-dynemb::frozen_rows(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, Tensor
-    init_data, Tensor ids, Tensor offsets, int[] feature_tables, int dim, int[] formats)
-    -> (Tensor output, Tensor missing)""",
-        )
-
     def test_serving(self) -> None:
         self.assertExpectedInline(
-            listing("serve_bag", "serve_rows", "serve_apply_"),
+            listing("serve_lookup", "serve_apply_"),
             """\
-dynemb::serve_bag(Tensor buckets, Tensor tables, Tensor meta, Tensor[] rows, Tensor
+dynemb::serve_lookup(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, Tensor
     init_data, Tensor ids, Tensor offsets, Tensor? per_sample_weights, int[]
-    feature_tables, int[] feature_dims, int[] formats, int pooling) -> (Tensor output,
-    Tensor missing)
-dynemb::serve_rows(Tensor buckets, Tensor tables, Tensor meta, Tensor[] rows, Tensor
-    init_data, Tensor ids, Tensor offsets, int[] feature_tables, int dim, int[] formats)
-    -> (Tensor output, Tensor missing)
-dynemb::serve_apply_(Tensor(a!) buckets, Tensor(b!) tables, Tensor(c!)[] rows, Tensor(d!)
-    free, Tensor meta, int table, Tensor ids, Tensor values, Tensor erased, int[] formats)
-    -> Tensor""",
+    feature_tables, int[] feature_dims, int pooling, int[] formats, bool live) -> (Tensor
+    output, Tensor missing)
+dynemb::serve_apply_(Tensor(a!) buckets, Tensor(b!) tables, Tensor(c!)[] weights,
+    Tensor(d!) free, Tensor meta, int table, Tensor ids, Tensor values, Tensor erased,
+    int[] formats) -> Tensor""",
         )
 
     def test_tiers(self) -> None:

@@ -68,22 +68,23 @@ struct World {
 struct Check {
   World& world;
   const int64_t* numbers;  // of the ids
-  std::vector<float> row;
+  std::vector<char> slots;
   std::vector<float> rows;
   std::vector<bool> found;
 
   Check(World& world, const int64_t* numbers)
       : world(world),
         numbers(numbers),
-        row(world.table.row_words * 2),
+        slots(kLiveSlots * live_slot_bytes(world.table)),
         rows(kBatch * world.table.dim),
         found(kBatch) {}
-  char* begin(int64_t) { return reinterpret_cast<char*>(row.data()); }
-  void read(int64_t i) {
-    std::memcpy(&rows[i * world.table.dim], row.data(), 4 * world.table.dim);
-    found[i] = true;
+  void take(int64_t first, const char* const* row, int64_t count, bool) {
+    for (int64_t i = 0; i < count; ++i) {
+      found[first + i] = row[i] != nullptr;
+      if (!found[first + i]) continue;
+      std::memcpy(&rows[(first + i) * world.table.dim], row[i], 4 * world.table.dim);
+    }
   }
-  void missing(int64_t i) { found[i] = false; }
 
   void judge(int64_t i, int64_t before, int64_t after) {
     const int64_t id = id_of(numbers[i]);
@@ -116,7 +117,8 @@ void read_until(World& world, int64_t reads, uint64_t seed) {
       ids[i] = id_of(numbers[i]);
       before[i] = world.saying[numbers[i]].load(std::memory_order_acquire);
     }
-    if (read_live<kValidated>(world.table, ids, kBatch, check) >= 0) ++world.damaged;
+    if (read_live<kValidated>(world.table, ids, kBatch, check.slots.data(), check) >= 0)
+      ++world.damaged;
     std::atomic_thread_fence(std::memory_order_acquire);
     for (int64_t i = 0; i < kBatch; ++i) {
       check.judge(i, before[i], world.saying[numbers[i]].load(std::memory_order_relaxed));

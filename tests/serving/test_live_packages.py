@@ -323,7 +323,7 @@ def test_rows_and_headroom_of_an_export(
         (106, 4),
         (108, 4),
     ]
-    assert any("serve_bag" in str(node.target) for node in program.graph.nodes)
+    assert any("serve_lookup" in str(node.target) for node in program.graph.nodes)
 
 
 @pytest.mark.parametrize("options", [{"headroom": 3}, {"rows": "int8"}])

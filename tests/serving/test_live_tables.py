@@ -50,7 +50,7 @@ def live_bag(
 
 def rows_of(tables: serving.LiveTables, ids: Tensor, table: int = 0) -> ops.Served:
     dim = int(tables.tensors().meta[table, Meta.DIM])
-    return ops.live_lookup(
+    return ops.serve_lookup(
         tables.tensors(), ops.LookupBatch.of_rows(ids, ids.new_empty(0), [table], dim)
     )
 
@@ -288,10 +288,10 @@ def test_conversions_leave_the_tables_alone() -> None:
     bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1), name="t")
     model = serving.live(nn.Sequential(bag, nn.Linear(4, 2)), headroom=20)
     (tables,) = serving.live_tables(model).values()
-    address = tables.tensors().rows[0].data_ptr()
+    address = tables.tensors().weights[0].data_ptr()
     model.double()
     assert model[1].weight.dtype == torch.float64
-    assert tables.tensors().rows[0].data_ptr() == address
+    assert tables.tensors().weights[0].data_ptr() == address
     assert tables.tensors().init_data.dtype == torch.float64
     with pytest.raises(RuntimeError, match="cannot go to meta"):
         model.to("meta")
@@ -385,6 +385,6 @@ def test_damaged_tables_are_told() -> None:
     """Not waited for: a reader that finds the same wrong row again and again gives up."""
     tables = live_bag(4, 20).frozen_tables
     tables.update("t", torch.arange(3), torch.ones(3, 4))
-    tables.tensors().rows[0][:, 1] += 2
-    with pytest.raises(RuntimeError, match=r"serve_rows: table 't' is damaged: .* from id 0"):
+    tables.tensors().weights[0][:, 1] += 2
+    with pytest.raises(RuntimeError, match=r"serve_lookup: table 't' is damaged: .* from id 0"):
         tables.lookup(ops.LookupBatch.of_rows(torch.arange(3), torch.arange(0), [0], 4))

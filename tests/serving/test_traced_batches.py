@@ -102,7 +102,7 @@ def test_bags(
 def test_wrong_offsets_are_refused() -> None:
     traced = torch.jit.trace(td.freeze(trained_bag()), narrow_begins(3))
     for offsets in ([1, 2], [0, 5, 3], [0, 99]):
-        with pytest.raises(RuntimeError, match=r"frozen_bag: (the last offset|offsets\[)"):
+        with pytest.raises(RuntimeError, match=r"serve_lookup: (the last offset|offsets\[)"):
             traced(random_ids(6).int(), torch.tensor(offsets).int())
 
 
@@ -137,7 +137,7 @@ def test_features_of_different_batches_are_refused() -> None:
                 traced(given)
     ids, offsets = ragged(4, 0)
     for wrong in (offsets + 1, offsets - (offsets == offsets[-1]).long()):
-        with pytest.raises(RuntimeError, match="frozen_bag: "):
+        with pytest.raises(RuntimeError, match="serve_lookup: "):
             traced(ragged_features(4)[0] | {"a": (ids, wrong)})
 
 

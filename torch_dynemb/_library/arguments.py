@@ -76,7 +76,7 @@ _OTHERWISE = {
     ("set_scores_", "values"): _WORDS,
     ("serve_apply_", "values"): _FLOAT_ROWS,
     ("serve_apply_", "ids"): _WORDS,
-    **{(op, "rows"): _WORD_ROWS for op in ("serve_bag", "serve_rows", "serve_apply_")},
+    ("serve_apply_", "weights"): _WORD_ROWS,
     ("mod", "values"): Expected(_INT64, None),
     ("multi_hash", "values"): Expected(_INT64, None),
     ("bucketize", "values"): _ANY,
@@ -133,8 +133,7 @@ _NEVER_EMPTY = (
     *("ragged_cutoff_2d", "ragged_cutoff_3d", "ragged_topk_index_cutoff", "ragged_to_dense"),
     *("ragged_indices", "feature_cross_ragged", "farmhash", "murmurhash"),
     "murmurhash64a",
-    *("embedding_bag", "embedding_bag_inference", "bag_weight_grad", "serve_bag"),
-    *("quantized_embedding_bag", "frozen_bag"),
+    *("embedding_bag", "bag_weight_grad"),
 )
 
 # lists of features, and a list with an entry for each feature
@@ -157,10 +156,11 @@ _CACHE_OPS = (
     *("take_dirty_", "shrink_cache_", "forget_rows_"),
 )
 _RECORD_OPS = ("gather_records", "scatter_records_")
-_SERVES_HOST = "works on host memory: live tables are on the CPU; a GPU serves frozen ones"
-_LIVE_OPS = ("serve_bag", "serve_rows", "serve_apply_")
-_FROZEN_HOST = "works on host memory: on a GPU, ids are found by find, and rows read by a lookup"
-_FROZEN_OPS = ("frozen_bag", "frozen_rows")
+_SERVES_HOST = (
+    "works on host memory: live tables are on the CPU; a GPU serves frozen ones, by find and "
+    "embedding_inference"
+)
+_SERVING_OPS = ("serve_lookup", "serve_apply_")
 _PRESERVES = "preserves rows in host memory: saves of tables on other devices copy them"
 _PRESERVE_OPS = ("preserve_rows_", "take_preserved_rows_")
 _IN_HOST_MEMORY = {
@@ -173,9 +173,10 @@ _IN_HOST_MEMORY = {
         for op in _RECORD_OPS
         for name in ("weights", "generations", "state")
     },
-    **{(op, name): _SERVES_HOST for op in _LIVE_OPS for name in ("buckets", "tables", "rows")},
+    **{
+        (op, name): _SERVES_HOST for op in _SERVING_OPS for name in ("buckets", "tables", "weights")
+    },
     ("serve_apply_", "free"): _SERVES_HOST,
-    **{(op, name): _FROZEN_HOST for op in _FROZEN_OPS for name in ("buckets", "tables", "weights")},
     **{
         (op, name): _PRESERVES
         for op in _PRESERVE_OPS
@@ -192,7 +193,6 @@ _LAST_IO_PATH = 2
 _RAGGED = ("values", "offsets")
 _LOOKUP = ("feature_tables", "feature_dims")
 _SLABS = ("weights", "generations")
-_FORMATTED_SLABS = ("weights", "generations", "formats")
 # lists of an op that have one length
 _SAME_LENGTH: dict[str, tuple[tuple[str, ...], ...]] = {
     "mod": (("values", "divisors"),),
@@ -222,22 +222,16 @@ _SAME_LENGTH: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "embedding_bag": (_SLABS, _LOOKUP),
     "embedding": (_SLABS,),
-    "embedding_bag_inference": (_SLABS, _LOOKUP),
+    "embedding_inference": (_SLABS, _LOOKUP),
     "embedding_forward": (_SLABS, _LOOKUP),
     "find_and_read": (_SLABS, _LOOKUP),
-    "embedding_inference": (_SLABS,),
-    "quantized_embedding_bag": (_FORMATTED_SLABS, _LOOKUP),
-    "quantized_embedding": (_FORMATTED_SLABS,),
     "reduce_grad": (_SLABS, _LOOKUP),
     "bag_weight_grad": (_SLABS, _LOOKUP),
     "accumulate_grad_": (_SLABS, _LOOKUP),
     **dict.fromkeys(_CACHE_OPS, (("places", "slots"),)),
     **dict.fromkeys(_RECORD_OPS, (_SLABS,)),
-    "frozen_bag": (("weights", "formats"), _LOOKUP),
-    "frozen_rows": (("weights", "formats"),),
-    "serve_bag": (("rows", "formats"), _LOOKUP),
-    "serve_rows": (("rows", "formats"),),
-    "serve_apply_": (("rows", "formats"),),
+    "serve_lookup": (("weights", "formats"), _LOOKUP),
+    "serve_apply_": (("weights", "formats"),),
 }
 # ops whose only feature need not be described, where there is one table
 _ONE_FEATURE = ("find_and_read",)
@@ -405,8 +399,8 @@ def _check_sums(op: str, given: dict[str, Any]) -> None:
         _refuse(op, f"ahead is {given['ahead']}, expected 1 at least: the steps until the lookup")
     if "format" in given:
         _check_format(op, given)
-    if op.startswith("quantized_embedding") or op in _FROZEN_OPS:
-        _check_formats(op, given["formats"], given["weights"])
+    if op in ("embedding_inference", "serve_lookup"):
+        _check_formats(op, given)
     if "parts" in given and "slots" in given and given["parts"] > given["slots"]:
         _refuse(
             op, f"parts is {given['parts']}, expected at most the number of slots, {given['slots']}"
@@ -438,9 +432,20 @@ def _check_format(op: str, given: dict[str, Any]) -> None:
         )
 
 
-def _check_formats(op: str, formats: Sequence[int], weights: Sequence[Tensor]) -> None:
-    """Of slabs, which may be rows of floats."""
-    for form, slab in zip(formats, weights, strict=True):
+def _check_formats(op: str, given: dict[str, Any]) -> None:
+    """Of slabs, which may be rows of floats, or of live tables."""
+    formats, weights = given["formats"], given["weights"]
+    if given.get("live", False):
+        for slab in weights:
+            if slab.dtype != torch.int64:
+                _refuse(op, f"weights has dtype {_dtype_name(slab.dtype)}, expected int64")
+        return
+    if formats and len(formats) != len(weights):
+        _refuse(
+            op,
+            f"formats has {len(formats)} entries, expected as many as weights, {len(weights)}",
+        )
+    for form, slab in zip(formats, weights, strict=False):
         if form != 0 and form not in _ROW_FORMATS:
             _refuse(
                 op,

@@ -12,7 +12,6 @@ from torch_dynemb.ops.build import CompiledWith, compiled_with  # noqa: E402
 from torch_dynemb.ops.changes import FoundChanges, changed_ids_  # noqa: E402
 from torch_dynemb.ops.checksum import crc32c  # noqa: E402
 from torch_dynemb.ops.feature_values import bucketize, mod, multi_hash  # noqa: E402
-from torch_dynemb.ops.frozen import FrozenTensors, frozen_lookup  # noqa: E402
 from torch_dynemb.ops.gradient import bag_weight_grad, reduce_grad  # noqa: E402
 from torch_dynemb.ops.index import (  # noqa: E402
     ExportedBatch,
@@ -56,11 +55,7 @@ from torch_dynemb.ops.pending import (  # noqa: E402
 )
 from torch_dynemb.ops.pooling import pool_rows, ragged_tile  # noqa: E402
 from torch_dynemb.ops.preserved import preserve_rows_, take_preserved_rows_  # noqa: E402
-from torch_dynemb.ops.quantized import (  # noqa: E402
-    dequantize_rows,
-    quantize_rows,
-    quantized_embedding,
-)
+from torch_dynemb.ops.quantized import dequantize_rows, quantize_rows  # noqa: E402
 from torch_dynemb.ops.ragged_cross import CrossedRagged, feature_cross_ragged  # noqa: E402
 from torch_dynemb.ops.ragged_cutoff import (  # noqa: E402
     CutRagged,
@@ -91,10 +86,10 @@ from torch_dynemb.ops.routing import (  # noqa: E402
 from torch_dynemb.ops.serving import (  # noqa: E402
     LIVE_FORMATS,
     Applied,
-    LiveTensors,
     Served,
-    live_lookup,
+    ServedTensors,
     serve_apply_,
+    serve_lookup,
 )
 from torch_dynemb.ops.simd import set_simd_level, simd_level  # noqa: E402
 from torch_dynemb.ops.store import (  # noqa: E402
@@ -152,10 +147,8 @@ __all__ = [
     "ExportedBatch",
     "FoundChanges",
     "FoundIds",
-    "FrozenTensors",
     "IndexTensors",
     "IoPath",
-    "LiveTensors",
     "LookupBatch",
     "PartitionedIds",
     "PendingGradients",
@@ -164,6 +157,7 @@ __all__ = [
     "RowTensors",
     "ScoredIds",
     "Served",
+    "ServedTensors",
     "StagedIds",
     "StoreSnapshot",
     "StoredRecords",
@@ -194,7 +188,6 @@ __all__ = [
     "find_and_read_rows",
     "find_or_insert_",
     "forget_rows_",
-    "frozen_lookup",
     "gather_records",
     "get_scores",
     "grow_",
@@ -203,7 +196,6 @@ __all__ = [
     "ids_concat",
     "ids_encode",
     "ids_partition",
-    "live_lookup",
     "materialize_",
     "merge_grad_",
     "mix_ids",
@@ -217,7 +209,6 @@ __all__ = [
     "preserve_rows_",
     "promise_room_",
     "quantize_rows",
-    "quantized_embedding",
     "ragged_cutoff_2d",
     "ragged_cutoff_3d",
     "ragged_tile",
@@ -235,6 +226,7 @@ __all__ = [
     "reserve_cuda",
     "scatter_records_",
     "serve_apply_",
+    "serve_lookup",
     "set_handles_",
     "set_scores_",
     "set_simd_level",

@@ -101,16 +101,20 @@ def embedding(
 
 
 @raises_typed_errors
-def embedding_inference(rows: RowTensors, batch: LookupBatch, handles: Tensor) -> Tensor:
+def embedding_inference(
+    rows: RowTensors, batch: LookupBatch, handles: Tensor, *, formats: Sequence[int] = ()
+) -> Tensor:
     """:func:`embedding` without autograd: several times cheaper per call.
 
-    Calls ``torch.ops.dynemb.embedding_bag_inference``, or ``embedding_inference`` if ``batch`` asks
-    for rows.
+    Lookups of quantized rows give the bits of those of the rows that :func:`dequantize_rows` gives.
+    Ids that have no row read their initial values in float32, as where rows are float32.
 
     Args:
-        rows: of the tables; nothing changes.
+        rows: of the tables; nothing changes. ``weights`` of quantized slabs are uint8
+            [rows, bytes].
         batch: what is asked for.
         handles: int64 [N], of the ids.
+        formats: a ``columns.RowFormat`` for each slab; empty: all rows are floats.
 
     Returns:
         float32 [B, sum of feature_dims], 0 for an empty bag; or without pooling [N, dim], 0 for
@@ -120,17 +124,9 @@ def embedding_inference(rows: RowTensors, batch: LookupBatch, handles: Tensor) -
         TypeError, ValueError: dtype, shape or device of per_sample_weights.
         RuntimeError: another argument does not fit the rows.
     """
-    ids, offsets, weights, tables, dims, pooling = batch
-    output: Tensor
-    if pooling == Pooling.NONE:
-        output = torch.ops.dynemb.embedding_inference(
-            *rows.read, ids, handles, offsets, tables, dims[0]
-        )
-    else:
-        check_weights("embedding_bag_inference", batch)
-        output = torch.ops.dynemb.embedding_bag_inference(
-            *rows.read, ids, handles, offsets, weights, tables, dims, pooling
-        )
+    check_weights("embedding_inference", batch)
+    ids, *asked = batch
+    output: Tensor = torch.ops.dynemb.embedding_inference(*rows.read, ids, handles, *asked, formats)
     return output
 
 
@@ -193,22 +189,38 @@ def find_and_read_rows(
     return output
 
 
-def lookup_output(ids: Tensor, rows: int, columns: int) -> Tensor:
+def lookup_output(
+    op: str,
+    ids: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+    feature_dims: Sequence[int],
+    pooling: int,
+) -> Tensor:
     """What a lookup returns, without values: for fake implementations."""
+    rows, columns = ids.shape[0], feature_dims[0]
+    if pooling != Pooling.NONE:
+        if isinstance(offsets.shape[0], int) and offsets.shape[0] == 0:
+            raise RuntimeError(
+                f"dynemb::{op}: offsets is empty, expected where each bag begins, and the last one "
+                "ends"
+            )
+        rows, columns = (offsets.shape[0] - 1) // len(feature_tables), sum(feature_dims)
     return ids.new_empty((rows, columns), dtype=torch.float32)
 
 
 @register_fake("embedding_bag")
 def _embedding_bag_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
-    *rows, ids, _, offsets, _, _, tables, dims, _, _ = arguments
-    batch = (offsets.shape[0] - 1) // len(tables)
-    return lookup_output(ids, batch, sum(dims)), RowTensors(*rows).row_clock.new_empty((1,))
+    *rows, ids, _, offsets, _, _, tables, dims, pooling, _ = arguments
+    output = lookup_output("embedding_bag", ids, offsets, tables, dims, pooling)
+    return output, RowTensors(*rows).row_clock.new_empty((1,))
 
 
 @register_fake("embedding")
 def _embedding_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
     *rows, ids, _, _, _, _, dim, _ = arguments
-    return lookup_output(ids, ids.shape[0], dim), RowTensors(*rows).row_clock.new_empty((1,))
+    output = ids.new_empty((ids.shape[0], dim), dtype=torch.float32)
+    return output, RowTensors(*rows).row_clock.new_empty((1,))
 
 
 @register_fake("embedding_forward")
@@ -226,7 +238,7 @@ def _embedding_forward_fake(
     feature_dims: Sequence[int],
     pooling: int,
 ) -> tuple[Tensor, Tensor]:
-    output = _read_output("embedding_forward", ids, offsets, feature_tables, feature_dims, pooling)
+    output = lookup_output("embedding_forward", ids, offsets, feature_tables, feature_dims, pooling)
     return output, row_clock.new_empty((1,))
 
 
@@ -252,43 +264,7 @@ def _find_and_read_fake(
                 "feature: it may be left out where there is one table"
             )
         feature_tables, feature_dims = [0], [weights[0].shape[1]]
-    return _read_output("find_and_read", ids, offsets, feature_tables, feature_dims, pooling)
-
-
-def _read_output(
-    op: str,
-    ids: Tensor,
-    offsets: Tensor,
-    feature_tables: Sequence[int],
-    feature_dims: Sequence[int],
-    pooling: int,
-) -> Tensor:
-    if pooling == Pooling.NONE:
-        return lookup_output(ids, ids.shape[0], feature_dims[0])
-    if isinstance(offsets.shape[0], int) and offsets.shape[0] == 0:
-        raise RuntimeError(
-            f"dynemb::{op}: offsets is empty, expected where each bag begins, and the last one ends"
-        )
-    batch = (offsets.shape[0] - 1) // len(feature_tables)
-    return lookup_output(ids, batch, sum(feature_dims))
-
-
-@register_fake("embedding_bag_inference")
-def _embedding_bag_inference_fake(
-    weights: Sequence[Tensor],
-    generations: Sequence[Tensor],
-    meta: Tensor,
-    init_data: Tensor,
-    ids: Tensor,
-    handles: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor | None,
-    feature_tables: Sequence[int],
-    feature_dims: Sequence[int],
-    pooling: int,
-) -> Tensor:
-    batch = (offsets.shape[0] - 1) // len(feature_tables)
-    return lookup_output(ids, batch, sum(feature_dims))
+    return lookup_output("find_and_read", ids, offsets, feature_tables, feature_dims, pooling)
 
 
 @register_fake("embedding_inference")
@@ -300,10 +276,13 @@ def _embedding_inference_fake(
     ids: Tensor,
     handles: Tensor,
     offsets: Tensor,
+    per_sample_weights: Tensor | None,
     feature_tables: Sequence[int],
-    dim: int,
+    feature_dims: Sequence[int],
+    pooling: int,
+    formats: Sequence[int] = (),
 ) -> Tensor:
-    return lookup_output(ids, ids.shape[0], dim)
+    return lookup_output("embedding_inference", ids, offsets, feature_tables, feature_dims, pooling)
 
 
 # Rows are not saved for backward: that would compare their version with the forward's, and they are

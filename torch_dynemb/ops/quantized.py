@@ -1,4 +1,4 @@
-"""Rows of 8 or 4 bits a value, and lookups that read them.
+"""Rows of 8 or 4 bits a value, which lookups read that train nothing.
 
 A quantized row is uint8: the codes of its columns, then its scale. Rows of int8 and int4 have the
 bytes that FBGEMM's FloatToFused8BitRowwiseQuantized and FloatToFusedNBitRowwiseQuantizedSBHalf
@@ -7,15 +7,11 @@ make.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from torch_dynemb._library.library import raises_typed_errors, register_fake
-from torch_dynemb.ops.columns import Pooling, RowFormat
-from torch_dynemb.ops.lookup import check_weights, lookup_output
-from torch_dynemb.ops.tensors import LookupBatch, RowTensors
+from torch_dynemb.ops.columns import RowFormat
 
 
 def row_bytes(row_format: int, dim: int) -> int:
@@ -102,45 +98,6 @@ def dequantize_rows(packed: Tensor, row_format: int, dim: int) -> Tensor:
     return rows
 
 
-@raises_typed_errors
-def quantized_embedding(
-    rows: RowTensors, batch: LookupBatch, handles: Tensor, *, formats: Sequence[int]
-) -> Tensor:
-    """:func:`torch_dynemb.ops.embedding_inference` of slabs that may be quantized.
-
-    The bits are those of the rows that :func:`dequantize_rows` gives, and of their sums. Ids that
-    have no row read their initial values in float32, as they do where rows are float32. Calls
-    ``torch.ops.dynemb.quantized_embedding_bag``, or ``quantized_embedding`` if ``batch`` asks for
-    rows.
-
-    Args:
-        rows: of the tables; ``weights`` of quantized slabs are uint8 [rows, bytes].
-        batch: what is asked for.
-        handles: int64 [N], of the ids.
-        formats: a ``columns.RowFormat`` for each slab.
-
-    Returns:
-        float32 [B, sum of feature_dims], 0 for an empty bag; or without pooling [N, dim], 0 for
-        padding ids.
-
-    Raises:
-        TypeError, ValueError: dtype, shape or device of per_sample_weights.
-        RuntimeError: another argument does not fit the rows.
-    """
-    ids, offsets, weights, tables, dims, pooling = batch
-    output: Tensor
-    if pooling == Pooling.NONE:
-        output = torch.ops.dynemb.quantized_embedding(
-            *rows.read, ids, handles, offsets, tables, dims[0], list(formats)
-        )
-    else:
-        check_weights("quantized_embedding_bag", batch)
-        output = torch.ops.dynemb.quantized_embedding_bag(
-            *rows.read, ids, handles, offsets, weights, tables, dims, list(formats), pooling
-        )
-    return output
-
-
 @register_fake("quantize_rows")
 def _quantize_rows_fake(rows: Tensor, row_format: int) -> Tensor:
     bytes_of_row = row_bytes(row_format, int(rows.shape[1]))
@@ -150,38 +107,3 @@ def _quantize_rows_fake(rows: Tensor, row_format: int) -> Tensor:
 @register_fake("dequantize_rows")
 def _dequantize_rows_fake(packed: Tensor, row_format: int, dim: int) -> Tensor:
     return packed.new_empty((packed.shape[0], dim), dtype=torch.float32)
-
-
-@register_fake("quantized_embedding_bag")
-def _quantized_embedding_bag_fake(
-    weights: Sequence[Tensor],
-    generations: Sequence[Tensor],
-    meta: Tensor,
-    init_data: Tensor,
-    ids: Tensor,
-    handles: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor | None,
-    feature_tables: Sequence[int],
-    feature_dims: Sequence[int],
-    formats: Sequence[int],
-    pooling: int,
-) -> Tensor:
-    batch = (offsets.shape[0] - 1) // len(feature_tables)
-    return lookup_output(ids, batch, sum(feature_dims))
-
-
-@register_fake("quantized_embedding")
-def _quantized_embedding_fake(
-    weights: Sequence[Tensor],
-    generations: Sequence[Tensor],
-    meta: Tensor,
-    init_data: Tensor,
-    ids: Tensor,
-    handles: Tensor,
-    offsets: Tensor,
-    feature_tables: Sequence[int],
-    dim: int,
-    formats: Sequence[int],
-) -> Tensor:
-    return lookup_output(ids, ids.shape[0], dim)

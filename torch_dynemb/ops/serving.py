@@ -1,12 +1,13 @@
-"""Ops on live tables: lookups that go on while another thread updates the tables, without locks.
+"""Ops on tables that are served: frozen ones, which do not change, and live ones.
 
-A lookup finds its ids and reads their rows in one op, because a handle is good only until the next
-update. Of every id it gives the row of one version: that from before or from after an update which
-runs meanwhile, and none from before an update that had ended when the lookup began. Rows of one
-call may be of several versions.
+On the CPU one op finds ids and reads their rows. On a GPU, which serves frozen tables only,
+``find`` and ``embedding_inference`` do, and give the same bits.
 
-Any number of threads may look up, one at a time may update; a second one is refused before it has
-changed anything. Live tables are on the CPU.
+Another thread may update live tables meanwhile, without locks. Of every id a lookup gives the row
+of one version: that from before or from after an update which runs meanwhile, and none from before
+an update that had ended when the lookup began. Rows of one call may be of several versions. Any
+number of threads may look up, one at a time may update; a second one is refused before it has
+changed anything.
 """
 
 from __future__ import annotations
@@ -18,39 +19,44 @@ import torch
 from torch import Tensor
 
 from torch_dynemb._library.library import raises_typed_errors, register_fake
-from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.functional_copies import refuse_copies
-from torch_dynemb.ops.tensors import LookupBatch
+from torch_dynemb.ops.index import find
+from torch_dynemb.ops.lookup import check_weights, lookup_output
+from torch_dynemb.ops.tensors import IndexTensors, LookupBatch
 
 # How rows of live tables are stored, and the numbers of Storage in csrc/core/rows/storage.h.
 LIVE_FORMATS = {"fp32": 0, "bf16": 1, "fp16": 2, "int8": 4, "int4": 5, "fp8": 6}
 
 
-class LiveTensors(NamedTuple):
-    """The tensors of live tables, as ops take them.
+class ServedTensors(NamedTuple):
+    """The tensors of tables that are served, as ops take them.
 
     Attributes:
-        buckets: int64 [buckets, 8], four keys and four handles each. A table has two ranges of
+        buckets: int64 [buckets, 8], four keys and four handles each. A live table has two ranges of
             buckets, which follow each other: the one in use, and the one for the next rehash.
-        tables: int64 [T, 16], the state of each (``columns.LiveTable``).
+        tables: int64 [T, 16], the state of each (``columns.Table``; live: ``columns.LiveTable``).
         meta: int64 [T, 16], constants (``columns.Meta``); REGION_BUCKETS is that of one range.
-        rows: int64 [rows, words], one for each slab: id, generation, then values.
-        free: int64 [slabs, 4], which rows have no owner (``columns.LiveSlab``).
+        weights: float32, float16 or bfloat16 [rows, dim] for each slab; of quantized ones uint8
+            [rows, bytes]; live: int64 [rows, words], id, generation, then values.
+        generations: int32 [rows] for each slab, which a GPU looks at; live: none.
         init_data: float64 [numbers], what ids read that are not there.
-        formats: of the rows of each slab (``LIVE_FORMATS``).
+        formats: a ``columns.RowFormat`` for each slab; live: of ``LIVE_FORMATS``.
+        free: int64 [slabs, 4], which rows of live tables have no owner (``columns.LiveSlab``);
+            None: the tables are frozen.
     """
 
     buckets: Tensor
     tables: Tensor
     meta: Tensor
-    rows: list[Tensor]
-    free: Tensor
+    weights: list[Tensor]
+    generations: list[Tensor]
     init_data: Tensor
-    formats: list[int]
+    formats: Sequence[int]
+    free: Tensor | None = None
 
 
 class Served(NamedTuple):
-    """Result of :func:`live_lookup` and :func:`torch_dynemb.ops.frozen_lookup`.
+    """Result of :func:`serve_lookup`.
 
     Attributes:
         output: float32 [B, sum of feature_dims] or [N, dim], sums of rows or the rows.
@@ -77,14 +83,17 @@ class Applied(NamedTuple):
     free: int
 
 
-@raises_typed_errors
-def live_lookup(live: LiveTensors, batch: LookupBatch) -> Served:
-    """Look rows or bags up in live tables; ids and rows are read in one pass.
+def in_host_memory(tensor: Tensor) -> bool:
+    """Whether one op looks ids up; a GPU has one that finds them and one that reads rows."""
+    return tensor.device.type == "cpu"
 
-    Calls ``torch.ops.dynemb.serve_bag``, or ``serve_rows`` if ``batch`` asks for rows.
+
+@raises_typed_errors
+def serve_lookup(served: ServedTensors, batch: LookupBatch) -> Served:
+    """Look rows or bags up in tables that are served; nothing changes.
 
     Args:
-        live: the tables; nothing changes.
+        served: the tables. Rows that handles of a frozen index name are their ids'.
         batch: what is asked for.
 
     Returns:
@@ -92,30 +101,38 @@ def live_lookup(live: LiveTensors, batch: LookupBatch) -> Served:
         padding ids; and what was missing.
 
     Raises:
-        RuntimeError: an argument does not fit the tables, is not on the CPU, or the tables are
-            damaged.
+        TypeError, ValueError: dtype, shape or device of per_sample_weights; on a GPU also of ids or
+            offsets.
+        RuntimeError: another argument does not fit the tables, live tables are not on the CPU, or
+            the tables are damaged.
     """
-    ids, offsets, weights, tables, dims, pooling = batch
-    tensors = (live.buckets, live.tables, live.meta, live.rows, live.init_data)
-    if pooling == Pooling.NONE:
-        output, missing = torch.ops.dynemb.serve_rows(
-            *tensors, ids, offsets, tables, dims[0], live.formats
+    if batch.per_sample_weights is not None:
+        check_weights("serve_lookup", batch)
+    buckets, tables, meta, weights, generations, init_data, formats, free = served
+    ids, offsets, per_sample_weights, feature_tables, feature_dims, pooling = batch
+    # an op takes longer to read a member of an enum
+    asked = (offsets, per_sample_weights, feature_tables, feature_dims, int(pooling))
+    if free is not None or in_host_memory(buckets):
+        output, missing = torch.ops.dynemb.serve_lookup(
+            buckets, tables, meta, weights, init_data, ids, *asked, formats, free is not None
         )
     else:
-        output, missing = torch.ops.dynemb.serve_bag(
-            *tensors, ids, offsets, weights, tables, dims, live.formats, pooling
+        index = IndexTensors.read_only(buckets, tables, meta)
+        handles, missing = find(index, *batch.index_arguments)
+        output = torch.ops.dynemb.embedding_inference(
+            weights, generations, meta, init_data, ids, handles, *asked, formats
         )
     return Served(output, missing)
 
 
 @raises_typed_errors
 def serve_apply_(
-    live: LiveTensors, table: int, ids: Tensor, values: Tensor, erased: Tensor
+    live: ServedTensors, table: int, ids: Tensor, values: Tensor, erased: Tensor
 ) -> Applied:
     """Updates a table: takes ids out, then gives ids their rows. All of it, or nothing.
 
     Args:
-        live: the tables; buckets, tables, rows and free change.
+        live: the tables; buckets, tables, weights and free change.
         table: whose ids these are.
         ids: int64 [n]; of an id that is there several times, the last row stays.
         values: float32 [n, dim], their rows.
@@ -132,7 +149,7 @@ def serve_apply_(
     counts = torch.ops.dynemb.serve_apply_(
         live.buckets,
         live.tables,
-        live.rows,
+        live.weights,
         live.free,
         live.meta,
         table,
@@ -144,40 +161,23 @@ def serve_apply_(
     return Applied(*counts.tolist())
 
 
-@register_fake("serve_bag")
-def _serve_bag_fake(
+@register_fake("serve_lookup")
+def _serve_lookup_fake(
     buckets: Tensor,
     tables: Tensor,
     meta: Tensor,
-    rows: Sequence[Tensor],
+    weights: Sequence[Tensor],
     init_data: Tensor,
     ids: Tensor,
     offsets: Tensor,
     per_sample_weights: Tensor | None,
     feature_tables: Sequence[int],
     feature_dims: Sequence[int],
-    formats: Sequence[int],
     pooling: int,
-) -> tuple[Tensor, Tensor]:
-    batch = (offsets.shape[0] - 1) // len(feature_tables)
-    output = ids.new_empty((batch, sum(feature_dims)), dtype=torch.float32)
-    return output, ids.new_empty((tables.shape[0],))
-
-
-@register_fake("serve_rows")
-def _serve_rows_fake(
-    buckets: Tensor,
-    tables: Tensor,
-    meta: Tensor,
-    rows: Sequence[Tensor],
-    init_data: Tensor,
-    ids: Tensor,
-    offsets: Tensor,
-    feature_tables: Sequence[int],
-    dim: int,
     formats: Sequence[int],
+    live: bool,
 ) -> tuple[Tensor, Tensor]:
-    output = ids.new_empty((ids.shape[0], dim), dtype=torch.float32)
+    output = lookup_output("serve_lookup", ids, offsets, feature_tables, feature_dims, pooling)
     return output, ids.new_empty((tables.shape[0],))
 
 
@@ -185,7 +185,7 @@ def _serve_rows_fake(
 def _serve_apply_fake(
     buckets: Tensor,
     tables: Tensor,
-    rows: Sequence[Tensor],
+    weights: Sequence[Tensor],
     free: Tensor,
     meta: Tensor,
     table: int,
@@ -194,15 +194,8 @@ def _serve_apply_fake(
     erased: Tensor,
     formats: Sequence[int],
 ) -> Tensor:
-    refuse_copies("serve_apply_", buckets, tables, rows, free)
+    refuse_copies("serve_apply_", buckets, tables, weights, free)
     return ids.new_empty((5,))
 
 
-__all__ = [
-    "LIVE_FORMATS",
-    "Applied",
-    "LiveTensors",
-    "Served",
-    "live_lookup",
-    "serve_apply_",
-]
+__all__ = ["LIVE_FORMATS", "Applied", "Served", "ServedTensors", "serve_apply_", "serve_lookup"]

@@ -17,7 +17,6 @@ from torch_dynemb.nn.embedding import DynamicEmbedding
 from torch_dynemb.nn.features import Features
 from torch_dynemb.nn.forwards import BagsOfFeatures, RowsOfFeatures, rows_in_shape
 from torch_dynemb.nn.inputs import flat_ids, pooling_of
-from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.serving.choices import Choices
 from torch_dynemb.serving.freeze import freezes
@@ -127,10 +126,6 @@ class FrozenModule(ReadOnly):
         self.output_dtype = converted_dtype(fn, self.output_dtype)
         return self
 
-    def _lookup(self, batch: LookupBatch) -> Tensor:
-        """Rows, or bags of them, as the module returns them."""
-        return self.frozen_tables.lookup(batch).to(self.output_dtype)
-
 
 @freezes(DynamicEmbedding)
 class FrozenEmbedding(FrozenModule):
@@ -147,9 +142,9 @@ class FrozenEmbedding(FrozenModule):
 
     def forward(self, input: Tensor) -> Tensor:
         """As :meth:`DynamicEmbedding.forward` in eval mode."""
-        ids, one_bag = flat_ids("FrozenEmbedding", input), self.frozen_tables.one_bag
-        batch = LookupBatch(ids, one_bag, None, [0], [self.embedding_dim], Pooling.NONE)
-        rows = self._lookup(batch)
+        ids, tables = flat_ids("FrozenEmbedding", input), self.frozen_tables
+        batch = LookupBatch.of_rows(ids, tables.one_bag, [0], self.embedding_dim)
+        rows = tables.lookup(batch).to(self.output_dtype)
         return rows_in_shape(rows, input, self.embedding_dim)
 
 
@@ -183,7 +178,7 @@ class FrozenEmbeddingBag(FrozenModule):
             dim=self.embedding_dim,
             pooling=pooling_of(self.mode),
         )
-        return self._lookup(batch)
+        return self.frozen_tables.lookup(batch).to(self.output_dtype)
 
 
 @freezes(DynamicEmbeddingBagCollection)
@@ -206,7 +201,7 @@ class FrozenBagCollection(BagsOfFeatures, FrozenModule):
         """As :meth:`DynamicEmbeddingBagCollection.forward` in eval mode."""
         batch = self._batch(features, pooling_of(self.mode))
         try:
-            return self._lookup(batch)
+            return self.frozen_tables.lookup(batch).to(self.output_dtype)
         except RuntimeError as error:
             name_feature(error, self.feature_names, batch.offsets.shape[0] - 1)
             raise
@@ -229,7 +224,8 @@ class FrozenCollection(RowsOfFeatures, FrozenModule):
 
     def forward(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """As :meth:`DynamicEmbeddingCollection.forward` in eval mode."""
-        return self._split(self._lookup(self._batch(features)), features)
+        rows = self.frozen_tables.lookup(self._batch(features)).to(self.output_dtype)
+        return self._split(rows, features)
 
 
 __all__ = [

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb._library.error_names import name_tables
 from torch_dynemb.errors import HostMemoryError
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
@@ -19,9 +18,8 @@ from torch_dynemb.ops.columns import (
     RowFormat,
     Table,
 )
-from torch_dynemb.ops.tensors import IndexTensors, LookupBatch, RowTensors
 from torch_dynemb.serving.frozen_state import check_frozen
-from torch_dynemb.serving.missing import CountedTables, note_missing
+from torch_dynemb.serving.missing import CountedTables
 from torch_dynemb.serving.row_formats import RowKind, StoredRows, is_stored_so, stored_rows
 from torch_dynemb.serving.row_split import split_by_kind
 from torch_dynemb.table.group import TableGroup
@@ -43,8 +41,7 @@ class FrozenTables(CountedTables):
     """
 
     kept_because: str | None = None  # why rows cannot be stored in another form
-    _formats: tuple[int, ...] = ()  # of quantized slabs; none: all rows are floats
-    _no_offsets: Tensor | None = None  # made once: it takes as long as a small lookup
+    _formats: tuple[int, ...]  # of slabs
 
     def __init__(self, group: TableGroup) -> None:
         super().__init__()
@@ -67,6 +64,7 @@ class FrozenTables(CountedTables):
         self.register_buffer("init_data", group.rows.init_data.clone())
         self._no_offsets = meta.new_empty(0)
         self.slabs = len(group.config.slabs)
+        self._formats = (int(RowFormat.FLOATS),) * self.slabs
         for s in range(self.slabs):
             weights, generations = _copied_rows(group, s)
             self.register_buffer(f"weights{s}", weights)
@@ -92,7 +90,7 @@ class FrozenTables(CountedTables):
         asked = rows if isinstance(rows, str) else dict(rows)
         if self.kept_because is not None:
             raise ValueError(f"freeze: rows is {asked!r}, but {self.kept_because}")
-        if self._formats:
+        if any(self._formats):
             if all(self._stored_so(table, kind) for table, kind in enumerate(kinds)):
                 return
             raise ValueError(f"freeze: rows is {asked!r}, but the rows are quantized already")
@@ -107,7 +105,7 @@ class FrozenTables(CountedTables):
         for name, buffer in buffers.items():
             self.register_buffer(name, buffer)
         self.slabs = len(of_slabs)
-        self._formats = tuple(formats) if any(formats) else ()
+        self._formats = tuple(formats)
 
     def _stored_so(self, table: int, rows: RowKind | None) -> bool:
         slab = int(self.get_buffer("meta")[table, Meta.SLAB])
@@ -173,7 +171,7 @@ class FrozenTables(CountedTables):
             return
         try:
             given = {name: state_dict[prefix + name] for name in own}
-            check_frozen(own, given, self._formats or (RowFormat.FLOATS,) * self.slabs)
+            check_frozen(own, given, self._formats)
         except ValueError as error:
             error_msgs.append(f"{prefix.rstrip('.')}: {error}")
             return
@@ -187,95 +185,19 @@ class FrozenTables(CountedTables):
             error_msgs,
         )
 
-    def rows(self) -> RowTensors:
-        """The row tensors in the order in which ops take them; no optimizer."""
+    def tensors(self) -> ops.ServedTensors:
+        """The tensors of the tables, as ops take them."""
         buffers: Any = self._buffers  # get_buffer() would take as long as a small lookup
-        none = self.one_bag
         slabs = range(self.slabs)
-        return RowTensors(
+        return ops.ServedTensors(
+            buffers["buckets"],
+            buffers["tables"],
+            buffers["meta"],
             [buffers[f"weights{s}"] for s in slabs],
             [buffers[f"generations{s}"] for s in slabs],
-            [],
-            [],
-            [],
-            none,
-            none,
-            buffers["meta"],
             buffers["init_data"],
-            [],
+            self._formats,
         )
-
-    @property
-    def one_bag(self) -> Tensor:
-        """int64 [0], the offsets of a call of one feature whose ids are not pooled."""
-        if torch.compiler.is_compiling() or self._no_offsets is None:
-            return self.get_buffer("meta").new_empty(0)  # no constant of programs
-        return self._no_offsets
-
-    def find(self, ids: Tensor, offsets: Tensor, feature_tables: list[int]) -> ops.FoundIds:
-        """Handles of ids; changes nothing.
-
-        Args:
-            ids: int64 [N], feature after feature.
-            offsets: int64 [F * B + 1], ascending from 0 to N: where the bags begin; may be empty
-                where there is one feature.
-            feature_tables: F numbers of tables, from 0.
-
-        Returns:
-            Handles of the ids and how many are missing, see :class:`torch_dynemb.ops.FoundIds`.
-
-        Raises:
-            TypeError, ValueError: dtype, shape or device of ids or offsets.
-            RuntimeError: offsets are not ascending from 0 to N (on a GPU, a later call raises it),
-                or a table number is out of range.
-        """
-        buffers: Any = self._buffers
-        tables, none = buffers["tables"], self.one_bag
-        index = IndexTensors(
-            buffers["buckets"], none, tables, none, none, none, none, buffers["meta"], none, none
-        )
-        try:
-            found = ops.find(index, ids, offsets, feature_tables)
-        except RuntimeError as error:
-            name_tables(error, self.names)
-            raise
-        note_missing(self.place, found.missing)
-        return found
-
-    def lookup(self, batch: LookupBatch) -> Tensor:
-        """Rows of ids, or bags of them; changes nothing.
-
-        Args:
-            batch: what is asked for; weights get no gradient.
-
-        Returns:
-            float32 [B, sum of feature_dims], or [N, dim] without pooling.
-
-        Raises:
-            TypeError, ValueError, RuntimeError: as :meth:`find`; or per_sample_weights.
-        """
-        batch = batch.detached()
-        buffers: Any = self._buffers  # get_buffer() would take as long as a small lookup
-        if in_host_memory(buffers["buckets"]):
-            frozen = ops.FrozenTensors(
-                buffers["buckets"],
-                buffers["tables"],
-                buffers["meta"],
-                [buffers[f"weights{s}"] for s in range(self.slabs)],
-                buffers["init_data"],
-                list(self._formats) or [int(RowFormat.FLOATS)] * self.slabs,
-            )
-            try:
-                read = ops.frozen_lookup(frozen, batch)
-            except RuntimeError as error:
-                name_tables(error, self.names)
-                raise
-            note_missing(self.place, read.missing)
-            return read.output
-        handles = self.find(*batch.index_arguments).handles
-        if self._formats:
-            return ops.quantized_embedding(self.rows(), batch, handles, formats=self._formats)
-        return ops.embedding_inference(self.rows(), batch, handles)
 
     def ids(self, table: int) -> Tensor:
         """The ids of a table, int64 [n], in the order of the index.
@@ -291,11 +213,6 @@ class FrozenTables(CountedTables):
     def sizes(self) -> dict[str, int]:
         """Number of ids by table name."""
         return dict(zip(self.names, self.get_buffer("tables")[:, Table.SIZE].tolist(), strict=True))
-
-
-def in_host_memory(tensor: Tensor) -> bool:
-    """Whether one op looks ids up; a GPU has one that finds them and one that reads rows."""
-    return tensor.device.type == "cpu"
 
 
 def _check_room(group: TableGroup) -> None:

@@ -81,7 +81,7 @@ def _missing(change: TableChange, ids: Tensor) -> int:
     """How many ids a live table has not got."""
     table = change.state.names.index(change.table)
     batch = ops.LookupBatch.of_rows(ids, ids[:0], [table], change.delta.embedding_dim)
-    return int(ops.live_lookup(change.state.tensors, batch).missing.sum())
+    return int(ops.serve_lookup(change.state.tensors, batch).missing.sum())
 
 
 __all__ = ["TableChange", "check_room", "check_values", "take"]

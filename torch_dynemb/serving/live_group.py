@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb._library.error_names import name_tables
 from torch_dynemb.argument_checks import described, integer, text
 from torch_dynemb.errors import HostMemoryError
 from torch_dynemb.ops.columns import (
@@ -27,7 +27,7 @@ from torch_dynemb.ops.serving import LIVE_FORMATS
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.serving.frozen_tables import FrozenTables
 from torch_dynemb.serving.live_state import ROW_DTYPES, LiveState, LiveUpdate, LiveVersion
-from torch_dynemb.serving.missing import CountedTables, note_missing
+from torch_dynemb.serving.missing import CountedTables
 
 _IDS_AT_ONCE = 1 << 16  # that are copied
 _ROW_ALIGNMENT = 16  # bytes
@@ -122,6 +122,7 @@ class LiveTables(CountedTables):
             buffers[f"rows{slab}"] = ops.reserve([count, width], torch.int64, huge_pages=True)
         for name, tensor in buffers.items():
             self.register_buffer(name, tensor, persistent=False)
+        self._no_offsets = meta.new_empty(0)
 
     def _copy(self, source: FrozenTables, table: int) -> None:
         dim = int(self.tensors().meta[table, Meta.DIM])
@@ -131,50 +132,19 @@ class LiveTables(CountedTables):
         # copying is no update
         self.tensors().tables[table, LiveTable.INSERTED :] = 0
 
-    def tensors(self) -> ops.LiveTensors:
+    def tensors(self) -> ops.ServedTensors:
         """The tensors of the tables, as ops take them."""
-        return ops.LiveTensors(
-            buckets=self._tensor("buckets"),
-            tables=self._tensor("tables"),
-            meta=self._tensor("meta"),
-            rows=[self._tensor(f"rows{slab}") for slab in range(len(self.formats))],
-            free=self._tensor("free"),
-            init_data=self._tensor("init_data"),
-            formats=self.formats,
+        buffers: Any = self._buffers  # get_buffer() would take as long as a small lookup
+        return ops.ServedTensors(
+            buffers["buckets"],
+            buffers["tables"],
+            buffers["meta"],
+            [buffers[f"rows{slab}"] for slab in range(len(self.formats))],
+            [],
+            buffers["init_data"],
+            self.formats,
+            buffers["free"],
         )
-
-    @property
-    def one_bag(self) -> Tensor:
-        """int64 [0], the offsets of a call of one feature whose ids are not pooled."""
-        return self._tensor("meta").new_empty(0)
-
-    def _tensor(self, name: str) -> Tensor:
-        """A buffer; ``get_buffer`` takes as long as a small lookup."""
-        tensor = self._buffers[name]
-        assert tensor is not None
-        return tensor
-
-    def lookup(self, batch: LookupBatch) -> Tensor:
-        """Rows of ids, or bags of them, while updates may run.
-
-        :class:`CountsMissing` gets how many ids were not in each table.
-
-        Args:
-            batch: what is asked for; weights get no gradient.
-
-        Returns:
-            float32 [B, sum of feature_dims], or [N, dim] without pooling.
-
-        Raises:
-            RuntimeError: an argument does not fit the tables, or is not on the CPU.
-        """
-        try:
-            served = ops.live_lookup(self.tensors(), batch.detached())
-        except RuntimeError as error:
-            name_tables(error, self.names)
-            raise
-        note_missing(self.place, served.missing)
-        return served.output
 
     def update(
         self, table: str, ids: Tensor, rows: Tensor, *, erased: Tensor | None = None

@@ -71,7 +71,7 @@ class LiveState(NamedTuple):
     """
 
     names: list[str]
-    tensors: ops.LiveTensors
+    tensors: ops.ServedTensors
 
     def update(
         self, owner: str, table: str, ids: object, rows: object, erased: object

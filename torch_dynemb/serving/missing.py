@@ -8,8 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torch_dynemb import ops
+from torch_dynemb._library.error_names import name_tables
 from torch_dynemb.checkpoint.parts import table_name
 from torch_dynemb.ops.columns import Meta
+from torch_dynemb.ops.tensors import LookupBatch
 
 
 class _Note(NamedTuple):
@@ -115,7 +118,7 @@ class CountsMissing(nn.Module):
 
 
 class CountedTables(nn.Module):
-    """Base of frozen tables, which tell what they have not found.
+    """Base of tables that are served, frozen and live, which count the ids that they lack.
 
     Attributes:
         names: of the tables.
@@ -124,6 +127,42 @@ class CountedTables(nn.Module):
 
     names: list[str]
     place = 0
+    _no_offsets: Tensor | None = None  # made once: it takes as long as a small lookup
+
+    @property
+    def one_bag(self) -> Tensor:
+        """int64 [0], the offsets of a call of one feature whose ids are not pooled."""
+        if torch.compiler.is_compiling() or self._no_offsets is None:
+            return self.get_buffer("meta").new_empty(0)  # no constant of programs
+        return self._no_offsets
+
+    def tensors(self) -> ops.ServedTensors:
+        """The tensors of the tables, as ops take them."""
+        raise NotImplementedError
+
+    def lookup(self, batch: LookupBatch) -> Tensor:
+        """Rows of ids, or bags of them; changes nothing.
+
+        :class:`CountsMissing` gets how many ids were not in each table.
+
+        Args:
+            batch: what is asked for; weights get no gradient.
+
+        Returns:
+            float32 [B, sum of feature_dims], or [N, dim] without pooling.
+
+        Raises:
+            TypeError, ValueError: see :func:`torch_dynemb.ops.serve_lookup`.
+            RuntimeError: an argument does not fit the tables, or is not where they are. On a GPU, a
+                later call raises what is wrong with offsets.
+        """
+        try:
+            served = ops.serve_lookup(self.tensors(), batch.detached())
+        except RuntimeError as error:
+            name_tables(error, self.names)
+            raise
+        note_missing(self.place, served.missing)
+        return served.output
 
     def sizes(self) -> dict[str, int]:
         """Number of ids by table name."""

@@ -160,7 +160,7 @@ def _rows_or(default: float, change: TableChange, ids: Tensor) -> Tensor:
     meta[number, Meta.DEFAULT_BEGIN] = live.init_data.numel()
     meta[number, Meta.DEFAULT_COUNT] = 1
     live = live._replace(meta=meta, init_data=torch.cat([live.init_data, record]))
-    return ops.live_lookup(live, ops.LookupBatch.of_rows(ids, ids[:0], [number], dim)).output
+    return ops.serve_lookup(live, ops.LookupBatch.of_rows(ids, ids[:0], [number], dim)).output
 
 
 def _copy(dense: Sequence[DenseChange]) -> None:

@@ -82,7 +82,7 @@ def measure_share(
     candidates.replayed("find", lambda _, batch: reader.find(batch))
     candidates.replayed("find_or_insert_", lambda _, batch: reader.find_or_insert(batch))
     candidates.replayed(
-        "embedding_bag_inference", lambda n, batch: reader.read(batch, handles["SGD"][n])
+        "embedding_inference", lambda n, batch: reader.read(batch, handles["SGD"][n])
     )
     candidates.replayed("lookup", lambda _, batch: reader.lookup(batch))
     candidates.eager("lookup, eager", lambda _, batch: reader.lookup(batch))
@@ -109,7 +109,7 @@ def measure_share(
     parts = {
         "find": [limits.find(shape)],
         "find_or_insert_": [limits.find_or_insert(shape)],
-        "embedding_bag_inference": [limits.lookup_rows(shape)],
+        "embedding_inference": [limits.lookup_rows(shape)],
         "lookup": limits.lookup_parts(shape),
     }
     for name in tables:
@@ -134,7 +134,7 @@ def measure_share(
             **against_limit(settings, parts[op], timing, shape),
         )
 
-    for op in ("find", "find_or_insert_", "embedding_bag_inference"):
+    for op in ("find", "find_or_insert_", "embedding_inference"):
         yield row("gpu_ops", op, None)
     yield row("gpu_lookup", "lookup", STATIC_BAG)
     yield row("gpu_lookup", "lookup", STATIC_BAG, timed="lookup, eager")

@@ -1,6 +1,6 @@
 // Errors that callers see: the message, then where in the source it was raised.
 //
-//   dynemb::frozen_bag: the last offset is 18, expected the number of ids, 16
+//   dynemb::serve_lookup: the last offset is 18, expected the number of ids, 16
 //   (csrc/cpu/index/args.cpp:44)
 //
 // An op that throws is a RuntimeError in Python: torch passes on what any std::exception says.

@@ -1,5 +1,5 @@
-// Forward of the lookups: embedding_bag (pooled) and embedding (a vector per id), each also in
-// forms for inference that have no autograd formula: of rows of floats, and of quantized ones.
+// Forward of the lookups: embedding_bag (pooled) and embedding (a vector per id), and both in forms
+// that have no autograd formula: embedding_forward, embedding_inference and find_and_read.
 #include "cpu/rows/lookup.h"
 
 #include <torch/csrc/stable/library.h>
@@ -206,48 +206,6 @@ Tensor sequence_lookup(const char* op, const std::vector<TableRows>& tables, con
       tables);
 }
 
-Tensor embedding_bag_inference(std::vector<Tensor> weights, std::vector<Tensor> generations,
-                               Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
-                               Tensor offsets, std::optional<Tensor> per_sample_weights,
-                               std::vector<int64_t> feature_tables,
-                               std::vector<int64_t> feature_dims, int64_t pooling) {
-  const char* op = "embedding_bag_inference";
-  const auto tables = group_rows(op, weights, generations, meta, init_data);
-  return pooled_lookup(op, tables, ids, handles, offsets, per_sample_weights, feature_tables,
-                       feature_dims, pooling);
-}
-
-Tensor embedding_inference(std::vector<Tensor> weights, std::vector<Tensor> generations,
-                           Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
-                           Tensor offsets, std::vector<int64_t> feature_tables, int64_t dim) {
-  const char* op = "embedding_inference";
-  const auto tables = group_rows(op, weights, generations, meta, init_data);
-  return sequence_lookup(op, tables, ids, handles, offsets, feature_tables, dim);
-}
-
-Tensor quantized_embedding_bag(std::vector<Tensor> weights, std::vector<Tensor> generations,
-                               Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
-                               Tensor offsets, std::optional<Tensor> per_sample_weights,
-                               std::vector<int64_t> feature_tables,
-                               std::vector<int64_t> feature_dims, std::vector<int64_t> formats,
-                               int64_t pooling) {
-  const char* op = "quantized_embedding_bag";
-  const auto tables =
-      group_rows(op, row_tensors(op, weights, generations, meta, init_data, formats));
-  return pooled_lookup(op, tables, ids, handles, offsets, per_sample_weights, feature_tables,
-                       feature_dims, pooling);
-}
-
-Tensor quantized_embedding(std::vector<Tensor> weights, std::vector<Tensor> generations,
-                           Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
-                           Tensor offsets, std::vector<int64_t> feature_tables, int64_t dim,
-                           std::vector<int64_t> formats) {
-  const char* op = "quantized_embedding";
-  const auto tables =
-      group_rows(op, row_tensors(op, weights, generations, meta, init_data, formats));
-  return sequence_lookup(op, tables, ids, handles, offsets, feature_tables, dim);
-}
-
 // state, dirty_bits, copy_on_write, hyper, pending, grad_anchor and optimizer are for the autograd
 // formula, which gets them from here.
 std::tuple<Tensor, Tensor> embedding_bag(
@@ -283,18 +241,25 @@ Tensor read_rows(const char* op, const std::vector<Tensor>& weights,
                  const Tensor& init_data, const Tensor& ids, const Tensor& handles,
                  const Tensor& offsets, const std::optional<Tensor>& per_sample_weights,
                  const std::vector<int64_t>& feature_tables,
-                 const std::vector<int64_t>& feature_dims, int64_t pooling) {
-  const auto tables = group_rows(op, weights, generations, meta, init_data);
-  if (pooling != kPoolNone) {
-    return pooled_lookup(op, tables, ids, handles, offsets, per_sample_weights, feature_tables,
-                         feature_dims, pooling);
-  }
-  DYNEMB_CHECK(!feature_dims.empty(), "dynemb::", op,
-               ": feature_dims is empty, expected the dim of each feature");
-  return sequence_lookup(op, tables, ids, handles, offsets, feature_tables, feature_dims[0]);
+                 const std::vector<int64_t>& feature_dims, int64_t pooling,
+                 const std::vector<int64_t>& formats) {
+  const auto tables =
+      group_rows(op, row_tensors(op, weights, generations, meta, init_data, formats));
+  return run_lookup(lookup_call(op, tables, ids, handles, offsets, per_sample_weights,
+                                feature_tables, feature_dims, pooling),
+                    tables);
 }
 
 namespace {
+
+Tensor embedding_inference(std::vector<Tensor> weights, std::vector<Tensor> generations,
+                           Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
+                           Tensor offsets, std::optional<Tensor> per_sample_weights,
+                           std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims,
+                           int64_t pooling, std::vector<int64_t> formats) {
+  return read_rows("embedding_inference", weights, generations, meta, init_data, ids, handles,
+                   offsets, per_sample_weights, feature_tables, feature_dims, pooling, formats);
+}
 
 std::tuple<Tensor, Tensor> embedding_forward(std::vector<Tensor> weights,
                                              std::vector<Tensor> generations, Tensor row_clock,
@@ -336,8 +301,5 @@ STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
   m.impl("embedding", TORCH_BOX(&dynemb::cpu::embedding));
   m.impl("embedding_forward", TORCH_BOX(&dynemb::cpu::embedding_forward));
   m.impl("find_and_read", TORCH_BOX(&dynemb::cpu::find_and_read));
-  m.impl("embedding_bag_inference", TORCH_BOX(&dynemb::cpu::embedding_bag_inference));
   m.impl("embedding_inference", TORCH_BOX(&dynemb::cpu::embedding_inference));
-  m.impl("quantized_embedding_bag", TORCH_BOX(&dynemb::cpu::quantized_embedding_bag));
-  m.impl("quantized_embedding", TORCH_BOX(&dynemb::cpu::quantized_embedding));
 }

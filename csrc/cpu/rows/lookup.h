@@ -9,13 +9,14 @@
 
 namespace dynemb::cpu {
 
-// What embedding_inference does where `pooling` is kPoolNone, and embedding_bag_inference where it
-// is another one; features that are not pooled have one dim.
+// What embedding_inference does; features that are not pooled have one dim. `formats`: of the slabs
+// (core/rows/quantized.h); empty: rows of floats.
 Tensor read_rows(const char* op, const std::vector<Tensor>& weights,
                  const std::vector<Tensor>& generations, const Tensor& meta,
                  const Tensor& init_data, const Tensor& ids, const Tensor& handles,
                  const Tensor& offsets, const std::optional<Tensor>& per_sample_weights,
                  const std::vector<int64_t>& feature_tables,
-                 const std::vector<int64_t>& feature_dims, int64_t pooling);
+                 const std::vector<int64_t>& feature_dims, int64_t pooling,
+                 const std::vector<int64_t>& formats = {});
 
 }  // namespace dynemb::cpu

@@ -1,4 +1,4 @@
-// Rows of live tables from and to floats.
+// Rows of live tables from floats.
 #pragma once
 
 #include <cstring>
@@ -21,19 +21,6 @@ inline bool pack_live_row(Storage format, const float* values, int64_t dim, int6
   auto* codes = reinterpret_cast<uint8_t*>(stored);
   store_quantized_row(format, values, dim, codes);
   return is_finite(load_row_scale(format, codes + code_bytes(format, dim)).scale);
-}
-
-// The values of a row whose stored values have been copied: these themselves, or `values` (dim
-// floats).
-DYNEMB_INLINE const float* decode_live_row(Storage format, int64_t dim, const char* stored,
-                                           float* values) {
-  if (format == Storage::kFloat32) return reinterpret_cast<const float*>(stored);
-  if (is_quantized(format)) {
-    load_quantized_row(format, stored, dim, values);
-  } else {
-    load_row(format, stored, dim, values);
-  }
-  return values;
 }
 
 }  // namespace dynemb::cpu

@@ -155,12 +155,36 @@ DYNEMB_INLINE void find_live_block(const LiveTable& table, int64_t* range, const
   }
 }
 
-// Reads `count` ids, in order: sink.begin(i) gives where the stored values of the row of ids[i] go
-// (live_value_words words), and sink.read(i) follows if it is there, or sink.missing(i).
-// Returns which id has a damaged row, -1: none.
+// The row of id i of a block, copied to `values` if it is there.
+template <bool kValidated>
+DYNEMB_INLINE LiveRead read_live_row(const LiveTable& table, int64_t active, const LiveBlock& block,
+                                     int64_t i, int64_t id, char* values) {
+  if (block.stored[i] != 0) {
+    if (copy_live_row<kValidated>(table, block.stored[i], id, values)) return LiveRead::kRead;
+    return read_live_again<kValidated>(table, id, block.hash[i], values);
+  }
+  if (kValidated) {
+    acquire_fence();  // a rehash may have cleared the range before it was searched
+    if (load_word(table.active) != active) {
+      return read_live_again<kValidated>(table, id, block.hash[i], values);
+    }
+  }
+  return LiveRead::kMissing;
+}
+
+// Bytes of the stored values of a row.
+DYNEMB_INLINE int64_t live_slot_bytes(const LiveTable& table) {
+  return 8 * (table.row_words - kLiveHeaderWords);
+}
+
+// Reads `count` ids, in order: sink.take(first, row, count, complete) gets copies in `slots` of the
+// rows of some ids, nullptr of one that is not there, and whether all of them are there. `slots`:
+// memory of kLiveSlots rows. Returns which id has a damaged row, -1: none.
+constexpr int64_t kLiveSlots = 16;
+
 template <bool kValidated, class Sink>
 DYNEMB_INLINE int64_t read_live(const LiveTable& table, const int64_t* ids, int64_t count,
-                                Sink& sink) {
+                                char* slots, Sink& sink) {
   if (count == 0) return -1;
   const int64_t active = load_word_acquire(table.active);
   int64_t* range = table.range(active);
@@ -176,28 +200,20 @@ DYNEMB_INLINE int64_t read_live(const LiveTable& table, const int64_t* ids, int6
     if (b >= 1 && b < total + 1) find_live_block(table, range, ids, blocks[(b - 1) % 3]);
     if (b < 2) continue;
     const LiveBlock& block = blocks[(b - 2) % 3];
-    for (int64_t i = 0; i < block.count; ++i) {
-      const int64_t at = block.begin + i;
-      char* values = sink.begin(at);
-      LiveRead outcome = LiveRead::kMissing;
-      if (block.stored[i] != 0) {
-        if (copy_live_row<kValidated>(table, block.stored[i], ids[at], values)) {
-          sink.read(at);
-          continue;
-        }
-        outcome = read_live_again<kValidated>(table, ids[at], block.hash[i], values);
-      } else if (kValidated) {
-        acquire_fence();  // a rehash may have cleared the range before it was searched
-        if (load_word(table.active) != active) {
-          outcome = read_live_again<kValidated>(table, ids[at], block.hash[i], values);
-        }
+    for (int64_t first = 0; first < block.count; first += kLiveSlots) {
+      const char* row[kLiveSlots];
+      const int64_t rows = std::min(kLiveSlots, block.count - first);
+      bool complete = true;
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t at = block.begin + first + r;
+        char* values = slots + r * live_slot_bytes(table);
+        const LiveRead outcome =
+            read_live_row<kValidated>(table, active, block, first + r, ids[at], values);
+        if (outcome == LiveRead::kDamaged) return at;
+        row[r] = outcome == LiveRead::kRead ? values : nullptr;
+        complete &= outcome == LiveRead::kRead;
       }
-      if (outcome == LiveRead::kDamaged) return at;
-      if (outcome == LiveRead::kRead) {
-        sink.read(at);
-      } else {
-        sink.missing(at);
-      }
+      sink.take(block.begin + first, row, rows, complete);
     }
   }
   return -1;

@@ -1,10 +1,15 @@
-// serve_bag, serve_rows: lookups in live tables. Finding ids and reading their rows is one op,
-// because a handle is good only until the next update.
+// serve_lookup: lookups in tables that this op only reads: frozen ones, and live ones, which
+// another thread may update meanwhile. Finding ids and reading their rows is one op, so that memory
+// is at work for both at the same time, and because a handle of a live table is good only until the
+// next update.
+//
+// A source finds the rows of ids, some at a time; a sink makes bags of them, or single rows.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -12,19 +17,52 @@
 #include "cpu/rows/initial_row.h"
 #include "cpu/rows/row_sums.h"
 #include "cpu/serving/args.h"
-#include "cpu/serving/live_codes.h"
+#include "cpu/serving/frozen_reader.h"
 #include "cpu/serving/live_reader.h"
 
 namespace dynemb::cpu {
 namespace {
 
-// Bags, or ids where they are not pooled, of one feature: the unit of parallel work.
-struct ServeTile {
-  int64_t feature;
-  int64_t begin;
-  int64_t end;
-  int64_t missing;  // ids that are not there, padding aside
-  int64_t damaged;  // position of an id whose row is damaged; -1: none
+// -- sources: how rows are found, how they are stored, and how rows begin that are not there
+// -------
+
+struct FrozenSource {
+  TableView index;
+  TableRows rows;
+
+  int64_t slot_bytes() const { return 0; }  // rows are read where they lie
+  template <class Sink>
+  DYNEMB_INLINE int64_t read(const int64_t* ids, int64_t count, char*, Sink& sink) const {
+    return read_frozen(index, rows, ids, count, sink);
+  }
+  std::string damage(int64_t) const {
+    return "its index leads to a row beyond the " + std::to_string(rows.rows) +
+           " that there are. Freeze the model again";
+  }
+};
+
+struct LiveSource {
+  LiveTable table;
+  TableRows rows;  // of those that are not there
+
+  int64_t slot_bytes() const { return live_slot_bytes(table); }
+  template <class Sink>
+  DYNEMB_INLINE int64_t read(const int64_t* ids, int64_t count, char* slots, Sink& sink) const {
+    return read_live<true>(table, ids, count, slots, sink);
+  }
+  std::string damage(int64_t id) const {
+    return "its index leads from id " + std::to_string(id) +
+           " to a row that is another's. Make the table again from the model";
+  }
+};
+
+// -- a call, and the parts of it that threads take
+// -------------------------------------------------
+
+// Bags, or ids where they are not pooled, of one feature.
+struct ServeTile : BagTile {
+  int64_t missing = 0;   // ids that are not there, padding aside
+  int64_t damaged = -1;  // position of an id whose row is damaged, or of one before it; -1: none
 };
 
 struct ServeCall {
@@ -34,238 +72,274 @@ struct ServeCall {
   int64_t batch;
   int64_t pooling;
   OutputColumns columns;
-  std::vector<LiveTable> tables;
-  std::vector<TableRows> initial;  // how rows begin that are not there
-  std::vector<bool> has_padding;   // of each table
-  std::vector<int64_t> padding_id;
+  const int64_t* meta;
   float* output;
+
+  bool pooled() const { return pooling != kPoolNone; }
 };
 
-// Where rows are until they are summed or copied to the output: as they are stored, then room for
-// their floats.
-struct RowSlots {
-  int64_t stored_bytes;
-  int64_t slot_bytes;
-  std::vector<float> memory;
-
-  RowSlots(const std::vector<LiveTable>& tables, int64_t count) : stored_bytes(0), slot_bytes(0) {
-    int64_t dim = 0;
-    for (const LiveTable& table : tables) {
-      stored_bytes = std::max(stored_bytes, 8 * (table.row_words - kLiveHeaderWords));
-      dim = std::max(dim, table.dim);
-    }
-    slot_bytes = stored_bytes + (4 * dim + 15) / 16 * 16;
-    memory.resize(static_cast<size_t>(count * slot_bytes / 4));
-  }
-  char* stored(int64_t slot) { return reinterpret_cast<char*>(memory.data()) + slot * slot_bytes; }
-  float* values(int64_t slot) { return reinterpret_cast<float*>(stored(slot) + stored_bytes); }
-};
-
+template <class Source>
 struct ServeJob {
   const ServeCall* call;
   ServeTile* tile;
-  RowSlots* slots;
+  const Source* source;
+  float* scratch;  // kRowsAtOnce rows
+  char* slots;     // kRowsAtOnce rows as they are stored
 };
 
-// The parts of a sink of read_live() that bags and single rows share.
+// -- sinks ----------------------------------------------------------------------------------------
+
+// The parts of a sink that bags and single rows share.
 struct RowSink {
   const ServeCall& call;
   ServeTile& tile;
-  RowSlots& slots;
-  const LiveTable& table;
-  const TableRows& initial;
+  const TableRows& rows;
+  const int64_t* ids;  // of the tile
   bool has_padding;
   int64_t padding_id;
-  const int64_t* ids;  // of the tile
 
-  DYNEMB_INLINE const float* decoded(int64_t slot) {
-    return decode_live_row(table.format, table.dim, slots.stored(slot), slots.values(slot));
+  template <class Source>
+  RowSink(const ServeJob<Source>& job, int64_t first)
+      : call(*job.call), tile(*job.tile), rows(job.source->rows), ids(call.features.ids + first) {
+    const int64_t* meta = call.meta + call.features.table[tile.feature] * kMetaColumns;
+    has_padding = meta[kMetaHasPadding] != 0;
+    padding_id = meta[kMetaPaddingId];
   }
-  // What an id reads that is not there; nullptr: padding.
-  DYNEMB_INLINE const float* missing_row(int64_t i, int64_t slot) {
-    if (has_padding && ids[i] == padding_id) return nullptr;
-    ++tile.missing;
-    write_initial_row(initial, initial.default_begin, initial.default_count, ids[i],
-                      slots.values(slot));
-    return slots.values(slot);
+
+  bool has_floats() const { return rows.storage == Storage::kFloat32; }
+  // The values of id i of the tile, which may be written to `scratch`; nullptr: padding. `row`:
+  // nullptr where the id is not there.
+  DYNEMB_INLINE const float* values(int64_t i, const char* row, float* scratch) {
+    if (row == nullptr) {
+      if (has_padding && ids[i] == padding_id) return nullptr;
+      ++tile.missing;
+      write_initial_row(rows, rows.default_begin, rows.default_count, ids[i], scratch);
+      return scratch;
+    }
+    if (has_floats()) return reinterpret_cast<const float*>(row);
+    if (is_quantized(rows.storage)) {
+      load_quantized_row(rows.storage, row, rows.dim, scratch);
+    } else {
+      load_row(rows.storage, row, rows.dim, scratch);
+    }
+    return scratch;
   }
 };
 
+template <bool kWeighted>
 struct BagSink : RowSink {
-  int64_t bag = -1;    // of the tile
-  int64_t rows = 0;    // waiting to be summed
-  float total = 0.0f;  // of the bag's weights
+  float* const scratch;
+  const int64_t* const offsets;  // of the tile's bags
+  const float* const weights;    // of the tile's ids
+  int64_t bag = -1;              // of the tile
+  int64_t end = 0;               // of the bag's ids in the tile's
+  float total = 0.0f;            // of the bag's weights, if there are any
+  int64_t ones = 0;              // otherwise: its ids
   float* out = nullptr;
-  int64_t end = 0;  // of the bag's ids in the tile's
-  const int64_t first_id;
-  const float* row[kRowsAtOnce];
-  float weight[kRowsAtOnce];
 
-  BagSink(const RowSink& base, int64_t first_id) : RowSink(base), first_id(first_id) {
+  template <class Source>
+  BagSink(const ServeJob<Source>& job, const int64_t* offsets)
+      : RowSink(job, offsets[0]),
+        scratch(job.scratch),
+        offsets(offsets),
+        weights(kWeighted ? call.id_weights + offsets[0] : nullptr) {
     begin_bag();
   }
 
   DYNEMB_INLINE void begin_bag() {
     if (tile.begin + ++bag >= tile.end) return;
-    end = call.offsets[tile.feature * call.batch + tile.begin + bag + 1] - first_id;
+    end = offsets[bag + 1] - offsets[0];
     out = call.output + (tile.begin + bag) * call.columns.count + call.columns.first[tile.feature];
     total = 0.0f;
-    std::memset(out, 0, sizeof(float) * static_cast<size_t>(table.dim));
-  }
-  DYNEMB_INLINE void sum_rows() {
-    add_rows(row, weight, rows, table.dim, out);
-    rows = 0;
+    ones = 0;
+    std::memset(out, 0, sizeof(float) * static_cast<size_t>(rows.dim));
   }
   DYNEMB_INLINE void end_bag() {
-    sum_rows();
     if (call.pooling == kPoolMean) {
-      const float scale = total == 0.0f ? 0.0f : 1.0f / total;
-      for (int64_t c = 0; c < table.dim; ++c) out[c] *= scale;
+      // as if ones had been added up as floats
+      constexpr int64_t kMostOnes = int64_t{1} << 24;
+      const float sum = kWeighted ? total : static_cast<float>(std::min(ones, kMostOnes));
+      const float scale = sum == 0.0f ? 0.0f : 1.0f / sum;
+      for (int64_t c = 0; c < rows.dim; ++c) out[c] *= scale;
     }
     begin_bag();
   }
   DYNEMB_INLINE void end_tile() {
     while (tile.begin + bag < tile.end) end_bag();
   }
-  DYNEMB_INLINE void take(int64_t i, const float* values) {
-    if (values == nullptr) return;
-    row[rows] = values;
-    weight[rows] = call.id_weights == nullptr ? 1.0f : call.id_weights[first_id + i];
-    total += weight[rows];
-    if (++rows == kRowsAtOnce) sum_rows();
+
+  // Ids [first, first + count) of the tile, which are in one bag.
+  DYNEMB_INLINE void take_floats(int64_t first, const char* const* row, int64_t count) {
+    const float* weight = kWeighted ? weights + first : nullptr;
+    add_rows<kWeighted>(reinterpret_cast<const float* const*>(row), weight, count, rows.dim, out);
+    ones += count;
+    if (kWeighted) {
+      for (int64_t i = 0; i < count; ++i) total += weight[i];
+    }
   }
-  DYNEMB_INLINE char* begin(int64_t i) {
-    while (i >= end) end_bag();
-    return slots.stored(rows);
+  DYNEMB_INLINE void take_any(int64_t first, const char* const* row, int64_t count) {
+    const float* value[kRowsAtOnce];
+    float weight[kRowsAtOnce];
+    int64_t taken = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      value[taken] = values(first + i, row[i], scratch + taken * rows.dim);
+      if (value[taken] == nullptr) continue;
+      if (kWeighted) {
+        weight[taken] = weights[first + i];
+        total += weight[taken];
+      }
+      ++ones;
+      if (++taken == kRowsAtOnce) {
+        add_rows<kWeighted>(value, weight, taken, rows.dim, out);
+        taken = 0;
+      }
+    }
+    add_rows<kWeighted>(value, weight, taken, rows.dim, out);
   }
-  DYNEMB_INLINE void read(int64_t i) { take(i, decoded(rows)); }
-  DYNEMB_INLINE void missing(int64_t i) { take(i, missing_row(i, rows)); }
+  DYNEMB_INLINE void take(int64_t first, const char* const* row, int64_t count, bool complete) {
+    const bool stored_floats = has_floats() && complete;
+    for (int64_t i = 0; i < count;) {
+      const int64_t at = first + i;
+      while (at >= end) end_bag();
+      const int64_t of_bag = std::min(count - i, end - at);
+      if (stored_floats) {
+        take_floats(at, row + i, of_bag);
+      } else {
+        take_any(at, row + i, of_bag);
+      }
+      i += of_bag;
+    }
+  }
 };
 
 struct SequenceSink : RowSink {
+  using RowSink::RowSink;
+
   DYNEMB_INLINE void end_tile() {}
-  DYNEMB_INLINE void take(int64_t i, const float* values) {
-    float* out = call.output + (tile.begin + i) * table.dim;
-    const size_t bytes = sizeof(float) * static_cast<size_t>(table.dim);
-    if (values == nullptr) {
-      std::memset(out, 0, bytes);
-    } else {
-      std::memcpy(out, values, bytes);
+  DYNEMB_INLINE void take(int64_t first, const char* const* row, int64_t count, bool complete) {
+    const int64_t dim = rows.dim;
+    float* out = call.output + (tile.begin + first) * dim;
+    if (has_floats() && complete) {
+      for (int64_t i = 0; i < count; ++i, out += dim) copy(row[i], dim, out);
+      return;
+    }
+    for (int64_t i = 0; i < count; ++i, out += dim) {
+      const float* value = values(first + i, row[i], out);
+      if (value == nullptr) {
+        std::memset(out, 0, sizeof(float) * static_cast<size_t>(dim));
+      } else if (value != out) {
+        copy(value, dim, out);
+      }
     }
   }
-  DYNEMB_INLINE char* begin(int64_t) { return slots.stored(0); }
-  DYNEMB_INLINE void read(int64_t i) { take(i, decoded(0)); }
-  DYNEMB_INLINE void missing(int64_t i) { take(i, missing_row(i, 0)); }
+
+ private:
+  // Narrow rows take less time so than a call of memcpy.
+  static DYNEMB_INLINE void copy(const void* from, int64_t dim, float* out) {
+    const auto* values = static_cast<const float*>(from);
+    int64_t c = 0;
+    for (; c + kFloats <= dim; c += kFloats) store_floats(out + c, load_floats(values + c));
+    for (; c < dim; ++c) out[c] = values[c];
+  }
 };
 
-template <class Sink>
-DYNEMB_INLINE void serve_ids(const ServeJob& job, Sink& sink, int64_t first, int64_t end) {
-  const int64_t* ids = job.call->features.ids + first;
-  const int64_t damaged = read_live<true>(sink.table, ids, end - first, sink);
+// -- tiles ----------------------------------------------------------------------------------------
+
+template <class Source, class Sink>
+DYNEMB_INLINE void read_tile(const ServeJob<Source>& job, Sink& sink, int64_t first, int64_t end) {
+  const int64_t damaged = job.source->read(sink.ids, end - first, job.slots, sink);
   job.tile->damaged = damaged < 0 ? -1 : first + damaged;
   if (damaged < 0) sink.end_tile();
 }
 
-DYNEMB_INLINE RowSink row_sink(const ServeJob& job, int64_t first) {
-  const ServeCall& call = *job.call;
-  const int64_t t = call.features.table[job.tile->feature];
-  return {call,
-          *job.tile,
-          *job.slots,
-          call.tables[t],
-          call.initial[t],
-          call.has_padding[t],
-          call.padding_id[t],
-          call.features.ids + first};
+template <class Source>
+DYNEMB_INLINE void serve_sequence_body(const ServeJob<Source>& job) {
+  SequenceSink sink(job, job.tile->begin);
+  read_tile(job, sink, job.tile->begin, job.tile->end);
 }
+DYNEMB_SIMD_TEMPLATE_VARIANTS(template <class Source>, serve_sequence,
+                              (const ServeJob<Source>& job), (job))
 
-DYNEMB_INLINE void serve_bags_body(const ServeJob& job) {
+template <bool kWeighted, class Source>
+DYNEMB_INLINE void serve_bags_as(const ServeJob<Source>& job) {
   const ServeTile& tile = *job.tile;
-  const int64_t* offsets = job.call->offsets + tile.feature * job.call->batch;
-  BagSink sink(row_sink(job, offsets[tile.begin]), offsets[tile.begin]);
-  serve_ids(job, sink, offsets[tile.begin], offsets[tile.end]);
+  const int64_t* offsets = job.call->offsets + tile.feature * job.call->batch + tile.begin;
+  BagSink<kWeighted> sink(job, offsets);
+  read_tile(job, sink, offsets[0], offsets[tile.end - tile.begin]);
 }
-DYNEMB_SIMD_VARIANTS(serve_bags, (const ServeJob& job), (job))
-
-DYNEMB_INLINE void serve_sequence_body(const ServeJob& job) {
-  SequenceSink sink{row_sink(job, job.tile->begin)};
-  serve_ids(job, sink, job.tile->begin, job.tile->end);
+template <class Source>
+DYNEMB_INLINE void serve_bags_body(const ServeJob<Source>& job) {
+  job.call->id_weights == nullptr ? serve_bags_as<false>(job) : serve_bags_as<true>(job);
 }
-DYNEMB_SIMD_VARIANTS(serve_sequence, (const ServeJob& job), (job))
+DYNEMB_SIMD_TEMPLATE_VARIANTS(template <class Source>, serve_bags, (const ServeJob<Source>& job),
+                              (job))
 
 std::vector<ServeTile> serve_tiles(const ServeCall& call) {
-  constexpr int64_t kIdsPerTile = 4096;
   const FeatureArgs& features = call.features;
   std::vector<ServeTile> tiles;
   for (size_t f = 0; f < features.table.size(); ++f) {
-    const auto feature = static_cast<int64_t>(f);
-    const bool pooled = call.pooling != kPoolNone;
     const int64_t ids = features.begin[f + 1] - features.begin[f];
-    const int64_t first = pooled ? 0 : features.begin[f];
-    const int64_t end = pooled ? call.batch : features.begin[f + 1];
-    const int64_t per_bag = pooled && call.batch > 0 ? std::max<int64_t>(1, ids / call.batch) : 1;
-    const int64_t step = std::max<int64_t>(1, kIdsPerTile / per_bag);
+    const int64_t first = call.pooled() ? 0 : features.begin[f];
+    const int64_t end = call.pooled() ? call.batch : features.begin[f + 1];
+    const int64_t per_bag =
+        call.pooled() && call.batch > 0 ? std::max<int64_t>(1, ids / call.batch) : 1;
+    const int64_t step = std::max<int64_t>(1, kTileIds / per_bag);
     for (int64_t begin = first; begin < end; begin += step) {
-      tiles.push_back({feature, begin, std::min(begin + step, end), 0, -1});
+      tiles.push_back({{static_cast<int64_t>(f), begin, std::min(begin + step, end)}});
     }
   }
   return tiles;
 }
 
+// -- the op ---------------------------------------------------------------------------------------
+
 struct ServeArguments {
-  const Tensor& buckets;
-  const Tensor& tables;
   const Tensor& meta;
-  const std::vector<Tensor>& rows;
-  const Tensor& init_data;
   const Tensor& ids;
   const Tensor& offsets;
   const std::optional<Tensor>& per_sample_weights;
   const std::vector<int64_t>& feature_tables;
   const std::vector<int64_t>& feature_dims;
-  const std::vector<int64_t>& formats;
+  int64_t pooling;
 };
 
-std::tuple<Tensor, Tensor> serve(const char* op, const ServeArguments& given, int64_t pooling) {
-  const LiveTensors live =
-      live_tensors(op, given.buckets, given.tables, given.meta, given.rows, given.formats);
-  const double* init_data = live_defaults(op, live, given.init_data);
-  const int64_t table_count = live.index.table_count;
+template <class Source>
+std::tuple<Tensor, Tensor> serve(const char* op, const ServeArguments& given,
+                                 const std::vector<Source>& sources) {
+  const auto table_count = static_cast<int64_t>(sources.size());
   const IdTensors ids = id_tensors(op, given.ids, given.offsets, given.feature_tables, table_count);
   const float* weights =
-      bag_weights(op, ids, given.per_sample_weights, given.feature_dims, pooling);
+      bag_weights(op, ids, given.per_sample_weights, given.feature_dims, given.pooling);
   ServeCall call{feature_args(op, ids, given.feature_tables),
                  ids.offsets,
                  weights,
                  ids.batch,
-                 pooling,
-                 output_columns(given.feature_dims, pooling),
-                 {},
-                 {},
-                 {},
-                 {},
+                 given.pooling,
+                 output_columns(given.feature_dims, given.pooling),
+                 static_cast<const int64_t*>(given.meta.data_ptr()),
                  nullptr};
-  for (int64_t t = 0; t < table_count; ++t) {
-    call.tables.push_back(live_table(live, t));
-    call.initial.push_back(live_initial_rows(live, t, init_data));
-    call.has_padding.push_back(live.meta_row(t)[kMetaHasPadding] != 0);
-    call.padding_id.push_back(live.meta_row(t)[kMetaPaddingId]);
-  }
   for (size_t f = 0; f < given.feature_tables.size(); ++f) {
-    const int64_t dim = call.tables[given.feature_tables[f]].dim;
+    const int64_t dim = sources[given.feature_tables[f]].rows.dim;
     DYNEMB_CHECK(given.feature_dims[f] == dim, "dynemb::", op, ": feature_dims[", f, "] is ",
                  given.feature_dims[f], ", but its table has dim ", dim);
   }
-  const bool pooled = pooling != kPoolNone;
+  int64_t floats = 0, slot_bytes = 0;  // of the memory of a row that is read
+  for (const Source& source : sources) {
+    if (call.pooled()) floats = std::max(floats, source.rows.dim);
+    slot_bytes = std::max(slot_bytes, source.slot_bytes());
+  }
   Tensor output =
-      empty_cpu({pooled ? ids.batch : ids.count, call.columns.count}, ScalarType::Float);
+      empty_cpu({call.pooled() ? ids.batch : ids.count, call.columns.count}, ScalarType::Float);
   call.output = static_cast<float*>(output.data_ptr());
   std::vector<ServeTile> tiles = serve_tiles(call);
   parallel_units(static_cast<int64_t>(tiles.size()), ids.count, [&](int64_t begin, int64_t end) {
-    RowSlots slots(call.tables, pooled ? kRowsAtOnce : 1);
+    std::vector<float> memory(static_cast<size_t>(kRowsAtOnce * (floats + slot_bytes / 4)));
+    float* scratch = memory.data() + kRowsAtOnce * slot_bytes / 4;
     for (int64_t i = begin; i < end; ++i) {
-      const ServeJob job{&call, &tiles[i], &slots};
-      pooled ? serve_bags(job) : serve_sequence(job);
+      const Source& source = sources[call.features.table[tiles[i].feature]];
+      const ServeJob<Source> job{&call, &tiles[i], &source, scratch,
+                                 reinterpret_cast<char*>(memory.data())};
+      call.pooled() ? serve_bags(job) : serve_sequence(job);
     }
   });
   Tensor missing = zeros_cpu({table_count}, ScalarType::Long);
@@ -273,46 +347,48 @@ std::tuple<Tensor, Tensor> serve(const char* op, const ServeArguments& given, in
   for (const ServeTile& tile : tiles) {
     const int64_t t = call.features.table[tile.feature];
     DYNEMB_CHECK(tile.damaged < 0, "dynemb::", op, ": table ", t,
-                 " is damaged: its index leads from id ",
-                 tile.damaged < 0 ? 0 : ids.ids[tile.damaged],
-                 " to a row that is another's. Make the table again from the model");
+                 " is damaged: ", sources[t].damage(ids.ids[std::max<int64_t>(tile.damaged, 0)]));
     count[t] += tile.missing;
   }
   return {output, missing};
 }
 
-std::tuple<Tensor, Tensor> serve_bag(Tensor buckets, Tensor tables, Tensor meta,
-                                     std::vector<Tensor> rows, Tensor init_data, Tensor ids,
-                                     Tensor offsets, std::optional<Tensor> per_sample_weights,
-                                     std::vector<int64_t> feature_tables,
-                                     std::vector<int64_t> feature_dims,
-                                     std::vector<int64_t> formats, int64_t pooling) {
-  const char* op = "serve_bag";
-  check_is_pooled(op, pooling, "use serve_rows");
-  return serve(op,
-               {buckets, tables, meta, rows, init_data, ids, offsets, per_sample_weights,
-                feature_tables, feature_dims, formats},
-               pooling);
-}
-
-std::tuple<Tensor, Tensor> serve_rows(Tensor buckets, Tensor tables, Tensor meta,
-                                      std::vector<Tensor> rows, Tensor init_data, Tensor ids,
-                                      Tensor offsets, std::vector<int64_t> feature_tables,
-                                      int64_t dim, std::vector<int64_t> formats) {
-  const std::vector<int64_t> dims(feature_tables.size(), dim);
-  return serve("serve_rows",
-               {buckets, tables, meta, rows, init_data, ids, offsets, std::nullopt, feature_tables,
-                dims, formats},
-               kPoolNone);
+std::tuple<Tensor, Tensor> serve_lookup(Tensor buckets, Tensor tables, Tensor meta,
+                                        std::vector<Tensor> weights, Tensor init_data, Tensor ids,
+                                        Tensor offsets, std::optional<Tensor> per_sample_weights,
+                                        std::vector<int64_t> feature_tables,
+                                        std::vector<int64_t> feature_dims, int64_t pooling,
+                                        std::vector<int64_t> formats, bool live) {
+  const char* op = "serve_lookup";
+  const ServeArguments given{meta,           ids,          offsets, per_sample_weights,
+                             feature_tables, feature_dims, pooling};
+  check_served_memory(op, "buckets", buckets);
+  check_served_memory(op, "tables", tables);
+  for (const Tensor& rows : weights) check_served_memory(op, "weights", rows);
+  if (live) {
+    const LiveTensors tensors = live_tensors(op, buckets, tables, meta, weights, formats);
+    const double* defaults = live_defaults(op, tensors, init_data);
+    std::vector<LiveSource> sources;
+    for (int64_t t = 0; t < tensors.index.table_count; ++t) {
+      sources.push_back({live_table(tensors, t), live_initial_rows(tensors, t, defaults)});
+    }
+    return serve(op, given, sources);
+  }
+  const IndexArgs index = index_args(op, buckets, nullptr, tables, meta);
+  const std::vector<TableRows> rows =
+      group_rows(op, frozen_row_tensors(op, weights, meta, init_data, formats));
+  std::vector<FrozenSource> sources;
+  for (int64_t t = 0; t < index.table_count; ++t) sources.push_back({index.table(t), rows[t]});
+  return serve(op, given, sources);
 }
 
 }  // namespace
 }  // namespace dynemb::cpu
 
-#define DYNEMB_SERVE_OPS(m)                                \
-  m.impl("serve_bag", TORCH_BOX(&dynemb::cpu::serve_bag)); \
-  m.impl("serve_rows", TORCH_BOX(&dynemb::cpu::serve_rows))
-
-STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) { DYNEMB_SERVE_OPS(m); }
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
+  m.impl("serve_lookup", TORCH_BOX(&dynemb::cpu::serve_lookup));
+}
 // To say of a GPU's tensors what is wrong, also where no CUDA kernel has been built.
-STABLE_TORCH_LIBRARY_IMPL(dynemb, CUDA, m) { DYNEMB_SERVE_OPS(m); }
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CUDA, m) {
+  m.impl("serve_lookup", TORCH_BOX(&dynemb::cpu::serve_lookup));
+}

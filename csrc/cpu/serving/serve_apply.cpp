@@ -19,11 +19,14 @@ void check_ids(const char* op, const char* name, const Tensor& ids) {
 
 // Inserted, updated, erased, rows wanted, rows free: the first three are 0 where more rows are
 // wanted than free, and nothing has changed then.
-Tensor serve_apply_(Tensor buckets, Tensor tables, std::vector<Tensor> rows, Tensor free,
+Tensor serve_apply_(Tensor buckets, Tensor tables, std::vector<Tensor> weights, Tensor free,
                     Tensor meta, int64_t table, Tensor ids, Tensor values, Tensor erased,
                     std::vector<int64_t> formats) {
   const char* op = "serve_apply_";
-  const LiveTensors live = live_tensors(op, buckets, tables, meta, rows, formats);
+  check_served_memory(op, "buckets", buckets);
+  check_served_memory(op, "tables", tables);
+  for (const Tensor& rows : weights) check_served_memory(op, "weights", rows);
+  const LiveTensors live = live_tensors(op, buckets, tables, meta, weights, formats);
   int64_t* slabs = live_slabs(op, live, free);
   check_table_number(op, table, live.index.table_count);
   check_ids(op, "ids", ids);

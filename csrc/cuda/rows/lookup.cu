@@ -1,5 +1,5 @@
-// Forward of the lookups: embedding_bag (pooled) and embedding (a vector per id), each also in
-// forms for inference that have no autograd formula: of rows of floats, and of quantized ones.
+// Forward of the lookups: embedding_bag (pooled) and embedding (a vector per id), and both in forms
+// that have no autograd formula: embedding_forward and embedding_inference.
 #include <optional>
 #include <tuple>
 
@@ -236,46 +236,17 @@ Tensor sequence_lookup(const Call& call, const GroupRows& rows, const Tensor& id
 
 const char* const kWeights = "weights";
 
-Tensor embedding_bag_inference(std::vector<Tensor> weights, std::vector<Tensor> generations,
-                               Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
-                               Tensor offsets, std::optional<Tensor> per_sample_weights,
-                               std::vector<int64_t> feature_tables,
-                               std::vector<int64_t> feature_dims, int64_t pooling) {
-  const Call call("embedding_bag_inference", kWeights, weights.empty() ? meta : weights[0]);
-  const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
-  return pooled_lookup(call, rows, ids, handles, offsets, per_sample_weights, feature_tables,
-                       feature_dims, pooling);
-}
-
 Tensor embedding_inference(std::vector<Tensor> weights, std::vector<Tensor> generations,
                            Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
-                           Tensor offsets, std::vector<int64_t> feature_tables, int64_t dim) {
+                           Tensor offsets, std::optional<Tensor> per_sample_weights,
+                           std::vector<int64_t> feature_tables, std::vector<int64_t> feature_dims,
+                           int64_t pooling, std::vector<int64_t> formats) {
   const Call call("embedding_inference", kWeights, weights.empty() ? meta : weights[0]);
-  const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
-  return sequence_lookup(call, rows, ids, handles, offsets, feature_tables, dim);
-}
-
-Tensor quantized_embedding_bag(std::vector<Tensor> weights, std::vector<Tensor> generations,
-                               Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
-                               Tensor offsets, std::optional<Tensor> per_sample_weights,
-                               std::vector<int64_t> feature_tables,
-                               std::vector<int64_t> feature_dims, std::vector<int64_t> formats,
-                               int64_t pooling) {
-  const Call call("quantized_embedding_bag", kWeights, weights.empty() ? meta : weights[0]);
   const GroupRows rows =
       group_rows(row_tensors(call, weights, generations, meta, init_data, formats));
-  return pooled_lookup(call, rows, ids, handles, offsets, per_sample_weights, feature_tables,
-                       feature_dims, pooling);
-}
-
-Tensor quantized_embedding(std::vector<Tensor> weights, std::vector<Tensor> generations,
-                           Tensor meta, Tensor init_data, Tensor ids, Tensor handles,
-                           Tensor offsets, std::vector<int64_t> feature_tables, int64_t dim,
-                           std::vector<int64_t> formats) {
-  const Call call("quantized_embedding", kWeights, weights.empty() ? meta : weights[0]);
-  const GroupRows rows =
-      group_rows(row_tensors(call, weights, generations, meta, init_data, formats));
-  return sequence_lookup(call, rows, ids, handles, offsets, feature_tables, dim);
+  return run_lookup(call, rows,
+                    lookup_call(call, rows, ids, handles, offsets, per_sample_weights,
+                                feature_tables, feature_dims, pooling));
 }
 
 // state, dirty_bits, copy_on_write, hyper, pending, grad_anchor and optimizer are for the autograd
@@ -328,8 +299,5 @@ DYNEMB_IMPLEMENT_OPS(m) {
   m.impl("embedding_bag", TORCH_BOX(&dynemb::cuda::embedding_bag));
   m.impl("embedding", TORCH_BOX(&dynemb::cuda::embedding));
   m.impl("embedding_forward", TORCH_BOX(&dynemb::cuda::embedding_forward));
-  m.impl("embedding_bag_inference", TORCH_BOX(&dynemb::cuda::embedding_bag_inference));
   m.impl("embedding_inference", TORCH_BOX(&dynemb::cuda::embedding_inference));
-  m.impl("quantized_embedding_bag", TORCH_BOX(&dynemb::cuda::quantized_embedding_bag));
-  m.impl("quantized_embedding", TORCH_BOX(&dynemb::cuda::quantized_embedding));
 }

@@ -315,7 +315,9 @@ def _live_parts(frozen: nn.Module) -> dict[str, LivePart]:
     model = frozen.model if isinstance(frozen, CountsMissing) else frozen
     parts = [
         LivePart(
-            _names_of(path, module), module.formats, [len(rows) for rows in module.tensors().rows]
+            _names_of(path, module),
+            module.formats,
+            [len(rows) for rows in module.tensors().weights],
         )
         for path, module in live_tables(model).items()
     ]
@@ -326,7 +328,7 @@ def _live_tensors(frozen: nn.Module) -> dict[str, Tensor]:
     """The tensors of live tables by name; of their rows, those that have had an owner."""
     result: dict[str, Tensor] = {}
     for path, module in live_tables(frozen).items():
-        used = module.tensors().free[:, LiveSlab.NEXT_ROW].tolist()
+        used = module.get_buffer("free")[:, LiveSlab.NEXT_ROW].tolist()
         buffers = dict(module.named_buffers())
         buffers |= {f"rows{slab}": buffers[f"rows{slab}"][:n] for slab, n in enumerate(used)}
         result |= {f"{path}.{name}": tensor for name, tensor in buffers.items()}

@@ -150,14 +150,15 @@ def _state_of(path: str, part: LivePart, tensors: Mapping[str, Tensor]) -> LiveS
             _mixed(f"lacks the tensor {whole!r}")
         return tensors[whole]
 
-    live = ops.LiveTensors(
+    live = ops.ServedTensors(
         buckets=tensor("buckets"),
         tables=tensor("tables"),
         meta=tensor("meta"),
-        rows=[tensor(f"rows{slab}") for slab in range(len(part.rows))],
-        free=tensor("free"),
+        weights=[tensor(f"rows{slab}") for slab in range(len(part.rows))],
+        generations=[],
         init_data=tensor("init_data"),
         formats=part.formats,
+        free=tensor("free"),
     )
     return LiveState(part.tables, live)
 

@@ -161,7 +161,7 @@ class FrozenEmbeddingBagCollection(FrozenModule):
             dims = [output.dim for output in chosen]
             tables = [output.table for output in chosen if output.table is not None]
             of_chosen = keyed_ids(owner, [output.feature for output in chosen], jagged, anew=False)
-            pooled = self._lookup(LookupBatch(*of_chosen, tables, dims, pooling))
+            pooled = self.frozen_tables.lookup(LookupBatch(*of_chosen, tables, dims, pooling))
             for place, part in zip(places, pooled.split(dims, 1), strict=True):
                 columns[place] = part
         parts = [part.to(self.output_dtype) for part in columns if part is not None]
@@ -239,9 +239,9 @@ class FrozenEmbeddingCollection(FrozenModule):
         tables = [of.table for of in dynamic if of.table is not None]
         dims = [of.dim for of in dynamic]
         joined = ops.ids_concat(ids, bags=1)
-        rows = self._lookup(LookupBatch(*joined, None, tables, dims, Pooling.NONE)).split(
-            [of_feature.shape[0] for of_feature in ids]
-        )
+        batch = LookupBatch(*joined, None, tables, dims, Pooling.NONE)
+        found_rows = self.frozen_tables.lookup(batch).to(self.output_dtype)
+        rows = found_rows.split([of_feature.shape[0] for of_feature in ids])
         found = {of.name: part for of, part in zip(dynamic, rows, strict=True)}
         if self.static is not None:
             outputs = [of for of in self._outputs if of.table is None]

@@ -12,11 +12,6 @@
 
 namespace dynemb::cpu {
 
-struct FrozenTable {
-  TableView index;
-  TableRows rows;
-};
-
 // Ids go through four stages, a block at each: the line of the first bucket is on its way, then the
 // row, or the line of the second bucket; then that row, too; then rows are read.
 struct FrozenBlock {
@@ -114,35 +109,38 @@ DYNEMB_INLINE void match_second_buckets(const TableView& index, const int64_t* i
   }
 }
 
-// Reads `count` ids, in order: sink.take(block) gets block after block. False if the index leads
-// to a row that is not there; the sink has not got that block.
+// Reads `count` ids, in order: sink.take(first, row, count, complete) gets the rows of some ids,
+// nullptr of one that is not there, and whether all of them are there. Returns the first of some
+// ids of which one leads to a row that is not there, and which the sink has not got; -1: none does.
 template <class Sink>
-DYNEMB_INLINE bool read_frozen(const FrozenTable& table, const int64_t* ids, int64_t count,
-                               Sink& sink) {
+DYNEMB_INLINE int64_t read_frozen(const TableView& index, const TableRows& rows, const int64_t* ids,
+                                  int64_t count, Sink& sink) {
   constexpr int64_t kStages = 4;
   FrozenBlock blocks[kStages];
-  RowFetch fetch(table.rows);
+  RowFetch fetch(rows);
   const int64_t total = (count + kProbeBlock - 1) / kProbeBlock;
   for (int64_t b = 0; b < total + kStages - 1; ++b) {
     if (b < total) {
       FrozenBlock& block = blocks[b % kStages];
       block.begin = b * kProbeBlock;
       block.count = std::min(kProbeBlock, count - block.begin);
-      fetch_lines(table.index, ids + block.begin, block.count, block.hash, block.bucket);
+      fetch_lines(index, ids + block.begin, block.count, block.hash, block.bucket);
     }
     if (b >= 1 && b - 1 < total) {
       FrozenBlock& block = blocks[(b - 1) % kStages];
-      match_first_buckets(table.index, ids + block.begin, block, fetch);
-      fetch_second_buckets(table.index, block);
+      match_first_buckets(index, ids + block.begin, block, fetch);
+      fetch_second_buckets(index, block);
     }
     if (b >= 2 && b - 2 < total) {
       FrozenBlock& block = blocks[(b - 2) % kStages];
-      match_second_buckets(table.index, ids + block.begin, block, fetch);
+      match_second_buckets(index, ids + block.begin, block, fetch);
     }
-    if (fetch.damaged < 0) return false;
-    if (b >= 3) sink.take(blocks[(b - 3) % kStages]);
+    if (fetch.damaged < 0) return std::max<int64_t>(b - 3, 0) * kProbeBlock;
+    if (b < 3) continue;
+    const FrozenBlock& block = blocks[(b - 3) % kStages];
+    sink.take(block.begin, block.row, block.count, block.complete);
   }
-  return true;
+  return -1;
 }
 
 }  // namespace dynemb::cpu
