@@ -28,12 +28,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reads(kind: str, file: Path) -> bool:
     """Whether a kind of model needs a file.
 
-    What a group is like apart from its ids and rows is of use only where it is the same group, and
-    that has the counts of a sketch, too.
+    The file of a group is of use only where it is the same group, and that has counts of
+    admission, too.
     """
     if file.parent.name == "groups":
         return "other" not in kind
-    return kind != "empty" or not file.name.startswith("sketch")
+    return kind != "empty" or not file.name.startswith(("sketch", "counts"))
 
 
 class Refusing:

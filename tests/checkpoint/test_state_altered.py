@@ -146,11 +146,11 @@ REFUSED: dict[str, tuple[Callable[[Any], None], str]] = {
     "buckets: too few": (crowd, "'t.buckets' has 4 buckets .* at least 16"),
     "generations: 0, free": (
         free_generation(0, 0),
-        "'dim4.generations' is of rows with .* generation 0",
+        "'dim4.free_rows' or an id has .* generation 0",
     ),
     "generations: 0, live": (
         live_generation(0, 0),
-        "'dim4.generations' is of rows with .* generation 0",
+        "'dim4.free_rows' or an id has .* generation 0",
     ),
     "generations: beyond": (
         live_generation(1, (1 << 28) + 1),

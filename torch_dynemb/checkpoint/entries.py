@@ -18,8 +18,6 @@ DENSE = "dense"
 STATE = "state"
 
 ID = "id"  # int64 [n]
-SLOT = "slot"  # int32 or int64 [n], where the id stood in its index
-HANDLE = "handle"  # int64 [n], where its row stood
 WEIGHT = "weight"  # [n, columns]
 COUNT = "count"  # int64 [n], of an id that waits for admission
 SKETCH = "sketch"  # int32 [rows, width]
@@ -28,14 +26,6 @@ FULL = "full"  # kinds of checkpoints
 DELTA = "delta"
 
 NO_GROUP = -1  # the number of the group of a part whose ids and rows have no places
-
-# Entries of a group's file: the state of tables that were one group, apart from ids and rows.
-GROUP_TABLES = "tables"
-GROUP_SLABS = "slabs"
-GROUP_CLOCK = "clock"
-GROUP_ROW_CLOCK = "row_clock"
-GROUP_SKETCH = "sketch"
-GROUP_SEEDS = "seeds"
 
 # The dtype of a table whose float32 columns are rows of 8 bits with a scale.
 PACKED = "packed int8"
@@ -51,16 +41,6 @@ def state_entry(name: str) -> str:
 def score_entry(word: str) -> str:
     """The entry of a score: ``step``, ``timestamp``, ``frequency``, ``custom`` or ``expiry``."""
     return f"score.{word}"
-
-
-def free_rows_entry(slab: int) -> str:
-    """The entry of a group's file with the handles of free rows, int64 [n]."""
-    return f"free_rows.{slab}"
-
-
-def tombstones_entry(table: int) -> str:
-    """The entry of a group's file with what erased ids left, int64 [n, 2]: slots and keys."""
-    return f"tombstones.{table}"
 
 
 def table_folder(table: str) -> str:
@@ -108,7 +88,7 @@ def sketch_file(table: str, rank: int, ranks: int) -> str:
 
 
 def group_file(rank: int, ranks: int, number: int) -> str:
-    """The path of the file of a group of tables."""
+    """The path of the file of a group: what ``table.state`` has of it, apart from rows."""
     return f"groups/r{rank:03}-of-{ranks:03}.g{number:03}.safetensors"
 
 
@@ -166,26 +146,17 @@ __all__ = [
     "DTYPE_NAMES",
     "FORMAT",
     "FULL",
-    "GROUP_CLOCK",
-    "GROUP_ROW_CLOCK",
-    "GROUP_SEEDS",
-    "GROUP_SKETCH",
-    "GROUP_SLABS",
-    "GROUP_TABLES",
-    "HANDLE",
     "ID",
     "MANIFEST",
     "NO_GROUP",
     "PACKED",
     "SKETCH",
-    "SLOT",
     "STATE",
     "UNFINISHED",
     "VERSION",
     "WEIGHT",
     "counts_file",
     "dense_file",
-    "free_rows_entry",
     "group_file",
     "is_own",
     "removed_file",
@@ -194,5 +165,4 @@ __all__ = [
     "sketch_file",
     "state_entry",
     "table_folder",
-    "tombstones_entry",
 ]

@@ -36,10 +36,12 @@ def describe(tables: Tables) -> dict[str, Any]:
     }
 
 
-def used_tensors(tables: Tables) -> Iterator[tuple[str, Tensor]]:
+def used_tensors(tables: Tables, *, rows: bool = True) -> Iterator[tuple[str, Tensor]]:
     """Names and used parts (views) of everything that is saved, without ``format``.
 
-    Rows that lie in a store are left out.
+    Args:
+        tables: of the group.
+        rows: with weights, generations and optimizer state of rows that lie in no store.
     """
     for t, table in enumerate(tables.config.tables):
         active = tables.index.active_buckets(t)
@@ -59,7 +61,7 @@ def used_tensors(tables: Tables) -> Iterator[tuple[str, Tensor]]:
             f"{slab.name}.free_rows",
             tables.index.free_rows[s, : int(tables.index.slabs[s, Slab.FREE_COUNT])],
         )
-        if tables.stored(s) is not None:
+        if not rows or tables.stored(s) is not None:
             continue
         yield f"{slab.name}.weights", tables.rows.weights[s][:used]
         yield f"{slab.name}.generations", tables.rows.generations[s][:used]
@@ -104,6 +106,12 @@ def entry_owners(entry: object) -> set[str] | None:
         return None
 
 
+def clamp_counts(state: Mapping[str, Tensor]) -> None:
+    """Bounds copies of what goes on counting to what a load takes."""
+    for name in ("tables", "row_clock"):
+        state[name].clamp_(max=MAX_COUNT)
+
+
 def save(tables: Tables) -> dict[str, Tensor]:
     """Copies of the used part of everything, after writing the rows that are not written yet.
 
@@ -114,8 +122,7 @@ def save(tables: Tables) -> dict[str, Tensor]:
     materialize(tables)
     result = {"format": format_entry(tables)}
     result.update((name, tensor.clone()) for name, tensor in used_tensors(tables))
-    for name in ("tables", "row_clock"):  # which go on counting, but load no further
-        result[name].clamp_(max=MAX_COUNT)
+    clamp_counts(result)
     return result
 
 
@@ -153,8 +160,14 @@ def fill(tables: Tables, tensors: Mapping[str, Tensor]) -> None:
     write(tables, tensors)
 
 
-def write(tables: Tables, tensors: Mapping[str, Tensor]) -> None:
-    """Replaces everything by a checked state; whatever stops it leaves the group half written."""
+def write(tables: Tables, tensors: Mapping[str, Tensor], *, rows: bool = True) -> None:
+    """Replaces everything by a checked state; whatever stops it leaves the group half written.
+
+    Args:
+        tables: of the group.
+        tensors: the state.
+        rows: see :func:`used_tensors`; without them, unused rows stay as they are.
+    """
     row_bytes = tables.index.slabs[:, Slab.ROW_BYTES].clone()
     generation = tables.index.slabs[:, Slab.GENERATION].clone()
     tables.memory.bind(
@@ -170,7 +183,8 @@ def write(tables: Tables, tensors: Mapping[str, Tensor]) -> None:
     # rows that were given back here remember how new their next handle must be
     tables.index.slabs[:, Slab.GENERATION].clamp_(min=generation)
     clamp_committed(tables)
-    for name, target in used_tensors(tables):  # of the lengths that `tables` and `slabs` give now
+    # of the lengths that `tables` and `slabs` give now
+    for name, target in used_tensors(tables, rows=rows):
         # an entry that has no values may be absent
         if name not in ("tables", "slabs") and target.numel() > 0:
             # a state may be of parameters, which the tables must not become
@@ -202,9 +216,25 @@ def empty(tables: Tables) -> None:
 def check(tables: Tables, tensors: Mapping[str, Tensor]) -> None:
     """Raises ValueError unless ``tensors`` is the complete, sound state of a group like this."""
     check_format(tensors, FORMAT_VERSION, describe(tables))
-    expected = dict(used_tensors(tables))
+    check_content(tables, entries_of(tables, tensors))
+
+
+def entries_of(
+    tables: Tables, tensors: Mapping[str, Tensor], *, rows: bool = True
+) -> dict[str, Tensor]:
+    """The entries of a state, of the dtypes and columns of this group's, on the CPU where whole.
+
+    Args:
+        tables: of the group.
+        tensors: the state.
+        rows: see :func:`used_tensors`.
+
+    Raises:
+        ValueError: an entry is missing, or of another kind.
+    """
+    expected = dict(used_tensors(tables, rows=rows))
     empty = _empty_entries(tables, expected, tensors.get("slabs"))
-    check_content(tables, plain_entries(expected, tensors, _FIXED, empty=empty))
+    return plain_entries(expected, tensors, _FIXED, empty=empty)
 
 
 def _empty_entries(

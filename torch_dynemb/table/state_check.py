@@ -37,11 +37,18 @@ _GENERATION_MASK = (1 << GENERATION_BITS) - 1
 # -- content -------------------------------------------------------------------------------------
 
 
-def check_content(tables: Tables, entries: Mapping[str, Tensor]) -> None:
-    """Raises ValueError unless the entries of a group's state go together.
+def check_content(tables: Tables, entries: Mapping[str, Tensor]) -> list[Tensor]:
+    """Checks that the entries of a group's state go together.
 
     Args:
-        entries: all, as :func:`torch_dynemb.table.state_entries.plain_entries` gives them.
+        tables: of the group.
+        entries: all, or all without rows, as ``torch_dynemb.table.state.entries_of`` gives them.
+
+    Returns:
+        By slab the handles of ids by row, int64 [rows]; 0: a free row.
+
+    Raises:
+        ValueError: they do not.
     """
     check_counts("clock", entries["clock"][:CLOCK_HEAD])  # behind it are custom scores: any number
     check_counts("row_clock", entries["row_clock"])
@@ -57,8 +64,7 @@ def check_content(tables: Tables, entries: Mapping[str, Tensor]) -> None:
         number = tables.config.layout.counters[t]
         if number is not None:
             _check_counters(tables, entries, number, f"{table.name}.counts")
-    for s in range(len(tables.config.slabs)):
-        _check_rows(tables, entries, s, rows[s])
+    return [_check_rows(tables, entries, s, of_slab) for s, of_slab in enumerate(rows)]
 
 
 def check_counts(name: str, counts: Tensor) -> None:
@@ -109,16 +115,22 @@ def _index_damage(entry: str, what: str) -> ValueError:
 def _check_index(tables: Tables, entries: Mapping[str, Tensor], t: int, entry: str) -> Tensor:
     """Handles of a table's ids, int64 [n], if every id is found where the state says."""
     keys, stored = _slots(tables, entries, t, entry)
-    occupied = stored > 0
     if tables.config.layout.score_words:
-        _check_scores(tables, entries, f"{entry.rpartition('.')[0]}.scores", occupied)
-    return _check_found(tables, entries, t, entry, keys[occupied], stored[occupied])
+        _check_scores(tables, entries, f"{entry.rpartition('.')[0]}.scores", stored > 0)
+    return _check_found(tables, entries, t, entry, *_occupied(keys, stored))
+
+
+def _occupied(keys: Tensor, stored: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids and stored words, int64 [n] each."""
+    words = stored.reshape(-1)
+    slots = words.nonzero()[:, 0]
+    return keys.reshape(-1)[slots], words[slots]
 
 
 def _check_counters(tables: Tables, entries: Mapping[str, Tensor], t: int, entry: str) -> None:
     """The same of an index whose stored words are counts, not handles."""
     keys, stored = _slots(tables, entries, t, entry)
-    ids, counts = keys[stored > 0], stored[stored > 0]
+    ids, counts = _occupied(keys, stored)
     _check_found(tables, entries, t, entry, ids, counts)
     check_counts(entry, counts)
     if ids.unique().numel() != ids.numel():  # of rows, their handles would tell
@@ -224,8 +236,8 @@ def _check_scores(
 
 def _check_rows(
     tables: Tables, entries: Mapping[str, Tensor], s: int, handles: list[Tensor]
-) -> None:
-    """Every row up to the first unused one belongs to one id or to the free list."""
+) -> Tensor:
+    """Handles of ids by row: every used row belongs to one id, or to the free list."""
     prefix = tables.config.slabs[s].name
 
     def damage(entry: str, what: str) -> ValueError:
@@ -238,7 +250,7 @@ def _check_rows(
     used, free = slab[Slab.NEXT_ROW], entries[f"{prefix}.free_rows"]
     config = tables.config.optimizer
     state = () if config is None else config.state
-    stored = tables.tiers is not None and tables.tiers.holds(s)  # who has the rows checks them
+    stored = f"{prefix}.generations" not in entries  # the reader of the rows checks them
     names = ("weights", "generations", *(tensor.name for tensor in state))
     for name in () if stored else names:
         rows_given = entries[f"{prefix}.{name}"].shape[0]
@@ -259,24 +271,29 @@ def _check_rows(
     for tensor in state:
         if tensor.dtype == torch.int32 and not stored:
             check_counts(f"{prefix}.{tensor.name}", entries[f"{prefix}.{tensor.name}"])
-    owned = torch.cat(handles)
-    both = torch.cat([owned, free])
-    rows = both >> GENERATION_BITS
-    if rows.numel() != used:
+    owned = torch.cat([*handles, free])
+    if owned.numel() != used:
+        ids = owned.numel() - free.numel()
         raise damage(
             f"{prefix}.free_rows",
-            f"and the ids have {free.numel()} and {owned.numel()} rows, but 'slabs' says {used}",
+            f"and the ids have {free.numel()} and {ids} rows, but 'slabs' says {used}",
         )
+    rows = owned >> GENERATION_BITS
     if used > 0 and not 0 <= _least(rows) <= _most(rows) < used:
         wrong = _least(rows) if _least(rows) < 0 else _most(rows)
         raise damage(f"{prefix}.free_rows", f"or an id has row {wrong}, expected 0 to {used - 1}")
-    owned_once = torch.zeros(used, dtype=torch.bool)
-    if not bool(owned_once.index_fill_(0, rows, True).all()):
+    by_row = torch.full((used,), -1).index_copy_(0, rows, owned)
+    if bool((by_row < 0).any()):
         raise damage(f"{prefix}.free_rows", "or an id has a row that another one has")
-    if stored:
-        return
-    entry = f"{prefix}.generations"
-    _check_generations(entry, entries[entry], rows, both, owned.numel(), damage)
+    if bool(((by_row & _GENERATION_MASK) == 0).any()):  # the mark of a row without a value
+        raise damage(
+            f"{prefix}.free_rows", "or an id has a handle of generation 0, expected 1 or more"
+        )
+    by_row[free >> GENERATION_BITS] = 0
+    if not stored:
+        entry = f"{prefix}.generations"
+        _check_generations(entry, entries[entry], by_row, free, damage)
+    return by_row
 
 
 def clamp_committed(tables: Tables) -> None:
@@ -318,34 +335,29 @@ def check_slab(tables: Tables, s: int, slab: list[int]) -> None:
 
 def _check_generations(
     entry: str,
-    stored: Tensor,
-    rows: Tensor,
-    handles: Tensor,
-    owned: int,
+    generations: Tensor,
+    by_row: Tensor,
+    free: Tensor,
     damage: Callable[[str, str], ValueError],
 ) -> None:
     """Rows are live where an id has them, and older than their next owner where none has.
 
     Args:
         entry: its name.
-        stored: int32 [rows].
-        rows, handles: int64 [rows], first those of ids.
-        owned: how many ids there are.
+        generations: int32 [rows].
+        by_row: int64 [rows], handles of ids; 0: a free row.
+        free: int64 [n], handles of free rows.
     """
-    generations = stored[rows].to(torch.int64)
-    given = handles & _GENERATION_MASK
     if generations.numel() == 0:
         return
     if not 0 <= _least(generations) <= _most(generations) <= _GENERATION_MASK:
         raise damage(entry, f"has generations beyond 0 to {_GENERATION_MASK}")
-    if _least(given) == 0:  # which means that nobody has written the row yet
-        raise damage(entry, "is of rows with a handle of generation 0, expected 1 or more")
-    if not torch.equal(generations[:owned], given[:owned]):
+    if bool(((generations != by_row & _GENERATION_MASK) & (by_row != 0)).any()):
         raise damage(entry, "says that the row of an id is another one's")
     # counted with wrap-around
-    generations, given = generations[owned:], given[owned:]
-    ahead = (given - generations) & _GENERATION_MASK
-    if not bool(((generations == 0) | ((ahead > 0) & (ahead <= _GENERATION_MASK >> 1))).all()):
+    own = generations[free >> GENERATION_BITS].to(torch.int64)
+    ahead = ((free & _GENERATION_MASK) - own) & _GENERATION_MASK
+    if not bool(((own == 0) | ((ahead > 0) & (ahead <= _GENERATION_MASK >> 1))).all()):
         raise damage(entry, "says that a free row is newer than its next owner")
 
 

@@ -373,6 +373,24 @@ class SummedReaders:
             self.close()
 
 
+def read_tensors(path: Path, sums: FileSums) -> dict[str, Tensor]:
+    """All tensors of a file, by name.
+
+    Raises:
+        DamagedFileError: it is missing, or not what was written.
+    """
+    reader = SummedReader(path, sums)
+    try:
+        tensors = {}
+        for name, section in reader.tensors.items():
+            tensors[name] = torch.empty(section.shape, dtype=section.dtype)
+            reader.read(name, 0, tensors[name])
+        reader.finish()
+    finally:
+        reader.close()
+    return tensors
+
+
 def check_file(path: Path, sums: FileSums) -> None:
     """Reads a whole file.
 
@@ -399,6 +417,7 @@ __all__ = [
     "SummedReaders",
     "SummedWriter",
     "check_file",
+    "read_tensors",
     "room_told",
     "sums_of_bytes",
 ]

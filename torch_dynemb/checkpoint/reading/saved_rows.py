@@ -12,10 +12,7 @@ from torch import Tensor
 
 from torch_dynemb.checkpoint.entries import (
     COUNT,
-    HANDLE,
     ID,
-    NO_GROUP,
-    SLOT,
     WEIGHT,
     score_entry,
     state_entry,
@@ -51,9 +48,8 @@ class TensorKind(NamedTuple):
 
 _NOTHING: Mapping[str, TensorKind] = MappingProxyType({})
 _INT64 = TensorKind((torch.int64,))
-# of files of ids that wait for admission: what all have, and what says where the ids stood
+# of files of ids that wait for admission
 COUNTED: Mapping[str, TensorKind] = MappingProxyType({ID: _INT64, COUNT: _INT64})
-SLOTS: Mapping[str, TensorKind] = MappingProxyType({SLOT: _INT64})
 
 
 def kinds_of(table: SavedTable, part: SavedPart, words: Iterable[str]) -> dict[str, TensorKind]:
@@ -66,9 +62,6 @@ def kinds_of(table: SavedTable, part: SavedPart, words: Iterable[str]) -> dict[s
     """
     dtype = table.column_dtype
     kinds = {WEIGHT: TensorKind((dtype,), (part.columns,))}
-    if part.group != NO_GROUP:
-        kinds[SLOT] = TensorKind((torch.int32, torch.int64))
-        kinds[HANDLE] = _INT64
     if part.first_column == 0:
         kinds[ID] = _INT64
         kinds.update((score_entry(word), _INT64) for word in words)
@@ -185,4 +178,4 @@ def _check_tensors(
             )
 
 
-__all__ = ["COUNTED", "PIECE_BYTES", "SLOTS", "SavedRows", "TensorKind", "kinds_of"]
+__all__ = ["COUNTED", "PIECE_BYTES", "SavedRows", "TensorKind", "kinds_of"]

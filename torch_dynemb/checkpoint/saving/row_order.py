@@ -47,18 +47,6 @@ def occupied_slots(buckets: Tensor) -> Iterator[OccupiedSlots]:
         yield OccupiedSlots(slots + begin * BUCKET_WIDTH, ids[slots], stored[slots])
 
 
-def tombstones(buckets: Tensor) -> Tensor:
-    """What erased ids have left in an index, int64 [n, 2]: slots and keys."""
-    found = [torch.empty(0, 2, dtype=torch.int64)]
-    for begin in range(0, buckets.shape[0], _BUCKETS_AT_ONCE):
-        piece = buckets[begin : begin + _BUCKETS_AT_ONCE].cpu()
-        keys = piece[:, :BUCKET_WIDTH].reshape(-1)
-        left = (keys != 0) & (piece[:, BUCKET_WIDTH:].reshape(-1) == 0)
-        slots = left.nonzero()[:, 0]
-        found.append(torch.stack([slots + begin * BUCKET_WIDTH, keys[slots]], 1))
-    return torch.cat(found)
-
-
 class RowOrder:
     """Whose the rows of a slab are: at most 17 bytes for every row, and 21 of those in a store, or
     of those that are read while training goes on.
@@ -73,7 +61,7 @@ class RowOrder:
         stored = source.slabs[slab].reader is not None
         config = source.config
         tables = [t for t in range(len(config.tables)) if config.slab_of(t) == slab]
-        buckets = max((source.buckets_of[t].buckets.shape[0] for t in tables), default=0)
+        buckets = max((source.buckets(t).shape[0] for t in tables), default=0)
         slot_dtype = torch.int32 if buckets * BUCKET_WIDTH < 1 << 31 else torch.int64
         owner_dtype = torch.uint8 if len(tables) < 255 else torch.int32
         self.ids = torch.zeros(used, dtype=torch.int64)
@@ -85,7 +73,7 @@ class RowOrder:
         for k, t in enumerate(tables):
             if chosen is not None and source.changed is not None:
                 chosen[source.changed[t].handles.cpu() >> GENERATION_BITS] = True
-            for piece in occupied_slots(source.buckets_of[t].buckets):
+            for piece in occupied_slots(source.buckets(t)):
                 if chosen is not None:
                     here = chosen[(piece.stored - 1) >> GENERATION_BITS]
                     piece = OccupiedSlots(*(of[here] for of in piece))
@@ -128,4 +116,4 @@ def _rows_by_owner(owner: Tensor, counts: list[int]) -> list[Tensor]:
     return result
 
 
-__all__ = ["OccupiedSlots", "RowOrder", "occupied_slots", "tombstones"]
+__all__ = ["OccupiedSlots", "RowOrder", "occupied_slots"]

@@ -426,7 +426,9 @@ def _write_files(
 
 
 def _bytes_of(group: GroupSource) -> int:
-    return sum((20 + slab.row_bytes) * slab.used for slab in group.slabs)
+    entries = group.entries.values() if group.changed is None else ()
+    rows = sum((8 + slab.row_bytes) * slab.used for slab in group.slabs)
+    return rows + sum(tensor.numel() * tensor.element_size() for tensor in entries)
 
 
 def _table_of(group: GroupSource, part: SourcePart, saved: SavedPart) -> SavedTable:
@@ -435,13 +437,13 @@ def _table_of(group: GroupSource, part: SourcePart, saved: SavedPart) -> SavedTa
     return SavedTable(
         embedding_dim=part.embedding_dim,
         dtype=part.dtype,
-        seed=int(group.seeds[part.number]),
+        seed=int(group.entries["seeds"][part.number]),
         optimizer=None if optimizer is None else optimizer.description(),
         hyper={} if optimizer is None else _hyper_of(group, part.number),
         padding_idx=config.padding_idx,
         scores=list(score_words_of([config], group.config.memory_budget is not None)),
         policy=config.policy.description(),
-        step=int(group.clock[Clock.STEP]),
+        step=int(group.entries["clock"][Clock.STEP]),
         now=group.now,
         parts=[saved],
     )

@@ -8,13 +8,14 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.saving.stored_rows import StoredRows
-from torch_dynemb.ops.columns import Clock, Meta, Slab
+from torch_dynemb.ops.columns import Clock, Meta
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.storage.host import HostMemory
 from torch_dynemb.table.changes import ChangedIds
 from torch_dynemb.table.group_config import GroupConfig
 from torch_dynemb.table.preserved_rows import PreservedRows, can_preserve
 from torch_dynemb.table.row_access import materialize, state_tensors
+from torch_dynemb.table.state import clamp_counts, used_tensors
 from torch_dynemb.table.tables import Tables
 
 
@@ -26,7 +27,6 @@ class SlabRows(NamedTuple):
         weights: [rows, dim].
         generations: int32 [rows].
         state: optimizer state by name: [rows] or [rows, columns].
-        free: int64 [n], handles of rows that no id has.
         in_store: what reads the rows piece by piece, where they lie in a store; the tensors have no
             rows then.
         preserved: what reads them while training goes on, where no copies are made; the weights and
@@ -37,7 +37,6 @@ class SlabRows(NamedTuple):
     weights: Tensor
     generations: Tensor
     state: dict[str, Tensor]
-    free: Tensor
     in_store: StoredRows | None
     preserved: PreservedRows | None = None
 
@@ -51,18 +50,6 @@ class SlabRows(NamedTuple):
         """Bytes of weights and state of a row."""
         tensors = [self.weights, *self.state.values()]
         return sum(tensor.shape[1:].numel() * tensor.element_size() for tensor in tensors)
-
-
-class IndexTable(NamedTuple):
-    """The buckets of a table that are in use.
-
-    Attributes:
-        buckets: int64 [buckets, 8], four keys and four stored words each.
-        scores: int64 [buckets, 4 * words]; no columns where nothing is kept.
-    """
-
-    buckets: Tensor
-    scores: Tensor
 
 
 class RowConstants(NamedTuple):
@@ -82,12 +69,9 @@ class GroupSource(NamedTuple):
 
     Attributes:
         config: of the group.
-        buckets_of: by table, and then by table of counted ids.
+        entries: what ``table.state`` has of the group, without rows; what is small is of the CPU.
         slabs: by slab.
-        tables, slab_counts, clock, row_clock: of the CPU; see ``ops.IndexTensors``.
-        seeds: int64 [tables], of the CPU.
         hyper: float64 [tables, 24], of the CPU.
-        sketch: int32 [cells].
         now: seconds of the lookups that follow, as far as this rank knows.
         unwritten: rows of ids that were never trained may have no values yet, which
             :func:`write_initial_rows` computes from this; None: all have.
@@ -96,18 +80,34 @@ class GroupSource(NamedTuple):
     """
 
     config: GroupConfig
-    buckets_of: list[IndexTable]
+    entries: dict[str, Tensor]
     slabs: list[SlabRows]
-    tables: Tensor
-    slab_counts: Tensor
-    clock: Tensor
-    row_clock: Tensor
-    seeds: Tensor
     hyper: Tensor
-    sketch: Tensor
     now: int
     unwritten: RowConstants | None
     changed: list[ChangedIds] | None = None
+
+    @property
+    def tables(self) -> Tensor:
+        """See ``ops.IndexTensors``."""
+        return self.entries["tables"]
+
+    def buckets(self, table: int) -> Tensor:
+        """The buckets in use, int64 [buckets, 8]: four keys and four stored words each.
+
+        Args:
+            table: its number.
+        """
+        return self.entries[f"{self.config.names[table]}.buckets"]
+
+    def scores(self, table: int) -> Tensor:
+        """The scores of these, int64 [buckets, 4 * words]; no buckets where nothing is kept.
+
+        Args:
+            table: its number.
+        """
+        none = self.buckets(table)[:0]
+        return self.entries.get(f"{self.config.names[table]}.scores", none)
 
 
 def source_of(tables: Tables, *, to_be_copied: bool = False) -> GroupSource:
@@ -125,12 +125,6 @@ def source_of(tables: Tables, *, to_be_copied: bool = False) -> GroupSource:
     if not later:
         materialize(tables)
     config, index, rows = tables.config, tables.index, tables.rows
-    parts = []
-    for t in range(index.tables.shape[0]):
-        active = index.active_buckets(t)
-        scored = bool(config.layout.score_words) and t < len(config.tables)
-        scores = index.scores[active] if scored else index.scores[:0]
-        parts.append(IndexTable(index.buckets[active], scores))
     of_slabs = []
     in_store = StoredRows(tables)
     for s in range(len(config.slabs)):
@@ -142,26 +136,21 @@ def source_of(tables: Tables, *, to_be_copied: bool = False) -> GroupSource:
                 rows.weights[s][:here],
                 rows.generations[s][: 0 if stored else used],
                 {name: tensor[:here] for name, tensor in state_tensors(tables, s).items()},
-                index.free_rows[s, : int(index.slabs[s, Slab.FREE_COUNT])],
                 in_store if stored else None,
                 preserved,
             )
         )
-    small = (index.tables, index.slabs, index.clock, rows.row_clock, index.meta[:, 0], rows.hyper)
-    counts, slab_counts, clock, row_clock, seeds, hyper = (t.detach().cpu().clone() for t in small)
+    entries = dict(used_tensors(tables, rows=False))
+    for name in ("tables", "slabs", "clock", "row_clock", "seeds"):
+        entries[name] = entries[name].detach().cpu().clone()
+    clamp_counts(entries)
     proposed = tables.host.proposed_now
-    now = max(int(clock[Clock.NOW]), 0 if proposed is None else int(proposed))
+    now = max(int(entries["clock"][Clock.NOW]), 0 if proposed is None else int(proposed))
     return GroupSource(
         config,
-        parts,
+        entries,
         of_slabs,
-        counts,
-        slab_counts,
-        clock,
-        row_clock,
-        seeds,
-        hyper,
-        index.sketch,
+        rows.hyper.detach().cpu().clone(),
         now,
         RowConstants(rows.meta.clone(), rows.init_data.clone())
         if later and preserved is None
@@ -177,7 +166,7 @@ def write_initial_rows(source: GroupSource) -> None:
     state = [slab.state[name] for name in (slabs[0].state if slabs else ()) for slab in slabs]
     none = source.tables.new_empty(0)
     for t in range(len(source.config.tables)):
-        buckets = source.buckets_of[t].buckets
+        buckets = source.buckets(t)
         meta = source.unwritten.meta[t : t + 1].clone()  # of an index with this table alone
         meta[:, Meta.REGION_BEGIN], meta[:, Meta.REGION_BUCKETS] = 0, buckets.shape[0]
         ops.materialize_(
@@ -199,7 +188,6 @@ def write_initial_rows(source: GroupSource) -> None:
 
 __all__ = [
     "GroupSource",
-    "IndexTable",
     "RowConstants",
     "SlabRows",
     "source_of",

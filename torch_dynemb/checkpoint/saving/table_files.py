@@ -14,27 +14,17 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.entries import (
     COUNT,
-    GROUP_CLOCK,
-    GROUP_ROW_CLOCK,
-    GROUP_SEEDS,
-    GROUP_SKETCH,
-    GROUP_SLABS,
-    GROUP_TABLES,
-    HANDLE,
     ID,
     NO_GROUP,
     SKETCH,
-    SLOT,
     WEIGHT,
     counts_file,
-    free_rows_entry,
     group_file,
     removed_file,
     rows_file,
     score_entry,
     sketch_file,
     state_entry,
-    tombstones_entry,
 )
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.scattered_file import ScatteredFile
@@ -43,13 +33,11 @@ from torch_dynemb.checkpoint.files.tensor_file import TensorShape, header_of
 from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedGroup, SavedPart
 from torch_dynemb.checkpoint.parts import IdSlots
 from torch_dynemb.checkpoint.saving.row_order import (
-    OccupiedSlots,
     RowOrder,
     occupied_slots,
-    tombstones,
 )
 from torch_dynemb.checkpoint.saving.source import GroupSource
-from torch_dynemb.checkpoint.saving.table_source import TableSource
+from torch_dynemb.checkpoint.saving.table_source import PIECE_BYTES, TableSource
 from torch_dynemb.ops.columns import SKETCH_ROWS, PolicyColumn, Table
 from torch_dynemb.table.row_access import RowValues
 
@@ -90,6 +78,19 @@ class Section(NamedTuple):
 
     shape: TensorShape
     pieces: Callable[[range], Iterator[Tensor]]
+
+    @staticmethod
+    def of(name: str, values: Tensor) -> Section:
+        """A whole tensor of any device, piece by piece.
+
+        Args:
+            name: of the tensor.
+            values: of it.
+        """
+        step = max(1, PIECE_BYTES // max(1, values[:1].numel() * values.element_size()))
+        shape = TensorShape(name, values.dtype, tuple(values.shape))
+        pieces = values.detach().split(step)
+        return Section(shape, lambda _: (piece.cpu().contiguous() for piece in pieces))
 
     @property
     def rows(self) -> int:
@@ -237,7 +238,8 @@ def write_group(
             saved[part.number] = _write_part(folder, source, part, order, number)
     if source.changed is not None:
         return None, [saved[part.number] for part in parts]
-    file = folder.write(group_file(folder.rank, folder.ranks, number), _group_sections(source), 0)
+    sections = [Section.of(name, values) for name, values in source.entries.items()]
+    file = folder.write(group_file(folder.rank, folder.ranks, number), sections, 0)
     words = list(source.config.layout.score_words)
     stored = [t for t, table in enumerate(source.config.tables) if table.slab.tiered]
     group = SavedGroup(folder.rank, [part.name for part in parts], words, file, stored)
@@ -283,7 +285,7 @@ def _write_part(
         group=group if source.changed is None else NO_GROUP,
         number=number if source.changed is None else 0,
         counters=source.tables[number].tolist(),
-        optimizer_steps=int(source.row_clock[number]),
+        optimizer_steps=int(source.entries["row_clock"][number]),
         rows=files,
         counts=counts,
         counted=counted,
@@ -302,21 +304,15 @@ def _ids_crc32c(table: TableSource) -> int:
 
 
 def _id_sections(source: GroupSource, part: SourcePart, table: TableSource) -> list[Section]:
-    """What a part's files have of its ids: only once, where columns are split, but for places."""
+    """What a part's files have of its ids: only once, where columns are split."""
+    if part.columns.start > 0:
+        return []
     count = table.count
-    slots = torch.int64 if table.wide_slots else torch.int32
-    sections = [
-        Section(TensorShape(SLOT, slots, (count,)), table.slots),
-        Section(TensorShape(HANDLE, torch.int64, (count,)), table.handles),
-    ]
-    if source.changed is not None:
-        sections = []
-    if part.columns.start == 0:
-        sections.insert(0, Section(TensorShape(ID, torch.int64, (count,)), table.ids))
-        # also those that other tables of the group keep: a step writes them for all ids
-        for word, name in enumerate(source.config.layout.score_words):
-            shape = TensorShape(score_entry(name), torch.int64, (count,))
-            sections.append(Section(shape, _scores(table, word)))
+    sections = [Section(TensorShape(ID, torch.int64, (count,)), table.ids)]
+    # also those that other tables of the group keep: a step writes them for all ids
+    for word, name in enumerate(source.config.layout.score_words):
+        shape = TensorShape(score_entry(name), torch.int64, (count,))
+        sections.append(Section(shape, _scores(table, word)))
     return sections
 
 
@@ -349,29 +345,18 @@ def _rows_of(section: Section, rows: range) -> Section:
 def _write_counts(
     folder: Folder, source: GroupSource, part: SourcePart
 ) -> tuple[SavedFile | None, int]:
-    """Ids and counts only once, where columns are split; slots, which are each part's own."""
+    """Ids that wait for admission: only once, where columns are split."""
     counters = source.config.layout.counters[part.number]
-    if counters is None:
+    if counters is None or part.columns.start > 0:
         return None, 0
-    buckets = source.buckets_of[counters].buckets
+    buckets = source.entries[f"{source.config.names[part.number]}.counts"]
     count = int(source.tables[counters, Table.SIZE])
-    found = [_by_id(occupied_slots(buckets))] if part.split else None
 
-    def of(field: str) -> Callable[[range], Iterator[Tensor]]:
-        def pieces(_: range) -> Iterator[Tensor]:
-            for piece in occupied_slots(buckets) if found is None else found:
-                yield getattr(piece, field).contiguous()
+    def of(name: str, field: str) -> Section:
+        shape = TensorShape(name, torch.int64, (count,))
+        return Section(shape, lambda _: (getattr(of, field) for of in occupied_slots(buckets)))
 
-        return pieces
-
-    sections = []
-    if source.changed is None:
-        sections.append(Section(TensorShape(SLOT, torch.int64, (count,)), of("slots")))
-    elif part.columns.start > 0:
-        return None, 0
-    if part.columns.start == 0:
-        sections.append(Section(TensorShape(ID, torch.int64, (count,)), of("ids")))
-        sections.append(Section(TensorShape(COUNT, torch.int64, (count,)), of("stored")))
+    sections = [of(ID, "ids"), of(COUNT, "stored")]
     name = counts_file(part.name, folder.rank, folder.ranks, part.columns)
     return folder.write(name, sections, count), count
 
@@ -381,13 +366,7 @@ def _write_removed(folder: Folder, source: GroupSource, part: SourcePart) -> Sav
         return None
     ids = source.changed[part.number].removed.cpu()
     name = removed_file(part.name, folder.rank, folder.ranks)
-    return folder.write(name, [_whole(ID, ids)], ids.numel())
-
-
-def _by_id(pieces: Iterator[OccupiedSlots]) -> OccupiedSlots:
-    whole = OccupiedSlots(*(torch.cat(of) for of in zip(*pieces, strict=True)))
-    order = torch.argsort(whole.ids)
-    return OccupiedSlots(*(of[order] for of in whole))
+    return folder.write(name, [Section.of(ID, ids)], ids.numel())
 
 
 def _write_sketch(
@@ -398,32 +377,11 @@ def _write_sketch(
     if width == 0 or part.columns.start > 0:
         return None, 0
     begin = rows[part.number][PolicyColumn.SKETCH_BEGIN]
-    cells = source.sketch[begin : begin + SKETCH_ROWS * width].cpu().reshape(SKETCH_ROWS, width)
+    cells = source.entries["sketch"][begin : begin + SKETCH_ROWS * width].reshape(
+        SKETCH_ROWS, width
+    )
     name = sketch_file(part.name, folder.rank, folder.ranks)
-    return folder.write(name, [_whole(SKETCH, cells)], SKETCH_ROWS), width
-
-
-def _group_sections(source: GroupSource) -> list[Section]:
-    """What a group goes on from exactly as it was, with rows and ids where they were."""
-    sections = [
-        _whole(GROUP_TABLES, source.tables),
-        _whole(GROUP_SLABS, source.slab_counts),
-        _whole(GROUP_CLOCK, source.clock),
-        _whole(GROUP_ROW_CLOCK, source.row_clock),
-        _whole(GROUP_SKETCH, source.sketch.cpu()),
-        _whole(GROUP_SEEDS, source.seeds),
-    ]
-    for s, slab in enumerate(source.slabs):
-        sections.append(_whole(free_rows_entry(s), slab.free.cpu()))
-    for t, table in enumerate(source.buckets_of):
-        sections.append(_whole(tombstones_entry(t), tombstones(table.buckets)))
-    return sections
-
-
-def _whole(name: str, values: Tensor) -> Section:
-    values = values.contiguous()
-    shape = TensorShape(name, values.dtype, tuple(values.shape))
-    return Section(shape, lambda _: iter([values]))
+    return folder.write(name, [Section.of(SKETCH, cells)], SKETCH_ROWS), width
 
 
 __all__ = ["Folder", "Progress", "Section", "SourcePart", "write_group"]

@@ -42,7 +42,7 @@ class TableSource:
     ) -> None:
         slab = source.config.slab_of(table)
         self._table = table
-        self._slab, self._scores = source.slabs[slab], source.buckets_of[table].scores
+        self._slab, self._scores = source.slabs[slab], source.scores(table)
         self._order = order
         self._rows = order.rows_of(table)
         if by_id:
@@ -52,11 +52,6 @@ class TableSource:
         self._ascends = not by_id
         self.count = order.ids.shape[0] if self._rows is None else self._rows.shape[0]
         self._buffer: Tensor | None = None
-
-    @property
-    def wide_slots(self) -> bool:
-        """Whether slots take 8 bytes, not 4."""
-        return self._order.slots.dtype == torch.int64
 
     def _numbers(self, begin: int, end: int) -> Tensor | slice:
         """Rows of some ids: a slice where they follow each other."""
@@ -72,15 +67,6 @@ class TableSource:
     def ids(self, rows: range) -> Iterator[Tensor]:
         """int64 [n] each."""
         yield from self._pieces(rows, self._order.ids)
-
-    def slots(self, rows: range) -> Iterator[Tensor]:
-        """int32 or int64 [n] each: where the ids stand in the index."""
-        yield from self._pieces(rows, self._order.slots)
-
-    def handles(self, rows: range) -> Iterator[Tensor]:
-        """int64 [n] each."""
-        for begin, end in _ranges(rows, 8):
-            yield self._handles(self._numbers(begin, end))
 
     def _handles(self, numbers: Tensor | slice) -> Tensor:
         stored = self._slab.reader is not None
@@ -132,7 +118,7 @@ class TableSource:
 
     def scores(self, rows: range, word: int) -> Iterator[Tensor]:
         """int64 [n] each; ``word`` is one of those that the group keeps."""
-        for slots in self.slots(rows):
+        for slots in self._pieces(rows, self._order.slots):
             places = slots.long()
             flat = self._scores.reshape(-1)
             at = places // BUCKET_WIDTH * self._scores.shape[1] + word * BUCKET_WIDTH

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.files.summed_files import SummedReader
-from torch_dynemb.checkpoint.files.tensor_file import TensorShape
+from torch_dynemb.checkpoint.files.summed_files import read_tensors
 from torch_dynemb.checkpoint.manifest.records import SavedFile
 from torch_dynemb.checkpoint.saving.table_files import Folder, Section
 from torch_dynemb.checkpoint.snapshots.places import STATE, StoredGroup, segment_file
@@ -60,7 +59,7 @@ def write_state(folder: Folder, stored: StoredGroup, rows: ops.StoreSnapshot) ->
         entries[_records(slab.name)] = records
     entries.update(_taken_by_nobody(tables))
     entries["format"] = table_state.format_entry(tables)
-    return folder.write(STATE, [_section(name, of) for name, of in entries.items()], 0)
+    return folder.write(STATE, [Section.of(name, of) for name, of in entries.items()], 0)
 
 
 def _taken_by_nobody(tables: Tables) -> dict[str, Tensor]:
@@ -71,12 +70,6 @@ def _taken_by_nobody(tables: Tables) -> dict[str, Tensor]:
         empty = torch.empty(0, table.embedding_dim)
         entries[_evicted_rows(table.name)] = torch.cat([empty, *kept])
     return entries
-
-
-def _section(name: str, values: Tensor) -> Section:
-    values = values.detach().contiguous()
-    shape = TensorShape(name, values.dtype, tuple(values.shape))
-    return Section(shape, lambda _: iter([values]))
 
 
 def saved_segments(stored: StoredGroup, rows: ops.StoreSnapshot) -> list[SavedSegments]:
@@ -138,7 +131,7 @@ def read_state(stored: StoredGroup, folder: Path, record: SavedStore) -> GroupSt
     tables = stored.group.tables
     slabs = [slab.name for slab in tables.config.slabs]
     try:
-        entries = _read_all(path, record.state)
+        entries = read_tensors(path, record.state.sums)
     except DamagedFileError as error:
         raise DamagedStoreError(f"{error}: {REMEDY}", path=path) from error
     rows = {name: entries.pop(name) for name in map(_records, slabs) if name in entries}
@@ -165,19 +158,6 @@ def read_state(stored: StoredGroup, folder: Path, record: SavedStore) -> GroupSt
 
 def _pairs(places: list[int], files: list[int]) -> Tensor:
     return torch.tensor([places, files], dtype=torch.int64).t().reshape(-1).contiguous()
-
-
-def _read_all(path: Path, file: SavedFile) -> dict[str, Tensor]:
-    reader = SummedReader(path, file.sums)
-    try:
-        entries = {}
-        for name, section in reader.tensors.items():
-            entries[name] = torch.empty(section.shape, dtype=section.dtype)
-            reader.read(name, 0, entries[name])
-        reader.finish()
-    finally:
-        reader.close()
-    return entries
 
 
 def _check_segments(stored: StoredGroup, segments: SavedSegments) -> None:
