@@ -27,6 +27,7 @@ from torch_dynemb.checkpoint.entries import (
     state_entry,
     tombstones_entry,
 )
+from torch_dynemb.checkpoint.loading.group import GroupLoad
 from torch_dynemb.checkpoint.loading.group_state import check_handles, read_group_state
 from torch_dynemb.checkpoint.loading.part import Stream
 from torch_dynemb.checkpoint.loading.score_check import check_score, check_waiting
@@ -137,7 +138,7 @@ class _Saved(NamedTuple):
         return f"table {self.plan.part.name!r} was saved"
 
 
-class ExactLoad:
+class ExactLoad(GroupLoad):
     """Loads all tables of a group.
 
     Args:
@@ -146,19 +147,16 @@ class ExactLoad:
         saved: the group that was saved.
         stream: where from.
 
-    Attributes:
-        newest: by slab, the newest generation of handles under which rows have been written to a
-            store.
-
     Raises:
         DamagedFileError: the file of the group is damaged, or says what cannot be.
     """
 
+    exact = True
+
     def __init__(
         self, group: TableGroup, plans: Sequence[TablePlan], saved: SavedGroup, stream: Stream
     ) -> None:
-        self._tables, self._stream = group.tables, stream
-        self.newest = [0] * len(group.config.slabs)
+        super().__init__(group, plans, stream)
         self._words = group.config.layout.score_words
         self._saved = [_saved_of(plan) for plan in plans]
         in_order = sorted(self._saved, key=lambda of: of.table)
@@ -168,19 +166,11 @@ class ExactLoad:
 
     @property
     def counts(self) -> list[int]:
-        """Ids by plan."""
         return [of.source.ids for of in self._saved]
 
     # -- rows ------------------------------------------------------------------------------------
 
     def stream(self) -> None:
-        """Reads rows into their places.
-
-        Raises:
-            DamagedFileError: a file is damaged.
-            ValueError: rows or state of them are such as nobody has saved.
-            RuntimeError: rows lie on a disk, which has no room for them, or fails.
-        """
         tables = self._tables
         tables.memory.bind(
             tables.index,
@@ -218,7 +208,8 @@ class ExactLoad:
                         check_counts(state_entry(name), values)
                     of_state[name] = values
                 of_rows = handles[low:high]
-                self.newest[slab] = max(self.newest[slab], int((of_rows & _GENERATION_MASK).max()))
+                newest = self.loader.newest
+                newest[slab] = max(newest[slab], int((of_rows & _GENERATION_MASK).max()))
                 write_rows(tables, table, ids, of_rows, own, of_state)
                 row_bytes = rows.section(WEIGHT).row_bytes
                 row_bytes += sum(rows.section(state_entry(name)).row_bytes for name in state)
@@ -283,13 +274,7 @@ class ExactLoad:
     # -- ids -------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Whether ids and rows go together, before anything is replaced.
-
-        It takes the memory of the index of one table.
-
-        Raises:
-            ValueError: they do not.
-        """
+        # takes the memory of the index of one table
         self._place_all(publish=False)
         optimizer = self._tables.config.optimizer
         steps = [] if optimizer is None else [t for t in optimizer.state if t.dtype == torch.int32]
@@ -299,13 +284,6 @@ class ExactLoad:
                     check_counts(state_entry(tensor.name), rows.whole(state_entry(tensor.name)))
 
     def publish(self) -> None:
-        """Puts the ids into their slots, and takes over clocks and counts.
-
-        Raises:
-            DamagedFileError: a file is damaged.
-            ValueError: ids and rows do not go together. What is there then can be taken away by
-                the counts.
-        """
         tables = self._tables
         index, rows = tables.index, tables.rows
         empty(tables)
@@ -332,6 +310,7 @@ class ExactLoad:
         if tables.host.proposed_now is not None:
             tables.host.proposed_now.fill_(max(saved.plan.saved.now for saved in self._saved))
         tables.bind_memory()
+        self.loader.end()
 
     def _place_all(self, *, publish: bool) -> None:
         """Ids into their slots, or into those of an index that nobody sees; and all checks."""

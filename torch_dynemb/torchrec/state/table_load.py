@@ -16,7 +16,8 @@ from torch import Tensor
 from torch_dynemb.distributed.exchange import move_rows, one_to_each
 from torch_dynemb.distributed.owners import part_of
 from torch_dynemb.distributed.ranks import from_all_ranks, rank_group
-from torch_dynemb.table.content import CountedIds, RowBlock
+from torch_dynemb.table.content import CountedIds
+from torch_dynemb.table.load import RowBlock
 from torch_dynemb.torchrec.state.saved_rows import Rows, SavedRows
 from torch_dynemb.torchrec.state.shard_places import Place
 from torch_dynemb.torchrec.state.table_state import (
