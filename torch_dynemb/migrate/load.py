@@ -147,27 +147,30 @@ def load(
     targets = ranks.run(checked)
     groups = groups_of([target.part for target in targets])
     clocks = Clocks.latest(ranks.gather([target.clocks for target in targets]))
-    of_groups = [(g, [of for of in targets if of.part.group is g]) for g in groups]
-    loaders = [
-        RowLoader(group.tables, {of.part.table: of.ids.numel() for of in own})
-        for group, own in of_groups
-    ]
+    loaders = {
+        id(group): RowLoader(
+            group.tables,
+            {of.part.table: of.ids.numel() for of in targets if of.part.group is group},
+        )
+        for group in groups
+    }
 
     def write() -> None:
         end_steps([target.part for target in targets])
-        for loader, (_, own) in zip(loaders, of_groups, strict=True):
+        for loader in loaders.values():
             loader.begin()
-            for target in own:
-                target.write(loader, batch_size)
+        for target in targets:
+            target.write(loaders[id(target.part.group)], batch_size)
 
     def publish() -> None:
-        for loader, (group, own) in zip(loaders, of_groups, strict=True):
+        for group in groups:
             clocks.set(group)
-            for target in own:
-                target.publish(loader)
+        for target in targets:
+            target.publish(loaders[id(target.part.group)])
+        for loader in loaders.values():
             loader.end()
 
-    with undone_after_error(loaders) as done:
+    with undone_after_error(loaders.values()) as done:
         ranks.run(write)
         with held_back():
             ranks.run(publish)

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.loading.score_check import check_score, check_waiting
 from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.errors import ReplacedError
 from torch_dynemb.migrate.source import Source, SourceRows, checked
@@ -19,6 +18,7 @@ from torch_dynemb.table import content
 from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.load import RowBlock, RowLoader, check_ids
+from torch_dynemb.table.score_check import check_score, check_waiting
 from torch_dynemb.table.state_check import check_counts
 
 

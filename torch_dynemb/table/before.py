@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
-from torch import Tensor
-
-from torch_dynemb.ops.columns import Meta, Slab, Table
-from torch_dynemb.table.row_access import change_marks, state_tensors
+from torch_dynemb.ops.columns import Meta, Table
+from torch_dynemb.table.row_access import change_marks
+from torch_dynemb.table.state import used_tensors
 from torch_dynemb.table.tables import Tables
 
 
@@ -16,24 +15,22 @@ class Before:
 
     Args:
         tables: of the group.
-        numbers: of the tables that are to be loaded.
+        numbers: of the tables of the index that are to be loaded, those that count ids included.
         copied: keep copies of all ids and rows, in the memory of the host. False: these tables have
             no ids, and rows of other tables stay where they are.
     """
 
     def __init__(self, tables: Tables, numbers: Iterable[int], *, copied: bool) -> None:
-        layout, index, rows = tables.config.layout, tables.index, tables.rows
-        own = list(numbers)
-        counters = [of for of in (layout.counters[n] for n in own) if of is not None]
+        index, rows = tables.index, tables.rows
         self._tables, self._copied = tables, copied
-        self._numbers = list(range(index.tables.shape[0])) if copied else [*own, *counters]
+        self._numbers = list(range(index.tables.shape[0]) if copied else numbers)
         kept = [index.tables, index.slabs, index.clock, index.sketch, index.evicted]
         kept += [index.meta[:, Meta.SEED], rows.row_clock, *rows.pending[-1:]]
         if tables.host.proposed_now is not None:
             kept.append(tables.host.proposed_now)
         self._kept = [(tensor, tensor.clone()) for tensor in kept]
-        # not yet copied, so that an error has changed nothing
-        content = _used(tables) if copied else iter(())
+        marks = [of[: index.used_rows(slab)] for slab, of in enumerate(change_marks(tables))]
+        content = [*(tensor for _, tensor in used_tensors(tables)), *marks] if copied else []
         self._content = [(tensor, tensor.to("cpu", copy=True)) for tensor in content]
         readers = tables.host.readers.values()
         self._readers = [(reader, reader.since, reader.owners) for reader in readers]
@@ -64,30 +61,12 @@ class Before:
         for tensor, values in self._content:
             tensor.copy_(values)
         if not self._copied:
-            index.tables[self._numbers, Table.TOMBSTONES] = (
-                0  # of ids that were there before a load
-            )
+            # of ids that were there before a load
+            index.tables[self._numbers, Table.TOMBSTONES] = 0
         for reader, since, owners in self._readers:
             reader.since, reader.owners = since, owners
         tables.host.steps, tables.host.rejected = self._told[0], list(self._told[1])
         tables.release_memory()
-
-
-def _used(tables: Tables) -> Iterator[Tensor]:
-    """All that a load of some tables may change of ids and rows of a group, but for a store's."""
-    index = tables.index
-    for number in range(index.tables.shape[0]):
-        active = index.active_buckets(number)
-        yield index.buckets[active]
-        if number < len(tables.config.tables) and tables.config.layout.score_words:
-            yield index.scores[active]
-    for slab in range(len(tables.config.slabs)):
-        yield index.free_rows[slab, : int(index.slabs[slab, Slab.FREE_COUNT])]
-        if tables.stored(slab) is not None:
-            continue
-        of_rows = [tables.rows.weights[slab], tables.rows.generations[slab]]
-        of_rows += [*state_tensors(tables, slab).values(), *change_marks(tables)[slab : slab + 1]]
-        yield from (tensor[: index.used_rows(slab)] for tensor in of_rows)
 
 
 __all__ = ["Before"]

@@ -7,16 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.ops.columns import (
-    Table,
-)
 from torch_dynemb.policy.layout import score_words_of
 from torch_dynemb.table import row_access
 from torch_dynemb.table.tables import Tables, exported
 
 _BATCH = 1 << 20
-_IDS_OF_A_CALL = 1 << 18  # whose scratch is then a few megabytes
-_LOOKUPS = [Table.FOUND, Table.MISSED, Table.REJECTED, Table.NOT_ADMITTED, Table.DEFAULT_SERVED]
 
 
 class TableContent(NamedTuple):

@@ -91,7 +91,7 @@ class RowLoader:
 
     Args:
         tables: of the group.
-        counts: by number of the table, how many ids it gets at most.
+        counts: by number of the table, how many ids it gets.
         in_place: ids and rows go to the places that they had in another group, which the caller
             knows: it writes them and publishes them itself.
 
@@ -99,7 +99,8 @@ class RowLoader:
         replaces: whether there is something that goes first.
         keeps: whether a failure leaves the tables as they were. Otherwise they are empty then:
             their rows lie in a store, or memory has no room for both.
-        newest: by slab, the newest generation of handles under which rows were written to a store.
+        newest: by slab, the newest generation of handles under which a caller that loads in place
+            has written rows to a store.
     """
 
     def __init__(
@@ -115,11 +116,8 @@ class RowLoader:
         self.replaces = self._holds_anything() or self._needs_free_rows()
         self.keeps = not self.replaces or self._has_room_for_both()
 
-    def begin(self, counts: Mapping[int, int] | None = None) -> None:
+    def begin(self) -> None:
         """Makes room: takes away what the tables hold.
-
-        Args:
-            counts: by number of the table, how many ids it gets; default: as given.
 
         Raises:
             NoRoomError: there are too few rows, or memory is short.
@@ -127,14 +125,13 @@ class RowLoader:
         """
         tables = self._tables
         tables.check_own()
-        self._counts = dict(self._counts if counts is None else counts)
         with held_back():
             if not self.replaces or self.keeps:
-                self._before = Before(tables, self._counts, copied=self.replaces)
+                self._before = Before(tables, self._numbers(), copied=self.replaces)
             if self.replaces:
                 self._clear()
             if self._before is None:
-                self._before = Before(tables, self._counts, copied=False)
+                self._before = Before(tables, self._numbers(), copied=False)
         if self._in_place:
             return
         ends = tables.index.slabs[:, Slab.NEXT_ROW].tolist()
@@ -179,7 +176,6 @@ class RowLoader:
             places = torch.arange(places, places + count, device=tables.device)
         slab = tables.config.slab_of(table)
         generation = row_access.first_generation(tables, slab)
-        self.newest[slab] = generation
         row_access.write_rows(
             tables,
             table,
@@ -190,14 +186,15 @@ class RowLoader:
             first_column=block.first_column,
             next_row=tables.index.slabs[slab, Slab.NEXT_ROW],
         )
+        if block.scores is None:
+            return
         kept = score_names(tables, table)
-        for column, word in enumerate(words if block.scores is not None else ()):
+        for word, scores in zip(words, block.scores.unbind(1), strict=True):
             if word in kept:
                 of_table = self._scores.setdefault(table, {})
                 if word not in of_table:
                     of_table[word] = places.new_empty(self._counts[table])
-                assert block.scores is not None
-                of_table[word][places] = block.scores[:, column]
+                of_table[word][places] = scores
 
     def publish(
         self,

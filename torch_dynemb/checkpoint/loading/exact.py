@@ -30,7 +30,6 @@ from torch_dynemb.checkpoint.entries import (
 from torch_dynemb.checkpoint.loading.group import GroupLoad
 from torch_dynemb.checkpoint.loading.group_state import check_handles, read_group_state
 from torch_dynemb.checkpoint.loading.part import Stream
-from torch_dynemb.checkpoint.loading.score_check import check_score, check_waiting
 from torch_dynemb.checkpoint.loading.table_plan import TablePlan
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedGroup, SavedPart
 from torch_dynemb.checkpoint.parts import TablePart
@@ -49,6 +48,7 @@ from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.group_config import GroupConfig
 from torch_dynemb.table.records import record_bytes
 from torch_dynemb.table.row_access import handle_rows, state_tensors, write_rows
+from torch_dynemb.table.score_check import check_score, check_waiting
 from torch_dynemb.table.state import empty
 from torch_dynemb.table.state_check import check_counts, clamp_committed
 
@@ -266,10 +266,7 @@ class ExactLoad(GroupLoad):
         return int(self._state[GROUP_SLABS][slab, Slab.NEXT_ROW])
 
     def _open(self, saved: _Saved, part: SavedPart) -> SavedRows:
-        kinds = kinds_of(saved.plan.saved, part, self._words)
-        folder, checked = self._stream.folder, self._stream.checked
-        verified = self._stream.verified
-        return SavedRows(folder, part.rows, checked=checked, kinds=kinds, verified=verified)
+        return self._stream.open(part.rows, kinds_of(saved.plan.saved, part, self._words))
 
     # -- ids -------------------------------------------------------------------------------------
 
@@ -389,12 +386,11 @@ class ExactLoad(GroupLoad):
         ids = counts = torch.empty(0, dtype=torch.int64)
         where = f"{saved.where} with counts of admission: it"
         if file is not None and own is not None:
-            folder, checked = self._stream.folder, self._stream.checked
-            with SavedRows(folder, [file], checked=checked, kinds={**COUNTED, **SLOTS}) as rows:
+            with self._stream.open([file], {**COUNTED, **SLOTS}) as rows:
                 ids, counts = (rows.whole(name) for name in (ID, COUNT))
                 rows.finish()
             # of column shards, each lays out its index on its own
-            with SavedRows(folder, [own], checked=checked, kinds=SLOTS) as rows:
+            with self._stream.open([own], SLOTS) as rows:
                 slots = rows.whole(SLOT)
                 rows.finish()
             check_waiting(where, ids, counts)

@@ -274,12 +274,13 @@ def _load_tables(
 ) -> list[GroupLoad]:
     """Loads the tables of this rank, and then the dense part."""
     groups = groups_of([plan.part for plan in plans])
-    total = sum(
-        file.bytes
+    files = {
+        file.path: file
         for plan in plans
-        for part in {id(of): of for of in (*plan.sources, *plan.id_sources)}.values()
+        for part in (*plan.sources, *plan.id_sources)
         for file in part.files
-    )
+    }
+    total = sum(file.bytes for file in files.values())
     with progress_bar(f"loading {folder.name}", total, progress) as bar:
         stream = Stream(folder, bar.update)
 
@@ -293,7 +294,9 @@ def _load_tables(
             for load in loads:
                 load.choose()
             if not all(load.loader.keeps for load in loads):
-                _check_files(folder, plans)
+                # once, before anything is replaced
+                for file in files.values():
+                    check_file(folder / file.path, file.sums)
                 stream.checked = False
                 for load in loads:
                     load.check()
@@ -315,8 +318,11 @@ def _load_tables(
 def _load_of(
     group: TableGroup, plans: Sequence[TablePlan], manifest: Manifest, stream: Stream
 ) -> GroupLoad:
-    """A group with the tables, shards and policies of a saved group gets every id and row back in
-    its place, so that training goes on bit for bit, evictions included."""
+    """Choose how a group is loaded.
+
+    A group with the tables, shards and policies of a saved one gets every id and row back in its
+    place, so that training goes on bit for bit, evictions included.
+    """
     saved = saved_group_of(group, plans, manifest)
     if saved is None:
         return RowsLoad(group, plans, stream)
@@ -332,18 +338,6 @@ def _begin(loads: Sequence[GroupLoad]) -> None:
 def _each(steps: Iterable[Callable[[], None]]) -> None:
     for step in steps:
         step()
-
-
-def _check_files(folder: Path, plans: Sequence[TablePlan]) -> None:
-    """Reads all files that are needed once, before anything is replaced."""
-    files = {
-        file.path: file
-        for plan in plans
-        for part in (*plan.sources, *plan.id_sources)
-        for file in part.files
-    }
-    for file in files.values():
-        check_file(folder / file.path, file.sums)
 
 
 def _reported(

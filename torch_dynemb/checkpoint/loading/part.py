@@ -6,7 +6,7 @@ the way has changed nothing that anybody sees.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,9 +22,8 @@ from torch_dynemb.checkpoint.entries import (
     state_entry,
 )
 from torch_dynemb.checkpoint.loading.row_reading import Chosen, RowReading, Target, places_of
-from torch_dynemb.checkpoint.loading.score_check import check_score, check_waiting
 from torch_dynemb.checkpoint.loading.table_plan import TablePlan
-from torch_dynemb.checkpoint.manifest.records import SavedPart
+from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart
 from torch_dynemb.checkpoint.reading.saved_rows import COUNTED, SavedRows, TensorKind, kinds_of
 from torch_dynemb.checkpoint.reading.sketches import combined_sketch
 from torch_dynemb.checkpoint.saving.table_files import Progress
@@ -39,6 +38,7 @@ from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.load import RowBlock, RowLoader
 from torch_dynemb.table.records import record_bytes
 from torch_dynemb.table.row_access import state_tensors
+from torch_dynemb.table.score_check import check_score, check_waiting
 from torch_dynemb.table.state_check import check_counts
 from torch_dynemb.table.tables import Tables
 
@@ -60,6 +60,16 @@ class Stream:
     progress: Progress
     checked: bool = True
     verified: dict[str, set[int]] = field(default_factory=dict)
+
+    def open(self, files: Sequence[SavedFile], kinds: Mapping[str, TensorKind]) -> SavedRows:
+        """Open files of rows.
+
+        Args:
+            files: of one part.
+            kinds: of the tensors in them.
+        """
+        checked, verified = self.checked, self.verified
+        return SavedRows(self.folder, files, checked=checked, kinds=kinds, verified=verified)
 
 
 class PartLoad:
@@ -134,10 +144,7 @@ class PartLoad:
         self._read_counts()
 
     def _open(self, part: SavedPart) -> SavedRows:
-        kinds = kinds_of(self._plan.saved, part, self._plan.scores)
-        folder, checked = self._stream.folder, self._stream.checked
-        verified = self._stream.verified
-        return SavedRows(folder, part.rows, checked=checked, kinds=kinds, verified=verified)
+        return self._stream.open(part.rows, kinds_of(self._plan.saved, part, self._plan.scores))
 
     def _read_scores(self) -> None:
         found: dict[str, list[Tensor]] = {word: [] for word in self._plan.scores}
@@ -196,8 +203,7 @@ class PartLoad:
         for part in self._plan.id_sources:
             if part.counts is None:
                 continue
-            folder, checked = self._stream.folder, self._stream.checked
-            with SavedRows(folder, [part.counts], checked=checked, kinds=COUNTED) as of:
+            with self._stream.open([part.counts], COUNTED) as of:
                 found, values = of.whole(ID), of.whole(COUNT)
                 of.finish()
             own = self._part.ids.owned(found)
@@ -208,9 +214,8 @@ class PartLoad:
 
     def _sketch_of(self, part: SavedPart) -> Tensor:
         assert part.sketch is not None
-        folder, checked = self._stream.folder, self._stream.checked
         kinds = {SKETCH: TensorKind((torch.int32,), (part.sketch_width,))}
-        with SavedRows(folder, [part.sketch], checked=checked, kinds=kinds) as rows:
+        with self._stream.open([part.sketch], kinds) as rows:
             cells = rows.whole(SKETCH)
             rows.finish()
         check_counts(SKETCH, cells)

@@ -5,7 +5,7 @@ Both are collective: all ranks of the process group call them together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -236,7 +236,7 @@ class ModuleState:
                     device=self._device,
                 )
                 loads[name].check()
-            self._raise_together(self._unfit(loads))
+            self._check_ids(loads)
         except ValueError as error:
             error_msgs.append(str(error))
             return
@@ -251,20 +251,15 @@ class ModuleState:
             return [str(error)]
         return []
 
-    def _unfit(self, loads: Mapping[str, TableLoad]) -> str:
-        """Why ids cannot be those of the tables of this rank; empty: they can."""
-        try:
+    def _check_ids(self, loads: Mapping[str, TableLoad]) -> None:
+        """Raises ValueError on all ranks if ids cannot be those of the tables of one."""
+
+        def check() -> None:
             for name, load in loads.items():
                 for local in self._local(self._shapes[name]):
                     check_ids(local.group.tables, local.table, load.arriving[local.place].ids)
-        except ValueError as error:
-            return str(error)
-        return ""
 
-    def _raise_together(self, error: str) -> None:
-        """Raises ValueError on all ranks if one has an error."""
-        if found := _of_ranks(from_all_ranks(error, self._process_group)):
-            raise ValueError(found)
+        ranks_of(self._process_group).run(check)
 
     def _replace(
         self, loads: Mapping[str, TableLoad], layouts: Mapping[str, Layout | None]
@@ -309,11 +304,6 @@ class ModuleState:
                     loaders[id(of.group)].write(of.table, block, places, words)
             ranks.run(publish)
             done()
-
-
-def _of_ranks(errors: Sequence[str]) -> str:
-    """What ranks say of their errors; empty: none has one."""
-    return "; ".join(f"{text} (rank {rank})" for rank, text in enumerate(errors) if text)
 
 
 def _set_clocks(
