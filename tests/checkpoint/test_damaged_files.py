@@ -33,7 +33,7 @@ def reads(kind: str, file: Path) -> bool:
     """
     if file.parent.name == "groups":
         return "other" not in kind
-    return kind != "empty" or not file.name.startswith(("sketch", "counts"))
+    return "other" in kind or not file.name.startswith(("sketch", "counts"))
 
 
 class Refusing:

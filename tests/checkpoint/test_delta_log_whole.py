@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import torch_dynemb as td
 from torch_dynemb.checkpoint import DeltaLog, follow, load, replay
-from torch_dynemb.checkpoint.delta_log import applying
+from torch_dynemb.table import row_update
 from torch_dynemb.table.content import read_counts
 
 pytestmark = pytest.mark.any_device
@@ -102,7 +102,7 @@ class Failing:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls, self.fails_at, self.late = 0, 0, False
         self.error: BaseException = OSError(5, "injected")
-        for owner, names in ((applying, CHANGES), (applying.ops, OPS)):
+        for owner, names in ((row_update, CHANGES), (row_update.ops, OPS)):
             for name in names:
                 monkeypatch.setattr(owner, name, self._wrapped(getattr(owner, name)))
         load_dense = Model.load_state_dict
@@ -153,7 +153,7 @@ def test_an_interrupt_comes_before_or_after_a_commit(
 ) -> None:
     model = published(tmp_path / "log", steps=1)
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    write = applying.write_rows
+    write = row_update.write_rows
 
     def interrupted(*args: Any, **options: Any) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -162,7 +162,7 @@ def test_an_interrupt_comes_before_or_after_a_commit(
     copy = Model(seed=9)
     load(tmp_path / "log" / "base", copy)
     follower = follow(tmp_path / "log", copy)
-    monkeypatch.setattr(applying, "write_rows", interrupted)
+    monkeypatch.setattr(row_update, "write_rows", interrupted)
     try:
         with pytest.raises(KeyboardInterrupt):
             follower.update()
@@ -226,6 +226,6 @@ def test_tables_that_cannot_take_a_commit_are_named_before_any_changes(tmp_path:
         memory_budget=2016,
     )
     follower = follow(tmp_path / "log", tight)
-    with pytest.raises(RuntimeError, match=r"table 'b' has no room for 30 new ids of the commit"):
+    with pytest.raises(RuntimeError, match=r"table 'b' has no room for 30 new ids"):
         follower.update()
     assert tight.sizes() == {"a": 0, "b": 0}

@@ -14,13 +14,14 @@ from interrupting import (
     at_line,
     interrupt_unheld,
 )
+from loaded_content import write_content
 from torch import Tensor
 
 import torch_dynemb as td
 from torch_dynemb.ops.columns import GENERATION_BITS, Clock
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table import extension
-from torch_dynemb.table.content import read_content, read_counts, write_content
+from torch_dynemb.table.content import read_content, read_counts
 from torch_dynemb.table.state import check
 
 pytestmark = [pytest.mark.any_device, pytest.mark.usefixtures("ctrl_c")]

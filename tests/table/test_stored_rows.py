@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loaded_content import write_content
 from record_dict import LEAST, RecordDict, stored
 from seeding import seeded
 from torch import Tensor
@@ -20,7 +21,7 @@ import torch_dynemb as td
 from torch_dynemb.ops.columns import GENERATION_BITS, Slab
 from torch_dynemb.storage.tiers import Storage
 from torch_dynemb.table import extension
-from torch_dynemb.table.content import read_content, score_names, write_content
+from torch_dynemb.table.content import read_content, score_names
 from torch_dynemb.table.row_access import readable
 
 pytestmark = pytest.mark.cpu_only("stores are read by the CPU")

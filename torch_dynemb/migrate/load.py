@@ -17,6 +17,8 @@ from torch_dynemb.checkpoint.saving.increments import count_from
 from torch_dynemb.checkpoint.together import Ranks, ranks_of
 from torch_dynemb.migrate.source import Source
 from torch_dynemb.migrate.target import Clocks, Target
+from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.table.load import RowLoader, undone_after_error
 
 NonFinite = Literal["error", "keep"]
 Sources = Source | Mapping[str, Source]
@@ -76,12 +78,13 @@ def load(
         TypeError: a wrong argument, or a source that gives other tensors than it should.
         FileNotFoundError: a file is missing.
         ValueError: a source is damaged, gives an id twice, or does not fit its table, or the table
-            has ids. In all these cases the tables are as they were.
-        NoRoomError: memory is short. If it is while rows are written, the tables are empty then.
+            has ids.
+        NoRoomError: memory is short.
         InUseError, BackgroundError: a save goes on in the background, or has failed.
         ForkedProcessError: this process is a fork of the one that made the tables.
-        ReplacedError: a source has changed while it was read; the tables are empty then. All ranks
-            raise.
+        ReplacedError: a source has changed while it was read. In all cases all ranks raise, and the
+            tables are as they were. Only tables that had ids are empty if writing fails, and their
+            rows lie in a store or memory has no room for old and new rows together.
 
     Example:
         >>> import torch, torch_dynemb as td
@@ -144,26 +147,34 @@ def load(
     targets = ranks.run(checked)
     groups = groups_of([target.part for target in targets])
     clocks = Clocks.latest(ranks.gather([target.clocks for target in targets]))
-    before = [group.index.clock.clone() for group in groups]
+    loaders = {
+        id(group): RowLoader(
+            group.tables,
+            {of.part.table: of.ids.numel() for of in targets if of.part.group is group},
+        )
+        for group in groups
+    }
 
     def write() -> None:
         end_steps([target.part for target in targets])
+        for loader in loaders.values():
+            loader.begin()
+        for target in targets:
+            target.write(loaders[id(target.part.group)], batch_size)
+
+    def publish() -> None:
         for group in groups:
             clocks.set(group)
         for target in targets:
-            target.write(batch_size)
+            target.publish(loaders[id(target.part.group)])
+        for loader in loaders.values():
+            loader.end()
 
-    try:
+    with undone_after_error(loaders.values()) as done:
         ranks.run(write)
-    except BaseException:
-        for target in targets:
-            target.clear()
-        for group, clock in zip(groups, before, strict=True):
-            group.index.clock.copy_(clock)
-        raise
-    finally:
-        for target in targets:
-            target.end()
+        with held_back():
+            ranks.run(publish)
+            done()
     ranks.run(lambda: count_from(groups, None))
     return _told(ranks, targets)
 

@@ -9,17 +9,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.loading.score_check import check_score, check_waiting
 from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.errors import ReplacedError
 from torch_dynemb.migrate.source import Source, SourceRows, checked
 from torch_dynemb.ops.columns import MAX_COUNT, Clock
 from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch
-from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table import content
-from torch_dynemb.table.content import CountedIds, RowBlock
+from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.group import TableGroup
-from torch_dynemb.table.state import recount
+from torch_dynemb.table.load import RowBlock, RowLoader, check_ids
+from torch_dynemb.table.score_check import check_score, check_waiting
 from torch_dynemb.table.state_check import check_counts
 
 
@@ -96,7 +95,6 @@ class Target:
         self.ids = torch.empty(0, dtype=torch.int64)
         self.clocks = Clocks(0, 0)
         self._waiting: CountedIds | None = None
-        self._touched = False
 
     def _state_of(self, wanted: bool, fresh: list[str], left_out: list[str]) -> tuple[str, ...]:
         """Names of the optimizer state that is loaded: all of it, or none."""
@@ -166,7 +164,7 @@ class Target:
                 f"{self._source.name} has id {int(ordered[twice[0, 0]])} more than once, and "
                 f"{twice.numel()} ids too many: keep one row of each id"
             )
-        content.check_ids(self.part.group.tables, self.part.table, self.ids)
+        check_ids(self.part.group.tables, self.part.table, self.ids)
         now = self._source.now or newest
         if now == 0 and self.part.group.config.keeps_time:
             now = int(self.part.group.index.clock[Clock.NOW]) or int(time.time())
@@ -216,35 +214,39 @@ class Target:
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def write(self, size: int) -> None:
-        """Replaces what the part holds.
+    def write(self, loader: RowLoader, size: int) -> None:
+        """Writes the rows, which no id has yet.
 
         Args:
+            loader: of the table.
             size: rows of a batch.
 
         Raises:
-            NoRoomError: memory is short.
+            RuntimeError: rows lie on a disk that has no room, or fails.
             ReplacedError: the source has changed since :meth:`read`.
         """
-        tables, table = self.part.group.tables, self.part.table
-        device = tables.device
-        waiting = self._waiting
-        if waiting is not None:
-            waiting = CountedIds(waiting.ids.to(device), waiting.counts.to(device))
-        self._touched = True
-        with held_back():
-            content.replace_ids(tables, table, self.ids.to(device), waiting)
-        begin = 0
+        device, begin = self.part.group.device, 0
         for block in self._blocks(size):
             end = begin + block.ids.numel()
             if not torch.equal(block.ids, self.ids[begin:end]):
                 break
-            with held_back():
-                content.write_rows(tables, table, _moved(block, device), self._scores)
+            loader.write(self.part.table, _moved(block, device), begin, self._scores)
             begin = end
         if begin != self.ids.numel():
             raise ReplacedError(f"{self._source.name} has changed while it was read: load it again")
-        content.set_optimizer_steps(tables, table, self._optimizer_steps())
+
+    def publish(self, loader: RowLoader) -> None:
+        """Gives the rows to their ids.
+
+        Args:
+            loader: of the table.
+
+        Raises:
+            NoRoomError: memory is short.
+        """
+        loader.publish(self.part.table, [self.ids], self._waiting)
+        steps = self._optimizer_steps()
+        content.set_optimizer_steps(self.part.group.tables, self.part.table, steps)
 
     def _optimizer_steps(self) -> int:
         """They go on with the state, or where there is none."""
@@ -271,18 +273,6 @@ class Target:
                 state,
                 torch.stack(scores, 1) if scores else None,
             )
-
-    def clear(self) -> None:
-        """After a failure: no ids, rather than some."""
-        if self._touched:
-            with held_back():
-                content.clear(self.part.group.tables, self.part.table)
-
-    def end(self) -> None:
-        """What the host knows of the table follows what the tensors hold."""
-        tables = self.part.group.tables
-        content.begin_step(tables)
-        recount(tables)
 
 
 def _moved(block: RowBlock, device: torch.device) -> RowBlock:

@@ -22,6 +22,7 @@ from torch_dynemb.serving.choices import Ranks
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.row_access import read_rows
+from torch_dynemb.table.row_update import RowUpdate
 from torch_dynemb.table.tables import exported
 
 _BATCH_BYTES = 8 << 20  # of rows that travel together
@@ -105,8 +106,16 @@ def gathered(
     group = together.run(new_group)
     for table, of in enumerate(by_table):
         for batch in _travelling(configs[table], of, together, device, to_all=ranks != "first"):
-            if group is not None:
-                _put(group, table, batch)
+            if group is None:
+                continue
+            RowUpdate(
+                f"{owner}: table {names[table]!r}",
+                group.tables,
+                table,
+                batch.ids,
+                batch.rows,
+                first_column=batch.first_column,  # other ranks have the other columns
+            ).apply()
     return group
 
 
@@ -228,16 +237,6 @@ def _travelling(
             )
             if ids is not None and rows is not None:
                 yield _Batch(first_column, ids, rows)
-
-
-def _put(group: TableGroup, table: int, batch: _Batch) -> None:
-    columns = batch.rows.shape[1]
-    if columns == group.config.tables[table].embedding_dim:
-        group.insert_or_assign(table, batch.ids, batch.rows)
-        return
-    rows = group.read(table, batch.ids)  # other ranks have the other columns
-    rows[:, batch.first_column : batch.first_column + columns] = batch.rows
-    group.insert_or_assign(table, batch.ids, rows)
 
 
 __all__ = ["gathered", "whole_config", "whole_group"]

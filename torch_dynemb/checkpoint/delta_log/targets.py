@@ -15,6 +15,7 @@ from torch_dynemb.checkpoint.parts import parts_of
 from torch_dynemb.checkpoint.saving.rest import dense_state
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table.dense_state import dense_only
+from torch_dynemb.table.row_update import RowUpdate
 
 
 @runtime_checkable
@@ -190,29 +191,29 @@ class _TrainedModel(WholeTarget):
                 )
 
     def apply(self, commit: Commit, taken: Callable[[], object] = nothing) -> None:
-        changes = [
-            PartChange(part, commit.tables[part.name])
+        updates = [
+            PartChange(part, commit.tables[part.name]).update
             for part in parts_of(self._model)
             if part.name in commit.tables
         ]
-        for change in changes:
-            change.prepare()
+        for update in updates:
+            update.prepare()
         own = dense_state(self._model) if commit.dense else {}
         dense = {name: own[name].clone() for name in commit.dense}
-        begun: list[PartChange] = []
+        begun: list[RowUpdate] = []
         with held_back():
             try:
-                for change in changes:
-                    begun.append(change)
-                    change.apply()
+                for update in updates:
+                    begun.append(update)
+                    update.apply()
                 self._load(commit.dense)
             except BaseException:
                 self._load(dense)
-                for change in reversed(begun):
-                    change.undo()
+                for update in reversed(begun):
+                    update.undo()
                 raise
-            for change in changes:
-                change.finish()
+            for update in updates:
+                update.finish()
             taken()
 
     def _load(self, dense: Mapping[str, Tensor]) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torch_dynemb.checkpoint.entries import NO_GROUP, WEIGHT, state_entry
 from torch_dynemb.checkpoint.files.summed_files import read_tensors
+from torch_dynemb.checkpoint.loading.group import GroupLoad
 from torch_dynemb.checkpoint.loading.part import Stream
 from torch_dynemb.checkpoint.loading.table_plan import TablePlan
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedGroup, SavedPart
@@ -116,7 +117,7 @@ class _Saved(NamedTuple):
         return self.source.columns < self.plan.saved.embedding_dim
 
 
-class ExactLoad:
+class ExactLoad(GroupLoad):
     """Loads all tables of a group.
 
     Args:
@@ -125,20 +126,17 @@ class ExactLoad:
         saved: the group that was saved.
         stream: where from.
 
-    Attributes:
-        newest: by slab, the newest generation of handles under which rows have been written to a
-            store.
-
     Raises:
         DamagedFileError: the file of the group is damaged, or says what cannot be.
         NoRoomError: too few rows are reserved.
     """
 
+    exact = True
+
     def __init__(
         self, group: TableGroup, plans: Sequence[TablePlan], saved: SavedGroup, stream: Stream
     ) -> None:
-        self._tables, self._stream = group.tables, stream
-        self.newest = [0] * len(group.config.slabs)
+        super().__init__(group, plans, stream)
         self._saved = []
         for plan in plans:
             source = source_of(plan.part, plan.saved.parts)
@@ -148,7 +146,6 @@ class ExactLoad:
 
     @property
     def counts(self) -> list[int]:
-        """Ids by plan."""
         return [of.source.ids for of in self._saved]
 
     # -- index -----------------------------------------------------------------------------------
@@ -214,13 +211,6 @@ class ExactLoad:
     # -- rows ------------------------------------------------------------------------------------
 
     def stream(self) -> None:
-        """Reads rows into their places.
-
-        Raises:
-            DamagedFileError: a file is damaged.
-            ValueError: rows or state of them are such as nobody has saved.
-            RuntimeError: rows lie on a disk, which has no room for them, or fails.
-        """
         tables = self._tables
         tables.memory.bind(
             tables.index,
@@ -256,7 +246,8 @@ class ExactLoad:
                         check_counts(state_entry(name), values)
                     of_state[name] = values
                 of_rows = handles[low:high]
-                self.newest[slab] = max(self.newest[slab], int((of_rows & _GENERATION_MASK).max()))
+                newest = self.loader.newest
+                newest[slab] = max(newest[slab], int((of_rows & _GENERATION_MASK).max()))
                 write_rows(tables, table, ids[low:high], of_rows, own, of_state)
                 row_bytes = rows.section(WEIGHT).row_bytes
                 row_bytes += sum(rows.section(state_entry(name)).row_bytes for name in state)
@@ -304,16 +295,9 @@ class ExactLoad:
 
     def _open(self, saved: _Saved) -> SavedRows:
         kinds = kinds_of(saved.plan.saved, saved.source, ())
-        folder, checked = self._stream.folder, self._stream.checked
-        verified = self._stream.verified
-        return SavedRows(folder, saved.source.rows, checked=checked, kinds=kinds, verified=verified)
+        return self._stream.open(saved.source.rows, kinds)
 
     def check(self) -> None:
-        """Whether the state of rows is such as can be trained, before anything is replaced.
-
-        Raises:
-            ValueError: it is not.
-        """
         optimizer = self._tables.config.optimizer
         steps = [] if optimizer is None else [t for t in optimizer.state if t.dtype == torch.int32]
         for saved in self._saved if steps else []:
@@ -324,11 +308,6 @@ class ExactLoad:
     # -- publishing ------------------------------------------------------------------------------
 
     def publish(self) -> None:
-        """Puts the ids into their slots, and takes over clocks and counts.
-
-        Raises:
-            RuntimeError: memory is short. What is there then can be taken away by the counts.
-        """
         tables, state = self._tables, self._state
         generations = tables.index.slabs[:, Slab.GENERATION].tolist()
         for s, slab in enumerate(tables.config.slabs):
@@ -342,6 +321,7 @@ class ExactLoad:
                 own.copy_(by_row.bitwise_and_(_GENERATION_MASK))
         if tables.host.proposed_now is not None:
             tables.host.proposed_now.fill_(max(saved.plan.saved.now for saved in self._saved))
+        self.loader.end()
         state.clear()
         self._by_row.clear()
 

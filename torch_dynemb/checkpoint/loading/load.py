@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,8 @@ from torch import nn
 
 from torch_dynemb.argument_checks import described, flag
 from torch_dynemb.checkpoint.files.summed_files import check_file
-from torch_dynemb.checkpoint.loading.group import GroupLoad, is_filled
+from torch_dynemb.checkpoint.loading.exact import ExactLoad, saved_group_of
+from torch_dynemb.checkpoint.loading.group import GroupLoad, RowsLoad
 from torch_dynemb.checkpoint.loading.part import Stream
 from torch_dynemb.checkpoint.loading.table_plan import OnMissingState, TablePlan, plan_of
 from torch_dynemb.checkpoint.manifest.file import check_full
@@ -30,6 +31,8 @@ from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.checkpoint.together import Ranks, ranks_of
 from torch_dynemb.errors import ReplacedError
 from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.load import undone_after_error
 
 
 class LoadedTable(NamedTuple):
@@ -119,8 +122,9 @@ def load(
         NoRoomError: there is too little room or memory.
         InUseError: a save goes on in the background.
         ReplacedError: other processes replace the checkpoint faster than it is read. In all these
-            cases all ranks raise, and the model is as it was, except where memory or the disk fails
-            while rows are read into tables that had ids: these are empty then.
+            cases all ranks raise, and the model is as it was. Only tables that had ids are empty if
+            memory or the disk fails while rows are read, and their rows lie in a store or memory
+            has no room for old and new rows together.
     """
     ranks = ranks_of(process_group)
 
@@ -268,76 +272,72 @@ def _load_tables(
     finish: Callable[[], None],
     progress: bool | None,
 ) -> list[GroupLoad]:
-    """Loads the tables of this rank, and then the rest; where that fails, the tables are empty."""
+    """Loads the tables of this rank, and then the dense part."""
     groups = groups_of([plan.part for plan in plans])
-    total = sum(
-        file.bytes
-        for plan in plans
-        for part in {id(of): of for of in (*plan.sources, *plan.id_sources)}.values()
-        for file in part.files
-    )
-    with progress_bar(f"loading {folder.name}", total, progress) as bar:
-
-        def begin() -> list[GroupLoad]:
-            of_groups = [(g, [p for p in plans if p.part.group is g]) for g in groups]
-            filled = any(is_filled(group, of, manifest) for group, of in of_groups)
-            if filled:
-                _check_files(folder, plans)
-            stream = Stream(folder, not filled, bar.update, {})
-            loads = [GroupLoad(group, of, manifest, stream) for group, of in of_groups]
-            for load in loads:
-                load.choose()
-                if filled:
-                    load.check()
-            return loads
-
-        loads = ranks.run(begin)
-        try:
-            # what a part streams replaces nothing yet; only where tables had ids they are gone
-            ranks.run(lambda: _clear(loads))
-            with one_thread():
-                ranks.run(lambda: _each(loads, GroupLoad.stream))
-        except BaseException:
-            _give_back(loads)
-            raise
-        with held_back():
-            try:
-                ranks.run(lambda: _each(loads, GroupLoad.publish))
-                ranks.run(finish)
-            except BaseException:
-                _give_back(loads)
-                raise
-    return loads
-
-
-def _clear(loads: Sequence[GroupLoad]) -> None:
-    end_steps([plan.part for load in loads for plan in load.plans])
-    _each(loads, GroupLoad.clear)
-
-
-def _each(loads: Sequence[GroupLoad], step: Callable[[GroupLoad], None]) -> None:
-    for load in loads:
-        step(load)
-
-
-def _give_back(loads: Sequence[GroupLoad]) -> None:
-    """After a failure, while signals wait: no table has some of its ids."""
-    with held_back():
-        _each(loads, GroupLoad.give_back)
-        if any(load.cleared for load in loads):
-            _each(loads, GroupLoad.clear)  # better none of them than some
-
-
-def _check_files(folder: Path, plans: Sequence[TablePlan]) -> None:
-    """Reads all files that are needed once, before anything is replaced."""
     files = {
         file.path: file
         for plan in plans
         for part in (*plan.sources, *plan.id_sources)
         for file in part.files
     }
-    for file in files.values():
-        check_file(folder / file.path, file.sums)
+    total = sum(file.bytes for file in files.values())
+    with progress_bar(f"loading {folder.name}", total, progress) as bar:
+        stream = Stream(folder, bar.update)
+
+        def chosen() -> list[GroupLoad]:
+            loads = [
+                _load_of(
+                    group, [plan for plan in plans if plan.part.group is group], manifest, stream
+                )
+                for group in groups
+            ]
+            for load in loads:
+                load.choose()
+            if not all(load.loader.keeps for load in loads):
+                # once, before anything is replaced
+                for file in files.values():
+                    check_file(folder / file.path, file.sums)
+                stream.checked = False
+                for load in loads:
+                    load.check()
+            return loads
+
+        loads = ranks.run(chosen)
+        with undone_after_error([load.loader for load in loads]) as done:
+            # what a part streams replaces nothing yet; only where tables had ids they are gone
+            ranks.run(lambda: _begin(loads))
+            with one_thread():
+                ranks.run(lambda: _each(load.stream for load in loads))
+            with held_back():
+                ranks.run(lambda: _each(load.publish for load in loads))
+                ranks.run(finish)
+                done()
+    return loads
+
+
+def _load_of(
+    group: TableGroup, plans: Sequence[TablePlan], manifest: Manifest, stream: Stream
+) -> GroupLoad:
+    """Choose how a group is loaded.
+
+    A group with the tables, shards and policies of a saved one gets every id and row back in its
+    place, so that training goes on bit for bit, evictions included.
+    """
+    saved = saved_group_of(group, plans, manifest)
+    if saved is None:
+        return RowsLoad(group, plans, stream)
+    return ExactLoad(group, plans, manifest.groups[saved], stream)
+
+
+def _begin(loads: Sequence[GroupLoad]) -> None:
+    end_steps([plan.part for load in loads for plan in load.plans])
+    for load in loads:
+        load.loader.begin()
+
+
+def _each(steps: Iterable[Callable[[], None]]) -> None:
+    for step in steps:
+        step()
 
 
 def _reported(

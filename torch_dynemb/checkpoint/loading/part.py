@@ -6,15 +6,14 @@ the way has changed nothing that anybody sees.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torch_dynemb import ops
 from torch_dynemb.checkpoint.entries import (
     COUNT,
     ID,
@@ -23,46 +22,54 @@ from torch_dynemb.checkpoint.entries import (
     state_entry,
 )
 from torch_dynemb.checkpoint.loading.row_reading import Chosen, RowReading, Target, places_of
-from torch_dynemb.checkpoint.loading.score_check import check_score, check_waiting
 from torch_dynemb.checkpoint.loading.table_plan import TablePlan
-from torch_dynemb.checkpoint.manifest.records import SavedPart
+from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart
 from torch_dynemb.checkpoint.reading.saved_rows import COUNTED, SavedRows, TensorKind, kinds_of
 from torch_dynemb.checkpoint.reading.sketches import combined_sketch
 from torch_dynemb.checkpoint.saving.table_files import Progress
-from torch_dynemb.errors import NoRoomError
 from torch_dynemb.ops.columns import (
-    GENERATION_BITS,
     SKETCH_ROWS,
     Hyper,
     Meta,
     PolicyColumn,
-    Slab,
     Table,
 )
-from torch_dynemb.table.content import CountedIds, write_counts
+from torch_dynemb.table.content import CountedIds
+from torch_dynemb.table.load import RowBlock, RowLoader
 from torch_dynemb.table.records import record_bytes
-from torch_dynemb.table.row_access import first_generation, state_tensors, write_rows
+from torch_dynemb.table.row_access import state_tensors
+from torch_dynemb.table.score_check import check_score, check_waiting
 from torch_dynemb.table.state_check import check_counts
 from torch_dynemb.table.tables import Tables
 
-_IDS_AT_ONCE = 1 << 20
 _COUNTERS = slice(Table.INSERTED, Table.DEFAULT_SERVED + 1)
 
 
-class Stream(NamedTuple):
+@dataclass(eq=False)
+class Stream:
     """Where files are, and how they are read.
 
     Attributes:
         folder: of the checkpoint.
-        checked: whether their sums are compared.
         progress: is told of bytes that were read.
+        checked: whether their sums are compared.
         verified: by file, blocks whose sums have been compared.
     """
 
     folder: Path
-    checked: bool
     progress: Progress
-    verified: dict[str, set[int]]
+    checked: bool = True
+    verified: dict[str, set[int]] = field(default_factory=dict)
+
+    def open(self, files: Sequence[SavedFile], kinds: Mapping[str, TensorKind]) -> SavedRows:
+        """Open files of rows.
+
+        Args:
+            files: of one part.
+            kinds: of the tensors in them.
+        """
+        checked, verified = self.checked, self.verified
+        return SavedRows(self.folder, files, checked=checked, kinds=kinds, verified=verified)
 
 
 class PartLoad:
@@ -85,7 +92,6 @@ class PartLoad:
         self._scores: dict[str, Tensor] = {}
         self._counted: CountedIds | None = None
         self._sketch: Tensor | None = None
-        self._begin = 0
         self.evicted = 0
         self.count = 0
 
@@ -99,7 +105,7 @@ class PartLoad:
         return f"table {self._part.name!r}"
 
     @property
-    def slab(self) -> int:
+    def _slab(self) -> int:
         """The slab of its rows."""
         return self._tables.config.slab_of(self._part.table)
 
@@ -138,10 +144,7 @@ class PartLoad:
         self._read_counts()
 
     def _open(self, part: SavedPart) -> SavedRows:
-        kinds = kinds_of(self._plan.saved, part, self._plan.scores)
-        folder, checked = self._stream.folder, self._stream.checked
-        verified = self._stream.verified
-        return SavedRows(folder, part.rows, checked=checked, kinds=kinds, verified=verified)
+        return self._stream.open(part.rows, kinds_of(self._plan.saved, part, self._plan.scores))
 
     def _read_scores(self) -> None:
         found: dict[str, list[Tensor]] = {word: [] for word in self._plan.scores}
@@ -200,8 +203,7 @@ class PartLoad:
         for part in self._plan.id_sources:
             if part.counts is None:
                 continue
-            folder, checked = self._stream.folder, self._stream.checked
-            with SavedRows(folder, [part.counts], checked=checked, kinds=COUNTED) as of:
+            with self._stream.open([part.counts], COUNTED) as of:
                 found, values = of.whole(ID), of.whole(COUNT)
                 of.finish()
             own = self._part.ids.owned(found)
@@ -212,9 +214,8 @@ class PartLoad:
 
     def _sketch_of(self, part: SavedPart) -> Tensor:
         assert part.sketch is not None
-        folder, checked = self._stream.folder, self._stream.checked
         kinds = {SKETCH: TensorKind((torch.int32,), (part.sketch_width,))}
-        with SavedRows(folder, [part.sketch], checked=checked, kinds=kinds) as rows:
+        with self._stream.open([part.sketch], kinds) as rows:
             cells = rows.whole(SKETCH)
             rows.finish()
         check_counts(SKETCH, cells)
@@ -238,18 +239,19 @@ class PartLoad:
 
     # -- rows ------------------------------------------------------------------------------------
 
-    def stream(self, begin: int) -> None:
+    def stream(self, loader: RowLoader) -> None:
         """Reads rows and optimizer state into unused rows.
 
         Args:
-            begin: the first of them.
+            loader: of the table.
 
         Raises:
             DamagedFileError: a file is damaged.
             RuntimeError: rows lie on a disk, which has no room for them, or fails.
         """
-        self._begin = begin
-        in_store = self._tables.stored(self.slab) is not None
+        tables, done = self._tables, 0
+        begin = loader.begin_of(self._part.table)
+        in_store = tables.stored(self._slab) is not None
         for chosen in self._chosen:
             sources = [
                 source for source in self._plan.sources if source.id_slots == chosen.source.id_slots
@@ -257,27 +259,27 @@ class PartLoad:
             with ExitStack() as stack:
                 opened = [(source, stack.enter_context(self._open(source))) for source in sources]
                 if in_store:
-                    self._stream_to_store(opened, chosen, begin)
+                    self._stream_to_store(loader, opened, chosen, done)
                 else:
-                    self._reading.read(opened, chosen, self._in_memory(begin))
+                    state = state_tensors(tables, self._slab)
+                    weights = tables.rows.weights[self._slab]
+                    self._reading.read(opened, chosen, Target(weights, state, begin + done, None))
                 for _, rows in opened:
                     rows.finish()
-            begin += chosen.ids.numel()
+            done += chosen.ids.numel()
         if not self._plan.state and not in_store:
             self._reset_state(begin)
 
-    def _in_memory(self, begin: int) -> Target:
-        tables = self._tables
-        state = state_tensors(tables, self.slab)
-        return Target(tables.rows.weights[self.slab], state, begin, None)
-
     def _stream_to_store(
-        self, opened: Sequence[tuple[SavedPart, SavedRows]], chosen: Chosen, begin: int
+        self,
+        loader: RowLoader,
+        opened: Sequence[tuple[SavedPart, SavedRows]],
+        chosen: Chosen,
+        done: int,
     ) -> None:
-        """Piece by piece with all columns and state, under the handles that the ids will get."""
-        tables, slab = self._tables, self.slab
+        """Piece by piece with all columns and state, as a store takes rows."""
+        tables, slab = self._tables, self._slab
         names = [tensor.name for tensor in self._plan.state]
-        generation = first_generation(tables, slab)
         for low, high in opened[0][1].ranges(record_bytes(tables.config, slab)):
             at, count = places_of(chosen, low, high)
             state = state_tensors(tables, slab)
@@ -289,80 +291,32 @@ class PartLoad:
             )
             self._reading.read(opened, chosen, target)
             ids = chosen.ids[at : at + count].to(tables.device)
-            rows = torch.arange(begin + at, begin + at + count, device=tables.device)
-            handles = (rows << GENERATION_BITS) | generation
-            write_rows(tables, self._part.table, ids, handles, target.weights, target.state)
+            block = RowBlock(ids, 0, target.weights, target.state, None)
+            loader.write(self._part.table, block, done + at)
 
-    def _reset_state(self, end: int) -> None:
+    def _reset_state(self, begin: int) -> None:
         """Optimizer state of the rows as that of new ones."""
-        for k, tensor in enumerate(state_tensors(self._tables, self.slab).values()):
-            initial = self._tables.rows.hyper[self._part.table, Hyper.INITIAL_STATE]
-            tensor[self._begin : end] = initial.to(tensor.dtype) if k == 0 else 0
+        initial = self._tables.rows.hyper[self._part.table, Hyper.INITIAL_STATE]
+        for k, tensor in enumerate(state_tensors(self._tables, self._slab).values()):
+            tensor[begin : begin + self.count] = initial.to(tensor.dtype) if k == 0 else 0
 
     # -- publishing ------------------------------------------------------------------------------
 
-    def publish(self) -> None:
-        """Gives the rows to their ids; no row of the slab is free, and the table is empty."""
+    def publish(self, loader: RowLoader) -> None:
+        """Gives the rows to their ids; the table is empty.
+
+        Args:
+            loader: of the table.
+        """
         tables, table = self._tables, self._part.table
-        index, slab = tables.index, self.slab
-        index.meta[table, Meta.SEED] = self._plan.saved.seed
-        before = index.tables[table, _COUNTERS].clone()
-        ops.grow_(index, table, self.count)
-        if self._counted is not None and self._counted.ids.numel() > 0:
-            ids, counts = (values.to(tables.device) for values in self._counted)
-            write_counts(tables, table, CountedIds(ids, counts))
-        begin, done = self._begin, 0
-        assert int(index.slabs[slab, Slab.NEXT_ROW]) <= begin
-        index.slabs[slab, Slab.NEXT_ROW] = begin
-        tables.bind_memory()
-        rule = tables.config.layout.assign_rows[table : table + 1]
-        for chosen in self._chosen:
-            for ids in chosen.ids.split(_IDS_AT_ONCE):
-                self._publish(ids.to(tables.device), begin + done, done, rule)
-                done += ids.numel()
-        if int(index.tables[table, Table.SIZE]) != self.count:
-            raise ValueError(f"{self._where} was saved with an id twice")
-        index.tables[table, _COUNTERS] = before
+        tables.index.meta[table, Meta.SEED] = self._plan.saved.seed
+        ids = [chosen.ids for chosen in self._chosen]
+        loader.publish(table, ids, self._counted, self._scores)
         self._count_up()
         if self._sketch is not None:
             first = tables.config.layout.rows[table][PolicyColumn.SKETCH_BEGIN]
             cells = self._sketch.to(tables.device).reshape(-1)
-            index.sketch[first : first + SKETCH_ROWS * self._sketch.shape[1]] = cells
-
-    def _publish(self, ids: Tensor, begin: int, done: int, rule: list[int]) -> None:
-        tables, table = self._tables, self._part.table
-        count = ids.numel()
-        if count == 0:
-            return
-        offsets = torch.tensor([0, count], device=tables.device)
-        handles = ops.find_or_insert_(tables.index, ids, offsets, None, [table], rule)
-        if bool((handles < 0).any()):
-            raise NoRoomError(
-                f"table {self._part.name!r} has no room for {self.count} ids: give it a larger "
-                "capacity or memory budget",
-                tables=[self._part.name],
-            )
-        rows = torch.arange(begin, begin + count, device=tables.device)
-        generations = handles & ((1 << GENERATION_BITS) - 1)
-        expected = (rows << GENERATION_BITS) | generations
-        if not torch.equal(handles, expected):
-            if torch.unique(ids).numel() != count:
-                raise ValueError(f"table {self._part.name!r} was saved with an id twice")
-            ops.set_handles_(tables.index, ids, offsets, [table], expected)
-        if tables.stored(self.slab) is None:
-            tables.rows.generations[self.slab][begin : begin + count] = generations.to(torch.int32)
-        else:
-            # rows of a store have been written for these handles
-            assert bool((generations == first_generation(tables, self.slab)).all())
-        for word, values in self._scores.items():
-            ops.set_scores_(
-                tables.index,
-                ids,
-                offsets,
-                [table],
-                values[done : done + count].to(tables.device),
-                word=tables.config.layout.score_words.index(word),
-            )
+            tables.index.sketch[first : first + SKETCH_ROWS * self._sketch.shape[1]] = cells
 
     def _count_up(self) -> None:
         """What has happened to the table, if it is the part that goes on counting."""

@@ -14,7 +14,6 @@ from torch_dynemb.checkpoint.manifest.records import SavedPart
 from torch_dynemb.checkpoint.reading.column_shards import combined_by_row
 from torch_dynemb.checkpoint.reading.saved_rows import SavedRows
 from torch_dynemb.checkpoint.saving.table_files import Progress
-from torch_dynemb.optim.base import StateTensor
 from torch_dynemb.table.state_check import check_counts
 
 
@@ -73,44 +72,35 @@ class RowReading:
         Raises:
             DamagedFileError: a file is damaged.
         """
-        self._read_weights(opened, chosen, target)
+        self._read_columns(opened, WEIGHT, chosen, target, target.weights)
         for tensor in self._plan.state:
-            self._read_state(tensor, opened, chosen, target)
+            values, name = target.state[tensor.name], state_entry(tensor.name)
+            if tensor.per_row:
+                shards = _columns_of(opened, self._columns)
+                self._combine(shards, name, chosen, target, values)
+            elif tensor.dtype == torch.uint8:  # blocks of all columns that a part has
+                whole = slice(0, values.shape[1])
+                for _, rows in opened:
+                    self._copy(rows, name, chosen, target, values, whole, whole)
+            else:
+                self._read_columns(opened, name, chosen, target, values)
 
-    def _read_weights(
-        self, opened: Sequence[tuple[SavedPart, SavedRows]], chosen: Chosen, to: Target
-    ) -> None:
-        own = self._columns
-        for source, rows in opened:
-            first = max(own.start, source.first_column)
-            last = min(own.stop, source.first_column + source.columns)
-            saved = slice(first - source.first_column, last - source.first_column)
-            target = slice(first - own.start, last - own.start)
-            self._copy(rows, WEIGHT, chosen, to, to.weights, saved, target)
-
-    def _read_state(
+    def _read_columns(
         self,
-        tensor: StateTensor,
         opened: Sequence[tuple[SavedPart, SavedRows]],
+        name: str,
         chosen: Chosen,
         to: Target,
+        values: Tensor,
     ) -> None:
-        values = to.state[tensor.name]
-        name = state_entry(tensor.name)
-        if tensor.per_row:
-            self._combine(_columns_of(opened, self._columns), name, chosen, to, values)
-            return
+        """The columns of the part, from those of each saved one."""
         own = self._columns
         for source, rows in opened:
-            if tensor.dtype == torch.uint8:
-                whole = slice(0, values.shape[1])
-                self._copy(rows, name, chosen, to, values, whole, whole)
-                continue
             first = max(own.start, source.first_column)
             last = min(own.stop, source.first_column + source.columns)
             saved = slice(first - source.first_column, last - source.first_column)
-            target = slice(first - own.start, last - own.start)
-            self._copy(rows, name, chosen, to, values, saved, target)
+            columns = slice(first - own.start, last - own.start)
+            self._copy(rows, name, chosen, to, values, saved, columns)
 
     def _copy(
         self,

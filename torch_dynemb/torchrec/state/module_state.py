@@ -5,7 +5,7 @@ Both are collective: all ranks of the process group call them together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,27 +14,22 @@ from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.distributed.types import ParameterSharding
 
+from torch_dynemb.checkpoint.together import ranks_of
 from torch_dynemb.distributed.agreement import Option, check_agreement, comparable
 from torch_dynemb.distributed.ranks import from_all_ranks
-from torch_dynemb.errors import NoRoomError
 from torch_dynemb.ops.columns import Clock
 from torch_dynemb.policy.admission import AdmitFrequent
 from torch_dynemb.policy.layout import score_words_of
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.content import (
-    begin_step,
-    check_ids,
-    clear,
     optimizer_steps,
     read_content,
     read_counts,
-    replace_ids,
     set_optimizer_steps,
-    write_rows,
 )
 from torch_dynemb.table.dense_state import leaves_tables_out
-from torch_dynemb.table.state import recount
+from torch_dynemb.table.load import RowLoader, check_ids, undone_after_error
 from torch_dynemb.torchrec.planning.options import NOT_TRAINED
 from torch_dynemb.torchrec.planning.plans import ModulePlan
 from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
@@ -241,18 +236,11 @@ class ModuleState:
                     device=self._device,
                 )
                 loads[name].check()
-            self._raise_together(self._unfit(loads))
+            self._check_ids(loads)
         except ValueError as error:
             error_msgs.append(str(error))
             return
-        with held_back():  # all tables together: what was read and sent by now can be interrupted
-            try:
-                self._replace(loads, layouts)
-            except BaseException:
-                for name in loads:
-                    for local in self._local(self._shapes[name]):
-                        clear(local.group.tables, local.table)
-                raise
+        self._replace(loads, layouts)
 
     def _differences_of_ranks(self, given: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """What ranks were given differently; they would wait for each other."""
@@ -263,73 +251,72 @@ class ModuleState:
             return [str(error)]
         return []
 
-    def _unfit(self, loads: Mapping[str, TableLoad]) -> str:
-        """Why ids cannot be those of the tables of this rank; empty: they can."""
-        try:
+    def _check_ids(self, loads: Mapping[str, TableLoad]) -> None:
+        """Raises ValueError on all ranks if ids cannot be those of the tables of one."""
+
+        def check() -> None:
             for name, load in loads.items():
                 for local in self._local(self._shapes[name]):
                     check_ids(local.group.tables, local.table, load.arriving[local.place].ids)
-        except ValueError as error:
-            return str(error)
-        return ""
 
-    def _raise_together(self, error: str) -> None:
-        """Raises ValueError on all ranks if one has an error."""
-        if found := _of_ranks(from_all_ranks(error, self._process_group)):
-            raise ValueError(found)
+        ranks_of(self._process_group).run(check)
 
     def _replace(
         self, loads: Mapping[str, TableLoad], layouts: Mapping[str, Layout | None]
     ) -> None:
-        """Writes all tables. After an error they are not whole; it is raised on all ranks."""
-        error, full = "", None  # tables without room; None: that is not what is wrong
-        try:
+        """Replaces all tables together, while signals wait; an error is raised on all ranks."""
+        ranks = ranks_of(self._process_group)
+        local = {(name, of.place): of for name in loads for of in self._local(self._shapes[name])}
+        groups = {id(of.group): of.group for of in local.values()}
+        loaders = {
+            number: RowLoader(
+                group.tables,
+                {
+                    of.table: loads[name].arriving[place].ids.numel()
+                    for (name, place), of in local.items()
+                    if of.group is group
+                },
+            )
+            for number, group in groups.items()
+        }
+
+        def begin() -> None:
+            for loader in loaders.values():
+                loader.begin()
+
+        def publish() -> None:
+            for (name, place), of in local.items():
+                ids, counted = loads[name].arriving[place]
+                loaders[id(of.group)].publish(of.table, [ids], counted)
+            for (name, _), of in local.items():
+                _set_clocks(of, self._shapes[name], layouts[name], loads[name])
+            for loader in loaders.values():
+                loader.end()
+
+        with held_back(), undone_after_error(loaders.values()) as done:
+            ranks.run(begin)
             for name, load in loads.items():
-                for local in self._local(self._shapes[name]):
-                    ids, counted = load.arriving[local.place]
-                    tables, table = local.group.tables, local.table
-                    replace_ids(tables, table, ids, counted)
-        except NoRoomError as raised:
-            error, full = str(raised), raised.tables
-        except RuntimeError as raised:
-            error = str(raised)
-        told = from_all_ranks((error, full), self._process_group)
-        if found := _of_ranks([of_rank[0] for of_rank in told]):
-            found = f"{found}; the tables are empty now"
-            without_room = [of_rank[1] for of_rank in told if of_rank[1] is not None]
-            if without_room:
-                raise NoRoomError(found, tables=sorted(set().union(*without_room)))
-            raise RuntimeError(found)
-        for name, load in loads.items():
-            shape, layout = self._shapes[name], layouts[name]
-            local_tables = {local.place: local for local in self._local(shape)}
-            for place, block in load.blocks():
-                local = local_tables[place]
-                names = layout.scores if layout is not None else ()
-                write_rows(local.group.tables, local.table, block, names)
-            for local in local_tables.values():
-                _set_clocks(local, shape, layout, load)
-
-
-def _of_ranks(errors: Sequence[str]) -> str:
-    """What ranks say of their errors; empty: none has one."""
-    return "; ".join(f"{text} (rank {rank})" for rank, text in enumerate(errors) if text)
+                layout = layouts[name]
+                words = () if layout is None else layout.scores
+                for place, block in load.blocks():
+                    of = local[name, place]
+                    places = torch.searchsorted(load.arriving[place].ids, block.ids)
+                    loaders[id(of.group)].write(of.table, block, places, words)
+            ranks.run(publish)
+            done()
 
 
 def _set_clocks(
     local: LocalTable, shape: TableShape, layout: Layout | None, load: TableLoad
 ) -> None:
     """After the rows of a table were replaced: what it counts goes on where the saved one was."""
-    tables = local.group.tables
     fresh = layout is None or (shape.optimizer.state and not load.state_names)
     set_optimizer_steps(
-        tables, local.table, 0 if layout is None or fresh else layout.optimizer_steps
+        local.group.tables, local.table, 0 if layout is None or fresh else layout.optimizer_steps
     )
     if layout is not None:
         clock = local.group.index.clock
         clock[Clock.STEP] = max(int(clock[Clock.STEP]), layout.clock)
-    begin_step(tables)
-    recount(tables)
 
 
 def _shape_of(config: Any, plan: ModulePlan, places: list[Place]) -> TableShape:

@@ -11,8 +11,9 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from torch_dynemb.distributed.owners import rows_of
 from torch_dynemb.distributed.ranks import RankGroup
-from torch_dynemb.ops.columns import MAX_COUNT, STEP_AGES
 from torch_dynemb.optim.base import StateTensor
+from torch_dynemb.table.score_check import check_score
+from torch_dynemb.table.state_check import check_counts
 from torch_dynemb.torchrec.state.shard_places import Place
 from torch_dynemb.torchrec.state.table_state import (
     Layout,
@@ -202,31 +203,16 @@ class SavedRows:
         Args:
             values: [n, columns] of an entry.
         """
-        ranges = []
-        if name == "count":
-            ranges = [("counts", values, 1)]
-        elif name == "metadata" and self._layout is not None:
-            words = dict(zip(self._layout.scores, values.unbind(1), strict=True))
-            # an eviction takes a negative step for a claim; other scores may be any numbers
-            oldest = max(0, self._layout.clock - STEP_AGES + 1)
-            counted = {"step": ("steps", oldest), "frequency": ("frequencies", 0)}
-            ranges = [
-                (what, words[word], least)
-                for word, (what, least) in counted.items()
-                if word in words
-            ]
+        if name == "metadata" and self._layout is not None:
+            for word, scores in zip(self._layout.scores, values.unbind(1), strict=True):
+                check_score(name, word, scores, self._layout.clock)
+        elif name == "count" and values.numel() > 0:
+            least, most = int(values.min()), int(values.max())
+            if least < 1 or most >= 1 << 31:
+                wrong = least if least < 1 else most
+                raise ValueError(f"{name} has {wrong}, expected counts from 1 to {(1 << 31) - 1}")
         elif name != "weight" and values.dtype == torch.int32:
-            ranges = [("steps of rows", values, 0)]
-        for what, numbers, least in ranges:
-            if numbers.numel() == 0:
-                continue
-            low, high = int(numbers.min()), int(numbers.max())
-            most = {"counts": (1 << 31) - 1, "steps": (1 << 63) - 1}.get(what, MAX_COUNT)
-            if low < least or high > most:
-                raise ValueError(
-                    f"{name} has {low if low < least else high}, expected {what} from {least} to "
-                    f"{most}"
-                )
+            check_counts(name, values)
 
     def _rows_of(self, name: str, like: _Tile, columns: Columns) -> Tensor:
         """The rows of a tile in another entry."""

@@ -13,10 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from torch_dynemb.checkpoint.reading.column_shards import combined_by_row
 from torch_dynemb.distributed.exchange import move_rows, one_to_each
 from torch_dynemb.distributed.owners import part_of
 from torch_dynemb.distributed.ranks import from_all_ranks, rank_group
-from torch_dynemb.table.content import CountedIds, RowBlock
+from torch_dynemb.table.content import CountedIds
+from torch_dynemb.table.load import RowBlock
 from torch_dynemb.torchrec.state.saved_rows import Rows, SavedRows
 from torch_dynemb.torchrec.state.shard_places import Place
 from torch_dynemb.torchrec.state.table_state import (
@@ -28,6 +30,9 @@ from torch_dynemb.torchrec.state.table_state import (
 
 BLOCK_BYTES = 8 << 20
 _IDS_OF_A_BLOCK = BLOCK_BYTES // 8
+# What rows have once, from each column shard that they were saved in: by name and shard, how many
+# of the columns that one has, and its values, [ids].
+_Pieces = dict[str, dict[int, tuple[int, Tensor]]]
 
 
 class Arriving(NamedTuple):
@@ -141,7 +146,7 @@ class TableLoad:
             mine = self._mine(places)
             overlapping = self._overlapping(places[0])
             whole = [tensor for tensor in self._saved.state if not splits_by_column(tensor)]
-            merged = _Merged()
+            merged: _Pieces = {}
             for which, (k, begin, end) in enumerate(overlapping):
                 saved = self._saved.columns[k].begin
                 source = self._cut(self._sources[k], begin - saved, end - saved)
@@ -153,30 +158,28 @@ class TableLoad:
                         tensor.name: values[state_key(tensor.name)] for tensor in self._saved.state
                     }
                     if len(overlapping) > 1:
-                        share = (end - begin) / places[0].columns
-                        places_of = torch.searchsorted(self.arriving[mine].ids, rows.ids)
+                        ids = self.arriving[mine].ids
+                        places_of = torch.searchsorted(ids, rows.ids)
                         for tensor in whole:
-                            merged.add(
-                                tensor.name,
-                                self.arriving[mine].ids.numel(),
-                                places_of,
-                                state.pop(tensor.name),
-                                share,
-                            )
+                            of_row = state.pop(tensor.name)[:, 0]
+                            pieces = merged.setdefault(tensor.name, {})
+                            if which not in pieces:
+                                pieces[which] = end - begin, of_row.new_zeros(ids.shape)
+                            pieces[which][1][places_of] = of_row
                     scores = values.get("metadata") if which == 0 else None
                     first = begin - places[0].first_column
                     yield mine, RowBlock(rows.ids, first, values["weight"], state, scores)
-            if mine is not None and merged.values:
+            if mine is not None and merged:
                 yield from self._merged_blocks(mine, merged)
 
-    def _merged_blocks(self, mine: Place, merged: _Merged) -> Iterator[tuple[Place, RowBlock]]:
-        dtypes = {tensor.name: tensor.dtype for tensor in self._saved.state}
+    def _merged_blocks(self, mine: Place, merged: _Pieces) -> Iterator[tuple[Place, RowBlock]]:
         ids = self.arriving[mine].ids
-        rows = Rows(ids, {name: value[:, None] for name, value in merged.values.items()})
-        for block in rows.blocks(_IDS_OF_A_BLOCK):
-            state = {name: value.to(dtypes[name]) for name, value in block.values.items()}
+        values = {
+            name: combined_by_row(list(pieces.values()))[:, None] for name, pieces in merged.items()
+        }
+        for block in Rows(ids, values).blocks(_IDS_OF_A_BLOCK):
             nothing = torch.empty((block.ids.numel(), 0), device=self._device)
-            yield mine, RowBlock(block.ids, 0, nothing, state, None)
+            yield mine, RowBlock(block.ids, 0, nothing, block.values, None)
 
     # -- what there is --------------------------------------------------------------------------
 
@@ -311,36 +314,6 @@ class TableLoad:
         return Rows(
             move(rows.ids), {name: move(value) for name, value in sorted(rows.values.items())}
         )
-
-
-class _Merged:
-    """State that rows have once, from rows of which every column shard has its own.
-
-    A mean over columns is that of the parts' means, and of steps the largest counts.
-
-    Attributes:
-        values: by name: [n], for the ids of a place in their order; float64 or integers.
-    """
-
-    def __init__(self) -> None:
-        self.values: dict[str, Tensor] = {}
-
-    def add(self, name: str, count: int, where: Tensor, values: Tensor, share: float) -> None:
-        """Adds a column shard's.
-
-        Args:
-            count: of all ids of the place.
-            where: int64 [m], which of them.
-            values: [m, 1].
-            share: of the columns that the column shard has.
-        """
-        values = values[:, 0]
-        exact = torch.float64 if values.dtype.is_floating_point else values.dtype
-        merged = self.values.setdefault(name, values.new_zeros(count, dtype=exact))
-        if values.dtype.is_floating_point:
-            merged[where] += values.double() * share
-        else:
-            merged[where] = torch.maximum(merged[where], values)
 
 
 def _all_ascend(ids: Tensor) -> bool:

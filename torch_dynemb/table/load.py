@@ -1,0 +1,407 @@
+"""The one loader of rows that come from elsewhere: checkpoints, state dicts, files of others.
+
+Rows go into rows that no id has, and ids are published last. So a source that fails on the way has
+changed nothing that a lookup sees. Where tables had ids, these go first, and a failure brings them
+back, if memory has room for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.errors import NoRoomError
+from torch_dynemb.ops.columns import (
+    BUCKET_WIDTH,
+    BUCKET_WORDS,
+    GENERATION_BITS,
+    SKETCH_ROWS,
+    PolicyColumn,
+    RowClock,
+    Slab,
+    Table,
+)
+from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch
+from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.table import compaction, removal, row_access
+from torch_dynemb.table.before import Before
+from torch_dynemb.table.content import CountedIds, score_names
+from torch_dynemb.table.state import recount
+from torch_dynemb.table.tables import Tables, exported, one_table, used_bytes
+
+_IDS_AT_ONCE = 1 << 20
+_GENERATIONS = (1 << GENERATION_BITS) - 1
+_INDEX_BYTES = 2 * 8 * BUCKET_WORDS // BUCKET_WIDTH  # of an id; an index is at least half full
+_LOOKUPS = [Table.FOUND, Table.MISSED, Table.REJECTED, Table.NOT_ADMITTED, Table.DEFAULT_SERVED]
+
+
+class RowBlock(NamedTuple):
+    """Some columns of some rows of a table, and what else is kept of their ids.
+
+    Attributes:
+        ids: int64 [n], every id once.
+        first_column: which column of the table the first one is.
+        rows: [n, columns].
+        state: optimizer state by name: [n, columns], or [n, 1] where a row has one value.
+        scores: int64 [n, words]; None: they stay as they are.
+    """
+
+    ids: Tensor
+    first_column: int
+    rows: Tensor
+    state: Mapping[str, Tensor]
+    scores: Tensor | None
+
+
+def check_ids(tables: Tables, table: int, ids: Tensor) -> None:
+    """Finds what would make a load fail, memory apart, before anything changes.
+
+    Args:
+        tables: of the group.
+        table: its number.
+        ids: int64 [n], those that the table is to have.
+
+    Raises:
+        ValueError: the table has too small a capacity, or ids has its padding id.
+    """
+    config = tables.config.tables[table]
+    bound = tables.config.capacity_bound(table)
+    if bound is not None and ids.numel() > bound:
+        raise ValueError(
+            f"table {config.name!r} has no room for {ids.numel()} ids, only for {bound}: give it "
+            "a larger capacity"
+        )
+    if config.padding_idx is not None and bool((ids == config.padding_idx).any()):
+        raise ValueError(
+            f"table {config.name!r} has the padding id {config.padding_idx}, which has no row, but "
+            "there is a row for it: give the table the padding_idx it was saved with"
+        )
+
+
+class RowLoader:
+    """Replaces some tables of a group; see the module.
+
+    :meth:`begin` comes first, then :meth:`write` for all columns of all rows, :meth:`publish` for
+    each table in the order of ``counts``, and :meth:`end`. After an error comes :meth:`undo`.
+
+    Args:
+        tables: of the group.
+        counts: by number of the table, how many ids it gets.
+        in_place: ids and rows go to the places that they had in another group, which the caller
+            knows: it writes them and publishes them itself.
+
+    Attributes:
+        replaces: whether there is something that goes first.
+        keeps: whether a failure leaves the tables as they were. Otherwise they are empty then:
+            their rows lie in a store, or memory has no room for both.
+        newest: by slab, the newest generation of handles under which a caller that loads in place
+            has written rows to a store.
+    """
+
+    def __init__(
+        self, tables: Tables, counts: Mapping[int, int], *, in_place: bool = False
+    ) -> None:
+        self._tables, self._counts, self._in_place = tables, dict(counts), in_place
+        self._before: Before | None = None
+        self._cleared = False
+        self._begins: dict[int, int] = {}
+        self._ends: list[int] = []
+        self._scores: dict[int, dict[str, Tensor]] = {}
+        self.newest = [0] * len(tables.config.slabs)
+        self.replaces = self._holds_anything() or self._needs_free_rows()
+        self.keeps = not self.replaces or self._has_room_for_both()
+
+    def begin(self) -> None:
+        """Makes room: takes away what the tables hold.
+
+        Raises:
+            NoRoomError: there are too few rows, or memory is short.
+            ForkedProcessError: this process is a fork of the one that made the tables.
+        """
+        tables = self._tables
+        tables.check_own()
+        with held_back():
+            if not self.replaces or self.keeps:
+                self._before = Before(tables, self._numbers(), copied=self.replaces)
+            if self.replaces:
+                self._clear()
+            if self._before is None:
+                self._before = Before(tables, self._numbers(), copied=False)
+        if self._in_place:
+            return
+        ends = tables.index.slabs[:, Slab.NEXT_ROW].tolist()
+        for table, count in self._counts.items():
+            slab = tables.config.slab_of(table)
+            self._begins[table] = ends[slab]
+            ends[slab] += count
+            if ends[slab] > tables.rows.weights[slab].shape[0]:
+                raise self._no_room(table)
+        self._ends = ends
+        tables.memory.bind(tables.index, tables.rows, slab_rows=ends)
+
+    def begin_of(self, table: int) -> int:
+        """The row of the first id of a table; the others follow.
+
+        Args:
+            table: its number.
+        """
+        return self._begins[table]
+
+    def write(
+        self, table: int, block: RowBlock, places: int | Tensor, words: Sequence[str] = ()
+    ) -> None:
+        """Writes rows that no id has yet; :meth:`publish` gives them to their ids.
+
+        Optimizer state that is not given with the first columns of a row is that of a new row.
+
+        Args:
+            table: its number.
+            block: rows of it.
+            places: int64 [n], which ones of the ids of the table these are; or that of the first.
+            words: of the columns of ``block.scores``. Those that the table does not keep are left
+                out; those that it keeps and that are not there are those of new ids.
+
+        Raises:
+            RuntimeError: rows lie on a disk that has no room, or fails.
+        """
+        tables, count = self._tables, block.ids.numel()
+        if count == 0:
+            return
+        if isinstance(places, int):
+            places = torch.arange(places, places + count, device=tables.device)
+        slab = tables.config.slab_of(table)
+        generation = row_access.first_generation(tables, slab)
+        row_access.write_rows(
+            tables,
+            table,
+            block.ids,
+            (places + self._begins[table] << GENERATION_BITS) | generation,
+            block.rows,
+            block.state,
+            first_column=block.first_column,
+            next_row=tables.index.slabs[slab, Slab.NEXT_ROW],
+        )
+        if block.scores is None:
+            return
+        kept = score_names(tables, table)
+        for word, scores in zip(words, block.scores.unbind(1), strict=True):
+            if word in kept:
+                of_table = self._scores.setdefault(table, {})
+                if word not in of_table:
+                    of_table[word] = places.new_empty(self._counts[table])
+                of_table[word][places] = scores
+
+    def publish(
+        self,
+        table: int,
+        ids: Sequence[Tensor],
+        counted: CountedIds | None = None,
+        scores: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Gives a table its ids, which have their rows from then on; signals must wait.
+
+        Args:
+            table: its number.
+            ids: int64 [n] each, every id once, in the order of their rows.
+            counted: ids that wait for a row; None: none do.
+            scores: int64 [ids] by word, in that order; default: what was written.
+
+        Raises:
+            ValueError: an id is there twice.
+            NoRoomError: the table is full, or memory is short.
+        """
+        tables, index = self._tables, self._tables.index
+        slab, count = tables.config.slab_of(table), self._counts[table]
+        ops.grow_(index, table, count)
+        if counted is not None and counted.ids.numel() > 0:
+            _write_counts(tables, table, counted)
+        free = index.slabs[slab, Slab.FREE_COUNT].clone()
+        # so that new ids get the rows that were written
+        index.slabs[slab, Slab.FREE_COUNT] = 0
+        index.slabs[slab, Slab.NEXT_ROW] = self._begins[table]
+        tables.bind_memory()
+        pieces = [some for of in ids for some in of.split(_IDS_AT_ONCE) if some.numel() > 0]
+        done = 0
+        for some in pieces:
+            self._insert(table, some.to(tables.device), self._begins[table] + done)
+            done += some.numel()
+        if int(index.tables[table, Table.SIZE]) != count:
+            raise self._twice(table)
+        # after all ids: scores could make them old enough for an eviction
+        for word, values in (self._scores.get(table, {}) if scores is None else scores).items():
+            number, begin = tables.config.layout.score_words.index(word), 0
+            for some in pieces:
+                flat, offsets, features = one_table(tables, table, some.to(tables.device))
+                part = values[begin : begin + some.numel()].to(tables.device)
+                ops.set_scores_(index, flat, offsets, features, part, word=number)
+                begin += some.numel()
+        index.slabs[slab, Slab.FREE_COUNT] = free
+        tables.bind_memory()
+
+    def end(self) -> None:
+        """Ends the load: what the host knows of the tables follows what they hold.
+
+        A backward of an older forward raises from then on, and none is forgotten.
+        """
+        if not self._in_place:  # else the clock is that of the other group
+            end = len(self._tables.config.tables)
+            self._tables.rows.row_clock[end + RowClock.UPDATES] += 1
+            self._tables.rows.row_clock[end + RowClock.SINCE_STEP] = 0
+        recount(self._tables)
+
+    def undo(self) -> None:
+        """Puts back what the tables held; see ``keeps``."""
+        tables = self._tables
+        with held_back():
+            if self._before is not None:
+                self._before.put_back(self._ends)
+            elif self._cleared:
+                self._clear()  # better none of them than some
+            for slab, newest in enumerate(self.newest):
+                if tables.stored(slab) is not None:
+                    # what was written under handles that no id has must never be found
+                    newest = max(newest, row_access.first_generation(tables, slab))
+                    tables.index.slabs[slab, Slab.GENERATION] = newest
+            tables.release_memory()
+
+    # -- what goes first -------------------------------------------------------------------------
+
+    def _numbers(self) -> list[int]:
+        """The tables of the index: those of ids, and those that count ids without a row."""
+        counters = [self._tables.config.layout.counters[table] for table in self._counts]
+        return [*self._counts, *(number for number in counters if number is not None)]
+
+    def _holds_anything(self) -> bool:
+        """Whether the tables hold something, or ids have left something behind."""
+        index, layout = self._tables.index, self._tables.config.layout
+        if bool(index.tables[self._numbers()][:, [Table.SIZE, Table.TOMBSTONES]].any()):
+            return True
+        if self._in_place:
+            return bool(index.slabs[:, Slab.NEXT_ROW].any()) or bool(index.sketch.any())
+        for table in self._counts if layout.rows else ():
+            begin = layout.rows[table].get(PolicyColumn.SKETCH_BEGIN, 0)
+            width = layout.rows[table].get(PolicyColumn.SKETCH_WIDTH, 0)
+            if bool(index.sketch[begin : begin + SKETCH_ROWS * width].any()):
+                return True
+        return False
+
+    def _needs_free_rows(self) -> bool:
+        """Whether rows that other tables have given up have to be brought together."""
+        tables = self._tables
+        for slab, (next_row, free) in enumerate(
+            tables.index.slabs[:, [Slab.NEXT_ROW, Slab.FREE_COUNT]].tolist()
+        ):
+            if free > 0 and next_row + self._rows_of(slab) > tables.rows.weights[slab].shape[0]:
+                return True
+        return False
+
+    def _rows_of(self, slab: int) -> int:
+        of = self._tables.config.slab_of
+        return sum(count for table, count in self._counts.items() if of(table) == slab)
+
+    def _has_room_for_both(self) -> bool:
+        tables, config = self._tables, self._tables.config
+        if any(tables.stored(config.slab_of(table)) is not None for table in self._counts):
+            return False
+        needed = used_bytes(tables)["total"]
+        if tables.device.type == "cpu":
+            for slab, of_slab in enumerate(config.slabs):
+                needed += self._rows_of(slab) * (config.row_bytes(of_slab) + _INDEX_BYTES)
+        return needed <= ops.available_memory()
+
+    def _clear(self) -> None:
+        tables = self._tables
+        self._cleared = True
+        for table in self._counts:
+            for batch in exported(tables, table, _IDS_AT_ONCE):
+                removal.erase(tables, table, batch.ids)
+            rule = tables.config.tables[table].policy.admission
+            if isinstance(rule, AdmitFrequent | AdmitFrequentSketch):
+                removal.reset_counts(tables, table)
+        compaction.compact(tables)
+
+    # -- ids -------------------------------------------------------------------------------------
+
+    def _insert(self, table: int, ids: Tensor, begin: int) -> None:
+        """Inserts ids, of which the first one gets row ``begin``."""
+        tables, slab = self._tables, self._tables.config.slab_of(table)
+        flat, offsets, features = one_table(tables, table, ids)
+        rule = tables.config.layout.assign_rows[table : table + 1]
+        handles = ops.find_or_insert_(tables.index, flat, offsets, None, features, rule)
+        if bool((handles < 0).any()):
+            # if a GPU has refused the ids, it says why here
+            tables.memory.end_step(tables.index, tables.rows)
+            raise self._no_room(table)
+        rows = row_access.handle_rows(handles)
+        first, last = begin, begin + ids.numel() - 1
+        ascend = bool((rows[1:] > rows[:-1]).all())
+        if not ascend or (int(rows[0]), int(rows[-1])) != (first, last):
+            if torch.unique(ids).numel() != ids.numel():
+                raise self._twice(table)
+            torch.arange(first, last + 1, out=rows)
+            handles = (rows << GENERATION_BITS) | (handles & _GENERATIONS)
+            ops.set_handles_(tables.index, flat, offsets, features, handles)
+        del rows
+        if tables.stored(slab) is None:
+            tables.rows.generations[slab][first : last + 1] = handles & _GENERATIONS
+        else:
+            # rows of a store have been written for these handles
+            assert bool((handles & _GENERATIONS == row_access.first_generation(tables, slab)).all())
+        counters = tables.config.layout.counters[table]
+        if counters is not None:  # ids that have a row wait no longer
+            ops.erase_(tables.index, flat, offsets, [counters])
+
+    def _no_room(self, table: int) -> NoRoomError:
+        name = self._tables.config.names[table]
+        return NoRoomError(
+            f"table {name!r} has no room for {self._counts[table]} ids: give it a larger capacity, "
+            "max_rows or memory budget",
+            tables=[name],
+        )
+
+    def _twice(self, table: int) -> ValueError:
+        return ValueError(f"table {self._tables.config.names[table]!r} was saved with an id twice")
+
+
+@contextmanager
+def undone_after_error(loaders: Iterable[RowLoader]) -> Iterator[Callable[[], None]]:
+    """Undo loads after an error in the context, or an interrupt.
+
+    Args:
+        loaders: of the loads.
+
+    Yields:
+        A function to call when all loads have ended, while signals wait: they stay then.
+    """
+    begun = list(loaders)
+    try:
+        yield begun.clear
+    except BaseException:
+        with held_back():
+            for loader in begun:
+                loader.undo()
+        raise
+
+
+def _write_counts(tables: Tables, table: int, counted: CountedIds) -> None:
+    """Counts ids that have no row, also those that wait for room only; none is counted yet."""
+    counters = tables.config.layout.counters[table]
+    assert counters is not None
+    policy = tables.index.policy.clone()
+    policy[table, PolicyColumn.THRESHOLD] = 1 << 62  # beyond any count
+    flat, offsets, features = one_table(tables, table, counted.ids.to(tables.device))
+    before = tables.index.tables[table, _LOOKUPS]
+    index = tables.index._replace(policy=policy)
+    ops.find_or_insert_(index, flat, offsets, None, features, features)
+    tables.index.tables[table, _LOOKUPS] = before  # nothing has been looked up
+    # stored as handles are, where 0 is an empty slot
+    counts = counted.counts.to(tables.device) - 1
+    ops.set_handles_(tables.index, flat, offsets, [counters], counts)
+
+
+__all__ = ["RowBlock", "RowLoader", "check_ids", "undone_after_error"]
