@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint
-from torch_dynemb.checkpoint.parts import TablePart, tables_of
+from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.ops.columns import GENERATION_BITS
 
 
@@ -152,11 +152,13 @@ class ColumnShards(nn.Module):
             shard.optimizer.step()
 
 
-@tables_of(ColumnShards)
 def _column_shards(module: ColumnShards, path: str) -> Iterable[TablePart]:
     for k, shard in enumerate(module.shards):
         first = sum(module.dims[:k])
         yield TablePart(path or "shards", shard.group, 0, sum(module.dims), first)  # type: ignore[arg-type]
+
+
+td.register_module(ColumnShards, tables=_column_shards)
 
 
 class RowPart(nn.Module):
@@ -168,8 +170,10 @@ class RowPart(nn.Module):
         self.ids = checkpoint.IdSlots(rank, rank + 1, ranks)
 
 
-@tables_of(RowPart)
 def _row_part(module: RowPart, path: str) -> Iterable[TablePart]:
     for table, config in enumerate(module.tables.group.config.tables):
         name, dim = checkpoint.table_name(path, config.name), config.embedding_dim
         yield TablePart(name, module.tables.group, table, dim, 0, module.ids)
+
+
+td.register_module(RowPart, tables=_row_part)

@@ -22,6 +22,7 @@ from torch_dynemb.nn import (
     KeyedJagged,
     prefetched,
     private_to_rank,
+    register_module,
 )
 from torch_dynemb.optim import (
     LAMB,
@@ -116,5 +117,6 @@ __all__ = [
     "prefetched",
     "private_to_rank",
     "register_admission",
+    "register_module",
     "table_optimizers",
 ]

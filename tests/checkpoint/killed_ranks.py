@@ -54,10 +54,12 @@ class Sharded(nn.Module):
         return {"weight": self.dense.weight.clone(), **table_state.save(self.table.group.tables)}
 
 
-@checkpoint.tables_of(Sharded)
 def _tables_of_sharded(module: Sharded, path: str) -> Iterator[checkpoint.TablePart]:
     slots = checkpoint.IdSlots(module.rank, module.rank + 1, 2)
     yield checkpoint.TablePart("table", module.table.group, 0, 4, 0, slots)
+
+
+td.register_module(Sharded, tables=_tables_of_sharded)
 
 
 def save_on(

@@ -35,11 +35,13 @@ class HalfTable(nn.Module):
         return rows
 
 
-@checkpoint.tables_of(HalfTable)
 def _half(module: HalfTable, path: str) -> Iterable[checkpoint.TablePart]:
     yield checkpoint.TablePart(
         name=path, group=module.rows.group, table=0, embedding_dim=8, ids=module.slots
     )
+
+
+td.register_module(HalfTable, tables=_half)
 
 
 def model_of(rank: int) -> nn.Sequential:

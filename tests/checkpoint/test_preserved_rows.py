@@ -162,9 +162,10 @@ def test_tables_that_take_the_place_of_others(
             super().__init__()
             self.group = group
 
-    @checkpoint.tables_of(Items)
     def tables_of_items(module: Items, path: str) -> Iterator[checkpoint.TablePart]:
         yield checkpoint.TablePart("items", module.group, 0, embedding_dim=4)
+
+    td.register_module(Items, tables=tables_of_items)
 
     group.insert_or_assign(0, torch.arange(90), torch.randn(90, 4))
     model = Items()

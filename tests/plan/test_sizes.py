@@ -16,7 +16,7 @@ from torch_dynemb.plan.sizes import (
     DTYPES,
     OPTIMIZERS,
     STATE_DTYPES,
-    RowFormat,
+    PlannedRow,
     in_memory,
     most_ids,
     on_disk,
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.cpu_only("compares with tables on the host")
 IDS = 20_000
 
 
-def table(row: RowFormat, **options: object) -> td.DynamicEmbedding:
+def table(row: PlannedRow, **options: object) -> td.DynamicEmbedding:
     module = td.DynamicEmbedding(
         row.dim, dtype=DTYPES[row.dtype], optimizer=row.optimizer_config(), **options
     )
@@ -40,7 +40,7 @@ def table(row: RowFormat, **options: object) -> td.DynamicEmbedding:
 def test_rows_and_state_of_every_optimizer(optimizer: str) -> None:
     for dtype, state_dtype in (("float32", "float32"), ("bfloat16", "bfloat16")):
         try:
-            row = RowFormat(12, optimizer, dtype, state_dtype)
+            row = PlannedRow(12, optimizer, dtype, state_dtype)
         except ValueError:
             options = {of.name for of in dataclasses.fields(OPTIMIZERS[optimizer])}
             assert "state_dtype" not in options
@@ -53,7 +53,7 @@ def test_rows_and_state_of_every_optimizer(optimizer: str) -> None:
 
 
 def test_a_capacity_takes_what_is_planned() -> None:
-    row = RowFormat(16, "adam", "float32", "uint8")
+    row = PlannedRow(16, "adam", "float32", "uint8")
     policy = Policy(score="frequency", capacity=IDS)
     used = table(row, policy=policy).memory()
     planned = in_memory(row, IDS, ranks=1, policy=policy)
@@ -64,7 +64,7 @@ def test_a_capacity_takes_what_is_planned() -> None:
 
 
 def test_what_admission_counts() -> None:
-    row = RowFormat(8, "sgd", "float32", "float32")
+    row = PlannedRow(8, "sgd", "float32", "float32")
     module = td.DynamicEmbedding(
         8, optimizer=row.optimizer_config(), policy=Policy(admission=td.AdmitFrequent(2))
     )
@@ -78,7 +78,7 @@ def test_what_admission_counts() -> None:
 
 
 def test_files_take_what_is_planned(tmp_path: Path) -> None:
-    row = RowFormat(32, "adagrad", "float32", "float32")
+    row = PlannedRow(32, "adagrad", "float32", "float32")
     storage = td.SSDStore(tmp_path / "rows", cache="2000 rows", segment="1MiB", disk="64MiB")
     module = td.DynamicEmbedding(32, optimizer=row.optimizer_config(), storage=storage)
     for ids in torch.arange(IDS).split(1000):
@@ -95,7 +95,7 @@ def test_files_take_what_is_planned(tmp_path: Path) -> None:
 
 
 def test_ranks_share_the_ids() -> None:
-    row = RowFormat(8, "adam", "float32", "float32")
+    row = PlannedRow(8, "adam", "float32", "float32")
     one, eight = (in_memory(row, 8000, ranks=ranks) for ranks in (1, 8))
     assert eight.rows * 8 == one.rows
     assert eight.state * 8 == one.state

@@ -16,9 +16,9 @@ from torch_dynemb.checkpoint.delta_log.follower import Follower, follow, replay
 from torch_dynemb.checkpoint.delta_log.log import DeltaLog
 from torch_dynemb.checkpoint.delta_log.position import LogPosition
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink, EndingSink
-from torch_dynemb.checkpoint.delta_log.targets import FollowTarget, follows
+from torch_dynemb.checkpoint.delta_log.targets import FollowTarget
 from torch_dynemb.checkpoint.loading.load import LoadedTable, LoadReport, load
-from torch_dynemb.checkpoint.parts import IdSlots, TablePart, table_name, tables_of
+from torch_dynemb.checkpoint.parts import IdSlots, TablePart, table_name
 from torch_dynemb.checkpoint.reading.reader import Checkpoint, open  # noqa: A004
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
 from torch_dynemb.checkpoint.saving.handle import SaveHandle
@@ -53,7 +53,6 @@ __all__ = [
     "TablePart",
     "export",
     "follow",
-    "follows",
     "load",
     "load_snapshot",
     "merge",
@@ -65,5 +64,4 @@ __all__ = [
     "save_snapshot",
     "snapshots",
     "table_name",
-    "tables_of",
 ]

@@ -1,13 +1,14 @@
 """Which tables a model has, and which of their ids and columns: what its modules have registered.
 
-A package that has modules with tables says with :func:`tables_of` how to find the tables in them.
+A package that has modules with tables says with :func:`torch_dynemb.register_module` how to find
+the tables in them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +17,13 @@ from torch_dynemb import ops
 from torch_dynemb.checkpoint.entries import PACKED
 from torch_dynemb.nn import DynamicEmbedding, DynamicEmbeddingBag
 from torch_dynemb.nn.embedding import UNNAMED
+from torch_dynemb.nn.module_kinds import register_module, tables_in
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.group import TableGroup
 
-Finder = TypeVar("Finder", bound=Callable[[Any, str], "Iterable[TablePart]"])
-
 Trained = Literal["now", "later", "never"]
-
-_finders: dict[type[nn.Module], Callable[[Any, str], Iterable[TablePart]]] = {}
 
 
 class IdSlots(NamedTuple):
@@ -125,31 +123,6 @@ class TablePart(NamedTuple):
         return range(self.first_column, self.first_column + self.config.embedding_dim)
 
 
-def tables_of(kind: type[nn.Module]) -> Callable[[Finder], Finder]:
-    """Registers what finds the tables in a kind of modules, and in classes made from it.
-
-    Args:
-        kind: a class of modules.
-
-    Returns:
-        A decorator of a function that takes such a module and its path in the model, and gives the
-        :class:`TablePart` of each table on this rank. Modules inside are not looked at any more.
-
-    Raises:
-        ValueError: ``kind`` has been registered before.
-    """
-
-    def register(find: Finder) -> Finder:
-        if kind in _finders:
-            raise ValueError(
-                f"tables_of: kind is {kind.__name__}, whose tables {_finders[kind]!r} finds already"
-            )
-        _finders[kind] = find
-        return find
-
-    return register
-
-
 def table_name(path: str, name: str) -> str:
     """The name of a table in a checkpoint.
 
@@ -160,7 +133,6 @@ def table_name(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-@tables_of(TableModule)
 def _tables_of_module(module: TableModule, path: str) -> Iterable[TablePart]:
     group = module.group
     for number, config in enumerate(group.config.tables):
@@ -169,6 +141,9 @@ def _tables_of_module(module: TableModule, path: str) -> Iterable[TablePart]:
             # its one table may have no name of its own
             name = path or UNNAMED
         yield TablePart(name, group, number, config.embedding_dim)
+
+
+register_module(TableModule, tables=_tables_of_module)
 
 
 def parts_of(model: nn.Module) -> list[TablePart]:
@@ -207,8 +182,7 @@ def _collect(module: nn.Module, path: str, visited: set[int]) -> Iterator[TableP
     if id(module) in visited:
         return
     visited.add(id(module))
-    finders = (_finders[kind] for kind in type(module).__mro__ if kind in _finders)
-    find = next(finders, None)
+    find = tables_in(module)
     if find is not None:
         yield from find(module, path)
         return
@@ -237,5 +211,4 @@ __all__ = [
     "parts_in",
     "parts_of",
     "table_name",
-    "tables_of",
 ]

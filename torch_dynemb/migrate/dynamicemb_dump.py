@@ -28,7 +28,7 @@ from torch_dynemb.table.content import CountedIds
 _KEPT_BY = {"lru": ("timestamp",), "lfu": ("frequency",), "customized": ("custom",)}
 
 
-class _Part(NamedTuple):
+class _RankFiles(NamedTuple):
     """Files of one rank."""
 
     keys: Path
@@ -82,7 +82,7 @@ class DumpSource(Source):
         )
         assert values is not None
         self._parts = [
-            _Part(
+            _RankFiles(
                 keys[k],
                 values[k],
                 None if of_scores is None else of_scores[k],

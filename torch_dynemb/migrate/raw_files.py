@@ -19,7 +19,7 @@ ID_DTYPES = (torch.int64, torch.uint64, torch.int32, torch.uint32)
 FLOAT_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
-class _Part(NamedTuple):
+class _FileSet(NamedTuple):
     """Files that go together: row r of one belongs to row r of the others."""
 
     keys: Path
@@ -33,7 +33,7 @@ class RawSource(Source):
 
     def __init__(
         self,
-        parts: Sequence[_Part],
+        parts: Sequence[_FileSet],
         embedding_dim: int,
         key_dtype: torch.dtype,
         value_dtype: torch.dtype,
@@ -52,7 +52,7 @@ class RawSource(Source):
         for part in parts:
             self._opened(part)  # which compares their sizes
 
-    def _opened(self, part: _Part) -> dict[str, RawFile]:
+    def _opened(self, part: _FileSet) -> dict[str, RawFile]:
         keys = RawFile(part.keys, self._key_dtype)
         files = {"keys": keys, "values": RawFile(part.values, self._value_dtype, self._dim)}
         for name, path in part.state.items():
@@ -167,7 +167,7 @@ def read_raw(
                 "as many, in the same order"
             )
     parts = [
-        _Part(
+        _FileSet(
             of_keys,
             files["values"][k],
             {name: files[f"state[{name!r}]"][k] for name in state or {}},

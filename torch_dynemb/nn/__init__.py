@@ -5,6 +5,7 @@ from torch_dynemb.nn.bag import DynamicEmbeddingBag
 from torch_dynemb.nn.collection import DynamicEmbeddingBagCollection, DynamicEmbeddingCollection
 from torch_dynemb.nn.embedding import DynamicEmbedding
 from torch_dynemb.nn.features import KeyedJagged
+from torch_dynemb.nn.module_kinds import register_module
 from torch_dynemb.nn.prefetching import prefetched
 from torch_dynemb.nn.private_tables import private_to_rank
 
@@ -18,4 +19,5 @@ __all__ = [
     "KeyedJagged",
     "prefetched",
     "private_to_rank",
+    "register_module",
 ]

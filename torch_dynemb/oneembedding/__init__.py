@@ -1,6 +1,6 @@
 """Embeddings with the names and arguments of OneEmbedding, of OneFlow (github.com/Oneflow-Inc)."""
 
-from torch_dynemb.oneembedding import saved_parts as _saved_parts  # noqa: F401 - registers tables
+from torch_dynemb.oneembedding import registration as _registration  # noqa: F401 - registers modules
 from torch_dynemb.oneembedding.frozen import FrozenMultiTableEmbedding
 from torch_dynemb.oneembedding.import_snapshot import import_snapshot
 from torch_dynemb.oneembedding.initializers import (

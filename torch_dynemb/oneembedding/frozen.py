@@ -7,7 +7,7 @@ from torch import Tensor
 from torch_dynemb.distributed.ranks import process_group_of
 from torch_dynemb.oneembedding.embedding import Embedding
 from torch_dynemb.oneembedding.ids_by_table import keys_by_table
-from torch_dynemb.serving import Choices, FrozenModule, freezes
+from torch_dynemb.serving import Choices, FrozenModule
 from torch_dynemb.serving.gathering import whole_group
 from torch_dynemb.table.group import TableGroup
 
@@ -46,8 +46,7 @@ class FrozenMultiTableEmbedding(FrozenModule):
         return given.in_order(rows, ids.shape).to(self.output_dtype)
 
 
-@freezes(Embedding)
-def _frozen(source: Embedding, choices: Choices) -> FrozenMultiTableEmbedding | None:
+def frozen_embedding(source: Embedding, choices: Choices) -> FrozenMultiTableEmbedding | None:
     group = whole_group(
         f"freeze: {type(source).__name__} {source.name!r}",
         source.group,

@@ -90,7 +90,7 @@ def import_snapshot(
     return embedding.load_snapshot(snapshot_name, optimizer_state=optimizer_state)
 
 
-class _Source(NamedTuple):
+class _SnapshotFiles(NamedTuple):
     """Files of OneFlow, and what is taken of them.
 
     Attributes:
@@ -113,7 +113,7 @@ def _source_of(
     paths: Sequence[str | PathLike[str]],
     block: int,
     optimizer_state: bool,
-) -> _Source:
+) -> _SnapshotFiles:
     """What there is, if it fits.
 
     Raises:
@@ -134,7 +134,7 @@ def _source_of(
                 f"{_OWNER}: values of {folders[0]} have {stored} elements, but rows of embedding "
                 f"{embedding.name!r} have {dim} columns"
             )
-        return _Source(folders, block, stored, dim, 1.0)
+        return _SnapshotFiles(folders, block, stored, dim, 1.0)
     optimizer = embedding.group.config.optimizer if embedding.trained == "now" else None
     name = "no optimizer yet" if optimizer is None else optimizer.name
     width = dim if optimizer is None else RowLayout(dim, optimizer.state).width
@@ -146,12 +146,12 @@ def _source_of(
         )
     # OneFlow: v' = momentum * v - lr * g, here v' = momentum * v + g
     factor = -1 / optimizer.lr if isinstance(optimizer, MomentumSGD) else 1.0
-    return _Source(folders, block, stored, width, factor)
+    return _SnapshotFiles(folders, block, stored, width, factor)
 
 
 def _convert(
     embedding: Embedding,
-    source: _Source,
+    source: _SnapshotFiles,
     folder: Path,
     table_of: Callable[[Tensor], Tensor] | None,
     steps: int,

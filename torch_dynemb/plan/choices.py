@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch_dynemb.plan.counting import IdCounts
 from torch_dynemb.plan.coverage import Coverage
 from torch_dynemb.plan.growth import DistinctIds
-from torch_dynemb.plan.sizes import Bytes, RowFormat, in_memory, most_ids, on_disk
+from torch_dynemb.plan.sizes import Bytes, PlannedRow, in_memory, most_ids, on_disk
 from torch_dynemb.policy.admission import AdmitFrequent
 from torch_dynemb.policy.policy import Policy
 
@@ -55,7 +55,7 @@ class Choice:
     """
 
     how: str
-    row: RowFormat
+    row: PlannedRow
     ids: int
     coverage: float
     bytes: Bytes
@@ -80,7 +80,7 @@ def needed(columns: Sequence[IdCounts], all_ids: DistinctIds) -> Need:
 
 def row_formats(
     dim: int, optimizer: str, dtype: str | None, state_dtype: str | None
-) -> list[RowFormat]:
+) -> list[PlannedRow]:
     """Formats of rows to choose from, the most precise one first.
 
     Args:
@@ -96,7 +96,7 @@ def row_formats(
     formats = []
     for of_rows, of_state in dict.fromkeys(wanted):
         try:
-            formats.append(RowFormat(dim, optimizer, of_rows, of_state))
+            formats.append(PlannedRow(dim, optimizer, of_rows, of_state))
         except ValueError:
             if state_dtype is not None or of_state == "float32":
                 raise
@@ -104,7 +104,7 @@ def row_formats(
 
 
 def choices(
-    need: Need, rows: Sequence[RowFormat], *, ranks: int, memory: int | None
+    need: Need, rows: Sequence[PlannedRow], *, ranks: int, memory: int | None
 ) -> list[Choice]:
     """What can be done, the best first.
 
@@ -153,7 +153,7 @@ def choices(
     return found
 
 
-def _cached(row: RowFormat, ids: int, ranks: int, memory: int | None) -> int:
+def _cached(row: PlannedRow, ids: int, ranks: int, memory: int | None) -> int:
     """Rows of files that are in memory, on all ranks."""
     if memory is None:
         return math.ceil(_CACHED * ids)

@@ -36,7 +36,7 @@ class Lines:
     columns: dict[str, ColumnIds]
 
 
-class Stream(NamedTuple):
+class LineReader(NamedTuple):
     """A file whose columns are known.
 
     Attributes:
@@ -81,4 +81,4 @@ def first_lines(batch: Lines, count: int) -> Lines:
     return Lines(count, columns)
 
 
-__all__ = ["ColumnIds", "Lines", "Stream", "chosen_columns", "first_lines"]
+__all__ = ["ColumnIds", "LineReader", "Lines", "chosen_columns", "first_lines"]

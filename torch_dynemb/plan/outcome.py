@@ -11,7 +11,7 @@ from torch_dynemb.plan.choices import Choice, choices, needed, suggested
 from torch_dynemb.plan.counting import IdCounts
 from torch_dynemb.plan.coverage import Coverage, rank_load
 from torch_dynemb.plan.growth import DistinctIds, distinct_ids
-from torch_dynemb.plan.sizes import RowFormat
+from torch_dynemb.plan.sizes import PlannedRow
 
 SHARES = (0.5, 0.8, 0.9, 0.95, 0.99, 0.999)
 _TIMES = (1.0, 2.0, 10.0, 100.0)
@@ -27,7 +27,7 @@ class Wishes(NamedTuple):
         memory: bytes for tables on each of them; None: it is not known.
     """
 
-    rows: Sequence[RowFormat]
+    rows: Sequence[PlannedRow]
     times: float
     ranks: int
     memory: int | None

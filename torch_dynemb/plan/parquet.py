@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dynemb.plan.lines import ColumnIds, Lines, Stream, chosen_columns
+from torch_dynemb.plan.lines import ColumnIds, LineReader, Lines, chosen_columns
 
 _BATCH_LINES = 1 << 18
 
 
-def open_parquet(path: str, columns: Sequence[str] | None) -> Stream:
+def open_parquet(path: str, columns: Sequence[str] | None) -> LineReader:
     """A file in Parquet; columns of integers, or of lists of integers, hold ids.
 
     Args:
@@ -59,7 +59,7 @@ def open_parquet(path: str, columns: Sequence[str] | None) -> Stream:
             f"{path} has no column of integers or lists of integers: hash its columns to integers "
             "first, for example with torch_dynemb.ops.farmhash"
         )
-    return Stream(names, lambda: _batches(arrow, file, names))
+    return LineReader(names, lambda: _batches(arrow, file, names))
 
 
 def _item(arrow: Any, kind: Any) -> Any:

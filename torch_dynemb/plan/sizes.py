@@ -45,7 +45,7 @@ STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "uint8": t
 
 
 @dataclass(frozen=True)
-class RowFormat:
+class PlannedRow:
     """What a row is like, and what an optimizer keeps beside it.
 
     Attributes:
@@ -119,7 +119,7 @@ class Bytes:
 
 
 def in_memory(
-    row: RowFormat, ids: float, *, ranks: int, policy: Policy | None = None, counted: float = 0
+    row: PlannedRow, ids: float, *, ranks: int, policy: Policy | None = None, counted: float = 0
 ) -> Bytes:
     """A rank's bytes where all rows are in memory.
 
@@ -145,7 +145,7 @@ def in_memory(
     )
 
 
-def on_disk(row: RowFormat, ids: float, cached: float, *, ranks: int) -> Bytes:
+def on_disk(row: PlannedRow, ids: float, cached: float, *, ranks: int) -> Bytes:
     """A rank's bytes where rows lie in files, and some of them in memory.
 
     Args:
@@ -171,7 +171,7 @@ def on_disk(row: RowFormat, ids: float, cached: float, *, ranks: int) -> Bytes:
     )
 
 
-def most_ids(row: RowFormat, memory: int, *, ranks: int, policy: Policy) -> int:
+def most_ids(row: PlannedRow, memory: int, *, ranks: int, policy: Policy) -> int:
     """How many ids tables may hold whose rows are all in the memory of ranks.
 
     Args:
@@ -189,7 +189,7 @@ __all__ = [
     "OPTIMIZERS",
     "STATE_DTYPES",
     "Bytes",
-    "RowFormat",
+    "PlannedRow",
     "in_memory",
     "most_ids",
     "on_disk",

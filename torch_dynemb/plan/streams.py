@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from torch_dynemb.plan.lines import Lines, Stream, first_lines
+from torch_dynemb.plan.lines import LineReader, Lines, first_lines
 from torch_dynemb.plan.parquet import open_parquet
 from torch_dynemb.plan.text import STANDARD_INPUT, open_text
 
@@ -62,7 +62,7 @@ def _check_path(path: str) -> None:
         raise FileNotFoundError(f"{path} does not exist: check the path of the sample")
 
 
-def _opened(path: str, file_format: Format | None, columns: Sequence[str] | None) -> Stream:
+def _opened(path: str, file_format: Format | None, columns: Sequence[str] | None) -> LineReader:
     if file_format == "parquet" or (file_format is None and _looks_like_parquet(path)):
         if path == STANDARD_INPUT:
             raise ValueError(
@@ -80,7 +80,7 @@ def _looks_like_parquet(path: str) -> bool:
         return file.read(4) == b"PAR1"
 
 
-def _limited(streams: Sequence[Stream], limit: int | None) -> Iterator[Lines]:
+def _limited(streams: Sequence[LineReader], limit: int | None) -> Iterator[Lines]:
     left = limit
     for stream in streams:
         for batch in stream.batches():

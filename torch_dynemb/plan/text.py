@@ -14,7 +14,7 @@ from typing import IO, Literal, NamedTuple, cast
 
 import torch
 
-from torch_dynemb.plan.lines import ColumnIds, Lines, Stream, chosen_columns
+from torch_dynemb.plan.lines import ColumnIds, LineReader, Lines, chosen_columns
 
 STANDARD_INPUT = "-"
 ID_COLUMN = "id"
@@ -43,7 +43,7 @@ _CATEGORIES = [name for name in _CRITEO if name.startswith("C")]
 
 def open_text(
     path: str, file_format: Literal["criteo", "ids"] | None, columns: Sequence[str] | None
-) -> Stream:
+) -> LineReader:
     """A file of text, or the standard input.
 
     Args:
@@ -77,10 +77,10 @@ def open_text(
         file_format = "ids" if fields == 1 else "criteo"
     if file_format == "ids":
         chosen_columns(source, columns, [ID_COLUMN])
-        return Stream([ID_COLUMN], lambda: _id_batches(source, start, file))
+        return LineReader([ID_COLUMN], lambda: _id_batches(source, start, file))
     asked = columns is not None
     names = chosen_columns(source, columns, list(_CRITEO) if asked else _CATEGORIES)
-    return Stream(names, lambda: _criteo_batches(source, start, file, names))
+    return LineReader(names, lambda: _criteo_batches(source, start, file, names))
 
 
 def _open(path: str) -> IO[bytes]:

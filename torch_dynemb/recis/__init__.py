@@ -1,6 +1,6 @@
 """Ragged embeddings with the names and arguments of RecIS (github.com/alibaba/RecIS)."""
 
-from torch_dynemb.recis import saved_parts as _saved_parts  # noqa: F401 - registers tables
+from torch_dynemb.recis import registration as _registration  # noqa: F401 - registers modules
 from torch_dynemb.recis.embedding import (
     DynamicEmbedding,
     EmbeddingEngine,

@@ -1,9 +1,9 @@
 """Models for inference: tables that are only read, and tables that are updated while they serve."""
 
 from torch_dynemb.errors import NoHeadroomError
+from torch_dynemb.nn.module_kinds import Choices
 from torch_dynemb.serving import following as _following  # noqa: F401 - registers live tables
-from torch_dynemb.serving.choices import Choices
-from torch_dynemb.serving.freeze import freeze, freezes
+from torch_dynemb.serving.freeze import freeze
 from torch_dynemb.serving.frozen_modules import (
     FrozenBagCollection,
     FrozenCollection,
@@ -50,7 +50,6 @@ __all__ = [
     "cpp_flags",
     "export",
     "freeze",
-    "freezes",
     "live",
     "live_tables",
     "load",

@@ -9,17 +9,17 @@ from torch import Tensor, nn
 
 from torch_dynemb.checkpoint.delta_log.commits import Commit
 from torch_dynemb.checkpoint.delta_log.targets import (
-    FollowTarget,
     WholeTarget,
     check_names,
     checked_delta,
-    follows,
     nothing,
 )
 from torch_dynemb.checkpoint.parts import table_name
 from torch_dynemb.checkpoint.saving.rest import dense_state
+from torch_dynemb.nn.module_kinds import register_module
 from torch_dynemb.ops.columns import Meta
 from torch_dynemb.serving.live_commits import TableChange
+from torch_dynemb.serving.live_group import LiveTables
 from torch_dynemb.serving.live_models import live_tables
 from torch_dynemb.serving.turns import Turns, turns_of
 from torch_dynemb.serving.whole_commits import (
@@ -84,9 +84,6 @@ def names_in_log(path: str, name: str, *, alone: bool) -> Iterator[str]:
         yield table_name(owner, name)
 
 
-@follows
-def _live_model(model: nn.Module) -> FollowTarget | None:
-    return _LiveModel(model) if live_tables(model) else None
-
+register_module(LiveTables, follower=_LiveModel)
 
 __all__ = ["names_in_log"]

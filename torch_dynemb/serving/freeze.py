@@ -1,12 +1,11 @@
 """Read-only copies of models: what is exported and served.
 
-How a module is copied, its package says with :func:`freezes`.
+How a module is copied, its package says with :func:`torch_dynemb.register_module`.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any, Literal, TypeVar, overload
 
 from torch import nn
@@ -14,42 +13,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torch_dynemb.argument_checks import described, flag
 from torch_dynemb.distributed.dtensors import is_dtensor
+from torch_dynemb.nn.module_kinds import RANKS, Choices, Ranks, frozen_of, register_module
 from torch_dynemb.nn.table_module import TableModule
-from torch_dynemb.serving.choices import RANKS, Choices, Ranks
 from torch_dynemb.serving.frozen_tables import FrozenTables
 from torch_dynemb.serving.missing import CountsMissing
 from torch_dynemb.serving.row_formats import RowKind, check_rows
 
 Model = TypeVar("Model", bound=nn.Module)
-Maker = TypeVar("Maker", bound=Callable[[Any, Choices], nn.Module | None])
-
-_makers: dict[type[nn.Module], Callable[[Any, Choices], nn.Module | None]] = {}
-
-
-def freezes(kind: type[nn.Module]) -> Callable[[Maker], Maker]:
-    """Registers what makes a read-only copy of a kind of modules, and of classes made from it.
-
-    Args:
-        kind: a class of modules.
-
-    Returns:
-        A decorator of a class, or a function, that takes such a module and the
-        :class:`torch_dynemb.serving.Choices` of :func:`freeze`. A function may give None on a rank
-        that gets no copy.
-
-    Raises:
-        ValueError: ``kind`` has been registered before.
-    """
-
-    def register(make: Maker) -> Maker:
-        if kind in _makers:
-            raise ValueError(
-                f"freezes: kind is {kind.__name__}, which {_makers[kind]!r} freezes already"
-            )
-        _makers[kind] = make
-        return make
-
-    return register
 
 
 @overload
@@ -110,9 +80,9 @@ def freeze(
         get none.
 
     Raises:
-        TypeError: ``model`` is no module, or has tables that nobody has registered with
-            :func:`torch_dynemb.serving.freezes`, or parameters that are DTensors; ``missing`` is no
-            bool.
+        TypeError: ``model`` is no module, or has tables of a class that has no ``frozen``
+            (:func:`torch_dynemb.register_module`), or parameters that are DTensors; ``missing`` is
+            no bool.
         ValueError: ``ranks`` is none of its values; or it is ``"own"``, and this rank has some
             columns of a table only, or not all of a static one; or ``missing`` is True, and there
             are no dynamic tables; or ``rows`` is none of its values, or a table has rows that they
@@ -148,10 +118,10 @@ def freeze(
 
 
 def frozen_by(choices: Choices, model: Model) -> Model | None:
-    """What :func:`freeze` gives, also for what is in a wrapper that :func:`freezes` knows.
+    """What :func:`freeze` gives, also for what is in a registered wrapper.
 
     Args:
-        choices: that the wrapper's maker was given.
+        choices: that the wrapper's ``frozen`` was given.
         model: any module.
 
     Returns:
@@ -168,15 +138,14 @@ def _freeze_parts(module: nn.Module, memo: dict[int, Any], choices: Choices) -> 
     """Puts read-only copies of a module's parts where deepcopy looks for them."""
     if id(module) in memo:
         return
-    makers = (_makers[kind] for kind in type(module).__mro__ if kind in _makers)
-    make = next(makers, None)
+    make = frozen_of(module)
     if make is not None:
         memo[id(module)] = make(module, choices)
         return
     if isinstance(module, TableModule):
         raise TypeError(
             f"freeze: {type(module).__name__} is not a module that freeze() knows: register what "
-            "makes a read-only copy of it with torch_dynemb.serving.freezes"
+            "makes a read-only copy of it with torch_dynemb.register_module(..., frozen=)"
         )
     for name, parameter in module.named_parameters(recurse=False):
         if is_dtensor(parameter):
@@ -189,10 +158,11 @@ def _freeze_parts(module: nn.Module, memo: dict[int, Any], choices: Choices) -> 
         _freeze_parts(part, memo, choices)
 
 
-@freezes(DistributedDataParallel)
 def _replicated(source: DistributedDataParallel, choices: Choices) -> nn.Module | None:
     """What is in it, of which all ranks have the same."""
     return frozen_by(choices, source.module)
 
 
-__all__ = ["freeze", "freezes", "frozen_by"]
+register_module(DistributedDataParallel, frozen=_replicated)
+
+__all__ = ["freeze", "frozen_by"]

@@ -17,9 +17,8 @@ from torch_dynemb.nn.embedding import DynamicEmbedding
 from torch_dynemb.nn.features import Features
 from torch_dynemb.nn.forwards import BagsOfFeatures, RowsOfFeatures, rows_in_shape
 from torch_dynemb.nn.inputs import flat_ids, pooling_of
+from torch_dynemb.nn.module_kinds import Choices, register_module
 from torch_dynemb.ops.tensors import LookupBatch
-from torch_dynemb.serving.choices import Choices
-from torch_dynemb.serving.freeze import freezes
 from torch_dynemb.serving.frozen_tables import FrozenTables
 from torch_dynemb.serving.live_group import LiveTables
 from torch_dynemb.serving.quantization import quantized_copy
@@ -127,7 +126,6 @@ class FrozenModule(ReadOnly):
         return self
 
 
-@freezes(DynamicEmbedding)
 class FrozenEmbedding(FrozenModule):
     """Read-only copy of a :class:`DynamicEmbedding`.
 
@@ -148,7 +146,6 @@ class FrozenEmbedding(FrozenModule):
         return rows_in_shape(rows, input, self.embedding_dim)
 
 
-@freezes(DynamicEmbeddingBag)
 class FrozenEmbeddingBag(FrozenModule):
     """Read-only copy of a :class:`DynamicEmbeddingBag`.
 
@@ -181,7 +178,6 @@ class FrozenEmbeddingBag(FrozenModule):
         return self.frozen_tables.lookup(batch).to(self.output_dtype)
 
 
-@freezes(DynamicEmbeddingBagCollection)
 class FrozenBagCollection(BagsOfFeatures, FrozenModule):
     """Read-only copy of a :class:`DynamicEmbeddingBagCollection`.
 
@@ -207,7 +203,6 @@ class FrozenBagCollection(BagsOfFeatures, FrozenModule):
             raise
 
 
-@freezes(DynamicEmbeddingCollection)
 class FrozenCollection(RowsOfFeatures, FrozenModule):
     """Read-only copy of a :class:`DynamicEmbeddingCollection`.
 
@@ -227,6 +222,11 @@ class FrozenCollection(RowsOfFeatures, FrozenModule):
         rows = self.frozen_tables.lookup(self._batch(features)).to(self.output_dtype)
         return self._split(rows, features)
 
+
+register_module(DynamicEmbedding, frozen=FrozenEmbedding)
+register_module(DynamicEmbeddingBag, frozen=FrozenEmbeddingBag)
+register_module(DynamicEmbeddingBagCollection, frozen=FrozenBagCollection)
+register_module(DynamicEmbeddingCollection, frozen=FrozenCollection)
 
 __all__ = [
     "FrozenBagCollection",

@@ -16,9 +16,9 @@ from torch_dynemb.checkpoint.together import Ranks as Together
 from torch_dynemb.checkpoint.together import ranks_of
 from torch_dynemb.distributed.exchange import from_rank
 from torch_dynemb.errors import HostMemoryError
+from torch_dynemb.nn.module_kinds import Ranks
 from torch_dynemb.ops.columns import BUCKET_WORDS, Clock
 from torch_dynemb.policy.policy import Policy
-from torch_dynemb.serving.choices import Ranks
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.row_access import read_rows
@@ -75,7 +75,7 @@ def gathered(
         seed: of initial values.
         device: of the rows.
         process_group: of the ranks that share the tables; None: this process has all of them.
-        ranks: who gets which rows, see :class:`torch_dynemb.serving.choices.Choices`.
+        ranks: who gets which rows, see :class:`torch_dynemb.nn.module_kinds.Choices`.
 
     Returns:
         The tables; None on ranks that get none.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_dynemb.serving.choices import Choices
+from torch_dynemb.nn.module_kinds import Choices
 from torch_dynemb.serving.freeze import frozen_by
 from torch_dynemb.serving.frozen_tables import FrozenTables
 from torch_dynemb.serving.live_group import LiveTables

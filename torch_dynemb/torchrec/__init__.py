@@ -1,6 +1,6 @@
 """Dynamic tables through TorchRec's DistributedModelParallel."""
 
-from torch_dynemb.torchrec import saved_parts as _saved_parts  # noqa: F401 - registers tables
+from torch_dynemb.torchrec import registration as _registration  # noqa: F401 - registers modules
 from torch_dynemb.torchrec.frozen import FrozenEmbeddingBagCollection, FrozenEmbeddingCollection
 from torch_dynemb.torchrec.pipelines import PrefetchTrainPipeline
 from torch_dynemb.torchrec.planning.estimators import DynamicPerfEstimator, DynamicStorageEstimator

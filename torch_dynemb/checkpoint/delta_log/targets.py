@@ -1,10 +1,10 @@
-"""What takes the commits of a delta log: models that train, and others that packages register."""
+"""What takes the commits of a delta log: models that train, and what modules register."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -13,6 +13,7 @@ from torch_dynemb.checkpoint.delta_log.commits import Commit, TableDelta
 from torch_dynemb.checkpoint.entries import PACKED
 from torch_dynemb.checkpoint.parts import parts_of
 from torch_dynemb.checkpoint.saving.rest import dense_state
+from torch_dynemb.nn.module_kinds import follower_of
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table.dense_state import dense_only
 from torch_dynemb.table.row_update import RowUpdate
@@ -42,25 +43,6 @@ class FollowTarget(Protocol):
         ...
 
 
-Finder = TypeVar("Finder", bound=Callable[[nn.Module], FollowTarget | None])
-
-_finders: list[Callable[[nn.Module], FollowTarget | None]] = []
-
-
-def follows(find_target: Finder) -> Finder:
-    """Registers how models of a kind take commits: a decorator.
-
-    Args:
-        find_target: takes a model, and gives what takes commits for it; None: it is of another
-            kind.
-
-    Returns:
-        ``find_target``.
-    """
-    _finders.append(find_target)
-    return find_target
-
-
 def target_of(model: object) -> FollowTarget:
     """What takes commits for a model.
 
@@ -73,10 +55,11 @@ def target_of(model: object) -> FollowTarget:
     if isinstance(model, FollowTarget):
         return model
     if isinstance(model, nn.Module):
-        for find_target in reversed(_finders):
-            target = find_target(model)
-            if target is not None:
-                return target
+        followers = (follower_of(part) for part in model.modules())
+        follower = next((found for found in followers if found is not None), None)
+        if follower is not None:
+            target: FollowTarget = follower(model)
+            return target
         if parts_of(model):
             return _TrainedModel(model)
     raise TypeError(
@@ -227,7 +210,6 @@ __all__ = [
     "WholeTarget",
     "check_names",
     "checked_delta",
-    "follows",
     "nothing",
     "target_of",
 ]

@@ -67,7 +67,7 @@ class _Plan(NamedTuple):
     first_rank: int
 
 
-class _Written(NamedTuple):
+class _UnfinishedStore(NamedTuple):
     """What a store has for a snapshot, under a name that says that it is not whole."""
 
     stored: StoredGroup
@@ -163,7 +163,7 @@ def save_snapshot(
     in_memory = [part for part in parts if id(part.group) not in stored_ids]
     reading = ranks.run(lambda: begin_reading("save_snapshot", parts, model))
     source = ranks.run(lambda: source_of_model(in_memory, model, state, ranks))
-    written: list[_Written] = []
+    written: list[_UnfinishedStore] = []
     named: list[Path] = []
     naming = False
     try:
@@ -229,7 +229,7 @@ def _planned(ranks: Ranks, stores: Sequence[StoredGroup], name: str) -> _Plan:
 
 def _written(
     disk: Disk, ranks: Ranks, plan: _Plan, stores: Sequence[StoredGroup]
-) -> list[_Written]:
+) -> list[_UnfinishedStore]:
     """Makes rows durable, and writes what the stores of this rank keep, on the disk."""
     for stored in stores:
         clean(disk, stored, plan.first, {of.uuid for of in plan.there})
@@ -253,11 +253,11 @@ def _written(
             None if host.proposed_now is None else int(host.proposed_now),
         )
         write_record(disk, unfinished / MANIFEST, record)
-        result.append(_Written(stored, unfinished, folder))
+        result.append(_UnfinishedStore(stored, unfinished, folder))
     return result
 
 
-def _finish(disk: Disk, written: Sequence[_Written]) -> None:
+def _finish(disk: Disk, written: Sequence[_UnfinishedStore]) -> None:
     """What the stores keep gets its names; no snapshot needs it yet."""
     for of in written:
         disk.sync_folder(of.unfinished)
@@ -300,7 +300,7 @@ def _clean_all(
 
 
 def _abandon(
-    disk: Disk, plan: _Plan, stores: Sequence[StoredGroup], written: Sequence[_Written]
+    disk: Disk, plan: _Plan, stores: Sequence[StoredGroup], written: Sequence[_UnfinishedStore]
 ) -> None:
     """After a failure: gives back what has been written, as far as the disk lets it."""
     with held_back():

@@ -13,7 +13,7 @@ from torch import nn
 from torch_dynemb.argument_checks import described
 from torch_dynemb.distributed.agreement import Option, check_agreement, comparable
 from torch_dynemb.distributed.ranks import process_group_of, rank_group
-from torch_dynemb.recis.embedding.feature_lookups import Feature, FeatureLookups
+from torch_dynemb.recis.embedding.feature_lookups import FeatureLookup, FeatureLookups
 from torch_dynemb.recis.embedding.joint_lookup import Runtime
 from torch_dynemb.recis.embedding.options import EmbeddingOption
 from torch_dynemb.recis.embedding.physical_table import hash_table_of, table_name
@@ -100,7 +100,7 @@ class EmbeddingEngine(FeatureLookups):
             by_table.setdefault(table, {})[name] = option
             process_groups[table] = own
         self._ranks = {table: rank_group(own) for table, own in process_groups.items()}
-        self._features: dict[str, Feature] = {}
+        self._features: dict[str, FeatureLookup] = {}
         self.tables = nn.ModuleDict()
         for table, options in by_table.items():
             children = list(dict.fromkeys(option.shared_name for option in options.values()))
@@ -113,7 +113,7 @@ class EmbeddingEngine(FeatureLookups):
             )
             for name, option in options.items():
                 child = children.index(option.shared_name)
-                self._features[name] = Feature(table, child, replace(option, pg=None))
+                self._features[name] = FeatureLookup(table, child, replace(option, pg=None))
         # lookups in the order of the options, the same on all ranks
         self._lookups: dict[tuple[str, str], list[str]] = {}
         self._runtimes: dict[tuple[str, str], Runtime] = {}

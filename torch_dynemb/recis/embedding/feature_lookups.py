@@ -17,7 +17,7 @@ from torch_dynemb.recis.tables.frozen_table import FrozenHashTable
 from torch_dynemb.recis.tables.hash_table import HashTable
 
 
-class Feature(NamedTuple):
+class FeatureLookup(NamedTuple):
     """Where a feature of an engine is looked up.
 
     Attributes:
@@ -39,7 +39,7 @@ class FeatureLookups(nn.Module):
     """
 
     tables: nn.ModuleDict
-    _features: dict[str, Feature]
+    _features: dict[str, FeatureLookup]
     _ranks: dict[str, RankGroup | None]
     # names of features by table and runtime, in the order of the options, the same on all ranks
     _lookups: dict[tuple[str, str], list[str]]
@@ -78,4 +78,4 @@ class FeatureLookups(nn.Module):
         return PreparedLookup(lookups, passed)
 
 
-__all__ = ["Feature", "FeatureLookups"]
+__all__ = ["FeatureLookup", "FeatureLookups"]

@@ -16,7 +16,7 @@ from torch_dynemb.recis.embedding.joint_lookup import JointLookup, Runtime
 from torch_dynemb.recis.embedding.prepared import PreparedLookup, finished
 from torch_dynemb.recis.embedding.requests_of_children import requests_of
 from torch_dynemb.recis.tables.frozen_table import FrozenHashTable, frozen_hash_table
-from torch_dynemb.serving import Choices, ReadOnly, converted_dtype, freezes
+from torch_dynemb.serving import Choices, ReadOnly, converted_dtype
 
 
 def _converted(runtime: Runtime, fn: Callable[[Tensor], Tensor]) -> Runtime:
@@ -114,14 +114,12 @@ class FrozenEmbeddingEngine(ReadOnly, FeatureLookups):
         return self
 
 
-@freezes(DynamicEmbedding)
-def _frozen_embedding(source: DynamicEmbedding, choices: Choices) -> FrozenDynamicEmbedding | None:
+def frozen_embedding(source: DynamicEmbedding, choices: Choices) -> FrozenDynamicEmbedding | None:
     hashtable = frozen_hash_table(source.hashtable, choices)
     return None if hashtable is None else FrozenDynamicEmbedding(source, hashtable)
 
 
-@freezes(EmbeddingEngine)
-def _frozen_engine(source: EmbeddingEngine, choices: Choices) -> FrozenEmbeddingEngine | None:
+def frozen_engine(source: EmbeddingEngine, choices: Choices) -> FrozenEmbeddingEngine | None:
     copies: dict[str, FrozenHashTable] = {}
     for name, table in source.tables.items():  # in one order on all ranks
         copy = frozen_hash_table(table, choices)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from torch_dynemb.nn.inputs import flat_ids
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.recis.tables.hash_table import HashTable
 from torch_dynemb.recis.tables.packed_rows import unpack_rows
-from torch_dynemb.serving import Choices, FrozenModule, freezes
+from torch_dynemb.serving import Choices, FrozenModule
 from torch_dynemb.serving.gathering import whole_group
 from torch_dynemb.table.group import TableGroup
 
@@ -78,7 +78,6 @@ class FrozenHashTable(FrozenModule):
         return self.frozen_tables.lookup(batch)
 
 
-@freezes(HashTable)
 def frozen_hash_table(source: HashTable, choices: Choices) -> FrozenHashTable | None:
     """The read-only copy of a hash table; None on a rank that gets none.
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardedModule
@@ -14,7 +13,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from torch_dynemb.checkpoint.parts import TablePart, parts_in
 from torch_dynemb.initializers import Uniform
-from torch_dynemb.serving import Choices, freezes
+from torch_dynemb.serving import Choices
 from torch_dynemb.serving.freeze import frozen_by
 from torch_dynemb.serving.gathering import gathered
 from torch_dynemb.table.config import TableConfig
@@ -29,22 +28,19 @@ from torch_dynemb.torchrec.planning.options import TableOptions
 from torch_dynemb.torchrec.sharding.tables import row_dtype_of
 
 
-@freezes(DistributedModelParallel)
-def _frozen_model(source: DistributedModelParallel, choices: Choices) -> nn.Module | None:
+def frozen_model(source: DistributedModelParallel, choices: Choices) -> nn.Module | None:
     return frozen_by(choices, source.module)
 
 
-@freezes(ShardedModule)
-def _unknown(source: ShardedModule, choices: Choices) -> nn.Module:
+def frozen_unknown(source: ShardedModule, choices: Choices) -> nn.Module:
     raise TypeError(
         f"freeze: {type(source).__name__} is no sharded module that freeze() knows, which are "
         "those of EmbeddingBagCollection and EmbeddingCollection: freeze the parts of the model "
-        "that have none, or register what copies it with torch_dynemb.serving.freezes"
+        "that have none, or register what copies it with "
+        "torch_dynemb.register_module(..., frozen=)"
     )
 
 
-@freezes(ShardedEmbeddingBagCollection)
-@freezes(ShardedEmbeddingCollection)
 def frozen_collection(source: Any, choices: Choices) -> nn.Module | None:
     """The unsharded copy of a sharded collection; None on a rank that gets none.
 

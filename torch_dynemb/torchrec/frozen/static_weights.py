@@ -12,7 +12,7 @@ from torch_dynemb.checkpoint.saving.rest import Piece, dense_source
 from torch_dynemb.checkpoint.together import Ranks as Together
 from torch_dynemb.checkpoint.together import ranks_of
 from torch_dynemb.distributed.exchange import from_rank
-from torch_dynemb.serving.choices import Ranks
+from torch_dynemb.nn.module_kinds import Ranks
 
 
 def static_weights(

@@ -42,11 +42,11 @@ class GlooAllToAll(SequenceEmbeddingsAllToAll):  # type: ignore[misc]
     ) -> Awaitable[Tensor]:
         """Sends ``output_splits`` rows, by rank, and receives ``input_splits``."""
         if self._codecs is None and is_gloo(self._pg):
-            return _Rows(local_embs, output_splits, input_splits, self._pg)
+            return _RowsAwaitable(local_embs, output_splits, input_splits, self._pg)
         return super().forward(local_embs, lengths, input_splits, output_splits, *unused, **more)
 
 
-class _Rows(Awaitable[Tensor]):  # type: ignore[misc]
+class _RowsAwaitable(Awaitable[Tensor]):  # type: ignore[misc]
     """Rows under way."""
 
     def __init__(

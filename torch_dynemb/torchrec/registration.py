@@ -1,4 +1,4 @@
-"""What checkpoints save of sharded collections: which ids and columns of a table a rank has.
+"""Registers sharded collections: the ids and columns of a table on a rank, and their copies.
 
 Names are those that :func:`torch_dynemb.torchrec.local_shards` gives: they depend neither on the
 sharding nor on the number of ranks, and are those of an unsharded collection of dynamic tables at
@@ -9,24 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import ShardedModule
 
-from torch_dynemb.checkpoint import IdSlots, TablePart, table_name, tables_of
+from torch_dynemb.checkpoint import IdSlots, TablePart, table_name
 from torch_dynemb.checkpoint.parts import Trained, parts_in
+from torch_dynemb.nn.module_kinds import register_module
 from torch_dynemb.torchrec.collections.bag import ShardedDynamicEmbeddingBagCollection
 from torch_dynemb.torchrec.collections.dynamic_part import DynamicPart
 from torch_dynemb.torchrec.collections.sequence import ShardedDynamicEmbeddingCollection
+from torch_dynemb.torchrec.frozen.copies import (
+    frozen_collection,
+    frozen_model,
+    frozen_unknown,
+)
 from torch_dynemb.torchrec.planning.options import NOT_TRAINED
 
 
-@tables_of(DistributedModelParallel)
 def _in_wrapped_model(model: DistributedModelParallel, path: str) -> Iterator[TablePart]:
     """Without the names of the wrappers: state dicts have none either."""
     yield from parts_in(model.module, path)
 
 
-@tables_of(ShardedDynamicEmbeddingBagCollection)
-@tables_of(ShardedDynamicEmbeddingCollection)
 def _in_collection(collection: DynamicPart, path: str) -> Iterator[TablePart]:
     for kernel in collection.kernels():
         tables = kernel.tables
@@ -44,5 +50,12 @@ def _in_collection(collection: DynamicPart, path: str) -> Iterator[TablePart]:
                 end_step=tables.end_begun_step,
             )
 
+
+register_module(DistributedModelParallel, tables=_in_wrapped_model, frozen=frozen_model)
+register_module(ShardedModule, frozen=frozen_unknown)
+register_module(ShardedEmbeddingBagCollection, frozen=frozen_collection)
+register_module(ShardedEmbeddingCollection, frozen=frozen_collection)
+register_module(ShardedDynamicEmbeddingBagCollection, tables=_in_collection)
+register_module(ShardedDynamicEmbeddingCollection, tables=_in_collection)
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""What checkpoints save of RecIS's modules: the logical tables, and which ids a rank has of them.
+"""Registers RecIS's modules: their logical tables with the ids of a rank, and their copies.
 
 A logical table is named after the module that was made with options, an engine or an embedding, and
 its child: not after the physical table, whose name depends on options and on the process group.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch_dynemb.checkpoint import IdSlots, TablePart, table_name, tables_of
+from torch_dynemb.checkpoint import IdSlots, TablePart, table_name
+from torch_dynemb.nn.module_kinds import register_module
 from torch_dynemb.recis.embedding import DynamicEmbedding, EmbeddingEngine
+from torch_dynemb.recis.embedding.frozen import frozen_embedding, frozen_engine
 from torch_dynemb.recis.tables import HashTable
+from torch_dynemb.recis.tables.frozen_table import frozen_hash_table
 
 
-@tables_of(HashTable)
 def _in_hash_table(table: HashTable, path: str) -> Iterator[TablePart]:
     ids = IdSlots() if table.slice.whole else IdSlots(*table.slice)
     for number, child in enumerate(table.children_hashtable):
@@ -29,16 +31,18 @@ def _in_hash_table(table: HashTable, path: str) -> Iterator[TablePart]:
         )
 
 
-@tables_of(DynamicEmbedding)
 def _in_embedding(embedding: DynamicEmbedding, path: str) -> Iterator[TablePart]:
     yield from _in_hash_table(embedding.hashtable, path)
 
 
-@tables_of(EmbeddingEngine)
 def _in_engine(engine: EmbeddingEngine, path: str) -> Iterator[TablePart]:
     for table in engine.tables.values():
         assert isinstance(table, HashTable)
         yield from _in_hash_table(table, path)
 
+
+register_module(HashTable, tables=_in_hash_table, frozen=frozen_hash_table)
+register_module(DynamicEmbedding, tables=_in_embedding, frozen=frozen_embedding)
+register_module(EmbeddingEngine, tables=_in_engine, frozen=frozen_engine)
 
 __all__: list[str] = []

@@ -1,15 +1,16 @@
-"""What checkpoints save of embeddings: their tables, and which ids a rank has of them."""
+"""Registers embeddings: their tables with the ids of a rank, and their copies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch_dynemb.checkpoint import IdSlots, TablePart, table_name, tables_of
+from torch_dynemb.checkpoint import IdSlots, TablePart, table_name
+from torch_dynemb.nn.module_kinds import register_module
 from torch_dynemb.oneembedding.embedding import Embedding
+from torch_dynemb.oneembedding.frozen import frozen_embedding
 from torch_dynemb.oneembedding.snapshots import table_entry
 
 
-@tables_of(Embedding)
 def _in_embedding(embedding: Embedding, path: str) -> Iterator[TablePart]:
     own = embedding.own_slots
     ids = IdSlots()
@@ -25,5 +26,7 @@ def _in_embedding(embedding: Embedding, path: str) -> Iterator[TablePart]:
             trained=embedding.trained,
         )
 
+
+register_module(Embedding, tables=_in_embedding, frozen=frozen_embedding)
 
 __all__: list[str] = []

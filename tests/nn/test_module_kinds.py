@@ -1,0 +1,58 @@
+"""The registry of modules: what a class made from a registered one has, and wrong registrations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torch_dynemb as td
+from torch_dynemb.checkpoint.parts import parts_of
+
+pytestmark = pytest.mark.cpu_only("looks at modules")
+
+
+class Items(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.group = td.TableGroup([td.TableConfig("items", 4)], optimizer=td.SGD(lr=0.1))
+
+
+class MoreItems(Items):
+    pass
+
+
+class Other(nn.Module):
+    pass
+
+
+class FrozenItems(nn.Module):
+    def __init__(self, source: Items, choices: td.serving.Choices) -> None:
+        super().__init__()
+        self.rows: Tensor = source.group.read(0, torch.arange(3))
+
+
+def tables(module: Items, path: str) -> Iterator[td.checkpoint.TablePart]:
+    yield td.checkpoint.TablePart(path, module.group, 0, embedding_dim=4)
+
+
+td.register_module(Items, tables=tables)
+td.register_module(Items, frozen=FrozenItems)
+
+
+def test_classes_made_from_a_registered_one_are_known() -> None:
+    model = nn.ModuleDict({"a": Items(), "b": MoreItems()})
+    assert [part.name for part in parts_of(model)] == ["a", "b"]
+    assert isinstance(td.freeze(model)["b"], FrozenItems)
+
+
+def test_wrong_registrations_change_nothing() -> None:
+    with pytest.raises(ValueError, match=r"register_module: tables of Items is .* already"):
+        td.register_module(Items, tables=tables, follower=Other)
+    td.register_module(Items, follower=Other)
+    with pytest.raises(ValueError, match="nothing is given for Other, expected tables, frozen"):
+        td.register_module(Other)
+    with pytest.raises(TypeError, match=r"kind is .*Other.*, expected a class of modules"):
+        td.register_module(Other(), tables=tables)  # type: ignore[arg-type]

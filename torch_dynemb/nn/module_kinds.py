@@ -1,0 +1,128 @@
+"""The registry of modules: their tables, their read-only copies, and what applies commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple
+
+from torch import nn
+
+from torch_dynemb.argument_checks import described
+
+Ranks = Literal["all", "first", "own"]
+RANKS: tuple[Ranks, ...] = ("all", "first", "own")
+
+
+class Choices(NamedTuple):
+    """How :func:`torch_dynemb.freeze` copies tables.
+
+    Attributes:
+        ranks: of tables that several ranks share: ``"all"``: every rank gets all rows, ``"first"``:
+            the first rank does, ``"own"``: every rank those that it has.
+    """
+
+    ranks: Ranks = "all"
+
+
+TablesOf = Callable[[Any, str], Iterable[Any]]
+FrozenOf = Callable[[Any, Choices], nn.Module | None]
+FollowerOf = Callable[[nn.Module], Any]
+
+_known: dict[str, dict[type[nn.Module], Callable[..., Any]]] = {
+    "tables": {},
+    "frozen": {},
+    "follower": {},
+}
+
+
+def register_module(
+    kind: type[nn.Module],
+    *,
+    tables: TablesOf | None = None,
+    frozen: FrozenOf | None = None,
+    follower: FollowerOf | None = None,
+) -> None:
+    """Register a class of modules that has tables of its own, and classes made from it.
+
+    Checkpoints, delta logs and ``freeze`` look at the modules of a model from the outside in. They
+    do not look into a module of a registered class.
+
+    Args:
+        kind: the class.
+        tables: takes a module and its path in the model. Gives the
+            :class:`torch_dynemb.checkpoint.TablePart` of each table on this rank.
+        frozen: takes a module and the :class:`torch_dynemb.serving.Choices` of
+            :func:`torch_dynemb.freeze`. Gives a read-only copy; None on a rank that gets none.
+        follower: takes a model that has such a module. Gives the
+            :class:`torch_dynemb.checkpoint.FollowTarget` that applies commits to the model.
+
+    Raises:
+        TypeError: ``kind`` is no class of modules.
+        ValueError: the class has one of them already, or none is given.
+
+    Example:
+        >>> import torch, torch_dynemb as td
+        >>> class Items(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         tables = [td.TableConfig("items", 4)]
+        ...         self.group = td.TableGroup(tables, optimizer=td.SGD(lr=0.1))
+        >>> def tables(items, path):
+        ...     name = td.checkpoint.table_name(path, "items")
+        ...     yield td.checkpoint.TablePart(name, items.group, 0, embedding_dim=4)
+        >>> td.register_module(Items, tables=tables)
+    """
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise TypeError(f"register_module: kind is {described(kind)}, expected a class of modules")
+    given = {"tables": tables, "frozen": frozen, "follower": follower}
+    added = {what: function for what, function in given.items() if function is not None}
+    if not added:
+        raise ValueError(
+            f"register_module: nothing is given for {kind.__name__}, expected tables, frozen or "
+            "follower"
+        )
+    for what in added:
+        if kind in _known[what]:
+            raise ValueError(
+                f"register_module: {what} of {kind.__name__} is {_known[what][kind]!r} already: "
+                "register a class made from it"
+            )
+    for what, function in added.items():
+        _known[what][kind] = function
+
+
+def tables_in(module: nn.Module) -> TablesOf | None:
+    """The ``tables`` of a module's class; None: neither it nor its base classes have one."""
+    found: TablesOf | None = _of("tables", module)
+    return found
+
+
+def frozen_of(module: nn.Module) -> FrozenOf | None:
+    """The ``frozen`` of a module's class."""
+    found: FrozenOf | None = _of("frozen", module)
+    return found
+
+
+def follower_of(module: nn.Module) -> FollowerOf | None:
+    """The ``follower`` of a module's class."""
+    found: FollowerOf | None = _of("follower", module)
+    return found
+
+
+def _of(what: str, module: nn.Module) -> Any:
+    known = _known[what]
+    return next((known[kind] for kind in type(module).__mro__ if kind in known), None)
+
+
+__all__ = [
+    "RANKS",
+    "Choices",
+    "FollowerOf",
+    "FrozenOf",
+    "Ranks",
+    "TablesOf",
+    "follower_of",
+    "frozen_of",
+    "register_module",
+    "tables_in",
+]
