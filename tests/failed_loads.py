@@ -18,11 +18,14 @@ class Load(NamedTuple):
         make: makes what is loaded into, each time with the same content.
         load: loads.
         seen: all that it holds; copies.
+        done: whether what is seen, and what an undisturbed load gives, are equal but for what loads
+            change last of all.
     """
 
     make: Callable[[], Any]
     load: Callable[[Any], object]
     seen: Callable[[Any], Any]
+    done: Callable[[Any, Any], bool] | None = None
 
 
 class InjectedError(OSError):
@@ -63,18 +66,24 @@ def check_failing_load(load: Load, way: str, *, points: int, empty: Any = None) 
     """
     before, loaded = load.seen(load.make()), load.make()
 
+    done = same if load.done is None else load.done
+
     def disturbed(what: Any, number: int) -> int:
         def call() -> None:
             try:
                 load.load(what)
             except InjectedError:
                 raise KeyboardInterrupt from None  # which after_op expects
+            except RuntimeError as error:
+                if "While copying the parameter" not in str(error):  # torch's own words for one
+                    raise
+                raise KeyboardInterrupt from None
 
         return after_op(call, number, WAYS[way])
 
     count = disturbed(loaded, 0)
     after = load.seen(loaded)
-    assert count > points
+    points = min(points, count)
     assert not same(before, after)
     found = []
     step = -(-count // points)
@@ -85,8 +94,8 @@ def check_failing_load(load: Load, way: str, *, points: int, empty: Any = None) 
         kept = same(now, before)
         found.append(kept)
         if not kept and not (empty is not None and empty(now)):
-            if way == "Ctrl-C" and same(now, after):
-                continue  # signals waited until all was done
+            if done(now, after):
+                continue  # signals waited, or it was one of the ops that come when all is done
             pytest.fail(f"{way} after op {number} of {count} leaves something else")
         load.load(what)
         # what was emptied has its ids elsewhere

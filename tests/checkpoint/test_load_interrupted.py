@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from failed_loads import WAYS, Load, check_failing_load
+from failed_loads import WAYS, Load, check_failing_load, same
 from table_content import content
 from whole_model import WholeModel, make, save_trained, whole_state
 
@@ -61,7 +61,7 @@ def of_follower(folder: Path) -> Load:
         return td.DynamicEmbeddingBagCollection(configs, optimizer=td.Adam(lr=0.1), max_rows=80)
 
     def train(model: td.DynamicEmbeddingBagCollection, step: int) -> None:
-        model.group.set_batch_score(1, 100 + step)
+        model.group.scores.set_batch(1, 100 + step)
         ids = (torch.arange(16) % 9 + 3 * step).view(8, 2).to(model.group.device)
         model({"plain": ids, "counted": ids}).square().sum().backward()
         model.optimizer.step()
@@ -87,7 +87,10 @@ def of_follower(folder: Path) -> Load:
         scores = sorted(zip(exported.ids.tolist(), exported.scores.tolist(), strict=True))
         return content(model), counted, scores, group.rows.row_clock[:2].tolist()
 
-    return Load(load_base, lambda model: follow(folder / "log", model).update(), seen)
+    def done(now: Any, after: Any) -> bool:  # but for counts of ids that have a row by then
+        return same((now[0], now[2:]), (after[0], after[2:]))
+
+    return Load(load_base, lambda model: follow(folder / "log", model).update(), seen, done)
 
 
 def of_gathering(folder: Path) -> Load:

@@ -23,13 +23,13 @@ def of_state_dict(policy: str) -> Load:
         model = model_of(Setting(policy=policy))
         for kernel in model.module.kernels():
             if kernel.tables.group.config.keeps_time:
-                kernel.tables.group.set_now(900)  # not this machine's clock
+                kernel.tables.group.clock.set_now(900)  # not this machine's clock
         train(model, 0, range(50, 51))
         return model
 
     def seen(model: DistributedModelParallel) -> Any:
         kernels = list(model.module.kernels())
-        return [kernel.tables.group.state_tensors() for kernel in kernels]
+        return [kernel.tables.group.state.tensors() for kernel in kernels]
 
     return Load(make, lambda model: model.load_state_dict(state), seen)
 

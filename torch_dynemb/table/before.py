@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from torch_dynemb.ops.columns import Meta, Table
-from torch_dynemb.table.row_access import change_marks
 from torch_dynemb.table.state import used_tensors
 from torch_dynemb.table.tables import Tables
 
@@ -29,7 +28,7 @@ class Before:
         if tables.host.proposed_now is not None:
             kept.append(tables.host.proposed_now)
         self._kept = [(tensor, tensor.clone()) for tensor in kept]
-        marks = [of[: index.used_rows(slab)] for slab, of in enumerate(change_marks(tables))]
+        marks = [of[: index.used_rows(slab)] for slab, of in enumerate(tables.rows.dirty_bits)]
         content = [*(tensor for _, tensor in used_tensors(tables)), *marks] if copied else []
         self._content = [(tensor, tensor.to("cpu", copy=True)) for tensor in content]
         readers = tables.host.readers.values()
