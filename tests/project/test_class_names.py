@@ -3,48 +3,29 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.any_device
+import torch_dynemb
 
-PACKAGE = Path(__file__).parents[2] / "torch_dynemb"
+pytestmark = pytest.mark.cpu_only("reads sources")
 
-# Public names of OneEmbedding and RecIS, whose users import them from rooms of those names.
-FRAMEWORK_ROOMS = ("oneembedding", "recis")
-FRAMEWORK_NAMES = {"DynamicEmbedding", "Ftrl", "SmartDecayAdam"}
-
-# Names that two classes share and that may only become fewer.
-SHARED = {
-    "Place",
-    "SavedGroup",
-    "SavedRows",
-    "Slot",
-    "StoredRows",
-    "TableOptions",
-    "TablePlan",
-    "Target",
-    "_NpzFile",
-    "_ParquetFile",
-    "_Piece",
-    "_Tile",
+PACKAGE = Path(torch_dynemb.__file__).parent
+# Public names of OneEmbedding and RecIS, which users import from the rooms of these frameworks.
+OF_FRAMEWORKS = {
+    "oneembedding": {"Ftrl", "SmartDecayAdam"},
+    "recis": {"DynamicEmbedding", "Slot"},
 }
 
 
-def _shared_names() -> set[str]:
-    names: Counter[str] = Counter()
+def test_no_two_classes_share_a_name() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
     for path in PACKAGE.rglob("*.py"):
-        room = path.relative_to(PACKAGE).parts[0]
+        place = path.relative_to(PACKAGE)
         for node in ast.parse(path.read_text()).body:
-            if not isinstance(node, ast.ClassDef):
-                continue
-            if room in FRAMEWORK_ROOMS and node.name in FRAMEWORK_NAMES:
-                continue
-            names[node.name] += 1
-    return {name for name, count in names.items() if count > 1}
-
-
-def test_no_more_classes_share_a_name() -> None:
-    assert _shared_names() <= SHARED
+            own = OF_FRAMEWORKS.get(place.parts[0], ())
+            if isinstance(node, ast.ClassDef) and node.name not in own:
+                places[node.name].append(str(place))
+    assert {name: of for name, of in places.items() if len(of) > 1} == {}

@@ -19,7 +19,7 @@ BAR_WIDTH = 40  # characters of the fullest bin
 BINS = 10
 
 
-class SavedGroup(NamedTuple):
+class GroupEntries(NamedTuple):
     """The entries of one table group in a state dict.
 
     Attributes:
@@ -33,7 +33,7 @@ class SavedGroup(NamedTuple):
     tensors: dict[str, Tensor]
 
 
-def saved_groups(checkpoint: Any, path: str = "") -> Iterator[SavedGroup]:
+def saved_groups(checkpoint: Any, path: str = "") -> Iterator[GroupEntries]:
     """The table groups in nested dicts."""
     if not isinstance(checkpoint, Mapping):
         return
@@ -52,7 +52,7 @@ def saved_groups(checkpoint: Any, path: str = "") -> Iterator[SavedGroup]:
             absent = sorted(set(found) - set(tensors))
             if absent:
                 raise ValueError(f"{(path + prefix).rstrip('.') or 'tables'} lack {absent}")
-            yield SavedGroup((path + prefix).rstrip("."), description, tensors)
+            yield GroupEntries((path + prefix).rstrip("."), description, tensors)
 
 
 def _index_entries(description: dict[str, Any]) -> list[str]:
@@ -73,7 +73,7 @@ def _row_entries(description: dict[str, Any]) -> list[str]:
     return [f"{slab}.{kind}" for slab in slabs for kind in kinds]
 
 
-def load(path: Path) -> list[SavedGroup]:
+def load(path: Path) -> list[GroupEntries]:
     """The table groups of a file written by ``torch.save``.
 
     Raises:
@@ -125,7 +125,7 @@ def histogram(scores: Tensor) -> list[str]:
     return [f"{line}  {bar}".rstrip() for line, bar in zip(aligned(ranges), bars, strict=True)]
 
 
-def describe(group: SavedGroup) -> str:
+def describe(group: GroupEntries) -> str:
     """A readable account of a group.
 
     Raises:
@@ -139,7 +139,7 @@ def describe(group: SavedGroup) -> str:
         ) from error
 
 
-def _described(group: SavedGroup) -> str:
+def _described(group: GroupEntries) -> str:
     about, tensors = group.description, group.tensors
     lines = [
         f"{group.prefix or 'tables'}: optimizer {optimizer_name(about['optimizer'])}, "
@@ -198,4 +198,4 @@ def _described(group: SavedGroup) -> str:
     return "\n".join(lines)
 
 
-__all__ = ["SavedGroup", "describe", "histogram", "load", "saved_groups"]
+__all__ = ["GroupEntries", "describe", "histogram", "load", "saved_groups"]

@@ -29,7 +29,7 @@ from torch_dynemb.oneembedding.table_writer import (
 )
 from torch_dynemb.oneembedding.tables import (
     ColumnOptions,
-    TableOptions,
+    TableSpec,
     make_column_options,
     make_table,
     make_table_options,
@@ -47,7 +47,7 @@ __all__ = [
     "PersistentTableWriter",
     "SmartDecayAdam",
     "StoreOptions",
-    "TableOptions",
+    "TableSpec",
     "import_snapshot",
     "make_cached_host_mem_store_options",
     "make_cached_ssd_store_options",

@@ -23,7 +23,7 @@ from torch_dynemb.oneembedding.initializers import DEFAULT_INITIALIZER
 from torch_dynemb.oneembedding.keys import id_of, key_type_of
 from torch_dynemb.oneembedding.snapshots import load_embedding, save_embedding
 from torch_dynemb.oneembedding.stores import StoreOptions
-from torch_dynemb.oneembedding.tables import TableOptions
+from torch_dynemb.oneembedding.tables import TableSpec
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim import FusedOptimizer, OptimizerConfig
 from torch_dynemb.optim.clipping import SharedRows
@@ -51,7 +51,7 @@ class Embedding(OptimizedLater):
         dims: Sequence[int],
         dtype: torch.dtype,
         key_type: torch.dtype,
-        tables: Sequence[TableOptions] | None,
+        tables: Sequence[TableSpec] | None,
         store_options: StoreOptions,
         default_initializer: Initializer | None,
         padding_idx: int | None,
@@ -358,21 +358,21 @@ class Embedding(OptimizedLater):
 
 def _table_options(
     owner: str, tables: object, default_initializer: Initializer | None
-) -> list[TableOptions]:
+) -> list[TableSpec]:
     if default_initializer is not None and not isinstance(default_initializer, Initializer):
         raise TypeError(
             f"{owner}: default_initializer is {described(default_initializer)}, expected one such "
             "as make_normal_initializer(0, 0.05)"
         )
     if tables is None:
-        return [TableOptions(default_initializer or DEFAULT_INITIALIZER)]
+        return [TableSpec(default_initializer or DEFAULT_INITIALIZER)]
     if not isinstance(tables, list | tuple) or not tables:
         raise TypeError(
             f"{owner}: tables is {described(tables)}, expected None, or a list of "
             "make_table_options(...)"
         )
     for t, table in enumerate(tables):
-        if not isinstance(table, TableOptions):
+        if not isinstance(table, TableSpec):
             raise TypeError(
                 f"{owner}: tables[{t}] is {described(table)}, expected make_table_options(...)"
             )

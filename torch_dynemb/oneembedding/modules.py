@@ -11,7 +11,7 @@ from torch_dynemb.argument_checks import integer, integers
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.oneembedding.embedding import Embedding
 from torch_dynemb.oneembedding.stores import StoreOptions
-from torch_dynemb.oneembedding.tables import TableOptions
+from torch_dynemb.oneembedding.tables import TableSpec
 from torch_dynemb.optim import OptimizerConfig
 
 
@@ -75,7 +75,7 @@ class MultiTableEmbedding(Embedding):
         embedding_dim: int,
         dtype: torch.dtype,
         key_type: torch.dtype,
-        tables: Sequence[TableOptions] | None,
+        tables: Sequence[TableSpec] | None,
         store_options: StoreOptions,
         default_initializer: Initializer | None = None,
         padding_idx: int | None = None,
@@ -115,7 +115,7 @@ class MultiTableMultiColumnEmbedding(Embedding):
         embedding_dim: int | Sequence[int],
         dtype: torch.dtype,
         key_type: torch.dtype,
-        tables: Sequence[TableOptions] | None,
+        tables: Sequence[TableSpec] | None,
         store_options: StoreOptions,
         default_initializer: Initializer | None = None,
         padding_idx: int | None = None,

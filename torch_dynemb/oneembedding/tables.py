@@ -31,7 +31,7 @@ class ColumnOptions:
 
 
 @dataclass(frozen=True)
-class TableOptions:
+class TableSpec:
     """A table of an embedding; :func:`make_table_options` makes it.
 
     Attributes:
@@ -80,7 +80,7 @@ def make_column_options(initializer: Initializer) -> ColumnOptions:
 
 def make_table_options(
     param: Initializer | Sequence[ColumnOptions], *, capacity: int | None = None
-) -> TableOptions:
+) -> TableSpec:
     """A table of an embedding.
 
     Args:
@@ -109,7 +109,7 @@ def make_table_options(
     if capacity is not None:
         capacity = integer("make_table_options: capacity", capacity, least=1)
     if isinstance(param, Initializer):
-        return TableOptions(param, capacity)
+        return TableSpec(param, capacity)
     if isinstance(param, str) or not isinstance(param, Iterable):
         raise TypeError(
             f"make_table_options: param is {described(param)}, expected an initializer or a list "
@@ -124,12 +124,12 @@ def make_table_options(
                 f"make_table_options: param[{i}] is {described(column)}, expected "
                 "make_column_options(...)"
             )
-    return TableOptions(columns, capacity)
+    return TableSpec(columns, capacity)
 
 
 def make_table(
     param: Initializer | Sequence[ColumnOptions], *, capacity: int | None = None
-) -> TableOptions:
+) -> TableSpec:
     """Another name of :func:`make_table_options`.
 
     Args:
@@ -146,7 +146,7 @@ def make_table(
 
 __all__ = [
     "ColumnOptions",
-    "TableOptions",
+    "TableSpec",
     "make_column_options",
     "make_table",
     "make_table_options",

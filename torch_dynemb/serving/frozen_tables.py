@@ -20,7 +20,7 @@ from torch_dynemb.ops.columns import (
 )
 from torch_dynemb.serving.frozen_state import check_frozen
 from torch_dynemb.serving.missing import CountedTables
-from torch_dynemb.serving.row_formats import RowKind, StoredRows, is_stored_so, stored_rows
+from torch_dynemb.serving.row_formats import FormattedRows, RowKind, is_stored_so, stored_rows
 from torch_dynemb.serving.row_split import split_by_kind
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.row_access import handle_rows, read_rows
@@ -111,7 +111,7 @@ class FrozenTables(CountedTables):
         slab = int(self.get_buffer("meta")[table, Meta.SLAB])
         return is_stored_so(self.get_buffer(f"weights{slab}"), self._formats[slab], rows)
 
-    def _stored(self, buffers: Mapping[str, Tensor], slab: int, rows: RowKind) -> StoredRows:
+    def _stored(self, buffers: Mapping[str, Tensor], slab: int, rows: RowKind) -> FormattedRows:
         """The rows of a slab in another form, all of which have a place in it."""
         tables = (buffers["meta"][:, Meta.SLAB] == slab).nonzero().flatten().tolist()
         names = [self.names[t] for t in tables]

@@ -19,7 +19,7 @@ _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _ROWS_AT_ONCE = 1 << 16  # that are compared with what they were
 
 
-class StoredRows(NamedTuple):
+class FormattedRows(NamedTuple):
     """Rows of a slab in another form.
 
     Attributes:
@@ -59,7 +59,7 @@ def is_stored_so(weights: Tensor, row_format: int, rows: RowKind | None) -> bool
     return row_format == _FORMATS[rows]
 
 
-def stored_rows(weights: Tensor, rows: RowKind) -> StoredRows:
+def stored_rows(weights: Tensor, rows: RowKind) -> FormattedRows:
     """The rows of a slab in another form.
 
     Args:
@@ -67,7 +67,7 @@ def stored_rows(weights: Tensor, rows: RowKind) -> StoredRows:
         rows: the form.
 
     Returns:
-        See :class:`StoredRows`.
+        See :class:`FormattedRows`.
 
     Raises:
         ValueError: the form has no rows of so many columns.
@@ -93,7 +93,7 @@ def stored_rows(weights: Tensor, rows: RowKind) -> StoredRows:
     for begin in range(0, count, _ROWS_AT_ONCE):
         part = slice(begin, begin + _ROWS_AT_ONCE)
         lost[part] = ~back(stored[part]).isfinite().all(1)
-    return StoredRows(stored, row_format, lost)
+    return FormattedRows(stored, row_format, lost)
 
 
 def _as_they_are(part: Tensor) -> Tensor:
@@ -116,8 +116,8 @@ def has_columns(weights: Tensor, row_format: int, dim: int) -> bool:
 
 __all__ = [
     "ROW_KINDS",
+    "FormattedRows",
     "RowKind",
-    "StoredRows",
     "check_rows",
     "has_columns",
     "is_stored_so",

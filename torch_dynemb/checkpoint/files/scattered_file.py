@@ -32,7 +32,7 @@ def joined_crc32c(first: int, second: int, second_bytes: int) -> int:
     return ops.crc32c(zeros, first) ^ ops.crc32c(zeros) ^ second
 
 
-class _Piece:
+class _Run:
     """Bytes of a block that were written one after another."""
 
     def __init__(self, begin: int) -> None:
@@ -59,7 +59,7 @@ class ScatteredFile:
         header = header_of(tensors)
         self._disk, self._path = disk, path
         self._tails: dict[str, _Tail] = {}
-        self._pieces: dict[int, list[_Piece]] = {}  # by block
+        self._pieces: dict[int, list[_Run]] = {}  # by block
         self._bytes = len(header)
         for tensor in tensors:
             self._tails[tensor.name] = _Tail(self._bytes, tensor.bytes)
@@ -98,7 +98,7 @@ class ScatteredFile:
             pieces = self._pieces.setdefault(block, [])
             piece = next((of for of in pieces if of.begin + of.bytes == tail.at), None)
             if piece is None:
-                piece = _Piece(tail.at)
+                piece = _Run(tail.at)
                 pieces.append(piece)
             self._write_all(raw(part), tail.at)
             piece.sum = ops.crc32c(part, piece.sum)

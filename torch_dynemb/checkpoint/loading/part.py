@@ -21,7 +21,7 @@ from torch_dynemb.checkpoint.entries import (
     score_entry,
     state_entry,
 )
-from torch_dynemb.checkpoint.loading.row_reading import Chosen, RowReading, Target, places_of
+from torch_dynemb.checkpoint.loading.row_reading import Chosen, ReadTarget, RowReading, places_of
 from torch_dynemb.checkpoint.loading.table_plan import TablePlan
 from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart
 from torch_dynemb.checkpoint.reading.saved_rows import COUNTED, SavedRows, TensorKind, kinds_of
@@ -263,7 +263,9 @@ class PartLoad:
                 else:
                     state = state_tensors(tables, self._slab)
                     weights = tables.rows.weights[self._slab]
-                    self._reading.read(opened, chosen, Target(weights, state, begin + done, None))
+                    self._reading.read(
+                        opened, chosen, ReadTarget(weights, state, begin + done, None)
+                    )
                 for _, rows in opened:
                     rows.finish()
             done += chosen.ids.numel()
@@ -283,7 +285,7 @@ class PartLoad:
         for low, high in opened[0][1].ranges(record_bytes(tables.config, slab)):
             at, count = places_of(chosen, low, high)
             state = state_tensors(tables, slab)
-            target = Target(
+            target = ReadTarget(
                 tables.rows.weights[slab].new_empty(count, len(self._part.columns)),
                 {name: state[name].new_empty(count, *state[name].shape[1:]) for name in names},
                 -at,

@@ -31,7 +31,7 @@ class Chosen(NamedTuple):
     places: Tensor | None
 
 
-class Target(NamedTuple):
+class ReadTarget(NamedTuple):
     """Where rows of a saved part are read to.
 
     Attributes:
@@ -60,7 +60,7 @@ class RowReading:
         self._columns = plan.part.columns
 
     def read(
-        self, opened: Sequence[tuple[SavedPart, SavedRows]], chosen: Chosen, target: Target
+        self, opened: Sequence[tuple[SavedPart, SavedRows]], chosen: Chosen, target: ReadTarget
     ) -> None:
         """Reads weights and state of chosen rows.
 
@@ -90,7 +90,7 @@ class RowReading:
         opened: Sequence[tuple[SavedPart, SavedRows]],
         name: str,
         chosen: Chosen,
-        to: Target,
+        to: ReadTarget,
         values: Tensor,
     ) -> None:
         """The columns of the part, from those of each saved one."""
@@ -107,7 +107,7 @@ class RowReading:
         rows: SavedRows,
         name: str,
         chosen: Chosen,
-        to: Target,
+        to: ReadTarget,
         target: Tensor,
         saved_columns: slice,
         target_columns: slice,
@@ -141,7 +141,7 @@ class RowReading:
         opened: Sequence[tuple[int, SavedRows]],
         name: str,
         chosen: Chosen,
-        to: Target,
+        to: ReadTarget,
         target: Tensor,
     ) -> None:
         """One value for each row of the chosen ones, piece by piece."""
@@ -193,4 +193,4 @@ def _picked(chosen: Chosen, low: int, high: int, piece: Tensor) -> tuple[int, Te
     return first, piece[chosen.places[first : first + count] - low]
 
 
-__all__ = ["Chosen", "RowReading", "Target", "places_of"]
+__all__ = ["Chosen", "ReadTarget", "RowReading", "places_of"]

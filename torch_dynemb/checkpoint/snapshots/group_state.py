@@ -97,7 +97,7 @@ def _header(path: Path) -> int:
 # -- loading -------------------------------------------------------------------------------------
 
 
-class GroupState(NamedTuple):
+class SnapshotState(NamedTuple):
     """What a group goes back to, read and checked.
 
     Attributes:
@@ -115,7 +115,7 @@ class GroupState(NamedTuple):
     evicted: Mapping[str, Tensor]
 
 
-def read_state(stored: StoredGroup, folder: Path, record: SavedStore) -> GroupState:
+def read_state(stored: StoredGroup, folder: Path, record: SavedStore) -> SnapshotState:
     """Reads and checks what a group goes back to; changes nothing.
 
     Args:
@@ -153,7 +153,7 @@ def read_state(stored: StoredGroup, folder: Path, record: SavedStore) -> GroupSt
         _check_segments(stored, of)
     segments = [_pairs(of.places, of.files) for of in record.segments]
     in_store = ops.StoreSnapshot([rows[_records(slab)] for slab in slabs], segments)
-    return GroupState(stored, record, entries, in_store, evicted)
+    return SnapshotState(stored, record, entries, in_store, evicted)
 
 
 def _pairs(places: list[int], files: list[int]) -> Tensor:
@@ -192,7 +192,7 @@ def _check_evicted(tables: Tables, evicted: Mapping[str, Tensor]) -> None:
         )
 
 
-def put_back(state: GroupState) -> None:
+def put_back(state: SnapshotState) -> None:
     """Makes a group what it was; whatever stops it leaves the group half of it.
 
     Raises:
@@ -215,13 +215,13 @@ def put_back(state: GroupState) -> None:
         propose(tables, state.record.proposed_now)
 
 
-def give_up(state: GroupState) -> None:
+def give_up(state: SnapshotState) -> None:
     """After :func:`put_back` has failed midway: better no ids than some."""
     table_state.give_up(state.stored.group.tables)
 
 
 __all__ = [
-    "GroupState",
+    "SnapshotState",
     "give_up",
     "put_back",
     "read_state",

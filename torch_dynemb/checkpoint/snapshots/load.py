@@ -19,7 +19,7 @@ from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.saving.handle import check_none_running
 from torch_dynemb.checkpoint.snapshots.group_state import (
-    GroupState,
+    SnapshotState,
     give_up,
     put_back,
     read_state,
@@ -199,7 +199,7 @@ def _chosen(ranks: Ranks, stores: Sequence[StoredGroup], name: str | None) -> _C
     return _Chosen(snapshot, there, first, first_rank)
 
 
-def _found(stores: Sequence[StoredGroup], chosen: _Chosen) -> list[tuple[GroupState, Path]]:
+def _found(stores: Sequence[StoredGroup], chosen: _Chosen) -> list[tuple[SnapshotState, Path]]:
     """What the stores of this rank go back to, and the folders that have it."""
     result = []
     for stored in stores:
@@ -224,7 +224,7 @@ def _manifest(rest: Path) -> Manifest:
         raise DamagedStoreError(f"load_snapshot: {error}: {REMEDY}", path=rest) from error
 
 
-def _put_back(states: Sequence[GroupState]) -> None:
+def _put_back(states: Sequence[SnapshotState]) -> None:
     """Replaces the tables of this rank; where that fails, all of them are empty."""
     try:
         for state in states:

@@ -53,7 +53,7 @@ class _Format(Protocol):
     def create(self, path: Path) -> AbstractContextManager[_Appends]: ...
 
 
-class _NpzFile:
+class _NpzWriter:
     def __init__(self, numpy: Any, file: Any) -> None:
         self._numpy, self._file = numpy, file
 
@@ -67,12 +67,12 @@ class _Npz:
         self.suffix, self.batch_bytes, self.batches = ".npz", _NPZ_BYTES, 1
 
     @contextmanager
-    def create(self, path: Path) -> Iterator[_NpzFile]:
+    def create(self, path: Path) -> Iterator[_NpzWriter]:
         with path.open("xb") as file:
-            yield _NpzFile(self._numpy, file)
+            yield _NpzWriter(self._numpy, file)
 
 
-class _ParquetFile:
+class _ParquetWriter:
     def __init__(self, arrow: Any, parquet: Any, path: Path) -> None:
         self._arrow, self._parquet, self._path = arrow, parquet, path
         self._writer: Any = None
@@ -126,8 +126,8 @@ class _Parquet:
         self._parquet = _needed("pyarrow.parquet", "parquet")
         self.suffix, self.batch_bytes, self.batches = ".parquet", _GROUP_BYTES, _GROUPS
 
-    def create(self, path: Path) -> AbstractContextManager[_ParquetFile]:
-        return closing(_ParquetFile(self._arrow, self._parquet, path))
+    def create(self, path: Path) -> AbstractContextManager[_ParquetWriter]:
+        return closing(_ParquetWriter(self._arrow, self._parquet, path))
 
 
 def _needed(module: str, file_format: str) -> Any:

@@ -15,7 +15,7 @@ from torch_dynemb.optim.clipping import SharedRows
 from torch_dynemb.optim.fused import FusedOptimizer
 from torch_dynemb.table.dense_state import leaves_tables_out
 from torch_dynemb.torchrec.planning.options import is_dynamic
-from torch_dynemb.torchrec.planning.plans import PLAN, ModulePlan, TablePlan
+from torch_dynemb.torchrec.planning.plans import PLAN, KernelPlan, ModulePlan
 from torch_dynemb.torchrec.sharding.batches import copied
 from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
 from torch_dynemb.torchrec.sharding.optimizer import shown_parameter
@@ -36,7 +36,7 @@ def taken_plan(fused_params: Mapping[str, Any] | None) -> tuple[dict[str, Any], 
     return given, plan
 
 
-def table_plans(infos: list[EmbeddingShardingInfo]) -> dict[str, TablePlan]:
+def table_plans(infos: list[EmbeddingShardingInfo]) -> dict[str, KernelPlan]:
     """The plans of the dynamic tables of a sharding, by table."""
     return {info.embedding_config.name: info.fused_params[PLAN] for info in infos}
 

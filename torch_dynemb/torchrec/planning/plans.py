@@ -25,12 +25,12 @@ from torch_dynemb.torchrec.planning.plan_checks import (
     check_where,
 )
 
-# Where the sharded module puts a TablePlan in the fused_params of a table.
+# Where the sharded module puts a KernelPlan in the fused_params of a table.
 PLAN = "dynamic"
 
 
 @dataclass(frozen=True)
-class Place:
+class ModulePlace:
     """Where a rank has a module.
 
     Attributes:
@@ -63,13 +63,13 @@ class ModulePlan:
     seed: int
     now: int
     dedup: bool
-    place: Place
+    place: ModulePlace
     optimizers: dict[str, OptimizerConfig] = field(default_factory=dict)
     output_dtypes: dict[str, torch.dtype] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
-class TablePlan:
+class KernelPlan:
     """What a kernel must know about a dynamic table and TorchRec's configs do not say.
 
     TorchRec puts tables into one kernel whose fused_params are equal: plans are where the storage
@@ -80,13 +80,13 @@ class TablePlan:
     seed: int
     now: int
     dedup: bool
-    place: Place
+    place: ModulePlace
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, TablePlan) and self.options.storage == other.options.storage
+        return isinstance(other, KernelPlan) and self.options.storage == other.options.storage
 
     def __hash__(self) -> int:
-        return hash(TablePlan)
+        return hash(KernelPlan)
 
     def storage_of(self, tables: Sequence[str]) -> Storage | None:
         """The storage of a kernel.
@@ -211,7 +211,7 @@ def module_plan(
             env.process_group, own_seed=torch.initial_seed() & ((1 << 63) - 1), device=device
         ),
         use_index_dedup,
-        Place(path or owner, env.process_group.rank(), env.process_group.size()),
+        ModulePlace(path or owner, env.process_group.rank(), env.process_group.size()),
     )
 
 
@@ -262,8 +262,8 @@ def _planned_params(owner: str, info: EmbeddingShardingInfo, plan: ModulePlan) -
         "optimizer_config": optimizer,
         "output_dtype": plan.output_dtypes[name],
         "split": plan.options[name].split,
-        PLAN: TablePlan(plan.options[name], plan.seed, plan.now, plan.dedup, plan.place),
+        PLAN: KernelPlan(plan.options[name], plan.seed, plan.now, plan.dedup, plan.place),
     }
 
 
-__all__ = ["PLAN", "ModulePlan", "Place", "TablePlan", "module_plan", "plan_dynamic"]
+__all__ = ["PLAN", "KernelPlan", "ModulePlace", "ModulePlan", "module_plan", "plan_dynamic"]

@@ -31,7 +31,7 @@ from torchrec.distributed.types import ShardingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torch_dynemb import ops
-from torch_dynemb.torchrec.planning.plans import PLAN, TablePlan
+from torch_dynemb.torchrec.planning.plans import PLAN, KernelPlan
 from torch_dynemb.torchrec.sharding.agreed_time import TimeOfSharding
 from torch_dynemb.torchrec.sharding.batches import with_ids
 from torch_dynemb.torchrec.sharding.lookups import DynamicPooledLookup, DynamicSequenceLookup
@@ -51,7 +51,7 @@ class _Timed:
     def __init__(self, sharding_infos: list[EmbeddingShardingInfo], *more: Any, **named: Any):
         super().__init__(sharding_infos, *more, **named)  # type: ignore[call-arg]
         self.time = TimeOfSharding()
-        plans: list[TablePlan] = [info.fused_params[PLAN] for info in sharding_infos]
+        plans: list[KernelPlan] = [info.fused_params[PLAN] for info in sharding_infos]
         self._keeps_time = any(plan.options.keeps_time for plan in plans)
 
     def create_input_dist(

@@ -21,7 +21,7 @@ from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.policy.admission import AdmissionRule, AdmitFrequentSketch
 from torch_dynemb.table.config import ColumnShard, TableConfig
-from torch_dynemb.torchrec.planning.plans import PLAN, TablePlan
+from torch_dynemb.torchrec.planning.plans import PLAN, KernelPlan
 
 _ROW_DTYPES = {
     DataType.FP32: torch.float32,
@@ -85,8 +85,8 @@ def row_dtype_of(table: str, data_type: DataType) -> torch.dtype:
     return _ROW_DTYPES[data_type]
 
 
-def _plan_of(table: ShardedEmbeddingTable) -> TablePlan:
-    plan: TablePlan = table.fused_params[PLAN]
+def _plan_of(table: ShardedEmbeddingTable) -> KernelPlan:
+    plan: KernelPlan = table.fused_params[PLAN]
     return plan
 
 
@@ -139,7 +139,7 @@ class ShardTables(TableModule):
     """The shards of one rank that share a kernel.
 
     Args:
-        grouped_config: fused_params of its tables have a :class:`TablePlan`.
+        grouped_config: fused_params of its tables have a :class:`KernelPlan`.
         optimizer: of all tables.
         routing: which ids come here.
         pooling: how ids of a bag become one vector here; means of row-wise shards are taken later.

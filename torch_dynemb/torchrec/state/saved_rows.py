@@ -50,7 +50,7 @@ class Rows(NamedTuple):
             yield Rows(self.ids[begin:end], values)
 
 
-class _Tile(NamedTuple):
+class _EntryPart(NamedTuple):
     """Part of an entry: its values, and where they begin."""
 
     first_row: int
@@ -63,11 +63,11 @@ class _Tile(NamedTuple):
         return self.values[:, begin:end] if begin >= 0 and end <= self.values.shape[1] else None
 
 
-def _tiles(value: Tensor | ShardedTensor, ranks: RankGroup) -> list[_Tile]:
+def _tiles(value: Tensor | ShardedTensor, ranks: RankGroup) -> list[_EntryPart]:
     """What this rank brings of an entry."""
     if isinstance(value, ShardedTensor):
         return [
-            _Tile(
+            _EntryPart(
                 shard.metadata.shard_offsets[0],
                 shard.metadata.shard_offsets[1],
                 shard.tensor.detach(),
@@ -76,10 +76,10 @@ def _tiles(value: Tensor | ShardedTensor, ranks: RankGroup) -> list[_Tile]:
         ]
     # a whole tensor, which all ranks have: each brings an equal part
     rows = rows_of(ranks.rank, ranks.size, value.shape[0])
-    return [_Tile(rows.start, 0, value.detach()[rows.start : rows.stop])]
+    return [_EntryPart(rows.start, 0, value.detach()[rows.start : rows.stop])]
 
 
-class SavedRows:
+class StateDictRows:
     """The saved rows of a table that this rank has, by saved column shard.
 
     Args:
@@ -214,7 +214,7 @@ class SavedRows:
         elif name != "weight" and values.dtype == torch.int32:
             check_counts(name, values)
 
-    def _rows_of(self, name: str, like: _Tile, columns: Columns) -> Tensor:
+    def _rows_of(self, name: str, like: _EntryPart, columns: Columns) -> Tensor:
         """The rows of a tile in another entry."""
         for tile in self._tiles.get(name, []):
             same = (tile.first_row, tile.values.shape[0]) == (like.first_row, like.values.shape[0])
@@ -227,4 +227,4 @@ class SavedRows:
         )
 
 
-__all__ = ["Columns", "Rows", "SavedRows"]
+__all__ = ["Columns", "Rows", "StateDictRows"]

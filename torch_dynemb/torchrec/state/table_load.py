@@ -19,7 +19,7 @@ from torch_dynemb.distributed.owners import part_of
 from torch_dynemb.distributed.ranks import from_all_ranks, rank_group
 from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.load import RowBlock
-from torch_dynemb.torchrec.state.saved_rows import Rows, SavedRows
+from torch_dynemb.torchrec.state.saved_rows import Rows, StateDictRows
 from torch_dynemb.torchrec.state.shard_places import Place
 from torch_dynemb.torchrec.state.table_state import (
     Layout,
@@ -91,7 +91,7 @@ class TableLoad:
         self._process_group = process_group
         self._ranks = ranks
         self._device = device
-        self._saved = SavedRows(shape, entries, layout, ranks)
+        self._saved = StateDictRows(shape, entries, layout, ranks)
         self._sources: list[_Source] = []
         self._stays: dict[int, bool] = {}
         self._places: dict[int, list[Place]] = {}
