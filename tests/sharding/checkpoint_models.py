@@ -312,7 +312,7 @@ def shard_of(group: TableGroup, table: int, name: str, first_column: int = 0) ->
 def shards_of(model: nn.Module) -> list[Shard]:
     """What a sharded model holds on this rank."""
     return [
-        shard_of(kernel.tables.group, number, shard.table, shard.first_column)
+        shard_of(kernel.tables.group, number, shard.name, shard.first_column)
         for kernel in kernels(model)
         for number, shard in enumerate(kernel.tables.shards)
     ]

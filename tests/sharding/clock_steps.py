@@ -99,7 +99,7 @@ def _shard(kernel: Any, table: int, now: list[int], proposed: list[int]) -> Shar
     group, shard = kernel.tables.group, kernel.tables.shards[table]
     group.materialize()
     content = read_content(group.tables, table)
-    return Shard(shard.table, shard.first_column, content.ids, content.scores, now, proposed)
+    return Shard(shard.name, shard.first_column, content.ids, content.scores, now, proposed)
 
 
 class _WithLoss(Model):

@@ -166,10 +166,10 @@ def _insert(model: nn.Module, whole: Mapping[str, Tensor]) -> None:
     weights = {name.split(".")[-2]: of for name, of in whole.items() if name.endswith(".weight")}
     for kernel in kernels(model):
         tables = kernel.tables
-        parts, part = tables.routing
         for t, shard in enumerate(tables.shards):
-            rows = weights[shard.table].detach()
+            rows = weights[shard.name].detach()
             ids = torch.arange(len(rows))
+            part, _, parts = shard.ids
             mine = torch.tensor([id % 2**64 % parts == part for id in ops.mix_ids(ids).tolist()])
-            columns = slice(shard.first_column, shard.first_column + shard.columns)
+            columns = slice(shard.columns.start, shard.columns.stop)
             tables.group.insert_or_assign(t, ids[mine], rows[mine][:, columns].contiguous())

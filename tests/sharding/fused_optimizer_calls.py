@@ -41,7 +41,7 @@ def _train(model: Any, rank: int, step: int) -> None:
 
 def _rows(model: Any) -> dict[tuple[str, int], list[float]]:
     return {
-        (shard.table, id): row.tolist()
+        (shard.name, id): row.tolist()
         for kernel in kernels(model)
         for t, shard in enumerate(kernel.tables.shards)
         for id, row in rows_by_id(kernel.tables.group, t).items()

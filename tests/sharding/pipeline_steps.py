@@ -224,7 +224,7 @@ def rows_of(model: DistributedModelParallel) -> dict[str, dict[int, float]]:
             kernel.tables.group.materialize()
             for t, shard in enumerate(kernel.tables.shards):
                 ids, rows, *_ = read_content(kernel.tables.group.tables, t)
-                result[shard.table] = dict(zip(ids.tolist(), rows.sum(1).tolist(), strict=True))
+                result[shard.name] = dict(zip(ids.tolist(), rows.sum(1).tolist(), strict=True))
     return result
 
 

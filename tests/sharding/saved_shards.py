@@ -83,7 +83,7 @@ def numbers_of(of: DistributedModelParallel) -> Numbers:
             counts = read_counts(group.tables, table)
             if counts is not None:
                 entries |= {"counted": counts.ids, "counts": counts.counts}
-            place = f"{shard.table} {shard.first_column}"
+            place = f"{shard.name} {shard.first_column}"
             numbers |= {f"{place} {name}": value.clone() for name, value in entries.items()}
             numbers[f"{place} updates"] = group.rows.row_clock[table].clone()
     return numbers

@@ -143,7 +143,7 @@ _Rows = list[tuple[str, int, int, Tensor]]
 def _rows(model: Any) -> _Rows:
     """What all ranks have."""
     mine = [
-        (shard.table, id, shard.first_column, row)
+        (shard.name, id, shard.first_column, row)
         for kernel in kernels(model)
         for t, shard in enumerate(kernel.tables.shards)
         for id, row in rows_by_id(kernel.tables.group, t).items()

@@ -149,13 +149,13 @@ def contents(model: DistributedModelParallel) -> dict[str, Any]:
         for t, shard in enumerate(kernel.tables.shards):
             waiting = read_counts(group.tables, t)
             entry = {
-                "columns": (shard.first_column, shard.columns),
+                "columns": (shard.first_column, len(shard.columns)),
                 "content": read_content(group.tables, t)._asdict(),
                 "waiting": None if waiting is None else waiting._asdict(),
                 "steps": int(group.rows.row_clock[t]),
                 "clock": int(group.index.clock[0]),
             }
-            result.setdefault(shard.table, []).append(entry)
+            result.setdefault(shard.name, []).append(entry)
     return result
 
 

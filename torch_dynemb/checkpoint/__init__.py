@@ -18,7 +18,7 @@ from torch_dynemb.checkpoint.delta_log.position import LogPosition
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink, EndingSink
 from torch_dynemb.checkpoint.delta_log.targets import FollowTarget
 from torch_dynemb.checkpoint.loading.load import LoadedTable, LoadReport, load
-from torch_dynemb.checkpoint.parts import IdSlots, TablePart, table_name
+from torch_dynemb.checkpoint.parts import TablePart, table_name
 from torch_dynemb.checkpoint.reading.reader import Checkpoint, open  # noqa: A004
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
 from torch_dynemb.checkpoint.saving.handle import SaveHandle
@@ -30,6 +30,7 @@ from torch_dynemb.checkpoint.tools.export import export
 from torch_dynemb.checkpoint.tools.merge import merge
 from torch_dynemb.checkpoint.tools.reshard import reshard
 from torch_dynemb.errors import DamagedFileError, NewBaseNeededError
+from torch_dynemb.table.shards import IdSlots
 
 __all__ = [
     "Checkpoint",

@@ -6,14 +6,11 @@ the tables in them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from torch_dynemb import ops
 from torch_dynemb.checkpoint.entries import PACKED
 from torch_dynemb.nn import DynamicEmbedding, DynamicEmbeddingBag
 from torch_dynemb.nn.embedding import UNNAMED
@@ -22,57 +19,9 @@ from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.shards import IdSlots, TableShard
 
 Trained = Literal["now", "later", "never"]
-
-
-class IdSlots(NamedTuple):
-    """Which ids a part has: those whose slot, of so many that ids are dealt to, is in a range.
-
-    See :func:`torch_dynemb.ops.id_owners`, which deals ids to slots.
-
-    Attributes:
-        begin, end: the range.
-        slots: how many there are.
-    """
-
-    begin: int = 0
-    end: int = 1
-    slots: int = 1
-
-    @property
-    def whole(self) -> bool:
-        """Whether it has all ids."""
-        return self.begin == 0 and self.end == self.slots
-
-    def owned(self, ids: Tensor) -> Tensor:
-        """Which ids are its own.
-
-        Args:
-            ids: int64 [n], of the CPU.
-
-        Returns:
-            bool [n].
-        """
-        if self.whole:
-            return torch.ones_like(ids, dtype=torch.bool)
-        slots = ops.id_owners(ids.contiguous(), parts=self.slots, slots=self.slots)
-        return (slots >= self.begin) & (slots < self.end)
-
-    def shares(self, other: IdSlots) -> bool:
-        """Whether an id may be of both.
-
-        Args:
-            other: slots of another part.
-        """
-        # An id of slot m modulo a and of slot n modulo b exists where m and n are equal modulo
-        # what divides both a and b.
-        common = math.gcd(self.slots, other.slots)
-        return not self._modulo(common).isdisjoint(other._modulo(common))
-
-    def _modulo(self, slots: int) -> set[int]:
-        """Its slots, of fewer ones that divide theirs."""
-        return {slot % slots for slot in range(self.begin, min(self.end, self.begin + slots))}
 
 
 class TablePart(NamedTuple):
@@ -121,6 +70,11 @@ class TablePart(NamedTuple):
     def columns(self) -> range:
         """Its columns of the whole table."""
         return range(self.first_column, self.first_column + self.config.embedding_dim)
+
+    @property
+    def shard(self) -> TableShard:
+        """Which ids and columns of which table it has."""
+        return TableShard(self.name, self.embedding_dim, self.columns, self.ids)
 
 
 def table_name(path: str, name: str) -> str:
@@ -203,7 +157,6 @@ def end_steps(parts: Sequence[TablePart]) -> None:
 
 
 __all__ = [
-    "IdSlots",
     "TablePart",
     "Trained",
     "end_steps",

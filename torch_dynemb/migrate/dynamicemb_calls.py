@@ -15,7 +15,7 @@ from torch import nn
 
 from torch_dynemb.argument_checks import described, flag
 from torch_dynemb.checkpoint.manifest.places import checked_path
-from torch_dynemb.checkpoint.manifest.whole_tables import PartPlace, check_whole
+from torch_dynemb.checkpoint.manifest.whole_tables import check_whole
 from torch_dynemb.checkpoint.parts import TablePart, end_steps, parts_of
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.together import Ranks, ranks_of
@@ -279,11 +279,11 @@ def _wanted(
     ranks: Ranks, call: str, parts: Sequence[TablePart], table_names: TableNames | None
 ) -> list[str]:
     """Names of the tables that are meant, on all ranks."""
-    told = ranks.gather([PartPlace.of(part, ranks.rank) for part in parts])
+    told = ranks.gather([(ranks.rank, part.shard) for part in parts])
     places = [place for of_rank in told for place in of_rank]
     if ranks.size > 1:
         check_whole(places)
-    known = sorted({place.name for place in places})
+    known = sorted({shard.name for _, shard in places})
     if table_names is None:
         return known
     if not isinstance(table_names, Mapping):

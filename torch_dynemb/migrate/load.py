@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_dynemb.argument_checks import described, flag, integer
-from torch_dynemb.checkpoint.manifest.whole_tables import PartPlace, check_whole
+from torch_dynemb.checkpoint.manifest.whole_tables import check_whole
 from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.saving.handle import check_none_running
@@ -197,11 +197,11 @@ def _checked_sources(source: object) -> dict[str, Source] | Source:
 
 
 def _tables_of(ranks: Ranks, parts: list[TablePart]) -> list[str]:
-    told = ranks.gather([PartPlace.of(part, ranks.rank) for part in parts])
+    told = ranks.gather([(ranks.rank, part.shard) for part in parts])
     places = [place for of_rank in told for place in of_rank]
     if ranks.size > 1:  # a process on its own may have some ids of a table
         check_whole(places)
-    return sorted({place.name for place in places})
+    return sorted({shard.name for _, shard in places})
 
 
 def _by_table(given: dict[str, Source] | Source, names: list[str]) -> dict[str, Source]:

@@ -14,7 +14,7 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardedModule
 
-from torch_dynemb.checkpoint import IdSlots, TablePart, table_name
+from torch_dynemb.checkpoint import TablePart, table_name
 from torch_dynemb.checkpoint.parts import Trained, parts_in
 from torch_dynemb.nn.module_kinds import register_module
 from torch_dynemb.torchrec.collections.bag import ShardedDynamicEmbeddingBagCollection
@@ -36,16 +36,15 @@ def _in_wrapped_model(model: DistributedModelParallel, path: str) -> Iterator[Ta
 def _in_collection(collection: DynamicPart, path: str) -> Iterator[TablePart]:
     for kernel in collection.kernels():
         tables = kernel.tables
-        parts, part = tables.routing
         trained: Trained = "never" if tables.group.config.optimizer == NOT_TRAINED else "now"
         for number, shard in enumerate(tables.shards):
             yield TablePart(
-                table_name(path, shard.table),
+                table_name(path, shard.name),
                 tables.group,
                 number,
                 shard.embedding_dim,
                 shard.first_column,
-                IdSlots(part, part + 1, parts),
+                shard.ids,
                 trained=trained,
                 end_step=tables.end_begun_step,
             )

@@ -14,7 +14,7 @@ from torch_dynemb.checkpoint.delta_log.comparison import differing_ids, touched_
 from torch_dynemb.checkpoint.delta_log.directory import rank_folders
 from torch_dynemb.checkpoint.delta_log.own_log import OwnLog
 from torch_dynemb.checkpoint.delta_log.recorded import RecordedModel
-from torch_dynemb.checkpoint.manifest.whole_tables import PartPlace, check_whole
+from torch_dynemb.checkpoint.manifest.whole_tables import check_whole
 from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.saving.save import check_saveable
@@ -56,16 +56,16 @@ def checked_parts(
         return parts
 
     parts = ranks.run(parts_here)
-    told = ranks.gather([PartPlace.of(part, ranks.rank) for part in parts])
+    told = ranks.gather([(ranks.rank, part.shard) for part in parts])
     places = [place for of_rank in told for place in of_rank]
     check_whole(places)
-    split = {of.name for of in places if of.end_column - of.first_column < of.embedding_dim}
+    split = {shard.name for _, shard in places if shard.split}
     if split and optimizer_state:
         raise ValueError(
             f"DeltaLog.attach: optimizer_state is True, but the columns of tables {sorted(split)} "
             "lie on several ranks, and so does their state: give optimizer_state=False"
         )
-    return parts, {place.name: place.embedding_dim for place in places}
+    return parts, {shard.name: shard.embedding_dim for _, shard in places}
 
 
 def find_base(

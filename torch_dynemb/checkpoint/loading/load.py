@@ -20,7 +20,7 @@ from torch_dynemb.checkpoint.loading.table_plan import OnMissingState, TablePlan
 from torch_dynemb.checkpoint.manifest.file import check_full
 from torch_dynemb.checkpoint.manifest.places import checked_path, is_replaced, located
 from torch_dynemb.checkpoint.manifest.records import Manifest
-from torch_dynemb.checkpoint.manifest.whole_tables import PartPlace, check_whole
+from torch_dynemb.checkpoint.manifest.whole_tables import check_whole
 from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
@@ -225,11 +225,11 @@ def load_parts(
     Raises:
         Exception: as :func:`load`, and what ``finish`` raises.
     """
-    told = ranks.gather([PartPlace.of(part, ranks.rank) for part in parts])
+    told = ranks.gather([(ranks.rank, part.shard) for part in parts])
     places = [place for of_rank in told for place in of_rank]
     if ranks.size > 1:  # a process on its own may have some ids of a table
         check_whole(places)
-    names = {place.name for place in places}
+    names = {shard.name for _, shard in places}
     missing = tuple(sorted(names - manifest.tables.keys()))
     unexpected = tuple(sorted(manifest.tables.keys() - names))
     if strict and (missing or unexpected):

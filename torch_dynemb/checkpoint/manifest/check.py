@@ -17,7 +17,7 @@ from torch_dynemb.checkpoint.manifest.records import (
     SavedRest,
     SavedTable,
 )
-from torch_dynemb.checkpoint.manifest.whole_tables import PartPlace, check_whole
+from torch_dynemb.checkpoint.manifest.whole_tables import check_whole
 from torch_dynemb.ops.columns import MAX_COUNT, SKETCH_ROWS, TABLE_COLUMNS
 
 _MOST_CRC = (1 << 32) - 1
@@ -176,17 +176,7 @@ def _check_parts(name: str, table: SavedTable) -> None:
     """The parts are the whole table, and those with other columns have the same ids."""
     if not table.parts:
         raise ValueError(f"table {name!r} has no parts")
-    check_whole(
-        PartPlace(
-            name,
-            table.embedding_dim,
-            part.first_column,
-            part.first_column + part.columns,
-            part.id_slots,
-            part.rank,
-        )
-        for part in table.parts
-    )
+    check_whole((part.rank, part.shard_of(name, table.embedding_dim)) for part in table.parts)
     first = {part.id_slots: part for part in table.first_parts}
     for part in table.parts:
         same = first.get(part.id_slots)

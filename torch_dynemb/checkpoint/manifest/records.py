@@ -15,7 +15,7 @@ import torch
 
 from torch_dynemb.checkpoint.entries import FORMAT, PACKED, VERSION
 from torch_dynemb.checkpoint.files.summed_files import FileSums, sums_of_bytes
-from torch_dynemb.checkpoint.parts import IdSlots
+from torch_dynemb.table.shards import IdSlots, TableShard
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,15 @@ class SavedPart:
     def id_slots(self) -> IdSlots:
         """Which ids it has."""
         return IdSlots(self.slots_begin, self.slots_end, self.slots)
+
+    def shard_of(self, name: str, embedding_dim: int) -> TableShard:
+        """Which ids and columns it has.
+
+        Args:
+            name, embedding_dim: of the whole table.
+        """
+        columns = range(self.first_column, self.first_column + self.columns)
+        return TableShard(name, embedding_dim, columns, self.id_slots)
 
     @property
     def files(self) -> list[SavedFile]:

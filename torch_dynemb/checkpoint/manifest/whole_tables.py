@@ -3,77 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from torch_dynemb.checkpoint.manifest.records import SavedTable
-from torch_dynemb.checkpoint.parts import IdSlots, TablePart
+from torch_dynemb.table.shards import TableShard
 
 
-class PartPlace(NamedTuple):
-    """Which part of a table a rank has.
+def check_whole(shards: Iterable[tuple[int, TableShard]]) -> None:
+    """Raises ValueError unless every id and every column of each table is in one shard.
 
-    Attributes:
-        name, embedding_dim: of the whole table.
-        first_column, end_column: its columns.
-        ids: which ids it has.
-        rank: that has it.
+    Args:
+        shards: the rank and what it has.
     """
-
-    name: str
-    embedding_dim: int
-    first_column: int
-    end_column: int
-    ids: IdSlots
-    rank: int
-
-    @staticmethod
-    def of(part: TablePart, rank: int) -> PartPlace:
-        """The place of a part on a rank."""
-        columns = part.columns
-        return PartPlace(part.name, part.embedding_dim, columns.start, columns.stop, part.ids, rank)
+    by_table: dict[str, list[tuple[int, TableShard]]] = {}
+    for rank, shard in shards:
+        by_table.setdefault(shard.name, []).append((rank, shard))
+    for name, of_table in by_table.items():
+        _check_table(name, of_table)
 
 
-def check_whole(places: Iterable[PartPlace]) -> None:
-    """Raises ValueError unless every id and every column of each table is in one part."""
-    by_table: dict[str, list[PartPlace]] = {}
-    for place in places:
-        by_table.setdefault(place.name, []).append(place)
-    for name, parts in by_table.items():
-        _check_table(name, parts)
-
-
-def _check_table(name: str, parts: Sequence[PartPlace]) -> None:
-    by_columns: dict[tuple[int, int], list[PartPlace]] = {}
-    for part in parts:
-        by_columns.setdefault((part.first_column, part.end_column), []).append(part)
+def _check_table(name: str, shards: Sequence[tuple[int, TableShard]]) -> None:
+    by_columns: dict[tuple[int, int], list[tuple[int, TableShard]]] = {}
+    for rank, shard in shards:
+        columns = (shard.columns.start, shard.columns.stop)
+        by_columns.setdefault(columns, []).append((rank, shard))
     for of_columns in by_columns.values():
-        ordered = sorted(of_columns, key=lambda part: part.ids)
-        end, slots = 0, ordered[0].ids.slots
-        for part in ordered:
-            if part.ids.begin < end or part.ids.slots != slots:
+        ordered = sorted(of_columns, key=lambda of: of[1].ids)
+        first, end, slots = ordered[0][0], 0, ordered[0][1].ids.slots
+        for rank, shard in ordered:
+            if shard.ids.begin < end or shard.ids.slots != slots:
                 raise ValueError(
-                    f"checkpoint: table {name!r} has the same ids on ranks {ordered[0].rank} and "
-                    f"{part.rank}, which are no parts of one table: give process_group=, the ranks "
-                    "that share their tables"
+                    f"checkpoint: table {name!r} has the same ids on ranks {first} and {rank}, "
+                    "which are no parts of one table: give process_group=, the ranks that share "
+                    "their tables"
                 )
-            if part.ids.begin > end:
+            if shard.ids.begin > end:
                 break
-            end = part.ids.end
+            end = shard.ids.end
         if end != slots:
             raise ValueError(
                 f"checkpoint: table {name!r} has no ids of slots {end} to {slots} on ranks "
-                f"{[part.rank for part in ordered]}: all ranks that share the table call it, "
+                f"{[rank for rank, _ in ordered]}: all ranks that share the table call it, "
                 "together"
             )
     end = 0
-    for first, last in sorted(by_columns):
-        if first != end:
+    for begin, last in sorted(by_columns):
+        if begin != end:
             break
         end = last
-    if end != parts[0].embedding_dim:
+    if end != shards[0][1].embedding_dim:
         raise ValueError(
             f"checkpoint: table {name!r} has columns {sorted(by_columns)} on these ranks, expected "
-            f"all of {parts[0].embedding_dim}: all ranks that share the table call it, together"
+            f"all of {shards[0][1].embedding_dim}: all ranks that share the table call it, together"
         )
 
 
@@ -95,4 +75,4 @@ def check_same_ids(name: str, table: SavedTable) -> None:
             )
 
 
-__all__ = ["PartPlace", "check_same_ids", "check_whole"]
+__all__ = ["check_same_ids", "check_whole"]

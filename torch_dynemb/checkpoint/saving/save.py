@@ -38,7 +38,7 @@ from torch_dynemb.checkpoint.manifest.records import (
     SavedRest,
     SavedTable,
 )
-from torch_dynemb.checkpoint.manifest.whole_tables import PartPlace, check_same_ids, check_whole
+from torch_dynemb.checkpoint.manifest.whole_tables import check_same_ids, check_whole
 from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
@@ -197,7 +197,7 @@ def save(
 
     target, parts, parent = ranks.run(prepare)
     ranks.agree("checkpoint.save", path=os.fspath(path), asynchronous=asynchronous, parent=parent)
-    told = ranks.gather(([PartPlace.of(part, ranks.rank) for part in parts], uuids.uuid4().hex))
+    told = ranks.gather(([(ranks.rank, part.shard) for part in parts], uuids.uuid4().hex))
     check_whole([place for places, _ in told for place in places])
     uuid = told[0][1]
     reading = ranks.run(lambda: begin_reading("checkpoint.save", parts, model))

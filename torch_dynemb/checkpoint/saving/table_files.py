@@ -31,7 +31,6 @@ from torch_dynemb.checkpoint.files.scattered_file import ScatteredFile
 from torch_dynemb.checkpoint.files.summed_files import FileSums, SummedWriter, room_told
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape, header_of
 from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedGroup, SavedPart
-from torch_dynemb.checkpoint.parts import IdSlots
 from torch_dynemb.checkpoint.saving.row_order import (
     RowOrder,
     occupied_slots,
@@ -40,6 +39,7 @@ from torch_dynemb.checkpoint.saving.source import GroupSource
 from torch_dynemb.checkpoint.saving.table_source import PIECE_BYTES, TableSource
 from torch_dynemb.ops.columns import SKETCH_ROWS, PolicyColumn, Table
 from torch_dynemb.table.row_access import RowValues
+from torch_dynemb.table.shards import IdSlots
 
 FILE_BYTES = 2 << 30
 _MOST_ENDED = 32  # files that are open at once

@@ -36,7 +36,6 @@ from torch_dynemb.checkpoint.manifest.records import (
     SavedPart,
     SavedTable,
 )
-from torch_dynemb.checkpoint.parts import IdSlots
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.reading.reader import Checkpoint
@@ -54,6 +53,7 @@ from torch_dynemb.checkpoint.tools.part_writer import (
 from torch_dynemb.distributed.owners import slots_of
 from torch_dynemb.ops.columns import SKETCH_ROWS, TABLE_COLUMNS, Table
 from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.table.shards import IdSlots
 
 _DISK = Disk()
 _FILES_AT_ONCE = 256  # that are open; more parts take several passes

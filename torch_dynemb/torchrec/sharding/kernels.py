@@ -13,8 +13,9 @@ from torchrec.optim.fused import FusedOptimizerModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.table.shards import IdSlots
 from torch_dynemb.torchrec.sharding.optimizer import TableOptimizer, shown_parameter
-from torch_dynemb.torchrec.sharding.tables import Routing, ShardTables, pooling_of_kernel
+from torch_dynemb.torchrec.sharding.tables import ShardTables, pooling_of_kernel
 
 
 class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
@@ -24,7 +25,7 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
         grouped_config: its fused_params are ``optimizer_config``, ``output_dtype``, ``split`` and a
             plan per table.
         device: of the rows.
-        routing: which ids come here.
+        ids: which ids come here.
         pooled: whether bags become one vector here.
         counted: weights of ids say how often they occur.
         by_rank: rows are returned in the order in which ranks sent their ids.
@@ -34,7 +35,7 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
         self,
         grouped_config: GroupedEmbeddingConfig,
         device: torch.device | None,
-        routing: Routing,
+        ids: IdSlots,
         *,
         pooled: bool,
         counted: bool = False,
@@ -46,8 +47,8 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
         self._tables = ShardTables(
             grouped_config,
             optimizer=fused_params["optimizer_config"],
-            routing=routing,
-            pooling=pooling_of_kernel(grouped_config.pooling, routing) if pooled else Pooling.NONE,
+            ids=ids,
+            pooling=pooling_of_kernel(grouped_config.pooling, ids) if pooled else Pooling.NONE,
             output_dtype=fused_params["output_dtype"],
             split=fused_params["split"],
             device=device,

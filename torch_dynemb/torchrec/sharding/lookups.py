@@ -14,21 +14,21 @@ from torchrec.distributed.embedding_lookup import (
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from torch_dynemb.table.shards import IdSlots
 from torch_dynemb.torchrec.sharding.agreed_time import agree_on_time
 from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
-from torch_dynemb.torchrec.sharding.tables import Routing
 
 
 class DynamicPooledLookup(GroupedPooledEmbeddingsLookup):  # type: ignore[misc]
     """Pooled lookups of all dynamic tables of a sharding on a rank.
 
     Args:
-        routing: which ids come to this rank.
+        ids: which ids come to this rank.
         grouped_configs, device, pg, ...: as TorchRec's.
     """
 
-    def __init__(self, routing: Routing, **arguments: Any) -> None:
-        self._routing = routing  # before the base class, which makes the kernels
+    def __init__(self, ids: IdSlots, **arguments: Any) -> None:
+        self._ids = ids  # before the base class, which makes the kernels
         super().__init__(**arguments)
 
     def _create_embedding_kernel(
@@ -38,7 +38,7 @@ class DynamicPooledLookup(GroupedPooledEmbeddingsLookup):  # type: ignore[misc]
         *unused: Any,
         **more: Any,
     ) -> DynamicKernel:
-        return DynamicKernel(config, device, self._routing, pooled=True)
+        return DynamicKernel(config, device, self._ids, pooled=True)
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Tensor:
         agree_on_time(self, sparse_features)
@@ -69,14 +69,14 @@ class DynamicSequenceLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
     """Lookups per id of all dynamic tables of a sharding on a rank.
 
     Args:
-        routing: which ids come to this rank.
+        ids: which ids come to this rank.
         counted: weights of ids say how often they occur.
         by_rank: rows are returned in the order in which ranks sent their ids.
         grouped_configs, device, pg, ...: as TorchRec's.
     """
 
-    def __init__(self, routing: Routing, *, counted: bool, by_rank: bool, **arguments: Any) -> None:
-        self._routing = routing  # before the base class, which makes the kernels
+    def __init__(self, ids: IdSlots, *, counted: bool, by_rank: bool, **arguments: Any) -> None:
+        self._ids = ids  # before the base class, which makes the kernels
         self._counted = counted
         self._by_rank = by_rank
         super().__init__(**arguments)
@@ -92,7 +92,7 @@ class DynamicSequenceLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
         return DynamicKernel(
             config,
             device,
-            self._routing,
+            self._ids,
             pooled=False,
             counted=self._counted,
             by_rank=self._by_rank,

@@ -31,12 +31,12 @@ from torchrec.distributed.types import ShardingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torch_dynemb import ops
+from torch_dynemb.table.shards import IdSlots
 from torch_dynemb.torchrec.planning.plans import PLAN, KernelPlan
 from torch_dynemb.torchrec.sharding.agreed_time import TimeOfSharding
 from torch_dynemb.torchrec.sharding.batches import with_ids
 from torch_dynemb.torchrec.sharding.lookups import DynamicPooledLookup, DynamicSequenceLookup
 from torch_dynemb.torchrec.sharding.reduce_scatter import sum_by_exchange
-from torch_dynemb.torchrec.sharding.tables import Routing
 
 
 def _mix(module: nn.Module, arguments: tuple[KeyedJaggedTensor]) -> tuple[KeyedJaggedTensor]:
@@ -70,8 +70,8 @@ class _ByRows(_Timed):
     _world_size: int
     _rank: int
 
-    def _routing(self) -> Routing:
-        return Routing(self._world_size, self._rank)
+    def _ids(self) -> IdSlots:
+        return IdSlots(self._rank, self._rank + 1, self._world_size)
 
     def _get_feature_hash_sizes(self) -> list[int]:
         sizes: list[int] = super()._get_feature_hash_sizes()  # type: ignore[misc]
@@ -81,7 +81,7 @@ class _ByRows(_Timed):
         self, device: torch.device | None = None
     ) -> BaseSparseFeaturesDist[KeyedJaggedTensor]:
         input_dist = super().create_input_dist(device)
-        if self._routing().parts > 1:
+        if not self._ids().whole:
             input_dist.register_forward_pre_hook(_mix)
         return input_dist
 
@@ -95,18 +95,18 @@ class _SumByRows(_ByRows):
         return output_dist
 
 
-_WHOLE = Routing(1, 0)
+_WHOLE = IdSlots()
 
 
 def _pooled_lookup(
     sharding: EmbeddingSharding[Any, Any, Any, Any],
-    routing: Routing,
+    ids: IdSlots,
     grouped_configs: list[Any],
     device: torch.device | None,
     feature_processor: Any,
 ) -> DynamicPooledLookup:
     lookup = DynamicPooledLookup(
-        routing,
+        ids,
         grouped_configs=grouped_configs,
         pg=sharding._pg,
         device=device if device is not None else sharding._device,
@@ -119,11 +119,11 @@ def _pooled_lookup(
 
 def _sequence_lookup(
     sharding: EmbeddingSharding[Any, Any, Any, Any],
-    routing: Routing,
+    ids: IdSlots,
     device: torch.device | None,
 ) -> DynamicSequenceLookup:
     lookup = DynamicSequenceLookup(
-        routing,
+        ids,
         counted=sharding.counted,
         by_rank=sharding.by_rank,
         grouped_configs=sharding._grouped_embedding_configs,
@@ -170,15 +170,15 @@ class DynamicRwPooledSharding(_SumByRows, RwPooledEmbeddingSharding):  # type: i
         feature_processor: Any = None,
     ) -> BaseEmbeddingLookup:
         configs = self._grouped_embedding_configs
-        return _pooled_lookup(self, self._routing(), configs, device, feature_processor)
+        return _pooled_lookup(self, self._ids(), configs, device, feature_processor)
 
 
 class DynamicTwRwPooledSharding(_SumByRows, TwRwPooledEmbeddingSharding):  # type: ignore[misc]
     """The ids of a table on the ranks of one node."""
 
-    def _routing(self) -> Routing:
-        local_size = self._intra_pg.size()
-        return Routing(local_size, self._rank % local_size)
+    def _ids(self) -> IdSlots:
+        ranks = self._intra_pg.size()
+        return IdSlots(self._rank % ranks, self._rank % ranks + 1, ranks)
 
     def create_lookup(
         self,
@@ -187,13 +187,13 @@ class DynamicTwRwPooledSharding(_SumByRows, TwRwPooledEmbeddingSharding):  # typ
         feature_processor: Any = None,
     ) -> BaseEmbeddingLookup:
         configs = self._grouped_embedding_configs_per_rank[self._rank]
-        return _pooled_lookup(self, self._routing(), configs, device, feature_processor)
+        return _pooled_lookup(self, self._ids(), configs, device, feature_processor)
 
 
 class DynamicGridPooledSharding(_SumByRows, GridPooledEmbeddingSharding):  # type: ignore[misc]
     """The columns of a table on several nodes, the ids on the ranks of each."""
 
-    _routing = DynamicTwRwPooledSharding._routing
+    _ids = DynamicTwRwPooledSharding._ids
     create_lookup = DynamicTwRwPooledSharding.create_lookup
 
 
@@ -233,7 +233,7 @@ class DynamicRwSequenceSharding(_ByRows, RwSequenceEmbeddingSharding):  # type: 
         fused_params: dict[str, Any] | None = None,
         feature_processor: Any = None,
     ) -> BaseEmbeddingLookup:
-        return _sequence_lookup(self, self._routing(), device)
+        return _sequence_lookup(self, self._ids(), device)
 
 
 POOLED: dict[str, type[EmbeddingSharding[Any, Any, Any, Any]]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.policy.admission import AdmissionRule, AdmitFrequentSketch
 from torch_dynemb.table.config import ColumnShard, TableConfig
+from torch_dynemb.table.shards import IdSlots, TableShard
 from torch_dynemb.torchrec.planning.plans import PLAN, KernelPlan
 
 _ROW_DTYPES = {
@@ -35,40 +36,13 @@ _POOLING = {
 }
 
 
-class Routing(NamedTuple):
-    """Which ids of its tables a rank has.
-
-    Attributes:
-        parts: shards of the ids of a table; 1: every rank that has the table has all its ids.
-        part: the one of this rank.
-    """
-
-    parts: int
-    part: int
-
-
-class Shard(NamedTuple):
-    """A table, or some of its ids and columns, on this rank.
-
-    Attributes:
-        table: name of the whole table.
-        first_column: its first column in the rows of the whole table.
-        columns: its number of columns.
-        embedding_dim: columns of the whole table.
-    """
-
-    table: str
-    first_column: int
-    columns: int
-    embedding_dim: int
-
-
-def shard_of(table: ShardedEmbeddingTable) -> Shard:
-    """Which columns of its table a local table has."""
+def shard_of(table: ShardedEmbeddingTable, ids: IdSlots) -> TableShard:
+    """Which ids and columns of its table a local table has."""
     metadata = table.local_metadata
     offsets = [] if metadata is None else metadata.shard_offsets
     first = offsets[1] if len(offsets) > 1 else 0
-    return Shard(table.name, first, table.local_cols, table.embedding_dim)
+    columns = range(first, first + table.local_cols)
+    return TableShard(table.name, table.embedding_dim, columns, ids)
 
 
 def row_dtype_of(table: str, data_type: DataType) -> torch.dtype:
@@ -97,18 +71,16 @@ def _admission_of(rule: AdmissionRule | None, parts: int) -> AdmissionRule | Non
     return replace(rule, memory=4 * SKETCH_ROWS * share_of(rule.width, parts))
 
 
-def _table_config(table: ShardedEmbeddingTable, routing: Routing) -> TableConfig:
-    shard = shard_of(table)
+def _table_config(table: ShardedEmbeddingTable, shard: TableShard) -> TableConfig:
     options = _plan_of(table).options
-    whole = (shard.first_column, shard.columns) == (0, shard.embedding_dim)
     if shard.first_column % 4 != 0:
         raise ValueError(
             f"table {table.name!r}: a column shard begins at column {shard.first_column}, expected "
             "a multiple of 4: choose another min_partition"
         )
     policy = options.policy
-    capacity = None if policy.capacity is None else share_of(policy.capacity, routing.parts)
-    columns = slice(shard.first_column, shard.first_column + shard.columns)
+    capacity = None if policy.capacity is None else share_of(policy.capacity, shard.ids.slots)
+    columns = slice(shard.columns.start, shard.columns.stop)
 
     def of_columns(default: Any) -> Any:
         return default[columns] if isinstance(default, Tensor) else default
@@ -117,8 +89,10 @@ def _table_config(table: ShardedEmbeddingTable, routing: Routing) -> TableConfig
     if initializer is None:
         initializer = Uniform(table.get_weight_init_min(), table.get_weight_init_max())
     return TableConfig(
-        name=table.name if whole else f"{table.name}.columns{columns.start}to{columns.stop}",
-        embedding_dim=shard.columns,
+        name=table.name
+        if not shard.split
+        else f"{table.name}.columns{columns.start}to{columns.stop}",
+        embedding_dim=len(shard.columns),
         feature_names=table.feature_names,
         initializer=initializer,
         padding_idx=options.padding_idx,
@@ -127,7 +101,7 @@ def _table_config(table: ShardedEmbeddingTable, routing: Routing) -> TableConfig
             policy,
             capacity=capacity,
             refused=of_columns(policy.refused),
-            admission=_admission_of(policy.admission, routing.parts),
+            admission=_admission_of(policy.admission, shard.ids.slots),
         ),
         feature_policies=options.feature_policies,
         dtype=row_dtype_of(table.name, table.data_type),
@@ -141,7 +115,7 @@ class ShardTables(TableModule):
     Args:
         grouped_config: fused_params of its tables have a :class:`KernelPlan`.
         optimizer: of all tables.
-        routing: which ids come here.
+        ids: which ids come here.
         pooling: how ids of a bag become one vector here; means of row-wise shards are taken later.
         output_dtype: of what lookups return.
         split: backward only gathers gradients, and :meth:`end_step` applies them.
@@ -155,7 +129,7 @@ class ShardTables(TableModule):
         grouped_config: GroupedEmbeddingConfig,
         *,
         optimizer: OptimizerConfig,
-        routing: Routing,
+        ids: IdSlots,
         pooling: Pooling,
         output_dtype: torch.dtype,
         split: bool,
@@ -164,7 +138,8 @@ class ShardTables(TableModule):
         by_rank: bool = False,
     ) -> None:
         tables = grouped_config.embedding_tables
-        configs = [_table_config(table, routing) for table in tables]
+        shards = [shard_of(table, ids) for table in tables]
+        configs = [_table_config(*of) for of in zip(tables, shards, strict=True)]
         storage = _plan_of(tables[0]).storage_of([config.name for config in configs])
         super().__init__(
             [replace(config, storage=storage) for config in configs],
@@ -177,8 +152,7 @@ class ShardTables(TableModule):
             memory_budget=None,
             seed=_plan_of(tables[0]).seed,
         )
-        self.shards = [shard_of(table) for table in tables]
-        self.routing = routing
+        self.shards, self._ids = shards, ids
         self._weighted = grouped_config.is_weighted or grouped_config.has_feature_processor
         self._pooling = pooling
         self._counted = counted
@@ -250,9 +224,9 @@ class ShardTables(TableModule):
     def _ids_of(self, features: KeyedJaggedTensor) -> Tensor:
         """The ids that were sent here, of which there may be quotients only."""
         ids: Tensor = features.values().to(torch.int64).contiguous()
-        if self.routing.parts == 1:
+        if self._ids.whole:
             return ids
-        return ops.unmix_ids(ids, parts=self.routing.parts, part=self.routing.part)
+        return ops.unmix_ids(ids, parts=self._ids.slots, part=self._ids.begin)
 
     def _backward_begins(self, gradient: Tensor) -> None:
         self._in_step = True
@@ -347,16 +321,14 @@ class ShardTables(TableModule):
         return True
 
 
-def pooling_of_kernel(pooling: PoolingType, routing: Routing) -> Pooling:
+def pooling_of_kernel(pooling: PoolingType, ids: IdSlots) -> Pooling:
     """How a kernel pools: shards of the ids of a table add up what they have."""
-    if pooling == PoolingType.MEAN and routing.parts > 1:
+    if pooling == PoolingType.MEAN and not ids.whole:
         return Pooling.SUM
     return _POOLING[pooling]
 
 
 __all__ = [
-    "Routing",
-    "Shard",
     "ShardTables",
     "pooling_of_kernel",
     "row_dtype_of",

@@ -11,8 +11,8 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from torch_dynemb.distributed.ranks import from_all_ranks
 from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.shards import TableShard
 from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
-from torch_dynemb.torchrec.sharding.tables import Shard
 
 
 class LocalShard(NamedTuple):
@@ -20,13 +20,13 @@ class LocalShard(NamedTuple):
 
     Attributes:
         table: its name, with the path of its collection in the model.
-        shard: which columns it has.
+        shard: which ids and columns it has, of the table by its name in the collection.
         group: the table group that it is in: scores, export, statistics.
         number: of its table in the group.
     """
 
     table: str
-    shard: Shard
+    shard: TableShard
     group: TableGroup
     number: int
 
@@ -51,7 +51,7 @@ def local_shards(model: nn.Module) -> Iterator[LocalShard]:
             if not isinstance(kernel, DynamicKernel):
                 continue
             for number, shard in enumerate(kernel.tables.shards):
-                name = f"{path}.{shard.table}" if path else shard.table
+                name = f"{path}.{shard.name}" if path else shard.name
                 yield LocalShard(name, shard, kernel.tables.group, number)
     if not sharded:
         raise ValueError(

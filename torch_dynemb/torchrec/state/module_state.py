@@ -150,7 +150,7 @@ class ModuleState:
         """The shards of a table on this rank."""
         for kernel in self._kernels:
             for t, shard in enumerate(kernel.tables.shards):
-                if shard.table != shape.name:
+                if shard.name != shape.name:
                     continue
                 (place,) = (
                     place

@@ -140,7 +140,7 @@ class ShardedModel:
             if local.shard.first_column > 0:
                 continue  # its ids are those of a shard that is counted
             of_table = stats[id(local.group)][local.group.names[local.number]]
-            feature = FEATURE_NAMES.index(local.shard.table)
+            feature = FEATURE_NAMES.index(local.shard.name)
             counts[:, feature] += torch.tensor([getattr(of_table, name) for name in names])
         table_bytes = torch.tensor(
             [sum(group.usage.memory()["total"] for group in groups.values())]
