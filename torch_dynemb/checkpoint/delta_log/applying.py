@@ -63,7 +63,7 @@ class PartChange:
             {name: own(values) for name, values in delta.state.items() if name in tensors}
             if self._with_state
             else {},
-            {} if delta.scores is None or not self._keeps_custom else {_CUSTOM: own(delta.scores)},
+            {name: own(of) for name, of in delta.scores.items() if name in self._score_names},
         )
         gone = delta.removed[part.ids.owned(delta.removed)].to(device)
         gone = gone[~torch.isin(gone, self._new_rows.ids)]
@@ -86,8 +86,8 @@ class PartChange:
                 f"follow: table {name!r} has the padding id {padding}, which has no row, but the "
                 "commit has one for it: follow with a model like the one that is published"
             )
-        given = self._delta.scores is not None or self._delta.ids.numel() == 0
-        if self._keeps_custom and not given:
+        given = _CUSTOM in self._delta.scores or self._delta.ids.numel() == 0
+        if _CUSTOM in self._score_names and not given:
             raise ValueError(
                 f"follow: table {name!r} keeps custom scores, which the table in the log does not: "
                 "follow with a model like the one that is published"
@@ -117,7 +117,7 @@ class PartChange:
         ids = torch.cat([self._new_rows.ids[self._there], self._gone])
         handles = self._handles(ids)
         values = read_rows(tables, part.table, ids, handles)
-        scores = {name: self._scores(ids, name) for name in score_names(tables, part.table)}
+        scores = {name: self._scores(ids, name) for name in self._score_names}
         self._before = _Rows(ids, values.weights, values.state, scores)
         self._steps = optimizer_steps(tables, part.table)
 
@@ -157,8 +157,8 @@ class PartChange:
             ops.erase_(tables.index, flat, offsets, [counters])
 
     @property
-    def _keeps_custom(self) -> bool:
-        return _CUSTOM in self._part.config.policy.scores
+    def _score_names(self) -> tuple[str, ...]:
+        return score_names(self._tables, self._part.table)
 
     def _handles(self, ids: Tensor) -> Tensor:
         return find(self._tables, *one_table(self._tables, self._part.table, ids)).handles

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.saving.stored_rows import StoredRows
-from torch_dynemb.ops.columns import Clock, Meta, Slab
+from torch_dynemb.ops.columns import SKETCH_ROWS, Clock, Meta, PolicyColumn, Slab
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.storage.host import HostMemory
-from torch_dynemb.table.changes import ChangedIds
 from torch_dynemb.table.group_config import GroupConfig
 from torch_dynemb.table.preserved_rows import PreservedRows, can_preserve
 from torch_dynemb.table.row_access import materialize, state_tensors
@@ -91,8 +90,6 @@ class GroupSource(NamedTuple):
         now: seconds of the lookups that follow, as far as this rank knows.
         unwritten: rows of ids that were never trained may have no values yet, which
             :func:`write_initial_rows` computes from this; None: all have.
-        changed: by table, which of its ids are saved, and which ones it has no more; None: all ids
-            that there are.
     """
 
     config: GroupConfig
@@ -107,7 +104,6 @@ class GroupSource(NamedTuple):
     sketch: Tensor
     now: int
     unwritten: RowConstants | None
-    changed: list[ChangedIds] | None = None
 
 
 def source_of(tables: Tables, *, to_be_copied: bool = False) -> GroupSource:
@@ -149,8 +145,6 @@ def source_of(tables: Tables, *, to_be_copied: bool = False) -> GroupSource:
         )
     small = (index.tables, index.slabs, index.clock, rows.row_clock, index.meta[:, 0], rows.hyper)
     counts, slab_counts, clock, row_clock, seeds, hyper = (t.detach().cpu().clone() for t in small)
-    proposed = tables.host.proposed_now
-    now = max(int(clock[Clock.NOW]), 0 if proposed is None else int(proposed))
     return GroupSource(
         config,
         parts,
@@ -162,11 +156,37 @@ def source_of(tables: Tables, *, to_be_copied: bool = False) -> GroupSource:
         seeds,
         hyper,
         index.sketch,
-        now,
+        next_now(tables),
         RowConstants(rows.meta.clone(), rows.init_data.clone())
         if later and preserved is None
         else None,
     )
+
+
+def next_now(tables: Tables) -> int:
+    """Seconds of the lookups that follow, as far as this rank knows.
+
+    Args:
+        tables: of the group.
+    """
+    proposed = tables.host.proposed_now
+    return max(int(tables.index.clock[Clock.NOW]), 0 if proposed is None else int(proposed))
+
+
+def sketch_cells(config: GroupConfig, sketch: Tensor, table: int) -> Tensor | None:
+    """The counting sketch of a table, int32 [rows, width]; None: it has none.
+
+    Args:
+        config: of the group.
+        sketch: int32 [cells], of the group.
+        table: its number.
+    """
+    rows = config.layout.rows
+    width = rows[table].get(PolicyColumn.SKETCH_WIDTH, 0) if rows else 0
+    if width == 0:
+        return None
+    begin = rows[table][PolicyColumn.SKETCH_BEGIN]
+    return sketch[begin : begin + SKETCH_ROWS * width].reshape(SKETCH_ROWS, width)
 
 
 def write_initial_rows(source: GroupSource) -> None:
@@ -200,6 +220,8 @@ __all__ = [
     "IndexTable",
     "RowConstants",
     "SlabRows",
+    "next_now",
+    "sketch_cells",
     "source_of",
     "write_initial_rows",
 ]

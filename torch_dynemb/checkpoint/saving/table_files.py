@@ -22,14 +22,12 @@ from torch_dynemb.checkpoint.entries import (
     GROUP_TABLES,
     HANDLE,
     ID,
-    NO_GROUP,
     SKETCH,
     SLOT,
     WEIGHT,
     counts_file,
     free_rows_entry,
     group_file,
-    removed_file,
     rows_file,
     score_entry,
     sketch_file,
@@ -48,9 +46,9 @@ from torch_dynemb.checkpoint.saving.row_order import (
     occupied_slots,
     tombstones,
 )
-from torch_dynemb.checkpoint.saving.source import GroupSource
+from torch_dynemb.checkpoint.saving.source import GroupSource, sketch_cells
 from torch_dynemb.checkpoint.saving.table_source import TableSource
-from torch_dynemb.ops.columns import SKETCH_ROWS, PolicyColumn, Table
+from torch_dynemb.ops.columns import SKETCH_ROWS, Table
 from torch_dynemb.table.row_access import RowValues
 
 FILE_BYTES = 2 << 30
@@ -125,24 +123,39 @@ class Folder:
             sections: its tensors, in order.
             rows: what the manifest says of it.
         """
-        path = self.path / name
-        with room_told(path.parent):
-            self.disk.make_folder(path.parent)
-        writer = SummedWriter(self.disk, path)
-        try:
+
+        def pieces() -> Iterator[Tensor]:
             header = header_of([section.shape for section in sections])
-            writer.write(torch.frombuffer(bytearray(header), dtype=torch.uint8))
+            yield torch.frombuffer(bytearray(header), dtype=torch.uint8)
             for section in sections:
                 written = 0
                 for piece in section.pieces(range(section.rows)):
-                    writer.write(piece)
+                    yield piece
                     written += piece.numel() * piece.element_size()
-                    self.progress(piece.numel() * piece.element_size())
                 if written != section.shape.bytes:
                     raise RuntimeError(
                         f"checkpoint: {section.shape.name!r} of {name} has {written} bytes, "
                         f"expected {section.shape.bytes}: the tables changed while they were saved"
                     )
+
+        return self.write_pieces(name, pieces(), rows)
+
+    def write_pieces(self, name: str, pieces: Iterator[Tensor], rows: int) -> SavedFile:
+        """Writes a file of tensors whose bytes follow each other.
+
+        Args:
+            name: its path in the checkpoint.
+            pieces: contiguous, of the CPU.
+            rows: what the manifest says of it.
+        """
+        path = self.path / name
+        with room_told(path.parent):
+            self.disk.make_folder(path.parent)
+        writer = SummedWriter(self.disk, path)
+        try:
+            for piece in pieces:
+                writer.write(piece)
+                self.progress(piece.numel() * piece.element_size())
             sums = writer.end()
         except BaseException:
             writer.close()
@@ -216,10 +229,8 @@ class Folder:
 
 def write_group(
     folder: Folder, source: GroupSource, parts: Sequence[SourcePart], number: int
-) -> tuple[SavedGroup | None, list[SavedPart]]:
+) -> tuple[SavedGroup, list[SavedPart]]:
     """Writes the tables of a group that are saved; returns what the manifest says of the parts.
-
-    Of an increment it says nothing of the group: its ids and rows have no places.
 
     Args:
         folder: where to.
@@ -235,8 +246,6 @@ def write_group(
         order = RowOrder(source, slab)
         for part in here:
             saved[part.number] = _write_part(folder, source, part, order, number)
-    if source.changed is not None:
-        return None, [saved[part.number] for part in parts]
     file = folder.write(group_file(folder.rank, folder.ranks, number), _group_sections(source), 0)
     words = list(source.config.layout.score_words)
     stored = [t for t, table in enumerate(source.config.tables) if table.slab.tiered]
@@ -270,7 +279,6 @@ def _write_part(
             files.append(folder.write_rows(name, of_file, shapes, pieces, len(rows)))
     counts, counted = _write_counts(folder, source, part)
     sketch, width = _write_sketch(folder, source, part)
-    removed = _write_removed(folder, source, part)
     return SavedPart(
         rank=folder.rank,
         first_column=part.columns.start,
@@ -280,8 +288,8 @@ def _write_part(
         slots=part.ids.slots,
         ids=table.count,
         ids_crc32c=_ids_crc32c(table) if part.split else 0,
-        group=group if source.changed is None else NO_GROUP,
-        number=number if source.changed is None else 0,
+        group=group,
+        number=number,
         counters=source.tables[number].tolist(),
         optimizer_steps=int(source.row_clock[number]),
         rows=files,
@@ -289,8 +297,6 @@ def _write_part(
         counted=counted,
         sketch=sketch,
         sketch_width=width,
-        removed=removed,
-        removed_ids=0 if removed is None else removed.rows,
     )
 
 
@@ -309,8 +315,6 @@ def _id_sections(source: GroupSource, part: SourcePart, table: TableSource) -> l
         Section(TensorShape(SLOT, slots, (count,)), table.slots),
         Section(TensorShape(HANDLE, torch.int64, (count,)), table.handles),
     ]
-    if source.changed is not None:
-        sections = []
     if part.columns.start == 0:
         sections.insert(0, Section(TensorShape(ID, torch.int64, (count,)), table.ids))
         # also those that other tables of the group keep: a step writes them for all ids
@@ -364,24 +368,12 @@ def _write_counts(
 
         return pieces
 
-    sections = []
-    if source.changed is None:
-        sections.append(Section(TensorShape(SLOT, torch.int64, (count,)), of("slots")))
-    elif part.columns.start > 0:
-        return None, 0
+    sections = [Section(TensorShape(SLOT, torch.int64, (count,)), of("slots"))]
     if part.columns.start == 0:
         sections.append(Section(TensorShape(ID, torch.int64, (count,)), of("ids")))
         sections.append(Section(TensorShape(COUNT, torch.int64, (count,)), of("stored")))
     name = counts_file(part.name, folder.rank, folder.ranks, part.columns)
     return folder.write(name, sections, count), count
-
-
-def _write_removed(folder: Folder, source: GroupSource, part: SourcePart) -> SavedFile | None:
-    if source.changed is None or part.columns.start > 0:
-        return None
-    ids = source.changed[part.number].removed.cpu()
-    name = removed_file(part.name, folder.rank, folder.ranks)
-    return folder.write(name, [_whole(ID, ids)], ids.numel())
 
 
 def _by_id(pieces: Iterator[OccupiedSlots]) -> OccupiedSlots:
@@ -393,14 +385,11 @@ def _by_id(pieces: Iterator[OccupiedSlots]) -> OccupiedSlots:
 def _write_sketch(
     folder: Folder, source: GroupSource, part: SourcePart
 ) -> tuple[SavedFile | None, int]:
-    rows = source.config.layout.rows
-    width = rows[part.number].get(PolicyColumn.SKETCH_WIDTH, 0) if rows else 0
-    if width == 0 or part.columns.start > 0:
+    cells = sketch_cells(source.config, source.sketch, part.number)
+    if cells is None or part.columns.start > 0:
         return None, 0
-    begin = rows[part.number][PolicyColumn.SKETCH_BEGIN]
-    cells = source.sketch[begin : begin + SKETCH_ROWS * width].cpu().reshape(SKETCH_ROWS, width)
     name = sketch_file(part.name, folder.rank, folder.ranks)
-    return folder.write(name, [_whole(SKETCH, cells)], SKETCH_ROWS), width
+    return folder.write(name, [_whole(SKETCH, cells.cpu())], SKETCH_ROWS), cells.shape[1]
 
 
 def _group_sections(source: GroupSource) -> list[Section]:
