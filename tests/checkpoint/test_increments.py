@@ -290,6 +290,7 @@ def test_damaged_batches_are_refused_by_their_name(chain: Path, tmp_path: Path) 
             checkpoint.merge([chain / "base", copy], tmp_path / "out")
         assert not (tmp_path / "out").exists()
     damage.copied(chain / "one", copy)
+    named.unlink()  # a link
     named.write_bytes(next(chain.glob("two/r000-of-001/*.delta")).read_bytes())
     with pytest.raises(checkpoint.DamagedFileError, match=re.escape(f"{named}: ")):
         checkpoint.merge([chain / "base", copy], tmp_path / "out")
