@@ -6,15 +6,27 @@ import torch
 
 from torch_dynemb.checkpoint import DirectorySink
 from torch_dynemb.checkpoint.delta_log.batch import ERASE, Head, Pieces, as_tensor, decoded, encoded
+from torch_dynemb.checkpoint.entries import NO_GROUP
 from torch_dynemb.checkpoint.files.tensor_file import raw
+from torch_dynemb.checkpoint.manifest.records import SavedPart, SavedTable
+from torch_dynemb.ops.columns import TABLE_COLUMNS
 
 BASE = "0123456789abcdef0123456789abcdef"
+
+
+def logged_table(
+    rank: int = 0, number: int = 0, dim: int = 4, first: int = 0, columns: int = 4
+) -> SavedTable:
+    """What a batch says of a table with one part, of ids of one rank."""
+    counters = [0] * TABLE_COLUMNS
+    part = SavedPart(rank, first, columns, 0, 1, 1, 0, 0, NO_GROUP, number, counters, 0, [])
+    return SavedTable(dim, "float32", 0, None, {}, None, [], {}, 1, 0, [part])
 
 
 def batch(sequence: int, previous: int, size: int = 1) -> tuple[bytes, int]:
     """A batch with one record, and the chain after it."""
     head = Head(0, 1, 0, BASE, 0, sequence, 10 * sequence, 0, previous)
-    data, chain = encoded(head, [Pieces(ERASE, 0, [torch.full((size,), 7 * sequence)])])
+    data, chain = encoded(head, [Pieces.of(ERASE, 0, [torch.full((size,), 7 * sequence)])])
     return bytes(raw(data)), chain
 
 

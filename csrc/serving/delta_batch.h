@@ -30,7 +30,15 @@ constexpr size_t kMagicBytes = 8, kHeadBytes = 80, kRecordBytes = 40, kCommitByt
 constexpr uint32_t kBatchVersion = 1, kCommitEnd = 0xD7E5D7E5;
 constexpr uint64_t kLargest = (uint64_t{1} << 62) - 1;
 
-enum RecordKind : uint32_t { kRows = 1, kErase = 2, kDense = 3, kCommit = 4, kTables = 5 };
+enum RecordKind : uint32_t {
+  kRows = 1,
+  kErase = 2,
+  kDense = 3,
+  kCommit = 4,
+  kTables = 5,
+  kCounts = 6,
+  kSketch = 7
+};
 
 struct BatchHead {
   uint32_t rank, ranks, records;

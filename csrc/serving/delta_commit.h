@@ -52,26 +52,30 @@ inline std::map<std::string, at::Tensor> tensors_of(const LogRecord& record) {
 
 constexpr size_t kMostTablesBytes = size_t{16} << 20;  // of JSON, for a hundred thousand tables
 
-// What a rank says of its part of a table.
+// What ranks say of some columns of a table; a record each.
 struct TablePiece {
-  int64_t columns;
-  TableDelta delta;
-};
+  int64_t embedding_dim, columns;
+  std::string dtype;
+  std::vector<at::Tensor> ids, rows, removed;
 
-// Of the same columns: the ids of all ranks.
-inline void join(TablePiece& all, const TablePiece& more) {
-  if (all.delta.ids.numel() == 0) {
-    all.delta.ids = more.delta.ids, all.delta.rows = more.delta.rows;
-  } else if (more.delta.ids.numel() != 0) {
-    all.delta.ids = at::cat({all.delta.ids, more.delta.ids});
-    all.delta.rows = at::cat({all.delta.rows, more.delta.rows});
+  // Of the same columns: the ids of all ranks.
+  void join(const TablePiece& more) {
+    ids.insert(ids.end(), more.ids.begin(), more.ids.end());
+    rows.insert(rows.end(), more.rows.begin(), more.rows.end());
+    removed.insert(removed.end(), more.removed.begin(), more.removed.end());
   }
-  all.delta.removed = at::cat({all.delta.removed, more.delta.removed});
-}
+
+  TableDelta delta() const {
+    const at::Tensor none = at::empty({0}, at::kLong);
+    return {embedding_dim, dtype, ids.empty() ? none : at::cat(ids),
+            rows.empty() ? at::empty({0, columns}) : at::cat(rows),
+            removed.empty() ? none : at::cat(removed)};
+  }
+};
 
 // A table of what ranks have of it, by their first columns.
 inline TableDelta whole(const std::string& name, std::map<int64_t, TablePiece> pieces) {
-  TableDelta result = pieces.begin()->second.delta;
+  TableDelta result = pieces.begin()->second.delta();
   int64_t columns = 0;
   for (const auto& [begin, piece] : pieces) columns += piece.columns;
   if (columns != result.embedding_dim) {
@@ -81,13 +85,14 @@ inline TableDelta whole(const std::string& name, std::map<int64_t, TablePiece> p
   if (pieces.size() == 1) return result;
   std::vector<at::Tensor> rows;
   for (const auto& [begin, piece] : pieces) {
-    const auto [ids, order] = piece.delta.ids.sort();
+    const TableDelta delta = piece.delta();
+    const auto [ids, order] = delta.ids.sort();
     if (rows.empty()) result.ids = ids;
     if (!ids.equal(result.ids)) {
       throw std::runtime_error("ranks that share the columns of table '" + name +
                                "' have other ids");
     }
-    rows.push_back(piece.delta.rows.index_select(0, order));
+    rows.push_back(delta.rows.index_select(0, order));
   }
   result.rows = at::cat(rows, 1);
   return result;
@@ -102,22 +107,26 @@ inline std::vector<std::pair<std::string, std::pair<int64_t, TablePiece>>> piece
     if (record.bytes > kMostTablesBytes) throw std::runtime_error("its tables are too many");
     const Json tables = Json::parse({record.payload, record.bytes});
     for (const Json& table : tables.array()) {
-      const int64_t columns = table.at("columns").integer();
-      const at::Tensor none = at::empty({0}, at::kLong);
-      TableDelta delta{table.at("embedding_dim").integer(), table.at("dtype").text(), none,
-                       at::empty({0, columns}), none};
-      pieces.push_back({table.at("name").text(),
-                        {table.at("first_column").integer(), {columns, std::move(delta)}}});
+      const Json& part = table.at("parts").array().at(0);
+      TablePiece piece{table.at("embedding_dim").integer(),
+                       part.at("columns").integer(),
+                       table.at("dtype").text(),
+                       {},
+                       {},
+                       {}};
+      pieces.push_back(
+          {table.at("name").text(), {part.at("first_column").integer(), std::move(piece)}});
     }
   }
   for (const LogRecord& record : batch.records) {
     if (record.kind == kRows) {
       const auto tensors = tensors_of(record);
-      TableDelta& delta = pieces.at(record.table).second.second.delta;
-      delta.ids = tensors.at("id"), delta.rows = tensors.at("weight");
+      TablePiece& piece = pieces.at(record.table).second.second;
+      piece.ids.push_back(tensors.at("id")), piece.rows.push_back(tensors.at("weight"));
     } else if (record.kind == kErase) {
-      pieces.at(record.table).second.second.delta.removed = tensors_of(record).at("id");
-    } else if (record.kind != kDense && record.kind != kTables) {
+      pieces.at(record.table).second.second.removed.push_back(tensors_of(record).at("id"));
+    } else if (record.kind != kDense && record.kind != kTables && record.kind != kCounts &&
+               record.kind != kSketch) {
       throw std::runtime_error("it has a record of kind " + std::to_string(record.kind));
     }
   }
@@ -134,7 +143,7 @@ inline Commit commit_of(const std::vector<Batch>& batches) {
     for (const Batch& batch : batches) {
       for (auto& [name, piece] : pieces_of(batch)) {
         const auto [found, first] = tables[name].insert(piece);
-        if (!first) join(found->second, piece.second);
+        if (!first) found->second.join(piece.second);
       }
       for (const LogRecord& record : batch.records) {
         if (record.kind == kDense) commit.dense.merge(tensors_of(record));

@@ -6,11 +6,12 @@ import json
 import random
 import tracemalloc
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 import torch
-from logged_batches import BASE
+from logged_batches import BASE, logged_table
 from torch import Tensor
 
 from torch_dynemb.checkpoint import Commit, DamagedFileError
@@ -31,26 +32,24 @@ from torch_dynemb.checkpoint.delta_log.payloads import of_tables, of_tensors, te
 
 pytestmark = pytest.mark.cpu_only("about files, without tables")
 
-TABLE = {
-    "name": "t",
-    "embedding_dim": 4,
-    "first_column": 0,
-    "columns": 4,
-    "dtype": "float32",
-    "optimizer": None,
-    "optimizer_steps": 0,
-}
+TABLE: dict[str, Any] = {"name": "t", **asdict(logged_table())}
+PART: dict[str, Any] = TABLE["parts"][0]
 IDS = torch.arange(3)
 
 
 def batch(*records: tuple[int, int, bytes]) -> Batch:
-    pieces = [Pieces(kind, table, [as_tensor(data)]) for kind, table, data in records]
+    pieces = [Pieces.of(kind, table, [as_tensor(data)]) for kind, table, data in records]
     data, _ = encoded(Head(0, 1, 0, BASE, 0, 1, 1, 0, 0), pieces)
     return decoded(data)
 
 
 def tables(*changes: Mapping[str, Any]) -> tuple[int, int, bytes]:
-    return TABLES, 0, json.dumps([TABLE | dict(change) for change in changes or ({},)]).encode()
+    described = []
+    for change in changes or ({},):
+        part = {"parts": [PART | {name: of for name, of in change.items() if name in PART}]}
+        of_table = {name: of for name, of in change.items() if name not in PART}
+        described.append(TABLE | part | of_table)
+    return TABLES, 0, json.dumps(described).encode()
 
 
 def tensors(kind: int, table: int = 0, **values: Tensor) -> tuple[int, int, bytes]:
@@ -73,8 +72,7 @@ def test_what_is_right_is_understood() -> None:
     scores = {"score.custom": IDS, "state.m": torch.ones(3, 4), "state.step": torch.ones(3)}
     commit: Commit = commit_of([batch(tables(), rows(**scores), tensors(ERASE, id=IDS))])
     delta = commit.tables["t"]
-    assert delta.scores is not None
-    assert delta.scores.tolist() == IDS.tolist()
+    assert delta.scores["custom"].tolist() == IDS.tolist()
     assert sorted(delta.state) == ["m", "step"]
     assert delta.rows.shape == (3, 4)
 
@@ -94,6 +92,10 @@ CRAFTED: dict[str, list[tuple[int, int, bytes]]] = {
     "a text for columns": [tables({"columns": "4"})],
     "negative columns": [tables({"columns": -1})],
     "endless columns": [tables({"columns": 1 << 62})],
+    "no parts": [tables({"parts": []})],
+    "a part with files": [
+        tables({"counts": {"path": "c", "rows": 0, "bytes": 0, "block_bytes": 8, "crc32c": []}})
+    ],
     "columns that lack": [tables({"embedding_dim": 5})],
     "no such table": [tables(), tensors(ERASE, 1, id=IDS)],
     "no ids": [tables(), tensors(ERASE, weight=IDS)],
@@ -144,7 +146,7 @@ def test_what_no_reader_takes_is_not_published() -> None:
     many = {f"{number:0>2000000}": torch.empty(0) for number in range(9)}
     with pytest.raises(ValueError, match="publish fewer tables and dense tensors in one log"):
         of_tensors(many)
-    assert of_tables([])[0].numel() == 2
+    assert of_tables([]).bytes == 2
 
 
 def test_altered_payloads_are_understood_or_refused() -> None:

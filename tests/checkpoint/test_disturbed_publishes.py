@@ -48,7 +48,7 @@ def beside(call: Callable[..., Any], work: Callable[[], object], *, late: bool) 
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("name", ["read_changes", "get_rows", "take_changes"])
+@pytest.mark.parametrize("name", ["read_changes", "copy_rows", "take_changes"])
 def test_what_another_thread_changes_meanwhile_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, late: bool
 ) -> None:
@@ -59,12 +59,9 @@ def test_what_another_thread_changes_meanwhile_is_not_lost(
     load(tmp_path / "log" / "base", copy)
     follower = follow(tmp_path / "log", copy)
     step(model)
-    owner: Any = recorded
-    if name == "get_rows":
-        owner, name = recorded.RecordedModel, "_rows_of"
     with monkeypatch.context() as patch:
-        call = getattr(owner, name)
-        patch.setattr(owner, name, beside(call, lambda: step(model), late=late))
+        call = getattr(recorded, name)
+        patch.setattr(recorded, name, beside(call, lambda: step(model), late=late))
         before = model.group.read(0, IDS)
         if name == "take_changes":  # what was read is whole
             assert log.publish() == 1

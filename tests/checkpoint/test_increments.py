@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import damage
 import pytest
 import torch
 from checkpoint_content import (
@@ -22,7 +24,7 @@ from faulty_disk import FullDisk
 from torch import nn
 
 import torch_dynemb as td
-from torch_dynemb import checkpoint
+from torch_dynemb import checkpoint, serving
 from torch_dynemb.__main__ import main
 
 pytestmark = pytest.mark.any_device
@@ -275,6 +277,43 @@ def test_increments_are_no_whole_checkpoints(
     with pytest.raises(ValueError, match=told):
         call(chain, tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+def test_damaged_batches_are_refused_by_their_name(chain: Path, tmp_path: Path) -> None:
+    [batch] = chain.glob("one/r000-of-001/*.delta")
+    size, copy = batch.stat().st_size, tmp_path / "one"
+    named = copy / batch.relative_to(chain / "one")
+    for at in (0, 30, 79, 90, 120, 300, size // 2, size - 100, size - 20, size - 1):
+        damage.copied(chain / "one", copy)
+        damage.flip(at, at % 7)(named)
+        with pytest.raises(checkpoint.DamagedFileError, match=re.escape(f"{named}: ")):
+            checkpoint.merge([chain / "base", copy], tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+    damage.copied(chain / "one", copy)
+    named.unlink()  # a link
+    named.write_bytes(next(chain.glob("two/r000-of-001/*.delta")).read_bytes())
+    with pytest.raises(checkpoint.DamagedFileError, match=re.escape(f"{named}: ")):
+        checkpoint.merge([chain / "base", copy], tmp_path / "out")
+    named.unlink()
+    with pytest.raises(checkpoint.DamagedFileError, match="is missing"):
+        checkpoint.open(copy)
+
+
+def test_a_live_copy_takes_the_rows_of_increments(tmp_path: Path) -> None:
+    model = small()
+    checkpoint.record_changes(model)
+    checkpoint.save(tmp_path / "base", model)
+    served = serving.live(model, headroom=10)
+    model(torch.tensor([3, 21])).sum().backward()
+    model.optimizer.step()
+    model.group.erase(0, torch.tensor([5]))
+    checkpoint.save(tmp_path / "one", model, since=tmp_path / "base")
+    with pytest.raises(ValueError, match="is an increment, whose dense part is beside"):
+        checkpoint.follow(tmp_path / "one", served, base=tmp_path / "base")
+    follower = checkpoint.follow(tmp_path / "one", served, base=tmp_path / "base", dense="keep")
+    assert follower.update() == 1
+    asked = torch.arange(22)
+    assert torch.equal(served(asked), model.eval()(asked))
 
 
 def test_wrong_arguments_of_merge_are_refused(chain: Path, tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from logged_batches import logged_table
 from packaged import Features, SmallModel, base_of, features, small_model
 from torch import Tensor
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint.delta_log.batch import ERASE, ROWS, TABLES, Head, Pieces, encoded
-from torch_dynemb.checkpoint.delta_log.payloads import LoggedTable, of_tables, of_tensors
+from torch_dynemb.checkpoint.delta_log.batch import ERASE, ROWS, Head, Pieces, encoded
+from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, of_tables, of_tensors
 from torch_dynemb.checkpoint.files.tensor_file import raw
 from torch_dynemb.serving import whole_commits
 
@@ -99,15 +100,17 @@ def write_commit_of_two_ranks(
     ]
     for rank, of_rank in enumerate(parts):
         tables = [
-            LoggedTable(f"bags.{name}", dim, first, columns, "float32", None, 0)
-            for (name, dim), (first, columns, *_) in zip((("u", 8), ("v", 4)), of_rank, strict=True)
+            LoggedPart(f"bags.{name}", logged_table(rank, number, dim, first, columns))
+            for number, ((name, dim), (first, columns, *_)) in enumerate(
+                zip((("u", 8), ("v", 4)), of_rank, strict=True)
+            )
         ]
-        records = [Pieces(TABLES, 0, of_tables(tables))]
+        records = [of_tables(tables)]
         for table, (_, _, of_part, values) in enumerate(of_rank):
             tensors = {"id": of_part, "weight": values.contiguous()}
-            records.append(Pieces(ROWS, table, of_tensors(tensors)))
+            records.append(Pieces.of(ROWS, table, of_tensors(tensors)))
         if rank == 1:
-            records.append(Pieces(ERASE, 1, of_tensors({"id": torch.arange(3)})))
+            records.append(Pieces.of(ERASE, 1, of_tensors({"id": torch.arange(3)})))
         head = Head(rank, 2, 0, uuid, 0, 1, 1, 0, 0)
         data, _ = encoded(head, records)
         sink = td.checkpoint.DirectorySink(log / f"r{rank:03}-of-002")

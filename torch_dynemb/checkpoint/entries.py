@@ -77,9 +77,19 @@ def counts_file(table: str, rank: int, ranks: int, columns: range) -> str:
     )
 
 
-def removed_file(table: str, rank: int, ranks: int) -> str:
-    """The path of a file of ids that an increment has no more; see :func:`rows_file`."""
-    return f"{table_folder(table)}/removed-r{rank:03}-of-{ranks:03}.safetensors"
+def rank_folder(rank: int, ranks: int) -> str:
+    """The folder of the batches of a rank, in a delta log or an increment.
+
+    Args:
+        rank: of the process.
+        ranks: how many write.
+    """
+    return f"r{rank:03}-of-{ranks:03}"
+
+
+def segment_file(sequence: int) -> str:
+    """The name of a file of batches, of which the first one has this number."""
+    return f"{sequence:020}.delta"
 
 
 def sketch_file(table: str, rank: int, ranks: int) -> str:
@@ -99,7 +109,7 @@ def dense_file(kind: str, rank: int, ranks: int) -> str:
 
 _OF_RANK = r"r\d{3,}-of-\d{3,}"
 _FILE = re.compile(
-    rf"((counts-|removed-|sketch-)?{_OF_RANK}(\.c\d+-\d+)?(\.p\d+)?(\.g\d+)?\.safetensors)"
+    rf"((counts-|sketch-)?{_OF_RANK}(\.c\d+-\d+)?(\.p\d+)?(\.g\d+)?\.safetensors|\d{{20}}\.delta)"
 )
 _SPOOL = re.compile(r"spool-\d+-(ids|values)")
 
@@ -159,9 +169,10 @@ __all__ = [
     "dense_file",
     "group_file",
     "is_own",
-    "removed_file",
+    "rank_folder",
     "rows_file",
     "score_entry",
+    "segment_file",
     "sketch_file",
     "state_entry",
     "table_folder",

@@ -7,6 +7,7 @@ has met before, so no lookup pays for it, and nothing overflows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,8 @@ from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.storage.static_tensors import mark_static
 from torch_dynemb.table.change_reader import ChangeReader
 from torch_dynemb.table.lookup import find
-from torch_dynemb.table.row_access import DIRTY
+from torch_dynemb.table.row_access import DIRTY, handle_rows, read_rows, state_tensors
+from torch_dynemb.table.scores import Scores
 from torch_dynemb.table.tables import Tables, exported, one_table
 
 _READERS = 8  # bits of a byte
@@ -50,6 +52,58 @@ class Changes(NamedTuple):
 
     tables: list[ChangedIds]
     owners: list[Tensor]
+
+
+class ChangedRows(NamedTuple):
+    """Ids with everything that is kept of them; on the CPU.
+
+    Attributes:
+        ids: int64 [n].
+        rows: [n, columns], of the dtype of the table.
+        state: optimizer state by name, [n] or [n, columns] each.
+        scores: int64 [n] by name of the score.
+    """
+
+    ids: Tensor
+    rows: Tensor
+    state: dict[str, Tensor]
+    scores: dict[str, Tensor]
+
+
+def copy_rows(
+    tables: Tables, table: int, changed: ChangedIds, *, state: bool, scores: Sequence[str]
+) -> ChangedRows:
+    """Copies of the rows of changed ids.
+
+    Args:
+        tables: of the group, in memory.
+        table: its number.
+        changed: ids that have rows; ids that are gone are passed over.
+        state: with the optimizer state.
+        scores: names of those that are copied.
+    """
+    ids, handles, slab = changed.ids, changed.handles, tables.config.slab_of(table)
+    numbers = handle_rows(handles)
+    rows = tables.rows.weights[slab].index_select(0, numbers)
+    of_slab = state_tensors(tables, slab) if state else {}
+    of_rows = {name: tensor.index_select(0, numbers) for name, tensor in of_slab.items()}
+    generations = tables.rows.generations[slab].index_select(0, numbers)
+    # which nobody has written yet
+    new = (generations != (handles & _GENERATIONS)).nonzero()[:, 0]
+    if new.numel() > 0:
+        values = read_rows(tables, table, ids[new], handles[new])
+        rows[new] = values.weights
+        for name, tensor in of_rows.items():
+            tensor[new] = values.state[name]
+    return ChangedRows(
+        ids.cpu(),
+        rows.cpu(),
+        {name: tensor.cpu() for name, tensor in of_rows.items()},
+        {
+            name: Scores(tables).get(table, ids, score=name).scores.cpu().contiguous()
+            for name in scores
+        },
+    )
 
 
 def read_changes(tables: Tables, reader: ChangeReader) -> Changes:
@@ -257,7 +311,9 @@ def stop_recording(tables: Tables, name: str) -> None:
 __all__ = [
     "ChangeReader",
     "ChangedIds",
+    "ChangedRows",
     "Changes",
+    "copy_rows",
     "mark_changed",
     "read_changes",
     "reader_of",

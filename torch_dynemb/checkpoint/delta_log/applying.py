@@ -7,6 +7,7 @@ from torch import Tensor
 from torch_dynemb.checkpoint.delta_log.commits import TableDelta
 from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.errors import NoRoomError
+from torch_dynemb.table.content import score_names
 from torch_dynemb.table.row_access import state_tensors
 from torch_dynemb.table.row_update import RowUpdate
 
@@ -37,7 +38,7 @@ class PartChange:
         tensors = state_tensors(tables, tables.config.slab_of(part.table))
         with_state = delta.optimizer is not None and delta.optimizer == _name_of(part)
         state = delta.state.items() if with_state else ()
-        custom = delta.scores if self._keeps_custom else None
+        kept = score_names(tables, part.table)
         self.update = RowUpdate(
             f"follow: table {part.name!r}",
             tables,
@@ -45,7 +46,7 @@ class PartChange:
             own(delta.ids),
             own(delta.rows[:, columns]),
             state={name: own(values) for name, values in state if name in tensors},
-            scores={} if custom is None else {_CUSTOM: own(custom)},
+            scores={name: own(of) for name, of in delta.scores.items() if name in kept},
             gone=delta.removed[part.ids.owned(delta.removed)].to(device),
             steps=delta.optimizer_steps if with_state else None,
         )
@@ -64,8 +65,8 @@ class PartChange:
                 f"follow: table {name!r} has the padding id {padding}, which has no row, but the "
                 "commit has one for it: follow with a model like the one that is published"
             )
-        given = self._delta.scores is not None or self._delta.ids.numel() == 0
-        if self._keeps_custom and not given:
+        given = _CUSTOM in self._delta.scores or self._delta.ids.numel() == 0
+        if _CUSTOM in part.config.policy.scores and not given:
             raise ValueError(
                 f"follow: table {name!r} keeps custom scores, which the table in the log does not: "
                 "follow with a model like the one that is published"
@@ -80,10 +81,6 @@ class PartChange:
                 "that is published. Nothing of the commit has been applied",
                 tables=[name],
             )
-
-    @property
-    def _keeps_custom(self) -> bool:
-        return _CUSTOM in self._part.config.policy.scores
 
 
 def _name_of(part: TablePart) -> str | None:

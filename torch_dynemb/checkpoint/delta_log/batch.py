@@ -1,4 +1,4 @@
-"""A batch of a delta log in bytes: what one publish has written, readable by itself.
+"""A batch of changes in bytes, readable by itself: a commit of a delta log, or an increment.
 
 A batch is a head, then records, of which the last one is the commit. Numbers are little endian, and
 everything begins at a multiple of 8 bytes.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import struct
 import uuid as uuids
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -36,6 +36,8 @@ ERASE = 2  # ids that are gone
 DENSE = 3  # tensors of the dense part
 COMMIT = 4  # the end of a batch
 TABLES = 5  # what the numbers of tables in the batch mean, as JSON
+COUNTS = 6  # ids of a table that wait for admission
+SKETCH = 7  # the counting sketch of a table
 
 _HEAD = struct.Struct("<8sIIII16sQQQQII")
 _RECORD = struct.Struct("<QQIIQII")
@@ -77,7 +79,7 @@ class Record(NamedTuple):
     """A part of a batch.
 
     Attributes:
-        kind: ROWS, ERASE, DENSE or TABLES.
+        kind: one of the kinds above, but COMMIT.
         table: its number in this batch.
         payload: uint8 [n].
     """
@@ -106,12 +108,58 @@ class Pieces(NamedTuple):
 
     Attributes:
         kind, table: see :class:`Record`.
-        pieces: contiguous tensors of the CPU, whose bytes follow each other.
+        bytes: of the payload.
+        make: gives contiguous tensors of the CPU, whose bytes follow each other.
     """
 
     kind: int
     table: int
-    pieces: list[Tensor]
+    bytes: int
+    make: Callable[[], Iterable[Tensor]]
+
+    @staticmethod
+    def of(kind: int, table: int, tensors: Sequence[Tensor]) -> Pieces:
+        """A record of tensors that are there.
+
+        Args:
+            kind, table: see :class:`Record`.
+            tensors: contiguous, of the CPU.
+        """
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return Pieces(kind, table, size, lambda: tensors)
+
+
+class RecordPlace(NamedTuple):
+    """A record in the bytes of a batch.
+
+    Attributes:
+        kind, table: see :class:`Record`.
+        begin, bytes: of the payload.
+        crc32c: of the payload.
+    """
+
+    kind: int
+    table: int
+    begin: int
+    bytes: int
+    crc32c: int
+
+
+class BatchIndex(NamedTuple):
+    """Where the records of a batch lie.
+
+    Attributes:
+        head: of the batch.
+        places: of the records, without the commit.
+        chain: after the batch.
+    """
+
+    head: Head
+    places: list[RecordPlace]
+    chain: int
+
+
+Read = Callable[[int, int], Tensor]  # the first byte and how many give uint8 [n], fewer at the end
 
 
 class BrokenBatchError(DamagedFileError):
@@ -130,38 +178,61 @@ class BrokenBatchError(DamagedFileError):
         self.commit = commit
 
 
-def encoded(head: Head, records: Sequence[Pieces]) -> tuple[Tensor, int]:
-    """A batch as bytes.
+def pieces_of_batch(head: Head, records: Sequence[Pieces]) -> Iterator[Tensor]:
+    """The bytes of a batch, piece by piece; one record at a time is in memory.
 
     Args:
         head: without ``records`` and ``bytes``, which are counted here.
         records: without the commit.
 
     Returns:
-        uint8 [bytes], and the chain after the batch.
+        An iterator of uint8 [n].
+
+    Raises:
+        RuntimeError: a record has another size than it should have.
     """
-    sizes = [sum(as_bytes(piece).numel() for piece in record.pieces) for record in records]
-    total = HEAD_BYTES + COMMIT_BYTES + sum(_RECORD.size + _filled(size) for size in sizes)
+    total = sum(_RECORD.size + _filled(record.bytes) for record in records)
+    total += HEAD_BYTES + COMMIT_BYTES
     head = head._replace(records=len(records) + 1, bytes=total)
-    # a tensor, not a bytearray: copies into it let other threads run
-    out = torch.empty(total, dtype=torch.uint8)
     text = _head_bytes(head)
     chain = _chained(text, head.previous)
-    at = _put(out, 0, text)
-    for record, size in zip(records, sizes, strict=True):
-        payload = out[at + _RECORD.size : at + _RECORD.size + _filled(size)]
-        payload[size:] = 0
-        begin = 0
-        for piece in map(as_bytes, record.pieces):
-            payload[begin : begin + piece.numel()].copy_(piece)
-            begin += piece.numel()
-        text = _record_bytes(head, record.kind, record.table, size, ops.crc32c(payload[:size]))
+    yield as_tensor(text)
+    for record in records:
+        pieces = [as_bytes(piece) for piece in record.make()]
+        size, crc = sum(piece.numel() for piece in pieces), 0
+        if size != record.bytes:
+            raise RuntimeError(
+                f"checkpoint: a record of table {record.table} has {size} bytes, expected "
+                f"{record.bytes}: the tables changed while they were saved"
+            )
+        for piece in pieces:
+            crc = ops.crc32c(piece, crc)
+        text = _record_bytes(head, record.kind, record.table, size, crc)
         chain = _chained(text, chain)
-        at = _put(out, at, text) + _filled(size)
+        yield as_tensor(text)
+        yield from pieces
+        yield torch.zeros(_filled(size) - size, dtype=torch.uint8)
     end = _COMMIT.pack(chain, _END)
-    at = _put(out, at, _record_bytes(head, COMMIT, 0, len(end), _crc(end)))
-    _put(out, at, end)
-    return out, chain
+    yield as_tensor(_record_bytes(head, COMMIT, 0, len(end), _crc(end)) + end)
+
+
+def encoded(head: Head, records: Sequence[Pieces]) -> tuple[Tensor, int]:
+    """A batch as bytes.
+
+    Args:
+        head, records: see :func:`pieces_of_batch`.
+
+    Returns:
+        uint8 [bytes], and the chain after the batch.
+    """
+    # a tensor, not a bytearray: copies into it let other threads run
+    size = sum(_RECORD.size + _filled(record.bytes) for record in records)
+    out, at = torch.empty(HEAD_BYTES + size + COMMIT_BYTES, dtype=torch.uint8), 0
+    for piece in pieces_of_batch(head, records):
+        out[at : at + piece.numel()].copy_(piece)
+        at += piece.numel()
+    chain, _ = _COMMIT.unpack(_text(out[-_COMMIT.size :]))
+    return out, int(chain)
 
 
 def as_tensor(data: bytes | bytearray | memoryview) -> Tensor:
@@ -235,39 +306,82 @@ def decoded(data: Tensor) -> Batch:
         BrokenBatchError: they are no batch.
         UnsupportedFormatError: they are one of another format version.
     """
+
+    def read(begin: int, size: int) -> Tensor:
+        return data[begin : begin + size]
+
+    index = index_of(data.numel(), read)
+    records = [
+        Record(place.kind, place.table, payload_of(index, number, read))
+        for number, place in enumerate(index.places)
+    ]
+    return Batch(index.head, records, index.chain)
+
+
+def index_of(size: int, read: Read) -> BatchIndex:
+    """Where the records of a batch lie; its head, their headers and the commit are checked.
+
+    Args:
+        size: of the batch.
+        read: gives its bytes.
+
+    Raises:
+        BrokenBatchError: they are no batch.
+        UnsupportedFormatError: they are one of another format version.
+    """
+    first = _text(read(0, HEAD_BYTES))
     try:
-        head = head_of(_text(data[:HEAD_BYTES]))
+        head = head_of(first)
     except UnsupportedFormatError:
         raise
     except ValueError as error:
         raise BrokenBatchError(str(error)) from error
-    if head is None or head.bytes != data.numel():
+    if head is None or head.bytes != size:
         raise BrokenBatchError("its head is damaged")
-    end = _commit_of(data, head)
+    last = _text(read(size - COMMIT_BYTES, COMMIT_BYTES))
+    end = _chain_in(last, head.sequence, head.step)
     if end is None:
         raise BrokenBatchError(f"the commit of batch {head.sequence} is damaged")
-    chain = _chained(_text(data[:HEAD_BYTES]), head.previous)
-    at, records = HEAD_BYTES, []
+    chain = _chained(first, head.previous)
+    at, places = HEAD_BYTES, list[RecordPlace]()
     for number in range(head.records - 1):
-        text = _text(data[at : at + _RECORD.size])
-        where = f"record {number} of batch {head.sequence}"
+        text = _text(read(at, _RECORD.size))
         record = _record_of(text, head.sequence, head.step)
         if record is None:
+            where = f"record {number} of batch {head.sequence}"
             raise BrokenBatchError(f"{where} has a damaged header", commit=True)
-        kind, table, size, crc = record
-        if size > data.numel():
+        kind, table, bytes_of, crc = record
+        if bytes_of > size:
+            where = f"record {number} of batch {head.sequence}"
             raise BrokenBatchError(f"{where} is longer than the batch", commit=True)
-        payload = data[at + _RECORD.size : at + _RECORD.size + size]
-        if payload.numel() != size or ops.crc32c(payload) != crc:
-            raise BrokenBatchError(f"{where} does not have its checksum", commit=True)
-        if bool(data[at + _RECORD.size + size : at + _RECORD.size + _filled(size)].any()):
-            raise BrokenBatchError(f"{where} is followed by other bytes than zeros", commit=True)
+        places.append(RecordPlace(kind, table, at + _RECORD.size, bytes_of, crc))
         chain = _chained(text, chain)
-        records.append(Record(kind, table, payload))
-        at += _RECORD.size + _filled(size)
-    if at != data.numel() - COMMIT_BYTES or chain != end:
+        at += _RECORD.size + _filled(bytes_of)
+    if at != size - COMMIT_BYTES or chain != end:
         raise BrokenBatchError(f"batch {head.sequence} is not what was committed", commit=True)
-    return Batch(head, records, chain)
+    return BatchIndex(head, places, chain)
+
+
+def payload_of(index: BatchIndex, number: int, read: Read) -> Tensor:
+    """The payload of a record, checked; uint8 [n].
+
+    Args:
+        index: of the batch.
+        number: of the record.
+        read: gives bytes of the batch.
+
+    Raises:
+        BrokenBatchError: it is damaged.
+    """
+    place = index.places[number]
+    where = f"record {number} of batch {index.head.sequence}"
+    data = read(place.begin, _filled(place.bytes))
+    payload = data[: place.bytes]
+    if payload.numel() != place.bytes or ops.crc32c(payload) != place.crc32c:
+        raise BrokenBatchError(f"{where} does not have its checksum", commit=True)
+    if bool(data[place.bytes :].any()):
+        raise BrokenBatchError(f"{where} is followed by other bytes than zeros", commit=True)
+    return payload
 
 
 def chain_of(commit: bytes | bytearray | memoryview, sequence: int) -> int | None:
@@ -282,11 +396,6 @@ def chain_of(commit: bytes | bytearray | memoryview, sequence: int) -> int | Non
         return None
     number, step, *_ = _RECORD.unpack(text[: _RECORD.size])
     return _chain_in(text, number, step) if number == sequence else None
-
-
-def _commit_of(data: Tensor, head: Head) -> int | None:
-    """The chain in the commit at the end of a batch; None: it is damaged."""
-    return _chain_in(_text(data[-COMMIT_BYTES:]), head.sequence, head.step)
 
 
 def _chain_in(text: bytes, sequence: int, step: int) -> int | None:
@@ -339,11 +448,6 @@ def _text(data: Tensor) -> bytes:
     return bytes(raw(data))
 
 
-def _put(out: Tensor, at: int, text: bytes) -> int:
-    out[at : at + len(text)] = as_tensor(text)
-    return at + len(text)
-
-
 def _chained(text: bytes, chain: int) -> int:
     """The chain after a head, without its own sum: of bytes with their sum, all sums are equal."""
     return _crc(text[: -_CRC.size], chain)
@@ -356,21 +460,29 @@ def _crc(text: bytes, before: int = 0) -> int:
 __all__ = [
     "COMMIT",
     "COMMIT_BYTES",
+    "COUNTS",
     "DENSE",
     "ERASE",
     "HEAD_BYTES",
     "MAGIC",
     "ROWS",
+    "SKETCH",
     "TABLES",
     "VERSION",
     "Batch",
+    "BatchIndex",
     "BrokenBatchError",
     "Head",
     "Pieces",
+    "Read",
     "Record",
+    "RecordPlace",
     "as_tensor",
     "chain_of",
     "decoded",
     "encoded",
     "head_of",
+    "index_of",
+    "payload_of",
+    "pieces_of_batch",
 ]

@@ -8,16 +8,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.delta_log.batch import DENSE, ERASE, ROWS, TABLES, Batch
-from torch_dynemb.checkpoint.delta_log.payloads import LoggedTable, tables_of_payload, tensors_of
-from torch_dynemb.checkpoint.entries import ID, PACKED, WEIGHT, score_entry, state_entry
+from torch_dynemb.checkpoint.delta_log.batch import (
+    COUNTS,
+    DENSE,
+    ERASE,
+    ROWS,
+    SKETCH,
+    TABLES,
+    Batch,
+    Record,
+)
+from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, rows_of, tables_of, tensors_of
+from torch_dynemb.checkpoint.entries import ID
+from torch_dynemb.checkpoint.reading.column_shards import combined_by_row
 from torch_dynemb.errors import DamagedFileError
-
-_STATE = state_entry("")
-DTYPES_OF_ROWS = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float32, torch.bfloat16, torch.float16)
-}
+from torch_dynemb.table.changes import ChangedRows
 
 
 class TableDelta(NamedTuple):
@@ -32,7 +37,7 @@ class TableDelta(NamedTuple):
         removed: int64 [m], ids that are gone.
         optimizer: name of what trains the rows; None: the log has no optimizer state.
         optimizer_steps: that it has made.
-        scores: int64 [n], custom scores of the ids; None: the table keeps none.
+        scores: int64 [n] by name, scores of the ids that the log has.
     """
 
     embedding_dim: int
@@ -43,7 +48,7 @@ class TableDelta(NamedTuple):
     removed: Tensor
     optimizer: str | None
     optimizer_steps: int
-    scores: Tensor | None = None
+    scores: dict[str, Tensor]
 
 
 class Commit(NamedTuple):
@@ -65,16 +70,13 @@ class Commit(NamedTuple):
 class _Piece(NamedTuple):
     """What a rank says of its part of a table."""
 
-    table: LoggedTable
-    ids: Tensor
-    rows: Tensor
-    state: dict[str, Tensor]
+    logged: LoggedPart
+    rows: list[ChangedRows]
     removed: Tensor
-    scores: Tensor | None = None
 
 
 def commit_of(batches: Sequence[Batch], *, whole: bool = True) -> Commit:
-    """The batches of one number as one commit.
+    """The batches of one number as one commit; of other records than a follower's it takes none.
 
     Args:
         batches: of all ranks, at least one.
@@ -88,12 +90,12 @@ def commit_of(batches: Sequence[Batch], *, whole: bool = True) -> Commit:
         pieces: dict[str, list[_Piece]] = {}
         dense: dict[str, Tensor] = {}
         for batch in batches:
-            for piece in _pieces_of(batch):
-                pieces.setdefault(piece.table.name, []).append(piece)
+            for piece in _pieces_of(batch.records):
+                pieces.setdefault(piece.logged.name, []).append(piece)
             for record in batch.records:
                 if record.kind == DENSE:
                     dense.update(tensors_of(record.payload))
-        tables = {name: _whole(name, of_table, whole=whole) for name, of_table in pieces.items()}
+        tables = {name: _delta(of_table, whole=whole) for name, of_table in pieces.items()}
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
         raise DamagedFileError(
             f"delta log: commit {head.sequence} cannot be understood: {error}"
@@ -101,108 +103,152 @@ def commit_of(batches: Sequence[Batch], *, whole: bool = True) -> Commit:
     return Commit(head.sequence, head.step, tables, dense)
 
 
-def _pieces_of(batch: Batch) -> list[_Piece]:
-    described = [of for of in batch.records if of.kind == TABLES]
-    tables = tables_of_payload(described[0].payload) if described else []
+def _pieces_of(records: Sequence[Record]) -> list[_Piece]:
+    described = [of for of in records if of.kind == TABLES]
+    tables = tables_of(described[0].payload) if described else []
     none = torch.empty(0, dtype=torch.int64)
-    pieces = [_Piece(table, none, torch.empty(0, table.columns), {}, none) for table in tables]
-    for record in batch.records:
+    pieces = [_Piece(logged, [], none) for logged in tables]
+    for record in records:
         if record.kind == ROWS:
-            tensors = tensors_of(record.payload)
-            state = {
-                name.removeprefix(_STATE): values
-                for name, values in tensors.items()
-                if name.startswith(_STATE)
-            }
-            piece = pieces[record.table]._replace(
-                ids=tensors[ID],
-                rows=tensors[WEIGHT],
-                state=state,
-                scores=tensors.get(score_entry("custom")),
-            )
-            _check_rows(piece)
-            pieces[record.table] = piece
+            piece = pieces[record.table]
+            piece.rows.append(checked_rows(piece.logged, record.payload))
         elif record.kind == ERASE:
-            removed = tensors_of(record.payload)[ID]
-            _check_ids(pieces[record.table], removed)
+            removed = checked_ids(pieces[record.table].logged.name, record.payload)
             pieces[record.table] = pieces[record.table]._replace(removed=removed)
-        elif record.kind not in (DENSE, TABLES):
+        elif record.kind not in (DENSE, TABLES, COUNTS, SKETCH):
             raise ValueError(f"it has a record of kind {record.kind}")
     return pieces
 
 
-def _check_ids(piece: _Piece, ids: Tensor) -> None:
+def checked_ids(name: str, payload: Tensor, entry: str = ID) -> Tensor:
+    """The int64 [n] of a record.
+
+    Args:
+        name: of the table.
+        payload: uint8 [n].
+        entry: name of the tensor.
+
+    Raises:
+        KeyError, ValueError: it is no such record.
+    """
+    return _int64(name, tensors_of(payload)[entry])
+
+
+def _int64(name: str, ids: Tensor) -> Tensor:
     if ids.dtype != torch.int64 or ids.dim() != 1:
-        raise ValueError(f"table {piece.table.name!r} has ids of {ids.dtype} {tuple(ids.shape)}")
+        raise ValueError(f"table {name!r} has ids of {ids.dtype} {tuple(ids.shape)}")
+    return ids
 
 
-def _check_rows(piece: _Piece) -> None:
-    """Raises ValueError where a record has other rows than its table says."""
-    table, count = piece.table, piece.ids.shape[:1]
-    _check_ids(piece, piece.ids)
-    dtype = torch.float32 if table.dtype == PACKED else DTYPES_OF_ROWS.get(table.dtype)
-    if piece.rows.dtype != dtype or piece.rows.shape != (*count, table.columns):
+def checked_rows(logged: LoggedPart, payload: Tensor) -> ChangedRows:
+    """The rows of a record, as its table says.
+
+    Args:
+        logged: the table in the batch.
+        payload: uint8 [n].
+
+    Raises:
+        KeyError, ValueError: it has other rows.
+    """
+    rows, (name, table) = rows_of(payload), logged
+    count = _int64(name, rows.ids).shape
+    if rows.rows.dtype != table.column_dtype or rows.rows.shape != (*count, logged.part.columns):
         raise ValueError(
-            f"table {table.name!r} of {table.columns} columns of {table.dtype} has rows of "
-            f"{piece.rows.dtype} {tuple(piece.rows.shape)} for {piece.ids.numel()} ids"
+            f"table {name!r} of {logged.part.columns} columns of {table.dtype} has rows of "
+            f"{rows.rows.dtype} {tuple(rows.rows.shape)} for {rows.ids.numel()} ids"
         )
-    if piece.scores is not None:
-        _check_ids(piece, piece.scores)
-    beside = [*piece.state.values(), *([] if piece.scores is None else [piece.scores])]
-    if any(values.shape[:1] != count for values in beside):
-        raise ValueError(f"table {table.name!r} has no state or score for each of its ids")
+    scores = [_int64(name, of) for of in rows.scores.values()]
+    if any(values.shape[:1] != count for values in (*rows.state.values(), *scores)):
+        raise ValueError(f"table {name!r} has no state or score for each of its ids")
+    return rows
 
 
-def _whole(name: str, pieces: Sequence[_Piece], *, whole: bool) -> TableDelta:
+def _delta(pieces: Sequence[_Piece], *, whole: bool) -> TableDelta:
     """A table from the ids and columns that ranks have of it."""
-    table = pieces[0].table
+    name, table = pieces[0].logged
     by_columns: dict[int, list[_Piece]] = {}
     for piece in pieces:
-        by_columns.setdefault(piece.table.first_column, []).append(piece)
-    columns = [_joined(of_columns) for _, of_columns in sorted(by_columns.items())]
-    if whole and sum(piece.table.columns for piece in columns) != table.embedding_dim:
+        by_columns.setdefault(piece.logged.part.first_column, []).append(piece)
+    columns = [of[0].logged.part.columns for of in by_columns.values()]
+    if whole and sum(columns) != table.embedding_dim:
         raise ValueError(f"table {name!r} has not all of its {table.embedding_dim} columns")
-    first = columns[0]
-    rows = first.rows
-    if len(columns) > 1:
-        columns = [_sorted(piece) for piece in columns]
-        first = columns[0]
-        if any(not torch.equal(piece.ids, first.ids) for piece in columns):
-            raise ValueError(f"ranks that share the columns of table {name!r} have other ids")
-        rows = torch.cat([piece.rows for piece in columns], dim=1)
+    shards = [
+        (first, _joined([rows for piece in of for rows in piece.rows], of[0].logged))
+        for first, of in sorted(by_columns.items())
+    ]
+    if len(shards) > 1:
+        shards = [(first, _sorted(rows)) for first, rows in shards]
+    rows = whole_rows(name, [of for _, of in shards])
+    steps = max(piece.logged.part.optimizer_steps for piece in pieces)
     return TableDelta(
         table.embedding_dim,
         table.dtype,
-        first.ids,
-        rows,
-        first.state,
-        first.removed,
-        table.optimizer,
-        table.optimizer_steps,
-        first.scores,
+        rows.ids,
+        rows.rows,
+        rows.state,
+        torch.cat([piece.removed for piece in by_columns[min(by_columns)]]),
+        None if table.optimizer is None else str(table.optimizer["name"]),
+        steps,
+        rows.scores,
     )
 
 
-def _joined(pieces: Sequence[_Piece]) -> _Piece:
-    """Of the same columns: the ids of all."""
-    if len(pieces) == 1:
-        return pieces[0]
-    filled = [piece for piece in pieces if piece.ids.numel() > 0] or pieces[:1]
-    scores = [piece.scores for piece in filled if piece.scores is not None]
-    state = {name: torch.cat([piece.state[name] for piece in filled]) for name in filled[0].state}
-    return pieces[0]._replace(
-        ids=torch.cat([piece.ids for piece in filled]),
-        rows=torch.cat([piece.rows for piece in filled]),
-        state=state,
-        removed=torch.cat([piece.removed for piece in pieces]),
-        scores=torch.cat(scores) if len(scores) == len(filled) else None,
+def whole_rows(name: str, shards: Sequence[ChangedRows]) -> ChangedRows:
+    """Rows with all columns, of the same ids in the same order.
+
+    Args:
+        name: of the table.
+        shards: by column.
+
+    Raises:
+        ValueError: they have other ids.
+    """
+    first = shards[0]
+    if len(shards) == 1:
+        return first
+    if any(not torch.equal(of.ids, first.ids) for of in shards):
+        raise ValueError(f"ranks that share the columns of table {name!r} have other ids")
+    state = {}
+    for key, values in first.state.items():
+        parts = [of.state[key] for of in shards]
+        widths = [of.rows.shape[1] for of in shards]
+        state[key] = (
+            combined_by_row(list(zip(widths, parts, strict=True)))
+            if values.dim() == 1
+            else torch.cat(parts, dim=1)
+        )
+    return first._replace(rows=torch.cat([of.rows for of in shards], dim=1), state=state)
+
+
+def _joined(rows: Sequence[ChangedRows], logged: LoggedPart) -> ChangedRows:
+    """Rows of the same columns, one after another."""
+    rows = [of for of in rows if of.ids.numel() > 0] or rows[:1]
+    if len(rows) == 1:
+        return rows[0]
+    if not rows:
+        none = torch.empty(0, logged.part.columns, dtype=logged.table.column_dtype)
+        return ChangedRows(torch.empty(0, dtype=torch.int64), none, {}, {})
+    first = rows[0]
+    return ChangedRows(
+        torch.cat([of.ids for of in rows]),
+        torch.cat([of.rows for of in rows]),
+        {name: torch.cat([of.state[name] for of in rows]) for name in first.state},
+        {name: torch.cat([of.scores[name] for of in rows]) for name in first.scores},
     )
 
 
-def _sorted(piece: _Piece) -> _Piece:
-    ids, order = piece.ids.sort()
-    scores = None if piece.scores is None else piece.scores[order]
-    return piece._replace(ids=ids, rows=piece.rows[order], scores=scores)
+def _sorted(rows: ChangedRows) -> ChangedRows:
+    ids, order = rows.ids.sort()
+    state = {name: values[order] for name, values in rows.state.items()}
+    scores = {name: values[order] for name, values in rows.scores.items()}
+    return ChangedRows(ids, rows.rows[order], state, scores)
 
 
-__all__ = ["Commit", "TableDelta", "commit_of"]
+__all__ = [
+    "Commit",
+    "TableDelta",
+    "checked_ids",
+    "checked_rows",
+    "commit_of",
+    "whole_rows",
+]

@@ -16,6 +16,7 @@ from pathlib import Path
 from torch_dynemb.argument_checks import integer
 from torch_dynemb.checkpoint.delta_log.batch import COMMIT_BYTES
 from torch_dynemb.checkpoint.delta_log.segment import Placed, Segment
+from torch_dynemb.checkpoint.entries import rank_folder, segment_file
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.summed_files import room_told
 from torch_dynemb.checkpoint.manifest.places import checked_path
@@ -188,7 +189,7 @@ class DirectorySink:
 
     def _next_place(self, sequence: int) -> tuple[Path, int]:
         """The file for a batch, and where in it; cuts a torn tail off."""
-        new = self.path / f"{sequence:020}.delta"
+        new = self.path / segment_file(sequence)
         if self._end is None:
             segments = self._segments()
             if not segments:
@@ -318,16 +319,6 @@ os.register_at_fork(
 )
 
 
-def rank_folder(rank: int, ranks: int) -> str:
-    """The directory of a rank's batches within that of a log.
-
-    Args:
-        rank: of the process.
-        ranks: how many write.
-    """
-    return f"r{rank:03}-of-{ranks:03}"
-
-
 def rank_folders(path: Path) -> list[Path]:
     """The directories of all ranks, by rank; none: nobody has written yet.
 
@@ -356,4 +347,4 @@ def rank_folders(path: Path) -> list[Path]:
     return [path / rank_folder(rank, count) for count in counts for rank in range(count)]
 
 
-__all__ = ["DirectorySink", "rank_folder", "rank_folders"]
+__all__ = ["DirectorySink", "rank_folders"]

@@ -18,6 +18,7 @@ from torch_dynemb.checkpoint.delta_log.commits import commit_of
 from torch_dynemb.checkpoint.delta_log.reader import LogReader, batch_of, sinks_of
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
 from torch_dynemb.checkpoint.delta_log.targets import FollowTarget, WholeTarget, target_of
+from torch_dynemb.checkpoint.entries import MANIFEST
 from torch_dynemb.checkpoint.loading.load import load
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
@@ -202,7 +203,8 @@ def follow(
     its own.
 
     Args:
-        log: directory of the log; or a sink, or those of all ranks that write it.
+        log: directory of the log, or of an increment; or a sink, or those of all ranks that write
+            it.
         model: what takes the commits. It has the content of the base, or of a commit.
         base: path of the checkpoint that the model has the content of; default: the one in the
             directory of the log, if there is one only.
@@ -217,7 +219,7 @@ def follow(
     Raises:
         TypeError: log is no log, or model no model that can follow.
         ValueError: both base and sequence are given; or none, and the log is not in a directory, or
-            has several bases; or dense is none of its values.
+            has several bases; or dense is none of its values, or not ``"keep"`` for an increment.
         FileNotFoundError: ``base`` is no checkpoint.
 
     Example:
@@ -243,6 +245,11 @@ def follow(
     """
     check_dense("follow", dense)
     sinks, target = sinks_of(log), target_of(model)
+    if dense == "follow" and isinstance(log, str | PathLike) and (Path(log) / MANIFEST).exists():
+        raise ValueError(
+            f"follow: {fspath(log)} is an increment, whose dense part is beside its commit: give "
+            "dense='keep', and load the dense part from checkpoint.open(path).dense()"
+        )
     if sequence is not None:
         if base is not None:
             raise ValueError(

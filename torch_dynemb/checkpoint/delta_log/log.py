@@ -15,11 +15,12 @@ from torch import nn
 from torch_dynemb.argument_checks import described, flag, integer, number
 from torch_dynemb.checkpoint.delta_log.attaching import checked_parts, find_base, uuid_of
 from torch_dynemb.checkpoint.delta_log.bases import base_folder, remove_bases
-from torch_dynemb.checkpoint.delta_log.directory import DirectorySink, rank_folder
+from torch_dynemb.checkpoint.delta_log.directory import DirectorySink
 from torch_dynemb.checkpoint.delta_log.own_log import OwnLog, Writing
 from torch_dynemb.checkpoint.delta_log.position import LogPosition
 from torch_dynemb.checkpoint.delta_log.recorded import RecordedModel
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
+from torch_dynemb.checkpoint.entries import rank_folder
 from torch_dynemb.checkpoint.manifest.places import checked_path
 from torch_dynemb.checkpoint.parts import end_steps, groups_of
 from torch_dynemb.checkpoint.plain_torch import plain_torch

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from torch_dynemb.checkpoint.delta_log.batch import as_tensor
+from torch_dynemb.checkpoint.delta_log.batch import ROWS, TABLES, Pieces, as_tensor
+from torch_dynemb.checkpoint.entries import ID, WEIGHT, score_entry, state_entry
 from torch_dynemb.checkpoint.files.tensor_file import (
     TensorShape,
     header_bytes,
@@ -17,40 +18,30 @@ from torch_dynemb.checkpoint.files.tensor_file import (
     raw,
     sections_of,
 )
+from torch_dynemb.checkpoint.manifest.check import check_table
+from torch_dynemb.checkpoint.manifest.file import table_of
+from torch_dynemb.checkpoint.manifest.records import SavedPart, SavedTable
+from torch_dynemb.table.changes import ChangedRows
 
 _MOST_JSON_BYTES = 16 << 20
-_MOST_COLUMNS = 1 << 48
+_STATE, _SCORE = state_entry(""), score_entry("")
 
 
-@dataclass(frozen=True)
-class LoggedTable:
+class LoggedPart(NamedTuple):
     """A part of a table, as a batch describes it.
 
     Attributes:
         name: of the whole table, as in a checkpoint.
-        embedding_dim: columns of the whole table.
-        first_column: of this part.
-        columns: of this part.
-        dtype: of its rows, as a checkpoint names it.
-        optimizer: name of what trains its rows; None: its state is not in the log.
-        optimizer_steps: of the table; 0 where its state is not in the log.
+        table: as in the manifest of a checkpoint, with this part alone, which has no files.
     """
 
     name: str
-    embedding_dim: int
-    first_column: int
-    columns: int
-    dtype: str
-    optimizer: str | None
-    optimizer_steps: int
+    table: SavedTable
 
-    def check(self) -> None:
-        """Raises ValueError for values that no table has."""
-        numbers = (self.embedding_dim, self.first_column, self.columns, self.optimizer_steps)
-        whole = all(type(number) is int and 0 <= number < _MOST_COLUMNS for number in numbers)
-        texts = isinstance(self.name, str) and isinstance(self.dtype, str)
-        if not whole or not texts or not isinstance(self.optimizer, str | None):
-            raise ValueError(f"{self} is no table")
+    @property
+    def part(self) -> SavedPart:
+        """The part."""
+        return self.table.parts[0]
 
 
 def of_tensors(tensors: Mapping[str, Tensor]) -> list[Tensor]:
@@ -62,10 +53,69 @@ def of_tensors(tensors: Mapping[str, Tensor]) -> list[Tensor]:
     Raises:
         TypeError: a dtype that the format does not have.
     """
-    shapes = [TensorShape(name, t.dtype, tuple(t.shape)) for name, t in tensors.items()]
+    return [as_tensor(_header_of(tensors)), *tensors.values()]
+
+
+def _header_of(tensors: Mapping[str, Tensor], rows: int | None = None) -> bytes:
+    """What a payload begins with: of the tensors, or of tensors like these with so many rows."""
+    shapes = []
+    for name, tensor in tensors.items():
+        count = tensor.shape[:1] if rows is None else (rows,)
+        shapes.append(TensorShape(name, tensor.dtype, (*count, *tensor.shape[1:])))
     header = header_of(shapes, alignment=8)
     _check_size(len(header))
-    return [as_tensor(header), *tensors.values()]
+    return header
+
+
+def of_rows(table: int, rows: ChangedRows) -> Pieces:
+    """A record of rows.
+
+    Args:
+        table: its number in the batch.
+        rows: of the table.
+    """
+    return Pieces.of(ROWS, table, of_tensors(tensors_of_rows(rows)))
+
+
+def payload_bytes(like: Mapping[str, Tensor], rows: int) -> int:
+    """Bytes of the payload of tensors with so many rows.
+
+    Args:
+        like: tensors with any number of rows.
+        rows: of each.
+    """
+    row_bytes = sum(t.shape[1:].numel() * t.element_size() for t in like.values())
+    return len(_header_of(like, rows)) + row_bytes * rows
+
+
+def tensors_of_rows(rows: ChangedRows) -> dict[str, Tensor]:
+    """The tensors that a record has of rows, by name.
+
+    Args:
+        rows: of a table.
+    """
+    tensors = {ID: rows.ids, WEIGHT: rows.rows}
+    tensors |= {state_entry(name): values for name, values in rows.state.items()}
+    return tensors | {score_entry(name): values for name, values in rows.scores.items()}
+
+
+def rows_of(payload: Tensor) -> ChangedRows:
+    """The rows of a record; views.
+
+    Args:
+        payload: uint8 [n], of a record of rows.
+
+    Raises:
+        KeyError, ValueError: it is no such payload.
+    """
+    tensors = tensors_of(payload)
+    state = {
+        name.removeprefix(_STATE): of for name, of in tensors.items() if name.startswith(_STATE)
+    }
+    scores = {
+        name.removeprefix(_SCORE): of for name, of in tensors.items() if name.startswith(_SCORE)
+    }
+    return ChangedRows(tensors[ID], tensors[WEIGHT], state, scores)
 
 
 def tensors_of(payload: Tensor) -> dict[str, Tensor]:
@@ -91,15 +141,20 @@ def tensors_of(payload: Tensor) -> dict[str, Tensor]:
     return result
 
 
-def of_tables(tables: list[LoggedTable]) -> list[Tensor]:
-    """Descriptions of tables as JSON, in pieces."""
-    text = json.dumps([asdict(table) for table in tables], separators=(",", ":")).encode()
+def of_tables(tables: Sequence[LoggedPart]) -> Pieces:
+    """A record that describes tables, as JSON.
+
+    Args:
+        tables: in the order of their numbers in the batch.
+    """
+    entries = [{"name": of.name, **asdict(of.table)} for of in tables]
+    text = json.dumps(entries, separators=(",", ":"), allow_nan=False).encode()
     _check_size(len(text))
-    return [as_tensor(text)]
+    return Pieces.of(TABLES, 0, [as_tensor(text)])
 
 
 def _check_size(size: int) -> None:
-    """Raises ValueError for more JSON than a reader takes, of a hundred thousand tables."""
+    """Raises ValueError for more JSON than a reader takes, of ten thousand tables."""
     if size > _MOST_JSON_BYTES:
         raise ValueError(
             f"delta log: {size} bytes describe tables or tensors, and {_MOST_JSON_BYTES} are the "
@@ -107,11 +162,11 @@ def _check_size(size: int) -> None:
         )
 
 
-def tables_of_payload(payload: Tensor) -> list[LoggedTable]:
+def tables_of(payload: Tensor) -> list[LoggedPart]:
     """Descriptions of tables.
 
     Args:
-        payload: uint8 [n], what :func:`of_tables` gives.
+        payload: uint8 [n], of the record that describes them.
 
     Raises:
         ValueError: it is no such payload.
@@ -119,18 +174,24 @@ def tables_of_payload(payload: Tensor) -> list[LoggedTable]:
     _check_size(payload.numel())
     try:
         entries: list[dict[str, Any]] = json.loads(bytes(raw(payload)))
-        tables = [LoggedTable(**entry) for entry in entries]
-        for table in tables:
-            table.check()
+        tables = [LoggedPart(entry.pop("name"), table_of(entry)) for entry in entries]
+        for name, table in tables:
+            check_table(f"table {name!r}", table, None)
+            if not isinstance(name, str) or len(table.parts) != 1:
+                raise ValueError(f"table {name!r} has {len(table.parts)} parts, expected one")
         return tables
-    except (TypeError, ValueError, RecursionError) as error:
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"its tables cannot be read: {error!r}") from error
 
 
 __all__ = [
-    "LoggedTable",
+    "LoggedPart",
+    "of_rows",
     "of_tables",
     "of_tensors",
-    "tables_of_payload",
+    "payload_bytes",
+    "rows_of",
+    "tables_of",
     "tensors_of",
+    "tensors_of_rows",
 ]

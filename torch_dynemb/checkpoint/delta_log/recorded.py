@@ -8,16 +8,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torch_dynemb.checkpoint.delta_log.batch import DENSE, ERASE, ROWS, TABLES, Pieces
-from torch_dynemb.checkpoint.delta_log.payloads import LoggedTable, of_tables, of_tensors
-from torch_dynemb.checkpoint.entries import ID, WEIGHT, score_entry, state_entry
+from torch_dynemb.checkpoint.delta_log.batch import DENSE, Pieces
+from torch_dynemb.checkpoint.delta_log.changed_parts import logged_part, removed_records
+from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, of_rows, of_tables, of_tensors
 from torch_dynemb.checkpoint.parts import TablePart, groups_of
 from torch_dynemb.checkpoint.saving.rest import dense_source, dense_state
 from torch_dynemb.errors import NewBaseNeededError
-from torch_dynemb.ops.columns import GENERATION_BITS
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table.changes import (
+    ChangedIds,
+    ChangedRows,
     Changes,
+    copy_rows,
     mark_changed,
     read_changes,
     reader_of,
@@ -25,59 +27,48 @@ from torch_dynemb.table.changes import (
     stop_recording,
     take_changes,
 )
-from torch_dynemb.table.content import optimizer_steps
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.lookup import find
-from torch_dynemb.table.row_access import handle_rows, read_rows, state_tensors
 from torch_dynemb.table.tables import one_table
 from torch_dynemb.table.undisturbed import Undisturbed
 
+_CUSTOM = "custom"
 
-class ChangedRows(NamedTuple):
+
+class ChangedPart(NamedTuple):
     """What has changed in a part of a table; on the CPU.
 
     Attributes:
-        ids: int64 [n].
-        rows: [n, columns].
-        state: by name, [n] or [n, columns] each.
+        logged: the part as it is now.
+        rows: ids that are new, or have changed.
         removed: int64 [m].
-        scores: int64 [n], custom scores; None: the table keeps none.
     """
 
-    ids: Tensor
-    rows: Tensor
-    state: dict[str, Tensor]
+    logged: LoggedPart
+    rows: ChangedRows
     removed: Tensor
-    scores: Tensor | None
 
 
 class Changed(NamedTuple):
     """What has changed in a model.
 
     Attributes:
-        tables: of each part, as it is now.
-        parts: their changes.
+        parts: of the tables.
         dense: tensors that have changed, by name.
     """
 
-    tables: list[LoggedTable]
-    parts: list[ChangedRows]
+    parts: list[ChangedPart]
     dense: dict[str, Tensor]
 
     def records(self) -> list[Pieces]:
         """What a batch has of them."""
-        result = [Pieces(TABLES, 0, of_tables(self.tables))]
+        result = [of_tables([part.logged for part in self.parts])]
         for number, part in enumerate(self.parts):
-            if part.removed.numel() > 0:
-                result.append(Pieces(ERASE, number, of_tensors({ID: part.removed})))
-            if part.ids.numel() > 0:
-                tensors = {ID: part.ids, WEIGHT: part.rows}
-                tensors |= {state_entry(name): values for name, values in part.state.items()}
-                if part.scores is not None:
-                    tensors[score_entry("custom")] = part.scores
-                result.append(Pieces(ROWS, number, of_tensors(tensors)))
+            result += removed_records(number, part.removed)
+            if part.rows.ids.numel() > 0:
+                result.append(of_rows(number, part.rows))
         if self.dense:
-            result.append(Pieces(DENSE, 0, of_tensors(self.dense)))
+            result.append(Pieces.of(DENSE, 0, of_tensors(self.dense)))
         return result
 
 
@@ -153,7 +144,9 @@ class RecordedModel:
         if changed is None:
             return
         with held_back():
-            self.owe([torch.cat([part.ids, part.removed]) for part in changed.parts], dense=False)
+            self.owe(
+                [torch.cat([part.rows.ids, part.removed]) for part in changed.parts], dense=False
+            )
             for name in changed.dense:
                 self._dense_before.pop(name, None)
             self._taken = None
@@ -178,16 +171,16 @@ class RecordedModel:
         with reading:
             changes = [self._changes_of(group) for group in groups]
             of_parts = []
-            for part, owed in zip(self.parts, self._owed, strict=True):
-                number = next(k for k, group in enumerate(groups) if group is part.group)
-                of_parts.append(self._copied(part, changes[number], owed))
+            for number, (part, owed) in enumerate(zip(self.parts, self._owed, strict=True)):
+                of_part = next(k for k, group in enumerate(groups) if group is part.group)
+                of_parts.append(self._copied(number, changes[of_part].tables[part.table], owed))
             dense = self._dense_now() if self._dense else {}
         of_dense = {
             name: values
             for name, values in dense.items()
             if not _same(self._dense_before.get(name), values)
         }
-        result = Changed([self._description(part) for part in self.parts], of_parts, of_dense)
+        result = Changed(of_parts, of_dense)
         with held_back():
             for group, of_group in zip(groups, changes, strict=True):
                 reader = reader_of(group.tables, self._name)
@@ -231,55 +224,20 @@ class RecordedModel:
             )
         return read_changes(group.tables, reader)
 
-    def _copied(self, part: TablePart, changes: Changes, owed: Tensor) -> ChangedRows:
-        told = changes.tables[part.table]
-        ids, handles, removed = told.ids, told.handles, told.removed
+    def _copied(self, number: int, changed: ChangedIds, owed: Tensor) -> ChangedPart:
+        part, state = self.parts[number], self.optimizer_state
+        tables = part.group.tables
         if owed.numel() > 0:
-            ids = torch.cat([ids, removed, owed.to(ids.device)]).unique()
-            tables = part.group.tables
+            ids = torch.cat([changed.ids, changed.removed, owed.to(changed.ids.device)]).unique()
             handles = find(tables, *one_table(tables, part.table, ids)).handles
-            removed, ids, handles = ids[handles < 0], ids[handles >= 0], handles[handles >= 0]
-        rows, state = self._rows_of(part, ids, handles)
-        scores = None
-        if "custom" in part.config.policy.scores:
-            scores = part.group.scores.get(part.table, ids, score="custom").scores.cpu()
-        return ChangedRows(
-            ids.cpu(),
-            rows.cpu(),
-            {name: tensor.cpu() for name, tensor in state.items()},
-            removed.cpu(),
-            scores,
-        )
-
-    def _rows_of(
-        self, part: TablePart, ids: Tensor, handles: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Copies of rows, and of their state if it is wanted."""
-        tables, slab = part.group.tables, part.group.config.slab_of(part.table)
-        numbers = handle_rows(handles)
-        rows = tables.rows.weights[slab].index_select(0, numbers)
-        of_slab = state_tensors(tables, slab) if self.optimizer_state else {}
-        state = {name: tensor.index_select(0, numbers) for name, tensor in of_slab.items()}
-        generations = tables.rows.generations[slab].index_select(0, numbers)
-        # which nobody has written yet
-        new = (generations != (handles & ((1 << GENERATION_BITS) - 1))).nonzero()[:, 0]
-        if new.numel() > 0:
-            values = read_rows(tables, part.table, ids[new], handles[new])
-            rows[new] = values.weights
-            for name, tensor in state.items():
-                tensor[new] = values.state[name]
-        return rows, state
-
-    def _description(self, part: TablePart) -> LoggedTable:
-        optimizer = part.optimizer if self.optimizer_state else None
-        return LoggedTable(
-            part.name,
-            part.embedding_dim,
-            part.first_column,
-            part.columns.stop - part.columns.start,
-            part.dtype,
-            None if optimizer is None else str(optimizer.description()["name"]),
-            0 if optimizer is None else optimizer_steps(part.group.tables, part.table),
+            here = handles >= 0
+            changed = ChangedIds(ids[here], handles[here], ids[~here])
+        # scores that a program gives, which no lookup of followers does
+        scores = [_CUSTOM] if _CUSTOM in part.config.policy.scores else []
+        return ChangedPart(
+            logged_part(part, self._rank, number, changed, state=state),
+            copy_rows(tables, part.table, changed, state=state, scores=scores),
+            changed.removed.cpu(),
         )
 
     def _dense_now(self) -> dict[str, Tensor]:
@@ -301,7 +259,7 @@ class RecordedModel:
 
 def _keeps_custom(group: TableGroup) -> bool:
     """Whether followers need scores: those that a program gives, which no lookup of theirs does."""
-    return any("custom" in table.policy.scores for table in group.config.tables)
+    return any(_CUSTOM in table.policy.scores for table in group.config.tables)
 
 
 def _same(before: Tensor | None, now: Tensor) -> bool:
@@ -313,4 +271,4 @@ def _same(before: Tensor | None, now: Tensor) -> bool:
     return torch.equal(before.reshape(-1).view(torch.uint8), now.reshape(-1).view(torch.uint8))
 
 
-__all__ = ["Changed", "ChangedRows", "RecordedModel"]
+__all__ = ["Changed", "ChangedPart", "RecordedModel"]

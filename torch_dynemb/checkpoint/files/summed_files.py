@@ -169,6 +169,7 @@ class SummedReader:
         checked: False: the sums are not compared, as after :func:`check_file`.
         verified: blocks whose sums have been compared, which are not compared again; those that
             are read here are added. Readers of one file may share it.
+        has_header: it is a file of tensors.
 
     Raises:
         DamagedFileError: it is missing, or has another size, or its header is wrong.
@@ -181,6 +182,7 @@ class SummedReader:
         *,
         checked: bool = True,
         verified: set[int] | None = None,
+        has_header: bool = True,
     ) -> None:
         self.path, self._sums, self._checked = path, sums, checked
         self._verified = set() if verified is None else verified
@@ -204,7 +206,7 @@ class SummedReader:
                     "written to",
                     path=path,
                 )
-            self.tensors = self._read_header()
+            self.tensors = self._read_header() if has_header else {}
         except BaseException:
             self.close()
             raise
@@ -254,6 +256,22 @@ class SummedReader:
             DamagedFileError: it is not what was written.
         """
         self._read(number * self._block, out)
+
+    def read_bytes(self, begin: int, size: int) -> Tensor:
+        """Bytes of the file, which are not checked; uint8 [n], fewer where the file ends.
+
+        Args:
+            begin: the first of them.
+            size: how many.
+
+        Raises:
+            ValueError: the file is closed.
+        """
+        if not self._open:
+            raise ValueError(f"{self.path} is closed: open the checkpoint again to read of it")
+        out = torch.empty(max(0, min(size, self._sums.bytes - begin)), dtype=torch.uint8)
+        self._fill(out, begin)
+        return out
 
     def _read(self, begin: int, out: Tensor) -> None:
         """Bytes from there on; of a block that is checked, after those before them."""

@@ -45,8 +45,16 @@ def check_manifest(manifest: Manifest) -> None:
         _check_file(f"groups[{k}].file", group.file)
         _numbers(f"groups[{k}].stored", group.stored)
     for name, table in manifest.tables.items():
-        _check_table(f"table {name!r}", table, len(manifest.groups))
-        _check_parts(name, table)
+        check_table(f"table {name!r}", table, len(manifest.groups))
+        check_parts(name, table)
+    for k, file in enumerate(manifest.changes):
+        _check_file(f"changes[{k}]", file)
+    batches = manifest.ranks if manifest.kind == DELTA else 0
+    if len(manifest.changes) != batches or (batches and manifest.tables):
+        raise ValueError(
+            f"kind is {manifest.kind!r}, of {manifest.ranks} ranks, but there are "
+            f"{len(manifest.changes)} batches of changes and {len(manifest.tables)} tables"
+        )
     for kind, rest in (("dense", manifest.dense), ("state", manifest.state)):
         _check_rest(kind, rest)
     if not isinstance(manifest.dense.values, dict | None):
@@ -105,7 +113,14 @@ def _check_file(where: str, file: SavedFile) -> None:
 # -- tables --------------------------------------------------------------------------------------
 
 
-def _check_table(where: str, table: SavedTable, groups: int) -> None:
+def check_table(where: str, table: SavedTable, groups: int | None) -> None:
+    """Raises ValueError where a table has an entry of a wrong kind.
+
+    Args:
+        where: begins the error.
+        table: of a manifest, or of a batch of changes.
+        groups: how many there are; None: a batch has the table, without groups and files.
+    """
     _number(f"{where}: embedding_dim", table.embedding_dim, least=1, most=1 << 31)
     if table.dtype not in _DTYPES:
         raise _wrong(f"{where}: dtype", table.dtype, f"one of {list(_DTYPES)}")
@@ -137,7 +152,7 @@ def _check_optimizer(where: str, optimizer: Any) -> None:
             raise _wrong(f"{where}.state", entry, "name, whether it is of rows, and dtype")
 
 
-def _check_part(where: str, part: SavedPart, table: SavedTable, groups: int) -> None:
+def _check_part(where: str, part: SavedPart, table: SavedTable, groups: int | None) -> None:
     _number(f"{where}rank", part.rank)
     _number(f"{where}first_column", part.first_column, most=table.embedding_dim - 1)
     most = table.embedding_dim - part.first_column
@@ -147,24 +162,27 @@ def _check_part(where: str, part: SavedPart, table: SavedTable, groups: int) -> 
     _number(f"{where}slots_end", part.slots_end, least=part.slots_begin + 1, most=part.slots)
     _number(f"{where}ids", part.ids)
     _number(f"{where}ids_crc32c", part.ids_crc32c, most=_MOST_CRC)
-    _number(f"{where}group", part.group, least=NO_GROUP, most=groups - 1)
+    _number(f"{where}group", part.group, least=NO_GROUP, most=(groups or 0) - 1)
     _number(f"{where}number", part.number)
     _numbers(f"{where}counters", part.counters)
     if len(part.counters) != TABLE_COLUMNS:
         raise _wrong(f"{where}counters", part.counters, f"{TABLE_COLUMNS} numbers")
     _number(f"{where}optimizer_steps", part.optimizer_steps)
+    _number(f"{where}counted", part.counted)
+    _number(f"{where}removed_ids", part.removed_ids)
+    _number(f"{where}sketch_width", part.sketch_width, most=1 << 40)
+    if groups is None:
+        if part.files:
+            raise _wrong(f"{where}rows", part.files, "no files, because a batch has the rows")
+        return
     for k, file in enumerate(part.rows):
         _check_file(f"{where}rows[{k}]", file)
     if not part.rows or sum(file.rows for file in part.rows) != part.ids:
         rows = [file.rows for file in part.rows]
         raise ValueError(f"{where}its files have {rows} rows for {part.ids} ids")
-    _number(f"{where}counted", part.counted)
-    _number(f"{where}removed_ids", part.removed_ids)
-    _number(f"{where}sketch_width", part.sketch_width, most=1 << 40)
     for name, of_file, rows_of_file in (
         ("counts", part.counts, part.counted),
         ("sketch", part.sketch, SKETCH_ROWS if part.sketch_width > 0 else 0),
-        ("removed", part.removed, part.removed_ids),
     ):
         if of_file is not None:
             _check_file(f"{where}{name}", of_file)
@@ -172,8 +190,12 @@ def _check_part(where: str, part: SavedPart, table: SavedTable, groups: int) -> 
             raise ValueError(f"{where}its file of {name} has not {rows_of_file} rows")
 
 
-def _check_parts(name: str, table: SavedTable) -> None:
-    """The parts are the whole table, and those with other columns have the same ids."""
+def check_parts(name: str, table: SavedTable) -> None:
+    """Raises ValueError unless the parts are the whole table, and its columns have the same ids.
+
+    Args:
+        name, table: of the table.
+    """
     if not table.parts:
         raise ValueError(f"table {name!r} has no parts")
     check_whole((part.rank, part.shard_of(name, table.embedding_dim)) for part in table.parts)
@@ -211,4 +233,4 @@ def _check_place(where: str, offsets: list[int], sizes: list[int]) -> None:
         raise ValueError(f"{where} has a piece at {offsets} of a tensor of sizes {sizes}")
 
 
-__all__ = ["check_manifest"]
+__all__ = ["check_manifest", "check_parts", "check_table"]

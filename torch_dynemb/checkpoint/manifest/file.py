@@ -101,22 +101,34 @@ def check_full(call: str, folder: Path, manifest: Manifest) -> None:
 
 
 def _manifest_of(content: dict[str, Any]) -> Manifest:
-    tables = {
-        name: SavedTable(**{**table, "parts": [_part_of(part) for part in table["parts"]]})
-        for name, table in content.pop("tables").items()
-    }
+    tables = {name: table_of(table) for name, table in content.pop("tables").items()}
     groups = [
         SavedGroup(**{**group, "file": SavedFile(**group["file"])})
         for group in content.pop("groups")
     ]
     dense, state = _rest_of(content.pop("dense")), _rest_of(content.pop("state"))
-    return Manifest(**content, tables=tables, groups=groups, dense=dense, state=state)
+    changes = [SavedFile(**file) for file in content.pop("changes")]
+    return Manifest(
+        **content, tables=tables, groups=groups, dense=dense, state=state, changes=changes
+    )
+
+
+def table_of(table: dict[str, Any]) -> SavedTable:
+    """What the JSON of a table says; its values are not checked.
+
+    Args:
+        table: ``asdict`` of one, as JSON has it.
+
+    Raises:
+        TypeError, KeyError, AttributeError: an entry is missing or wrong.
+    """
+    return SavedTable(**{**table, "parts": [_part_of(part) for part in table["parts"]]})
 
 
 def _part_of(part: dict[str, Any]) -> SavedPart:
     files = {
         name: None if part.get(name) is None else SavedFile(**part[name])
-        for name in ("counts", "sketch", "removed")
+        for name in ("counts", "sketch")
     }
     return SavedPart(**{**part, **files, "rows": [SavedFile(**file) for file in part["rows"]]})
 
@@ -129,4 +141,4 @@ def _rest_of(rest: dict[str, Any]) -> SavedRest:
     )
 
 
-__all__ = ["check_full", "read_content", "read_manifest"]
+__all__ = ["check_full", "read_content", "read_manifest", "table_of"]

@@ -55,14 +55,14 @@ class SavedPart:
         number: of the table in that group.
         counters: its row of ``tables``, int64 [16]: how often what has happened.
         optimizer_steps: updates that its optimizer has made.
-        rows: files with its rows, one after another.
+        rows: files with its rows, one after another; none: a batch of changes has them, with the
+            counts and the sketch.
         counts: file with the ids that wait for admission, and their counts: that of the first
             columns; those of other columns have where these ids stand in their own index.
         counted: how many there are.
         sketch: file with its counting sketch, which parts may share.
         sketch_width: cells of a row of the sketch.
-        removed: file with the ids that are no more, of the first columns of an increment.
-        removed_ids: how many there are.
+        removed_ids: of a batch, how many ids are no more.
     """
 
     rank: int
@@ -82,7 +82,6 @@ class SavedPart:
     counted: int = 0
     sketch: SavedFile | None = None
     sketch_width: int = 0
-    removed: SavedFile | None = None
     removed_ids: int = 0
 
     @property
@@ -102,7 +101,7 @@ class SavedPart:
     @property
     def files(self) -> list[SavedFile]:
         """All files of the part."""
-        others = (self.counts, self.sketch, self.removed)
+        others = (self.counts, self.sketch)
         return [*self.rows, *(file for file in others if file is not None)]
 
 
@@ -213,14 +212,15 @@ class Manifest:
 
     Attributes:
         uuid: of the checkpoint: no two have the same.
-        kind: ``"full"``, or ``"delta"``: an increment, whose tables have the ids that have changed
-            or gone since its parent, and of everything else what there is.
+        kind: ``"full"``, or ``"delta"``: an increment, a log of one commit: what has changed in the
+            tables since its parent, beside everything else as it is.
         parent: uuid of the checkpoint that an increment goes on from; None for a full one.
         ranks: that saved it.
-        tables: by name.
+        tables: by name; those of an increment are in its batches.
         groups: of all ranks.
         dense: the rest of the model.
         state: what the program gave to save with it.
+        changes: batches of an increment, by rank.
     """
 
     uuid: str
@@ -231,12 +231,13 @@ class Manifest:
     groups: list[SavedGroup]
     dense: SavedRest
     state: SavedRest
+    changes: list[SavedFile] = field(default_factory=list)
 
     def files(self) -> list[SavedFile]:
         """All files but the manifest, each once."""
         found = [file for t in self.tables.values() for part in t.parts for file in part.files]
         found += [group.file for group in self.groups]
-        found += [*self.dense.files, *self.state.files]
+        found += [*self.changes, *self.dense.files, *self.state.files]
         return list({file.path: file for file in found}.values())
 
     def text(self) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from torch_dynemb.checkpoint.manifest.records import SavedTable
 from torch_dynemb.table.shards import TableShard
@@ -57,6 +58,27 @@ def _check_table(name: str, shards: Sequence[tuple[int, TableShard]]) -> None:
         )
 
 
+def together(parts: Iterable[tuple[str, SavedTable]]) -> dict[str, SavedTable]:
+    """Tables by name, of what ranks say of their parts.
+
+    Args:
+        parts: names, and tables with some of their parts each.
+    """
+    tables: dict[str, SavedTable] = {}
+    for name, table in parts:
+        known = tables.get(name, replace(table, parts=[]))
+        tables[name] = replace(
+            known,
+            step=max(known.step, table.step),
+            now=max(known.now, table.now),  # on which ranks agree with their next lookup
+            parts=[*known.parts, *table.parts],
+        )
+    for name, table in tables.items():
+        ordered = sorted(table.parts, key=lambda part: (part.first_column, part.slots_begin))
+        tables[name] = replace(table, parts=ordered)
+    return tables
+
+
 def check_same_ids(name: str, table: SavedTable) -> None:
     """Raises RuntimeError where parts with other columns of a table have other ids.
 
@@ -65,8 +87,8 @@ def check_same_ids(name: str, table: SavedTable) -> None:
     first = {(part.slots_begin, part.slots): part for part in table.first_parts}
     for part in table.parts:
         same = first[part.slots_begin, part.slots]
-        # an increment has the counts of the first columns only
-        counted = same.counted if part.counts is None else part.counted
+        # a batch of changes has the counts of the first columns only
+        counted = part.counted if part.rows else same.counted
         if (part.ids, part.ids_crc32c, counted) != (same.ids, same.ids_crc32c, same.counted):
             raise RuntimeError(
                 f"checkpoint: table {name!r}: its column shards on ranks {same.rank} and "
@@ -75,4 +97,4 @@ def check_same_ids(name: str, table: SavedTable) -> None:
             )
 
 
-__all__ = ["check_same_ids", "check_whole"]
+__all__ = ["check_same_ids", "check_whole", "together"]

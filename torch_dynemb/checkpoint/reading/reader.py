@@ -11,14 +11,20 @@ from typing import Any
 
 import torch
 
+from torch_dynemb.checkpoint.entries import DELTA
 from torch_dynemb.checkpoint.files.summed_files import SummedReader
 from torch_dynemb.checkpoint.manifest.places import checked_path, is_replaced, located
 from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
-from torch_dynemb.checkpoint.reading.checked_rows import CheckedRows
+from torch_dynemb.checkpoint.reading.changed_table import ChangedTable, ChangesFile, changes_of
 from torch_dynemb.checkpoint.reading.rest_files import read_all, read_state
-from torch_dynemb.checkpoint.reading.saved_table import CheckpointFiles, CheckpointTable
+from torch_dynemb.checkpoint.reading.saved_table import (
+    CheckpointFiles,
+    CheckpointTable,
+    Closes,
+    Opened,
+)
 from torch_dynemb.errors import DamagedFileError, ReplacedError
 
 
@@ -39,24 +45,37 @@ class Checkpoint:
         parent: uuid of the checkpoint that an increment goes on from; None: it is a whole one.
         ranks: how many have saved it.
         tables: by name.
+
+    Raises:
+        DamagedFileError: a batch of an increment is damaged or missing.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self.folder, self.manifest = folder, manifest
-        self.uuid, self.kind, self.ranks = manifest.uuid, manifest.kind, manifest.ranks
+        self._readers: list[Closes] = []
+        self._closed = False
+        batches: list[ChangesFile] = []
+        self.folder, self.uuid = folder, manifest.uuid
+        if manifest.kind == DELTA:
+            with self._reading():
+                batches, manifest = changes_of(folder, manifest)
+        self.manifest = manifest
+        self.kind, self.ranks = manifest.kind, manifest.ranks
         self.parent = manifest.parent
         files = CheckpointFiles(folder, self._opened)
         self.tables: Mapping[str, CheckpointTable] = MappingProxyType(
-            {name: CheckpointTable(name, table, files) for name, table in manifest.tables.items()}
+            {
+                name: ChangedTable(name, table, files, batches)
+                if batches
+                else CheckpointTable(name, table, files)
+                for name, table in manifest.tables.items()
+            }
         )
-        self._readers: list[CheckedRows] = []
-        self._closed = False
 
     def __repr__(self) -> str:
         return f"Checkpoint({str(self.folder)!r}, tables={list(self.tables)})"
 
     @contextmanager
-    def _opened(self, rows: CheckedRows) -> Iterator[CheckedRows]:
+    def _opened(self, rows: Opened) -> Iterator[Opened]:
         self._readers.append(rows)
         try:
             with self._reading():
@@ -125,7 +144,7 @@ class Checkpoint:
         bars = progress_bar(f"verifying {self.folder.name}", total, progress)
         with self._reading(), bars as bar:
             for file in files:
-                reader = SummedReader(self.folder / file.path, file.sums)
+                reader = SummedReader(self.folder / file.path, file.sums, has_header=False)
                 try:
                     for number in range(len(file.crc32c)):
                         size = min(file.block_bytes, file.bytes - number * file.block_bytes)
@@ -160,12 +179,13 @@ def open(path: str | PathLike[str]) -> Checkpoint:  # noqa: A001
         path: of the checkpoint; see :func:`torch_dynemb.checkpoint.save`.
 
     Returns:
-        What it holds. Only its manifest has been read by then.
+        What it holds. Only its manifest has been read by then, and where the records of an
+        increment lie.
 
     Raises:
         TypeError: path is no path.
         FileNotFoundError: ``path`` is no checkpoint.
-        DamagedFileError: the manifest is damaged.
+        DamagedFileError: the manifest is damaged, or a batch of an increment.
         UnsupportedFormatError: it is of another format version.
 
     Example:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,29 @@ class SavedBatch(NamedTuple):
     score_names: tuple[str, ...]
 
 
+class Closes(Protocol):
+    """What is open while a checkpoint is read."""
+
+    def close(self) -> None:
+        """Closes it."""
+        ...
+
+
+Opened = TypeVar("Opened", bound=Closes)
+
+
+class Opening(Protocol):
+    """Has what is open closed with the checkpoint."""
+
+    def __call__(self, rows: Opened, /) -> AbstractContextManager[Opened]:
+        """For the time of a ``with``.
+
+        Args:
+            rows: what is open.
+        """
+        ...
+
+
 class CheckpointFiles(NamedTuple):
     """Where a table's files are, and who closes them.
 
@@ -52,7 +75,7 @@ class CheckpointFiles(NamedTuple):
     """
 
     folder: Path
-    opened: Callable[[CheckedRows], AbstractContextManager[CheckedRows]]
+    opened: Opening
 
 
 class CheckpointTable:
@@ -109,6 +132,11 @@ class CheckpointTable:
         return tuple(
             StateTensor(name, per_row, getattr(torch, dtype)) for name, per_row, dtype in described
         )
+
+    @property
+    def counts_ids(self) -> bool:
+        """Whether it counts the ids that wait for admission one by one."""
+        return any(part.counts is not None for part in self._saved.first_parts)
 
     @property
     def row_bytes(self) -> int:
@@ -229,9 +257,8 @@ class CheckpointTable:
             DamagedFileError: a file is damaged or missing; the iterator raises it.
             RuntimeError: another checkpoint has taken its place; the iterator raises it.
         """
-        size = integer("removed_batches: size", size, least=1)
-        files = [[part.removed] for part in self._saved.first_parts if part.removed is not None]
-        return self._columns(files, (ID,), size, _only)
+        integer("removed_batches: size", size, least=1)
+        return iter(())
 
     def counts(self, size: int) -> Iterator[CountedIds]:
         """The ids that wait for admission and how often they were seen, batch after batch.

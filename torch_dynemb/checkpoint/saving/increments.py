@@ -11,8 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from torch_dynemb.argument_checks import described
+from torch_dynemb.checkpoint.delta_log.batch import Head, Pieces, pieces_of_batch
+from torch_dynemb.checkpoint.delta_log.changed_parts import (
+    admission_records,
+    logged_part,
+    removed_records,
+    row_records,
+)
+from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, of_tables
+from torch_dynemb.checkpoint.entries import rank_folder, segment_file
 from torch_dynemb.checkpoint.manifest.places import checked_path, located
+from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedTable
 from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
+from torch_dynemb.checkpoint.saving.table_files import Folder
 from torch_dynemb.checkpoint.together import Ranks
 from torch_dynemb.errors import NewBaseNeededError
 from torch_dynemb.table.change_reader import ChangeReader
@@ -28,6 +39,7 @@ from torch_dynemb.table.changes import (
 )
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.lookup import find
+from torch_dynemb.table.row_access import materialize
 from torch_dynemb.table.tables import one_table
 
 _READER = "checkpoint"
@@ -81,27 +93,19 @@ def record_changes(model: nn.Module) -> None:
 
 
 class Increment(NamedTuple):
-    """What is written of the groups of a rank.
+    """What has changed in the tables of a rank.
 
     Attributes:
         parent: uuid of the checkpoint that it goes on from; None: everything is written.
+        parts: of the tables.
         groups: whose changes are recorded.
         changes: of these groups, since the parent.
     """
 
     parent: str | None
+    parts: Sequence[TablePart]
     groups: list[TableGroup]
     changes: list[Changes]
-
-    def changed(self, group: TableGroup) -> list[ChangedIds] | None:
-        """What is written of a group, by table; None: everything.
-
-        Args:
-            group: one of the rank's.
-        """
-        if self.parent is None:
-            return None
-        return self.changes[self.groups.index(group)].tables
 
     def taken(self, uuid: str) -> None:
         """What changes from now on has changed since the checkpoint that was written.
@@ -120,6 +124,33 @@ class Increment(NamedTuple):
             reader = _reader(group)
             assert reader is not None
             reader.since = None
+
+
+def write_changes(
+    folder: Folder, increment: Increment
+) -> tuple[SavedFile, list[tuple[str, SavedTable]]]:
+    """Writes the batch of a rank; returns what it says of the tables, too.
+
+    Args:
+        folder: where to.
+        increment: what has changed.
+    """
+    assert increment.parent is not None
+    tables: list[LoggedPart] = []
+    records: list[Pieces] = []
+    for number, part in enumerate(increment.parts):
+        of_group = increment.changes[increment.groups.index(part.group)]
+        changed = of_group.tables[part.table]
+        tables.append(logged_part(part, folder.rank, number, changed, state=True))
+        records += row_records(part, number, changed)
+        records += removed_records(number, changed.removed.cpu())
+        if part.first_column == 0:
+            records += admission_records(part, number)
+    step = max((group.steps for group in increment.groups), default=0)
+    head = Head(folder.rank, folder.ranks, 0, increment.parent, 0, 1, step, 0, 0)
+    pieces = pieces_of_batch(head, [of_tables(tables), *records])
+    name = f"{rank_folder(folder.rank, folder.ranks)}/{segment_file(1)}"
+    return folder.write_pieces(name, pieces, len(records)), [(*of,) for of in tables]
 
 
 def _reader(group: TableGroup) -> ChangeReader | None:
@@ -193,6 +224,8 @@ def increment_of(ranks: Ranks, parts: Sequence[TablePart], parent: str | None) -
     groups = [group for group in groups_of(parts) if _reader(group) is not None]
 
     def read() -> list[Changes]:
+        for group in groups if parent is not None else ():
+            materialize(group.tables)  # as a whole save does
         return [_read(group) for group in groups]
 
     changes = ranks.run(read)
@@ -209,7 +242,7 @@ def increment_of(ranks: Ranks, parts: Sequence[TablePart], parent: str | None) -
                 if (name, slots) == (part.name, part.ids)
             ]
             changes[number].tables[part.table] = _together(part, same)
-    return Increment(parent, groups, changes)
+    return Increment(parent, parts, groups, changes)
 
 
 def _read(group: TableGroup) -> Changes:
@@ -255,4 +288,11 @@ def count_from(groups: Sequence[TableGroup], uuid: str | None) -> None:
             take_changes(group.tables, reader, read_changes(group.tables, reader), uuid)
 
 
-__all__ = ["Increment", "count_from", "increment_of", "parent_of", "record_changes"]
+__all__ = [
+    "Increment",
+    "count_from",
+    "increment_of",
+    "parent_of",
+    "record_changes",
+    "write_changes",
+]

@@ -69,14 +69,8 @@ class RowOrder:
         owner = torch.zeros(used, dtype=owner_dtype)  # 0: nobody's
         # beside rows that were copied they are those of the ids
         self.generations = torch.zeros(used if stored else 0, dtype=torch.int32)
-        chosen = None if source.changed is None else torch.zeros(used, dtype=torch.bool)
         for k, t in enumerate(tables):
-            if chosen is not None and source.changed is not None:
-                chosen[source.changed[t].handles.cpu() >> GENERATION_BITS] = True
             for piece in occupied_slots(source.buckets(t)):
-                if chosen is not None:
-                    here = chosen[(piece.stored - 1) >> GENERATION_BITS]
-                    piece = OccupiedSlots(*(of[here] for of in piece))
                 handles = piece.stored - 1
                 rows = handles >> GENERATION_BITS
                 if stored:
@@ -84,10 +78,7 @@ class RowOrder:
                 self.ids[rows] = piece.ids
                 self.slots[rows] = piece.slots.to(slot_dtype)
                 owner[rows] = k + 1
-        if source.changed is None:
-            counts = [int(source.tables[t, Table.SIZE]) for t in tables]
-        else:
-            counts = [source.changed[t].ids.numel() for t in tables]
+        counts = [int(source.tables[t, Table.SIZE]) for t in tables]
         rows_by_table = [None] if counts == [used] else _rows_by_owner(owner, counts)
         self._rows = dict(zip(tables, rows_by_table, strict=True))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import uuid as uuids
 from collections.abc import Mapping, Sequence
@@ -38,13 +37,19 @@ from torch_dynemb.checkpoint.manifest.records import (
     SavedRest,
     SavedTable,
 )
-from torch_dynemb.checkpoint.manifest.whole_tables import check_same_ids, check_whole
+from torch_dynemb.checkpoint.manifest.whole_tables import check_same_ids, check_whole, together
 from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
+from torch_dynemb.checkpoint.saving.described import described_table
 from torch_dynemb.checkpoint.saving.handle import SaveHandle, check_none_running
 from torch_dynemb.checkpoint.saving.held import hold_rows, release_rows
-from torch_dynemb.checkpoint.saving.increments import increment_of, parent_of
+from torch_dynemb.checkpoint.saving.increments import (
+    Increment,
+    increment_of,
+    parent_of,
+    write_changes,
+)
 from torch_dynemb.checkpoint.saving.rest import (
     RestSource,
     dense_source,
@@ -57,9 +62,7 @@ from torch_dynemb.checkpoint.saving.staging import staged
 from torch_dynemb.checkpoint.saving.table_files import Folder, SourcePart, write_group
 from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.checkpoint.together import Ranks, background_ranks, ranks_of
-from torch_dynemb.ops.columns import Clock
 from torch_dynemb.ops.pending import PendingGradients
-from torch_dynemb.policy.layout import score_words_of
 from torch_dynemb.storage.tiers.ssd import SSDTiers
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.undisturbed import Undisturbed
@@ -79,20 +82,21 @@ class ModelSource(NamedTuple):
         groups: of its tables.
         parts: of each group.
         rest: the dense part, and what the program gave.
-        parent: uuid of the checkpoint that this one goes on from; None: it has everything.
+        increment: the tables' changes, in the place of their groups; None: a whole checkpoint.
     """
 
     groups: list[GroupSource]
     parts: list[list[SourcePart]]
     rest: tuple[RestSource, RestSource]
-    parent: str | None = None
+    increment: Increment | None = None
 
 
 class _Written(NamedTuple):
     """What a rank has written."""
 
     groups: list[SavedGroup]
-    tables: dict[str, SavedTable]
+    tables: list[tuple[str, SavedTable]]
+    changes: list[SavedFile]
     rest: list[tuple[SavedFile | None, dict[str, list[SavedEntry]], Any]]
 
 
@@ -204,17 +208,15 @@ def save(
 
     def read() -> ModelSource:
         with reading:
-            return source_of_model(parts, model, state, ranks, asynchronous)
+            whole = parts if parent is None else ()
+            return source_of_model(whole, model, state, ranks, asynchronous)
 
     source = ranks.run(read)
     increment = increment_of(ranks, parts, parent)
     handle = SaveHandle(target)
     if not asynchronous:
-        groups = [
-            of._replace(changed=increment.changed(group))
-            for of, group in zip(source.groups, groups_of(parts), strict=True)
-        ]
-        source = source._replace(groups=groups, parent=parent)
+        if parent is not None:
+            source = source._replace(increment=increment)
         write_checkpoint(ranks, disk, target, uuid, source, progress, reading)
         increment.taken(uuid)
         if reading.is_disturbed():  # since it was checked last
@@ -360,6 +362,7 @@ def write_checkpoint(
         RuntimeError: what ``reading`` raises.
     """
     folder = unfinished(target, uuid)
+    parent = None if source.increment is None else source.increment.parent
 
     def write() -> _Written:
         with reading or nullcontext():
@@ -377,7 +380,7 @@ def write_checkpoint(
             of_ranks = ranks.gather(written)
 
             def finish() -> None:
-                manifest = _manifest_of(uuid, source.parent, of_ranks)
+                manifest = _manifest_of(uuid, parent, of_ranks)
                 finish_folder(disk, folder, target, uuid, manifest)
                 claim.close()  # its file is gone when other ranks go on
 
@@ -403,7 +406,8 @@ def _write_files(
     total = sum(_bytes_of(group) for group in source.groups)
     total += sum(p.values.numel() * p.values.element_size() for r in source.rest for p in r.pieces)
     groups: list[SavedGroup] = []
-    tables: dict[str, SavedTable] = {}
+    tables: list[tuple[str, SavedTable]] = []
+    changes: list[SavedFile] = []
     name = folder.name.rpartition(".tmp-")[0]
     with (
         one_thread(),
@@ -414,77 +418,55 @@ def _write_files(
             write_initial_rows(group)
             saved, of_parts = write_group(to, group, parts, number)
             release_rows([group])
-            groups += [] if saved is None else [saved]
-            for part, saved_part in zip(parts, of_parts, strict=True):
-                table = _table_of(group, part, saved_part)
-                known = tables.get(part.name)
-                tables[part.name] = (
-                    table if known is None else replace(known, parts=[*known.parts, saved_part])
-                )
+            groups.append(saved)
+            tables += [
+                (part.name, _table_of(group, part, saved_part))
+                for part, saved_part in zip(parts, of_parts, strict=True)
+            ]
+        if source.increment is not None:
+            file, tables = write_changes(to, source.increment)
+            changes.append(file)
         rest = [(*write_rest(to, of_rest), of_rest.values) for of_rest in source.rest]
-    return _Written(groups, tables, rest)
+    return _Written(groups, tables, changes, rest)
 
 
 def _bytes_of(group: GroupSource) -> int:
-    entries = group.entries.values() if group.changed is None else ()
     rows = sum((8 + slab.row_bytes) * slab.used for slab in group.slabs)
-    return rows + sum(tensor.numel() * tensor.element_size() for tensor in entries)
+    return rows + sum(of.numel() * of.element_size() for of in group.entries.values())
 
 
 def _table_of(group: GroupSource, part: SourcePart, saved: SavedPart) -> SavedTable:
-    config = group.config.tables[part.number]
-    optimizer = group.config.optimizer if part.optimized else None
-    return SavedTable(
+    return described_table(
+        group.config,
+        part.number,
+        saved,
         embedding_dim=part.embedding_dim,
         dtype=part.dtype,
-        seed=int(group.entries["seeds"][part.number]),
-        optimizer=None if optimizer is None else optimizer.description(),
-        hyper={} if optimizer is None else _hyper_of(group, part.number),
-        padding_idx=config.padding_idx,
-        scores=list(score_words_of([config], group.config.memory_budget is not None)),
-        policy=config.policy.description(),
-        step=int(group.entries["clock"][Clock.STEP]),
+        optimized=part.optimized,
+        seeds=group.entries["seeds"],
+        hyper=group.hyper,
+        clock=group.entries["clock"],
         now=group.now,
-        parts=[saved],
     )
 
 
-def _hyper_of(group: GroupSource, table: int) -> dict[str, Any]:
-    """Hyper-parameters by name, as lists of numbers; None where there is no limit."""
-    assert group.config.optimizer is not None
-    row = group.hyper[table].tolist()
-    return {
-        name: [row[column] if math.isfinite(row[column]) else None for column in columns]
-        for name, columns in group.config.optimizer.hyper_columns.items()
-    }
-
-
 def _manifest_of(uuid: str, parent: str | None, written: Sequence[_Written]) -> Manifest:
-    tables: dict[str, SavedTable] = {}
+    of_ranks: list[tuple[str, SavedTable]] = []
     groups: list[SavedGroup] = []
-    first_group = 0
     for of_rank in written:
-        for name, table in of_rank.tables.items():
-            parts = [
-                part if part.group == NO_GROUP else replace(part, group=part.group + first_group)
-                for part in table.parts
-            ]
-            known = tables.get(name, replace(table, parts=[]))
-            tables[name] = replace(
-                known,
-                step=max(known.step, table.step),
-                now=max(known.now, table.now),  # on which ranks agree with their next lookup
-                parts=[*known.parts, *parts],
-            )
+        for name, table in of_rank.tables:
+            [part] = table.parts
+            if part.group != NO_GROUP:
+                part = replace(part, group=part.group + len(groups))
+            of_ranks.append((name, replace(table, parts=[part])))
         groups += of_rank.groups
-        first_group = len(groups)
+    tables = together(of_ranks)
     for name, table in tables.items():
         check_same_ids(name, table)
-        ordered = sorted(table.parts, key=lambda part: (part.first_column, part.slots_begin))
-        tables[name] = replace(table, parts=ordered)
     dense, state = (_rest_of([of_rank.rest[k] for of_rank in written]) for k in range(2))
-    kind = FULL if parent is None else DELTA
-    return Manifest(uuid, kind, parent, len(written), tables, groups, dense, state)
+    kind, changes = (FULL if parent is None else DELTA), [f for of in written for f in of.changes]
+    own = tables if parent is None else {}  # those of an increment are in its batches
+    return Manifest(uuid, kind, parent, len(written), own, groups, dense, state, changes)
 
 
 def _rest_of(

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.saving.stored_rows import StoredRows
-from torch_dynemb.ops.columns import Clock, Meta
+from torch_dynemb.ops.columns import SKETCH_ROWS, Clock, Meta, PolicyColumn
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.storage.host import HostMemory
-from torch_dynemb.table.changes import ChangedIds
 from torch_dynemb.table.group_config import GroupConfig
 from torch_dynemb.table.preserved_rows import PreservedRows, can_preserve
 from torch_dynemb.table.row_access import materialize, state_tensors
@@ -75,8 +74,6 @@ class GroupSource(NamedTuple):
         now: seconds of the lookups that follow, as far as this rank knows.
         unwritten: rows of ids that were never trained may have no values yet, which
             :func:`write_initial_rows` computes from this; None: all have.
-        changed: by table, which of its ids are saved, and which ones it has no more; None: all ids
-            that there are.
     """
 
     config: GroupConfig
@@ -85,7 +82,6 @@ class GroupSource(NamedTuple):
     hyper: Tensor
     now: int
     unwritten: RowConstants | None
-    changed: list[ChangedIds] | None = None
 
     @property
     def tables(self) -> Tensor:
@@ -144,18 +140,42 @@ def source_of(tables: Tables, *, to_be_copied: bool = False) -> GroupSource:
     for name in ("tables", "slabs", "clock", "row_clock", "seeds"):
         entries[name] = entries[name].detach().cpu().clone()
     clamp_counts(entries)
-    proposed = tables.host.proposed_now
-    now = max(int(entries["clock"][Clock.NOW]), 0 if proposed is None else int(proposed))
     return GroupSource(
         config,
         entries,
         of_slabs,
         rows.hyper.detach().cpu().clone(),
-        now,
+        next_now(tables),
         RowConstants(rows.meta.clone(), rows.init_data.clone())
         if later and preserved is None
         else None,
     )
+
+
+def next_now(tables: Tables) -> int:
+    """Seconds of the lookups that follow, as far as this rank knows.
+
+    Args:
+        tables: of the group.
+    """
+    proposed = tables.host.proposed_now
+    return max(int(tables.index.clock[Clock.NOW]), 0 if proposed is None else int(proposed))
+
+
+def sketch_cells(config: GroupConfig, sketch: Tensor, table: int) -> Tensor | None:
+    """The counting sketch of a table, int32 [rows, width]; None: it has none.
+
+    Args:
+        config: of the group.
+        sketch: int32 [cells], of the group.
+        table: its number.
+    """
+    rows = config.layout.rows
+    width = rows[table].get(PolicyColumn.SKETCH_WIDTH, 0) if rows else 0
+    if width == 0:
+        return None
+    begin = rows[table][PolicyColumn.SKETCH_BEGIN]
+    return sketch[begin : begin + SKETCH_ROWS * width].reshape(SKETCH_ROWS, width)
 
 
 def write_initial_rows(source: GroupSource) -> None:
@@ -190,6 +210,8 @@ __all__ = [
     "GroupSource",
     "RowConstants",
     "SlabRows",
+    "next_now",
+    "sketch_cells",
     "source_of",
     "write_initial_rows",
 ]

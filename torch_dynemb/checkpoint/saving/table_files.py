@@ -15,12 +15,10 @@ from torch_dynemb import ops
 from torch_dynemb.checkpoint.entries import (
     COUNT,
     ID,
-    NO_GROUP,
     SKETCH,
     WEIGHT,
     counts_file,
     group_file,
-    removed_file,
     rows_file,
     score_entry,
     sketch_file,
@@ -35,9 +33,9 @@ from torch_dynemb.checkpoint.saving.row_order import (
     RowOrder,
     occupied_slots,
 )
-from torch_dynemb.checkpoint.saving.source import GroupSource
+from torch_dynemb.checkpoint.saving.source import GroupSource, sketch_cells
 from torch_dynemb.checkpoint.saving.table_source import PIECE_BYTES, TableSource
-from torch_dynemb.ops.columns import SKETCH_ROWS, PolicyColumn, Table
+from torch_dynemb.ops.columns import SKETCH_ROWS, Table
 from torch_dynemb.table.row_access import RowValues
 from torch_dynemb.table.shards import IdSlots
 
@@ -126,24 +124,39 @@ class Folder:
             sections: its tensors, in order.
             rows: what the manifest says of it.
         """
-        path = self.path / name
-        with room_told(path.parent):
-            self.disk.make_folder(path.parent)
-        writer = SummedWriter(self.disk, path)
-        try:
+
+        def pieces() -> Iterator[Tensor]:
             header = header_of([section.shape for section in sections])
-            writer.write(torch.frombuffer(bytearray(header), dtype=torch.uint8))
+            yield torch.frombuffer(bytearray(header), dtype=torch.uint8)
             for section in sections:
                 written = 0
                 for piece in section.pieces(range(section.rows)):
-                    writer.write(piece)
+                    yield piece
                     written += piece.numel() * piece.element_size()
-                    self.progress(piece.numel() * piece.element_size())
                 if written != section.shape.bytes:
                     raise RuntimeError(
                         f"checkpoint: {section.shape.name!r} of {name} has {written} bytes, "
                         f"expected {section.shape.bytes}: the tables changed while they were saved"
                     )
+
+        return self.write_pieces(name, pieces(), rows)
+
+    def write_pieces(self, name: str, pieces: Iterator[Tensor], rows: int) -> SavedFile:
+        """Writes a file of tensors whose bytes follow each other.
+
+        Args:
+            name: its path in the checkpoint.
+            pieces: contiguous, of the CPU.
+            rows: what the manifest says of it.
+        """
+        path = self.path / name
+        with room_told(path.parent):
+            self.disk.make_folder(path.parent)
+        writer = SummedWriter(self.disk, path)
+        try:
+            for piece in pieces:
+                writer.write(piece)
+                self.progress(piece.numel() * piece.element_size())
             sums = writer.end()
         except BaseException:
             writer.close()
@@ -217,10 +230,8 @@ class Folder:
 
 def write_group(
     folder: Folder, source: GroupSource, parts: Sequence[SourcePart], number: int
-) -> tuple[SavedGroup | None, list[SavedPart]]:
+) -> tuple[SavedGroup, list[SavedPart]]:
     """Writes the tables of a group that are saved; returns what the manifest says of the parts.
-
-    Of an increment it says nothing of the group: its ids and rows have no places.
 
     Args:
         folder: where to.
@@ -236,8 +247,6 @@ def write_group(
         order = RowOrder(source, slab)
         for part in here:
             saved[part.number] = _write_part(folder, source, part, order, number)
-    if source.changed is not None:
-        return None, [saved[part.number] for part in parts]
     sections = [Section.of(name, values) for name, values in source.entries.items()]
     file = folder.write(group_file(folder.rank, folder.ranks, number), sections, 0)
     words = list(source.config.layout.score_words)
@@ -272,7 +281,6 @@ def _write_part(
             files.append(folder.write_rows(name, of_file, shapes, pieces, len(rows)))
     counts, counted = _write_counts(folder, source, part)
     sketch, width = _write_sketch(folder, source, part)
-    removed = _write_removed(folder, source, part)
     return SavedPart(
         rank=folder.rank,
         first_column=part.columns.start,
@@ -282,8 +290,8 @@ def _write_part(
         slots=part.ids.slots,
         ids=table.count,
         ids_crc32c=_ids_crc32c(table) if part.split else 0,
-        group=group if source.changed is None else NO_GROUP,
-        number=number if source.changed is None else 0,
+        group=group,
+        number=number,
         counters=source.tables[number].tolist(),
         optimizer_steps=int(source.entries["row_clock"][number]),
         rows=files,
@@ -291,8 +299,6 @@ def _write_part(
         counted=counted,
         sketch=sketch,
         sketch_width=width,
-        removed=removed,
-        removed_ids=0 if removed is None else removed.rows,
     )
 
 
@@ -361,27 +367,14 @@ def _write_counts(
     return folder.write(name, sections, count), count
 
 
-def _write_removed(folder: Folder, source: GroupSource, part: SourcePart) -> SavedFile | None:
-    if source.changed is None or part.columns.start > 0:
-        return None
-    ids = source.changed[part.number].removed.cpu()
-    name = removed_file(part.name, folder.rank, folder.ranks)
-    return folder.write(name, [Section.of(ID, ids)], ids.numel())
-
-
 def _write_sketch(
     folder: Folder, source: GroupSource, part: SourcePart
 ) -> tuple[SavedFile | None, int]:
-    rows = source.config.layout.rows
-    width = rows[part.number].get(PolicyColumn.SKETCH_WIDTH, 0) if rows else 0
-    if width == 0 or part.columns.start > 0:
+    cells = sketch_cells(source.config, source.entries["sketch"], part.number)
+    if cells is None or part.columns.start > 0:
         return None, 0
-    begin = rows[part.number][PolicyColumn.SKETCH_BEGIN]
-    cells = source.entries["sketch"][begin : begin + SKETCH_ROWS * width].reshape(
-        SKETCH_ROWS, width
-    )
     name = sketch_file(part.name, folder.rank, folder.ranks)
-    return folder.write(name, [Section.of(SKETCH, cells)], SKETCH_ROWS), width
+    return folder.write(name, [Section.of(SKETCH, cells)], SKETCH_ROWS), cells.shape[1]
 
 
 __all__ = ["Folder", "Progress", "Section", "SourcePart", "write_group"]

@@ -14,7 +14,7 @@ from torch_dynemb.argument_checks import described, integer
 from torch_dynemb.checkpoint.entries import DELTA
 from torch_dynemb.checkpoint.manifest.file import check_full
 from torch_dynemb.checkpoint.manifest.places import checked_path
-from torch_dynemb.checkpoint.manifest.records import SavedTable
+from torch_dynemb.checkpoint.manifest.records import SavedPart, SavedTable
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.reader import Checkpoint
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
@@ -22,6 +22,7 @@ from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBa
 from torch_dynemb.checkpoint.tools.reshard import split_of, write_parts
 from torch_dynemb.errors import NewBaseNeededError
 from torch_dynemb.optim.base import StateTensor
+from torch_dynemb.table.content import CountedIds
 
 _IDS_AT_ONCE = 1 << 18
 # what increments of a table must have in common with it
@@ -126,26 +127,35 @@ class _MergedTable(CheckpointTable):
     """
 
     def __init__(self, layers: Sequence[CheckpointTable]) -> None:
-        *older, last = layers
-        super().__init__(last.name, last._saved, last._files)
-        self._older: list[tuple[CheckpointTable, Tensor]] = []
+        *older, self._last = layers
+        super().__init__(self._last.name, self._last._saved, self._last._files)
         overruled = torch.empty(0, dtype=torch.int64)
+        self._layers = [(self._last, overruled)]
         for before, after in zip(reversed(older), reversed(layers), strict=False):
             told = [*after.id_batches(_IDS_AT_ONCE), *after.removed_batches(_IDS_AT_ONCE)]
             overruled = torch.cat([overruled, *told]).unique()
-            self._older.insert(0, (before, overruled))
+            self._layers.insert(0, (before, overruled))
         self.ids = sum(ids.numel() for ids in self.id_batches(_IDS_AT_ONCE))
 
+    @property
+    def counts_ids(self) -> bool:
+        return self._last.counts_ids
+
     def id_batches(self, size: int) -> Iterator[Tensor]:
-        for table, overruled in self._older:
+        for table, overruled in self._layers:
             for ids in table.id_batches(size):
                 yield ids[_outside(ids, overruled)]
-        yield from super().id_batches(size)
+
+    def counts(self, size: int) -> Iterator[CountedIds]:
+        return self._last.counts(size)
+
+    def sketches(self, parts: Sequence[SavedPart]) -> list[Tensor]:
+        return self._last.sketches(parts)
 
     def _batches(
         self, size: int, state: Sequence[StateTensor], words: tuple[str, ...]
     ) -> Iterator[SavedBatch]:
-        for table, overruled in self._older:
+        for table, overruled in self._layers:
             for batch in table._batches(size, state, words):
                 here = _outside(batch.ids, overruled)
                 if bool(here.all()):
@@ -158,7 +168,6 @@ class _MergedTable(CheckpointTable):
                         batch.scores[here],
                         batch.score_names,
                     )
-        yield from super()._batches(size, state, words)
 
 
 def _outside(ids: Tensor, ascending: Tensor) -> Tensor:

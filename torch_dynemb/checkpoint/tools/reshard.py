@@ -376,7 +376,7 @@ def _dealt(owners: Tensor, numbers: range) -> Iterator[tuple[int, Tensor]]:
 def _write_counts(files: TensorFiles, split: Split) -> list[SavedFile]:
     """Writes the ids that wait for admission, a file for each part; none where none are counted."""
     table, parts = split.table, len(split.ids)
-    if all(part.counts is None for part in split.saved.first_parts):
+    if not table.counts_ids:
         return []
     sizes = _sizes(split, (of.ids for of in table.counts(_IDS_AT_ONCE)))
     first = range(table.embedding_dim)
@@ -401,7 +401,7 @@ def _write_counts(files: TensorFiles, split: Split) -> list[SavedFile]:
 
 def _write_sketches(files: TensorFiles, split: Split) -> dict[int, tuple[SavedFile, int]]:
     """Writes the sketches; returns the file of each part, which others may share, and its width."""
-    sources = [part for part in split.saved.first_parts if part.sketch is not None]
+    sources = [part for part in split.saved.first_parts if part.sketch_width > 0]
     together: list[tuple[set[int], set[int]]] = []  # new parts, and sources that they have ids of
     for number, ids in enumerate(split.ids):
         parts = {number}

@@ -1,0 +1,162 @@
+"""What a batch says of a part of a table: its description, and records of what has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.checkpoint.delta_log.batch import COUNTS, ERASE, ROWS, SKETCH, Pieces
+from torch_dynemb.checkpoint.delta_log.payloads import (
+    LoggedPart,
+    of_tensors,
+    payload_bytes,
+    tensors_of_rows,
+)
+from torch_dynemb.checkpoint.entries import COUNT, ID, NO_GROUP
+from torch_dynemb.checkpoint.entries import SKETCH as CELLS
+from torch_dynemb.checkpoint.manifest.records import SavedPart
+from torch_dynemb.checkpoint.parts import TablePart
+from torch_dynemb.checkpoint.saving.described import described_table
+from torch_dynemb.checkpoint.saving.source import next_now, sketch_cells
+from torch_dynemb.ops.columns import Table
+from torch_dynemb.table.changes import ChangedIds, copy_rows
+from torch_dynemb.table.content import optimizer_steps, score_names
+from torch_dynemb.table.tables import Tables, exported
+
+_RECORD_BYTES = 4 << 20  # of rows; a reader holds one record
+_COUNTS_AT_ONCE = 1 << 18
+
+
+def logged_part(
+    part: TablePart, rank: int, number: int, changed: ChangedIds, *, state: bool
+) -> LoggedPart:
+    """What a batch says of a part of a table.
+
+    Args:
+        part: of a model, on this rank.
+        rank: of this process.
+        number: of the part in the batch.
+        changed: ids whose rows the batch has, and those that are gone.
+        state: the batch has the optimizer state.
+    """
+    tables, table = part.group.tables, part.table
+    split = len(part.columns) < part.embedding_dim
+    counters = tables.config.layout.counters[table]
+    cells = sketch_cells(tables.config, tables.index.sketch, table)
+    optimized = state and part.optimizer is not None
+    saved = SavedPart(
+        rank=rank,
+        first_column=part.columns.start,
+        columns=len(part.columns),
+        slots_begin=part.ids.begin,
+        slots_end=part.ids.end,
+        slots=part.ids.slots,
+        ids=changed.ids.numel(),
+        ids_crc32c=ops.crc32c(changed.ids.sort().values.cpu()) if split else 0,
+        group=NO_GROUP,
+        number=number,
+        counters=tables.index.tables[table].tolist(),
+        optimizer_steps=optimizer_steps(tables, table) if optimized else 0,
+        rows=[],
+        counted=0 if counters is None else int(tables.index.tables[counters, Table.SIZE]),
+        sketch_width=0 if cells is None else cells.shape[1],
+        removed_ids=changed.removed.numel(),
+    )
+    described = described_table(
+        tables.config,
+        table,
+        saved,
+        embedding_dim=part.embedding_dim,
+        dtype=part.dtype,
+        optimized=optimized,
+        seeds=tables.index.meta[:, 0],
+        hyper=tables.rows.hyper,
+        clock=tables.index.clock,
+        now=next_now(tables),
+    )
+    return LoggedPart(part.name, described)
+
+
+def row_records(part: TablePart, number: int, changed: ChangedIds) -> Iterator[Pieces]:
+    """Records of changed rows, with state and scores, which are read when they are written.
+
+    Args:
+        part: of a model, on this rank.
+        number: of the part in the batch.
+        changed: what has changed in it.
+    """
+    tables, table = part.group.tables, part.table
+    split = len(part.columns) < part.embedding_dim
+    # ranks with other columns of the ids write them in one order; else rows are read in theirs
+    order = torch.argsort(changed.ids if split else changed.handles)
+    words = score_names(tables, table)
+
+    def read(places: Tensor) -> Callable[[], Sequence[Tensor]]:
+        def make() -> Sequence[Tensor]:
+            some = ChangedIds(changed.ids[places], changed.handles[places], places[:0])
+            return of_tensors(
+                tensors_of_rows(copy_rows(tables, table, some, state=True, scores=words))
+            )
+
+        return make
+
+    none = ChangedIds(changed.ids[:0], changed.handles[:0], changed.removed[:0])
+    like = tensors_of_rows(copy_rows(tables, table, none, state=True, scores=words))
+    # as many in the records of all columns
+    most = max(1, _RECORD_BYTES // (4 * part.embedding_dim * (len(like) - len(words))))
+    for places in order.split(most):
+        if places.numel() > 0:
+            yield Pieces(ROWS, number, payload_bytes(like, places.numel()), read(places))
+
+
+def removed_records(number: int, removed: Tensor) -> list[Pieces]:
+    """The record of ids that are gone, if there are any.
+
+    Args:
+        number: of the part in the batch.
+        removed: int64 [n], of the CPU.
+    """
+    return [Pieces.of(ERASE, number, of_tensors({ID: removed}))] if removed.numel() > 0 else []
+
+
+def admission_records(part: TablePart, number: int) -> Iterator[Pieces]:
+    """Records of the ids that wait for admission, which are read when they are written.
+
+    Args:
+        part: of a model, on this rank.
+        number: of the part in the batch.
+    """
+    tables = part.group.tables
+    counters = tables.config.layout.counters[part.table]
+    if counters is not None:
+        none = torch.empty(0, dtype=torch.int64)
+        batches = _counted(tables, counters)
+        left = int(tables.index.tables[counters, Table.SIZE])
+        while True:
+            size = min(left, _COUNTS_AT_ONCE)
+            total = payload_bytes({ID: none, COUNT: none}, size)
+            yield Pieces(COUNTS, number, total, lambda: of_tensors(next(batches)))
+            left -= size
+            if left == 0:
+                break
+    cells = sketch_cells(tables.config, tables.index.sketch, part.table)
+    if cells is not None:
+        yield Pieces.of(SKETCH, number, of_tensors({CELLS: cells.cpu().contiguous()}))
+
+
+def _counted(tables: Tables, counters: int) -> Iterator[dict[str, Tensor]]:
+    """Ids that wait and their counts, as many at once but for the last ones."""
+    held = torch.empty(2, 0, dtype=torch.int64)
+    for batch in exported(tables, counters, _COUNTS_AT_ONCE):
+        # stored as handles are, where 0 is an empty slot
+        held = torch.cat([held, torch.stack([batch.ids, batch.handles + 1]).cpu()], 1)
+        if held.shape[1] >= _COUNTS_AT_ONCE:
+            now, held = held[:, :_COUNTS_AT_ONCE], held[:, _COUNTS_AT_ONCE:]
+            yield {ID: now[0].contiguous(), COUNT: now[1].contiguous()}
+    yield {ID: held[0].contiguous(), COUNT: held[1].contiguous()}
+
+
+__all__ = ["admission_records", "logged_part", "removed_records", "row_records"]

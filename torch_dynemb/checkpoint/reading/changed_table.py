@@ -1,0 +1,262 @@
+"""A table of an increment: what batches of changes have of it, record by record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.argument_checks import integer
+from torch_dynemb.checkpoint.delta_log.batch import (
+    COUNTS,
+    ERASE,
+    ROWS,
+    SKETCH,
+    TABLES,
+    RecordPlace,
+    index_of,
+    payload_of,
+)
+from torch_dynemb.checkpoint.delta_log.commits import checked_ids, checked_rows, whole_rows
+from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, tables_of, tensors_of
+from torch_dynemb.checkpoint.entries import COUNT, ID
+from torch_dynemb.checkpoint.entries import SKETCH as CELLS
+from torch_dynemb.checkpoint.files.summed_files import SummedReader
+from torch_dynemb.checkpoint.manifest.check import check_parts
+from torch_dynemb.checkpoint.manifest.records import Manifest, SavedFile, SavedPart, SavedTable
+from torch_dynemb.checkpoint.manifest.whole_tables import together
+from torch_dynemb.checkpoint.reading.saved_table import (
+    CheckpointFiles,
+    CheckpointTable,
+    SavedBatch,
+)
+from torch_dynemb.errors import DamagedFileError
+from torch_dynemb.ops.columns import SKETCH_ROWS
+from torch_dynemb.optim.base import StateTensor
+from torch_dynemb.table.changes import ChangedRows
+from torch_dynemb.table.content import CountedIds
+
+Taken = TypeVar("Taken")
+
+
+class ChangesFile:
+    """The batch of a rank in an increment; one record of it is in memory at a time.
+
+    Args:
+        folder: of the increment.
+        file: what the manifest says of the batch.
+
+    Attributes:
+        index: where its records lie.
+        tables: what it says of them.
+
+    Raises:
+        DamagedFileError: it is missing or damaged.
+    """
+
+    def __init__(self, folder: Path, file: SavedFile) -> None:
+        self.path, self._file = folder / file.path, file
+        reader = self.reader()
+        try:
+            last = len(file.crc32c) - 1
+            size = file.bytes - max(0, last) * file.block_bytes
+            # with the commit, whose chain is of all that is in the batch
+            reader.read_block(last, torch.empty(size, dtype=torch.uint8))
+            with self.understood():
+                self.index = index_of(file.bytes, reader.read_bytes)
+                self.tables: list[LoggedPart] = []
+                for number, place in enumerate(self.index.places):
+                    if place.kind == TABLES:
+                        self.tables = tables_of(payload_of(self.index, number, reader.read_bytes))
+        finally:
+            reader.close()
+
+    def reader(self) -> SummedReader:
+        """Opens the file."""
+        return SummedReader(self.path, self._file.sums, has_header=False)
+
+    def records(
+        self, reader: SummedReader, kind: int, table: int, take: Callable[[Tensor], Taken]
+    ) -> Iterator[Taken]:
+        """What some records say, one after another.
+
+        Args:
+            reader: what :meth:`reader` gives.
+            kind: of the records.
+            table: number of the table in the batch.
+            take: makes it of a payload.
+
+        Raises:
+            DamagedFileError: a record is damaged.
+        """
+        for number, place in enumerate(self.index.places):
+            if (place.kind, place.table) == (kind, table):
+                with self.understood():
+                    taken = take(payload_of(self.index, number, reader.read_bytes))
+                yield taken
+
+    @contextmanager
+    def understood(self) -> Iterator[None]:
+        """Has errors of what cannot be understood name the file."""
+        try:
+            yield
+        except (LookupError, RuntimeError, TypeError, ValueError) as error:
+            if isinstance(error, DamagedFileError) and error.path is not None:
+                raise
+            raise DamagedFileError(
+                f"{self.path}: {error}: the file was damaged after it was written", path=self.path
+            ) from error
+
+
+def changes_of(folder: Path, manifest: Manifest) -> tuple[list[ChangesFile], Manifest]:
+    """The batches of an increment, and its manifest with the tables that they have.
+
+    Args:
+        folder: of the increment.
+        manifest: of it.
+
+    Raises:
+        DamagedFileError: a batch is missing or damaged.
+    """
+    batches = [ChangesFile(folder, file) for file in manifest.changes]
+    parts = []
+    for rank, batch in enumerate(batches):
+        head = batch.index.head
+        if (head.rank, head.ranks, head.base) != (rank, manifest.ranks, manifest.parent):
+            raise DamagedFileError(
+                f"{batch.path}: it is a batch of rank {head.rank} of {head.ranks}, after the "
+                f"checkpoint {head.base}, which no file of this increment is",
+                path=batch.path,
+            )
+        for number, (name, table) in enumerate(batch.tables):
+            part = table.parts[0]
+            if (part.rank, part.number) != (rank, number):
+                raise DamagedFileError(
+                    f"{batch.path}: table {number} is described as {part.number} of rank "
+                    f"{part.rank}",
+                    path=batch.path,
+                )
+            parts.append((name, table))
+    tables = together(parts)
+    try:
+        for name, table in tables.items():
+            check_parts(name, table)
+    except ValueError as error:
+        raise DamagedFileError(f"{folder}: {error}", path=folder) from error
+    return batches, replace(manifest, tables=tables)
+
+
+class ChangedTable(CheckpointTable):
+    """A table of an increment: the ids that have changed, with their rows, and those that are gone.
+
+    Args:
+        name: of the table.
+        saved: what the batches say of it.
+        files: where its files are.
+        batches: of all ranks.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        saved: SavedTable,
+        files: CheckpointFiles,
+        batches: Sequence[ChangesFile],
+    ) -> None:
+        super().__init__(name, saved, files)
+        self._changes = batches
+
+    @property
+    def counts_ids(self) -> bool:
+        return any(self._places(part, COUNTS) for part in self._saved.first_parts)
+
+    def _batches(
+        self, size: int, state: Sequence[StateTensor], words: tuple[str, ...]
+    ) -> Iterator[SavedBatch]:
+        for first in self._saved.first_parts:
+            columns = [self._rows(part) for part in self._shards_of(first)]
+            with self._changes[first.rank].understood():
+                for shards in zip(*columns, strict=True):
+                    rows = whole_rows(self.name, shards)
+                    none = rows.ids.new_empty(rows.ids.numel(), 0)
+                    scores = torch.cat([none, *(rows.scores[of][:, None] for of in words)], 1)
+                    for begin in range(0, rows.ids.numel(), size):
+                        places = slice(begin, begin + size)
+                        yield SavedBatch(
+                            rows.ids[places],
+                            rows.rows[places],
+                            {of.name: rows.state[of.name][places] for of in state},
+                            scores[places],
+                            words,
+                        )
+
+    def _rows(self, part: SavedPart) -> Iterator[ChangedRows]:
+        logged = self._logged(part)
+
+        def take(payload: Tensor) -> ChangedRows:
+            rows = checked_rows(logged, payload)
+            for of in self.state_tensors:
+                values, columns = rows.state[of.name], of.columns(part.columns)
+                shape = rows.ids.shape if of.per_row else (*rows.ids.shape, columns)
+                if values.dtype != of.dtype or values.shape != shape:
+                    raise ValueError(
+                        f"table {self.name!r} has state {of.name!r} of {values.dtype} "
+                        f"{tuple(values.shape)}, expected {of.dtype} {tuple(shape)}"
+                    )
+            return rows
+
+        return self._records(part, ROWS, take)
+
+    def _logged(self, part: SavedPart) -> LoggedPart:
+        return self._changes[part.rank].tables[part.number]
+
+    def _places(self, part: SavedPart, kind: int) -> list[RecordPlace]:
+        places = self._changes[part.rank].index.places
+        return [of for of in places if (of.kind, of.table) == (kind, part.number)]
+
+    def _records(
+        self, part: SavedPart, kind: int, take: Callable[[Tensor], Taken]
+    ) -> Iterator[Taken]:
+        batch = self._changes[part.rank]
+        with self._files.opened(batch.reader()) as reader:
+            yield from batch.records(reader, kind, part.number, take)
+
+    def id_batches(self, size: int) -> Iterator[Tensor]:
+        size = integer("id_batches: size", size, least=1)
+        for part in self._saved.first_parts:
+            for rows in self._rows(part):
+                yield from rows.ids.split(size)
+
+    def removed_batches(self, size: int) -> Iterator[Tensor]:
+        size = integer("removed_batches: size", size, least=1)
+        for part in self._saved.first_parts:
+            for ids in self._records(part, ERASE, lambda of: checked_ids(self.name, of)):
+                yield from ids.split(size)
+
+    def counts(self, size: int) -> Iterator[CountedIds]:
+        size = integer("counts: size", size, least=1)
+
+        def take(payload: Tensor) -> Tensor:
+            ids, counts = (checked_ids(self.name, payload, name) for name in (ID, COUNT))
+            return torch.stack([ids, counts])
+
+        for part in self._saved.first_parts:
+            for counted in self._records(part, COUNTS, take):
+                yield from (CountedIds(*some) for some in counted.split(size, dim=1))
+
+    def sketches(self, parts: Sequence[SavedPart]) -> list[Tensor]:
+        def take(payload: Tensor) -> Tensor:
+            cells = tensors_of(payload)[CELLS]
+            if cells.dtype != torch.int32 or cells.dim() != 2 or cells.shape[0] != SKETCH_ROWS:
+                raise ValueError(f"table {self.name!r} has no sketch of {tuple(cells.shape)}")
+            return cells
+
+        return [cells for part in parts for cells in self._records(part, SKETCH, take)]
+
+
+__all__ = ["ChangedTable", "ChangesFile", "changes_of"]
