@@ -87,8 +87,8 @@ def check_same_ids(name: str, table: SavedTable) -> None:
     first = {(part.slots_begin, part.slots): part for part in table.first_parts}
     for part in table.parts:
         same = first[part.slots_begin, part.slots]
-        # a batch of changes has the counts of the first columns only
-        counted = part.counted if part.rows else same.counted
+        # the first columns alone have counts
+        counted = same.counted if part.counts is None else part.counted
         if (part.ids, part.ids_crc32c, counted) != (same.ids, same.ids_crc32c, same.counted):
             raise RuntimeError(
                 f"checkpoint: table {name!r}: its column shards on ranks {same.rank} and "
