@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from torch_dynemb._library.error_names import name_feature
 from torch_dynemb.nn.features import Features
 from torch_dynemb.nn.forwards import BagsOfFeatures, RowsOfFeatures
 from torch_dynemb.nn.inputs import pooling_of
 from torch_dynemb.nn.static_arguments import advises
-from torch_dynemb.nn.table_module import TableModule
+from torch_dynemb.nn.table_module import ModuleOptions, TableModule
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.process.interrupts import held_back
 from torch_dynemb.table import extension as table_extension
@@ -48,26 +49,9 @@ class Collection(TableModule):
     def __init__(
         self,
         tables: Sequence[TableConfig],
-        *,
-        optimizer: OptimizerConfig | None,
-        trainable: bool,
-        output_dtype: torch.dtype,
-        split: bool,
-        device: torch.device | str | None,
-        max_rows: int | None,
-        memory_budget: int | str | None,
+        **options: Unpack[ModuleOptions],
     ) -> None:
-        tables = check_tables(type(self).__name__, tables)
-        super().__init__(
-            tables,
-            optimizer=optimizer,
-            trainable=trainable,
-            output_dtype=output_dtype,
-            split=split,
-            device=device,
-            max_rows=max_rows,
-            memory_budget=memory_budget,
-        )
+        super().__init__(check_tables(type(self).__name__, tables), **options)
         self._set_features(self._named_features(self._group.config))
 
     def _named_features(self, config: GroupConfig) -> NamedFeatures:

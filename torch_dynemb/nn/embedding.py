@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer, tensor
@@ -14,7 +15,7 @@ from torch_dynemb.initializers import Initializer
 from torch_dynemb.nn.forwards import rows_in_shape
 from torch_dynemb.nn.inputs import are_ready, flat_ids, flat_scores
 from torch_dynemb.nn.static_arguments import ARGUMENTS, ClassAttribute, advises
-from torch_dynemb.nn.table_module import TableModule
+from torch_dynemb.nn.table_module import ModuleOptions, TableModule
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim import OptimizerConfig
@@ -36,17 +37,11 @@ class SingleTable(TableModule):
         name: str | None,
         padding_idx: int | None,
         initializer: Initializer | None,
-        optimizer: OptimizerConfig | None,
-        trainable: bool,
         eval_default: EvalDefault,
         dtype: torch.dtype,
-        output_dtype: torch.dtype,
-        split: bool,
-        device: torch.device | str | None,
         policy: Policy | None,
-        max_rows: int | None,
-        memory_budget: int | str | None,
         storage: Storage | None,
+        **options: Unpack[ModuleOptions],
     ) -> None:
         table = TableConfig(
             name=UNNAMED if name is None else name,
@@ -58,17 +53,7 @@ class SingleTable(TableModule):
             dtype=dtype,
             storage=storage,
         )
-        super().__init__(
-            [table],
-            optimizer=optimizer,
-            trainable=trainable,
-            output_dtype=output_dtype,
-            split=split,
-            device=device,
-            max_rows=max_rows,
-            memory_budget=memory_budget,
-            seed=drawn_seed() if name is None else None,
-        )
+        super().__init__([table], seed=drawn_seed() if name is None else None, **options)
 
     from_pretrained = ClassAttribute()
 

@@ -6,7 +6,7 @@ import copy
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +65,18 @@ def _watch(module: TableModule) -> None:
     backward_updates.register(module)
     loss_scaling.watch_scalers()
     gradient_clipping.watch_clipping()
+
+
+class ModuleOptions(TypedDict):
+    """What every module gives :class:`TableModule`; see :class:`torch_dynemb.DynamicEmbedding`."""
+
+    optimizer: OptimizerConfig | None
+    trainable: bool
+    output_dtype: torch.dtype
+    split: bool
+    device: torch.device | str | None
+    max_rows: int | None
+    memory_budget: int | str | None
 
 
 class TableModule(nn.Module):
