@@ -19,7 +19,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 import torch_dynemb as td
 from torch_dynemb.distributed.owners import part_of
-from torch_dynemb.table import content
+from torch_dynemb.table import load
 from torch_dynemb.torchrec import LoadPlanner, Stager, TableOptions
 from torch_dynemb.torchrec.state import table_load
 
@@ -166,7 +166,7 @@ def load_large(rank: int, count: int, policy: td.Policy, stays: bool) -> tuple[i
     with (
         mock.patch.object(table_load, "BLOCK_BYTES", 1 << 14),
         mock.patch.object(table_load, "_IDS_OF_A_BLOCK", 1 << 11),
-        mock.patch.object(content, "_IDS_OF_A_CALL", 1 << 11),
+        mock.patch.object(load, "_IDS_AT_ONCE", 1 << 11),
         profile(use_cpu=True, profile_memory=True, use_kineto=True) as profiled,
     ):
         other.load_state_dict(state)
