@@ -14,6 +14,7 @@ from torch import Tensor
 import torch_dynemb as td
 from torch_dynemb.ops import memory, serving
 from torch_dynemb.storage.cuda import CudaMemory
+from torch_dynemb.table import extension
 from torch_dynemb.table import group as table
 from torch_dynemb.table import state as table_state
 
@@ -42,6 +43,7 @@ def emulated_cuda() -> Iterator[EmulatedCuda]:
     up, as on a GPU."""
     with (
         patch.object(table, "memory_of", lambda owner, device: EmulatedMemory()),
+        patch.object(extension, "memory_of", lambda owner, device: EmulatedMemory()),
         patch.object(serving, "in_host_memory", lambda tensor: False),
         EmulatedCuda() as mode,
     ):

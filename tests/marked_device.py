@@ -33,6 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_dynemb.storage.device import memory_of
 from torch_dynemb.storage.host import HostMemory
 from torch_dynemb.storage.memory import TableMemory
+from torch_dynemb.table import extension
 from torch_dynemb.table import group as table
 
 HOST = torch.device("cpu")
@@ -363,7 +364,8 @@ def marked_device() -> Iterator[None]:
     """Tensors are made on DEVICE, and raise where they meet those of the CPU."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(torch, "Generator", Generator))
-        stack.enter_context(patch.object(table, "memory_of", marked_memory_of))
+        for module in (table, extension):
+            stack.enter_context(patch.object(module, "memory_of", marked_memory_of))
         ops = stack.enter_context(Ops())
         stack.enter_context(Functions(ops))
         yield

@@ -24,7 +24,7 @@ from faulty_disk import FullDisk
 from torch import nn
 
 import torch_dynemb as td
-from torch_dynemb import checkpoint, serving
+from torch_dynemb import checkpoint
 from torch_dynemb.__main__ import main
 
 pytestmark = pytest.mark.any_device
@@ -297,23 +297,6 @@ def test_damaged_batches_are_refused_by_their_name(chain: Path, tmp_path: Path) 
     named.unlink()
     with pytest.raises(checkpoint.DamagedFileError, match="is missing"):
         checkpoint.open(copy)
-
-
-def test_a_live_copy_takes_the_rows_of_increments(tmp_path: Path) -> None:
-    model = small()
-    checkpoint.record_changes(model)
-    checkpoint.save(tmp_path / "base", model)
-    served = serving.live(model, headroom=10)
-    model(torch.tensor([3, 21])).sum().backward()
-    model.optimizer.step()
-    model.group.erase(0, torch.tensor([5]))
-    checkpoint.save(tmp_path / "one", model, since=tmp_path / "base")
-    with pytest.raises(ValueError, match="is an increment, whose dense part is beside"):
-        checkpoint.follow(tmp_path / "one", served, base=tmp_path / "base")
-    follower = checkpoint.follow(tmp_path / "one", served, base=tmp_path / "base", dense="keep")
-    assert follower.update() == 1
-    asked = torch.arange(22)
-    assert torch.equal(served(asked), model.eval()(asked))
 
 
 def test_wrong_arguments_of_merge_are_refused(chain: Path, tmp_path: Path) -> None:

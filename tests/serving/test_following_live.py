@@ -12,7 +12,8 @@ from logged_models import IDS, Model, act, train
 from publishing import FailingChanges
 from torch import Tensor
 
-from torch_dynemb import serving
+import torch_dynemb as td
+from torch_dynemb import checkpoint, serving
 from torch_dynemb.checkpoint import DeltaLog, follow
 
 pytestmark = pytest.mark.cpu_only("live tables are on the CPU")
@@ -227,3 +228,23 @@ def test_a_thread_follows_until_it_is_stopped_or_fails(tmp_path: Path) -> None:
     with pytest.raises(serving.NoHeadroomError):
         small.stop()
     log.close()
+
+
+def test_a_live_copy_takes_the_rows_of_increments(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    model = td.DynamicEmbedding(4, name="ids", optimizer=td.SGD(lr=0.1))
+    model(torch.arange(20)).sum().backward()
+    model.optimizer.step()
+    checkpoint.record_changes(model)
+    checkpoint.save(tmp_path / "base", model)
+    served = serving.live(model, headroom=10)
+    model(torch.tensor([3, 21])).sum().backward()
+    model.optimizer.step()
+    model.group.erase(0, torch.tensor([5]))
+    checkpoint.save(tmp_path / "one", model, since=tmp_path / "base")
+    with pytest.raises(ValueError, match="is an increment, whose dense part is beside"):
+        checkpoint.follow(tmp_path / "one", served, base=tmp_path / "base")
+    follower = checkpoint.follow(tmp_path / "one", served, base=tmp_path / "base", dense="keep")
+    assert follower.update() == 1
+    asked = torch.arange(22)
+    assert torch.equal(served(asked), model.eval()(asked))
