@@ -67,6 +67,7 @@ def check_failing_load(load: Load, way: str, *, points: int, empty: Any = None) 
     before, loaded = load.seen(load.make()), load.make()
 
     done = same if load.done is None else load.done
+    of_torch: set[int] = set()  # failures of torch's own copies of parameters, after the tables
 
     def disturbed(what: Any, number: int) -> int:
         def call() -> None:
@@ -77,6 +78,7 @@ def check_failing_load(load: Load, way: str, *, points: int, empty: Any = None) 
             except RuntimeError as error:
                 if "While copying the parameter" not in str(error):  # torch's own words for one
                     raise
+                of_torch.add(number)
                 raise KeyboardInterrupt from None
 
         return after_op(call, number, WAYS[way])
@@ -94,8 +96,10 @@ def check_failing_load(load: Load, way: str, *, points: int, empty: Any = None) 
         kept = same(now, before)
         found.append(kept)
         if not kept and not (empty is not None and empty(now)):
-            if done(now, after):
-                continue  # signals waited, or it was one of the ops that come when all is done
+            # signals waited; or it came when all was done, as an error of ours never does
+            late = way != "an error" or number in of_torch or load.done is not None
+            if late and done(now, after):
+                continue
             pytest.fail(f"{way} after op {number} of {count} leaves something else")
         load.load(what)
         # what was emptied has its ids elsewhere
