@@ -49,7 +49,7 @@ DYNEMB_DEFINE_OPS(m) {
   // Rows of tiered tables: a cache of them in memory, and what moves between it and a store. places
   // and slots have an entry for each slab, empty where its rows are in memory.
   host.def(
-      "promise_room_(Tensor(a!) tier_clock, Tensor buckets, Tensor(b!) tables, Tensor meta, "
+      "reserve_space_(Tensor(a!) tier_clock, Tensor buckets, Tensor(b!) tables, Tensor meta, "
       "Tensor ids, Tensor offsets, int[] feature_tables) -> ()");
   for (const auto& [name, more, result] :
        {std::array{"stage_", "bool trains", "Tensor"}, std::array{"prefetch_", "int ahead", "()"},
@@ -317,10 +317,11 @@ DYNEMB_DEFINE_OPS(m) {
       "hyper, Tensor meta, Tensor init_data) -> Tensor");
   // Rows of a slab that a save reads while training goes on.
   host.def(
-      "preserve_rows_(Tensor weights, Tensor[] state, Tensor(a!) copy_on_write, Tensor rows) -> "
+      "copy_before_write_(Tensor weights, Tensor[] state, Tensor(a!) copy_on_write, Tensor rows) "
+      "-> "
       "()");
   host.def(
-      "take_preserved_rows_(Tensor weights, Tensor[] state, Tensor(a!) copy_on_write, Tensor rows, "
+      "take_unchanged_rows_(Tensor weights, Tensor[] state, Tensor(a!) copy_on_write, Tensor rows, "
       "Tensor(b!) out_weights, Tensor(c!)[] out_state) -> ()");
 #define DYNEMB_NAME_OF(name, Optimizer) #name,
   constexpr const char* kOptimizers[] = {DYNEMB_FOR_EACH_OPTIMIZER(DYNEMB_NAME_OF)};

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.content import CountedIds, TableContent
 from torch_dynemb.table.load import RowBlock, RowLoader, undone_after_error
 from torch_dynemb.table.tables import Tables
@@ -30,7 +30,7 @@ def write_content(
     with undone_after_error([loader]) as done:
         loader.begin()
         loader.write(table, RowBlock(content.ids, 0, *content[1:]), 0, names)
-        with held_back():
+        with defer_signals():
             loader.publish(table, [content.ids], counted)
             loader.end()
             done()

@@ -69,7 +69,7 @@ def step_rows(
 
     def of_copies(number: int) -> float:
         source = sys.modules["torch_dynemb.checkpoint.saving.source"]
-        with patch.object(source, "can_preserve", lambda tables: False):
+        with patch.object(source, "can_copy_on_write", lambda tables: False):
             return during_a_save(number)
 
     candidates: dict[str, Callable[[int], float]] = {

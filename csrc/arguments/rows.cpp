@@ -1,8 +1,8 @@
 #include "arguments/rows.h"
 
 #include "core/columns.h"
+#include "core/rows/copy_on_write.h"
 #include "core/rows/quantized.h"
-#include "core/rows/undo.h"
 
 namespace dynemb {
 
@@ -123,8 +123,8 @@ void add_copy_on_write(const CallContext& call, const std::vector<Tensor>& copy_
   for (size_t s = 0; s < slabs->size(); ++s) {
     const Tensor& words = copy_on_write[s];
     check_words(call, "copy_on_write", words);
-    DYNEMB_CHECK(words.numel() >= kUndoColumns, "dynemb::", call.op, ": copy_on_write of slab ", s,
-                 " has ", words.numel(), " words, expected at least ", kUndoColumns);
+    DYNEMB_CHECK(words.numel() >= kCowColumns, "dynemb::", call.op, ": copy_on_write of slab ", s,
+                 " has ", words.numel(), " words, expected at least ", kCowColumns);
     (*slabs)[s].copy_on_write = static_cast<int64_t*>(words.data_ptr());
     (*slabs)[s].copy_on_write_words = words.numel();
   }

@@ -66,9 +66,9 @@ class Pages {
 };
 
 // A file of a package, read once from front to back in blocks whose sums are compared.
-class SummedFile {
+class ChecksummedFile {
  public:
-  SummedFile(std::string path, const Json& sums) : path_(std::move(path)), sums_(sums) {
+  ChecksummedFile(std::string path, const Json& sums) : path_(std::move(path)), sums_(sums) {
     file_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
     if (file_ < 0) damaged(path_, errno == ENOENT ? "the file is missing" : std::strerror(errno));
     struct stat status{};
@@ -80,9 +80,9 @@ class SummedFile {
                          ": it was cut off or written to");
     }
   }
-  SummedFile(const SummedFile&) = delete;
-  SummedFile& operator=(const SummedFile&) = delete;
-  ~SummedFile() { close(file_); }
+  ChecksummedFile(const ChecksummedFile&) = delete;
+  ChecksummedFile& operator=(const ChecksummedFile&) = delete;
+  ~ChecksummedFile() { close(file_); }
 
   size_t bytes() const { return static_cast<size_t>(sums_.at("bytes").integer()); }
   const std::string& path() const { return path_; }
@@ -131,7 +131,7 @@ struct PlacedSection : Section {
 };
 
 // The tensors of a safetensors file.
-inline std::vector<PlacedSection> sections_of(const SummedFile& file) {
+inline std::vector<PlacedSection> sections_of(const ChecksummedFile& file) {
   std::vector<PlacedSection> result;
   try {
     char first[sizeof(uint64_t)] = {};
@@ -163,7 +163,7 @@ inline std::unordered_map<std::string, int64_t> rows_of_slabs(const Json& manife
 }
 
 // Makes room for so many rows.
-inline void extend(const SummedFile& file, PlacedSection& section, int64_t rows) {
+inline void extend(const ChecksummedFile& file, PlacedSection& section, int64_t rows) {
   if (section.shape.size() != 2 || section.shape[0] > rows) {
     damaged(file.path(), section.name + " has more rows than the manifest says");
   }
@@ -185,13 +185,14 @@ class Constants {
     const Json& sums = manifest.at("files");
     constexpr size_t kDense = 1;
     const char* names[] = {"tables.safetensors", "dense.safetensors"};
-    std::vector<std::unique_ptr<detail::SummedFile>> files;
+    std::vector<std::unique_ptr<detail::ChecksummedFile>> files;
     std::vector<std::vector<detail::PlacedSection>> sections;
     const auto rows = detail::rows_of_slabs(manifest);
     size_t bytes = 0;
     constexpr size_t kMostBytes = size_t{1} << 62;
     for (const char* name : names) {
-      files.push_back(std::make_unique<detail::SummedFile>(folder + "/" + name, sums.at(name)));
+      files.push_back(
+          std::make_unique<detail::ChecksummedFile>(folder + "/" + name, sums.at(name)));
       sections.push_back(detail::sections_of(*files.back()));
       for (detail::PlacedSection& section : sections.back()) {
         const auto extended = rows.find(section.name);

@@ -75,7 +75,7 @@ class Model {
     const Json manifest = read_manifest(folder);
     check_platform(folder, manifest);
     const std::string code = folder + "/model.pt2";
-    detail::SummedFile(code, manifest.at("files").at("model.pt2"))
+    detail::ChecksummedFile(code, manifest.at("files").at("model.pt2"))
         .each_block([](size_t, const char*, size_t) {});
     for (const Json& input : manifest.at("inputs").array()) {
       if (!input.at("dtype").is_null()) inputs_.push_back(input_of(input));

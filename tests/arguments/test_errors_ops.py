@@ -65,7 +65,7 @@ def shorter(name: str, position: int) -> str | None:
         return None  # of any number of tables; rows that this call does not name
     if name in ("merge_grad_", "advance_step_") and argument in ("row_clock", "buckets"):
         return None  # of any number of tables
-    if name in ("preserve_rows_", "take_preserved_rows_"):
+    if name in ("copy_before_write_", "take_unchanged_rows_"):
         return {
             "rows": None,  # of any number of them
             "weights": r"state\.size\(0\) is 64, expected 63",

@@ -21,7 +21,7 @@ import torch_dynemb as td
 from torch_dynemb import checkpoint, ops
 from torch_dynemb.checkpoint.saving import staging
 from torch_dynemb.ops import functional_copies
-from torch_dynemb.ops.columns import Undo
+from torch_dynemb.ops.columns import CopyOnWrite
 from torch_dynemb.table.state import used_tensors
 
 pytestmark = pytest.mark.any_device
@@ -119,8 +119,8 @@ def overwrite(model: Net) -> None:
             # what every op does that writes rows
             used = torch.arange(tables.index.used_rows(slab))
             of_slab = tables.rows.state[slab :: len(tables.config.slabs)]
-            ops.preserve_rows_(tables.rows.weights[slab], of_slab, words, used)
-            assert int(words[Undo.ACTIVE]) == 1
+            ops.copy_before_write_(tables.rows.weights[slab], of_slab, words, used)
+            assert int(words[CopyOnWrite.ACTIVE]) == 1
         constant = (tables.rows.hyper, tables.rows.meta, tables.rows.init_data)
         for tensor in (*(of for _, of in used_tensors(tables)), *constant):
             tensor.copy_(torch.ones_like(tensor) if tensor.dtype != torch.uint8 else tensor + 1)

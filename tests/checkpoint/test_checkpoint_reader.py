@@ -22,7 +22,7 @@ from torch import nn
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint
-from torch_dynemb.checkpoint.files import summed_files
+from torch_dynemb.checkpoint.files import checksummed_files
 from torch_dynemb.checkpoint.manifest.records import SavedFile
 from torch_dynemb.checkpoint.saving import table_files
 from torch_dynemb.table.content import read_counts
@@ -45,11 +45,11 @@ def path(model: nn.ModuleDict, tmp_path_factory: pytest.TempPathFactory) -> Path
 def small_blocks(monkeypatch: pytest.MonkeyPatch, block_bytes: int, file_bytes: int) -> None:
     """Saves in short blocks and files, as if tables were long."""
 
-    def init(self: summed_files.SummedWriter, disk: object, path: Path) -> None:
+    def init(self: checksummed_files.ChecksummedWriter, disk: object, path: Path) -> None:
         original(self, disk, path, block_bytes)  # type: ignore[arg-type]
 
-    original = summed_files.SummedWriter.__init__
-    monkeypatch.setattr(summed_files.SummedWriter, "__init__", init)
+    original = checksummed_files.ChecksummedWriter.__init__
+    monkeypatch.setattr(checksummed_files.ChecksummedWriter, "__init__", init)
     monkeypatch.setattr(table_files, "FILE_BYTES", file_bytes)
 
 

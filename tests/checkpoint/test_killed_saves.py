@@ -27,7 +27,7 @@ def small_pieces() -> Iterator[None]:
     """Several blocks, files and writes of few bytes."""
     with pytest.MonkeyPatch.context() as patch:
         for module, name, size in (
-            ("files.summed_files", "BLOCK_BYTES", 6000),
+            ("files.checksummed_files", "BLOCK_BYTES", 6000),
             ("saving.table_source", "PIECE_BYTES", 4000),
             ("reading.saved_rows", "PIECE_BYTES", 1500),
             ("saving.table_files", "FILE_BYTES", 3000),

@@ -26,8 +26,8 @@ from torch import nn
 import torch_dynemb as td
 from torch_dynemb import checkpoint, ops
 from torch_dynemb.checkpoint.files import scattered_file
+from torch_dynemb.checkpoint.files.checksummed_files import SummedReader
 from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.summed_files import SummedReader
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape
 from torch_dynemb.checkpoint.tools import part_writer
 

@@ -56,7 +56,7 @@ FAMILIES: dict[str, tuple[dict[str, dict[str, Case]], tuple[str, ...]]] = {
         (
             *("ops/test_lookup.py", "ops/test_quantized_lookup.py", "ops/test_quantized_rows.py"),
             *("optim/test_optimizers.py", "optim/test_split.py", "optim/test_reduced_gradients.py"),
-            *("table/test_initializers.py", "checkpoint/test_preserved_rows.py"),
+            *("table/test_initializers.py", "checkpoint/test_copy_on_write.py"),
         ),
     ),
     "storage": (storage.CASES, ("ops/test_checksum.py", "ops/test_read_blocks.py")),

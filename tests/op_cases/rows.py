@@ -21,7 +21,7 @@ from op_cases.groups import (
     pooled_kinds,
 )
 from torch_dynemb import ops
-from torch_dynemb.ops.columns import Pooling, RowClock, Undo
+from torch_dynemb.ops.columns import CopyOnWrite, Pooling, RowClock
 from torch_dynemb.ops.pending import PendingGradients
 from torch_dynemb.ops.update import APPLIES_DELAYED
 from torch_dynemb.table.changes import record_changes
@@ -230,7 +230,7 @@ def materialize_arguments(optimizer: str) -> OpArguments:
     return (*group.rows[:5], *index)
 
 
-def preserved_arguments(optimizer: str, out: bool = False) -> OpArguments:
+def copied_arguments(optimizer: str, out: bool = False) -> OpArguments:
     """Of a slab whose rows are preserved."""
     group = make_group(optimizer=optimizer)
     slabs = len(group.rows.weights)
@@ -238,9 +238,13 @@ def preserved_arguments(optimizer: str, out: bool = False) -> OpArguments:
     state = [tensor[:64].clone() for tensor in group.rows.state[::slabs]]
     row_bytes = sum(of[0].numel() * of.element_size() for of in (weights, *state))
     words = torch.zeros(128 + row_bytes, dtype=torch.int64)
-    words[Undo.ROWS], words[Undo.PLACES], words[Undo.ROW_BYTES] = 64, 8, -(-row_bytes // 8) * 8
-    words[Undo.MARKS], words[Undo.FREE], words[Undo.BUFFER] = 32, 64, 68
-    words[Undo.ACTIVE], words[Undo.GIVEN] = 1, 8
+    words[CopyOnWrite.ROWS], words[CopyOnWrite.PLACES], words[CopyOnWrite.ROW_BYTES] = (
+        64,
+        8,
+        -(-row_bytes // 8) * 8,
+    )
+    words[CopyOnWrite.MARKS], words[CopyOnWrite.FREE], words[CopyOnWrite.BUFFER] = 32, 64, 68
+    words[CopyOnWrite.ACTIVE], words[CopyOnWrite.GIVEN] = 1, 8
     words.view(torch.int32)[128:136] = torch.arange(8, dtype=torch.int32)
     rows = torch.tensor([3, 0, 17])
     if not out:
@@ -323,8 +327,8 @@ CASES: dict[str, dict[str, Case]] = {
         "row state": partial(materialize_arguments, "rowwise_adagrad"),
         **{name: partial(materialize_arguments, name) for name in STORED},
     },
-    "preserve_rows_": {name: partial(preserved_arguments, name) for name in STORED},
-    "take_preserved_rows_": {name: partial(preserved_arguments, name, True) for name in STORED},
+    "copy_before_write_": {name: partial(copied_arguments, name) for name in STORED},
+    "take_unchanged_rows_": {name: partial(copied_arguments, name, True) for name in STORED},
     "accumulate_grad_": {
         f"{kind} {pooling.name}": partial(pending_arguments, kind, pooling)
         for kind, pooling in pooled_kinds()

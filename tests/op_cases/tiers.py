@@ -159,7 +159,7 @@ CASES: dict[str, dict[str, Case]] = {
 # Ops that take the tensors of an open store only, which no copies are. What the first two plan is
 # what plan_moves_ plans.
 REGISTERED: dict[str, Case] = {
-    "promise_room_": lambda: promised_room(),
+    "reserve_space_": lambda: promised_room(),
     "stage_": lambda: planned(trains=True)[:-1],
     "staged_lookup_": lambda: staged_lookup(),
     "prefetch_": lambda: (*planned(trains=False, ahead=1)[:-2], 1),

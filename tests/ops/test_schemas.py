@@ -242,8 +242,8 @@ dynemb::dequantize_rows(Tensor packed, int format, int dim) -> Tensor""",
             "reduce_grad",
             "bag_weight_grad",
             "materialize_",
-            "preserve_rows_",
-            "take_preserved_rows_",
+            "copy_before_write_",
+            "take_unchanged_rows_",
             "accumulate_grad_",
             "merge_grad_",
         )
@@ -260,9 +260,9 @@ dynemb::bag_weight_grad(Tensor[] weights, Tensor[] generations, Tensor meta, Ten
 dynemb::materialize_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state,
     Tensor(d!)[] dirty_bits, Tensor(e!)[] copy_on_write, Tensor buckets, Tensor tables,
     Tensor hyper, Tensor meta, Tensor init_data) -> Tensor
-dynemb::preserve_rows_(Tensor weights, Tensor[] state, Tensor(a!) copy_on_write, Tensor
-    rows) -> ()
-dynemb::take_preserved_rows_(Tensor weights, Tensor[] state, Tensor(a!) copy_on_write,
+dynemb::copy_before_write_(Tensor weights, Tensor[] state, Tensor(a!) copy_on_write,
+    Tensor rows) -> ()
+dynemb::take_unchanged_rows_(Tensor weights, Tensor[] state, Tensor(a!) copy_on_write,
     Tensor rows, Tensor(b!) out_weights, Tensor(c!)[] out_state) -> ()
 dynemb::accumulate_grad_(Tensor(a!)[] pending_handles, Tensor(b!)[] pending_ids,
     Tensor(c!)[] pending_tables, Tensor(d!)[] pending_gradients, Tensor(e!)
@@ -378,7 +378,7 @@ dynemb::serve_apply_(Tensor(a!) buckets, Tensor(b!) tables, Tensor(c!)[] weights
     def test_tiers(self) -> None:
         self.assertExpectedInline(
             listing(
-                "promise_room_",
+                "reserve_space_",
                 "stage_",
                 "staged_lookup_",
                 "prefetch_",
@@ -391,7 +391,7 @@ dynemb::serve_apply_(Tensor(a!) buckets, Tensor(b!) tables, Tensor(c!)[] weights
                 "store_submit",
             ),
             """\
-dynemb::promise_room_(Tensor(a!) tier_clock, Tensor buckets, Tensor(b!) tables, Tensor
+dynemb::reserve_space_(Tensor(a!) tier_clock, Tensor buckets, Tensor(b!) tables, Tensor
     meta, Tensor ids, Tensor offsets, int[] feature_tables) -> ()
 dynemb::stage_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, Tensor
     meta, Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, bool trains)
@@ -484,7 +484,7 @@ def test_what_is_declared_changed_changes_and_nothing_else(name: str) -> None:
     if name.startswith("sgd_"):
         declared.remove("state")  # SGD has none
     if "dirty_bits" in declared:
-        declared.remove("copy_on_write")  # changes during a save: checkpoint/test_preserved_rows.py
+        declared.remove("copy_on_write")  # changes during a save: checkpoint/test_copy_on_write.py
     seen: set[str] = set()
     for case in CASES[name].values():
         changed = changed_arguments(name, case())
@@ -528,8 +528,14 @@ def camel_case(prefix: str, member: str) -> str:
         (columns.LiveTable, "columns.h", "LiveTableColumn", "LiveTable", "LIVE_TABLE_COLUMNS"),
         (columns.LiveSlab, "columns.h", "LiveSlabColumn", "LiveSlab", "LIVE_SLAB_COLUMNS"),
         (columns.Move, "columns.h", "MoveColumn", "Move", "MOVE_COLUMNS"),
-        (columns.Undo, "rows/undo.h", "UndoColumn", "Undo", "UNDO_COLUMNS"),
-        (columns.UndoMark, "rows/undo.h", "UndoMark", "Undo", None),
+        (
+            columns.CopyOnWrite,
+            "rows/copy_on_write.h",
+            "CowColumn",
+            "Cow",
+            "COPY_ON_WRITE_COLUMNS",
+        ),
+        (columns.CopyMark, "rows/copy_on_write.h", "CopyMark", "Cow", None),
         (columns.Evicted, "policy/decisions.h", "EvictedColumn", "Evicted", "EVICTED_COLUMNS"),
     ],
 )

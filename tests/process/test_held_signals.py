@@ -13,7 +13,7 @@ from interrupting import (
     of_sections,
 )
 
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 
 pytestmark = [pytest.mark.any_device, pytest.mark.usefixtures("ctrl_c")]
 
@@ -44,8 +44,8 @@ def test_signals_wait_for_the_end_of_the_outermost_section(heard: list[int]) -> 
     done = []
 
     def sections() -> None:
-        with held_back():
-            with held_back():
+        with defer_signals():
+            with defer_signals():
                 signal.raise_signal(signal.SIGTERM)
                 done.append("inner")
             signal.raise_signal(signal.SIGTERM)  # of several, one
@@ -62,7 +62,7 @@ def test_signals_wait_for_the_end_of_the_outermost_section(heard: list[int]) -> 
 
 def test_all_signals_are_heard_although_handlers_raise(heard: list[int]) -> None:
     def section() -> None:
-        with held_back():
+        with defer_signals():
             signal.raise_signal(signal.SIGUSR1)
             signal.raise_signal(signal.SIGTERM)
             raise ValueError("of the section")
@@ -73,7 +73,7 @@ def test_all_signals_are_heard_although_handlers_raise(heard: list[int]) -> None
 
 
 def test_signals_are_heard_at_once_outside_of_sections(heard: list[int]) -> None:
-    with held_back():
+    with defer_signals():
         pass
     with pytest.raises(StoppedError):
         signal.raise_signal(signal.SIGTERM)
@@ -83,7 +83,7 @@ def test_signals_are_heard_at_once_outside_of_sections(heard: list[int]) -> None
 
 def test_a_signal_at_any_line_of_a_section_is_heard_once() -> None:
     def section(ran: list[int]) -> None:
-        with held_back():
+        with defer_signals():
             ran.append(1)
             ran.append(2)
 
@@ -104,7 +104,7 @@ def test_a_signal_at_any_line_of_a_section_is_heard_once() -> None:
         assert interrupted == [1]
         assert ran in ([], [1, 2])
         # handlers that an interrupt has left behind go away with the next section
-        with held_back():
+        with defer_signals():
             pass
         assert {s: signal.getsignal(s) for s in signal.valid_signals()} == handlers
 
@@ -114,7 +114,7 @@ def test_other_threads_hold_nothing_back() -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def section() -> None:
-        with held_back():
+        with defer_signals():
             inside.set()
             leave.wait()
 

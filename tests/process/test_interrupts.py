@@ -19,7 +19,7 @@ from torch import Tensor
 
 import torch_dynemb as td
 from torch_dynemb.ops.columns import GENERATION_BITS, Clock
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table import extension
 from torch_dynemb.table.content import read_content, read_counts
 from torch_dynemb.table.state import check
@@ -121,7 +121,7 @@ def other_rates(module: Module) -> dict[str, Any]:
 
 def write(module: Module, given: Any) -> None:
     content, counts, step = given
-    with held_back():
+    with defer_signals():
         write_content(module.group.tables, 0, content, counts, ["step", "frequency"])
         module.group.index.clock[Clock.STEP] = step
 

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint.files.summed_files import sums_of_bytes
+from torch_dynemb.checkpoint.files.checksummed_files import sums_of_bytes
 from torch_dynemb.errors import DamagedFileError
 from torch_dynemb.serving.packages import export as export_module
 from torch_dynemb.serving.packages import load as load_module

@@ -60,7 +60,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
 def test_a_step_stages_once_between_index_and_rows(make: Make) -> None:
     table = make()
     code = generated_code(lambda ids: table(ids))
-    index = ["promise_room_", "find_or_insert_"]
+    index = ["reserve_space_", "find_or_insert_"]
     assert called_ops(code) == [*index, "stage_", "embedding_forward", "adam_backward_"]
     assert table_sized_lines(code) == []
 
@@ -71,7 +71,7 @@ def test_two_modules_in_one_graph(make: Make) -> None:
     code = generated_code(lambda ids: one(ids) * other(ids + 7))
     calls = called_ops(code)
     assert calls[:8].count("stage_") == calls.count("stage_") == 2
-    order = ["promise_room_", "find_or_insert_", "stage_", "embedding_forward"]
+    order = ["reserve_space_", "find_or_insert_", "stage_", "embedding_forward"]
     for before, name in itertools.pairwise(order):
         for k in (1, 2):  # the k-th call of the one comes after the k-th call of the other
             ends = [i for i, call in enumerate(calls) if call == name]
@@ -86,9 +86,9 @@ def test_a_table_that_is_looked_up_twice(make: Make) -> None:
     code = generated_code(lambda ids: table(ids) * table(ids + 7))
     calls = called_ops(code)
     assert [call for call in calls if call != "embedding_forward"][:6] == [
-        *("promise_room_", "find_or_insert_", "stage_") * 2
+        *("reserve_space_", "find_or_insert_", "stage_") * 2
     ]
-    assert calls.count("stage_") == calls.count("promise_room_") == 2
+    assert calls.count("stage_") == calls.count("reserve_space_") == 2
     assert calls.count("accumulate_grad_") == 2
     assert table_sized_lines(code) == []
 
@@ -116,7 +116,7 @@ def test_checkpointing_stages_once(make: Make) -> None:
     code = generated_code(lambda ids: checkpoint(body, ids, use_reentrant=False))
     calls = called_ops(code)
     assert calls.count("stage_") == calls.count("find_or_insert_") == 1
-    assert calls.count("promise_room_") == 1
+    assert calls.count("reserve_space_") == 1
     assert calls.count("embedding_forward") == 2
     assert table_sized_lines(code) == []
 

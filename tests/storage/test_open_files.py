@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint.files.summed_files import sums_of_bytes
+from torch_dynemb.checkpoint.files.checksummed_files import sums_of_bytes
 from torch_dynemb.checkpoint.manifest.records import canonical
 
 pytestmark = pytest.mark.cpu_only("files of a store")

@@ -107,7 +107,7 @@ class Trainer {
                          &jobs};
     std::vector<int64_t> staged(rows.size());
     Plan plan = plan_moves(
-        call, [this](const std::vector<int64_t>& n) { store_->promise_room(n); }, staged.data());
+        call, [this](const std::vector<int64_t>& n) { store_->reserve_space(n); }, staged.data());
     if (!plan.moves[0].saves.empty() || !plan.moves[0].loads.empty()) {
       store_->submit(std::move(plan.moves));
     }
@@ -145,7 +145,7 @@ class Trainer {
   // What has changed goes to the log.
   void save() {
     std::vector<RowMove> saves = take_dirty(tiers_, tiers_.slabs[0], 0, kRows);
-    store_->promise_room({static_cast<int64_t>(saves.size())});
+    store_->reserve_space({static_cast<int64_t>(saves.size())});
     store_->submit({{std::move(saves), {}}});
   }
 

@@ -81,8 +81,8 @@ _OTHERWISE = {
     ("multi_hash", "values"): Expected(_INT64, None),
     ("bucketize", "values"): _ANY,
     ("quantize_rows", "rows"): _ROW_WEIGHTS,
-    **{(op, "rows"): _WORDS for op in ("preserve_rows_", "take_preserved_rows_")},
-    ("take_preserved_rows_", "out_weights"): _ROW_WEIGHTS,
+    **{(op, "rows"): _WORDS for op in ("copy_before_write_", "take_unchanged_rows_")},
+    ("take_unchanged_rows_", "out_weights"): _ROW_WEIGHTS,
     **{
         (op, "weights"): _FLOATS
         for op in (
@@ -161,8 +161,8 @@ _SERVES_HOST = (
     "embedding_inference"
 )
 _SERVING_OPS = ("serve_lookup", "serve_apply_")
-_PRESERVES = "preserves rows in host memory: saves of tables on other devices copy them"
-_PRESERVE_OPS = ("preserve_rows_", "take_preserved_rows_")
+_COPIES = "preserves rows in host memory: saves of tables on other devices copy them"
+_COPY_OPS = ("copy_before_write_", "take_unchanged_rows_")
 _IN_HOST_MEMORY = {
     ("crc32c", "data"): "sums bytes in host memory: copy to the CPU first, with .cpu()",
     ("read_blocks", "path"): _READS_FILES,
@@ -178,11 +178,11 @@ _IN_HOST_MEMORY = {
     },
     ("serve_apply_", "free"): _SERVES_HOST,
     **{
-        (op, name): _PRESERVES
-        for op in _PRESERVE_OPS
+        (op, name): _COPIES
+        for op in _COPY_OPS
         for name in ("weights", "state", "copy_on_write", "rows")
     },
-    **{("take_preserved_rows_", name): _PRESERVES for name in ("out_weights", "out_state")},
+    **{("take_unchanged_rows_", name): _COPIES for name in ("out_weights", "out_state")},
 }
 _ROW_FORMATS = {1: "int8", 2: "int4", 3: "fp8"}
 _INT4 = 2

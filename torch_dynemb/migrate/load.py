@@ -17,7 +17,7 @@ from torch_dynemb.checkpoint.saving.increments import count_from
 from torch_dynemb.checkpoint.together import Ranks, ranks_of
 from torch_dynemb.migrate.source import Source
 from torch_dynemb.migrate.target import Clocks, Target
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.load import RowLoader, undone_after_error
 
 NonFinite = Literal["error", "keep"]
@@ -172,7 +172,7 @@ def load(
 
     with undone_after_error(loaders.values()) as done:
         ranks.run(write)
-        with held_back():
+        with defer_signals():
             ranks.run(publish)
             done()
     ranks.run(lambda: count_from(groups, None))

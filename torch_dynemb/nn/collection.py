@@ -16,7 +16,7 @@ from torch_dynemb.nn.inputs import pooling_of
 from torch_dynemb.nn.static_arguments import advises
 from torch_dynemb.nn.table_module import ModuleOptions, TableModule
 from torch_dynemb.optim import OptimizerConfig
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table import extension as table_extension
 from torch_dynemb.table.config import TableConfig, check_tables
 from torch_dynemb.table.group_config import GroupConfig
@@ -104,7 +104,7 @@ class Collection(TableModule):
         self._check_new_table(table)
         extended = table_extension.extend(self._group.tables, table)
         features = self._named_features(extended.config)
-        with held_back():
+        with defer_signals():
             self._group.become(extended)
             self._set_features(features)
             self._rebind_optimizer()

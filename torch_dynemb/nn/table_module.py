@@ -29,7 +29,7 @@ from torch_dynemb.ops.columns import NO_HANDLE, REFUSED_HANDLE
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.ops.update import NO_OPTIMIZER
 from torch_dynemb.optim import FusedOptimizer, OptimizerConfig, SplitOptimizer, check_config
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.storage.device import check_device, device_of
 from torch_dynemb.storage.tiers import Tiers
 from torch_dynemb.table import extension as table_extension
@@ -244,7 +244,7 @@ class TableModule(nn.Module):
         """
         changed = self._with_optimizer(config)
         optimizer = self._optimizer_of(changed)
-        with held_back():
+        with defer_signals():
             self._take_optimizer(changed, optimizer)
         return self.optimizer
 
@@ -333,7 +333,7 @@ class TableModule(nn.Module):
             found = table_lookup.find(tables, *batch.index_arguments).handles
             handles = torch.where(found == NO_HANDLE, REFUSED_HANDLE, found)
         elif learning:
-            table_lookup.promise_room(tables, batch)
+            table_lookup.reserve_space(tables, batch)
             handles = table_lookup.find_or_insert(
                 tables, *batch.index_arguments, feature_policies, scores=scores, counts=counts
             )
@@ -528,7 +528,7 @@ class TableModule(nn.Module):
                 self.grad_anchor.detach().to(probe.device),
                 requires_grad=self.grad_anchor.requires_grad,
             )
-            with held_back():
+            with defer_signals():
                 self._group.become(moved)
                 self.grad_anchor = anchor
                 self._own_anchor = (anchor,)

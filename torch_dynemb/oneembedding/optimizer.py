@@ -13,7 +13,7 @@ from torch_dynemb.distributed.ranks import process_group_of
 from torch_dynemb.oneembedding.embedding import Embedding
 from torch_dynemb.oneembedding.optimizers import config_of
 from torch_dynemb.optim import OptimizerConfig
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 
 
 class _Followed(NamedTuple):
@@ -74,7 +74,7 @@ class Optimizer(torch.optim.Optimizer):
             alike = options_of("", "optimizer", config)
             alike[Option("", "embedding")] = comparable(embedding.name)
             check_agreement("Optimizer", alike, process_group_of(embedding.rank_group))
-        with held_back():
+        with defer_signals():
             for (embedding, _), config in zip(self._followed, self._configs, strict=True):
                 embedding.set_optimizer(config)
         placeholder = torch.nn.Parameter(torch.empty(0))

@@ -35,7 +35,7 @@ from torch_dynemb.oneembedding.stores import block_size
 from torch_dynemb.oneembedding.table_reader import check_value_type, checked_paths
 from torch_dynemb.ops.columns import TABLE_COLUMNS, Meta
 from torch_dynemb.policy.policy import Policy
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 
 _OWNER = "make_persistent_table_writer"
 _DISK = Disk()
@@ -162,7 +162,7 @@ class PersistentTableWriter:
             self._remove()
 
     def _remove(self) -> None:
-        with held_back():
+        with defer_signals():
             for spool in self._spools:
                 spool.remove()
             _DISK.remove(self._unfinished)

@@ -11,6 +11,7 @@ from torch_dynemb.ops.block_reads import IoPath, read_blocks, store_io_paths  # 
 from torch_dynemb.ops.build import CompiledWith, compiled_with  # noqa: E402
 from torch_dynemb.ops.changes import FoundChanges, changed_ids_  # noqa: E402
 from torch_dynemb.ops.checksum import crc32c  # noqa: E402
+from torch_dynemb.ops.copy_on_write import copy_before_write_, take_unchanged_rows_  # noqa: E402
 from torch_dynemb.ops.feature_values import bucketize, mod, multi_hash  # noqa: E402
 from torch_dynemb.ops.gradient import bag_weight_grad, reduce_grad  # noqa: E402
 from torch_dynemb.ops.index import (  # noqa: E402
@@ -54,7 +55,6 @@ from torch_dynemb.ops.pending import (  # noqa: E402
     merge_grad_,
 )
 from torch_dynemb.ops.pooling import pool_rows, ragged_tile  # noqa: E402
-from torch_dynemb.ops.preserved import preserve_rows_, take_preserved_rows_  # noqa: E402
 from torch_dynemb.ops.quantized import dequantize_rows, quantize_rows  # noqa: E402
 from torch_dynemb.ops.ragged_cross import CrossedRagged, feature_cross_ragged  # noqa: E402
 from torch_dynemb.ops.ragged_cutoff import (  # noqa: E402
@@ -125,8 +125,8 @@ from torch_dynemb.ops.tiers import (  # noqa: E402
     gather_records,
     plan_moves_,
     prefetch_,
-    promise_room_,
     record_bytes,
+    reserve_space_,
     scatter_records_,
     shrink_cache_,
     stage_,
@@ -173,6 +173,7 @@ __all__ = [
     "bucketize",
     "changed_ids_",
     "compiled_with",
+    "copy_before_write_",
     "crc32c",
     "dense_to_ragged",
     "dequantize_rows",
@@ -206,8 +207,6 @@ __all__ = [
     "plan_moves_",
     "pool_rows",
     "prefetch_",
-    "preserve_rows_",
-    "promise_room_",
     "quantize_rows",
     "ragged_cutoff_2d",
     "ragged_cutoff_3d",
@@ -224,6 +223,7 @@ __all__ = [
     "reported_counts",
     "reserve",
     "reserve_cuda",
+    "reserve_space_",
     "scatter_records_",
     "serve_apply_",
     "serve_lookup",
@@ -252,7 +252,7 @@ __all__ = [
     "store_sync",
     "store_write",
     "take_dirty_",
-    "take_preserved_rows_",
+    "take_unchanged_rows_",
     "unique_ids",
     "unique_ids_padded",
     "unmix_ids",

@@ -72,8 +72,8 @@ class Meta(IntEnum):
 META_COLUMNS = 16
 
 
-class Undo(IntEnum):
-    """The first words of what rows of a slab are preserved in; see ``csrc/core/rows/undo.h``."""
+class CopyOnWrite(IntEnum):
+    """First words of a slab's copy-on-write vector; see ``csrc/core/rows/copy_on_write.h``."""
 
     ACTIVE = 0
     ROWS = 1
@@ -87,10 +87,10 @@ class Undo(IntEnum):
     WAITS = 24
 
 
-UNDO_COLUMNS = 32
+COPY_ON_WRITE_COLUMNS = 32
 
 
-class UndoMark(IntEnum):
+class CopyMark(IntEnum):
     """What is known of a row that is preserved; others are the number of its place, and 1."""
 
     READ = -2

@@ -84,7 +84,7 @@ class RowTensors(NamedTuple):
         dirty_bits: uint8 [rows], one for each slab where changes are recorded, else none: 255 for a
             row that has been written.
         copy_on_write: int64 [words], one for each slab after the first save that reads rows in a
-            thread (``columns.Undo``), else none.
+            thread (``columns.CopyOnWrite``), else none.
         row_clock: int64 [T + 4] (``columns.RowClock``).
         hyper: float64 [T, 24], hyper-parameters (``columns.Hyper``).
         meta: int64 [T, 16], constants of the tables (``columns.Meta``).

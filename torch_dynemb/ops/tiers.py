@@ -87,7 +87,7 @@ def record_bytes(row_bytes: int) -> int:
 
 
 @raises_typed_errors
-def promise_room_(tiers: TierTensors, index: IndexTensors, batch: LookupBatch) -> None:
+def reserve_space_(tiers: TierTensors, index: IndexTensors, batch: LookupBatch) -> None:
     """Makes sure that the disk has room for what a lookup that trains is about to push out.
 
     It comes before :func:`torch_dynemb.ops.find_or_insert_`, so that a step for which there is no
@@ -105,8 +105,8 @@ def promise_room_(tiers: TierTensors, index: IndexTensors, batch: LookupBatch) -
         RuntimeError: the disk is full, or has failed; values of an argument; tensors of no open
             store; or another thread uses the cache. Nothing has changed.
     """
-    check_ids("promise_room_", index, batch.ids, batch.offsets)
-    torch.ops.dynemb.promise_room_(
+    check_ids("reserve_space_", index, batch.ids, batch.offsets)
+    torch.ops.dynemb.reserve_space_(
         tiers.clock, index.buckets, index.tables, index.meta, *batch.index_arguments
     )
 
@@ -133,7 +133,7 @@ def stage_(
 
     Raises:
         RuntimeError: tensors of no open store, or that do not fit each other; nothing has changed
-            then. No room on the disk, for which :func:`promise_room_` looks earlier, or in memory;
+            then. No room on the disk, for which :func:`reserve_space_` looks earlier, or in memory;
             no row has moved then. Or a row could not be read or written; from then on, every call
             raises it.
     """
@@ -320,8 +320,8 @@ def scatter_records_(rows: RowTensors, slab: int, slots: Tensor, records: Tensor
     )
 
 
-@register_fake("promise_room_")
-def _promise_room_fake(
+@register_fake("reserve_space_")
+def _reserve_space_fake(
     tier_clock: Tensor,
     buckets: Tensor,
     tables: Tensor,
@@ -443,7 +443,7 @@ def _scatter_records_fake(
     refuse_copies("scatter_records_", weights, state)
 
 
-always_saved("promise_room_")
+always_saved("reserve_space_")
 always_saved("stage_")
 always_saved("staged_lookup_")
 always_saved("plan_moves_")

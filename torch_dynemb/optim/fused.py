@@ -14,7 +14,7 @@ from torch_dynemb.argument_checks import described
 from torch_dynemb.ops.columns import MAX_COUNT, Hyper, RowClock
 from torch_dynemb.ops.tensors import RowTensors
 from torch_dynemb.optim.base import OptimizerConfig, hyper_values
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 
 
 class ParamGroup(dict[str, Any]):
@@ -358,7 +358,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             for name, columns in self._config.hyper_columns.items():
                 self._check_hyper(group["name"], name, entries[name], len(columns))
         before = self.state_dict()["param_groups"]
-        with held_back():
+        with defer_signals():
             try:
                 self._write(saved)
             except BaseException:

@@ -15,7 +15,7 @@ from torch_dynemb.ops.pending import PendingGradients, merge_grad_
 from torch_dynemb.ops.tensors import RowTensors
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.optim.fused import FusedOptimizer
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 
 
 class RowGradients(torch.nn.Parameter):
@@ -166,7 +166,7 @@ class SplitOptimizer(FusedOptimizer):
         updates = rows.row_clock.narrow(0, self._tables + RowClock.UPDATES, 1)
         update = getattr(torch.ops.dynemb, f"{self._config.op_name}_update_")
         # gradients that were applied and not forgotten would count twice
-        with nullcontext() if torch.compiler.is_compiling() else held_back():
+        with nullcontext() if torch.compiler.is_compiling() else defer_signals():
             try:
                 update(
                     *rows.updated,

@@ -92,7 +92,7 @@ def _deliver(frame: FrameType) -> None:
         _deliver(frame)
 
 
-def held_back() -> _Section:
+def defer_signals() -> _Section:
     """A section of code that signals do not interrupt: Ctrl-C takes effect at its end.
 
     Python runs handlers of signals between any two instructions of the main thread, and handlers
@@ -102,4 +102,4 @@ def held_back() -> _Section:
     return _Section()
 
 
-__all__ = ["held_back"]
+__all__ = ["defer_signals"]

@@ -13,7 +13,7 @@ from torch_dynemb.distributed.agreement import Option, check_agreement, comparab
 from torch_dynemb.distributed.ranks import process_group_of
 from torch_dynemb.optim import Adam, AdamW, AdamWTF, OptimizerConfig
 from torch_dynemb.optim.fused import FusedOptimizer
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.recis.tables.hash_table import HashTable
 
 
@@ -151,7 +151,7 @@ class SparseOptimizer(torch.optim.Optimizer):
                 f"{sorted(self._tables)}"
             )
         before = self.state_dict()
-        with held_back():
+        with defer_signals():
             try:
                 for name, table in self._tables.items():
                     table.optimizer.load_state_dict(saved[name])

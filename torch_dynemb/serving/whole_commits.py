@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.delta_log.targets import nothing
 from torch_dynemb.ops.columns import INIT_RECORD_COLUMNS, InitKind, Meta
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.serving.live_commits import TableChange, check_room, check_values, take
 
 
@@ -78,7 +78,7 @@ def take_changes(
     before = [_contrary(change) for change in tables]
     old = [change._replace(values=change.tensor.clone()) for change in dense]
     begun: list[TableChange] = []
-    with held_back():
+    with defer_signals():
         try:
             for change, contrary in zip(tables, before, strict=True):
                 begun.append(contrary)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.storage.static_tensors import mark_static
 from torch_dynemb.table.change_reader import ChangeReader
 from torch_dynemb.table.lookup import find
@@ -136,7 +136,7 @@ def take_changes(tables: Tables, reader: ChangeReader, changes: Changes, since: 
         changes: what that has given.
         since: names what changes are counted from, from now on.
     """
-    with held_back():
+    with defer_signals():
         for dirty, owners in zip(tables.rows.dirty_bits, changes.owners, strict=True):
             dirty[: owners.shape[0]].bitwise_and_(~reader.bit & DIRTY)
         reader.owners = changes.owners
@@ -282,7 +282,7 @@ def record_changes(tables: Tables, name: str, *, scores: bool) -> ChangeReader:
             f"record_changes: {sorted(host.readers)} read the changes of tables "
             f"{tables.config.names} already, and there is room for {_READERS} readers"
         )
-    with held_back():
+    with defer_signals():
         if not tables.rows.dirty_bits:
             dirty_bits = [
                 tables.memory.reserve((weights.shape[0],), torch.uint8, huge_pages=False)

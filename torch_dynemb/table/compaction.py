@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import GENERATION_BITS, Slab
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.lookup import find
 from torch_dynemb.table.tables import Tables, exported, one_table, used_bytes
 
@@ -43,7 +43,7 @@ def compact(tables: Tables) -> int:
             _compact_rows(tables, slab)
     for table in range(tables.index.tables.shape[0]):
         ops.shrink_(tables.index, table, 0)
-    with held_back():
+    with defer_signals():
         tables.release_memory()
     return before - used_bytes(tables)["total"]
 
@@ -76,7 +76,7 @@ def _compact_rows(tables: Tables, slab: int) -> None:
     # free rows belong to nobody, whatever their values: an interrupt has no effect up to here
     for move in moves:
         _copy_rows(tables, slab, move)
-    with held_back():
+    with defer_signals():
         try:
             # A row leaves the free list before an id gets it. So no two ids ever share one.
             tables.index.slabs[slab, Slab.FREE_COUNT] = 0

@@ -10,7 +10,7 @@ import torch
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import flag, integer
 from torch_dynemb.ops.columns import EVICTED_COLUMNS, Evicted
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.storage.static_tensors import mark_static
 from torch_dynemb.table.host_state import EvictedIds, EvictionCallback, EvictionRecords
 from torch_dynemb.table.row_access import readable
@@ -128,7 +128,7 @@ def take_evicted(tables: Tables) -> dict[str, EvictedIds]:
             result[name] = EvictedIds(
                 own[:, Evicted.ID].contiguous(), own[:, Evicted.SCORE].contiguous(), rows
             )
-    with held_back():
+    with defer_signals():
         tables.index.evicted[0].zero_()
         if kept is not None:
             tables.evictions.rows = [[] for _ in tables.config.tables]

@@ -27,7 +27,7 @@ from torch_dynemb.ops.columns import (
     Table,
 )
 from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table import compaction, removal, row_access
 from torch_dynemb.table.before import Before
 from torch_dynemb.table.content import CountedIds, score_names
@@ -125,7 +125,7 @@ class RowLoader:
         """
         tables = self._tables
         tables.check_own()
-        with held_back():
+        with defer_signals():
             if not self.replaces or self.keeps:
                 self._before = Before(tables, self._numbers(), copied=self.replaces)
             if self.replaces:
@@ -257,7 +257,7 @@ class RowLoader:
     def undo(self) -> None:
         """Puts back what the tables held; see ``keeps``."""
         tables = self._tables
-        with held_back():
+        with defer_signals():
             if self._before is not None:
                 self._before.put_back(self._ends)
             elif self._cleared:
@@ -370,7 +370,7 @@ class RowLoader:
 
 @contextmanager
 def undone_after_error(loaders: Iterable[RowLoader]) -> Iterator[Callable[[], None]]:
-    """Undo loads after an error in the context, or an interrupt.
+    """CopyOnWrite loads after an error in the context, or an interrupt.
 
     Args:
         loaders: of the loads.
@@ -382,7 +382,7 @@ def undone_after_error(loaders: Iterable[RowLoader]) -> Iterator[Callable[[], No
     try:
         yield begun.clear
     except BaseException:
-        with held_back():
+        with defer_signals():
             for loader in begun:
                 loader.undo()
         raise

@@ -65,7 +65,7 @@ def find_or_insert(
     return handles
 
 
-def promise_room(tables: Tables, batch: LookupBatch) -> None:
+def reserve_space(tables: Tables, batch: LookupBatch) -> None:
     """Before ids are inserted for a lookup that trains: raises where a disk has no room for it.
 
     Their counts are as they were then, so the step can be repeated.
@@ -78,7 +78,7 @@ def promise_room(tables: Tables, batch: LookupBatch) -> None:
     if tables.tiers is None:
         return
     _check_has_store(tables)
-    tables.tiers.promise_room(tables.index, batch)
+    tables.tiers.reserve_space(tables.index, batch)
 
 
 def stage(tables: Tables, batch: LookupBatch, handles: Tensor) -> Tensor:
@@ -232,8 +232,8 @@ __all__ = [
     "find_and_read",
     "find_or_insert",
     "prefetch",
-    "promise_room",
     "read",
+    "reserve_space",
     "stage",
     "without_expired",
 ]

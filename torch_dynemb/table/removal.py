@@ -20,7 +20,7 @@ from torch_dynemb.ops.columns import (
     Table,
 )
 from torch_dynemb.policy.admission import AdmitFrequentSketch
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.lookup import find
 from torch_dynemb.table.row_access import readable, write_rows
 from torch_dynemb.table.scores import deciding_score, eviction_scores
@@ -96,7 +96,7 @@ def fill(tables: Tables, table: int, value: float) -> None:
     tables.check_own()
     dtype = tables.config.slabs[tables.config.slab_of(table)].dtype
     row = torch.full((1, dim), value, dtype=dtype, device=tables.device)
-    with held_back():
+    with defer_signals():
         for batch in exported(tables, table, _FILLED_AT_ONCE):
             rows = row.expand(batch.ids.numel(), dim)
             write_rows(tables, table, batch.ids, batch.handles, rows, {})
@@ -109,7 +109,7 @@ def reset_counts(tables: Tables, table: int) -> None:
     counters = tables.config.layout.counters[table]
     if counters is not None:
         active = tables.index.active_buckets(counters)
-        with held_back():
+        with defer_signals():
             tables.index.buckets[active] = 0
             tables.index.tables[counters, [Table.SIZE, Table.TOMBSTONES]] = 0
             tables.bind_memory()

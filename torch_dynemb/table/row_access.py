@@ -17,11 +17,11 @@ from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     BUCKET_WORDS,
     GENERATION_BITS,
+    CopyOnWrite,
     Hyper,
     Meta,
     Slab,
     Table,
-    Undo,
 )
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.storage.tiers import Records, Tiers
@@ -209,9 +209,9 @@ def write_rows(
     places = _places(handles, next_row)
     tensors = state_tensors(tables, slab)
     for words in tables.rows.copy_on_write[slab : slab + 1]:
-        if int(words[Undo.ACTIVE]):
+        if int(words[CopyOnWrite.ACTIVE]):
             of_slab = list(tensors.values())
-            ops.preserve_rows_(tables.rows.weights[slab], of_slab, words, places.numbers)
+            ops.copy_before_write_(tables.rows.weights[slab], of_slab, words, places.numbers)
     fresh = {name: tensor for name, tensor in tensors.items() if name not in state}
     if fresh:
         _freshen_state(tables, table, places, fresh)

@@ -12,7 +12,7 @@ from torch_dynemb import ops
 from torch_dynemb.argument_checks import float_rows, integer
 from torch_dynemb.errors import NoRoomError
 from torch_dynemb.ops.columns import BUCKET_WIDTH, Slab
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.lookup import find, find_or_insert
 from torch_dynemb.table.removal import contains, erase
 from torch_dynemb.table.row_access import handle_rows, readable, write_rows
@@ -66,7 +66,7 @@ def insert_or_assign(tables: Tables, table: int, ids: Tensor, rows: Tensor) -> N
     slab = tables.config.slab_of(table)
     values = rows.detach().to(tables.config.slabs[slab].dtype)
     before = tables.index.slabs[slab].clone()
-    with held_back():
+    with defer_signals():
         handles = find_or_insert(tables, ids, offsets, features, rule)
         if ids.numel() == 0:
             return

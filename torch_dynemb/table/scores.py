@@ -13,7 +13,7 @@ from torch_dynemb.ops.columns import (
     OnFull,
     PolicyColumn,
 )
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.tables import Tables, one_table
 
 
@@ -129,7 +129,7 @@ class Scores:
             )
         score = integer("scores.set_batch: score", score)
         tables.check_own()
-        with held_back():
+        with defer_signals():
             tables.index.clock[CLOCK_HEAD + table] = score
             tables.host.batch_scored.add(table)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.ops.columns import BUCKET_WIDTH, MAX_COUNT, MIN_BUCKETS, Clock, Meta, Slab, Table
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.clock import propose
 from torch_dynemb.table.config import SlabConfig
 from torch_dynemb.table.row_access import materialize, state_names
@@ -139,7 +139,7 @@ def load(tables: Tables, tensors: Mapping[str, Tensor]) -> None:
     tensors = in_own_order(tables, tensors)
     check(tables, tensors)
     tables.wait_until_read()
-    with held_back():
+    with defer_signals():
         try:
             write(tables, tensors)
         except BaseException:

@@ -5,9 +5,9 @@
 #include <type_traits>
 
 #include "cpu/optimizer/kernels.h"
+#include "cpu/rows/copy_on_write.h"
 #include "cpu/rows/floats.h"
 #include "cpu/rows/initial_row.h"
-#include "cpu/rows/undo.h"
 #include "cpu/runtime/prefetch.h"
 #include "cpu/runtime/simd.h"
 
@@ -339,19 +339,19 @@ DYNEMB_INLINE bool numbers_of_gradient(const SlabState& slab, const OptimizerSte
 }
 
 // Rows that were given away since the forward are somebody else's, and not written.
-inline void preserve_rows(const RowUpdateJob& job) {
+inline void copy_before_write(const RowUpdateJob& job) {
   for (int64_t k = 0; k < job.count; ++k) {
     const RowUpdate& update = job.rows[k];
     const TableRows& table = job.tables[update.table];
     const int64_t row = handle_row(update.handle);
     if (row_status(update.handle, table.generations[row]) == RowStatus::kStale) continue;
-    preserve_row(*job.state, row, table.row(row), table.row_bytes);
+    copy_before_write(*job.state, row, table.row(row), table.row_bytes);
   }
 }
 
 template <class Level, class Optimizer>
 DYNEMB_INLINE void update_rows_simd_body(RowUpdateJob& job, Optimizer) {
-  if (preserves_rows(*job.state)) preserve_rows(job);
+  if (copies_on_write(*job.state)) copy_before_write(job);
   // These come first, for all rows: inside of the loop below each row would wait for its own.
   RowNumbers numbers[kRowsPerChunk];
   bool known[kRowsPerChunk] = {};

@@ -6,9 +6,9 @@
 
 #include "cpu/index/args.h"
 #include "cpu/index/one_writer.h"
+#include "cpu/rows/copy_on_write.h"
 #include "cpu/rows/initial_row.h"
 #include "cpu/rows/state.h"
-#include "cpu/rows/undo.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -34,8 +34,8 @@ DYNEMB_INLINE void materialize_buckets_body(MaterializeJob& job) {
       const int64_t row = handle_row(handle);
       if (row < 0 || row >= table.rows) continue;  // lookups raise for it
       if (row_status(handle, table.generations[row]) != RowStatus::kUnwritten) continue;
-      if (preserves_rows(*job.state)) {
-        preserve_row(*job.state, row, table.row(row), table.row_bytes);
+      if (copies_on_write(*job.state)) {
+        copy_before_write(*job.state, row, table.row(row), table.row_bytes);
       }
       write_initial_row(table, table.init_begin, table.init_count, line[slot], job.scratch);
       store_row(table.storage, kToNearest, job.scratch, table.dim, table.row(row));

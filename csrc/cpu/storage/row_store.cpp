@@ -98,7 +98,7 @@ class StoreThread {
              nullptr, false});
   }
 
-  void promise_room(const std::vector<int64_t>& rows) {
+  void reserve_space(const std::vector<int64_t>& rows) {
     if (promise_ready_room(rows)) return;
     try {
       call([&] {
@@ -144,7 +144,7 @@ class StoreThread {
   void write(size_t slab, const std::vector<RowMove>& rows, const char* records) {
     std::vector<int64_t> of_slabs(room_.size(), 0);
     of_slabs[slab] = static_cast<int64_t>(rows.size());
-    promise_room(of_slabs);
+    reserve_space(of_slabs);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       room_.withdraw();
@@ -300,7 +300,7 @@ class ThreadedStore : public RowStore {
   }
 
   void check() override { thread().check(); }
-  void promise_room(const std::vector<int64_t>& rows) override { thread().promise_room(rows); }
+  void reserve_space(const std::vector<int64_t>& rows) override { thread().reserve_space(rows); }
   bool promise_ready_room(const std::vector<int64_t>& rows) override {
     return thread().promise_ready_room(rows);
   }

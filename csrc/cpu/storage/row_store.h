@@ -88,7 +88,7 @@ class RowStore {
   // Promises room on the disk to the next job, for as many rows of slab s as `rows` has at s, in
   // place of what was promised before. Raises where it might not find room: nothing has changed
   // then, and there may be room later. Jobs that save rows need a promise. May wait for jobs.
-  virtual void promise_room(const std::vector<int64_t>& rows) = 0;
+  virtual void reserve_space(const std::vector<int64_t>& rows) = 0;
   // The same where the segments for it are ready; else promises nothing and returns false.
   virtual bool promise_ready_room(const std::vector<int64_t>& rows) = 0;
   // Says that promises for as many rows are going to be asked for: the thread makes segments ready

@@ -1,4 +1,4 @@
-// promise_room_, stage_, prefetch_ and store_submit: the rows of a lookup move between their slots
+// reserve_space_, stage_, prefetch_ and store_submit: the rows of a lookup move between their slots
 // and an open store. Weights and state are changed without being arguments, through the addresses
 // that the store knows: no value of a row that has a slot changes, and whoever reads the others
 // needs the handles that stage_ returns. Tensors that no store knows, such as copies, raise.
@@ -59,7 +59,7 @@ int64_t submit_moves(RowStore& store, StageCall call, int64_t* slot_handles) {
   const Jobs jobs{store.jobs_done(), store.jobs_submitted() + 1,
                   [&store](size_t slab, int64_t h) { return store.has_record(slab, h); }};
   call.jobs = &jobs;
-  const auto check_room = [&store](const std::vector<int64_t>& rows) { store.promise_room(rows); };
+  const auto check_room = [&store](const std::vector<int64_t>& rows) { store.reserve_space(rows); };
   Plan plan = plan_moves(call, check_room, slot_handles);
   if (moves_any(plan.moves)) {
     store.submit(std::move(plan.moves));
@@ -73,9 +73,9 @@ int64_t submit_moves(RowStore& store, StageCall call, int64_t* slot_handles) {
 // that is counted twice because its step has been repeated would be worth more than it is.
 // Nothing is changed, but `tier_clock` and `tables` count as changed, so that no compiler moves
 // this behind the insertion, or before the lookup before.
-void promise_room_(Tensor tier_clock, Tensor buckets, Tensor tables, Tensor meta, Tensor ids,
-                   Tensor offsets, std::vector<int64_t> feature_tables) {
-  const char* op = "promise_room_";
+void reserve_space_(Tensor tier_clock, Tensor buckets, Tensor tables, Tensor meta, Tensor ids,
+                    Tensor offsets, std::vector<int64_t> feature_tables) {
+  const char* op = "reserve_space_";
   const auto entry = registered_store(op, tier_clock);
   const TierTensors tiers = tensors_of(op, *entry, tier_clock);
   const OneWriter writer(op, tiers.head);
@@ -89,7 +89,7 @@ void promise_room_(Tensor tier_clock, Tensor buckets, Tensor tables, Tensor meta
   // nearly always there is room for a row that has changed in place of every id
   const std::vector<int64_t> most = saves(most_wanted_rows(tiers, features, slab_of));
   if (entry->store->promise_ready_room(most)) return;
-  entry->store->promise_room(saves(wanted_rows(op, tiers, index, features, slab_of)));
+  entry->store->reserve_space(saves(wanted_rows(op, tiers, index, features, slab_of)));
   entry->store->hope_for_room(most);
 }
 
@@ -171,7 +171,7 @@ void store_submit(Tensor tier_clock, Tensor moves) {
   }
   std::vector<int64_t> saves;
   for (const SlabMoves& of_slab : job) saves.push_back(static_cast<int64_t>(of_slab.saves.size()));
-  store.promise_room(saves);
+  store.reserve_space(saves);
   if (moves_any(job)) store.submit(std::move(job));
 }
 
@@ -179,7 +179,7 @@ void store_submit(Tensor tier_clock, Tensor moves) {
 }  // namespace dynemb::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
-  m.impl("promise_room_", TORCH_BOX(&dynemb::cpu::promise_room_));
+  m.impl("reserve_space_", TORCH_BOX(&dynemb::cpu::reserve_space_));
   m.impl("stage_", TORCH_BOX(&dynemb::cpu::stage_));
   m.impl("staged_lookup_", TORCH_BOX(&dynemb::cpu::staged_lookup_));
   m.impl("prefetch_", TORCH_BOX(&dynemb::cpu::prefetch_));

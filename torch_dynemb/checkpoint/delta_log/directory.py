@@ -17,8 +17,8 @@ from torch_dynemb.argument_checks import integer
 from torch_dynemb.checkpoint.delta_log.batch import COMMIT_BYTES
 from torch_dynemb.checkpoint.delta_log.segment import Placed, Segment
 from torch_dynemb.checkpoint.entries import rank_folder, segment_file
+from torch_dynemb.checkpoint.files.checksummed_files import space_errors
 from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.summed_files import room_told
 from torch_dynemb.checkpoint.manifest.places import checked_path
 from torch_dynemb.errors import InUseError
 
@@ -124,7 +124,7 @@ class DirectorySink:
         self.lock()
         path, begin = self._next_place(sequence)
         self._end = None  # until all is well
-        with room_told(path):
+        with space_errors(path):
             if begin == 0:
                 os.close(self._disk.create(path))
                 self._disk.sync_folder(self.path)

@@ -29,7 +29,7 @@ from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.checkpoint.together import ranks_of
 from torch_dynemb.errors import ForkedProcessError, InUseError
 from torch_dynemb.process.forked import watch
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 
 
 class DeltaLog:
@@ -258,7 +258,7 @@ class DeltaLog:
         except BaseException:
             recorded.give_back()
             raise
-        with held_back():
+        with defer_signals():
             self._writing = Writing(self._own, changed, step)
             self._sequence += 1
         self._published_at = time.monotonic()

@@ -14,7 +14,7 @@ from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, of_rows, of_t
 from torch_dynemb.checkpoint.parts import TablePart, groups_of
 from torch_dynemb.checkpoint.saving.rest import dense_source, dense_state
 from torch_dynemb.errors import NewBaseNeededError
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.changes import (
     ChangedIds,
     ChangedRows,
@@ -143,7 +143,7 @@ class RecordedModel:
         changed = self._taken
         if changed is None:
             return
-        with held_back():
+        with defer_signals():
             self.owe(
                 [torch.cat([part.rows.ids, part.removed]) for part in changed.parts], dense=False
             )
@@ -181,7 +181,7 @@ class RecordedModel:
             if not _same(self._dense_before.get(name), values)
         }
         result = Changed(of_parts, of_dense)
-        with held_back():
+        with defer_signals():
             for group, of_group in zip(groups, changes, strict=True):
                 reader = reader_of(group.tables, self._name)
                 assert reader is not None

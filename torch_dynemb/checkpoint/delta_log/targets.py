@@ -14,7 +14,7 @@ from torch_dynemb.checkpoint.entries import PACKED
 from torch_dynemb.checkpoint.parts import parts_of
 from torch_dynemb.checkpoint.saving.rest import dense_state
 from torch_dynemb.nn.module_kinds import follower_of
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.dense_state import dense_only
 from torch_dynemb.table.row_update import RowUpdate
 
@@ -184,7 +184,7 @@ class _TrainedModel(WholeTarget):
         own = dense_state(self._model) if commit.dense else {}
         dense = {name: own[name].clone() for name in commit.dense}
         begun: list[RowUpdate] = []
-        with held_back():
+        with defer_signals():
             try:
                 for update in updates:
                     begun.append(update)

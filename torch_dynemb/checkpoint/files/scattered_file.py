@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.checkpoint.files.checksummed_files import BLOCK_BYTES, FileSums, space_errors
 from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.summed_files import BLOCK_BYTES, FileSums, room_told
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape, as_bytes, header_of, raw
 
 
@@ -64,7 +64,7 @@ class ScatteredFile:
         for tensor in tensors:
             self._tails[tensor.name] = _Tail(self._bytes, tensor.bytes)
             self._bytes += tensor.bytes
-        with room_told(path):
+        with space_errors(path):
             self._file = disk.create(path)
         self._open = True
         try:
@@ -117,7 +117,7 @@ class ScatteredFile:
     def _write_all(self, data: memoryview, begin: int) -> None:
         done = 0
         while done < len(data):
-            with room_told(self._path, begin + done):
+            with space_errors(self._path, begin + done):
                 done += self._disk.write_at(self._file, data[done:], begin + done)
 
     def finish(self) -> FileSums:
@@ -137,7 +137,7 @@ class ScatteredFile:
         Raises:
             OSError: the disk is full, or fails.
         """
-        with room_told(self._path, self._bytes):
+        with space_errors(self._path, self._bytes):
             self._disk.sync(self._file)
         self.close()
 

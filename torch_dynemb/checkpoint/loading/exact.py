@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.checkpoint.entries import NO_GROUP, WEIGHT, state_entry
-from torch_dynemb.checkpoint.files.summed_files import read_tensors
+from torch_dynemb.checkpoint.files.checksummed_files import read_tensors
 from torch_dynemb.checkpoint.loading.group import GroupLoad
 from torch_dynemb.checkpoint.loading.part import Stream
 from torch_dynemb.checkpoint.loading.table_plan import TablePlan

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_dynemb.argument_checks import described, flag
-from torch_dynemb.checkpoint.files.summed_files import check_file
+from torch_dynemb.checkpoint.files.checksummed_files import check_file
 from torch_dynemb.checkpoint.loading.exact import ExactLoad, saved_group_of
 from torch_dynemb.checkpoint.loading.group import GroupLoad, RowsLoad
 from torch_dynemb.checkpoint.loading.part import Stream
@@ -30,7 +30,7 @@ from torch_dynemb.checkpoint.saving.increments import count_from
 from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.checkpoint.together import Ranks, ranks_of
 from torch_dynemb.errors import ReplacedError
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.load import undone_after_error
 
@@ -308,7 +308,7 @@ def _load_tables(
             ranks.run(lambda: _begin(loads))
             with one_thread():
                 ranks.run(lambda: _each(load.stream for load in loads))
-            with held_back():
+            with defer_signals():
                 ranks.run(lambda: _each(load.publish for load in loads))
                 ranks.run(finish)
                 done()

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch_dynemb.checkpoint.entries import FORMAT, FULL, MANIFEST, VERSION
 from torch_dynemb.checkpoint.files.bounded_json import json_of
+from torch_dynemb.checkpoint.files.checksummed_files import sums_of_bytes
 from torch_dynemb.checkpoint.files.presence import is_file
-from torch_dynemb.checkpoint.files.summed_files import sums_of_bytes
 from torch_dynemb.checkpoint.manifest.check import check_manifest
 from torch_dynemb.checkpoint.manifest.records import (
     Manifest,

@@ -25,7 +25,7 @@ from torch_dynemb.checkpoint.manifest.claim import Claim, Writer, remove_begun, 
 from torch_dynemb.checkpoint.manifest.file import read_content, read_manifest
 from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.errors import DamagedFileError, InUseError, UnsupportedFormatError
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 
 _ATTEMPTS = 100  # of a loader, each of which a save has disturbed
 
@@ -243,7 +243,7 @@ def put_in_place(disk: Disk, whole: Path, path: Path, uuid: str) -> None:
     if not is_there(path):
         _renamed(disk, [(whole, path)])
         return
-    with held_back():
+    with defer_signals():
         exchanged = disk.exchange(whole, path)
         if exchanged:
             try:
@@ -259,7 +259,7 @@ def put_in_place(disk: Disk, whole: Path, path: Path, uuid: str) -> None:
 
 def _renamed(disk: Disk, moves: list[tuple[Path, Path]]) -> None:
     done: list[tuple[Path, Path]] = []
-    with held_back():
+    with defer_signals():
         try:
             for source, target in moves:
                 disk.rename(source, target)

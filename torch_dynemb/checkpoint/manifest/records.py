@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from torch_dynemb.checkpoint.entries import FORMAT, PACKED, VERSION
-from torch_dynemb.checkpoint.files.summed_files import FileSums, sums_of_bytes
+from torch_dynemb.checkpoint.files.checksummed_files import FileSums, sums_of_bytes
 from torch_dynemb.table.shards import IdSlots, TableShard
 
 

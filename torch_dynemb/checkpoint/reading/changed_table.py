@@ -26,7 +26,7 @@ from torch_dynemb.checkpoint.delta_log.commits import checked_ids, checked_rows,
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, tables_of, tensors_of
 from torch_dynemb.checkpoint.entries import COUNT, ID
 from torch_dynemb.checkpoint.entries import SKETCH as CELLS
-from torch_dynemb.checkpoint.files.summed_files import SummedReader
+from torch_dynemb.checkpoint.files.checksummed_files import SummedReader
 from torch_dynemb.checkpoint.manifest.check import check_parts
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedFile, SavedPart, SavedTable
 from torch_dynemb.checkpoint.manifest.whole_tables import together

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.files.summed_files import SummedReader
+from torch_dynemb.checkpoint.files.checksummed_files import SummedReader
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor, as_bytes
 from torch_dynemb.checkpoint.manifest.records import SavedFile
 from torch_dynemb.checkpoint.plain_torch import plain_torch

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torch_dynemb.checkpoint.entries import DELTA
-from torch_dynemb.checkpoint.files.summed_files import SummedReader
+from torch_dynemb.checkpoint.files.checksummed_files import SummedReader
 from torch_dynemb.checkpoint.manifest.places import checked_path, is_replaced, located
 from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.checkpoint.plain_torch import plain_torch

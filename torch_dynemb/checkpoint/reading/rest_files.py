@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from torch_dynemb.checkpoint.entries import MANIFEST
-from torch_dynemb.checkpoint.files.summed_files import SummedReader, SummedReaders
+from torch_dynemb.checkpoint.files.checksummed_files import SummedReader, SummedReaders
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
 from torch_dynemb.checkpoint.manifest.records import SavedEntry, SavedRest
 from torch_dynemb.checkpoint.saving.rest import dense_state, filled, is_sharded, tensor_pieces
 from torch_dynemb.errors import DamagedFileError
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.dense_state import dense_only
 
 
@@ -37,7 +37,7 @@ class DenseLoad(NamedTuple):
         Raises:
             RuntimeError: the model does not take it, and has what it had.
         """
-        with held_back():
+        with defer_signals():
             shards = [(target, target.clone()) for target, _ in self.shards]
             before = {
                 name: value.clone()

@@ -17,7 +17,7 @@ from torch_dynemb.checkpoint.entries import (
     score_entry,
     state_entry,
 )
-from torch_dynemb.checkpoint.files.summed_files import SummedReader, SummedReaders
+from torch_dynemb.checkpoint.files.checksummed_files import SummedReader, SummedReaders
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
 from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart, SavedTable
 from torch_dynemb.errors import DamagedFileError

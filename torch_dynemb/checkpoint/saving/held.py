@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch_dynemb.checkpoint.saving.source import GroupSource
 from torch_dynemb.checkpoint.saving.stored_rows import StoredRows
-from torch_dynemb.table.preserved_rows import PreservedRows
+from torch_dynemb.table.copy_on_write import CopyOnWriteRows
 
 
 def hold_rows(groups: Sequence[GroupSource]) -> None:
@@ -32,7 +32,7 @@ def release_rows(groups: Sequence[GroupSource]) -> None:
         rows.release()
 
 
-def _readers_of(groups: Sequence[GroupSource]) -> list[StoredRows | PreservedRows]:
+def _readers_of(groups: Sequence[GroupSource]) -> list[StoredRows | CopyOnWriteRows]:
     """Each once, though it reads the rows of several slabs of a group."""
     found = [slab.reader for group in groups for slab in group.slabs]
     return list(dict.fromkeys(reader for reader in found if reader is not None))

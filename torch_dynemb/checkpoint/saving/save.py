@@ -18,8 +18,8 @@ from torch import nn
 from torch_dynemb.argument_checks import described, flag
 from torch_dynemb.checkpoint.entries import DELTA, DENSE, FULL, MANIFEST, NO_GROUP, STATE
 from torch_dynemb.checkpoint.files.bounded_json import check_values
+from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedWriter, space_errors
 from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.summed_files import SummedWriter, room_told
 from torch_dynemb.checkpoint.manifest.places import (
     check_replaceable,
     check_unclaimed,
@@ -327,7 +327,7 @@ def begin_reading(call: str, parts: Sequence[TablePart], model: nn.Module) -> Un
 def _bytes_of_orders(source: ModelSource) -> int:
     return sum(
         slab.used * (_BYTES_OF_ROW_ORDER if slab.reader is None else _BYTES_OF_STORED_ROW)
-        + (0 if slab.preserved is None else slab.preserved.bytes_of(number))
+        + (0 if slab.copy_on_write is None else slab.copy_on_write.bytes_of(number))
         for group in source.groups
         for number, slab in enumerate(group.slabs)
     )
@@ -371,7 +371,7 @@ def write_checkpoint(
     with ExitStack() as claim:
 
         def begin() -> None:
-            with room_told(folder):
+            with space_errors(folder):
                 claim.enter_context(claimed(disk, target, uuid))
 
         try:
@@ -494,17 +494,17 @@ def finish_folder(disk: Disk, folder: Path, target: Path, uuid: str, manifest: M
                 f"must see the same {folder.parent}"
             )
     for inner in sorted({(folder / file.path).parent for file in manifest.files()}):
-        with room_told(inner):
+        with space_errors(inner):
             disk.sync_folder(inner)
     text = manifest.text()
     check_values(text)
-    writer = SummedWriter(disk, folder / MANIFEST)
+    writer = ChecksummedWriter(disk, folder / MANIFEST)
     try:
         writer.write(torch.frombuffer(bytearray(text), dtype=torch.uint8))
         writer.finish()
     finally:
         writer.close()
-    with room_told(folder):
+    with space_errors(folder):
         disk.sync_folder(folder)
         put_in_place(disk, folder, target, uuid)
 

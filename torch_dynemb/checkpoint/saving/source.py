@@ -11,8 +11,8 @@ from torch_dynemb.checkpoint.saving.stored_rows import StoredRows
 from torch_dynemb.ops.columns import SKETCH_ROWS, Clock, Meta, PolicyColumn
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.storage.host import HostMemory
+from torch_dynemb.table.copy_on_write import CopyOnWriteRows, can_copy_on_write
 from torch_dynemb.table.group_config import GroupConfig
-from torch_dynemb.table.preserved_rows import PreservedRows, can_preserve
 from torch_dynemb.table.row_access import materialize, state_tensors
 from torch_dynemb.table.state import clamp_counts, used_tensors
 from torch_dynemb.table.tables import Tables
@@ -28,7 +28,7 @@ class SlabRows(NamedTuple):
         state: optimizer state by name: [rows] or [rows, columns].
         in_store: what reads the rows piece by piece, where they lie in a store; the tensors have no
             rows then.
-        preserved: what reads them while training goes on, where no copies are made; the weights and
+        copy_on_write: reads them while training goes on, where no copies are made; the weights and
             the state have no rows then.
     """
 
@@ -37,12 +37,12 @@ class SlabRows(NamedTuple):
     generations: Tensor
     state: dict[str, Tensor]
     in_store: StoredRows | None
-    preserved: PreservedRows | None = None
+    copy_on_write: CopyOnWriteRows | None = None
 
     @property
-    def reader(self) -> StoredRows | PreservedRows | None:
+    def reader(self) -> StoredRows | CopyOnWriteRows | None:
         """What reads the rows, where they are not in the tensors."""
-        return self.preserved if self.in_store is None else self.in_store
+        return self.copy_on_write if self.in_store is None else self.in_store
 
     @property
     def row_bytes(self) -> int:
@@ -117,7 +117,7 @@ def source_of(tables: Tables, *, to_be_copied: bool = False) -> GroupSource:
             meets, they get them at once.
     """
     later = to_be_copied and isinstance(tables.memory, HostMemory)
-    preserved = PreservedRows(tables) if to_be_copied and can_preserve(tables) else None
+    copy_on_write = CopyOnWriteRows(tables) if to_be_copied and can_copy_on_write(tables) else None
     if not later:
         materialize(tables)
     config, index, rows = tables.config, tables.index, tables.rows
@@ -125,7 +125,7 @@ def source_of(tables: Tables, *, to_be_copied: bool = False) -> GroupSource:
     in_store = StoredRows(tables)
     for s in range(len(config.slabs)):
         used, stored = index.used_rows(s), tables.stored(s) is not None
-        here = 0 if stored or preserved is not None else used
+        here = 0 if stored or copy_on_write is not None else used
         of_slabs.append(
             SlabRows(
                 used,
@@ -133,7 +133,7 @@ def source_of(tables: Tables, *, to_be_copied: bool = False) -> GroupSource:
                 rows.generations[s][: 0 if stored else used],
                 {name: tensor[:here] for name, tensor in state_tensors(tables, s).items()},
                 in_store if stored else None,
-                preserved,
+                copy_on_write,
             )
         )
     entries = dict(used_tensors(tables, rows=False))
@@ -147,7 +147,7 @@ def source_of(tables: Tables, *, to_be_copied: bool = False) -> GroupSource:
         rows.hyper.detach().cpu().clone(),
         next_now(tables),
         RowConstants(rows.meta.clone(), rows.init_data.clone())
-        if later and preserved is None
+        if later and copy_on_write is None
         else None,
     )
 

@@ -24,9 +24,13 @@ from torch_dynemb.checkpoint.entries import (
     sketch_file,
     state_entry,
 )
+from torch_dynemb.checkpoint.files.checksummed_files import (
+    ChecksummedWriter,
+    FileSums,
+    space_errors,
+)
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.scattered_file import ScatteredFile
-from torch_dynemb.checkpoint.files.summed_files import FileSums, SummedWriter, room_told
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape, header_of
 from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedGroup, SavedPart
 from torch_dynemb.checkpoint.saving.row_order import (
@@ -112,7 +116,7 @@ class Folder:
     rank: int
     ranks: int
     progress: Progress
-    _ended: list[SummedWriter | ScatteredFile] = field(
+    _ended: list[ChecksummedWriter | ScatteredFile] = field(
         default_factory=list
     )  # on their way to the disk
 
@@ -150,9 +154,9 @@ class Folder:
             rows: what the manifest says of it.
         """
         path = self.path / name
-        with room_told(path.parent):
+        with space_errors(path.parent):
             self.disk.make_folder(path.parent)
-        writer = SummedWriter(self.disk, path)
+        writer = ChecksummedWriter(self.disk, path)
         try:
             for piece in pieces:
                 writer.write(piece)
@@ -181,7 +185,7 @@ class Folder:
             rows: how many there are.
         """
         path = self.path / name
-        with room_told(path.parent):
+        with space_errors(path.parent):
             self.disk.make_folder(path.parent)
         shapes = [section.shape for section in sections]
         file = ScatteredFile(self.disk, path, [*shapes, *values])
@@ -202,7 +206,7 @@ class Folder:
         return self._file(name, rows, file, sums)
 
     def _file(
-        self, name: str, rows: int, writer: SummedWriter | ScatteredFile, sums: FileSums
+        self, name: str, rows: int, writer: ChecksummedWriter | ScatteredFile, sums: FileSums
     ) -> SavedFile:
         """What is known of a file that has been written and is not on the disk yet."""
         self._ended.append(writer)
@@ -261,7 +265,7 @@ def _write_part(
     number = part.number
     # Ranks that have other columns of the same ids must write them in one order.
     table = TableSource(source, number, order, by_id=part.split)
-    reader = source.slabs[source.config.slab_of(number)].preserved
+    reader = source.slabs[source.config.slab_of(number)].copy_on_write
     sections = _id_sections(source, part, table)
     values = _value_sections(source, part, table)
     row_bytes = sum(of.shape.bytes for of in (*sections, *values)) // max(1, table.count)

@@ -11,7 +11,7 @@ from torch_dynemb.checkpoint.saving.row_order import RowOrder
 from torch_dynemb.checkpoint.saving.source import GroupSource
 from torch_dynemb.checkpoint.saving.stored_rows import StoredRows
 from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS
-from torch_dynemb.table.preserved_rows import PreservedRows
+from torch_dynemb.table.copy_on_write import CopyOnWriteRows
 from torch_dynemb.table.row_access import RowValues
 
 PIECE_BYTES = 8 << 20
@@ -95,7 +95,7 @@ class TableSource:
             for values in self._stored_rows(self._slab.in_store, rows):
                 yield values.state[name]
 
-    def rows_and_state(self, rows: range, reader: PreservedRows) -> Iterator[RowValues]:
+    def rows_and_state(self, rows: range, reader: CopyOnWriteRows) -> Iterator[RowValues]:
         """Weights and state of the rows together; each piece is valid until the next one.
 
         Args:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.files.summed_files import read_tensors
+from torch_dynemb.checkpoint.files.checksummed_files import read_tensors
 from torch_dynemb.checkpoint.manifest.records import SavedFile
 from torch_dynemb.checkpoint.saving.table_files import Folder, Section
 from torch_dynemb.checkpoint.snapshots.places import STATE, StoredGroup, segment_file

@@ -13,8 +13,12 @@ from typing import Any
 
 import torch
 
+from torch_dynemb.checkpoint.files.checksummed_files import (
+    ChecksummedWriter,
+    space_errors,
+    sums_of_bytes,
+)
 from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.summed_files import SummedWriter, room_told, sums_of_bytes
 from torch_dynemb.checkpoint.manifest.records import SavedFile, canonical
 from torch_dynemb.errors import DamagedStoreError, UnsupportedFormatError
 
@@ -110,8 +114,8 @@ def write_record(disk: Disk, path: Path, record: Snapshot | SavedStore) -> None:
     kind = _SNAPSHOT if isinstance(record, Snapshot) else _STORE
     content = {"format": kind, "version": VERSION, **dataclasses.asdict(record)}
     text = canonical({**content, "crc32c": sums_of_bytes(canonical(content))})
-    with room_told(path):
-        writer = SummedWriter(disk, path)
+    with space_errors(path):
+        writer = ChecksummedWriter(disk, path)
         try:
             writer.write(torch.frombuffer(bytearray(text), dtype=torch.uint8))
             writer.finish()

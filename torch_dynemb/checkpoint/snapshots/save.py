@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_dynemb.argument_checks import described, integer
+from torch_dynemb.checkpoint.files.checksummed_files import space_errors
 from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.summed_files import room_told
 from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.saving.handle import check_none_running
@@ -46,7 +46,7 @@ from torch_dynemb.checkpoint.snapshots.places import (
 )
 from torch_dynemb.checkpoint.snapshots.records import SavedStore, Snapshot, write_record
 from torch_dynemb.checkpoint.together import Ranks, ranks_of
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 
 _DISK = Disk()
 
@@ -175,7 +175,7 @@ def save_snapshot(
             ranks, disk, Path(rest[plan.first_rank]), plan.snapshot.uuid, source, progress
         )
         ranks.run(reading.check)
-        with held_back():
+        with defer_signals():
             ranks.run(lambda: _finish(disk, written))
             naming = True
             ranks.run(lambda: _name(disk, plan, named) if _is_first(ranks, plan) else None)
@@ -184,7 +184,7 @@ def save_snapshot(
         if not naming or (_is_first(ranks, plan) and not named):
             _abandon(disk, plan, stores, written)
         raise
-    with held_back():
+    with defer_signals():
         gone = outdated(plan.there, plan.snapshot, keep)
         if _is_first(ranks, plan):
             goes_on_from(stores[0].tiers, plan.snapshot)
@@ -238,7 +238,7 @@ def _written(
         rows = stored.tiers.sync()
         folder = next_index(stored.path)
         unfinished = folder.with_name(f"{folder.name}.tmp-{plan.snapshot.uuid}")
-        with room_told(unfinished):
+        with space_errors(unfinished):
             disk.make_folder(index_folder(stored.path))
             disk.make_folder(unfinished)
         with Folder(disk, unfinished, ranks.rank, ranks.size, lambda _: None) as to:
@@ -303,7 +303,7 @@ def _abandon(
     disk: Disk, plan: _Plan, stores: Sequence[StoredGroup], written: Sequence[_UnfinishedStore]
 ) -> None:
     """After a failure: gives back what has been written, as far as the disk lets it."""
-    with held_back():
+    with defer_signals():
         draft = f".{plan.snapshot.name}.tmp-{plan.snapshot.uuid}"
         try:
             (snapshot_folder(plan.first) / draft).unlink(missing_ok=True)

@@ -24,7 +24,7 @@ from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 
 ExportFormat = Literal["npz", "parquet"]
 SUMMARY = "tables.json"
@@ -228,7 +228,7 @@ def export(
             _DISK.rename(folder, target)
             _DISK.sync_folder(target.parent)
         except BaseException:
-            with held_back():
+            with defer_signals():
                 _DISK.remove(folder)
             raise
 

@@ -24,9 +24,9 @@ from torch_dynemb.checkpoint.entries import (
     counts_file,
     sketch_file,
 )
+from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedWriter, SummedReader
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.presence import is_there
-from torch_dynemb.checkpoint.files.summed_files import SummedReader, SummedWriter
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape
 from torch_dynemb.checkpoint.manifest.file import check_full
 from torch_dynemb.checkpoint.manifest.places import checked_path, claimed
@@ -52,7 +52,7 @@ from torch_dynemb.checkpoint.tools.part_writer import (
 )
 from torch_dynemb.distributed.owners import slots_of
 from torch_dynemb.ops.columns import SKETCH_ROWS, TABLE_COLUMNS, Table
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.shards import IdSlots
 
 _DISK = Disk()
@@ -257,7 +257,7 @@ def write_parts(
             manifest = Manifest(uuid, FULL, None, parts, tables, [], before.dense, before.state)
             finish_folder(_DISK, folder, target, uuid, manifest)
         except BaseException:
-            with held_back():
+            with defer_signals():
                 _DISK.remove(folder)
             raise
 
@@ -268,7 +268,7 @@ def _copy(folder: Path, files: TensorFiles, file: SavedFile, progress: Progress)
     files.disk.make_folder(path.parent)
     reader = SummedReader(folder / file.path, file.sums)
     try:
-        writer = SummedWriter(files.disk, path, file.block_bytes)
+        writer = ChecksummedWriter(files.disk, path, file.block_bytes)
         try:
             for number in range(len(file.crc32c)):
                 size = min(file.block_bytes, file.bytes - number * file.block_bytes)

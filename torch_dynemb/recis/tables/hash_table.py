@@ -19,7 +19,7 @@ from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.optim.clipping import SharedRows
 from torch_dynemb.policy.admission import AdmissionRule
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.recis.initializers import seed_of
 from torch_dynemb.recis.slices import Slice, gen_slice
 from torch_dynemb.recis.tables.arguments import (
@@ -400,7 +400,7 @@ class HashTable(OptimizedLater):
             ValueError: no such child.
         """
         tables = range(len(self._group.names)) if child is None else [self._table(child)]
-        with held_back():
+        with defer_signals():
             for table in tables:
                 self._group.clear(table)
 
@@ -442,7 +442,7 @@ class HashTable(OptimizedLater):
         request = one_table(group.tables, table, flat, "HashTable.accept_grad")
         batch = LookupBatch.of_rows(*request, self.columns)
         if self.training:
-            table_lookup.promise_room(group.tables, batch)
+            table_lookup.reserve_space(group.tables, batch)
             handles = group.find_or_insert(*request)
         else:
             handles = group.find(*request).handles

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.files.summed_files import BLOCK_BYTES, FileSums
+from torch_dynemb.checkpoint.files.checksummed_files import BLOCK_BYTES, FileSums
 from torch_dynemb.errors import DamagedFileError
 
 

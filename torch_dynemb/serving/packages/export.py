@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 from torch_dynemb._version import __version__
 from torch_dynemb.argument_checks import described, flag
 from torch_dynemb.checkpoint.delta_log.position import LogPosition
+from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedWriter, FileSums
 from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.summed_files import FileSums, SummedWriter
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape, header_of
 from torch_dynemb.checkpoint.manifest.places import checked_path, make_parents, unfinished
 from torch_dynemb.checkpoint.parts import table_name
@@ -359,7 +359,7 @@ def _write_tensors(
     """Writes a file of some of the tensors."""
     shapes = [TensorShape(name, tensors[name].dtype, tuple(tensors[name].shape)) for name in names]
     header = header_of(shapes)
-    writer = SummedWriter(disk, path)
+    writer = ChecksummedWriter(disk, path)
     try:
         writer.write(torch.frombuffer(bytearray(header), dtype=torch.uint8))
         for name in names:
@@ -370,7 +370,7 @@ def _write_tensors(
 
 
 def _write(disk: Disk, path: Path, text: bytes) -> None:
-    writer = SummedWriter(disk, path)
+    writer = ChecksummedWriter(disk, path)
     try:
         writer.write(torch.frombuffer(bytearray(text), dtype=torch.uint8))
         writer.finish()

@@ -13,7 +13,7 @@ import torch
 from torch_dynemb.argument_checks import integer
 from torch_dynemb.checkpoint.delta_log.follower import Dense, Log, check_dense
 from torch_dynemb.checkpoint.delta_log.reader import sinks_of
-from torch_dynemb.checkpoint.files.summed_files import SummedReader
+from torch_dynemb.checkpoint.files.checksummed_files import SummedReader
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
 from torch_dynemb.checkpoint.manifest.places import checked_path
 from torch_dynemb.errors import DamagedFileError, UnsupportedFormatError

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_dynemb.checkpoint.files.bounded_json import parsed
-from torch_dynemb.checkpoint.files.summed_files import FileSums, sums_of_bytes
+from torch_dynemb.checkpoint.files.checksummed_files import FileSums, sums_of_bytes
 from torch_dynemb.errors import DamagedFileError, UnsupportedFormatError
 from torch_dynemb.serving.packages.base import PackageBase
 from torch_dynemb.serving.packages.inputs import Input, Size

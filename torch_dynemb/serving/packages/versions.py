@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from torch_dynemb.checkpoint.delta_log.targets import nothing
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.serving.packages.loaded import Loaded
 
 Result = TypeVar("Result")
@@ -65,7 +65,7 @@ class Versions:
         """
         with self._changing:
             if len(self._copies) == 1:
-                with held_back():
+                with defer_signals():
                     result = make(self._copies[0])
                     made()
                 return result
@@ -73,7 +73,7 @@ class Versions:
             with self._ended:
                 self._ended.wait_for(lambda: self._running[other] == 0)
             copy = self._copies[other]
-            with held_back():
+            with defer_signals():
                 if self._behind is not None:
                     self._behind(copy)
                     self._behind = None

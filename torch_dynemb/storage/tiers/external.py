@@ -88,7 +88,7 @@ class ExternalTiers(Tiers):
         finally:
             self._in_use.release()
 
-    def promise_room(self, index: IndexTensors, batch: ops.LookupBatch) -> None:
+    def reserve_space(self, index: IndexTensors, batch: ops.LookupBatch) -> None:
         """Raises only where the store has failed: it does not say what room it has."""
         self.check()
 

@@ -81,8 +81,8 @@ class SSDTiers(Tiers):
             # rows of a run that made no snapshot cannot be read any more
             self.keep([torch.empty(0, dtype=torch.int64) for _ in slab_names])
 
-    def promise_room(self, index: IndexTensors, batch: ops.LookupBatch) -> None:
-        ops.promise_room_(self.tensors, index, batch)
+    def reserve_space(self, index: IndexTensors, batch: ops.LookupBatch) -> None:
+        ops.reserve_space_(self.tensors, index, batch)
 
     def stage(self, staged: ops.StagedIds, *, trains: bool) -> Tensor:
         return ops.stage_(self.tensors, staged, trains=trains)

@@ -92,11 +92,11 @@ class Tiers(ABC):
     # -- lookups -------------------------------------------------------------------------------
 
     @abstractmethod
-    def promise_room(self, index: IndexTensors, batch: ops.LookupBatch) -> None:
+    def reserve_space(self, index: IndexTensors, batch: ops.LookupBatch) -> None:
         """Before ids are inserted for :meth:`stage`: sees that the store has room for its rows.
 
         Args:
-            index, batch: as of :func:`torch_dynemb.ops.promise_room_`.
+            index, batch: as of :func:`torch_dynemb.ops.reserve_space_`.
 
         Raises:
             RuntimeError: it has not, or has failed; nothing has changed.

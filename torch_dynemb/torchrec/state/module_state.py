@@ -20,7 +20,7 @@ from torch_dynemb.distributed.ranks import from_all_ranks
 from torch_dynemb.ops.columns import Clock
 from torch_dynemb.policy.admission import AdmitFrequent
 from torch_dynemb.policy.layout import score_words_of
-from torch_dynemb.process.interrupts import held_back
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.content import (
     optimizer_steps,
@@ -293,7 +293,7 @@ class ModuleState:
             for loader in loaders.values():
                 loader.end()
 
-        with held_back(), undone_after_error(loaders.values()) as done:
+        with defer_signals(), undone_after_error(loaders.values()) as done:
             ranks.run(begin)
             for name, load in loads.items():
                 layout = layouts[name]

@@ -48,7 +48,7 @@ class FileSums(NamedTuple):
     sums: tuple[int, ...]
 
 
-class SummedWriter:
+class ChecksummedWriter:
     """Writes a file and sums what it writes.
 
     Args:
@@ -60,7 +60,7 @@ class SummedWriter:
     def __init__(self, disk: Disk, path: Path, block_bytes: int | None = None) -> None:
         self._disk, self._path = disk, path
         self._block_bytes = BLOCK_BYTES if block_bytes is None else block_bytes
-        with room_told(path):
+        with space_errors(path):
             self._file = disk.create(path)
         self._open = True
         self._bytes = 0
@@ -89,7 +89,7 @@ class SummedWriter:
     def _write_all(self, data: memoryview) -> None:
         begin = 0
         while begin < len(data):
-            with room_told(self._path, self._bytes + begin):
+            with space_errors(self._path, self._bytes + begin):
                 begin += self._disk.write(self._file, data[begin:])
 
     def _end_block(self, size: int) -> None:
@@ -106,7 +106,7 @@ class SummedWriter:
 
     def sync(self) -> None:
         """Waits until the file is on the disk, and closes it."""
-        with room_told(self._path, self._bytes):
+        with space_errors(self._path, self._bytes):
             self._disk.sync(self._file)
         self.close()
 
@@ -131,7 +131,7 @@ _REMEDIES = {
 
 
 @contextmanager
-def room_told(path: Path, written: int = 0) -> Iterator[None]:
+def space_errors(path: Path, written: int = 0) -> Iterator[None]:
     """Has errors of a disk without room say what there is in bytes, and what to do.
 
     Args:
@@ -430,12 +430,12 @@ def sums_of_bytes(data: bytes | Sequence[int]) -> int:
 
 __all__ = [
     "BLOCK_BYTES",
+    "ChecksummedWriter",
     "FileSums",
     "SummedReader",
     "SummedReaders",
-    "SummedWriter",
     "check_file",
     "read_tensors",
-    "room_told",
+    "space_errors",
     "sums_of_bytes",
 ]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from torch_dynemb.checkpoint import DamagedFileError
+from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedWriter, FileSums, check_file
 from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.summed_files import FileSums, SummedWriter, check_file
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape, as_bytes, header_of
 
 pytestmark = pytest.mark.cpu_only("about files, without tables")
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cpu_only("about files, without tables")
 def written(path: Path, block_bytes: int) -> FileSums:
     """A file whose blocks do not begin where its header ends."""
     values = torch.arange(5000)
-    writer = SummedWriter(Disk(), path, block_bytes)
+    writer = ChecksummedWriter(Disk(), path, block_bytes)
     header = header_of([TensorShape("id", values.dtype, tuple(values.shape))])
     writer.write(torch.frombuffer(bytearray(header), dtype=torch.uint8))
     writer.write(as_bytes(values))

@@ -1,8 +1,8 @@
 """Rows in memory as they are at one time, for a thread that reads them while training goes on.
 
 Nothing is copied at that time. Updates that write a row which has not been read yet copy it first
-(``csrc/cpu/rows/undo.h``), to memory that is bounded: where it is full, training waits until the
-thread has read the row.
+(``csrc/cpu/rows/copy_on_write.h``), to memory that is bounded: where it is full, a writer waits until
+the thread has read the row (backpressure).
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.errors import HostMemoryError
-from torch_dynemb.ops.columns import GENERATION_BITS, UNDO_COLUMNS, Slab, Undo, UndoMark
+from torch_dynemb.ops.columns import (
+    COPY_ON_WRITE_COLUMNS,
+    GENERATION_BITS,
+    CopyMark,
+    CopyOnWrite,
+    Slab,
+)
 from torch_dynemb.ops.functional_copies import copies_rows
 from torch_dynemb.process.forked import watch
 from torch_dynemb.storage.address_space import what_ran_out
@@ -36,7 +42,7 @@ _MOST_BYTES = 1 << 30
 _PAGE_WORDS = 4096 // 8
 
 
-def can_preserve(tables: Tables) -> bool:
+def can_copy_on_write(tables: Tables) -> bool:
     """Whether rows can be read while training goes on: those in the memory of the CPU can.
 
     Not where a backend of ``torch.compile`` changes copies of the tables, of which the thread that
@@ -60,11 +66,11 @@ def places(rows: int, row_bytes: int) -> int:
     return max(1, min(rows, some))
 
 
-class PreservedRows:
+class CopyOnWriteRows:
     """The rows of a group as they are when :meth:`hold` is called.
 
     Args:
-        tables: of the group, for which :func:`can_preserve` is true.
+        tables: of the group, for which :func:`can_copy_on_write` is true.
     """
 
     def __init__(self, tables: Tables) -> None:
@@ -115,7 +121,7 @@ class PreservedRows:
         tables.host.rows_read = self._ended
         watch(self)
         for of_slab in words:
-            of_slab[Undo.ACTIVE] = 1
+            of_slab[CopyOnWrite.ACTIVE] = 1
         self._tables = replace(tables, rows=small)
 
     def read(self, table: int, ids: Tensor, handles: Tensor, written: Tensor) -> RowValues:
@@ -138,7 +144,7 @@ class PreservedRows:
         )
         # .data: compiled code keeps these tensors for its backward, and autograd counts who changes
         # them meanwhile
-        ops.take_preserved_rows_(
+        ops.take_unchanged_rows_(
             tables.rows.weights[slab].data,
             [of.data for of in state_tensors(tables, slab).values()],
             tables.rows.copy_on_write[slab].data,
@@ -171,12 +177,12 @@ class PreservedRows:
         self._end()
         self._ended.set()
         for of_slab in self._tables.rows.copy_on_write:
-            ops.release_(of_slab.data, UNDO_COLUMNS, of_slab.shape[0])
+            ops.release_(of_slab.data, COPY_ON_WRITE_COLUMNS, of_slab.shape[0])
         self._buffers.clear()
 
     def _end(self) -> None:
         for of_slab in self._tables.rows.copy_on_write:
-            of_slab.data[Undo.ACTIVE] = 0
+            of_slab.data[CopyOnWrite.ACTIVE] = 0
 
 
 def _row_bytes(tables: Tables, slab: int) -> int:
@@ -193,7 +199,7 @@ def _new_words(tables: Tables, slab: int) -> Tensor:
     """Words for as many rows as the slab can ever have; pages are taken when they are touched."""
     reserved, row_bytes = tables.rows.weights[slab].shape[0], _row_bytes(tables, slab)
     most = places(reserved, row_bytes)
-    marks = _pages(UNDO_COLUMNS)
+    marks = _pages(COPY_ON_WRITE_COLUMNS)
     free = marks + _pages(-(-reserved // 2))
     buffer = free + _pages(-(-most // 2))
     size = buffer + most * row_bytes // 8
@@ -205,26 +211,30 @@ def _new_words(tables: Tables, slab: int) -> Tensor:
             f"are preserved: {what_ran_out(8 * size)}",
             tables=tables.config.names,
         ) from None
-    words[Undo.MARKS], words[Undo.FREE], words[Undo.BUFFER] = marks, free, buffer
-    words[Undo.ROW_BYTES] = row_bytes
+    words[CopyOnWrite.MARKS], words[CopyOnWrite.FREE], words[CopyOnWrite.BUFFER] = (
+        marks,
+        free,
+        buffer,
+    )
+    words[CopyOnWrite.ROW_BYTES] = row_bytes
     return words
 
 
 def _begin(tables: Tables, slab: int, words: Tensor) -> None:
     """No row is read yet, all places are free; not active yet."""
     # also what a writer may have left behind when the save before this one ended
-    ops.release_(words, UNDO_COLUMNS, words.shape[0])
+    ops.release_(words, COPY_ON_WRITE_COLUMNS, words.shape[0])
     used = tables.index.used_rows(slab)
-    count = places(used, int(words[Undo.ROW_BYTES]))
-    words[Undo.ROWS], words[Undo.PLACES] = used, count
-    words[Undo.TAKEN], words[Undo.GIVEN], words[Undo.WAITS] = 0, count, 0
+    count = places(used, int(words[CopyOnWrite.ROW_BYTES]))
+    words[CopyOnWrite.ROWS], words[CopyOnWrite.PLACES] = used, count
+    words[CopyOnWrite.TAKEN], words[CopyOnWrite.GIVEN], words[CopyOnWrite.WAITS] = 0, count, 0
     halves = words.view(torch.int32)
-    free = 2 * int(words[Undo.FREE])
+    free = 2 * int(words[CopyOnWrite.FREE])
     halves[free : free + count] = torch.arange(count, dtype=torch.int32, device=tables.device)
     # rows that no id has are never read
     unused = tables.index.free_rows[slab, : int(tables.index.slabs[slab, Slab.FREE_COUNT])]
-    marks = halves[2 * int(words[Undo.MARKS]) :][:used]
-    marks[unused >> GENERATION_BITS] = int(UndoMark.READ)
+    marks = halves[2 * int(words[CopyOnWrite.MARKS]) :][:used]
+    marks[unused >> GENERATION_BITS] = int(CopyMark.READ)
 
 
-__all__ = ["PreservedRows", "can_preserve", "places"]
+__all__ = ["CopyOnWriteRows", "can_copy_on_write", "places"]

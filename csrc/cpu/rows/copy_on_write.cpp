@@ -1,4 +1,4 @@
-#include "cpu/rows/undo.h"
+#include "cpu/rows/copy_on_write.h"
 
 #include <chrono>
 #include <cstring>
@@ -11,25 +11,25 @@ namespace {
 constexpr std::chrono::microseconds kWait{50};
 
 int32_t* mark_of(const SlabState& state, int64_t row) {
-  return reinterpret_cast<int32_t*>(state.copy_on_write + state.copy_on_write[kUndoMarks]) + row;
+  return reinterpret_cast<int32_t*>(state.copy_on_write + state.copy_on_write[kCowMarks]) + row;
 }
 
 // Damaged words name no place beyond those that there are.
 char* place_of(const SlabState& state, int64_t place) {
-  return reinterpret_cast<char*>(state.copy_on_write + state.copy_on_write[kUndoBuffer]) +
-         place % state.copy_on_write[kUndoPlaces] * state.copy_on_write[kUndoRowBytes];
+  return reinterpret_cast<char*>(state.copy_on_write + state.copy_on_write[kCowBuffer]) +
+         place % state.copy_on_write[kCowPlaces] * state.copy_on_write[kCowRowBytes];
 }
 
 int32_t* free_place(const SlabState& state, int64_t number) {
-  return reinterpret_cast<int32_t*>(state.copy_on_write + state.copy_on_write[kUndoFree]) +
-         static_cast<uint64_t>(number) % static_cast<uint64_t>(state.copy_on_write[kUndoPlaces]);
+  return reinterpret_cast<int32_t*>(state.copy_on_write + state.copy_on_write[kCowFree]) +
+         static_cast<uint64_t>(number) % static_cast<uint64_t>(state.copy_on_write[kCowPlaces]);
 }
 
 // A free place, or -1. Its entry of the ring is not written before the place is given back.
 int64_t taken_place(const SlabState& state) {
-  int64_t number = __atomic_load_n(state.copy_on_write + kUndoTaken, __ATOMIC_RELAXED);
-  while (number < __atomic_load_n(state.copy_on_write + kUndoGiven, __ATOMIC_ACQUIRE)) {
-    if (__atomic_compare_exchange_n(state.copy_on_write + kUndoTaken, &number, number + 1, true,
+  int64_t number = __atomic_load_n(state.copy_on_write + kCowTaken, __ATOMIC_RELAXED);
+  while (number < __atomic_load_n(state.copy_on_write + kCowGiven, __ATOMIC_ACQUIRE)) {
+    if (__atomic_compare_exchange_n(state.copy_on_write + kCowTaken, &number, number + 1, true,
                                     __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
       return *free_place(state, number) & INT32_MAX;
     }
@@ -39,9 +39,9 @@ int64_t taken_place(const SlabState& state) {
 
 // Only one thread reads rows.
 void give_place(const SlabState& state, int32_t place) {
-  const int64_t number = state.copy_on_write[kUndoGiven];
+  const int64_t number = state.copy_on_write[kCowGiven];
   *free_place(state, number) = place;
-  __atomic_store_n(state.copy_on_write + kUndoGiven, number + 1, __ATOMIC_RELEASE);
+  __atomic_store_n(state.copy_on_write + kCowGiven, number + 1, __ATOMIC_RELEASE);
 }
 
 // Calls copy(bytes of the row, how many) for each tensor of a row.
@@ -60,21 +60,22 @@ void each_part(const SlabState& state, int64_t row, Copy copy) {
 
 }  // namespace
 
-void preserve_row(const SlabState& state, int64_t row, const char* weights, int64_t weight_bytes) {
-  if (row >= state.copy_on_write[kUndoRows]) return;
+void copy_before_write(const SlabState& state, int64_t row, const char* weights,
+                       int64_t weight_bytes) {
+  if (row >= state.copy_on_write[kCowRows]) return;
   int32_t* mark = mark_of(state, row);
-  while (preserves_rows(state)) {
+  while (copies_on_write(state)) {
     int32_t seen = __atomic_load_n(mark, __ATOMIC_ACQUIRE);
-    if (seen == kUndoRead || seen > 0) return;
-    if (seen == kUndoCopying || !__atomic_compare_exchange_n(mark, &seen, kUndoCopying, false,
-                                                             __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
+    if (seen == kCowRead || seen > 0) return;
+    if (seen == kCowCopying || !__atomic_compare_exchange_n(mark, &seen, kCowCopying, false,
+                                                            __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
       std::this_thread::yield();
       continue;
     }
     const int64_t place = taken_place(state);
     if (place < 0) {
-      __atomic_store_n(mark, kUndoUnread, __ATOMIC_RELEASE);
-      __atomic_fetch_add(state.copy_on_write + kUndoWaits, 1, __ATOMIC_RELAXED);
+      __atomic_store_n(mark, kCowUnread, __ATOMIC_RELEASE);
+      __atomic_fetch_add(state.copy_on_write + kCowWaits, 1, __ATOMIC_RELAXED);
       std::this_thread::sleep_for(kWait);
       continue;
     }
@@ -110,10 +111,10 @@ void take_row(const SlabState& state, int64_t row, const char* weights, int64_t 
   __atomic_thread_fence(__ATOMIC_SEQ_CST);  // the mark is read after the row
   int32_t* mark = mark_of(state, row);
   while (true) {
-    int32_t seen = kUndoUnread;
-    if (__atomic_compare_exchange_n(mark, &seen, kUndoRead, false, __ATOMIC_ACQ_REL,
+    int32_t seen = kCowUnread;
+    if (__atomic_compare_exchange_n(mark, &seen, kCowRead, false, __ATOMIC_ACQ_REL,
                                     __ATOMIC_ACQUIRE) ||
-        seen == kUndoRead) {
+        seen == kCowRead) {
       return;
     }
     if (seen > 0) {
@@ -124,7 +125,7 @@ void take_row(const SlabState& state, int64_t row, const char* weights, int64_t 
         at += bytes;
         return here;
       });
-      __atomic_store_n(mark, kUndoRead, __ATOMIC_RELEASE);
+      __atomic_store_n(mark, kCowRead, __ATOMIC_RELEASE);
       give_place(state, seen - 1);
       return;
     }

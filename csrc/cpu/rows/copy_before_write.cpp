@@ -1,16 +1,16 @@
-// preserve_rows_ and take_preserved_rows_: rows that a save reads while training goes on.
+// copy_before_write_ and take_unchanged_rows_: rows that a save reads while training goes on.
 #include <torch/csrc/stable/library.h>
 
 #include <vector>
 
 #include "arguments/rows.h"
-#include "cpu/rows/undo.h"
+#include "cpu/rows/copy_on_write.h"
 
 namespace dynemb::cpu {
 namespace {
 
 // A slab whose rows are preserved.
-struct PreservedSlab {
+struct CopyOnWriteSlab {
   char* weights;
   int64_t rows;
   int64_t row_bytes;
@@ -19,9 +19,9 @@ struct PreservedSlab {
   char* row(int64_t number) const { return weights + number * row_bytes; }
 };
 
-PreservedSlab slab_of(const char* op, const char* name, const Tensor& weights,
-                      const std::vector<Tensor>& state,
-                      const std::vector<Tensor>& copy_on_write = {}) {
+CopyOnWriteSlab slab_of(const char* op, const char* name, const Tensor& weights,
+                        const std::vector<Tensor>& state,
+                        const std::vector<Tensor>& copy_on_write = {}) {
   storage_of(op, name, weights);
   DYNEMB_CHECK(weights.dim() == 2, "dynemb::", op, ": ", name, " has ", weights.dim(),
                " dimensions, expected shape (rows, dim)");
@@ -47,36 +47,37 @@ int64_t bytes_of_state(const SlabState& state) {
 }
 
 // Raises unless all that the words name lies within them.
-void check_undo(const char* op, const PreservedSlab& slab) {
+void check_copy_on_write(const char* op, const CopyOnWriteSlab& slab) {
   const int64_t* words = slab.state.copy_on_write;
-  const int64_t places = words[kUndoPlaces];
-  DYNEMB_CHECK(words[kUndoRows] >= 0 && words[kUndoRows] <= slab.rows && places > 0 &&
-                   words[kUndoRowBytes] >= slab.row_bytes + bytes_of_state(slab.state) &&
-                   words[kUndoMarks] >= kUndoColumns &&
-                   words[kUndoMarks] + (words[kUndoRows] + 1) / 2 <= words[kUndoFree] &&
-                   words[kUndoFree] + (places + 1) / 2 <= words[kUndoBuffer] &&
-                   words[kUndoBuffer] + (places * words[kUndoRowBytes] + 7) / 8 <=
+  const int64_t places = words[kCowPlaces];
+  DYNEMB_CHECK(words[kCowRows] >= 0 && words[kCowRows] <= slab.rows && places > 0 &&
+                   words[kCowRowBytes] >= slab.row_bytes + bytes_of_state(slab.state) &&
+                   words[kCowMarks] >= kCowColumns &&
+                   words[kCowMarks] + (words[kCowRows] + 1) / 2 <= words[kCowFree] &&
+                   words[kCowFree] + (places + 1) / 2 <= words[kCowBuffer] &&
+                   words[kCowBuffer] + (places * words[kCowRowBytes] + 7) / 8 <=
                        slab.state.copy_on_write_words,
-               "dynemb::", op, ": copy_on_write names ", words[kUndoRows], " rows and ", places,
-               " places of ", words[kUndoRowBytes], " bytes, which do not fit ",
+               "dynemb::", op, ": copy_on_write names ", words[kCowRows], " rows and ", places,
+               " places of ", words[kCowRowBytes], " bytes, which do not fit ",
                slab.state.copy_on_write_words, " words and ", slab.rows, " rows of ",
                slab.row_bytes + bytes_of_state(slab.state), " bytes");
 }
 
-void preserve_rows_(Tensor weights, std::vector<Tensor> state, Tensor copy_on_write, Tensor rows) {
-  const char* op = "preserve_rows_";
-  const PreservedSlab slab = slab_of(op, "weights", weights, state, {copy_on_write});
+void copy_before_write_(Tensor weights, std::vector<Tensor> state, Tensor copy_on_write,
+                        Tensor rows) {
+  const char* op = "copy_before_write_";
+  const CopyOnWriteSlab slab = slab_of(op, "weights", weights, state, {copy_on_write});
   const int64_t* numbers = row_numbers(op, rows, slab.rows);
-  check_undo(op, slab);
+  check_copy_on_write(op, slab);
   for (int64_t i = 0; i < rows.numel(); ++i) {
-    preserve_row(slab.state, numbers[i], slab.row(numbers[i]), slab.row_bytes);
+    copy_before_write(slab.state, numbers[i], slab.row(numbers[i]), slab.row_bytes);
   }
 }
 
-void take_preserved_rows_(Tensor weights, std::vector<Tensor> state, Tensor copy_on_write,
+void take_unchanged_rows_(Tensor weights, std::vector<Tensor> state, Tensor copy_on_write,
                           Tensor rows, Tensor out_weights, std::vector<Tensor> out_state) {
-  const char* op = "take_preserved_rows_";
-  const PreservedSlab slab = slab_of(op, "weights", weights, state, {copy_on_write});
+  const char* op = "take_unchanged_rows_";
+  const CopyOnWriteSlab slab = slab_of(op, "weights", weights, state, {copy_on_write});
   check_defined(op, "out_weights", out_weights);
   DYNEMB_CHECK(out_weights.dim() == 2, "dynemb::", op, ": out_weights has ", out_weights.dim(),
                " dimensions, expected shape (rows, dim)");
@@ -85,9 +86,9 @@ void take_preserved_rows_(Tensor weights, std::vector<Tensor> state, Tensor copy
     check_tensor(op, "out_state", out_state[k], state[k].scalar_type());
     check_size(op, "out_state", out_state[k], 0, out_weights.size(0));
   }
-  const PreservedSlab out = slab_of(op, "out_weights", out_weights, out_state);
-  check_undo(op, slab);
-  const int64_t* numbers = row_numbers(op, rows, slab.state.copy_on_write[kUndoRows]);
+  const CopyOnWriteSlab out = slab_of(op, "out_weights", out_weights, out_state);
+  check_copy_on_write(op, slab);
+  const int64_t* numbers = row_numbers(op, rows, slab.state.copy_on_write[kCowRows]);
   DYNEMB_CHECK(out.row_bytes == slab.row_bytes &&
                    out.state.element_states == slab.state.element_states &&
                    out.state.row_states == slab.state.row_states &&
@@ -108,6 +109,6 @@ void take_preserved_rows_(Tensor weights, std::vector<Tensor> state, Tensor copy
 }  // namespace dynemb::cpu
 
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
-  m.impl("preserve_rows_", TORCH_BOX(&dynemb::cpu::preserve_rows_));
-  m.impl("take_preserved_rows_", TORCH_BOX(&dynemb::cpu::take_preserved_rows_));
+  m.impl("copy_before_write_", TORCH_BOX(&dynemb::cpu::copy_before_write_));
+  m.impl("take_unchanged_rows_", TORCH_BOX(&dynemb::cpu::take_unchanged_rows_));
 }

@@ -1,6 +1,6 @@
 """Rows of a slab as they were at one time, read by another thread while training writes them.
 
-The slab has a vector of copy-on-write words (``Undo`` in ``ops.columns`` names them).
+The slab has a vector of copy-on-write words (``CopyOnWrite`` in ``ops.columns`` names them).
 While the first one is not 0, ops that write rows copy a row that has not been read yet into the
 vector before they write it; where that has no room, they wait until it has been read.
 """
@@ -17,7 +17,7 @@ from torch_dynemb.ops.functional_copies import refuse_copies
 
 
 @raises_typed_errors
-def preserve_rows_(
+def copy_before_write_(
     weights: Tensor, state: Sequence[Tensor], copy_on_write: Tensor, rows: Tensor
 ) -> None:
     """Keeps rows as they are for the thread that reads them, before they are written.
@@ -33,11 +33,11 @@ def preserve_rows_(
     Raises:
         RuntimeError: there are no such rows, or tensors do not fit each other; nothing has changed.
     """
-    torch.ops.dynemb.preserve_rows_(weights, state, copy_on_write, rows)
+    torch.ops.dynemb.copy_before_write_(weights, state, copy_on_write, rows)
 
 
 @raises_typed_errors
-def take_preserved_rows_(
+def take_unchanged_rows_(
     weights: Tensor,
     state: Sequence[Tensor],
     copy_on_write: Tensor,
@@ -61,20 +61,20 @@ def take_preserved_rows_(
     Raises:
         RuntimeError: there are no such rows, or tensors do not fit each other; nothing has changed.
     """
-    torch.ops.dynemb.take_preserved_rows_(
+    torch.ops.dynemb.take_unchanged_rows_(
         weights, state, copy_on_write, rows, out_weights, out_state
     )
 
 
-@register_fake("preserve_rows_")
-def _preserve_rows_fake(
+@register_fake("copy_before_write_")
+def _copy_before_write_fake(
     weights: Tensor, state: Sequence[Tensor], copy_on_write: Tensor, rows: Tensor
 ) -> None:
-    refuse_copies("preserve_rows_", copy_on_write)
+    refuse_copies("copy_before_write_", copy_on_write)
 
 
-@register_fake("take_preserved_rows_")
-def _take_preserved_rows_fake(
+@register_fake("take_unchanged_rows_")
+def _take_unchanged_rows_fake(
     weights: Tensor,
     state: Sequence[Tensor],
     copy_on_write: Tensor,
@@ -82,4 +82,4 @@ def _take_preserved_rows_fake(
     out_weights: Tensor,
     out_state: Sequence[Tensor],
 ) -> None:
-    refuse_copies("take_preserved_rows_", copy_on_write)
+    refuse_copies("take_unchanged_rows_", copy_on_write)

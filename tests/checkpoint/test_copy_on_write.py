@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from copying_on_write import AskingDisk, in_thread, train_while, until, words_of
 from held_disk import SECONDS, HeldDisk, files_of, give_disk, held_disk
-from preserving import AskingDisk, in_thread, train_while, until, words_of
 from saved_models import Net, contents, differences, train
 from torch import Tensor, nn
 
@@ -19,8 +19,8 @@ import torch_dynemb as td
 from torch_dynemb import checkpoint, ops
 from torch_dynemb.checkpoint.saving import staging, table_source
 from torch_dynemb.ops import functional_copies
-from torch_dynemb.ops.columns import UNDO_COLUMNS, Undo, UndoMark
-from torch_dynemb.table import preserved_rows
+from torch_dynemb.ops.columns import COPY_ON_WRITE_COLUMNS, CopyMark, CopyOnWrite
+from torch_dynemb.table import copy_on_write
 
 pytestmark = pytest.mark.cpu_only("rows of other devices, and those in stores, are copied")
 
@@ -40,8 +40,8 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldDisk]:
 @pytest.fixture
 def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for an eighth of the rows."""
-    monkeypatch.setattr(preserved_rows, "_LEAST_BYTES", 0)
-    monkeypatch.setattr(preserved_rows, "_SHARE", 8)
+    monkeypatch.setattr(copy_on_write, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(copy_on_write, "_SHARE", 8)
 
 
 def saved_first(path: Path, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -196,7 +196,7 @@ def test_training_waits_for_a_place(
     handle = checkpoint.save(tmp_path / "c", model, asynchronous=True)
     disk.wait_until_reached()
     training = in_thread(lambda: train(model, range(6, 10)))
-    until(lambda: any(int(words[Undo.WAITS]) > 0 for words in words_of(model)))
+    until(lambda: any(int(words[CopyOnWrite.WAITS]) > 0 for words in words_of(model)))
     assert training.thread.is_alive()
     disk.let_go()
     training.result()
@@ -220,7 +220,7 @@ def test_training_does_not_wait_for_a_save_that_has_failed(
     handle = checkpoint.save(tmp_path / "c", model, asynchronous=True)
     disk.wait_until_reached()
     training = in_thread(lambda: update_users(model))
-    until(lambda: any(int(words[Undo.WAITS]) > 0 for words in words_of(model)))
+    until(lambda: any(int(words[CopyOnWrite.WAITS]) > 0 for words in words_of(model)))
     disk.let_go(OSError("broken"))
     with pytest.raises(OSError, match="broken"):
         handle.wait()
@@ -240,12 +240,12 @@ def test_nothing_waits_in_a_fork(tmp_path: Path, disk: HeldDisk, few_places: Non
         try:
             for module in model.modules_with_tables:
                 module.group.tables.wait_until_read()
-            active = [int(words[Undo.ACTIVE]) for words in words_of(model)]
+            active = [int(words[CopyOnWrite.ACTIVE]) for words in words_of(model)]
             os._exit(0 if active and not any(active) else 1)
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert all(int(words[Undo.ACTIVE]) == 1 for words in words_of(model))
+    assert all(int(words[CopyOnWrite.ACTIVE]) == 1 for words in words_of(model))
     disk.let_go()
     handle.wait()
 
@@ -257,12 +257,14 @@ def test_memory_is_given_back(tmp_path: Path, disk: HeldDisk, fails: bool) -> No
     handle = checkpoint.save(tmp_path / "c", model, asynchronous=True)
     disk.wait_until_reached()
     train(model, range(6, 8))
-    assert all(int(words[Undo.TAKEN]) > 0 for words in words_of(model))
-    assert all(bool(words[UNDO_COLUMNS:].any()) for words in words_of(model))
+    assert all(int(words[CopyOnWrite.TAKEN]) > 0 for words in words_of(model))
+    assert all(bool(words[COPY_ON_WRITE_COLUMNS:].any()) for words in words_of(model))
     disk.let_go(OSError("broken") if fails else None)
     assert handle._ended.wait(SECONDS)
-    assert [int(words[Undo.ACTIVE]) for words in words_of(model)] == [0] * len(words_of(model))
-    assert not any(bool(words[UNDO_COLUMNS:].any()) for words in words_of(model))
+    assert [int(words[CopyOnWrite.ACTIVE]) for words in words_of(model)] == [0] * len(
+        words_of(model)
+    )
+    assert not any(bool(words[COPY_ON_WRITE_COLUMNS:].any()) for words in words_of(model))
     handle._work.untold_error()
     disk.error = None
     words = words_of(model)
@@ -284,7 +286,7 @@ def test_no_rows_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     checkpoint.save(tmp_path / "c", table, asynchronous=True).wait()
     assert [shape for shape in copied if len(shape) == 2 and shape[1] == 5 and shape[0] > 0] == []
     assert [shape for shape in copied if shape[0] == 300] == [(300,)]  # generations
-    places = preserved_rows.places
+    places = copy_on_write.places
     assert places(1 << 20, 512) == 1 << 18
     assert places(1 << 24, 512) == (1 << 30) // 512
     assert places(1000, 512) == 1000
@@ -346,14 +348,18 @@ def test_code_of_inductor_changes_tables_in_place(
 # -- the ops ---------------------------------------------------------------------------------------
 
 
-def preserved_slab(rows: int, places: int) -> tuple[Tensor, list[Tensor], Tensor]:
+def copy_on_write_slab(rows: int, places: int) -> tuple[Tensor, list[Tensor], Tensor]:
     """Weights, state and words of a slab of so many rows, active."""
     weights = torch.arange(rows * 2, dtype=torch.float32).view(rows, 2)
     steps = torch.arange(rows, dtype=torch.int32)
     words = torch.zeros(512 + 512 + 512 + 2 * places, dtype=torch.int64)
-    words[Undo.ROWS], words[Undo.PLACES], words[Undo.ROW_BYTES] = rows, places, 16
-    words[Undo.MARKS], words[Undo.FREE], words[Undo.BUFFER] = 512, 1024, 1536
-    words[Undo.GIVEN], words[Undo.ACTIVE] = places, 1
+    words[CopyOnWrite.ROWS], words[CopyOnWrite.PLACES], words[CopyOnWrite.ROW_BYTES] = (
+        rows,
+        places,
+        16,
+    )
+    words[CopyOnWrite.MARKS], words[CopyOnWrite.FREE], words[CopyOnWrite.BUFFER] = 512, 1024, 1536
+    words[CopyOnWrite.GIVEN], words[CopyOnWrite.ACTIVE] = places, 1
     words.view(torch.int32)[2048 : 2048 + places] = torch.arange(places, dtype=torch.int32)
     return weights, [steps], words
 
@@ -362,63 +368,67 @@ def taken(
     weights: Tensor, state: list[Tensor], words: Tensor, *rows: int
 ) -> tuple[list[float], list[int]]:
     out, steps = torch.empty(len(rows), 2), torch.empty(len(rows), dtype=torch.int32)
-    ops.take_preserved_rows_(weights, state, words, torch.tensor(rows), out, [steps])
+    ops.take_unchanged_rows_(weights, state, words, torch.tensor(rows), out, [steps])
     return out[:, 0].tolist(), steps.tolist()
 
 
 def test_rows_are_preserved_once_and_places_are_used_again() -> None:
-    weights, state, words = preserved_slab(6, 2)
+    weights, state, words = copy_on_write_slab(6, 2)
     marks = words.view(torch.int32)[1024:1030]
-    ops.preserve_rows_(weights, state, words, torch.tensor([4, 1]))
+    ops.copy_before_write_(weights, state, words, torch.tensor([4, 1]))
     weights[[1, 4]] = -1.0
     state[0][[1, 4]] = 99
-    ops.preserve_rows_(weights, state, words, torch.tensor([1, 4]))  # as they were is known
+    ops.copy_before_write_(weights, state, words, torch.tensor([1, 4]))  # as they were is known
     assert marks.tolist() == [0, 2, 0, 0, 1, 0]
     assert taken(weights, state, words, 0, 1) == ([0.0, 2.0], [0, 1])
     assert taken(weights, state, words, 1, 0) == ([-1.0, 0.0], [99, 0])  # read before: as they are
-    ops.preserve_rows_(
+    ops.copy_before_write_(
         weights, state, words, torch.tensor([1, 5])
     )  # 1 is read; 5 gets the place of 1
     weights[5] = -5.0
-    assert marks.tolist() == [UndoMark.READ, UndoMark.READ, 0, 0, 1, 2]
+    assert marks.tolist() == [CopyMark.READ, CopyMark.READ, 0, 0, 1, 2]
     assert taken(weights, state, words, 5, 4) == ([10.0, 8.0], [5, 4])
-    assert [int(words[k]) for k in (Undo.TAKEN, Undo.GIVEN, Undo.WAITS)] == [3, 5, 0]
-    ops.preserve_rows_(weights, state, words, torch.tensor([2, 3]))
-    words[Undo.ACTIVE] = 0
+    assert [int(words[k]) for k in (CopyOnWrite.TAKEN, CopyOnWrite.GIVEN, CopyOnWrite.WAITS)] == [
+        3,
+        5,
+        0,
+    ]
+    ops.copy_before_write_(weights, state, words, torch.tensor([2, 3]))
+    words[CopyOnWrite.ACTIVE] = 0
     before = words.clone()
-    ops.preserve_rows_(weights, state, words, torch.tensor([0, 1, 2, 3]))
+    ops.copy_before_write_(weights, state, words, torch.tensor([0, 1, 2, 3]))
     assert torch.equal(words, before)
 
 
 def test_rows_beyond_those_that_are_preserved_are_not() -> None:
-    weights, state, words = preserved_slab(6, 2)
-    words[Undo.ROWS] = 4
-    ops.preserve_rows_(weights, state, words, torch.tensor([4, 5]))
-    assert int(words[Undo.TAKEN]) == 0
-    with pytest.raises(RuntimeError, match=r"take_preserved_rows_: rows\[1\] is 4, expected 0 to"):
+    weights, state, words = copy_on_write_slab(6, 2)
+    words[CopyOnWrite.ROWS] = 4
+    ops.copy_before_write_(weights, state, words, torch.tensor([4, 5]))
+    assert int(words[CopyOnWrite.TAKEN]) == 0
+    with pytest.raises(RuntimeError, match=r"take_unchanged_rows_: rows\[1\] is 4, expected 0 to"):
         taken(weights, state, words, 0, 4)
-    with pytest.raises(RuntimeError, match=r"preserve_rows_: rows\[0\] is 6, expected 0 to 5"):
-        ops.preserve_rows_(weights, state, words, torch.tensor([6]))
+    with pytest.raises(RuntimeError, match=r"copy_before_write_: rows\[0\] is 6, expected 0 to 5"):
+        ops.copy_before_write_(weights, state, words, torch.tensor([6]))
 
 
 @pytest.mark.parametrize(
     ("word", "value"),
     [
-        (Undo.ROWS, 7),
-        (Undo.ROWS, -1),
-        (Undo.PLACES, 0),
-        (Undo.PLACES, 3),
-        (Undo.ROW_BYTES, 8),
-        (Undo.MARKS, 0),
-        (Undo.FREE, 513),
-        (Undo.BUFFER, 1 << 40),
+        (CopyOnWrite.ROWS, 7),
+        (CopyOnWrite.ROWS, -1),
+        (CopyOnWrite.PLACES, 0),
+        (CopyOnWrite.PLACES, 3),
+        (CopyOnWrite.ROW_BYTES, 8),
+        (CopyOnWrite.MARKS, 0),
+        (CopyOnWrite.FREE, 513),
+        (CopyOnWrite.BUFFER, 1 << 40),
     ],
 )
-def test_words_that_do_not_fit(word: Undo, value: int) -> None:
-    weights, state, words = preserved_slab(6, 2)
+def test_words_that_do_not_fit(word: CopyOnWrite, value: int) -> None:
+    weights, state, words = copy_on_write_slab(6, 2)
     words[word] = value
     for call in (
-        lambda: ops.preserve_rows_(weights, state, words, torch.tensor([0])),
+        lambda: ops.copy_before_write_(weights, state, words, torch.tensor([0])),
         lambda: taken(weights, state, words, 0),
     ):
         with pytest.raises(RuntimeError, match="copy_on_write names"):
@@ -426,17 +436,17 @@ def test_words_that_do_not_fit(word: Undo, value: int) -> None:
 
 
 def test_tensors_that_do_not_fit() -> None:
-    weights, state, words = preserved_slab(6, 2)
+    weights, state, words = copy_on_write_slab(6, 2)
     none = torch.tensor([0])
     out, steps = torch.empty(1, 2), torch.empty(1, dtype=torch.int32)
     calls: dict[str, Callable[[], object]] = {
-        "copy_on_write of slab 0 has 31 words": lambda: ops.preserve_rows_(
+        "copy_on_write of slab 0 has 31 words": lambda: ops.copy_before_write_(
             weights, state, torch.zeros(31, dtype=torch.int64), none
         ),
-        "in as many tensors, as weights": lambda: ops.take_preserved_rows_(
+        "in as many tensors, as weights": lambda: ops.take_unchanged_rows_(
             weights, state, words, none, out, []
         ),
-        "out_weights has 1 rows, expected at least 2": lambda: ops.take_preserved_rows_(
+        "out_weights has 1 rows, expected at least 2": lambda: ops.take_unchanged_rows_(
             weights, state, words, torch.tensor([0, 1]), out, [steps]
         ),
     }
@@ -492,7 +502,7 @@ def test_no_row_is_torn_or_late_for_long(
 ) -> None:
     monkeypatch.setattr(table_source, "PIECE_BYTES", 1 << 12)
     for places in (8, 64, 1024):
-        monkeypatch.setattr(preserved_rows, "_SHARE", places)
+        monkeypatch.setattr(copy_on_write, "_SHARE", places)
         folder = tmp_path / str(places)
         folder.mkdir()
         assert hammer(folder, 200_000, 12) > 12
