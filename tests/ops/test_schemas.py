@@ -531,7 +531,7 @@ def camel_case(prefix: str, member: str) -> str:
         (
             columns.CopyOnWrite,
             "rows/copy_on_write.h",
-            "CowColumn",
+            "CopyOnWriteColumn",
             "Cow",
             "COPY_ON_WRITE_COLUMNS",
         ),

@@ -1,8 +1,8 @@
 """Rows in memory as they are at one time, for a thread that reads them while training goes on.
 
 Nothing is copied at that time. Updates that write a row which has not been read yet copy it first
-(``csrc/cpu/rows/copy_on_write.h``), to memory that is bounded: where it is full, a writer waits until
-the thread has read the row (backpressure).
+(``csrc/cpu/rows/copy_on_write.h``), to bounded memory: where that is full, a writer waits until the
+thread has read the row (backpressure).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ namespace dynemb {
 
 // The counters have a line of the cache each, because the threads that write rows change the one
 // and the thread that reads changes the other.
-enum CowColumn : int64_t {
+enum CopyOnWriteColumn : int64_t {
   kCowActive = 0,
   kCowRows = 1,      // rows that are preserved: the first ones of the slab
   kCowPlaces = 2,    // how many rows there is room for
