@@ -19,7 +19,7 @@ from common.progress import progress
 from common.report import Report, Row, compare, quantity
 from common.resident import resident_bytes
 from common.timing import elapsed_ms, interleave_rounds
-from peers.index_limits import NAME, SLOTS, HandIndex
+from peers.index_limits import NAME, SLOTS, ReferenceIndex
 from torch import Tensor
 
 import torch_dynemb as td
@@ -32,7 +32,7 @@ INSERT, STALL, FAULTS, MEMORY, LIMIT = (
     "stall of a growth step",
     "stall of a growth step, page faults apart",
     "resident memory",
-    "a growth by hand, page faults apart",
+    "a growth of the reference kernel, page faults apart",
 )
 LIMIT_IDS = 10_000_000  # at most
 LOAD, GROWTH = 0.7, 1.25  # of our index when it grows, and by how much
@@ -146,7 +146,7 @@ def insert_rows(ids: int, batch_size: int, rounds: int) -> Iterator[Row]:
 def limit_row(ids: int, rounds: int) -> Row:
     """What reading an index in order and writing the larger one takes at the least."""
     lines = int(ids / LOAD / SLOTS)
-    small, large = HandIndex(lines), HandIndex(int(lines * GROWTH))
+    small, large = ReferenceIndex(lines), ReferenceIndex(int(lines * GROWTH))
     for first in range(0, ids, BATCH):
         batch = distinct_ids(first, min(BATCH, ids - first))
         small.insert(batch, first_value=first + 1, threads=torch.get_num_threads())

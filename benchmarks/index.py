@@ -234,7 +234,9 @@ class IndexBenchmark:
         if not self._selected(INSERT, threads, index_limits.NAME):
             return
         yield f"{case_name(INSERT, threads)}: {index_limits.NAME}"
-        hand = index_limits.HandIndex(self._keys // 2)  # as many slots to a key as a table of ours
+        hand = index_limits.ReferenceIndex(
+            self._keys // 2
+        )  # as many slots to a key as a table of ours
         for first in range(0, self._keys, INSERTIONS):
             ids = distinct_ids(first, min(INSERTIONS, self._keys - first))
             hand.insert(ids, first_value=first + 1, threads=threads)

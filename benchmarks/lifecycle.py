@@ -34,9 +34,9 @@ BENCH = "lifecycle"
 DIM, BAG = 64, 16
 NEW_SHARE = 0.3
 KNOWN_BATCHES = 8  # batches of known ids, used in turn: never among the ones seen longest ago
-KNOWN, HAND, MCH = "our known ids", "new ids by hand", "TorchRec MCH"
+KNOWN, HAND, MCH = "our known ids", "reference kernel", "TorchRec MCH"
 CONSTANT = "our Constant rows"
-BY_HAND = "our Constant rows and Normal values by hand"
+REFERENCE = "our Constant rows and reference Normal values"
 STEADY_PEERS = (KNOWN, HAND)
 STEADY_TARGETS = {"find_or_insert": 2.5, "training step": 1.6}
 INITIAL_TARGET = 1.2  # Normal against Constant
@@ -217,7 +217,7 @@ def steady_comparisons(
             rehashes=after.growths - before.growths,
             ns_an_eviction=(ours.median_ms - of_known.median_ms) / sizes.new * 1e6,
         ),
-        compare(BENCH, case, ours, HAND, timings[HAND], **facts, hand_by_known=limit),
+        compare(BENCH, case, ours, HAND, timings[HAND], **facts, reference_by_known=limit),
     ]
 
 
@@ -229,7 +229,7 @@ def initial_value_rows(sizes: Sizes, only: list[str]) -> Iterator[Row | str]:
     """
     for threads in sorted({1, torch.get_num_threads()}):
         case = steady_case("training step, Normal rows,", "LRU", threads)
-        wanted = [peer for peer in (CONSTANT, BY_HAND) if is_selected(only, case, peer)]
+        wanted = [peer for peer in (CONSTANT, REFERENCE) if is_selected(only, case, peer)]
         if not wanted:
             continue
         yield case
@@ -251,8 +251,8 @@ def initial_value_rows(sizes: Sizes, only: list[str]) -> Iterator[Row | str]:
         )
         torch.set_num_threads(all_threads)
         both = zip(timings[CONSTANT].rounds_ms, timings["values"].rounds_ms, strict=True)
-        timings[BY_HAND] = Timing(tuple(step + 2 / threads * values for step, values in both))
-        limit = timings[BY_HAND].median_ms / timings[CONSTANT].median_ms
+        timings[REFERENCE] = Timing(tuple(step + 2 / threads * values for step, values in both))
+        limit = timings[REFERENCE].median_ms / timings[CONSTANT].median_ms
         for peer in wanted:
             yield compare(
                 BENCH,
@@ -264,7 +264,7 @@ def initial_value_rows(sizes: Sizes, only: list[str]) -> Iterator[Row | str]:
                 threads=threads,
                 capacity=sizes.capacity,
                 batch=sizes.batch,
-                hand_by_constant=limit,
+                reference_by_constant=limit,
             )
 
 

@@ -38,7 +38,7 @@ class Case:
     @property
     def name(self) -> str:
         """As rows and ``--only`` have it."""
-        meanwhile = "while rows are updated" if self.updated else "nobody updates"
+        meanwhile = "while rows are updated" if self.updated else "no updates"
         return f"{self.rows} rows, D={self.dim}, {self.batch} bags of {BAG}, {meanwhile}"
 
 

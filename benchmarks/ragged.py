@@ -17,7 +17,7 @@ import torch
 from common.command import is_selected, parser, positive
 from common.report import Report, Row, compare
 from common.timing import interleave
-from peers.ragged_tables import HandTable
+from peers.ragged_tables import ReferenceTable
 from torch import Tensor, nn
 
 import torch_dynemb as td
@@ -34,7 +34,7 @@ BENCH = "ragged"
 ENGINE = "EmbeddingEngine"
 ONE_BY_ONE = "DynamicEmbedding by feature"
 STATIC = "nn.EmbeddingBag by feature"
-BY_HAND = "hand kernel by feature"
+REFERENCE = "reference kernel by feature"
 FORWARD = "training forward"
 MODES = (FORWARD, "training step")
 BATCHES = 4  # that calls go through in turn
@@ -109,13 +109,13 @@ class StaticTables(nn.Module):
         }
 
 
-class HandTables(nn.Module):
+class ReferenceTables(nn.Module):
     """A table by hand for each feature; it has no gradients."""
 
     def __init__(self, sizes: Sizes, ids: Tensor) -> None:
         super().__init__()
         rows = {name: torch.rand(sizes.rows, sizes.dim) - 0.5 for name in names(sizes)}
-        self.tables = {name: HandTable(rows[name], ids) for name in names(sizes)}
+        self.tables = {name: ReferenceTable(rows[name], ids) for name in names(sizes)}
 
     def forward(self, features: Features) -> dict[str, Tensor]:
         return {
@@ -174,7 +174,7 @@ def call_of(
 
 def measure(sizes: Sizes, case: Case, only: list[str]) -> Iterator[Row | str]:
     """Yields the name of each case as it starts, then its rows."""
-    contests = {ENGINE: (ONE_BY_ONE, STATIC, BY_HAND), ONE_BY_ONE: (STATIC,)}
+    contests = {ENGINE: (ONE_BY_ONE, STATIC, REFERENCE), ONE_BY_ONE: (STATIC,)}
     if sizes.quick:
         case = case._replace(batch=min(case.batch, 64), calls=1)
     wanted = {
@@ -183,7 +183,7 @@ def measure(sizes: Sizes, case: Case, only: list[str]) -> Iterator[Row | str]:
             for ours, peers in contests.items()
             for peer in peers
             if is_selected(only, f"{case.name}, {mode}, {ours}", peer)
-            and (mode == FORWARD or peer != BY_HAND)
+            and (mode == FORWARD or peer != REFERENCE)
         ]
         for mode in MODES
     }
@@ -239,7 +239,7 @@ def _candidates(sizes: Sizes, batches: list[tuple[Features, Features]]) -> dict[
         result[name] = (module, optimizer, ids)
     static = StaticTables(sizes)
     result[STATIC] = (static, torch.optim.SparseAdam(list(static.parameters()), lr=0.001), rows)
-    result[BY_HAND] = (HandTables(sizes, known), None, ids)
+    result[REFERENCE] = (ReferenceTables(sizes, known), None, ids)
     return result
 
 

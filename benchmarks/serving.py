@@ -20,7 +20,7 @@ from served.models import batch, id_of, write_live_package, write_packages
 from served.programs import Programs
 from served.threads import (
     BESIDE_A_WRITER,
-    NOBODY_UPDATES,
+    NO_UPDATES,
     ONE_THREAD,
     TWO_RUNNERS,
     beside_a_writer,
@@ -110,7 +110,7 @@ def measured(folder: Path, ids: int, rounds: int, calls: int, only: list[str]) -
         yield two_runners_python(packages.of(TWO_RUNNERS)[0], ids, rounds, calls)
     if is_selected(only, f"{TWO_RUNNERS.name('C++')}, two runners", ONE_THREAD):
         yield two_runners_cpp(programs, packages.of(TWO_RUNNERS)[0], ids, rounds, calls)
-    if is_selected(only, f"{BESIDE_A_WRITER.name('C++')}, rows updated", NOBODY_UPDATES):
+    if is_selected(only, f"{BESIDE_A_WRITER.name('C++')}, rows updated", NO_UPDATES):
         live = packages.live(BESIDE_A_WRITER)
         yield from beside_a_writer(programs, live, ids, rounds, calls)
 

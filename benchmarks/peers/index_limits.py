@@ -11,7 +11,7 @@ from torch import Tensor
 
 import torch_dynemb as td
 
-NAME = "hand kernel"
+NAME = "reference kernel"
 SLOTS = 4  # of a line: that many keys, then their values
 _LINE_WORDS = 2 * SLOTS
 
@@ -30,7 +30,7 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-class HandIndex:
+class ReferenceIndex:
     """Lines of four keys and values in memory of huge pages, as our index has.
 
     Ids whose line is full overwrite others: it takes the time of an index and is none.
@@ -65,7 +65,7 @@ class HandIndex:
         """Empties all lines; their memory stays."""
         self._block.zero_()
 
-    def grow_into(self, larger: HandIndex, *, threads: int) -> None:
+    def grow_into(self, larger: ReferenceIndex, *, threads: int) -> None:
         """Moves everything to ``larger``, which is empty, in the order of the lines.
 
         Args:

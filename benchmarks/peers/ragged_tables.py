@@ -12,7 +12,7 @@ _ROOM = 0.70  # of the slots of an index that are in use, as in ours when it is 
 _WIDTH = 4  # ids of a bucket
 
 
-class HandTable:
+class ReferenceTable:
     """Rows of one feature, found by their ids.
 
     Args:

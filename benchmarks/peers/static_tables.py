@@ -196,7 +196,7 @@ def hashed_step(
     return lambda ids: table.step(ids, grad)
 
 
-def hand_step(optimizer: str, rows: int, dim: int, grad: Tensor) -> Step:
+def reference_step(optimizer: str, rows: int, dim: int, grad: Tensor) -> Step:
     """A step of the kernel in static_step.cpp: no hash, no sort, no dedupe, no autograd.
 
     Args:

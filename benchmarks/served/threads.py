@@ -19,7 +19,7 @@ from .models import FEATURES, batch, id_of
 from .programs import Programs
 
 ONE_THREAD = "one thread"
-NOBODY_UPDATES = "nobody updates"
+NO_UPDATES = "no updates"
 RATE = 100_000  # rows a second
 TWO_RUNNERS = Case(256, 20, 1 / 1.7)
 BESIDE_A_WRITER = Case(256, 20, 1.2)
@@ -100,7 +100,7 @@ def beside_a_writer(
             BENCH,
             f"{name}, {part}",
             timing(taken["updated"]),
-            NOBODY_UPDATES,
+            NO_UPDATES,
             timing(taken["idle"]),
             target=target,
             least_rows_a_second=rate,

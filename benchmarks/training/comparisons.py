@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 import torch
-from peers.static_tables import fbgemm_step, hand_step, hashed_step, torch_step
+from peers.static_tables import fbgemm_step, reference_step, hashed_step, torch_step
 from training.steps import Comparison, StaticPeer
 from training.variants import BASE, BFLOAT16, FLOAT16, SHORT, Variant
 
@@ -26,13 +26,13 @@ def _torch(optimizer: str, noted_ms: dict[tuple[int, str], float]) -> StaticPeer
 
 
 def _hand(optimizer: str, uniform: float) -> StaticPeer:
-    return StaticPeer("hand kernel", optimizer, {(64, "uniform"): uniform}, hand_step)
+    return StaticPeer("reference kernel", optimizer, {(64, "uniform"): uniform}, reference_step)
 
 
 def _hashed(
     optimizer: str, dtype: torch.dtype = torch.float32, *, split: bool = False
 ) -> StaticPeer:
-    name = "hash table by hand"
+    name = "reference hash table"
     if dtype != torch.float32:
         name += f" of {SHORT[dtype]}"
     if split:

@@ -180,14 +180,14 @@ def test_every_op_is_timed_or_left_out_with_a_reason(
 @pytest.mark.parametrize("dim", [3, 16])
 def test_the_lookup_by_hand_finds_rows(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from peers.ragged_tables import HandTable
+    from peers.ragged_tables import ReferenceTable
 
     rows, numbers = torch.rand(1000, dim), torch.randint(1000, (700,))
     ids, offsets = torch.arange(1000) * 0x9E3779B97F4A7C1 - 40, torch.tensor([0, 0, 30, 31, 700])
     expected = torch.nn.functional.embedding_bag(
         numbers, rows, offsets, mode="sum", include_last_offset=True
     )
-    torch.testing.assert_close(HandTable(rows, ids)(ids[numbers], offsets), expected)
+    torch.testing.assert_close(ReferenceTable(rows, ids)(ids[numbers], offsets), expected)
 
 
 def test_the_values_by_hand_are_normal(monkeypatch: pytest.MonkeyPatch) -> None:
