@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from common.command import is_selected, parser, positive
@@ -344,7 +343,6 @@ def main() -> None:
         "--stream", type=positive, help="lookups of the streams of quality (default 2,048,000)"
     )
     arguments.add_argument("--threads", type=positive, help="threads (default: all)")
-    arguments.add_argument("--plot", type=Path, metavar="FILE", help="PNG of the first evictions")
     options = arguments.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -366,7 +364,7 @@ def main() -> None:
         initial_value_rows(sizes, options.only),
         mch_rows(sizes, options.only),
         quality.hit_rate_rows(BENCH, stream, options.only),
-        quality.first_eviction_rows(BENCH, sizes.capacity, options.only, options.plot),
+        quality.first_eviction_rows(BENCH, sizes.capacity, options.only),
         quality.small_table_rows(BENCH, 50 if options.quick else 1000, options.only),
         quality.admission_rows(BENCH, stream, options.only),
     ):

@@ -7,16 +7,13 @@ row-wise Adagrad; low precision and split mode against the same optimizer in flo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from common.command import parser, positive
 from common.report import Report
 from training.comparisons import ADAM_TARGET, LIMIT_COMPARISONS, STATIC_COMPARISONS
 from training.memory import memory_rows, memory_table
-from training.plot import plot_rows
 from training.steps import DRAWS, Comparison, add_size_arguments, sizes_of, step_rows
 from training.variants import BASE, BFLOAT16, FLOAT16, OPTIMIZERS, Variant, state_dtypes
 
@@ -61,21 +58,11 @@ def main() -> None:
     arguments.add_argument(
         "--memory-table", action="store_true", help="only print bytes of an id, in Markdown"
     )
-    arguments.add_argument("--plot", type=Path, metavar="FILE", help="PNG of all optimizers")
-    arguments.add_argument(
-        "--results", type=Path, metavar="FILE", help="plot what run.py --save has kept: no run"
-    )
     options = arguments.parse_args()
-    if options.results and not options.plot:
-        arguments.error("--results says what to plot: give --plot, too")
     torch.set_num_threads(options.threads)
     memory_ids = options.memory_ids or (10_000 if options.quick else 100_000)
     if options.memory_table:
         print(memory_table(memory_ids))
-        return
-    if options.results:
-        saved = json.loads(options.results.read_text())["rows"]
-        plot_rows([row for row in saved if row["bench"] == BENCH], options.plot)
         return
     sizes = sizes_of(options, calls=4)
     full = sum(comparison.everywhere for comparison in COMPARISONS)
@@ -85,8 +72,6 @@ def main() -> None:
     report.take(step_rows(BENCH, sizes, COMPARISONS, options.only))
     report.take(memory_rows(BENCH, memory_ids, options.only))
     report.close()
-    if options.plot:
-        plot_rows(report.rows, options.plot)
 
 
 if __name__ == "__main__":

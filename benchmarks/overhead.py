@@ -24,6 +24,11 @@ BENCH = "overhead"
 DIM = 16
 PEER_ROWS = 1000  # small: a peer's dense gradient is no larger than it must be
 MODES = ("inference", "training forward", "training step")
+TARGETS = {  # ratios to torch's module, by mode and whether it is compiled
+    ("inference", False): 2.0,
+    ("training step", False): 1.5,
+    ("training step", True): 1.0,
+}
 Call = Callable[[int], object]
 
 
@@ -156,7 +161,14 @@ def measure(*, rounds: int, calls: int, only: list[str], no_kernels: bool) -> It
                     calls=calls,
                     warmup=2,  # compiles
                 )
-                yield compare(BENCH, case, timings["ours"], peer_name, timings["peer"])
+                yield compare(
+                    BENCH,
+                    case,
+                    timings["ours"],
+                    peer_name,
+                    timings["peer"],
+                    target=None if no_kernels else TARGETS.get((mode, compiled)),
+                )
 
 
 def main() -> None:

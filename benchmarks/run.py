@@ -82,15 +82,24 @@ def run(name: str, arguments: list[str], *, as_json: bool) -> list[Row]:
     return rows
 
 
-def save(rows: list[Row], selected: list[str]) -> Path:
-    """Writes rows and the machine's description to ``results/<machine>-<date>.json``.
+def save(rows: list[Row], selected: list[str], note: str = "") -> Path:
+    """Write rows and the machine's description to ``results/<machine>-<date>.json``.
 
-    Where only some benchmarks have run, their names follow the date: the rows of a full run stay.
+    If only some benchmarks have run, their names follow the date: the rows of a full run stay.
+
+    Args:
+        rows: of all benchmarks that have run.
+        selected: their names; empty for all.
+        note: restriction of the result, such as "one noisy run".
+
+    Returns:
+        The file.
     """
     parts = [machine.cpu_slug(), datetime.date.today().isoformat(), *selected]
     path = HERE / "results" / f"{'-'.join(parts)}.json"
     path.parent.mkdir(exist_ok=True)
-    write_results(path, machine.description("cpu"), rows)
+    described = machine.description("cpu") | ({"note": note} if note else {})
+    write_results(path, described, rows)
     return path
 
 
@@ -153,6 +162,12 @@ def command_line() -> argparse.ArgumentParser:
         "--save", action="store_true", help="keep the rows in benchmarks/results"
     )
     arguments.add_argument(
+        "--note",
+        metavar="TEXT",
+        default="",
+        help='with --save: what restricts the result, such as "one noisy run"; README.md shows it',
+    )
+    arguments.add_argument(
         "--compare",
         metavar="OLD.json",
         help="print what got slower by more than 10 %% since a kept result, and exit with 1 if "
@@ -170,6 +185,8 @@ def main() -> None:
         arguments.error(f"NAME={unknown[0]!r}: expected one of {', '.join(BENCHMARKS)}")
     if len(files) > (options.compare is not None):
         arguments.error(f"{files[-1]}: files of results are given as --compare OLD.json [NEW.json]")
+    if options.note and not options.save:
+        arguments.error("--note goes with --save: give --save, too")
     if options.save and files:
         arguments.error("--save keeps what was run, and two files are compared without running")
     for option in ("save", "compare"):
@@ -201,7 +218,7 @@ def main() -> None:
         if not options.json:
             print(table(rows))
         if options.save:
-            written = save(rows, options.benchmarks).relative_to(HERE.parent)
+            written = save(rows, options.benchmarks, options.note).relative_to(HERE.parent)
             print(f"written: {written}", file=sys.stderr)
         new = results_of("this run", machine.description("cpu") if old else {}, rows)
     if old is not None:

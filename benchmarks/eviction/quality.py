@@ -6,7 +6,6 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -139,10 +138,8 @@ def our_curve(capacity: int) -> FillCurve:
     return FillCurve(used, evicting, used[next(i for i, e in enumerate(evicting) if e > 0)])
 
 
-def first_eviction_rows(
-    bench: str, capacity: int, only: list[str], plot: Path | None
-) -> Iterator[Row | str]:
-    """Rows that are unused when the first id has to go; writes the plot, if asked for."""
+def first_eviction_rows(bench: str, capacity: int, only: list[str]) -> Iterator[Row | str]:
+    """Yield rows that are unused at the first eviction, with the curves of report.py's plot."""
     one_bucket = f"one bucket of {BUCKET_SLOTS} slots"
     case = "rows unused at the first eviction"
     if not is_selected(only, case, "target"):
@@ -162,11 +159,9 @@ def first_eviction_rows(
             capacity=capacity,
             evicting_at_90_percent=_evicting_at(curve, 0.90),
             evicting_at_99_percent=_evicting_at(curve, 0.99),
+            used=[round(share, 4) for share in curve.used],
+            evicting=[round(share, 4) for share in curve.evicting],
         )
-    if plot is not None:
-        from eviction.plot import draw
-
-        draw({"ours": ours, one_bucket: simulated}, plot)
 
 
 def _evicting_at(curve: FillCurve, share: float) -> float:

@@ -1,0 +1,112 @@
+"""Writes the tables of README.md and its plots from the kept results in ``results/``.
+
+Of two rows of one case the newer one counts. A table stands between ``<!-- table: NAME -->`` and
+``<!-- end -->``; what lies between them is replaced.
+
+Example:
+    python benchmarks/report.py            # tables and plots
+    python benchmarks/report.py --check    # status 1 if a table differs; writes nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE)] if str(HERE) not in sys.path else []
+
+from gpu import ledger
+from reporting.kept import Kept, MissingRowError
+from reporting.misses import UnexplainedError, misses_markdown
+from reporting.plots import write_plots
+from reporting.topics import TABLES
+
+PAGE, RESULTS = HERE / "README.md", HERE / "results"
+BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+class MarkerError(Exception):
+    """A page without the marker of a table, or with one of an unknown table."""
+
+
+def blocks(kept: Kept) -> dict[str, str]:
+    """Make all tables.
+
+    Args:
+        kept: rows of results.
+
+    Returns:
+        Markdown by the name in the markers.
+    """
+    made = {table.name: table.markdown(kept) for table in TABLES}
+    return made | {
+        "misses": misses_markdown(kept),
+        "gpu": ledger.sentence(ledger.load(ledger.PATH)),
+    }
+
+
+def filled(page: str, made: dict[str, str]) -> str:
+    """Replace the tables of a page.
+
+    Args:
+        page: Markdown with markers.
+        made: tables by name.
+
+    Returns:
+        The page.
+
+    Raises:
+        MarkerError: the markers of the page and ``made`` differ, or a marker comes twice.
+    """
+    names = [match[2] for match in BLOCK.finditer(page)]
+    if sorted(names) != sorted(made):
+        wrong = sorted(set(names) ^ set(made)) or names
+        raise MarkerError(
+            f"markers {wrong} differ from the tables of report.py: expected one "
+            "'<!-- table: NAME -->' with an '<!-- end -->' for each table"
+        )
+    return BLOCK.sub(lambda match: f"{match[1]}{made[match[2]]}\n{match[3]}", page)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write tables and plots, or compare the tables.
+
+    Args:
+        arguments: of the command line; None for those of this process.
+
+    Returns:
+        Status of the process: 1 for tables that differ, 2 for results that give no tables.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="only compare the tables")
+    parser.add_argument("--page", type=Path, default=PAGE, help="default: benchmarks/README.md")
+    parser.add_argument("--plots", type=Path, default=RESULTS, help="default: benchmarks/results")
+    given = parser.parse_args(arguments)
+    kept = Kept(RESULTS)
+    page = given.page.read_text()
+    try:
+        new = filled(page, blocks(kept))
+    except (MissingRowError, UnexplainedError, MarkerError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if given.check:
+        lines = difflib.unified_diff(
+            page.splitlines(), new.splitlines(), str(given.page), "results/", lineterm="", n=0
+        )
+        print("\n".join(lines), end="")
+        return int(new != page)
+    given.page.write_text(new)
+    for path in [given.page, *write_plots(kept, given.plots)]:
+        print(f"written: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

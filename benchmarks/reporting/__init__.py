@@ -1,0 +1,1 @@
+"""Tables and plots of kept results, which ``report.py`` writes into README.md."""

@@ -1,0 +1,419 @@
+"""Tables of the README: which figures they show, and what stands above them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .tables import Cell, Line, Table
+
+DRAWS = ("uniform", "Zipf")
+THREADS = ("1 thread", "2 threads")
+
+
+def _each(bench: str, case: str, names: tuple[object, ...], peer: str, **more: Any) -> Cell:
+    """Return a cell with a figure for each name, which stands in the case for {}."""
+    return Cell(bench, tuple(case.format(name) for name in names), peer, **more)
+
+
+# -- tables in memory --------------------------------------------------------------------------
+
+
+def _find(operation: str, *, own: bool = False, reference: bool = False) -> list[Cell | None]:
+    maps = ("ska::flat_hash_map", "absl::flat_hash_map")
+    found = _each("index", f"{operation}, {{}}", THREADS, "our find, all found") if own else None
+    least = _each("index", f"{operation}, {{}}", THREADS, "reference kernel") if reference else None
+    return [*(_each("index", f"{operation}, {{}}", THREADS, name) for name in maps), found, least]
+
+
+LOOKUPS = Table(
+    "lookups",
+    "Index of 36 M ids, 1 / 2 threads",
+    ("`ska::flat_hash_map`", "`absl::flat_hash_map`", "own find, all found", "reference kernel"),
+    (
+        ("find, all ids present", _find("find, all found")),
+        ("find, half of them missing", _find("find, 50 % miss", own=True)),
+        ("find and update scores", _find("training find")),
+        ("insert new ids", _find("insert new", reference=True)),
+    ),
+)
+
+
+def _step(optimizer: str, peers: tuple[str | None, ...]) -> list[Cell | None]:
+    return [
+        None if peer is None else _each("train_step", f"{optimizer} D={dim} {{}}", DRAWS, peer)
+        for peer in peers
+        for dim in (64, 128)
+    ]
+
+
+_FBGEMM, _TORCH = "FBGEMM CPU TBE", "nn.EmbeddingBag(sparse)"
+_KERNEL, _HASHED = "reference kernel", "reference hash table"
+TRAINING = Table(
+    "training-step",
+    "Training step, uniform / Zipf ids",
+    (
+        *("FBGEMM, D=64", "D=128", "`nn.EmbeddingBag`, D=64", "D=128"),
+        *("reference kernel, D=64", "D=128", "with hash table, D=64", "D=128"),
+    ),
+    tuple(
+        (name, _step(name, peers))
+        for name, peers in (
+            ("SGD", (*(f"{of} SGD" for of in (_FBGEMM, _TORCH, _KERNEL, _HASHED)),)),
+            (
+                "RowWiseAdagrad",
+                (
+                    f"{_FBGEMM} RowWiseAdagrad",
+                    None,
+                    *(f"{of} RowWiseAdagrad" for of in (_KERNEL, _HASHED)),
+                ),
+            ),
+            ("Adagrad", (f"{_FBGEMM} Adagrad", f"{_TORCH} Adagrad", None, None)),
+        )
+    ),
+)
+
+
+def _call(name: str, peer: str) -> Line:
+    modes = ("inference, {}", "training step, {}")
+    cells = [
+        Cell("overhead", (f"{name}, {mode.format(how)}",), peer)
+        for how in ("eager", "compiled")
+        for mode in modes
+    ]
+    return name, cells
+
+
+CALLS = Table(
+    "calls",
+    "Smallest calls",
+    ("inference, eager", "step, eager", "inference, compiled", "step, compiled"),
+    (
+        _call("1 id", "nn.Embedding"),
+        _call("1 bag", "nn.EmbeddingBag"),
+        _call("26 tables", "26 nn.EmbeddingBag"),
+    ),
+)
+
+_GROWN = ("bytes an id {}", "bytes an id {}, just after a growth")
+MEMORY = Table(
+    "memory",
+    "Memory and growth",
+    ("measured",),
+    (
+        *(
+            (
+                f"index {scores}, before / after a growth",
+                [Cell("index", tuple(of.format(scores) for of in _GROWN), "target", "value", "B/id")],
+            )
+            for scores in ("without scores", "with scores")
+        ),
+        (
+            "resident, D=64, Adam",
+            [Cell("growth", ("resident memory",), "target", "value", "B/id")],
+        ),
+        (
+            "insert from empty / into a reserved table",
+            [Cell("growth", ("insert from empty",), "reserved table of ours")],
+        ),
+        (
+            "stall of a growth, page faults apart",
+            [
+                Cell(
+                    "growth",
+                    ("stall of a growth step, page faults apart",),
+                    "target",
+                    "value",
+                    "ns/id",
+                )
+            ],
+        ),
+    ),
+)
+
+# -- eviction ----------------------------------------------------------------------------------
+
+_SCORES = ("LRU", "LFU")
+
+
+def _evicting(operation: str, peer: str) -> list[Cell | None]:
+    return [
+        _each("lifecycle", f"{operation} with eviction, {score}, {{}}", THREADS, peer)
+        for score in _SCORES
+    ]
+
+
+EVICTION = Table(
+    "eviction",
+    "Full table, 30 % new ids",
+    _SCORES,
+    (
+        ("find_or_insert / known ids, 1 / 2 threads", _evicting("find_or_insert", "our known ids")),
+        (
+            "find_or_insert / reference kernel",
+            _evicting("find_or_insert", "reference kernel"),
+        ),
+        ("training step / known ids", _evicting("training step", "our known ids")),
+        ("training step / reference kernel", _evicting("training step", "reference kernel")),
+        (
+            "lookups / TorchRec MCH, which evicts every / every 10th step",
+            [
+                Cell(
+                    "lifecycle",
+                    (f"lookups with eviction, {score}",) * 2,
+                    tuple(f"TorchRec MCH {score}, every {n}" for n in ("step", "10 steps")),
+                )
+                for score in _SCORES
+            ],
+        ),
+        (
+            "hit rate below the exact policy, capacity 1 / 10 / 30 % of the ids",
+            [
+                _each(
+                    "lifecycle",
+                    f"hit rate below exact {score}, capacity {{}} % of the ids",
+                    (1, 10, 30),
+                    "target",
+                    shows="value",
+                    unit="points",
+                )
+                for score in _SCORES
+            ],
+        ),
+    ),
+)
+
+# -- whole models ------------------------------------------------------------------------------
+
+JOB = Table(
+    "job",
+    "DLRM of 26 tables, eager / compiled",
+    (
+        *("samples/s", "`nn.EmbeddingBag` by feature", "one `nn.EmbeddingBag`"),
+        *("hashing trick", "TorchRec, static"),
+    ),
+    tuple(
+        (
+            f"batch {batch}",
+            [
+                Cell(
+                    "dlrm",
+                    tuple(f"rowwise_adagrad B={batch}, {mode}" for mode in ("eager", "compiled")),
+                    peer,
+                    shows,
+                )
+                for peer, shows in (
+                    ("nn.EmbeddingBag by feature, vocabulary", "samples_per_s"),
+                    ("nn.EmbeddingBag by feature, vocabulary", "ratio"),
+                    ("one nn.EmbeddingBag, vocabulary", "ratio"),
+                    ("nn.EmbeddingBag by feature, hashing trick", "ratio"),
+                    ("TorchRec's fused static tables, vocabulary", "ratio"),
+                )
+            ],
+        )
+        for batch in (2048, 8192)
+    ),
+)
+
+TORCHREC = Table(
+    "torchrec",
+    "TorchRec, two ranks, RowWiseAdagrad",
+    ("step", "1 % new ids", "step, dedup", "1 % new ids, dedup"),
+    tuple(
+        (
+            f"{sharding}, bags of {length}",
+            [
+                Cell(
+                    "torchrec_step",
+                    (f"{sharding} RowWiseAdagrad L={length}{new}, dynamic{dedup}",),
+                    "TorchRec's fused static tables",
+                )
+                for dedup in ("", ", dedup")
+                for new in ("", ", 1 % new ids")
+            ],
+        )
+        for sharding in ("row_wise", "table_wise")
+        for length in (1, 10)
+    ),
+)
+
+
+def _engine(case: str) -> list[Cell | None]:
+    return [
+        Cell("ragged", (f"{lengths}, training {case}, EmbeddingEngine",), peer)
+        for lengths in ("lengths 1-200, batch 2048", "lengths 1-3, batch 64")
+        for peer in ("DynamicEmbedding by feature", "nn.EmbeddingBag by feature")
+    ]
+
+
+RAGGED = Table(
+    "ragged",
+    "EmbeddingEngine, 40 ragged features",
+    (
+        *("1-200 ids: one module a feature", "`nn.EmbeddingBag`"),
+        *("1-3 ids: one module a feature", "`nn.EmbeddingBag`"),
+    ),
+    (("forward", _engine("forward")), ("training step", _engine("step"))),
+)
+
+# -- disks -------------------------------------------------------------------------------------
+
+
+def _disk(bench: str, peer: str, *cases: str) -> list[Cell | None]:
+    """Return time and ratio of cases."""
+    return [
+        Cell(bench, cases, peer, "ours_ms", "ms"),
+        Cell(bench, cases, peer),
+    ]
+
+
+def _figure(bench: str, case: str, unit: str) -> list[Cell | None]:
+    return [None, Cell(bench, (case,), "target", "value", unit)]
+
+
+_TIERED = "training step, Adam D=64, cache {}"
+DISKS = Table(
+    "disks",
+    "Checkpoints, delta logs, rows in files",
+    ("time", "ratio or figure"),
+    (
+        (
+            "save 1 / 26 tables, 1 GB / `cp` and `sync`",
+            _disk(
+                "checkpoint",
+                "cp and sync",
+                *(f"save {n}, D=64, Adagrad" for n in ("1 table", "26 tables")),
+            ),
+        ),
+        (
+            "load them / `torch.load`",
+            _disk(
+                "checkpoint",
+                "torch.load and load_state_dict",
+                *(f"load {n}, D=64, Adagrad" for n in ("1 table", "26 tables")),
+            ),
+        ),
+        (
+            "stall of an asynchronous save / memcpy",
+            _disk(
+                "checkpoint",
+                "memcpy into new memory",
+                "stall of an asynchronous save, Adagrad D=64",
+            ),
+        ),
+        (
+            "step with a delta log / without",
+            _disk("delta", "nothing recorded", "a training step, changes recorded"),
+        ),
+        (
+            "publish of 100,000 rows: stall",
+            _figure("delta", "publish of a tenth of the rows, beside training", "s"),
+        ),
+        (
+            "known rows applied to live tables",
+            _figure("delta", "applied rows of known ids, live tables", "µs/row"),
+        ),
+        (
+            "reads of 4 KB, io_uring / fio",
+            _disk("tiers", "fio io_uring, depth 64", "random reads of 4 KB, uring"),
+        ),
+        (
+            "step, all rows in the cache / in memory",
+            _disk("tiers", "in memory", f"{_TIERED.format('100%')}, Zipf 1.05"),
+        ),
+        (
+            "step, 25 % in the cache / in memory, Zipf 1.05 / 1.2 / 1.5",
+            _disk(
+                "tiers",
+                "in memory",
+                *(f"{_TIERED.format('25%')}, Zipf {zipf}" for zipf in (1.05, 1.2, 1.5)),
+            ),
+        ),
+        (
+            "likewise / a mapped file",
+            _disk(
+                "tiers",
+                "mapped file",
+                *(
+                    f"training step, Adam D=64, memory for 25% of the rows, Zipf {zipf}"
+                    for zipf in (1.05, 1.2, 1.5)
+                ),
+            ),
+        ),
+        (
+            "reads of 512 B / RocksDB, 1 / 8 / 32 threads",
+            [
+                Cell(
+                    "tiers",
+                    ("random reads of 512 bytes",),
+                    "RocksDB MultiGet, 1 threads",
+                    "ours_ms",
+                    "ms",
+                ),
+                Cell(
+                    "tiers",
+                    ("random reads of 512 bytes",) * 3,
+                    tuple(f"RocksDB MultiGet, {n} threads" for n in (1, 8, 32)),
+                ),
+            ],
+        ),
+        ("overwrites of 512 B / RocksDB", _disk("tiers", "RocksDB", "overwrites of 512 bytes")),
+        (
+            "bytes written a byte, files 1.5 / 2 times the rows",
+            [
+                None,
+                _each(
+                    "tiers",
+                    "bytes written for a byte overwritten, files {} times the rows",
+                    (1.5, 2),
+                    "target",
+                    shows="value",
+                ),
+            ],
+        ),
+    ),
+)
+
+# -- serving -----------------------------------------------------------------------------------
+
+
+def _packaged(case: str) -> list[Cell | None]:
+    return [
+        Cell("serving", (f"{language}, {case}, p50",), "nn.EmbeddingBag, AOTI", shows, unit, scale)
+        for language in ("Python", "C++")
+        for shows, unit, scale in (("ours_ms", "µs", 1e3), ("ratio", "", 1.0))
+    ]
+
+
+def _large(case: str, peer: str, *languages: str) -> list[Cell | None]:
+    cells: list[Cell | None] = []
+    for language in ("Python", "C++"):
+        name = (f"{language}, B=256 L=20, {case}",)
+        wanted = language in languages
+        cells.append(Cell("serving", name, peer, "ours_ms", "µs", 1e3) if wanted else None)
+        cells.append(Cell("serving", name, peer) if wanted else None)
+    return cells
+
+
+SERVING = Table(
+    "serving",
+    "Packages of 8 tables",
+    ("Python, p50", "ratio", "C++, p50", "ratio"),
+    (
+        ("1 sample, 1 id a feature / `nn.EmbeddingBag`", _packaged("B=1 L=1")),
+        ("256 samples, 1 id", _packaged("B=256 L=1")),
+        ("256 samples, 20 ids", _packaged("B=256 L=20")),
+        (
+            "two runners / one, time a call",
+            _large("two runners, time a call", "one thread", "Python", "C++"),
+        ),
+        (
+            "p99 beside 100,000 updated rows a second / none",
+            _large("100000 rows a second updated, p99", "no updates", "C++"),
+        ),
+    ),
+)
+
+TABLES = (
+    *(LOOKUPS, TRAINING, CALLS, MEMORY, EVICTION),
+    *(JOB, TORCHREC, RAGGED, DISKS, SERVING),
+)
