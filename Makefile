@@ -37,7 +37,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help build train test check test-long tsan test-torchrec-versions test-oldest-torch lint format docs bench bench-peers gpu-check wheel wheel-cpu wheel-cuda test-wheel clean
+.PHONY: help build train test check test-long tsan test-torchrec-versions test-oldest-torch lint format docs bench bench-report bench-peers gpu-check wheel wheel-cpu wheel-cuda test-wheel clean
 
 help:  ## this list
 	@echo 'make TARGET [ARGS="..."]   ARGS goes to the program that the target runs'
@@ -97,6 +97,9 @@ docs: build $(STAMPS)/docs $(STAMPS)/torchrec  ## build/docs/index.html: the API
 
 bench: build $(STAMPS)/test bench-peers  ## benchmarks, with the peers they compare with
 	$(VENV)/bin/python benchmarks/run.py $(ARGS)
+
+bench-report: $(STAMPS)/test  ## tables and plots of benchmarks/README.md from results/; ARGS=--check compares
+	$(VENV)/bin/python benchmarks/report.py $(ARGS)
 
 # no .venv and no pip: for a machine with a GPU and no network, whose python3 has torch with CUDA
 gpu-check:  ## on a machine with a GPU: PART=first, suite or rest

@@ -1,7 +1,7 @@
 """Rows set from outside: new ids against the same ids once more, when they are known.
 
-Rows of D=16 come in batches through ``insert_or_assign``, as a loading program gives them: into an
-empty table, whose index grows on the way, or into one that was reserved for all of them.
+Rows of D=16 come in batches through ``insert_or_assign``, as a loading program gives them.
+They go into an empty table with an index that grows, or into a table reserved for all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OPTIMIZERS: dict[str, OptimizerConfig] = {"SGD": td.SGD(lr=0.1), "Adam": td.Adam
 
 @dataclass(frozen=True)
 class Case:
-    """What is compared: ``batch`` ids a call, on ``threads`` threads."""
+    """Size of a comparison: ``batch`` ids a call, on ``threads`` threads."""
 
     optimizer: str
     batch: int
@@ -43,7 +43,7 @@ class Case:
 
 
 class Assignment:
-    """Assigns rows to all ids, once or again.
+    """Assignment of rows to all ids, once or again.
 
     Args:
         case: the table and its batches.
@@ -70,17 +70,17 @@ class Assignment:
             self._filled.insert_or_assign(0, ids, rows)
 
     def new(self, _: int) -> float:
-        """Milliseconds for all ids in a table without them."""
+        """Return milliseconds for all ids in a table without them."""
         self._filled = self._empty()
         return elapsed_ms(self._assign)
 
     def known(self, _: int) -> float:
-        """Milliseconds for all ids in the table that has them."""
+        """Return milliseconds for all ids in the table that has them."""
         return elapsed_ms(self._assign)
 
 
 def assign_row(case: Case, ids: int, rounds: int) -> Row:
-    """New ids against known ones."""
+    """Compare new ids with known ones."""
     threads = torch.get_num_threads()
     torch.set_num_threads(case.threads)
     assignment = Assignment(case, ids)
@@ -102,7 +102,7 @@ def assign_row(case: Case, ids: int, rounds: int) -> Row:
 
 
 def rows(cases: list[Case], ids: int, rounds: int) -> Iterator[Row | str]:
-    """Yields the name of each case as it starts, then its row."""
+    """Yield the name of each case as it starts, then its row."""
     for case in cases:
         yield case.name
         yield assign_row(case, ids, rounds)

@@ -22,7 +22,7 @@ BENCH = "checkpoint"
 
 @dataclass(frozen=True)
 class Measured:
-    """What a part is given.
+    """Arguments of a part.
 
     Attributes:
         ids: of all tables together.

@@ -22,7 +22,7 @@ MEMORY_TARGET = 1.2
 
 
 def measured(load: Any, path: str, rounds: int) -> list[Any]:
-    """Starts the ranks; returns what each of them measured.
+    """Start the ranks; return what each of them measured.
 
     Args:
         path: of the checkpoint.

@@ -32,7 +32,7 @@ PEER = "nothing recorded"
 
 @dataclass(frozen=True)
 class Measured:
-    """What a case is given.
+    """Arguments of a case.
 
     Attributes:
         ids: of the table; a commit has a tenth of them.
@@ -50,11 +50,11 @@ class Measured:
         return self.ids // 10
 
     def known(self) -> Tensor:
-        """The ids of the table, and as many again that it has not got."""
+        """Return the ids of the table, and as many again that it has not got."""
         return distinct_ids(0, 2 * self.ids)
 
     def bag(self) -> td.DynamicEmbeddingBag:
-        """A bag whose table has these ids."""
+        """Return a bag with these ids in its table."""
         bag = td.DynamicEmbeddingBag(
             DIM, mode="sum", optimizer=td.RowWiseAdagrad(lr=0.1), name="ads"
         )
@@ -64,13 +64,13 @@ class Measured:
 
 
 def step(bag: td.DynamicEmbeddingBag, ids: Tensor) -> None:
-    """A training step on bags of four ids."""
+    """Train one step on bags of four ids."""
     bag(ids[: len(ids) // 4 * 4].view(-1, 4)).sum().backward()
     bag.optimizer.step()
 
 
 def recording(of: Measured) -> Iterator[Row]:
-    """A step whose changes are recorded against one whose changes are not."""
+    """Yield a step with recorded changes against one without."""
     known, bags = of.known()[: of.ids], [of.bag(), of.bag()]
     record_changes(bags[0].group.tables, "benchmark", scores=False)
     batches = [known[torch.randint(0, of.ids, (STEP_IDS,))] for _ in range(16)]
@@ -87,7 +87,7 @@ def recording(of: Measured) -> Iterator[Row]:
 
 
 def publishing(of: Measured) -> Iterator[Row]:
-    """Commits of rows that training has changed: how long it waits, and how large they are."""
+    """Yield commits of changed rows: the stall of training, and their size."""
     bag, known = of.bag(), of.known()
     path = of.folder / "publishing"
     waited, whole, log = [], [], DeltaLog(path)
@@ -130,7 +130,7 @@ def publishing(of: Measured) -> Iterator[Row]:
 
 
 def applying(of: Measured) -> Iterator[Row]:
-    """Rows that followers take, of ids that they have and of new ones."""
+    """Yield the time of a row that followers apply, of known and of new ids."""
     known = of.known()
     for name, begin, target in ((APPLY, 0, 1.0), (APPLY_NEW, of.ids, None)):
         bag, path = of.bag(), of.folder / f"applying {begin}"
@@ -158,7 +158,7 @@ def applying(of: Measured) -> Iterator[Row]:
 
 
 def delay(of: Measured) -> Iterator[Row]:
-    """From ``log.step()`` until a model that serves gives another answer."""
+    """Yield the time from ``log.step()`` to a changed answer of a served model."""
     bag, known = of.bag(), of.known()
     path = of.folder / "delay"
     log = DeltaLog(path, every_steps=1)
@@ -196,7 +196,7 @@ CASES: dict[str, Callable[[Measured], Iterator[Row]]] = {
 
 
 def rows(cases: list[str], of: Measured) -> Iterator[Row | str]:
-    """Yields the name of each case as it starts, then its rows."""
+    """Yield the name of each case as it starts, then its rows."""
     for name in cases:
         torch.manual_seed(0)
         yield name

@@ -1,8 +1,8 @@
 """The training step of `make train`, whole: DLRM with 26 tables, D=16, batch 2048 and 8192.
 
-Dynamic tables against the same model on tables of a fixed size: nn.EmbeddingBag(sparse=True) with
-a vocabulary made in advance, by feature and all in one; the hashing trick in the same memory;
-TorchRec's static tables with the fused kernel, on one rank. A step is zero gradients, forward,
+Dynamic tables against the same model on tables of a fixed size. These are
+nn.EmbeddingBag(sparse=True) with a vocabulary made in advance, by feature and all in one; the
+hashing trick in the same memory; TorchRec's static tables with the fused kernel, on one rank. A step is zero gradients, forward,
 backward and all optimizers, without reading data; eager and compiled. Then the parts of our step,
 the memory of each model in a process of its own, and what making the vocabulary took.
 """
@@ -52,7 +52,7 @@ ROWS = 2 * (len(MODES) * len(PEERS) + 7) + 1 + len(PEERS)  # of an optimizer
 
 @dataclass
 class Job:
-    """What is measured, and how far the samples have been used.
+    """Sizes of a measurement, and how far the samples have been used.
 
     Attributes:
         samples, vocabulary: all that there are.
@@ -79,7 +79,7 @@ class Job:
         return f"{self.optimizer} B={batch}, {mode}"
 
     def candidate(self, name: str) -> Candidate:
-        """The model of a name, made when first wanted; ours then knows the ids before the cases."""
+        """Return the model of a name, made at first use; ours then knows the earlier ids."""
         if name not in self.models:
             self.models[name] = make_candidate(
                 name, self.optimizer, self.vocabulary.sizes, self.table_bytes
@@ -89,7 +89,7 @@ class Job:
         return self.models[name]
 
     def batches(self, name: str, batch: int, begin: int, count: int) -> list[Samples]:
-        """Batches of a candidate, from sample ``begin`` on, with ids or with rows."""
+        """Return batches of a candidate, from sample ``begin`` on, with ids or with rows."""
         dense, ids, labels = self.samples
         given = self.vocabulary.rows if self.candidate(name).takes_rows else ids
         mine = Samples(dense, given, labels)
@@ -97,7 +97,7 @@ class Job:
 
 
 def steps_of(job: Job, names: Sequence[str], batch: int, mode: str) -> dict[str, Step]:
-    """Steps by name of the candidate, each called once; who cannot be compiled is left out."""
+    """Return steps by name of the candidate, each called once, of those that can be compiled."""
     steps: dict[str, Step] = {}
     for name in names:
         step = training_step(job.candidate(name), compiled=mode == "compiled")
@@ -113,7 +113,7 @@ def steps_of(job: Job, names: Sequence[str], batch: int, mode: str) -> dict[str,
 
 
 def timed_rows(job: Job, batch: int, mode: str) -> Iterator[Row]:
-    """Our step against that of every peer that is wanted, all in turn."""
+    """Yield our step against that of every peer that is wanted, all in turn."""
     case = job.name(batch, mode)
     peers = [peer for peer in available_peers() if is_selected(job.only, case, peer)]
     if not peers:
@@ -153,7 +153,7 @@ def timed_rows(job: Job, batch: int, mode: str) -> Iterator[Row]:
 
 
 def part_rows(job: Job, batch: int) -> Iterator[Row]:
-    """Where the time of our eager step goes."""
+    """Yield the parts of our eager step."""
     case = f"parts of {job.name(batch, 'eager')}"
     if not is_selected(job.only, case, OURS):
         return
@@ -166,7 +166,7 @@ def part_rows(job: Job, batch: int) -> Iterator[Row]:
 
 
 def memory_rows(job: Job, batch: int) -> Iterator[Row]:
-    """Resident memory of each candidate."""
+    """Yield resident memory of each candidate."""
     case = f"memory of {job.optimizer}"
     wanted = [n for n in (OURS, *available_peers()) if is_selected(job.only, case, n)]
     if not wanted:
@@ -189,7 +189,7 @@ def memory_rows(job: Job, batch: int) -> Iterator[Row]:
 
 
 def vocabulary_rows(vocabulary: Vocabulary, only: Sequence[str]) -> Iterator[Row]:
-    """What tables of a fixed size need before training."""
+    """Yield the time that tables of a fixed size need before training."""
     ids = {"ids": vocabulary.rows.numel(), "distinct": sum(vocabulary.sizes)}
     for case, seconds in ((VOCABULARY, vocabulary.seconds), (MAPPING, vocabulary.mapping_seconds)):
         if is_selected(only, case, ""):
@@ -206,7 +206,7 @@ def has_torchrec() -> bool:
 
 
 def measured(job: Job, batches: Sequence[int]) -> Iterator[Row]:
-    """All rows of an optimizer."""
+    """Yield all rows of an optimizer."""
     for batch in batches:
         for mode in MODES:
             yield from timed_rows(job, batch, mode)
@@ -241,7 +241,7 @@ def main() -> None:
     arguments.add_argument(
         "--fill",
         type=positive,
-        help="samples before the timed ones, whose ids our tables know (default 393,216)",
+        help="samples before the timed ones, with ids that our tables know (default 393,216)",
     )
     arguments.add_argument(
         "--cardinality-divisor",

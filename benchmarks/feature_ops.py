@@ -29,7 +29,7 @@ Call = Callable[[], object]
 
 
 def mask_of_first(offsets: Tensor, keep: int, count: int) -> Tensor:
-    """Whether a value is among the first ``keep`` of its row."""
+    """Return whether a value is among the first ``keep`` of its row."""
     row = torch.arange(offsets.shape[0] - 1).repeat_interleave(offsets.diff(), output_size=count)
     return torch.arange(count) - offsets[row] < keep
 
@@ -57,7 +57,7 @@ def torch_sparse(values: Tensor, offsets: Tensor, length: int) -> Tensor:
 
 
 def torch_ragged(dense: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows without the zeros at their end."""
+    """Return rows without the zeros at their end."""
     last = torch.arange(1, dense.shape[1] + 1) * (dense != 0)
     lengths = last.amax(1)
     mask = torch.arange(dense.shape[1]) < lengths[:, None]
@@ -127,7 +127,7 @@ class Features:
         return F.pad(lengths.cumsum(0), (1, 0))
 
     def bags(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Positions and offsets of each feature."""
+        """Yield positions and offsets of each feature."""
         for values, offsets in zip(self.values, self.offsets, strict=True):
             yield values % 10_000, offsets
 
@@ -300,7 +300,7 @@ def contests(given: Features) -> Iterator[tuple[str, Callable[[], dict[str, Call
 def measure(
     *, features: int, rows: int, rounds: int, calls: int, threads: int, only: list[str]
 ) -> Iterator[Row | str]:
-    """Yields the name of each case as it starts, then its rows."""
+    """Yield the name of each case as it starts, then its rows."""
     for size, given, count in (
         ("large", Features(rows, 200, features), 1),
         ("small", Features(64, 3, features), calls),

@@ -53,7 +53,7 @@ class Batches:
     index_bytes: list[int] = field(default_factory=list)  # of the index after each batch
 
     def stalls_ms(self) -> dict[int, float]:
-        """Batch with a growth -> its time beyond that of the usual batch without one."""
+        """Return the time of each batch with a growth beyond a usual one, by batch."""
         grown = set(self.grown_at)
         usual = [ms for batch, ms in enumerate(self.times_ms) if batch not in grown]
         if not usual:
@@ -62,7 +62,7 @@ class Batches:
 
 
 def insert_all(ids: int, batch_size: int, *, reserved: bool) -> Batches:
-    """Inserts ids into an empty or a reserved table; the ids themselves are made off the clock."""
+    """Insert ids into an empty or a reserved table; the ids themselves are made off the clock."""
     index = DynamicIndex()
     if reserved:
         index.reserve(ids)
@@ -83,17 +83,17 @@ def insert_all(ids: int, batch_size: int, *, reserved: bool) -> Batches:
 
 
 def page_fault_ms(size_bytes: int) -> float:
-    """Milliseconds until the system has given ``size_bytes`` of zeroed memory, as to an index."""
+    """Return milliseconds until the system has given ``size_bytes`` of zeroed memory."""
     memory = td.ops.reserve((size_bytes // 8,), torch.int64, huge_pages=True)
     return elapsed_ms(memory.zero_)
 
 
 def stall_rows(runs: list[Batches], ids: int, batch_size: int) -> Iterator[Row]:
-    """The longest stall of a growth: of each growth the shortest over the rounds."""
+    """Yield the longest stall of all growths; of each growth the shortest round counts."""
     worst = {STALL: 0.0, FAULTS: 0.0}
     grown_at = [batch for batch in runs[0].grown_at if batch >= STALL_BATCHES]
     if not grown_at:
-        return  # too few ids for a growth that could be told from a batch
+        return  # too few ids: a growth would drown in its batch
     for batch in grown_at:
         moved = batch * batch_size
         stall = min(run.stalls_ms()[batch] for run in runs)
@@ -114,7 +114,7 @@ def stall_rows(runs: list[Batches], ids: int, batch_size: int) -> Iterator[Row]:
 
 
 def insert_rows(ids: int, batch_size: int, rounds: int) -> Iterator[Row]:
-    """From empty against reserved, and the stalls seen meanwhile."""
+    """Yield insertion from empty against reserved, and the stalls seen meanwhile."""
     runs: list[Batches] = []
 
     def from_empty(_: int) -> float:
@@ -144,7 +144,7 @@ def insert_rows(ids: int, batch_size: int, rounds: int) -> Iterator[Row]:
 
 
 def limit_row(ids: int, rounds: int) -> Row:
-    """What reading an index in order and writing the larger one takes at the least."""
+    """Return the least time of reading an index in order and writing the larger one."""
     lines = int(ids / LOAD / SLOTS)
     small, large = ReferenceIndex(lines), ReferenceIndex(int(lines * GROWTH))
     for first in range(0, ids, BATCH):
@@ -163,7 +163,7 @@ def limit_row(ids: int, rounds: int) -> Row:
 
 
 def memory_row(ids: int) -> Row:
-    """Resident bytes of a table with Adam whose rows have all been trained once."""
+    """Return resident bytes of a table with Adam after training each row once."""
     gradient = torch.ones(MEMORY_BATCH, MEMORY_DIM)
 
     def train(module: td.DynamicEmbedding, first: int) -> None:

@@ -47,7 +47,7 @@ class Fill:
 
 
 def fill(keys: int, *, scores: bool) -> Fill:
-    """Inserts ids 0 to ``keys - 1`` in batches, a clock step each."""
+    """Insert ids 0 to ``keys - 1`` in batches, a clock step each."""
     index = DynamicIndex(scores=scores)
     steady, grown = float("inf"), 0.0
     before = 0.0
@@ -63,7 +63,7 @@ def fill(keys: int, *, scores: bool) -> Fill:
 
 
 def lookups(keys: int, *, missing: float = 0.0) -> list[Tensor]:
-    """Batches of ids, a share of which is not in a table of ``keys`` keys."""
+    """Return batches of ids, a share of which is not in a table of ``keys`` keys."""
     numbers = UniformNumbers(keys, seed=2).draw(LOOKUP_CALLS * LOOKUPS)
     if missing:
         absent = torch.rand(len(numbers), generator=torch.Generator().manual_seed(3)) < missing
@@ -82,7 +82,7 @@ class IndexBenchmark:
         self._only = only
 
     def rows(self) -> Iterator[Row | str]:
-        """Yields the name of each comparison as it starts, then its row."""
+        """Yield the name of each comparison as it starts, then its row."""
         yield from self._bytes_and_own_rows()
         for peer in self._peers:
             yield from self._find_rows(peer)

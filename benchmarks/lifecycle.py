@@ -1,10 +1,10 @@
-"""Life of ids: what eviction costs and whom it takes, and which new ids admission lets in.
+"""Life of ids: cost and victims of eviction, and the new ids that admission lets in.
 
 Steady state: a full table (D=64) and batches of which 30 % are new ids, each for another one,
-against as many lookups of known ids in an equal table. A kernel by hand that only touches the
-memory that eviction has to touch says how much of that any index pays, and a training step on it
-how much any table pays. TorchRec's MCH gets the same ids and as many rows. Whom eviction takes is
-compared with an exact simulation: see eviction/quality.py.
+against as many lookups of known ids in an equal table. A reference kernel only touches the
+memory that eviction has to touch: the limit of any index, and a training step on it that of any
+table. TorchRec's MCH gets the same ids and as many rows. Victims are compared with those of an
+exact simulation: see eviction/quality.py.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ class Batches:
         return ids[torch.randperm(len(ids), generator=self._generator)]
 
     def known(self, call: int) -> Tensor:
-        """int64 [batch]: ids that are in the table."""
+        """Return ids that are in the table, int64 [batch]."""
         return self._known[call % KNOWN_BATCHES]
 
     def mixed(self, call: int) -> Tensor:
-        """int64 [batch]: known and new ids in random order; new ones in every call."""
+        """Return known and new ids in random order, int64 [batch]; new ones in every call."""
         new = distinct_ids(self._sizes.capacity + self._next, self._sizes.new)
         self._next += self._sizes.new
         return self._shuffled(torch.cat([self.known(call)[self._sizes.new :], new]))
@@ -110,7 +110,7 @@ class FullTable:
         return self.bag.group.usage.tables()["bench"]
 
     def look_up(self, ids: Tensor) -> Tensor:
-        """Handles of ids, int64 [batch], of one step without gradients."""
+        """Return handles of ids, int64 [batch], of one step without gradients."""
         handles = self.bag.group.find_or_insert(ids, self._offsets, [0])
         self.bag.group.step()
         return handles
@@ -126,7 +126,7 @@ def steady_case(operation: str, score: str, threads: int) -> str:
 
 
 def steady_rows(sizes: Sizes, only: list[str]) -> Iterator[Row | str]:
-    """30 % new ids against none, for the index alone and for the training step."""
+    """Yield calls with 30 % new ids against none, of the index and of the training step."""
     operations: dict[str, Callable[[FullTable, Tensor], object]] = {
         "find_or_insert": FullTable.look_up,
         "training step": FullTable.train,
@@ -184,7 +184,7 @@ def steady_comparisons(
     sizes: Sizes,
     target: float,
 ) -> list[Row]:
-    """Times one operation on a table that evicts and on one that does not, and by hand."""
+    """Time one operation on tables with and without eviction, and on the reference kernel."""
     calls = (sizes.rounds + 1) * sizes.calls
     mixed = [batches.mixed(call) for call in range(calls)]
     before = evicting.stats
@@ -221,10 +221,10 @@ def steady_comparisons(
 
 
 def initial_value_rows(sizes: Sizes, only: list[str]) -> Iterator[Row | str]:
-    """Training steps with 30 % new ids whose rows begin with random values, or with one value.
+    """Yield steps with 30 % new ids, and rows that begin with random values or with one.
 
-    The limit is a step with one value and, beside it, a kernel that only computes the random values
-    of so many rows, in the forward and in the backward; threads share that without loss.
+    The limit is a step with one value, and a kernel beside it that only computes the random values
+    of so many rows. It does so in the forward and in the backward; threads share that without loss.
     """
     for threads in sorted({1, torch.get_num_threads()}):
         case = steady_case("training step, Normal rows,", "LRU", threads)
@@ -268,7 +268,7 @@ def initial_value_rows(sizes: Sizes, only: list[str]) -> Iterator[Row | str]:
 
 
 def sharing_ids(ids: Tensor, rows: Tensor) -> int:
-    """Ids that do not have a row of their own.
+    """Return ids that do not have a row of their own.
 
     Args:
         ids: int64 [N].
@@ -284,7 +284,7 @@ def sharing_ids(ids: Tensor, rows: Tensor) -> int:
 
 
 def mch_rows(sizes: Sizes, only: list[str]) -> Iterator[Row | str]:
-    """Lookups in training against MCH's, and the ids that share a row."""
+    """Yield lookups in training against MCH's, and the ids that share a row."""
     for theirs, score in MCH_POLICIES.items():
         for interval, target in MCH_TARGETS.items():
             every = "every step" if interval == 1 else f"every {interval} steps"

@@ -1,6 +1,6 @@
-"""Live tables, which are updated while they are read, against frozen ones that nobody updates.
+"""Live tables, which are updated while they are read, against frozen ones.
 
-Bags of 20 ids of one table, on one thread, where nobody updates and where a thread does as fast as
+Bags of 20 ids of one table, on one thread, without updates and beside a thread that updates as fast as
 it can. Rows of the live tables are as the frozen model's, or int8.
 """
 
@@ -43,7 +43,7 @@ class Case:
 
 
 def bag_of(ids: torch.Tensor, dim: int) -> td.DynamicEmbeddingBag:
-    """A bag whose table has these ids."""
+    """Return a bag with these ids in its table."""
     bag = td.DynamicEmbeddingBag(dim, mode="sum", optimizer=td.SGD(lr=0.1), name="ads")
     for some in ids.split(1 << 16):
         bag.group.insert_or_assign(0, some, torch.randn(len(some), dim))
@@ -52,7 +52,7 @@ def bag_of(ids: torch.Tensor, dim: int) -> td.DynamicEmbeddingBag:
 
 @contextmanager
 def updates(tables: serving.LiveTables, ids: torch.Tensor, dim: int) -> Iterator[list[int]]:
-    """Rows are replaced, one update after another, by a thread; gives how many so far."""
+    """Replace rows in a thread, one update after another; yield a counter of them."""
     stop, done = threading.Event(), [0]
     rows = torch.randn(UPDATED_AT_ONCE, dim)
 
@@ -72,7 +72,7 @@ def updates(tables: serving.LiveTables, ids: torch.Tensor, dim: int) -> Iterator
 
 
 def serving_row(case: Case, ids: int, rounds: int) -> Row:
-    """A live lookup against a frozen one of the same bags."""
+    """Return a live lookup against a frozen one of the same bags."""
     torch.manual_seed(0)
     known = distinct_ids(0, ids)
     frozen = td.freeze(bag_of(known, case.dim))
@@ -103,7 +103,7 @@ def serving_row(case: Case, ids: int, rounds: int) -> Row:
 
 
 def rows(cases: list[Case], ids: int, rounds: int) -> Iterator[Row | str]:
-    """Yields the name of each case as it starts, then its row."""
+    """Yield the name of each case as it starts, then its row."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for case in cases:

@@ -1,8 +1,8 @@
 """Every op of torch.ops.dynemb that works on ids or rows, in one small call: nanoseconds an id.
 
 The arguments are those of tests, of gpu/small_shapes.py and of feature_ops.py: some ten to some
-thousand ids. So a row is no speed to be proud of, but what run.py --compare sees grow when a kernel
-or the call of an op gets slower. Tensors that an op writes are set back before each call. One
+thousand ids. A row shows regressions: run.py --compare sees it grow if a kernel or the
+call of an op gets slower. Tensors that an op writes are set back before each call. One
 thread, no peer.
 """
 
@@ -25,12 +25,12 @@ BENCH = "ops"
 
 
 def timed_names() -> set[str]:
-    """Names of the ops that are timed: all but those that are left out with a reason."""
+    """Return names of the ops that are timed: all but those that are left out with a reason."""
     return set(op_names()) - LEFT_OUT.keys()
 
 
 def timed(call: OpCall, calls: int) -> Callable[[int], float]:
-    """A round of calls: the mean of one, in milliseconds, without what sets the tensors back."""
+    """Return a function that times a round: the mean ms of a call, without restoring tensors."""
     op, arguments, keywords = call.op, call.arguments, call.keywords
     changed = call.changed()
     before = [tensor.clone() for tensor in changed]

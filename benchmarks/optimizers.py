@@ -1,8 +1,8 @@
 """Training step by optimizer, dtype of rows and state, and mode; bytes of an id.
 
 One table of 1 M rows, batch 4096, 20 ids a bag, sum pooling, 2 threads: forward, backward and
-update. Every optimizer in float32 is set against a static peer where one has it, and against our
-row-wise Adagrad; low precision and split mode against the same optimizer in float32, fused.
+update. Every optimizer in float32 is set against a static peer that has it, and against our
+row-wise Adagrad. Low precision and split mode are set against the same optimizer, float32, fused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BFLOAT16_TARGET = 0.75  # of float32's time: row-wise Adagrad, D=128, uniform
 
 
 def comparisons_of(optimizer: str) -> Iterator[Comparison]:
-    """All comparisons of an optimizer, those with its float32 table first."""
+    """Yield all comparisons of an optimizer, those with its float32 table first."""
     plain = Variant(optimizer)
     yield from (static for static in STATIC_COMPARISONS if static.ours == plain)
     yield from (limit for limit in LIMIT_COMPARISONS if limit.ours.optimizer == optimizer)
@@ -53,7 +53,7 @@ def main() -> None:
     arguments = parser(__doc__)
     add_size_arguments(arguments)
     arguments.add_argument(
-        "--memory-ids", type=positive, help="ids whose bytes are counted (default 100,000)"
+        "--memory-ids", type=positive, help="ids of the table with counted bytes (default 100,000)"
     )
     arguments.add_argument(
         "--memory-table", action="store_true", help="only print bytes of an id, in Markdown"

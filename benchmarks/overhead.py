@@ -102,7 +102,7 @@ def call_of(
     *,
     compiled: bool,
 ) -> Call:
-    """The call that is timed."""
+    """Return the call that is timed."""
     run = torch.compile(module, fullgraph=True) if compiled else module
     if mode == "inference":
 
@@ -123,7 +123,7 @@ def call_of(
 
 
 def measure(*, rounds: int, calls: int, only: list[str], no_kernels: bool) -> Iterator[Row | str]:
-    """Yields the name of each case as it starts, then its row."""
+    """Yield the name of each case as it starts, then its row."""
     for name, peer_name, build in contests():
         for compiled in (False, True):
             for mode in MODES:

@@ -27,7 +27,7 @@ FORMATS = {"int8": RowFormat.INT8, "int4": RowFormat.INT4, "fp8": RowFormat.FLOA
 
 @dataclass(frozen=True)
 class Case:
-    """What is compared: rows of ``dim`` columns."""
+    """Size of a comparison: rows of ``dim`` columns."""
 
     kind: str
     dim: int
@@ -39,7 +39,7 @@ class Case:
 
 
 def lookup_row(case: Case, table_bytes: int, batch: int, rounds: int) -> Row:
-    """Quantized rows against those of float32."""
+    """Compare quantized rows with rows of float32."""
     rows = table_bytes // (4 * case.dim)
     group = td.TableGroup([td.TableConfig("bench", case.dim)], optimizer=td.SGD(lr=0.1))
     generator = torch.Generator().manual_seed(0)
@@ -75,7 +75,7 @@ def lookup_row(case: Case, table_bytes: int, batch: int, rounds: int) -> Row:
 
 
 def rows(cases: list[Case], table_bytes: int, batch: int, rounds: int) -> Iterator[Row | str]:
-    """Yields the name of each case as it starts, then its row."""
+    """Yield the name of each case as it starts, then its row."""
     for case in cases:
         yield case.name
         yield lookup_row(case, table_bytes, batch, rounds)

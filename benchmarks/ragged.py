@@ -3,7 +3,7 @@
 Every feature has a table of its own with 100,000 ids, D=16, and bags of 1 to 200 ids (batch 2048)
 or of 1 to 3 (batch 64). An EmbeddingEngine makes one launch of them all; its peers are a
 DynamicEmbedding for each feature, and an nn.EmbeddingBag(mode="sum", sparse=True) for each with as
-many rows, over the ids modulo their number. The forward is also set against a kernel by hand that
+many rows, over the ids modulo their number. The forward is also set against a reference kernel that
 finds rows by ids and does nothing else (peers/ragged/forward.cpp). A training step is forward,
 backward and optimizer step: SparseAdam against torch.optim.SparseAdam. One thread.
 """
@@ -68,7 +68,7 @@ SHORT = Case(longest=3, batch=64, target=0.25, calls=20)
 
 
 class Sizes(NamedTuple):
-    """What all cases have in common."""
+    """Sizes of all cases."""
 
     features: int
     rows: int
@@ -110,7 +110,7 @@ class StaticTables(nn.Module):
 
 
 class ReferenceTables(nn.Module):
-    """A table by hand for each feature; it has no gradients."""
+    """Reference table for each feature, without gradients."""
 
     def __init__(self, sizes: Sizes, ids: Tensor) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def names(sizes: Sizes) -> list[str]:
 
 
 def draw(sizes: Sizes, case: Case) -> list[tuple[Features, Features]]:
-    """Batches, with ids and with row numbers."""
+    """Return batches, with ids and with row numbers."""
     generator = torch.Generator().manual_seed(0)
     batches = []
     for _ in range(BATCHES):
@@ -146,7 +146,7 @@ def draw(sizes: Sizes, case: Case) -> list[tuple[Features, Features]]:
 
 
 def mixed(numbers: Tensor, rows: int) -> Tensor:
-    """64-bit ids that are ``numbers`` modulo ``rows``."""
+    """Return 64-bit ids that are ``numbers`` modulo ``rows``."""
     return numbers + rows * (numbers * 0x9E3779B97F4A7C15 % (2**62 // rows))
 
 
@@ -156,7 +156,7 @@ def call_of(
     batches: list[Features],
     mode: str,
 ) -> Callable[[int], object]:
-    """The call that is timed."""
+    """Return the call that is timed."""
 
     def forward(call: int) -> list[Tensor]:
         return list(module(batches[call % BATCHES]).values())
@@ -173,7 +173,7 @@ def call_of(
 
 
 def measure(sizes: Sizes, case: Case, only: list[str]) -> Iterator[Row | str]:
-    """Yields the name of each case as it starts, then its rows."""
+    """Yield the name of each case as it starts, then its rows."""
     contests = {ENGINE: (ONE_BY_ONE, STATIC, REFERENCE), ONE_BY_ONE: (STATIC,)}
     if sizes.quick:
         case = case._replace(batch=min(case.batch, 64), calls=1)
@@ -218,7 +218,7 @@ def measure(sizes: Sizes, case: Case, only: list[str]) -> Iterator[Row | str]:
 
 
 def _candidates(sizes: Sizes, batches: list[tuple[Features, Features]]) -> dict[str, Candidate]:
-    """Modules with their optimizers and inputs; dynamic tables have all ids already."""
+    """Return modules with their optimizers and inputs; dynamic tables have all ids already."""
     options = {
         name: EmbeddingOption(
             embedding_dim=sizes.dim,

@@ -1,4 +1,4 @@
-"""Writes the tables of README.md and its plots from the kept results in ``results/``.
+"""Program that writes the tables of README.md and its plots from the kept results in ``results/``.
 
 Of two rows of one case the newer one counts. A table stands between ``<!-- table: NAME -->`` and
 ``<!-- end -->``; what lies between them is replaced.
@@ -17,15 +17,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE)] if str(HERE) not in sys.path else []
-
 from gpu import ledger
 from reporting.kept import Kept, MissingRowError
 from reporting.misses import UnexplainedError, misses_markdown
 from reporting.plots import write_plots
 from reporting.topics import TABLES
 
+HERE = Path(__file__).resolve().parent
 PAGE, RESULTS = HERE / "README.md", HERE / "results"
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -56,7 +56,7 @@ BENCHMARKS = (
 
 
 def run(name: str, arguments: list[str], *, as_json: bool) -> list[Row]:
-    """Runs one benchmark.
+    """Run one benchmark.
 
     Args:
         name: one of :data:`BENCHMARKS`.
@@ -104,13 +104,13 @@ def save(rows: list[Row], selected: list[str], note: str = "") -> Path:
 
 
 def results_path(text: str) -> Path:
-    """The file of results that a command line means: from here, or from this folder."""
+    """Return the file of results that a command line means: from here, or from this folder."""
     path = Path(text)
     return HERE / path if not path.exists() and (HERE / path).exists() else path
 
 
 def selection(results: Results, names: list[str], only: list[str]) -> Results:
-    """The rows of the benchmarks ``names`` that ``--only`` asks for."""
+    """Return the rows of the benchmarks ``names`` that ``--only`` asks for."""
     rows = {
         key: row
         for key, row in results.rows.items()
@@ -120,7 +120,7 @@ def selection(results: Results, names: list[str], only: list[str]) -> Results:
 
 
 def print_comparison(old: Results, new: Results, *, as_json: bool) -> int:
-    """Prints what got slower, and what cannot be compared.
+    """Print what got slower, and what cannot be compared.
 
     Args:
         old: the earlier result.
@@ -139,7 +139,7 @@ def print_comparison(old: Results, new: Results, *, as_json: bool) -> int:
 
 
 def run_all(names: list[str], passed: list[str], *, as_json: bool) -> list[Row]:
-    """Rows of benchmarks, run one after another with the same command line."""
+    """Return rows of benchmarks, run one after another with the same command line."""
     rows: list[Row] = []
     bar = tqdm(names, unit="benchmark", file=sys.stderr, position=2)
     for name in bar:
@@ -149,7 +149,7 @@ def run_all(names: list[str], passed: list[str], *, as_json: bool) -> list[Row]:
 
 
 def command_line() -> argparse.ArgumentParser:
-    """The options of all benchmarks, and those of this program."""
+    """Return the options of all benchmarks, and those of this program."""
     arguments = parser(__doc__.splitlines()[0])
     arguments.add_argument(
         "benchmarks",

@@ -30,7 +30,7 @@ CASES = ("time an id, by tenth", MEAN, MEMORY)
 
 
 class Training:
-    """Trains a table on new ids only.
+    """Training of a table on new ids only.
 
     Args:
         batch: ids of a step.
@@ -43,7 +43,7 @@ class Training:
         self._gradient = torch.ones(batch, DIM)
 
     def step(self, ids: torch.Tensor) -> None:
-        """One training step."""
+        """Train one step."""
         self.module(ids).backward(self._gradient[: len(ids)])
         self.module.optimizer.step()
 
@@ -54,7 +54,7 @@ class Training:
 
 
 def rows(ids: int, batch: int) -> Iterator[Row | str]:
-    """Yields the name of each part as it starts, then its row."""
+    """Yield the name of each part as it starts, then its row."""
     before = resident_bytes()
     training = Training(batch)
     times_ms: list[float] = []

@@ -2,7 +2,7 @@
 
 Eight tables, D=16, three dense layers, one thread; uniform ids, all of them known. Both models are
 packages of AOTInductor; ours is called through serving.load, or the C++ reader, with its checks.
-Then two threads with two runners against one, and a package whose rows are updated meanwhile.
+Then two threads with two runners against one, and a package with rows that are updated meanwhile.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROWS = 2 * (len(PYTHON) + len(CPP)) + 4
 def rows_of(
     case: Case, language: str, ours: list[list[float]], peer: list[list[float]]
 ) -> Iterator[Row]:
-    """Rows of p50 and p99 from the milliseconds of calls, round by round."""
+    """Yield rows of p50 and p99 from the milliseconds of calls, round by round."""
     name = case.name(language)
     half = [medians(rounds) for rounds in (ours, peer)]
     yield compare(BENCH, f"{name}, p50", half[0], PEER, half[1], target=case.target)
@@ -87,18 +87,18 @@ class Packages:
         self._made: dict[int, tuple[Path, Path]] = {}
 
     def of(self, case: Case) -> tuple[Path, Path]:
-        """Ours and the peer's."""
+        """Return our package and the peer's."""
         if case.length not in self._made:
             self._made[case.length] = write_packages(self._folder, self._ids, case.length)
         return self._made[case.length]
 
     def live(self, case: Case) -> Path:
-        """Ours, whose rows can be updated."""
+        """Return our package with rows that can be updated."""
         return write_live_package(self._folder, self._ids, case.length)
 
 
 def measured(folder: Path, ids: int, rounds: int, calls: int, only: list[str]) -> Iterator[Row]:
-    """All cases."""
+    """Yield the rows of all cases."""
     packages, programs = Packages(folder, ids), Programs(folder)
     for case in PYTHON:
         if is_selected(only, case.name("Python"), PEER):

@@ -1,7 +1,7 @@
 """CPU training step of dynamic tables in TorchRec against TorchRec's static ones.
 
 An EmbeddingBagCollection of 26 tables of 1 M ids, D=64, sharded by DistributedModelParallel over 2
-ranks (gloo, one thread each), batch 4096 a rank, 8192 together: forward, backward and fused update.
+ranks (gloo, one thread each), batch 4096 a rank, 8192 together. A step is forward, backward and fused update.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PEER = "TorchRec's fused static tables"
 
 
 def measured(sizes: Any, wanted: list[tuple[str, str, str, int, float]]) -> Iterator[Any]:
-    """Starts the ranks, and yields what rank 0 measured of each comparison.
+    """Start the ranks, and yield rank 0's measurement of each comparison.
 
     Raises:
         RuntimeError: with the traceback of a rank that failed.

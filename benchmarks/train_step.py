@@ -14,7 +14,7 @@ from training.steps import DRAWS, add_size_arguments, sizes_of, step_rows
 
 BENCH = "train_step"
 OPTIMIZERS = ("RowWiseAdagrad", "Adagrad", "SGD", "Adam")
-COMPARISONS = sorted(  # by optimizer, whose table is made once
+COMPARISONS = sorted(  # by optimizer: its table is made once
     [*STATIC_COMPARISONS, *HAND_COMPARISONS, ADAM_COMPARISON],
     key=lambda comparison: OPTIMIZERS.index(comparison.ours.optimizer),
 )

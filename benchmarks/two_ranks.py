@@ -1,7 +1,7 @@
 """CPU time of the job behind `make train` on two ranks and on one, with dynamic and static tables.
 
 User and system time of all processes together: of the steps after a warm-up, and of the whole
-program, from its start on (imports, launcher, model, all steps), without reading files, checkpoints
+program. The latter is from its start on (imports, launcher, model, all steps), without reading files, checkpoints
 and evaluation. The limit is what TorchRec's own static tables (FBGEMM, fused, told row numbers of a
 vocabulary) take on two ranks, against one rank. Programs take turns; each runs in fresh processes.
 """
@@ -37,7 +37,7 @@ PARTS = ("steps", "whole")
 
 
 class Program(NamedTuple):
-    """What is run: tables, and how many ranks; :data:`ALONE` is one process without TorchRec."""
+    """Variant of the job: tables, and how many ranks; :data:`ALONE` is one process without TorchRec."""
 
     dynamic: bool
     ranks: int
@@ -64,7 +64,7 @@ def case_of(program: Program, part: str) -> str:
 
 
 def save_samples(folder: Path, count: int, divisor: float) -> list[int]:
-    """Writes the first samples that the job generates, and their vocabulary, whose sizes it gives.
+    """Write the first samples of the job and their vocabulary; return its sizes.
 
     Args:
         divisor: as in :class:`tutorials.dlrm.job.planted.PlantedConfig`.
@@ -82,7 +82,7 @@ def save_samples(folder: Path, count: int, divisor: float) -> list[int]:
 
 
 class Runs:
-    """Runs programs and keeps the CPU time that their steps took.
+    """Runner of programs, which keeps the CPU time of their steps.
 
     Args:
         job: what each trains, but for tables and ranks.
@@ -93,7 +93,7 @@ class Runs:
         self._steps: dict[Program, list[float]] = {}
 
     def whole_ms(self, program: Program) -> float:
-        """Milliseconds of the CPUs that a run takes."""
+        """Return milliseconds of the CPUs that a run takes."""
         job = self._job._replace(dynamic=program.dynamic, ranks=program.ranks)
         command = [sys.executable, "-m", "whole_job.on_ranks", json.dumps(job._asdict())]
         ended = run_counted(command, HERE, {**os.environ, "OMP_NUM_THREADS": "1"})
@@ -102,7 +102,7 @@ class Runs:
         return ended.seconds * 1e3
 
     def steps(self, program: Program) -> Timing:
-        """Milliseconds of the CPUs that a step took, by run."""
+        """Return milliseconds of the CPUs that a step took, by run."""
         return Timing(tuple(self._steps[program]))
 
 

@@ -25,14 +25,14 @@ _IDS_AT_ONCE = 1 << 16
 
 
 def collection(tables: int) -> td.DynamicEmbeddingBagCollection:
-    """An empty collection whose tables are one slab."""
+    """Return an empty collection with its tables in one slab."""
     return td.DynamicEmbeddingBagCollection(
         [td.TableConfig(f"table{t}", DIM) for t in range(tables)], optimizer=td.Adagrad(lr=0.1)
     )
 
 
 def filled(tables: int, ids: int) -> td.DynamicEmbeddingBagCollection:
-    """A collection with so many ids in all; those of its tables come in turn, as in training."""
+    """Return a collection with so many ids in all; ids of its tables come in turn."""
     module = collection(tables)
     each = ids // tables
     for begin in range(0, each, _IDS_AT_ONCE // tables):
@@ -44,18 +44,18 @@ def filled(tables: int, ids: int) -> td.DynamicEmbeddingBagCollection:
 
 
 def bytes_of(folder: Path) -> int:
-    """Of all files."""
+    """Return the size of all files, in bytes."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def copy_and_sync(source: Path, target: Path) -> None:
-    """Copies a folder and waits until it is on the disk."""
+    """Copy a folder and wait until it is on the disk."""
     subprocess.run(["cp", "-r", source, target], check=True)
     subprocess.run(["sync", *(path for path in target.rglob("*") if path.is_file())], check=True)
 
 
 def timed_anew(work: Callable[[], object], *paths: Path) -> float:
-    """Milliseconds of work that makes paths, which are removed before, untimed."""
+    """Return milliseconds of work that makes paths, which are removed before, untimed."""
     for path in paths:
         shutil.rmtree(path, ignore_errors=True)
     return elapsed_ms(work)
@@ -72,7 +72,7 @@ def load_case(tables: int) -> str:
 def save_rows(
     bench: str, folder: Path, ids: int, rounds: int, only: list[str]
 ) -> Iterator[Row | str]:
-    """The rate of a save against that of ``cp`` for the same files, and what memory it takes."""
+    """Yield the rate of a save against that of ``cp`` for the same files, and its memory."""
     for tables, target in SAVE_TARGETS.items():
         if is_selected(only, save_case(tables), COPY):
             yield save_case(tables)
@@ -118,7 +118,7 @@ def _save_rows(
 def load_rows(
     bench: str, folder: Path, ids: int, rounds: int, only: list[str]
 ) -> Iterator[Row | str]:
-    """Loading into a new model, as it stood and into other groups, against torch.load."""
+    """Yield loads into a new model, as it stood and into other groups, against torch.load."""
     for tables in SAVE_TARGETS:
         if not is_selected(only, load_case(tables), TORCH):
             continue
@@ -166,7 +166,7 @@ def extra_memory(work: Callable[[], object]) -> int:
 
 
 def _status(name: str) -> int:
-    """A size of this process in bytes."""
+    """Return a size of this process in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024

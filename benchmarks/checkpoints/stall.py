@@ -1,4 +1,4 @@
-"""How long an asynchronous save stops training."""
+"""Stall of training by an asynchronous save."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LARGE = 4 << 20  # bytes; larger tensors are copied into memory of large pages
 
 
 def trained_model(ids: int) -> tuple[nn.Sequential, td.DynamicEmbeddingBag]:
-    """A model and its table."""
+    """Return a model and its table."""
     bag = td.DynamicEmbeddingBag(DIM, mode="sum", name="bench", optimizer=td.Adagrad(lr=0.01))
     train_all(bag, ids, 1 << 16)
     return nn.Sequential(bag, nn.Linear(DIM, 1)), bag
@@ -37,18 +37,18 @@ class DiskWithoutData(Disk):
     """Files get their length and no data: no other program waits for the disk, nor we for it."""
 
     def write(self, file: int, data: memoryview) -> int:
-        """Makes the file longer."""
+        """Make the file longer."""
         os.ftruncate(file, os.fstat(file).st_size + len(data))
         return len(data)
 
     def write_at(self, file: int, data: memoryview, begin: int) -> int:
-        """Makes the file so long that the data would fit, if it is not."""
+        """Make the file so long that the data would fit, if it is not."""
         os.ftruncate(file, max(os.fstat(file).st_size, begin + len(data)))
         return len(data)
 
 
 def copies(tensors: list[Tensor]) -> list[Tensor]:
-    """What memcpy does into new memory, in large pages where they are worth it."""
+    """Copy tensors into new memory as memcpy does, large ones into large pages."""
     made = []
     for tensor in tensors:
         size = tensor.numel() * tensor.element_size()
@@ -61,7 +61,7 @@ def copies(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def stall_rows(bench: str, ids: int, rounds: int, only: list[str]) -> Iterator[Row | str]:
-    """From the call of an asynchronous save until it returns, against copies of the tensors."""
+    """Yield the time of a call of an asynchronous save against copies of the tensors."""
     case = f"stall of an asynchronous save, Adagrad D={DIM}"
     peers: dict[str, Callable[[list[Tensor]], list[Tensor]]] = {
         "memcpy into new memory": copies,
@@ -95,7 +95,7 @@ def stall_rows(bench: str, ids: int, rounds: int, only: list[str]) -> Iterator[R
     # the package has a function of this name
     save = sys.modules["torch_dynemb.checkpoint.saving.save"]
     for peer, copy in wanted.items():
-        # one peer at a time: who comes after another finds the pages that this one has freed
+        # one peer at a time: the second would find pages that the first has freed
         with patch.object(save, "_DISK", DiskWithoutData()):
             timings = interleave_rounds({"ours": ours, peer: timed(copy)}, rounds=rounds, warmup=2)
         yield compare(

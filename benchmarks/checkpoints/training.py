@@ -24,7 +24,7 @@ SKEW = 1.05
 
 
 def skewed_ids(ids: int, seed: int) -> torch.Tensor:
-    """int64 [BATCH, BAG]: few ids are in many batches (Zipf), at random places of the table."""
+    """Return Zipf ids at random places of the table, int64 [BATCH, BAG]."""
     generator = torch.Generator().manual_seed(seed)
     uniform = torch.rand(BATCH * BAG, generator=generator, dtype=torch.float64)
     ranks = (1 - uniform * (1 - ids ** (1 - SKEW))) ** (1 / (1 - SKEW))
@@ -34,7 +34,7 @@ def skewed_ids(ids: int, seed: int) -> torch.Tensor:
 def step_rows(
     bench: str, folder: Path, ids: int, rounds: int, only: list[str]
 ) -> Iterator[Row | str]:
-    """The median step during a save that reads rows beside training, and during others."""
+    """Yield the median step during a save that reads rows beside training, and during others."""
     case = f"training step during an asynchronous save, Adagrad D={DIM}"
     peers = [
         peer

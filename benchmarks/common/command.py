@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """A parser with the options of every benchmark.
+    """Return a parser with the options of every benchmark.
 
     Args:
         description: what the benchmark measures.
@@ -26,13 +26,13 @@ def parser(description: str) -> argparse.ArgumentParser:
         metavar="TEXT",
         action="append",
         default=[],
-        help="run only comparisons whose 'case: peer' contains TEXT; may be repeated",
+        help="run only comparisons with TEXT in their 'case: peer'; may be repeated",
     )
     return result
 
 
 def positive(text: str) -> int:
-    """An argparse type: an integer of at least 1."""
+    """Return an argparse type: an integer of at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} given, expected an integer of at least 1")
@@ -40,5 +40,5 @@ def positive(text: str) -> int:
 
 
 def is_selected(only: Sequence[str], case: str, peer: str) -> bool:
-    """Whether ``--only`` asks for a comparison."""
+    """Return whether ``--only`` asks for a comparison."""
     return not only or any(text in f"{case}: {peer}" for text in only)

@@ -31,7 +31,7 @@ class Ended(NamedTuple):
 
 
 def run_counted(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Ended:
-    """Runs a program in a folder to its end and counts its time.
+    """Run a program in a folder to its end and count its time.
 
     Raises:
         RuntimeError: with the end of stderr, if the program fails.

@@ -45,17 +45,17 @@ class DynamicIndex:
         return int(self._group.index.tables[0, Table.GROWTHS])
 
     def reserve(self, ids: int) -> None:
-        """Grows once, so that ``ids`` ids fit."""
+        """Grow once, so that ``ids`` ids fit."""
         self._group.reserve(0, ids)
 
     def find(self, ids: Tensor) -> Tensor:
-        """Handles of ids, -1 for those that are not there; changes nothing."""
+        """Return handles of ids, -1 for missing ones; changes nothing."""
         return self._group.find(ids, self._offsets_of(ids), _FEATURE_TABLES).handles
 
     def find_or_insert(self, ids: Tensor) -> Tensor:
-        """Handles of ids; new ids get a row, and scores of all are updated."""
+        """Return handles of ids; new ids get a row, and scores of all are updated."""
         return self._group.find_or_insert(ids, self._offsets_of(ids), _FEATURE_TABLES)
 
     def step(self) -> None:
-        """Advances the clock, as ``optimizer.step()`` does."""
+        """Advance the clock, as ``optimizer.step()`` does."""
         self._group.index.clock[0] += 1

@@ -16,7 +16,7 @@ _LOW_32, _LOW_35 = (1 << 32) - 1, (1 << 35) - 1
 
 
 def spread(numbers: Tensor) -> Tensor:
-    """Maps int64 numbers to int64 ids all over the 64-bit range, one to one.
+    """Map int64 numbers to int64 ids all over the 64-bit range, one to one.
 
     Multiplications by odd numbers and xor-shifts are bijections of 64-bit words, so different
     numbers give different ids.
@@ -35,7 +35,7 @@ def spread(numbers: Tensor) -> Tensor:
 
 
 def distinct_ids(first: int, count: int) -> Tensor:
-    """The ids of numbers ``first`` to ``first + count - 1``: int64 [count]."""
+    """Return the ids of numbers ``first`` to ``first + count - 1``: int64 [count]."""
     return spread(torch.arange(first, first + count))
 
 
@@ -47,7 +47,7 @@ class UniformNumbers:
         self._generator = torch.Generator().manual_seed(seed)
 
     def draw(self, count: int) -> Tensor:
-        """int64 [count]."""
+        """Return int64 [count]."""
         return torch.randint(self._limit, (count,), generator=self._generator)
 
 
@@ -69,7 +69,7 @@ class ZipfNumbers:
         self._number_of_rank = torch.randperm(limit, generator=self._generator, device=device)
 
     def draw(self, count: int) -> Tensor:
-        """int64 [count]."""
+        """Return int64 [count]."""
         return self._number_of_rank[self._ranks(count)]
 
     def _ranks(self, count: int) -> Tensor:
@@ -92,7 +92,7 @@ class DriftingZipfNumbers(ZipfNumbers):
         self._draws = 0
 
     def draw(self, count: int) -> Tensor:
-        """int64 [count]."""
+        """Return int64 [count]."""
         shift = int(self._draws * self._drift)
         self._draws += 1
         return self._number_of_rank[(self._ranks(count) + shift) % len(self._number_of_rank)]

@@ -1,4 +1,4 @@
-"""What a result was measured on."""
+"""Facts of the machine of a result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CommitUnknownError(Exception):
 
 
 def cpu_name() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
@@ -28,12 +28,12 @@ def cpu_name() -> str:
 
 
 def cpu_slug() -> str:
-    """A short name of the machine for file names, such as ``amd-epyc-2-cores``."""
+    """Return a short name of the machine for file names, such as ``amd-epyc-2-cores``."""
     return f"{slug(cpu_name())}-{len(os.sched_getaffinity(0))}-cores"
 
 
 def driver_version() -> str:
-    """The GPU driver's, from nvidia-smi."""
+    """Return the version of the GPU's driver, from nvidia-smi."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         reply = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -43,7 +43,7 @@ def driver_version() -> str:
 
 
 def commit_of_git() -> str:
-    """The commit that is checked out, with ``+changes`` where tracked files differ from it."""
+    """Return the commit that is checked out, with ``+changes`` if tracked files differ from it."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(ROOT), *arguments]
@@ -54,12 +54,12 @@ def commit_of_git() -> str:
 
 
 def commit() -> str:
-    """The commit that is checked out; in a copy without git, that of the environment's COMMIT.
+    """Return the commit that is checked out; without git, the environment's COMMIT.
 
     Raises:
         CommitUnknownError: neither says it.
     """
-    reason = "there is no .git"
+    reason = ".git is missing"
     if (ROOT / ".git").exists():
         try:
             return commit_of_git()

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def progress(items: Iterable[T], description: str, *, depth: int = 0) -> Iterator[T]:
-    """Goes over items with a progress bar.
+    """Go over items with a progress bar.
 
     Where tqdm is not installed, as may be on a machine with a GPU, the outermost items are counted
     line by line.

@@ -1,4 +1,4 @@
-"""Which rows of two results got slower.
+"""Comparison of two results: rows that got slower.
 
 Machines differ and are noisy. A row that has a peer is therefore compared by its ratio to the peer,
 which took turns with ours; a time without a peer is compared only where both results name the same
@@ -29,7 +29,7 @@ class ResultsError(Exception):
 
 @dataclass(frozen=True)
 class Results:
-    """What a file of results has.
+    """Content of a file of results.
 
     Attributes:
         name: of the file, for people.
@@ -42,7 +42,7 @@ class Results:
     rows: dict[Key, Row]
 
     def described(self) -> str:
-        """The file, and where and when it was measured."""
+        """Return the file, and where and when it was measured."""
         facts = [self.machine.get(fact) for fact in ("device", "processor", "date", "commit")]
         return f"{self.name} ({', '.join(str(fact) for fact in facts if fact)})"
 
@@ -69,7 +69,7 @@ class Change:
 
 @dataclass
 class Comparison:
-    """What became of the rows.
+    """Rows of two results by their change.
 
     Attributes:
         slower: by more than 10 %, the worst first.
@@ -94,7 +94,7 @@ class Comparison:
 
 
 def results_of(name: str, machine: Mapping[str, Any], rows: Iterable[Row]) -> Results:
-    """Results from rows.
+    """Return results from rows.
 
     Raises:
         ResultsError: two rows have the same bench, case and peer.
@@ -111,10 +111,10 @@ def results_of(name: str, machine: Mapping[str, Any], rows: Iterable[Row]) -> Re
 
 
 def read_results(path: Path) -> Results:
-    """Reads what ``benchmarks/run.py --save`` has written.
+    """Read what ``benchmarks/run.py --save`` has written.
 
     Raises:
-        ResultsError: there is no such file, or its format is another one.
+        ResultsError: the file is missing, or has another format.
     """
     expected = "expected a file that `run.py --save` has written"
     try:
@@ -136,7 +136,7 @@ def read_results(path: Path) -> Results:
 
 
 def _wrong_in(row: Row) -> str:
-    """What keeps a row from being compared, or ''."""
+    """Return the reason why a row is not compared, or ''."""
     for name in ("bench", "case"):
         if not isinstance(row.get(name), str):
             return f"has {name} {row.get(name)!r}, expected a text"
@@ -154,13 +154,13 @@ def _wrong_in(row: Row) -> str:
 
 
 def same_machine(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether two descriptions are of one kind of machine, so that times can be compared."""
+    """Return whether two descriptions are of one kind of machine, so that times can be compared."""
     facts = {*old, *new} - _NOT_OF_THE_MACHINE
     return all(old.get(fact) == new.get(fact) for fact in facts)
 
 
 def compare_results(old: Results, new: Results) -> Comparison:
-    """Compares two results, row by row.
+    """Compare two results, row by row.
 
     A row got slower where its median and its minimum did by more than 10 %: noise of a shared
     machine moves one of them more easily than both.
@@ -192,7 +192,7 @@ def compare_results(old: Results, new: Results) -> Comparison:
 
 
 def _change(key: Key, old: Row, new: Row, *, one_machine: bool) -> Change | str:
-    """The change of a row, or why it has none."""
+    """Return the change of a row, or why it has none."""
     if not old["valid"] or not new["valid"]:
         return "the row is not valid in one of the files"
     units = [row.get("unit", "ms") for row in (old, new)]
@@ -222,7 +222,7 @@ def _change(key: Key, old: Row, new: Row, *, one_machine: bool) -> Change | str:
 
 
 def report_of(comparison: Comparison, old: Results, new: Results) -> str:
-    """What to print of a comparison, in whole lines."""
+    """Return the text of a comparison, in whole lines."""
     lines = [new.described(), f"against {old.described()}:"]
     if not same_machine(old.machine, new.machine):
         lines.append("The machines differ: only ratios to a peer are compared.")

@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 
 def _short(value: float) -> float:
-    """Five digits."""
+    """Round to five digits."""
     return float(f"{value:.5g}")
 
 
@@ -40,7 +40,7 @@ def compare(
     noted_ms: float | None = None,
     **extra: Any,
 ) -> Row:
-    """A row that sets our time against a peer's, or says our time alone.
+    """Return a row that sets our time against a peer's, or says our time alone.
 
     Args:
         bench: benchmark.
@@ -86,7 +86,7 @@ def compare(
 def quantity(
     bench: str, case: str, value: float, unit: str, *, target: float | None = None, **extra: Any
 ) -> Row:
-    """A row for a quantity other than a time, set against its target as the peer.
+    """Return a row for a quantity other than a time, set against its target as the peer.
 
     Args:
         bench: benchmark.
@@ -116,7 +116,7 @@ def quantity(
 
 
 def failure(bench: str, case: str, reason: str) -> Row:
-    """A row for what could not be measured."""
+    """Return a row for what could not be measured."""
     return {
         "bench": bench,
         "case": case,
@@ -130,7 +130,7 @@ def failure(bench: str, case: str, reason: str) -> Row:
 
 
 class Report:
-    """Prints rows as they come (JSON lines) or as a table at the end, with progress on stderr.
+    """Printer of rows: as they come (JSON lines) or as a table at the end; progress on stderr.
 
     Args:
         as_json: print JSON lines.
@@ -148,11 +148,11 @@ class Report:
         self._bar = tqdm(total=cases, unit="case", file=sys.stderr)
 
     def start(self, case: str) -> None:
-        """Names the case under way."""
+        """Show the name of the case under way."""
         self._bar.set_description(case)
 
     def add(self, row: Row) -> None:
-        """Takes a row."""
+        """Take a row."""
         self.rows.append(row)
         self._bar.update()
         if self._as_json:
@@ -160,19 +160,19 @@ class Report:
             print(json.dumps(row), flush=True)
 
     def take(self, items: Iterable[Row | str]) -> None:
-        """Takes what a measurement yields: the name of each case as it starts, then its rows."""
+        """Take what a measurement yields: the name of each case as it starts, then its rows."""
         for item in items:
             self.start(item) if isinstance(item, str) else self.add(item)
 
     def close(self) -> None:
-        """Ends the progress bar and prints the table where no JSON was asked for."""
+        """End the progress bar; print the table unless JSON was asked for."""
         self._bar.close()
         if not self._as_json:
             print(table(self.rows))
 
 
 def table(rows: list[Row]) -> str:
-    """Rows as text in aligned columns."""
+    """Return rows as text in aligned columns."""
     header = ["bench", "case", "ours", "peer", "peer's", "ratio", "target", "met"]
     cells = [header]
     for row in rows:
@@ -194,7 +194,7 @@ def table(rows: list[Row]) -> str:
 
 
 def aligned(cells: list[list[str]]) -> list[str]:
-    """Lines of cells in columns, with a rule below the first."""
+    """Return lines of cells in columns, with a rule below the first."""
     widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in cells]
     lines.insert(1, "  ".join("-" * w for w in widths))
@@ -214,7 +214,7 @@ class RowFile:
         self._file = None if path is None else path.open("w")
 
     def add(self, row: Row) -> None:
-        """Writes a row to the file and to stdout."""
+        """Write a row to the file and to stdout."""
         line = json.dumps(row)
         print(line, flush=True)
         if self._file is not None:
@@ -223,7 +223,7 @@ class RowFile:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Rows of a :class:`RowFile`; none where there is no file.
+    """Return rows of a :class:`RowFile`; none if the file is missing.
 
     A program that was killed may have left half a line, which is left out.
     """
@@ -237,12 +237,12 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def write_results(path: Path, machine: Mapping[str, Any], rows: list[Row]) -> None:
-    """Writes a result to keep: what it was measured on, and its rows, a line each."""
+    """Write a result to keep: what it was measured on, and its rows, a line each."""
     lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
     description = json.dumps(machine, indent=1)
     path.write_text(f'{{"machine": {description},\n"rows": [\n{lines}\n]}}\n')
 
 
 def slug(name: str) -> str:
-    """A device's name for file names, such as ``nvidia-h200``."""
+    """Return a device's name for file names, such as ``nvidia-h200``."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -7,6 +7,6 @@ from pathlib import Path
 
 
 def resident_bytes() -> int:
-    """The process's resident set."""
+    """Return the process's resident set."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

@@ -31,7 +31,7 @@ class Timing:
 
 
 def elapsed_ms(run: Callable[[], object], device: torch.device = CPU) -> float:
-    """Milliseconds of a single call, by the CPU's clock or between two events on a GPU."""
+    """Return milliseconds of a single call, by the CPU's clock or between two events on a GPU."""
     if device.type != "cuda":
         begin = time.perf_counter()
         run()
@@ -50,7 +50,7 @@ def elapsed_ms(run: Callable[[], object], device: torch.device = CPU) -> float:
 def interleave_rounds(
     candidates: Mapping[str, Callable[[int], float]], *, rounds: int, warmup: int
 ) -> dict[str, Timing]:
-    """Lets candidates that time themselves take turns.
+    """Let candidates that time themselves take turns.
 
     The candidate that goes first changes from round to round, so that noise of a shared machine
     meets all of them alike. The garbage collector is off meanwhile.
@@ -90,7 +90,7 @@ def interleave(
     warmup: int = 1,
     device: torch.device = CPU,
 ) -> dict[str, Timing]:
-    """Times candidates against each other in this process.
+    """Time candidates against each other in this process.
 
     In each round every candidate runs ``calls`` times; the round's time is the mean of its calls.
 

@@ -1,1 +1,1 @@
-"""Whom eviction takes, and which ids admission lets in, against exact simulations."""
+"""Victims of eviction and admitted ids, against exact simulations."""

@@ -1,4 +1,4 @@
-"""Whom eviction and admission choose, against exact simulations; of small tables also the time."""
+"""Ids that eviction and admission choose, against exact simulations; small tables also timed."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ HIT_TARGET = 2.0  # points
 BUCKET_SLOTS = 128
 CURVE_PARTS, CURVE_INSERTS = 300, 3  # points; inserts by capacity
 SMALL_CAPACITIES = (1, 2, 4, 16, 44, 64, 89, 179, 1024)
-WHOLE_INDEX_IDS = 89  # of the largest table whose index is looked at as a whole
+WHOLE_INDEX_IDS = 89  # of the largest table with an index that is looked at as a whole
 THRESHOLD = 8  # occurrences
 SKETCH_BYTES = (1, 2, 4, 8, 16, 32)  # by distinct ids
-BOUND_SHARE = 100 * math.exp(-4)  # % of the ids whose count may exceed the bound
+BOUND_SHARE = 100 * math.exp(-4)  # % of the ids with a count that may exceed the bound
 
 
 def _single(policy: td.Policy) -> td.TableGroup:
@@ -44,7 +44,7 @@ def _single(policy: td.Policy) -> td.TableGroup:
 
 @dataclass(frozen=True)
 class Stream:
-    """Batches of numbers below ``limit``, whose popularity drifts."""
+    """Batches of numbers below ``limit`` with a popularity that drifts."""
 
     batches: list[Tensor]
     limit: int
@@ -52,7 +52,7 @@ class Stream:
 
 
 def drifting_stream(lookups: int) -> Stream:
-    """A stream of :data:`BATCHES` batches with ``lookups`` numbers altogether."""
+    """Return a stream of :data:`BATCHES` batches with ``lookups`` numbers altogether."""
     limit = int(lookups * LIMIT_SHARE)
     numbers = DriftingZipfNumbers(limit, seed=0, drift=DRIFT)
     batches = [numbers.draw(-(-lookups // BATCHES)) for _ in range(BATCHES)]
@@ -60,7 +60,7 @@ def drifting_stream(lookups: int) -> Stream:
 
 
 def hit_rates(stream: Stream, score: str, capacity: int) -> tuple[float, float, int]:
-    """Lookups that find their id, in the second half of a stream.
+    """Return the share of lookups that find their id, in the second half of a stream.
 
     Args:
         stream: the stream.
@@ -89,7 +89,7 @@ def hit_rates(stream: Stream, score: str, capacity: int) -> tuple[float, float, 
 
 
 def hit_rate_rows(bench: str, lookups: int, only: list[str]) -> Iterator[Row | str]:
-    """Points by which hit rates fall short of exact LRU and LFU."""
+    """Yield the points by which hit rates fall short of exact LRU and LFU."""
     cases = {
         (score, share): f"hit rate below exact {score}, capacity {100 * share:g} % of the ids"
         for score in SCORES
@@ -123,7 +123,7 @@ def hit_rate_rows(bench: str, lookups: int, only: list[str]) -> Iterator[Row | s
 
 
 def our_curve(capacity: int) -> FillCurve:
-    """Random new ids into our table, where the first ids of a batch take the rows left."""
+    """Insert random new ids into our table; the first ids of a batch take the rows left."""
     group = _single(td.Policy(score="step", capacity=capacity))
     used, evicting = [0.0], [0.0]
     part = max(CURVE_INSERTS * capacity // CURVE_PARTS, 1)
@@ -173,7 +173,7 @@ def _evicting_at(curve: FillCurve, share: float) -> float:
 
 
 def small_table_rows(bench: str, steps: int, only: list[str]) -> Iterator[Row | str]:
-    """New ids that a full table refuses though others could go, by its capacity."""
+    """Yield the share of new ids that a full table refuses needlessly, by its capacity."""
     for capacity in SMALL_CAPACITIES:
         case = f"new ids refused by a full table of {capacity}"
         if not is_selected(only, case, "target"):
@@ -205,7 +205,7 @@ def small_table_rows(bench: str, steps: int, only: list[str]) -> Iterator[Row | 
 
 
 def admission_rows(bench: str, lookups: int, only: list[str]) -> Iterator[Row | str]:
-    """Rare ids that were admitted, by what counts occurrences and how much memory it has."""
+    """Yield rare ids that were admitted, by what counts occurrences and how much memory it has."""
     prefix = f"ids admitted before {THRESHOLD} occurrences"
     cases = {None: f"{prefix}, exact counts"}
     cases |= {size: f"{prefix}, sketch of {size} bytes an id" for size in SKETCH_BYTES}

@@ -1,4 +1,4 @@
-"""What eviction would do if it looked at the whole table, and if it looked at one bucket of it."""
+"""Simulations of eviction that looks at the whole table, and at one bucket of it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _STAYS = np.iinfo(np.int64).max
 class ExactCache:
     """A table that evicts by looking at all of its ids, in batches as ours does.
 
-    A batch is looked up as a whole: scores of the ids that are there are refreshed, then new ids
-    come in, in order of their first occurrence, each for the id with the least (score, step, id).
-    Ids of the batch itself stay; new ids for which there is nobody to go are left out. Which ids go
+    A batch is looked up as a whole: scores of present ids are refreshed, then new ids come in. They
+    come in order of their first occurrence, each for the id with the least (score, step, id).
+    Ids of the batch itself stay; new ids that find no victim are left out. The choice of victims
     does not depend on the order of evictions, so a batch takes the least ones all at once.
 
     Args:
-        ids: int64 [n], distinct: the ids that can occur, who are called by their places.
+        ids: int64 [n], distinct: the ids that can occur, which are named by their places.
         capacity: ids that it may hold.
         score: ``"step"`` (LRU) or ``"frequency"`` (LFU; occurrences since the id came in).
 
@@ -47,7 +47,7 @@ class ExactCache:
         return len(self._members)
 
     def look_up(self, numbers: Numbers) -> int:
-        """Looks a batch up, then ends the step.
+        """Look a batch up, then end the step.
 
         Args:
             numbers: int64 [N], places in ``ids``.
@@ -74,10 +74,10 @@ class ExactCache:
         return int(counts[there].sum())
 
     def _evict(self, wanted: int) -> int:
-        """Takes the ids with the least ranks out; returns how many could go."""
+        """Take the ids with the least ranks out; return how many could go."""
         members = self._members
         order = (self._step[members] << _RANK_BITS) | self._rank[members]
-        if self._by_frequency:  # counts saturate where the key's bits end: nobody goes there
+        if self._by_frequency:  # counts saturate where the key's bits end: never reached
             limit = (1 << (63 - _STEP_BITS - _RANK_BITS)) - 1
             order |= np.minimum(self._frequency[members], limit) << (_STEP_BITS + _RANK_BITS)
         order[self._step[members] == self._clock] = _STAYS
@@ -91,7 +91,7 @@ class ExactCache:
 
 @dataclass(frozen=True)
 class FillCurve:
-    """What happens while new ids fill a table, part by part.
+    """Course of a table that new ids fill, part by part.
 
     Attributes:
         used: share of the rows in use after each part, from 0 on.
@@ -107,7 +107,7 @@ class FillCurve:
 def one_bucket_curve(
     capacity: int, slots: int, inserts: int, *, parts: int, seed: int
 ) -> FillCurve:
-    """Random new ids into a table where an id has one bucket and evicts once that is full.
+    """Insert random new ids into a table with one bucket an id, which evicts once it is full.
 
     Args:
         capacity: rows of the table.

@@ -90,7 +90,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def find_toolkit() -> Path | None:
-    """The CUDA toolkit that setup.py would use, asked in another process, since it imports torch.
+    """Return the CUDA toolkit that setup.py would use, from a process that imports torch.
 
     Raises:
         CheckError: there is one that does not work.
@@ -111,19 +111,19 @@ def find_toolkit() -> Path | None:
 
 
 def has_module(name: str) -> bool:
-    """Whether this python can import a module."""
+    """Return whether this python can import a module."""
     from importlib.util import find_spec
 
     return find_spec(name) is not None
 
 
 def module(name: str, *arguments: object) -> list[str]:
-    """The command that runs a program of this package."""
+    """Return the command that runs a program of this package."""
     return [sys.executable, "-m", f"benchmarks.gpu.{name}", *map(str, arguments)]
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file of a step; empty where the step did not come to write it."""
+    """Return a file of a step; empty if the step has not written it."""
     found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return found
 
@@ -132,7 +132,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def compare_small_shapes(part: Part) -> None:
-    """Every op on small shapes against the CPU; notes the kernels that it launched."""
+    """Compare every op on small shapes with the CPU; note the kernels that it launched."""
     file = part.work / "small-shapes.json"
     part.run("small shapes", module("small_shapes", "--kernels", file), seconds=150)
     by_optimizer = read_json(file)
@@ -145,7 +145,7 @@ def compare_small_shapes(part: Part) -> None:
 
 
 def run_tests(part: Part, step: str, marker: str, *, seconds: float) -> None:
-    """Tests by marker: most of them side by side, then those that want the GPU to themselves."""
+    """Test by marker: most of them side by side, then those that want the GPU to themselves."""
     side_by_side = [*PYTEST, "-m", f"({marker}) and not alone"]
     if has_module("xdist"):
         side_by_side += ["-n", str(PROCESSES)]
@@ -161,10 +161,10 @@ def run_tests(part: Part, step: str, marker: str, *, seconds: float) -> None:
 def sanitize(
     part: Part, tool: str, optimizers: tuple[str, ...], cuda_root: Path | None, *, seconds: float
 ) -> None:
-    """Small shapes under a tool of compute-sanitizer."""
+    """Run small shapes under a tool of compute-sanitizer."""
     program = find_tool("compute-sanitizer", cuda_root)
     if program is None:
-        part.record(tool, Outcome(NOT_RUN, "there is no compute-sanitizer"))
+        part.record(tool, Outcome(NOT_RUN, "compute-sanitizer is missing"))
         return
     command = [
         *sanitizer_command(program, tool),
@@ -182,10 +182,10 @@ def sanitize(
 
 
 def profile_hot_kernels(part: Part, cuda_root: Path | None) -> None:
-    """Nsight Compute over a few launches: a report, and its table as CSV."""
+    """Run Nsight Compute over a few launches: a report, and its table as CSV."""
     step, program = "ncu", find_tool("ncu", cuda_root)
     if program is None:
-        part.record(step, Outcome(NOT_RUN, "there is no ncu"))
+        part.record(step, Outcome(NOT_RUN, "ncu is missing"))
         return
     profile = part.work / "hot-kernels.ncu-rep"
     outcome = part.run(
@@ -200,13 +200,13 @@ def profile_hot_kernels(part: Part, cuda_root: Path | None) -> None:
 
 
 def time_steps(part: Part, step: str, *arguments: object, seconds: float) -> None:
-    """Lookups and training steps; whatever has been measured is kept, also where one fails."""
+    """Time lookups and training steps; results are kept also if one fails."""
     rows = part.work / f"{step.replace(' ', '-')}.jsonl"
     part.run(step, module("steps", "--rows", rows, *arguments), seconds=seconds)
 
 
 def note_timed_kernels(part: Part, *stages: str) -> None:
-    """Notes the kernels of stages that have been timed.
+    """Note the kernels of stages that have been timed.
 
     The launches are looked at in another process, at small sizes, because a profiler slows down
     what is timed after it.
@@ -226,12 +226,12 @@ def note_timed_kernels(part: Part, *stages: str) -> None:
 
 
 def read_rows(part: Part, *names: str) -> list[report.Row]:
-    """Rows of steps, in order."""
+    """Return rows of steps, in order."""
     return [row for name in names for row in report.read_rows(part.work / name)]
 
 
 def write_results(part: Part, machine: dict[str, Any]) -> None:
-    """One JSON of all rows, the plot, and a summary for reading."""
+    """Write one JSON of all rows, the plot, and a summary for reading."""
     names = ("experiments.jsonl", "host.jsonl", "published-case.jsonl", "steps.jsonl")
     rows = read_rows(part, *names)
     stem = f"{report.slug(machine['device'])}-{machine['date'][:10]}-{part.name}"
@@ -248,7 +248,7 @@ def write_results(part: Part, machine: dict[str, Any]) -> None:
 
 
 def lines_of(rows: list[report.Row]) -> list[str]:
-    """A short line per row of steps.py, misses marked."""
+    """Return a short line per row of steps.py, misses marked."""
     lines = []
     for row in rows:
         if row["bench"] in ("gpu_experiments", "gpu_kernels"):
@@ -310,7 +310,7 @@ PARTS: dict[str, Callable[[Part, dict[str, Any], Path | None, list[str]], None]]
 
 
 def end_on_signal(number: int, frame: object) -> None:
-    """So that what runs is ended and the record is written."""
+    """Raise, so that running programs are ended and the record is written."""
     raise SystemExit(f"gpu-check: ended by signal {number}")
 
 

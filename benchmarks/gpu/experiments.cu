@@ -462,8 +462,8 @@ __global__ void find_keys_by_line(Buckets b, const int64_t* queries, int64_t cou
   if (lane == 0) results[i] = result;
 }
 
-// 128 slots with a digest of one byte each: eight lanes read 16 digests each, then the keys whose
-// digest matches, then the handle.
+// 128 slots with a digest of one byte each: eight lanes read 16 digests each, then the keys with
+// a digest that matches, then the handle.
 __global__ void find_by_digest(Buckets b, const int64_t* queries, int64_t count, int64_t* results) {
   constexpr int kWidth = 128;
   constexpr int kLanes = 8;

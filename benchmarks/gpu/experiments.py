@@ -19,7 +19,7 @@ BENCH = "gpu_experiments"
 
 
 def compile_program(architecture: str) -> Path:
-    """Compiles experiments.cu, unless that has been done.
+    """Compile experiments.cu, unless that has been done.
 
     Args:
         architecture: such as ``9.0``.
@@ -28,7 +28,7 @@ def compile_program(architecture: str) -> Path:
         The program, in build/gpu.
 
     Raises:
-        FileNotFoundError: there is no nvcc.
+        FileNotFoundError: nvcc is missing.
         CalledProcessError: nvcc failed; it has said why.
     """
     cuda_root = build_script.find_cuda_root(os.environ)
@@ -50,7 +50,7 @@ def compile_program(architecture: str) -> Path:
 
 
 def row_of(line: dict[str, object]) -> Row:
-    """A line of the program as a row of results."""
+    """Return a line of the program as a row of results."""
     rest = {k: v for k, v in line.items() if k not in ("experiment", "case", "rate", "unit")}
     if line["experiment"] == "device":
         return {"bench": BENCH, "case": "device", "ours_ms": None, "valid": True, **rest}
@@ -74,7 +74,7 @@ def row_of(line: dict[str, object]) -> Row:
 
 
 def ceilings(rows: list[Row]) -> Ceilings | None:
-    """The best copy, reads from L2, and random 64-byte reads over the largest footprint.
+    """Return the best copy, reads from L2, and random 64-byte reads over the largest footprint.
 
     Args:
         rows: of :func:`row_of`.
@@ -97,7 +97,7 @@ def ceilings(rows: list[Row]) -> Ceilings | None:
 
 
 def read_ceilings(path: Path | None) -> Ceilings | None:
-    """The ceilings in a file of rows, if it has them."""
+    """Return the ceilings in a file of rows, if it has them."""
     return None if path is None else ceilings(read_rows(path))
 
 

@@ -18,7 +18,7 @@ BAG = 16
 
 
 def run(device: torch.device, *, ids: int, rows: int) -> None:
-    """Two steps of each kind, the second between the marks.
+    """Run two steps of each kind, the second between the marks.
 
     Args:
         device: of the tables.

@@ -1,4 +1,4 @@
-"""Which of our kernels a piece of a program launches, as torch's profiler sees it."""
+"""Our kernels that a piece of a program launches, as torch's profiler sees it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.gpu.ledger import kernel_of, kernels_of_sources
 
 @contextmanager
 def recorded_launches() -> Iterator[set[str]]:
-    """Fills a set with the names of our kernels that are launched within.
+    """Fill a set with the names of our kernels that are launched within.
 
     CUDA's own record of launches is read, so that replays of graphs are seen too. The set stays
     empty where the profiler does not work, which is said on stderr: no launch is guessed.

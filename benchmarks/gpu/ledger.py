@@ -1,4 +1,4 @@
-"""Which CUDA kernels have run on a GPU, were clean under the sanitizer, and were timed, and when.
+"""Ledger of CUDA kernels that have run on a GPU, were clean under the sanitizer, were timed.
 
 The ledger is a JSON file with a line for each kernel (:data:`PATH`). ``check.py`` notes in the
 summary of each part which kernels it saw; ``merge`` brings such summaries into the ledger.
@@ -31,7 +31,7 @@ _MANGLED = re.compile(r"6dynemb4cuda")
 
 
 def kernels_of_sources() -> dict[str, str]:
-    """Kernel -> file under csrc/cuda, of all kernels."""
+    """Return kernel -> file under csrc/cuda, of all kernels."""
     found: dict[str, str] = {}
     for file in sorted([*SOURCES.rglob("*.cu"), *SOURCES.rglob("*.cuh")]):
         place = file.relative_to(SOURCES).as_posix()
@@ -46,7 +46,7 @@ def kernels_of_sources() -> dict[str, str]:
 
 
 def kernel_of(launched: str, known: Iterable[str]) -> str | None:
-    """Our kernel with the name that a profiler gives a launch.
+    """Return our kernel with the name that a profiler gives a launch.
 
     Args:
         launched: the name, demangled or not; of any kernel.
@@ -67,13 +67,13 @@ def kernel_of(launched: str, known: Iterable[str]) -> str | None:
 
 
 def load(path: Path) -> Ledger:
-    """A ledger."""
+    """Return a ledger."""
     ledger: Ledger = json.loads(path.read_text())
     return ledger
 
 
 def save(ledger: Ledger, path: Path) -> None:
-    """Writes a ledger, a line a run and a line a kernel, so that merges are easy to read."""
+    """Write a ledger, a line a run and a line a kernel, so that merges are easy to read."""
     runs = [f"  {json.dumps(commit)}: {json.dumps(run)}" for commit, run in ledger["runs"].items()]
     kernels = sorted(ledger["kernels"], key=lambda kernel: (kernel["file"], kernel["kernel"]))
     lines = [f"  {json.dumps(kernel)}" for kernel in kernels]
@@ -82,7 +82,7 @@ def save(ledger: Ledger, path: Path) -> None:
 
 
 def merge(ledger: Ledger, summary: dict[str, Any]) -> int:
-    """Notes what a run of check.py saw.
+    """Note what a run of check.py saw.
 
     Args:
         ledger: changed.
@@ -117,7 +117,7 @@ def merge(ledger: Ledger, summary: dict[str, Any]) -> int:
 
 
 def sentence(ledger: Ledger) -> str:
-    """What the READMEs say of the ledger."""
+    """Return the sentence of the READMEs about the ledger."""
     kernels = ledger["kernels"]
     counts = {state: sum(kernel[state] is not None for kernel in kernels) for state in STATES}
     if not any(counts.values()):

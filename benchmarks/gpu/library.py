@@ -35,7 +35,7 @@ print("a training step on", torch.cuda.get_device_name())
 
 
 def digest(*paths: Path) -> str:
-    """SHA-256 of files, names included."""
+    """Return SHA-256 of files, names included."""
     whole = hashlib.sha256()
     for path in sorted(paths):
         whole.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
@@ -43,14 +43,14 @@ def digest(*paths: Path) -> str:
 
 
 def source_digest() -> str:
-    """Of what the library is compiled from."""
+    """Return the hash of the library's sources."""
     sources = [path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".cpp", ".cu")]
     headers = [path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".h", ".cuh")]
     return digest(ROOT / "setup.py", *sources, *headers)
 
 
 def is_stale(library: Path, note: Path) -> bool:
-    """Whether this library was built by an earlier gpu-check here, and sources have changed since.
+    """Return whether an earlier gpu-check built this library here from other sources.
 
     Of a library that came from elsewhere nothing is known.
     """
@@ -61,7 +61,7 @@ def is_stale(library: Path, note: Path) -> bool:
 
 
 def provide(part: Part, machine: dict[str, Any], cuda_root: Path | None, *, rebuild: bool) -> bool:
-    """Takes the library that is there if it works on this GPU, else builds one.
+    """Take the library that is there if it works on this GPU, else build one.
 
     Args:
         part: that the steps are recorded in.
@@ -76,7 +76,7 @@ def provide(part: Part, machine: dict[str, Any], cuda_root: Path | None, *, rebu
     if rebuild:
         why = "--rebuild was given"
     elif not LIBRARY.is_file():
-        why = f"there is no {LIBRARY.relative_to(ROOT)}"
+        why = f"{LIBRARY.relative_to(ROOT)} is missing"
     elif is_stale(LIBRARY, BUILT):
         why = "sources have changed since the library was built here"
     else:
@@ -85,7 +85,7 @@ def provide(part: Part, machine: dict[str, Any], cuda_root: Path | None, *, rebu
             part.record("library", Outcome(PASSED, "the one that was there is taken: it works"))
             return True
         why = f"the library that is there does not work: {found.reason}"
-        # it is replaced, so this is no failure of the part
+        # it is replaced, so the part has not failed
         part.record("library found", Outcome(NOT_RUN, found.reason))
     if cuda_root is None:
         reason = "no nvcc in CUDA_HOME, on PATH or in /usr/local/cuda: install the CUDA toolkit"

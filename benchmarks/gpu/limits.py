@@ -1,4 +1,4 @@
-"""How fast an op can be at best: the bytes and random accesses that it needs, on this GPU.
+"""Limits of ops: the least bytes and random accesses that they need, on this GPU.
 
 Three things take time, and the slowest is the op's limit: bytes to and from memory, random accesses
 to memory, and bytes between the L2 cache and the multiprocessors.
@@ -64,7 +64,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Work:
-    """What a call needs.
+    """Needs of a call.
 
     Attributes:
         bytes: to and from memory.
@@ -86,7 +86,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the GPU can do.
+    """Rates of a GPU.
 
     Attributes:
         gb_per_s: copy bandwidth, bytes read and written, in 10^9.
@@ -101,7 +101,7 @@ class Ceilings:
     measured: bool = True
 
     def times_ms(self, work: Work) -> dict[str, float]:
-        """What each of the three takes at least."""
+        """Return the least time of each of the three."""
         return {
             "bytes": work.bytes / self.gb_per_s / 1e6,
             "accesses": work.accesses / self.g_accesses_per_s / 1e6,
@@ -109,7 +109,7 @@ class Ceilings:
         }
 
     def ms(self, work: Work) -> float:
-        """The longest of the three."""
+        """Return the longest of the three."""
         return max(self.times_ms(work).values())
 
     def limited_by(self, work: Work) -> str:
@@ -124,7 +124,7 @@ ASSUMED_H200 = Ceilings(gb_per_s=4300.0, g_accesses_per_s=29.0, l2_gb_per_s=5500
 
 
 def _row_bytes(dim: int) -> int:
-    """A random row: whole sectors."""
+    """Return the bytes of a random row: whole sectors."""
     return max(math.ceil(4 * dim / SECTOR), 1) * SECTOR
 
 
@@ -133,7 +133,7 @@ def _offsets(shape: Shape) -> int:
 
 
 def find(shape: Shape) -> Work:
-    """N (id + handle) + U lines; an access per line. L2: N lines instead."""
+    """Return the work of a find: N (id + handle) + U lines, an access per line; L2: N lines."""
     in_order = shape.ids * (ID + HANDLE)
     return Work(
         in_order + shape.unique * BUCKET_LINE, shape.unique, in_order + shape.ids * BUCKET_LINE
@@ -141,7 +141,7 @@ def find(shape: Shape) -> Work:
 
 
 def find_or_insert(shape: Shape, *, scored: bool = False) -> Work:
-    """All ids are there: as :func:`find`; with scores, U more accesses that write a sector.
+    """Return the work for present ids: as :func:`find`; with scores, U more sectors written.
 
     L2: a sector for each occurrence.
     """
@@ -152,7 +152,7 @@ def find_or_insert(shape: Shape, *, scored: bool = False) -> Work:
 
 
 def lookup_rows(shape: Shape) -> Work:
-    """embedding_bag and embedding: N handles, offsets, outputs of 4 D, U generations and rows.
+    """Return the work of a lookup: N handles, offsets, outputs of 4 D, U generations, U rows.
 
     L2: N generations and rows instead.
     """
@@ -164,7 +164,7 @@ def lookup_rows(shape: Shape) -> Work:
 
 
 def backward(shape: Shape, optimizer: str) -> Work:
-    """N handles, offsets, gradients of 4 D; U generations; U rows and states, read and written.
+    """Return the work of a backward: N handles, offsets, gradients; U rows and states, twice.
 
     Accesses: generation, row and each state tensor, U each. L2: N gradients of 4 D, also where bags
     share one.
@@ -182,7 +182,7 @@ def backward(shape: Shape, optimizer: str) -> Work:
 
 
 def gradient_sort(shape: Shape, rows: int) -> Work:
-    """What the sort by row adds to the backward as it is written: nothing at random.
+    """Return the work that the sort by row adds to a backward: nothing at random.
 
     Keys, positions and bags are written (12 bytes), sorted 8 bits at a time (4 bytes read for the
     histogram, 16 read and written a pass), and turned into runs (24 bytes).
@@ -193,20 +193,20 @@ def gradient_sort(shape: Shape, rows: int) -> Work:
 
 
 def lookup_parts(shape: Shape) -> list[Work]:
-    """A lookup: find, then the rows."""
+    """Return the work of a lookup: find, then the rows."""
     return [find(shape), lookup_rows(shape)]
 
 
 def step_parts(shape: Shape, optimizer: str) -> list[Work]:
-    """A training step: find, lookup, backward, one after the other."""
+    """Return the work of a training step: find, lookup, backward, one after the other."""
     return [find_or_insert(shape), lookup_rows(shape), backward(shape, optimizer)]
 
 
 def total(parts: list[Work]) -> Work:
-    """The sum of works."""
+    """Return the sum of works."""
     return sum(parts, Work(0, 0, 0))
 
 
 def limit_ms(parts: list[Work], ceilings: Ceilings) -> float:
-    """Parts run one after the other, each at its own limit."""
+    """Return the time of parts that run one after the other, each at its own limit."""
     return sum(ceilings.ms(work) for work in parts)

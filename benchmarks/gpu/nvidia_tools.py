@@ -25,7 +25,7 @@ NCU_SECTIONS = (
 
 
 def find_tool(name: str, cuda_root: Path | None) -> str | None:
-    """A tool of the CUDA toolkit, on PATH, in the toolkit or where installers put it.
+    """Return a tool of the CUDA toolkit, on PATH, in the toolkit or where installers put it.
 
     Args:
         name: ``compute-sanitizer`` or ``ncu``.
@@ -42,18 +42,18 @@ def find_tool(name: str, cuda_root: Path | None) -> str | None:
 
 
 def sanitizer_command(program: str, tool: str) -> list[str]:
-    """compute-sanitizer and its options; the command to check comes after them."""
+    """Return compute-sanitizer and its options; the command to check comes after them."""
     command = [program, "--tool", tool, "--error-exitcode", str(FOUND_SOMETHING)]
     if tool == "memcheck":
         command += ["--report-api-errors", "no"]  # torch probes; the library checks its calls
     if tool == "initcheck":
-        # our kernels only: what torch's leave unwritten on purpose is no finding
+        # our kernels only: torch's leave some memory unwritten on purpose
         command += ["--kernel-regex", "kns=dynemb"]
     return command
 
 
 def sanitizer_verdict(status: int, text: str) -> Outcome:
-    """What a sanitizer's run means.
+    """Return the meaning of a sanitizer's run.
 
     Args:
         status: its exit status.
@@ -73,7 +73,7 @@ def sanitizer_verdict(status: int, text: str) -> Outcome:
 
 
 def ncu_command(program: str, report: Path) -> list[str]:
-    """Nsight Compute over the hot kernels, between start and stop of the profiler.
+    """Return the command of Nsight Compute over the hot kernels, between the profiler's marks.
 
     The clocks are left alone: the machine may not be ours.
     """
@@ -86,7 +86,7 @@ def ncu_command(program: str, report: Path) -> list[str]:
 
 
 def ncu_verdict(status: int, text: str) -> Outcome:
-    """What a run of Nsight Compute means: where counters may not be read, it has not run."""
+    """Return the meaning of a run of Nsight Compute: without counters it has not run."""
     found = re.search(r"^==ERROR== (?!The application returned).*", text, re.MULTILINE)
     if found is not None:
         return Outcome(NOT_RUN, found.group(0)[:300])
@@ -98,7 +98,7 @@ def ncu_verdict(status: int, text: str) -> Outcome:
 
 
 def ncu_table_verdict(status: int, text: str) -> Outcome:
-    """Whether a printed report has all the hot kernels."""
+    """Return whether a printed report has all the hot kernels."""
     if missing := [name for name in HOT_KERNELS if name not in text]:
         return Outcome(FAILED, f"the report lacks {', '.join(missing)}; status {status}")
     return Outcome(PASSED, f"{len(HOT_KERNELS)} kernels")

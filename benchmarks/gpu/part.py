@@ -31,7 +31,7 @@ PASSED, FINDINGS, FAILED, CUT, NOT_RUN = "passed", "findings", "failed", "cut", 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a step: one of the five words above, and why."""
+    """Result of a step: one of the five words above, and why."""
 
     result: str
     reason: str = ""
@@ -41,23 +41,23 @@ Judge = Callable[[int, str], Outcome]
 
 
 def last_line(text: str) -> str:
-    """The last line that says something."""
+    """Return the last line that says something."""
     lines = [line.strip(" =") for line in text.splitlines()]
     return next((line for line in reversed(lines) if line), "")[:300]
 
 
 def by_status(status: int, text: str) -> Outcome:
-    """A program that ends with status 0 has passed; the reason is its last line."""
+    """Return the result of a program: status 0 has passed; the reason is its last line."""
     return Outcome(PASSED if status == 0 else FAILED, last_line(text))
 
 
 def say(text: str) -> None:
-    """A line of progress."""
+    """Print a line of progress."""
     print(f"gpu-check: {text}", flush=True)
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of what is run: the repository's root on PYTHONPATH."""
+    """Return the environment of what is run: the repository's root on PYTHONPATH."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
@@ -68,7 +68,7 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 class Part:
-    """Runs steps and keeps their record.
+    """Runner of steps, which keeps their record.
 
     Args:
         name: of the part.
@@ -95,11 +95,11 @@ class Part:
         self.save()
 
     def left(self) -> float:
-        """Seconds of the budget."""
+        """Return seconds of the budget."""
         return self._end - time.monotonic()
 
     def record(self, step: str, outcome: Outcome, **facts: Any) -> Outcome:
-        """Notes what became of a step; the last note of a step counts."""
+        """Note the result of a step; the last note of a step counts."""
         steps = [one for one in self.summary["steps"] if one["step"] != step]
         steps.append({"step": step, "result": outcome.result, "reason": outcome.reason, **facts})
         self.summary["steps"] = steps
@@ -116,7 +116,7 @@ class Part:
         extra: Mapping[str, str] | None = None,
         quiet: bool = True,
     ) -> Outcome:
-        """Runs a program as a step, in the repository's root.
+        """Run a program as a step, in the repository's root.
 
         A program that takes too long is interrupted, as by Ctrl-C, and killed fifteen seconds
         later.
@@ -159,7 +159,7 @@ class Part:
         *,
         quiet: bool,
     ) -> int:
-        """Waits for a program and returns its status; saves now and then."""
+        """Wait for a program and return its status; save now and then."""
         try:
             with log.open("wb") as file:
                 process = subprocess.Popen(
@@ -188,14 +188,14 @@ class Part:
                     signal_group(process, signal.SIGKILL if late else signal.SIGINT)
                     late = True
                     end = time.monotonic() + KILL_AFTER
-        finally:  # also where this process is told to end
+        finally:  # also if a signal ends this process
             signal_group(process, signal.SIGKILL)
             process.wait()
         print_from(log, max(log.stat().st_size - 1500, 0) if quiet else printed)
         return LATE if late else process.returncode
 
     def save(self) -> None:
-        """Writes summary and archive; each is whole at every moment."""
+        """Write summary and archive; each is whole at every moment."""
         self._saved = time.monotonic()
         stem = f"gpu-check-{self.name}"
         text = json.dumps(self.summary, indent=1) + "\n"
@@ -215,7 +215,7 @@ class Part:
         unfinished.replace(self._out / f"{stem}.tar.gz")
 
     def table(self) -> list[str]:
-        """A line a step."""
+        """Return a line for each step."""
         return [
             f"{step['step']:<20} {step['result']:<9} {step.get('seconds', 0):>6} s  "
             f"{step['reason']}"
@@ -223,19 +223,19 @@ class Part:
         ]
 
     def bad(self) -> list[str]:
-        """Steps that failed or found something."""
+        """Return steps that failed or found something."""
         steps = self.summary["steps"]
         return [one["step"] for one in steps if one["result"] in (FAILED, FINDINGS)]
 
 
 def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Sends a signal to a program and what it started."""
+    """Send a signal to a program and what it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 
 
 def print_from(log: Path, begin: int) -> int:
-    """Prints what a log has from a byte on; returns its end."""
+    """Print a log from a byte on; return its end."""
     with log.open("rb") as file:
         file.seek(begin)
         text = file.read()

@@ -24,7 +24,7 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # readable without colour
 
 
 def points_of(rows: list[Row]) -> dict[str, dict[float, dict[int, Row]]]:
-    """Rows with a limit, eager ones left out: op -> U/N -> dim -> row."""
+    """Return rows with a limit, eager ones left out: op -> U/N -> dim -> row."""
     points: dict[str, dict[float, dict[int, Row]]] = {}
     for row in rows:
         if "share" not in row or "limit_ms" not in row or ", eager" in row["case"]:
@@ -34,7 +34,7 @@ def points_of(rows: list[Row]) -> dict[str, dict[float, dict[int, Row]]]:
 
 
 def draw(rows: list[Row], title: str, path: Path) -> bool:
-    """Writes the plot.
+    """Write the plot.
 
     Args:
         rows: of steps.py.

@@ -48,7 +48,7 @@ LONG_RUN = 3000  # occurrences of one id
 
 
 class Recorder(TorchDispatchMode):
-    """Notes which of our ops are called."""
+    """Recorder of the ops that are called."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -61,13 +61,13 @@ class Recorder(TorchDispatchMode):
 
 
 def wanted_ops(device: torch.device) -> set[str]:
-    """The ops that have work for a device, which those of host memory and of files have not."""
+    """Return the ops that have work for a device: not those of host memory and files."""
     unwanted = tagged_ops("host", "store") if device.type == "cuda" else set(op_tags())
     return {name for name in op_names() if name not in unwanted and takes_tensors(name)}
 
 
 class TableCalls(Calls):
-    """Calls of the ops that have a table, with one optimizer, a key of OPTIMIZERS."""
+    """Program of the ops that have a table, with one optimizer, a key of OPTIMIZERS."""
 
     def __init__(self, device: torch.device, optimizer: str, results: dict[str, Tensor]) -> None:
         super().__init__(device, optimizer, results)
@@ -87,7 +87,7 @@ class TableCalls(Calls):
         )
 
     def pooled_call(self) -> tuple[Tensor, Tensor, list[int], list[int]]:
-        """Ids, offsets, tables and dims of three features of four bags each."""
+        """Return ids, offsets, tables and dims of three features of four bags each."""
         bags: list[list[int]] = [[1, 2, 700], [], [5], [2] * LONG_RUN]
         bags += [[0, 3, 3, 701], [702], [4], []]
         bags += [[6], [703, 7, 7], [], list(range(40))]
@@ -96,7 +96,7 @@ class TableCalls(Calls):
         return ids, self.tensor(lengths).cumsum(0), [0, 1, 2], [8, 3, 8]
 
     def parts(self) -> list[Callable[[], None]]:
-        """What to run, one after the other."""
+        """Return the parts to run, one after the other."""
         return [
             self._insertion,
             self._pooled,
@@ -133,7 +133,7 @@ class TableCalls(Calls):
         group.end_step()
 
     def _policies(self) -> None:
-        """Counted and full tables: admission, eviction, refusal, compaction."""
+        """Run counted and full tables: admission, eviction, refusal, compaction."""
         rules: list[td.admission.AdmissionRule | None] = [
             None,
             td.AdmitFrequent(2),
@@ -176,7 +176,7 @@ class TableCalls(Calls):
         group.usage.tables()
 
     def _split_mode(self) -> None:
-        """Rows and state below float32, gradients that wait, NaN among them."""
+        """Run rows and state below float32, and gradients that wait, NaN among them."""
         config = OPTIMIZERS[self.optimizer]
         config = replace(config, clip_norm=10.0, non_finite="skip", stochastic_rounding=False)
         if isinstance(config, td.Adam):
@@ -252,7 +252,7 @@ class TableCalls(Calls):
         output = ops.embedding(group.rows, batch, handles, anchor, optimizer=code)
         output.backward(torch.linspace(-1, 1, 64).reshape(8, 8).to(self.device))
         rows = group.rows
-        # what compiled code calls, and modules where nobody but autograd sees ops
+        # ops of compiled code, and modules with ops that only autograd sees
         forward = torch.ops.dynemb.embedding_forward(
             rows.weights,
             rows.generations,
@@ -270,7 +270,7 @@ class TableCalls(Calls):
         self.keep("sequence", read, output, *forward)
 
     def _quantized(self) -> None:
-        """Rows as they are, and quantized, of 8 columns and of 3."""
+        """Run rows as they are, and quantized, of 8 columns and of 3."""
         group = self.group
         ids, offsets, tables, dims = self.pooled_call()
         handles = group.find(ids, offsets, tables).handles
@@ -314,7 +314,7 @@ class TableCalls(Calls):
 
 @dataclass(frozen=True)
 class Run:
-    """What came of a program on a device.
+    """Results of a program on a device.
 
     Attributes:
         results: by optimizer and name.
@@ -330,7 +330,7 @@ class Run:
 
 
 def run(device: torch.device, optimizers: list[str], *, record: bool = False) -> Run:
-    """Runs the program for some optimizers; an error ends one part of it, and the others go on."""
+    """Run the program for some optimizers; an error ends one part of it, and the others go on."""
     done = Run({}, set(), {}, [])
     for optimizer in optimizers:
         recorder = Recorder()
@@ -347,7 +347,7 @@ def run(device: torch.device, optimizers: list[str], *, record: bool = False) ->
 
 
 def run_parts(device: torch.device, optimizer: str, results: dict[str, Tensor]) -> list[str]:
-    """Runs the parts of a program, adds their results, and returns what raised an error."""
+    """Run the parts of a program, add their results, and return the errors."""
     failures = []
     try:
         tables = TableCalls(device, optimizer, results)
@@ -368,7 +368,7 @@ def run_parts(device: torch.device, optimizer: str, results: dict[str, Tensor]) 
 
 
 def differences(expected: dict[str, Tensor], given: dict[str, Tensor]) -> list[str]:
-    """Results that differ; floats may differ by the rounding of a sum over a row."""
+    """Return results that differ; floats may differ by the rounding of a sum over a row."""
     names = sorted(expected.keys() ^ given.keys())
     for name in sorted(expected.keys() & given.keys()):
         a, b = expected[name], given[name]

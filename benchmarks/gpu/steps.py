@@ -30,14 +30,14 @@ STAGES = ("host", "published", "dims")
 
 
 def release() -> None:
-    """Gives the memory of tables that are gone back to the device."""
+    """Give the memory of tables that are gone back to the device."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def run_stages(settings: Settings, stages: list[str], rows: RowFile) -> bool:
-    """Runs stages; one that fails leaves a row with the reason and does not stop the others."""
+    """Run stages; one that fails leaves a row with the reason and does not stop the others."""
     work: list[tuple[str, Callable[[], Iterator[Row]]]] = []
     if "host" in stages:
         work.append(("host", lambda: measure_host(settings)))
@@ -61,7 +61,7 @@ def run_stages(settings: Settings, stages: list[str], rows: RowFile) -> bool:
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
-    """Sizes by the command line."""
+    """Return sizes by the command line."""
     quick = options.quick
     return Settings(
         device=torch.device(options.device),

@@ -27,20 +27,20 @@ class Calls:
         self._results = results
 
     def keep(self, name: str, *tensors: Tensor) -> None:
-        """Notes results."""
+        """Note results."""
         for number, tensor in enumerate(tensors):
             self._results[f"{self._program}: {name}[{number}]"] = tensor.detach().cpu()
 
     def tensor(self, values: Any) -> Tensor:
-        """int64, on the device."""
+        """Return an int64 tensor on the device."""
         return torch.tensor(values, dtype=torch.int64).to(self.device)
 
 
 class ValueCalls(Calls):
-    """Calls of the ops on ids, values of features and rows of their own."""
+    """Program of the ops on ids, values of features and rows of their own."""
 
     def parts(self) -> list[Callable[[], None]]:
-        """What to run, one after the other."""
+        """Return the calls to run, one after the other."""
         return [self._routing, self._bags, self._ragged, self._feature_values]
 
     def _routing(self) -> None:

@@ -1,4 +1,4 @@
-"""What is timed on a GPU: our tables and static ones, on batches of the same rows."""
+"""Workloads for a GPU: our tables and static ones, on batches of the same rows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Batch:
 
 
 def generator_of(device: torch.device, seed: int) -> torch.Generator:
-    """A seeded generator."""
+    """Return a seeded generator."""
     return torch.Generator(device=device).manual_seed(seed)
 
 
@@ -51,14 +51,14 @@ def repeated_numbers(limit: int, count: int, unique: int, generator: torch.Gener
 
 
 def bag_batch(limit: int, count: int, unique: int, bag: int, generator: torch.Generator) -> Batch:
-    """A batch of one table, in bags of ``bag`` ids."""
+    """Return a batch of one table, in bags of ``bag`` ids."""
     numbers = repeated_numbers(limit, count, unique, generator)
     offsets = torch.arange(0, count + 1, bag, device=numbers.device)
     return Batch(numbers, spread(numbers), offsets)
 
 
 def power_law_batch(law: ZipfNumbers, tables: int, count: int, limit: int) -> Batch:
-    """A batch of several tables, feature after feature, without pooling; ``count`` ids each."""
+    """Return a batch of several tables, feature after feature, of ``count`` ids each."""
     parts = [law.draw(count) for _ in range(tables)]
     device = parts[0].device
     offsets = torch.arange(tables + 1, device=device) * count
@@ -116,23 +116,23 @@ class Ours:
         self.group.materialize()
 
     def find(self, batch: Batch) -> Tensor:
-        """Handles."""
+        """Return handles."""
         return self.group.find(batch.ids, batch.offsets, self._tables).handles
 
     def find_or_insert(self, batch: Batch) -> Tensor:
-        """Handles."""
+        """Return handles."""
         return self.group.find_or_insert(batch.ids, batch.offsets, self._tables)
 
     def read(self, batch: Batch, handles: Tensor) -> Tensor:
-        """Output without autograd."""
+        """Return output without autograd."""
         return ops.embedding_inference(self.group.rows, self._asked(batch), handles)
 
     def lookup(self, batch: Batch) -> Tensor:
-        """Output for inference."""
+        """Return output for inference."""
         return self.read(batch, self.find(batch))
 
     def forward(self, batch: Batch) -> Tensor:
-        """Output for training."""
+        """Return output for training."""
         handles = self.find_or_insert(batch)
         code = self.group.config.optimizer_code
         asked = self._asked(batch)
@@ -147,7 +147,7 @@ class Ours:
         self.forward(batch).backward(grad)
 
     def backward(self, batch: Batch, handles: Tensor, grad: Tensor) -> None:
-        """The op that a backward runs."""
+        """Run the op of a backward."""
         self._backward_op(
             *self.group.rows.updated,
             grad,
@@ -179,13 +179,13 @@ class Static:
         }
 
     def forward(self, batch: Batch) -> Tensor:
-        """Output, differentiable."""
+        """Return output, differentiable."""
         arguments = (batch.numbers, batch.offsets[:-1]) if self._bags else (batch.numbers,)
         output: Tensor = self._module(*arguments)
         return output
 
     def lookup(self, batch: Batch) -> Tensor:
-        """Output for inference."""
+        """Return output for inference."""
         with torch.no_grad():
             return self.forward(batch)
 
@@ -198,7 +198,7 @@ class Static:
 
 
 def capture(run: Callable[[], object], pool: tuple[int, int] | None = None) -> torch.cuda.CUDAGraph:
-    """Captures a function in a CUDA graph, after running it once on a stream of its own.
+    """Capture a function in a CUDA graph, after running it once on a stream of its own.
 
     Args:
         run: the function.
@@ -220,7 +220,7 @@ def capture(run: Callable[[], object], pool: tuple[int, int] | None = None) -> t
 
 
 def unique_count(batches: Sequence[Batch]) -> int:
-    """Distinct rows of a batch, on average."""
+    """Return distinct rows of a batch, on average."""
     counts = [torch.unique(batch.numbers).numel() for batch in batches]
     mean: float = sum(counts) / len(counts)
     return round(mean)

@@ -1,1 +1,1 @@
-"""What torch_dynemb is measured against."""
+"""Peers that torch_dynemb is measured against."""

@@ -55,7 +55,7 @@ def _absl_flags() -> tuple[list[str], list[str]]:
 
 
 def compile_command(target: Path) -> list[str]:
-    """The compiler's command line: the library's own flags, and this machine's instructions.
+    """Return the compiler's command line: the library's own flags, and this machine's instructions.
 
     The library picks its kernels by what the processor has, at run time; ``-march=native`` gives
     the peers the same.
@@ -78,7 +78,7 @@ def _command(
 
 
 def build() -> Path:
-    """Compiles the peers unless that was done before.
+    """Compile the peers unless that was done before.
 
     Returns:
         Path of the shared library.
@@ -91,7 +91,7 @@ def build() -> Path:
 
 
 def build_rocksdb() -> Path:
-    """Compiles the peer that keeps rows in RocksDB unless that was done before.
+    """Compile the peer that keeps rows in RocksDB unless that was done before.
 
     Returns:
         Path of the shared library.
@@ -109,7 +109,7 @@ def build_rocksdb() -> Path:
 
 
 def build_alone(name: str) -> Path:
-    """Compiles a folder beside this file, which needs no package, unless that was done before.
+    """Compile a folder beside this file, which needs no package, unless that was done before.
 
     Args:
         name: of the folder: ``"evicting"``, ``"index"``, ``"initial"`` or ``"ragged"``.
@@ -124,7 +124,7 @@ def build_alone(name: str) -> Path:
 
 
 def build_calls() -> Path:
-    """Compiles kernels that do nothing, which needs no package, unless that was done before.
+    """Compile kernels that do nothing, which needs no package, unless that was done before.
 
     Returns:
         Path of the shared library.
@@ -138,7 +138,7 @@ def build_calls() -> Path:
 
 
 def has_rocksdb() -> bool:
-    """Whether RocksDB is installed with its headers."""
+    """Return whether RocksDB is installed with its headers."""
     header = "#include <rocksdb/db.h>\n"
     compiler = os.environ.get("CXX", "c++")
     command = [compiler, "-x", "c++", "-std=c++17", "-fsyntax-only", "-"]

@@ -1,4 +1,4 @@
-"""A table with eviction by hand: the least that its index, and a training step, do for a batch."""
+"""Reference table with eviction: the least work of its index, and of a step, for a batch."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class EvictingTable:
         self._index = make(ids.data_ptr(), len(ids), batch, frequent)
 
     def look_up(self, ids: Tensor) -> Tensor:
-        """Rows and generations of ids, int64 [N], of one step, on torch's number of threads."""
+        """Return rows and generations of ids, int64 [N], of one step, on torch's threads."""
         rows = torch.empty_like(ids)
         threads = torch.get_num_threads()
         self._look_up(self._index, ids.data_ptr(), len(ids), rows.data_ptr(), threads)
         return rows
 
     def train(self, ids: Tensor, grad: Tensor) -> Tensor:
-        """One training step by row-wise Adagrad, on torch's number of threads.
+        """Train one step by row-wise Adagrad, on torch's number of threads.
 
         Args:
             ids: int64 [N], contiguous: as many to each of the bags of `grad`.

@@ -56,7 +56,7 @@ class HashMap:
         self._distance = PREFETCH_DISTANCES[1]
 
     def close(self) -> None:
-        """Frees the map's memory."""
+        """Free the map's memory."""
         if self._map:
             _library().dynemb_peer_destroy(self._map)
             self._map = None
@@ -65,7 +65,7 @@ class HashMap:
         return int(_library().dynemb_peer_size(self._map))
 
     def tune_prefetch(self, keys: Tensor) -> int:
-        """Takes the prefetch distance at which these keys are found fastest.
+        """Take the prefetch distance at which these keys are found fastest.
 
         Args:
             keys: int64 [N].
@@ -85,7 +85,7 @@ class HashMap:
         return self._distance
 
     def find(self, keys: Tensor, *, threads: int) -> Tensor:
-        """Values of keys, -1 for those that are not there.
+        """Return values of keys, -1 for those that are not there.
 
         Args:
             keys: int64 [N], contiguous.
@@ -101,7 +101,7 @@ class HashMap:
         return values
 
     def insert(self, keys: Tensor, *, first_value: int) -> None:
-        """Inserts keys with values ``first_value``, ``first_value + 1``, ...
+        """Insert keys with values ``first_value``, ``first_value + 1``, ...
 
         Args:
             keys: int64 [N], contiguous.
@@ -113,7 +113,7 @@ class HashMap:
 
 
 def random_line_rate(*, size_bytes: int = 1 << 30, count: int = 1 << 22) -> float:
-    """Millions of random 64-byte lines that one core reads a second, prefetched."""
+    """Return millions of random 64-byte lines that one core reads a second, prefetched."""
     block = torch.ones(size_bytes // 8, dtype=torch.int64)
     lines = torch.randint(size_bytes // 64, (count,))
 

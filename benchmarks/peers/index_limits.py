@@ -1,4 +1,4 @@
-"""An index by hand, which does only what any design must: how far insertion and growth could go."""
+"""Reference index with the least work of any design: the limit of insertion and growth."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _library() -> ctypes.CDLL:
 class ReferenceIndex:
     """Lines of four keys and values in memory of huge pages, as our index has.
 
-    Ids whose line is full overwrite others: it takes the time of an index and is none.
+    Ids of a full line overwrite others: it has the time of an index, not its results.
 
     Args:
         lines: their number.
@@ -44,7 +44,7 @@ class ReferenceIndex:
         self._block = td.ops.reserve((lines, _LINE_WORDS), torch.int64, huge_pages=True)
 
     def insert(self, ids: Tensor, *, first_value: int, threads: int) -> Tensor:
-        """Inserts ids, all of them taken to be new.
+        """Insert ids, all of them taken to be new.
 
         Args:
             ids: int64 [N], contiguous.
@@ -62,11 +62,11 @@ class ReferenceIndex:
         return values
 
     def clear(self) -> None:
-        """Empties all lines; their memory stays."""
+        """Clear all lines; their memory stays."""
         self._block.zero_()
 
     def grow_into(self, larger: ReferenceIndex, *, threads: int) -> None:
-        """Moves everything to ``larger``, which is empty, in the order of the lines.
+        """Move everything to ``larger``, which is empty, in the order of the lines.
 
         Args:
             larger: has more lines.

@@ -1,4 +1,4 @@
-"""Initial values of rows by hand: the least that Normal ones take."""
+"""Reference kernel of initial values: the least time of Normal ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NormalRows:
         self._ids = torch.arange(count) * 0x9E3779B97F4A7C1
 
     def compute(self) -> Tensor:
-        """The last eight rows, float32 [8, DIM]."""
+        """Return the last eight rows, float32 [8, DIM]."""
         rows = torch.empty(_SIDE_BY_SIDE, DIM)
         self._compute(self._ids.data_ptr(), len(self._ids), 0, rows.data_ptr())
         return rows

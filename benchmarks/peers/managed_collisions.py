@@ -48,7 +48,7 @@ class ManagedCollisions:
         self.shared_row = rows - 1
 
     def look_up(self, ids: Tensor) -> Tensor:
-        """Rows of ids, int64 [N], of one training step; evicts in every ``interval``-th call.
+        """Return rows of ids, int64 [N], of one training step; evict at every ``interval``-th call.
 
         Args:
             ids: int64 [N], the same N in every call: the first one sizes the history.

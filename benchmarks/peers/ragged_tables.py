@@ -1,4 +1,4 @@
-"""A kernel by hand that finds rows by 64-bit ids and sums bags of them; see ragged/forward.cpp."""
+"""Reference kernel that finds rows by 64-bit ids and sums bags; see ragged/forward.cpp."""
 
 from __future__ import annotations
 

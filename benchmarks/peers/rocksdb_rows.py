@@ -43,24 +43,24 @@ class RocksDBRows:
             raise RuntimeError(f"RocksDB cannot open {path}")
 
     def close(self) -> None:
-        """Ends the use of the database."""
+        """End the use of the database."""
         if self._db:
             _library().dynemb_rocksdb_close(self._db)
             self._db = None
 
     def write(self, ids: Tensor, records: Tensor) -> None:
-        """Writes rows uint8 [n, row_bytes] of ids int64 [n]."""
+        """Write rows uint8 [n, row_bytes] of ids int64 [n]."""
         args = (ids.data_ptr(), records.data_ptr(), len(ids))
         if not _library().dynemb_rocksdb_write(self._db, *args):
             raise RuntimeError("RocksDB cannot write")
 
     def read(self, ids: Tensor, out: Tensor, *, threads: int) -> int:
-        """Reads rows of ids int64 [n] into uint8 [n, row_bytes]; returns how many there are."""
+        """Read rows of ids int64 [n] into uint8 [n, row_bytes]; return how many exist."""
         args = (ids.data_ptr(), out.data_ptr(), len(ids), threads)
         return int(_library().dynemb_rocksdb_read(self._db, *args))
 
     def settle(self) -> None:
-        """Waits until there is nothing left to compact."""
+        """Wait until there is nothing left to compact."""
         if not _library().dynemb_rocksdb_settle(self._db):
             raise RuntimeError("RocksDB cannot compact")
 

@@ -1,4 +1,4 @@
-"""Training steps of other tables: FBGEMM's CPU TBE, nn.EmbeddingBag + torch.optim, by hand."""
+"""Training steps of other tables: FBGEMM, nn.EmbeddingBag + torch.optim, reference kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Step = Callable[[Tensor], object]  # numbers of rows, int64 [batch, bag size] ->
 
 
 def fbgemm_step(optimizer: str, rows: int, dim: int, grad: Tensor) -> Step:
-    """A step of FBGEMM's CPU TBE (SplitTableBatchedEmbeddingBagsCodegen), update in backward.
+    """Return a step of FBGEMM's SplitTableBatchedEmbeddingBagsCodegen, update in backward.
 
     Args:
         optimizer: ``SGD``, ``Adagrad`` or ``RowWiseAdagrad``.
@@ -74,7 +74,7 @@ def fbgemm_step(optimizer: str, rows: int, dim: int, grad: Tensor) -> Step:
 
 
 def torch_step(optimizer: str, rows: int, dim: int, grad: Tensor) -> Step:
-    """A step of ``nn.EmbeddingBag(sparse=True)`` and an optimizer of torch.optim.
+    """Return a step of ``nn.EmbeddingBag(sparse=True)`` and an optimizer of torch.optim.
 
     Args:
         optimizer: ``SGD``, ``Adagrad`` or ``SparseAdam``.
@@ -138,14 +138,14 @@ class HashedTable:
         self._library.dynemb_peer_hashed_destroy(self._table)
 
     def weights(self) -> Tensor:
-        """A copy of the rows, in the order of the ids: [rows, dim]."""
+        """Return a copy of the rows, in the order of the ids: [rows, dim]."""
         count = self._shape[0] * self._shape[1] * self._dtype.itemsize
         address = self._library.dynemb_peer_hashed_weights(self._table)
         values = (ctypes.c_char * count).from_address(address)
         return torch.frombuffer(values, dtype=self._dtype).view(self._shape).clone()
 
     def step(self, ids: Tensor, grad: Tensor) -> Tensor:
-        """One training step.
+        """Train one step.
 
         Args:
             ids: int64 [batch, bag size], of the table.
@@ -179,7 +179,7 @@ def hashed_step(
     dtype: torch.dtype = torch.float32,
     split: bool = False,
 ) -> Step:
-    """A step of the kernel in hashed_step.cpp: one probe, one sort, one update of each row.
+    """Return a step of the kernel in hashed_step.cpp: one probe, one sort, one update of each row.
 
     Args:
         optimizer: ``SGD`` or ``RowWiseAdagrad``.
@@ -197,7 +197,7 @@ def hashed_step(
 
 
 def reference_step(optimizer: str, rows: int, dim: int, grad: Tensor) -> Step:
-    """A step of the kernel in static_step.cpp: no hash, no sort, no dedupe, no autograd.
+    """Return a step of the kernel in static_step.cpp: no hash, no sort, no dedupe, no autograd.
 
     Args:
         optimizer: ``SGD`` or ``RowWiseAdagrad``.

@@ -80,8 +80,8 @@ def optimizers(kept: Kept) -> Figure:
     axes.legend(loc="upper right")
     some = steps[0]
     figure.suptitle(
-        f"Training step by optimizer: {some['rows']:,} rows, D={dim}, {some['batch']:,} bags of "
-        f"{some['bag']} uniform ids, {some['threads']} threads",
+        f"Training step by optimizer: {some['rows']:,} rows, D={dim}, "
+        f"{some['batch']:,} bags of {some['bag']} uniform ids, {some['threads']} threads",
         x=0.01,
         ha="left",
         size=STYLE["axes.titlesize"],
@@ -103,7 +103,9 @@ def feature_ops(kept: Kept) -> Figure:
             ("PyTorch", ORANGE, "D"),
         ):
             values = [ratio[f"{name}, {size}", peer] for name in names]
-            axes.plot(values, range(len(names)), marker, color=colour, ms=5.5, label=f"against {peer}")
+            axes.plot(
+                values, range(len(names)), marker, color=colour, ms=5.5, label=f"against {peer}"
+            )
         _name_lines(axes, names)
         axes.axvline(1, color=GREY, lw=1)
         axes.set_xscale("log")

@@ -34,8 +34,7 @@ class Cell:
         """Look up the rows."""
         peers = (self.peer,) * len(self.cases) if isinstance(self.peer, str) else self.peer
         return [
-            kept.get(self.bench, case, peer)
-            for case, peer in zip(self.cases, peers, strict=True)
+            kept.get(self.bench, case, peer) for case, peer in zip(self.cases, peers, strict=True)
         ]
 
 
@@ -64,7 +63,7 @@ class Table:
         return [row for cell in cells for row in cell.rows(kept)]
 
     def markdown(self, kept: Kept) -> str:
-        """Return the table, whose first title links to the files that it comes from."""
+        """Return the table; its first title links to the files of its rows."""
         sources = sources_of(self.rows(kept))
         links = [
             f"[{of.processor}, {of.date}{', ' + of.note if of.note else ''}]({RESULTS}/{of.name})"
@@ -87,7 +86,7 @@ def markdown(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
         raise ValueError(f"line {wrong[0]}: expected {len(titles)} cells, as {titles} has")
     rule = "|" + "---|" * len(titles)
     return "\n".join(
-        ["| " + " | ".join(titles) + " |", rule, *("| " + " | ".join(l) + " |" for l in lines)]
+        ["| " + " | ".join(titles) + " |", rule, *(f"| {' | '.join(line)} |" for line in lines)]
     )
 
 

@@ -18,22 +18,23 @@ def _each(bench: str, case: str, names: tuple[object, ...], peer: str, **more: A
 # -- tables in memory --------------------------------------------------------------------------
 
 
-def _find(operation: str, *, own: bool = False, reference: bool = False) -> list[Cell | None]:
-    maps = ("ska::flat_hash_map", "absl::flat_hash_map")
-    found = _each("index", f"{operation}, {{}}", THREADS, "our find, all found") if own else None
-    least = _each("index", f"{operation}, {{}}", THREADS, "reference kernel") if reference else None
-    return [*(_each("index", f"{operation}, {{}}", THREADS, name) for name in maps), found, least]
+def _find(operation: str, *, own: bool = False) -> list[Cell | None]:
+    peers = ("ska::flat_hash_map", "absl::flat_hash_map", "our find, all found" if own else None)
+    return [
+        None if peer is None else _each("index", f"{operation}, {{}}", THREADS, peer)
+        for peer in peers
+    ]
 
 
 LOOKUPS = Table(
     "lookups",
     "Index of 36 M ids, 1 / 2 threads",
-    ("`ska::flat_hash_map`", "`absl::flat_hash_map`", "own find, all found", "reference kernel"),
+    ("`ska::flat_hash_map`", "`absl::flat_hash_map`", "own find, all present"),
     (
         ("find, all ids present", _find("find, all found")),
         ("find, half of them missing", _find("find, 50 % miss", own=True)),
         ("find and update scores", _find("training find")),
-        ("insert new ids", _find("insert new", reference=True)),
+        ("insert new ids", _find("insert new")),
     ),
 )
 
@@ -46,29 +47,24 @@ def _step(optimizer: str, peers: tuple[str | None, ...]) -> list[Cell | None]:
     ]
 
 
-_FBGEMM, _TORCH = "FBGEMM CPU TBE", "nn.EmbeddingBag(sparse)"
-_KERNEL, _HASHED = "reference kernel", "reference hash table"
+_FBGEMM, _TORCH, _KERNEL = "FBGEMM CPU TBE", "nn.EmbeddingBag(sparse)", "reference kernel"
 TRAINING = Table(
     "training-step",
-    "Training step, uniform / Zipf ids",
+    "Training step of 1 M rows, uniform / Zipf ids",
     (
         *("FBGEMM, D=64", "D=128", "`nn.EmbeddingBag`, D=64", "D=128"),
-        *("reference kernel, D=64", "D=128", "with hash table, D=64", "D=128"),
+        *("reference kernel, D=64", "D=128"),
     ),
-    tuple(
-        (name, _step(name, peers))
-        for name, peers in (
-            ("SGD", (*(f"{of} SGD" for of in (_FBGEMM, _TORCH, _KERNEL, _HASHED)),)),
-            (
+    (
+        ("SGD", _step("SGD", (f"{_FBGEMM} SGD", f"{_TORCH} SGD", f"{_KERNEL} SGD"))),
+        (
+            "RowWiseAdagrad",
+            _step(
                 "RowWiseAdagrad",
-                (
-                    f"{_FBGEMM} RowWiseAdagrad",
-                    None,
-                    *(f"{of} RowWiseAdagrad" for of in (_KERNEL, _HASHED)),
-                ),
+                (f"{_FBGEMM} RowWiseAdagrad", None, f"{_KERNEL} RowWiseAdagrad"),
             ),
-            ("Adagrad", (f"{_FBGEMM} Adagrad", f"{_TORCH} Adagrad", None, None)),
-        )
+        ),
+        ("Adagrad", _step("Adagrad", (f"{_FBGEMM} Adagrad", f"{_TORCH} Adagrad", None))),
     ),
 )
 
@@ -103,7 +99,15 @@ MEMORY = Table(
         *(
             (
                 f"index {scores}, before / after a growth",
-                [Cell("index", tuple(of.format(scores) for of in _GROWN), "target", "value", "B/id")],
+                [
+                    Cell(
+                        "index",
+                        tuple(of.format(scores) for of in _GROWN),
+                        "target",
+                        "value",
+                        "B/id",
+                    )
+                ],
             )
             for scores in ("without scores", "with scores")
         ),
@@ -148,12 +152,7 @@ EVICTION = Table(
     _SCORES,
     (
         ("find_or_insert / known ids, 1 / 2 threads", _evicting("find_or_insert", "our known ids")),
-        (
-            "find_or_insert / reference kernel",
-            _evicting("find_or_insert", "reference kernel"),
-        ),
         ("training step / known ids", _evicting("training step", "our known ids")),
-        ("training step / reference kernel", _evicting("training step", "reference kernel")),
         (
             "lookups / TorchRec MCH, which evicts every / every 10th step",
             [
@@ -183,36 +182,6 @@ EVICTION = Table(
 )
 
 # -- whole models ------------------------------------------------------------------------------
-
-JOB = Table(
-    "job",
-    "DLRM of 26 tables, eager / compiled",
-    (
-        *("samples/s", "`nn.EmbeddingBag` by feature", "one `nn.EmbeddingBag`"),
-        *("hashing trick", "TorchRec, static"),
-    ),
-    tuple(
-        (
-            f"batch {batch}",
-            [
-                Cell(
-                    "dlrm",
-                    tuple(f"rowwise_adagrad B={batch}, {mode}" for mode in ("eager", "compiled")),
-                    peer,
-                    shows,
-                )
-                for peer, shows in (
-                    ("nn.EmbeddingBag by feature, vocabulary", "samples_per_s"),
-                    ("nn.EmbeddingBag by feature, vocabulary", "ratio"),
-                    ("one nn.EmbeddingBag, vocabulary", "ratio"),
-                    ("nn.EmbeddingBag by feature, hashing trick", "ratio"),
-                    ("TorchRec's fused static tables, vocabulary", "ratio"),
-                )
-            ],
-        )
-        for batch in (2048, 8192)
-    ),
-)
 
 TORCHREC = Table(
     "torchrec",
@@ -309,10 +278,6 @@ DISKS = Table(
             _figure("delta", "publish of a tenth of the rows, beside training", "s"),
         ),
         (
-            "known rows applied to live tables",
-            _figure("delta", "applied rows of known ids, live tables", "µs/row"),
-        ),
-        (
             "reads of 4 KB, io_uring / fio",
             _disk("tiers", "fio io_uring, depth 64", "random reads of 4 KB, uring"),
         ),
@@ -353,20 +318,6 @@ DISKS = Table(
                     "tiers",
                     ("random reads of 512 bytes",) * 3,
                     tuple(f"RocksDB MultiGet, {n} threads" for n in (1, 8, 32)),
-                ),
-            ],
-        ),
-        ("overwrites of 512 B / RocksDB", _disk("tiers", "RocksDB", "overwrites of 512 bytes")),
-        (
-            "bytes written a byte, files 1.5 / 2 times the rows",
-            [
-                None,
-                _each(
-                    "tiers",
-                    "bytes written for a byte overwritten, files {} times the rows",
-                    (1.5, 2),
-                    "target",
-                    shows="value",
                 ),
             ],
         ),
@@ -415,5 +366,5 @@ SERVING = Table(
 
 TABLES = (
     *(LOOKUPS, TRAINING, CALLS, MEMORY, EVICTION),
-    *(JOB, TORCHREC, RAGGED, DISKS, SERVING),
+    *(TORCHREC, RAGGED, DISKS, SERVING),
 )

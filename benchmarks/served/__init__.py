@@ -1,1 +1,1 @@
-"""What serving.py measures: models, their packages, and a program that runs them from C++."""
+"""Parts of serving.py: models, their packages, and a program that runs them from C++."""

@@ -1,4 +1,4 @@
-"""Calls that are timed one by one."""
+"""Timed calls, one by one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Case(NamedTuple):
     target: float | None
 
     def name(self, language: str) -> str:
-        """As rows and ``--only`` have it."""
+        """Return the name in rows and for ``--only``."""
         return f"{language}, B={self.batch} L={self.length}"
 
 
@@ -52,12 +52,12 @@ class Calls:
 
 
 def medians(rounds: Sequence[list[float]]) -> Timing:
-    """The median of each round."""
+    """Return the median of each round."""
     return Timing(tuple(map(statistics.median, rounds)))
 
 
 def percentiles_99(rounds: Sequence[list[float]]) -> Timing:
-    """The 99th percentile of each round."""
+    """Return the 99th percentile of each round."""
     return Timing(
         tuple(statistics.quantiles(taken, n=100, method="inclusive")[98] for taken in rounds)
     )

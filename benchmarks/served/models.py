@@ -51,7 +51,7 @@ def feature_names() -> list[str]:
 
 
 def dynamic_model(ids: int) -> Served:
-    """Ours: every table knows ids 0 to ``ids``, times a number that scatters them."""
+    """Return our model: every table knows ids 0 to ``ids``, times a number that scatters them."""
     bags = td.DynamicEmbeddingBagCollection(
         [td.TableConfig(name, DIM) for name in feature_names()], optimizer=td.SGD(lr=0.1)
     )
@@ -61,12 +61,12 @@ def dynamic_model(ids: int) -> Served:
 
 
 def id_of(row: Tensor) -> Tensor:
-    """A 64-bit id of a row number."""
+    """Return a 64-bit id of a row number."""
     return row * 0x9E3779B97F4A7C1 + 12345
 
 
 def batch(rows: int, size: int, length: int, seed: int) -> dict[str, Tensor]:
-    """Uniform row numbers, (size, length) of each feature."""
+    """Return uniform row numbers, (size, length) of each feature."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.randint(0, rows, (size, length), generator=generator)
@@ -75,7 +75,7 @@ def batch(rows: int, size: int, length: int, seed: int) -> dict[str, Tensor]:
 
 
 def write_packages(folder: Path, ids: int, length: int) -> tuple[Path, Path]:
-    """Ours by serving.export, the static model as AOTInductor packages it; bags of one length."""
+    """Write packages: ours by serving.export, the static model by AOTInductor; bags of one length."""
     ours, peer = folder / f"ours-{length}", folder / f"static-{length}.pt2"
     example = batch(ids, 4, length, 0)
     export(dynamic_model(ids), ours, example)
@@ -87,7 +87,7 @@ def write_packages(folder: Path, ids: int, length: int) -> tuple[Path, Path]:
 
 
 def write_live_package(folder: Path, ids: int, length: int) -> Path:
-    """Ours, with room for a hundred ids more."""
+    """Return our model as live tables, with room for a hundred ids more."""
     path = folder / f"live-{length}"
     export(dynamic_model(ids), path, batch(ids, 4, length, 0), headroom=100)
     return path
@@ -101,5 +101,5 @@ def export(
 
 
 def any_batch(example: dict[str, Tensor]) -> tuple[dict[str, dict[int, object]], ...]:
-    """``dynamic_shapes`` of samples of one length."""
+    """Return ``dynamic_shapes`` of samples of one length."""
     return ({name: {0: Dim.DYNAMIC} for name in example},)

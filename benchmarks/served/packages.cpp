@@ -31,7 +31,7 @@ int main(int count, char** arguments) try {
   const std::vector<at::Tensor> ids = tensors(0), rows = tensors(1);
   const int rounds = std::stoi(arguments[5]), calls = std::stoi(arguments[6]);
   for (int turn = 0; turn < 2 * (rounds + 1); ++turn) {
-    const bool is_ours = turn % 2 == (turn / 2) % 2;  // who goes first changes
+    const bool is_ours = turn % 2 == (turn / 2) % 2;  // the order changes
     if (turn >= 2) std::cout << (is_ours ? "ours" : "static");
     for (int call = 0; call < calls; ++call) {
       const auto begin = std::chrono::steady_clock::now();

@@ -28,12 +28,12 @@ class Programs:
     def printed(
         self, name: str, packages: Sequence[Path], inputs: Sequence[list[Tensor]], *words: object
     ) -> list[str]:
-        """The lines that a program prints.
+        """Return the lines that a program prints.
 
         Args:
             name: of its source, without suffix; compiled when it is called first.
             packages: its first arguments.
-            inputs: of each model, saved in a file whose name follows those of packages and ops.
+            inputs: of each model, saved in a file; its name follows those of packages and ops.
             words: the other arguments.
 
         Raises:

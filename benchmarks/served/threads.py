@@ -1,4 +1,4 @@
-"""A package that two threads run, and one whose rows a thread updates meanwhile."""
+"""Package that two threads run, and package with rows that a thread updates meanwhile."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _of_two(language: str, two: Timing, one: Timing) -> Row:
 
 
 def two_runners_cpp(programs: Programs, package: Path, ids: int, rounds: int, calls: int) -> Row:
-    """Two threads of a C++ program against one."""
+    """Return two threads of a C++ program against one."""
     given = [_ids(ids, TWO_RUNNERS)]
     taken: dict[int, list[float]] = {1: [], 2: []}
     for line in programs.printed("live", [package], given, rounds, calls, "runners"):
@@ -45,12 +45,12 @@ def two_runners_cpp(programs: Programs, package: Path, ids: int, rounds: int, ca
 
 
 def two_runners_python(package: Path, ids: int, rounds: int, calls: int) -> Row:
-    """Two threads of this process against one."""
+    """Return two threads of this process against one."""
     given = dict(zip(batch(1, 1, 1, 0), _ids(ids, TWO_RUNNERS), strict=True))
     with td.serving.load(package, runners=2) as model:
 
         def run_by(threads: int) -> float:
-            """Milliseconds of a call."""
+            """Return milliseconds of a call."""
             together = threading.Barrier(threads + 1)
 
             def run() -> None:
@@ -83,7 +83,7 @@ def two_runners_python(package: Path, ids: int, rounds: int, calls: int) -> Row:
 def beside_a_writer(
     programs: Programs, package: Path, ids: int, rounds: int, calls: int
 ) -> Iterator[Row]:
-    """Runs of a live package while another thread replaces rows, against runs on their own."""
+    """Compare runs of a live package beside a thread that replaces rows with runs alone."""
     words = (rounds, calls, "writer", FEATURES, ids, RATE)
     taken: dict[str, list[list[float]]] = defaultdict(list)
     given = [_ids(ids, BESIDE_A_WRITER)]

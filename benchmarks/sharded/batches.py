@@ -11,7 +11,7 @@ BATCHES = 4  # different batches, used in turn
 
 
 def numbers_of(sizes: Sizes, bag: int, rank: int) -> list[Tensor]:
-    """Zipf numbers of batches, int64 [tables * batch * bag] each; which are frequent differs."""
+    """Return Zipf numbers of batches, int64 [tables * batch * bag] each."""
     count = sizes.batch * bag
     batches = torch.empty(BATCHES, sizes.tables, count, dtype=torch.int64)
     for table in range(sizes.tables):
@@ -34,7 +34,7 @@ class NewIds:
         self._generator = torch.Generator().manual_seed(rank)
 
     def of(self, ids: Tensor) -> Tensor:
-        """``ids`` with new ones at random places."""
+        """Return ``ids`` with new ones at random places."""
         count = max(1, int(self._share * len(ids)))
         places = torch.randperm(len(ids), generator=self._generator)[:count]
         changed = ids.clone()

@@ -43,7 +43,7 @@ Step = Callable[[KeyedJaggedTensor], None]
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured, and how often.
+    """Sizes of a measurement, and how often it is done.
 
     Attributes:
         tables, rows, dim: tables, ids of each and their columns.
@@ -71,7 +71,7 @@ class Sizes:
 def training_step(
     sizes: Sizes, sharding: str, optimizer: str, *, dedup: bool | None
 ) -> tuple[DistributedModelParallel, Step]:
-    """A sharded collection and one training step of it.
+    """Return a sharded collection and one training step of it.
 
     Args:
         sizes: of the tables.
@@ -141,12 +141,12 @@ def training_step(
 
 
 def jagged(sizes: Sizes, ids: Tensor, lengths: Tensor) -> KeyedJaggedTensor:
-    """A batch as a data loader hands it over: nothing derived from it is cached yet."""
+    """Return a batch as a data loader hands it over: nothing derived from it is cached yet."""
     return KeyedJaggedTensor(keys=sizes.names, values=ids, lengths=lengths)
 
 
 def fill(sizes: Sizes, step: Step, rank: int) -> None:
-    """Trains a dynamic table with every id of its streams, so that none is new."""
+    """Train a dynamic table with every id of its streams, so that none is new."""
     mine = torch.arange(rank, sizes.rows, WORLD_SIZE)
     for begin in range(0, -(-sizes.rows // WORLD_SIZE), FILL_BAGS):
         ids = spread(mine[begin : begin + FILL_BAGS])

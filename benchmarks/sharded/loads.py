@@ -1,4 +1,4 @@
-"""What the ranks of dcp_load.py do: they save a table, and load it into new models."""
+"""Processes of dcp_load.py: ranks save a table, and load it into new models."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Load(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """What a rank measured.
+    """Measurement of a rank.
 
     Attributes:
         whole: times of loads, ``dcp.load`` and ``load_state_dict``.
@@ -108,7 +108,7 @@ def _save(load: Load, rank: int, path: str) -> None:
 
 
 def _resident(field: str) -> int:
-    """``VmRSS``, or ``VmHWM``, the most of it, in bytes."""
+    """Return ``VmRSS``, or ``VmHWM``, the most of it, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith(f"{field}:"))
     return 1024 * int(line.split()[1])
@@ -142,7 +142,7 @@ def _measure(load: Load, path: str, rounds: int) -> Loaded:
 
 
 def work(pipe: Connection, rank: int, path: str, load: Load, rounds: int) -> None:
-    """The process of a rank: sends what it measured, or a traceback as text.
+    """Run the process of a rank: it sends its measurement, or a traceback as text.
 
     Args:
         path: of the checkpoint.

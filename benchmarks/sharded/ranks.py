@@ -1,4 +1,4 @@
-"""What the ranks of torchrec_step.py do: training steps of static and dynamic tables, in turn."""
+"""Processes of torchrec_step.py: training steps of static and dynamic tables, in turn."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Measured(NamedTuple):
 def time_steps(
     sizes: Sizes, steps: Mapping[str, Callable[[int], None]], rounds: int
 ) -> dict[str, Timing]:
-    """Lets steps take turns; a round lasts until the last rank is done.
+    """Let steps take turns; a round lasts until the last rank is done.
 
     Args:
         steps: name -> step of a number.
@@ -62,7 +62,7 @@ def compared(
     batches: Mapping[str, Callable[[int], Tensor]],
     bag: int,
 ) -> Measured:
-    """Times "ours" against the "peer".
+    """Time "ours" against the "peer".
 
     Args:
         steps: by those names.
@@ -92,7 +92,7 @@ def case_name(sharding: str, optimizer: str, bag: int, share: float) -> str:
 def measure(
     rank: int, sizes: Sizes, wanted: list[tuple[str, str, str, int, float]]
 ) -> Iterator[Measured]:
-    """Compares dynamic tables with static ones.
+    """Compare dynamic tables with static ones.
 
     Args:
         wanted: (sharding, optimizer, key of :data:`DYNAMIC`, ids of a bag, share of new ids), those
@@ -142,7 +142,7 @@ def work(
     sizes: Sizes,
     wanted: list[tuple[str, str, str, int, float]],
 ) -> None:
-    """The process of a rank: sends what it measured, or a traceback as text, or None at the end."""
+    """Run the process of a rank: it sends measurements, or a traceback as text, then None."""
     os.environ.update(
         LOCAL_WORLD_SIZE=str(WORLD_SIZE),
         LOCAL_RANK=str(rank),

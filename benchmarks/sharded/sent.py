@@ -1,4 +1,4 @@
-"""What ranks send to each other in a step."""
+"""Bytes that ranks send to each other in a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchrec.distributed.dist_data import KJTAllToAll
 
 
 class Sent(NamedTuple):
-    """What leaves the ranks in one step, all of them together.
+    """Ids and bytes that leave the ranks in one step, all of them together.
 
     Attributes:
         ids: ids handed to the all-to-all, those that stay on their rank included.
@@ -29,7 +29,7 @@ class Sent(NamedTuple):
 
 
 def sent_by(step: Callable[[], None]) -> Sent:
-    """Runs a step and counts what the ranks send."""
+    """Run a step and count the bytes that the ranks send."""
     ids = 0
     number_bytes = {True: 0, False: 0}  # of floating-point numbers, of integers
 

@@ -1,1 +1,1 @@
-"""What ops.py times: calls of single ops, and the ops that are left out."""
+"""Parts of ops.py: calls of single ops, and the ops that are left out."""

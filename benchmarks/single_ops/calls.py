@@ -55,12 +55,12 @@ class OpCall:
         return overload
 
     def by_name(self) -> dict[str, Any]:
-        """The arguments by their names in the schema."""
+        """Return the arguments by their names in the schema."""
         names = [argument.name for argument in self.op._schema.arguments]
         return dict(zip(names, self.arguments, strict=False)) | self.keywords
 
     def counted(self) -> str:
-        """The argument by whose size the time is divided."""
+        """Return the argument with the size that divides the time."""
         given = self.by_name()
         for name in COUNTED:
             if name in given:
@@ -68,13 +68,13 @@ class OpCall:
         raise KeyError(f"{self.name}: none of its arguments, {sorted(given)}, is in COUNTED")
 
     def count(self) -> int:
-        """What the time is divided by; at least 1."""
+        """Return the number that divides the time; at least 1."""
         counted = tree_leaves(self.by_name()[self.counted()])
         leaves = [leaf for leaf in counted if isinstance(leaf, Tensor)]
         return max(1, sum(len(leaf) if leaf.dim() > 1 else leaf.numel() for leaf in leaves))
 
     def changed(self) -> list[Tensor]:
-        """The tensors that the op writes."""
+        """Return the tensors that the op writes."""
         given = self.by_name()
         written = [
             given[argument.name]
@@ -90,7 +90,7 @@ def _bytes_of(values: Any) -> int:
 
 
 class LargestCalls(TorchDispatchMode):
-    """Keeps a copy of the arguments of each op's call with the most ids.
+    """Recorder of the arguments of each op's call with the most ids.
 
     Args:
         names: of the ops that are wanted.
@@ -108,7 +108,7 @@ class LargestCalls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def offer(self, call: OpCall) -> None:
-        """Takes a call unless one with as many ids is there."""
+        """Take a call unless one with as many ids is there."""
         if _bytes_of((call.arguments, call.keywords)) > LARGEST:
             return
         kept = self.calls.get(call.name)
@@ -120,7 +120,7 @@ class LargestCalls(TorchDispatchMode):
 
 
 def calls_of(names: set[str]) -> dict[str, OpCall]:
-    """The call of each op that is timed.
+    """Return the call of each op that is timed.
 
     Args:
         names: of ops that ``tests/op_cases`` has.
@@ -146,7 +146,7 @@ def calls_of(names: set[str]) -> dict[str, OpCall]:
 
 
 def _parts_of_small_shapes() -> Iterator[Any]:
-    """Programs that make calls; those of tables with each optimizer, but only what updates rows."""
+    """Yield programs that make calls; with each optimizer, only those that update rows."""
     from benchmarks.gpu.small_shapes import OPTIMIZERS, TableCalls
     from benchmarks.gpu.value_calls import ValueCalls
 

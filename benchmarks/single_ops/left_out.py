@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch_dynemb  # noqa: F401  # registers the ops
 from torch_dynemb._library.op_names import tagged_ops
 
-_PROCESS = "it asks or tells the process something, whatever the number of ids"
+_PROCESS = "it reads or sets something of the process, whatever the number of ids"
 _MEMORY = "it reserves memory or gives it back: the system's time, not the op's"
 _WHOLE = "it moves a whole index, as insertions do that fill it: growth.py times those"
 _GPU = "it manages a GPU's memory and has no CPU kernel"

@@ -64,16 +64,16 @@ class Log:
         self._clock = self._group.tables.tiers.tensors.clock
 
     def write(self, numbers: Tensor, records: Tensor) -> None:
-        """Overwrites the rows of some numbers."""
+        """Overwrite the rows of some numbers."""
         handles, ids = self._handles[numbers], self.ids[numbers]
         ops.store_write(self._clock, 0, handles, ids, 0, records)
 
     def read(self, numbers: Tensor) -> Tensor:
-        """The records of some numbers."""
+        """Return the records of some numbers."""
         return ops.store_read(self._clock, 0, self._handles[numbers], self.ids[numbers]).records
 
     def drain(self) -> None:
-        """Waits until all is written but what is left in the buffer."""
+        """Wait until all is written but what is left in the buffer."""
         ops.store_drain(self._clock)
 
     @property
@@ -102,12 +102,12 @@ class Overwrites:
         self._records = torch.randint(256, (self._at_once, ROW_BYTES), dtype=torch.uint8)
 
     def all(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every row once."""
+        """Yield every row once."""
         for numbers in torch.arange(self._rows).split(self._at_once):
             yield numbers, self._records[: len(numbers)]
 
     def some(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Different rows in each batch, all equally likely."""
+        """Yield different rows in each batch, all equally likely."""
         draw = torch.Generator().manual_seed(seed)
         for _ in range(self._batches):
             numbers = torch.randint(self._rows, (self._at_once,), generator=draw).unique()
@@ -125,7 +125,7 @@ def _database(folder: Path) -> Iterator[RocksDBRows]:
 
 
 def log_rows(bench: str, folder: Path, sizes: Sizes, only: list[str]) -> Iterator[Row | str]:
-    """Yields the name of each case as it starts, then its rows."""
+    """Yield the name of each case as it starts, then its rows."""
     reads, overwrites = f"random reads of {ROW_BYTES} bytes", f"overwrites of {ROW_BYTES} bytes"
     peer = "RocksDB"
     if is_selected(only, reads, peer) or is_selected(only, overwrites, peer):

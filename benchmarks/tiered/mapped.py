@@ -58,11 +58,11 @@ class MappedTable:
         self._step = 0
 
     def flush(self) -> None:
-        """Writes all changed pages, so that the system can drop any."""
+        """Write all changed pages, so that the system can drop any."""
         self._map.flush()
 
     def steps(self, batches: list[Tensor]) -> None:
-        """Trains on batches of row numbers, int64 [bags, ids of a bag]."""
+        """Train on batches of row numbers, int64 [bags, ids of a bag]."""
         for batch in batches:
             self._train(batch)
 
@@ -85,7 +85,7 @@ class MappedTable:
 def mapped_rows(
     bench: str, folder: Path, sizes: Sizes, cgroup: Path, only: list[str]
 ) -> Iterator[Row | str]:
-    """Yields the name of each case as it starts, then its row."""
+    """Yield the name of each case as it starts, then its row."""
     for exponent in EXPONENTS:
         case = f"training step, Adam D={DIM}, memory for {CACHE} of the rows, Zipf {exponent}"
         if not is_selected(only, case, PEER):
@@ -134,12 +134,12 @@ def mapped_rows(
 
 
 def _ids(batches: list[Tensor]) -> list[Tensor]:
-    """Ids of row numbers, and at the end a batch that is not trained on."""
+    """Return ids of row numbers, and at the end a batch that is not trained on."""
     return [spread(batch) for batch in [*batches, batches[0]]]
 
 
 def _timed(
     table: Trained | MappedTable, rounds: list[list[Tensor]], steps: int
 ) -> Callable[[int], float]:
-    """Milliseconds of a step, the mean of a round's."""
+    """Return milliseconds of a step, the mean of a round's."""
     return lambda number: elapsed_ms(lambda: table.steps(rounds[number])) / steps

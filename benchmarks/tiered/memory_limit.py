@@ -22,12 +22,12 @@ class MemoryLimit:
         self._folder = folder
 
     def anonymous_bytes(self) -> int:
-        """Memory that is not of files."""
+        """Return memory that is not of files."""
         lines = (self._folder / "memory.stat").read_text().splitlines()
         return int(dict(line.split() for line in lines)["rss"])
 
     def set(self, size: int) -> None:
-        """From now on the process, with its pages of files, has at most ``size`` bytes.
+        """Limit the process, with its pages of files, to ``size`` bytes from now on.
 
         Raises:
             OSError: it has more, and they are not pages of files that can be written and dropped.
@@ -37,7 +37,7 @@ class MemoryLimit:
 
 @contextmanager
 def limited_memory(parent: Path) -> Iterator[MemoryLimit]:
-    """Moves this process into a new cgroup below ``parent``, and back in the end.
+    """Move this process into a new cgroup below ``parent``, and back in the end.
 
     Args:
         parent: a cgroup that this process may write to, as root or because it was delegated.
@@ -65,7 +65,7 @@ def limited_memory(parent: Path) -> Iterator[MemoryLimit]:
 
 
 def _own_folder(inside: Path) -> Path:
-    """The folder of the memory cgroup that this process is in."""
+    """Return the folder of the memory cgroup that this process is in."""
     (own,) = (
         path
         for _, controllers, path in (

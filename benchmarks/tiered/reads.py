@@ -43,7 +43,7 @@ def case(path: ops.IoPath) -> str:
 def read_rows(
     bench: str, folder: Path, megabytes: int, reads: int, rounds: int, only: list[str]
 ) -> Iterator[Row | str]:
-    """Rates and time of the processor, for every way of reading that is there."""
+    """Yield rates and CPU time of every available way of reading."""
     file = folder / "blocks"
     _fill(file, megabytes)
     _keep_freed_memory()
@@ -86,7 +86,7 @@ def read_rows(
 
 
 def random_reads_per_second(folder: Path, *, megabytes: int = 512, reads: int = 50_000) -> float:
-    """Random reads of 4 KB that fio does in a second, by io_uring at depth 64.
+    """Return random reads of 4 KB that fio does in a second, by io_uring at depth 64.
 
     Args:
         folder: on the disk.
@@ -107,7 +107,7 @@ def _read(file: Path, offsets: torch.Tensor, path: ops.IoPath) -> None:
 
 
 def _fill(file: Path, megabytes: int) -> None:
-    """With random bytes: what was never written is read without the disk."""
+    """Fill the file with random bytes: unwritten ones would be read without the disk."""
     with file.open("wb") as to:
         for _ in range(megabytes):
             to.write(os.urandom(1 << 20))
@@ -117,7 +117,7 @@ def _fill(file: Path, megabytes: int) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Results get the memory of earlier ones, as in a cache of rows, and no page is cleared."""
+    """Give results the memory of earlier ones, as in a cache, so that no page is cleared."""
     m_mmap_threshold, m_trim_threshold, most = -3, -1, 1 << 25
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # glibc
@@ -131,7 +131,7 @@ def _cpu_seconds() -> float:
 
 
 def _fio_ms(file: Path, reads: int, options: list[str], *, seed: int) -> float:
-    """Milliseconds of so many reads, as fio measures them, without its start."""
+    """Return milliseconds of so many reads, as fio measures them, without its start."""
     threads = next((int(o.partition("=")[2]) for o in options if "numjobs" in o), 1)
     command = ["fio", "--name=reads", f"--filename={file}", "--rw=randread", "--bs=4k"]
     command += ["--direct=1", "--norandommap", f"--randseed={seed + 1}", "--output-format=json"]

@@ -1,4 +1,4 @@
-"""Training steps of a table whose rows lie in files, against the table in memory."""
+"""Training steps of a table with rows in files, against the table in memory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Round:
-    """What a round of steps did, for each step."""
+    """Counts of a round of steps, for each step."""
 
     ms: float
     cpu_us: float
@@ -85,15 +85,15 @@ class Trained:
         train_all(self._bag, sizes.ids, sizes.bags * BAG)
 
     def index_bytes(self) -> int:
-        """Memory of the index."""
+        """Return memory of the index."""
         return self._bag.group.usage.memory()["index"]
 
     def stats(self) -> StorageStats | None:
-        """What cache and store have done."""
+        """Return counts of the cache and the store."""
         return self._bag.group.usage.storage()
 
     def steps(self, batches: list[Tensor]) -> None:
-        """Trains on batches and one more, which is only fetched; waits until all is written."""
+        """Train on batches and fetch one more; wait until all is written."""
         for batch, following in itertools.pairwise(batches):
             output = self._bag(batch)
             if self._prefetches:
@@ -104,7 +104,7 @@ class Trained:
             tiers.drain()
 
     def round(self, batches: list[Tensor]) -> Round:
-        """Times steps."""
+        """Time steps."""
         count = len(batches) - 1
         before, cpu = self.stats(), _cpu_seconds()
         ms = elapsed_ms(lambda: self.steps(batches)) / count
@@ -123,7 +123,7 @@ class Trained:
 
 
 def training_rows(bench: str, folder: Path, sizes: Sizes, only: list[str]) -> Iterator[Row | str]:
-    """Yields the name of each case as it starts, then its rows."""
+    """Yield the name of each case as it starts, then its rows."""
     iops: float | None = None
     for (exponent, cache), target in CASES.items():
         case = f"training step, Adam D={DIM}, cache {cache}, Zipf {exponent}"
@@ -153,7 +153,7 @@ def _named(case: str, prefetches: bool) -> str:
 
 
 class _Timed:
-    """Rounds of steps of all candidates on the same batches, which none has seen before.
+    """Timed rounds of all candidates on the same batches, which none has seen before.
 
     Args:
         sizes: of the measurement.
@@ -196,18 +196,18 @@ class _Timed:
         return statistics.median(what(done) for done in self._rounds[way][1:])
 
     def _fetched(self, way: bool) -> float:
-        """Rows of a step that came from files."""
+        """Return rows of a step that came from files."""
         return self._median(way, lambda done: done.misses + done.fetched)
 
     def bound_ms(self, way: bool, iops: float | None) -> float:
-        """What a step takes at least: its own work and that of its misses, or the reads."""
+        """Return the least time of a step: its work and that of its misses, or the reads."""
         in_memory = self.timings[None].median_ms
         misses = self._fetched(way)
         reads_ms = misses / iops * 1e3 if iops else 0.0
         return max(in_memory + MISS_US * misses / 1e3, reads_ms)
 
     def rows(self, bench: str, case: str, way: bool, most: float) -> Iterator[Row]:
-        """The step against the step in memory, and the processor's time for a miss."""
+        """Yield the step against the step in memory, and the processor's time for a miss."""
         fetched = self._fetched(way)
         yield compare(
             bench,

@@ -36,7 +36,7 @@ def _table(path: Path, cache: str) -> td.DynamicEmbeddingBag:
 def snapshot_rows(
     bench: str, folder: Path, ids: int, rounds: int, only: list[str]
 ) -> Iterator[Row | str]:
-    """Snapshots of a table whose rows have all changed and are all in the cache."""
+    """Write a snapshot of a table with all rows changed and in the cache."""
     case = f"snapshot, Adam D={DIM}, all rows changed"
     if not is_selected(only, case, PEER):
         return
@@ -75,7 +75,7 @@ def snapshot_rows(
 
 
 def _write(path: Path, size: int) -> None:
-    """Writes as the store does: past the memory of the system, a piece after the other."""
+    """Write as the store does: past the memory of the system, a piece after the other."""
     piece = mmap(-1, PIECE)  # its address is that of a page
     piece.write(os.urandom(PIECE))
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT, 0o600)
@@ -89,7 +89,7 @@ def _write(path: Path, size: int) -> None:
 
 
 def memory_rows(bench: str, folder: Path, ids: int, only: list[str]) -> Iterator[Row | str]:
-    """Memory of a table beyond its cache and its index, an id."""
+    """Yield memory of a table beyond its cache and its index, an id."""
     case = f"memory of a table in files beyond index and cache, {ids} ids"
     if not is_selected(only, case, "target"):
         return

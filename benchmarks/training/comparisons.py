@@ -1,11 +1,11 @@
-"""Which optimizers of ours are set against which static tables, and the ratios wanted."""
+"""Comparisons of our optimizers with static tables, and the ratios wanted."""
 
 from __future__ import annotations
 
 import functools
 
 import torch
-from peers.static_tables import fbgemm_step, reference_step, hashed_step, torch_step
+from peers.static_tables import fbgemm_step, hashed_step, reference_step, torch_step
 from training.steps import Comparison, StaticPeer
 from training.variants import BASE, BFLOAT16, FLOAT16, SHORT, Variant
 
@@ -42,7 +42,7 @@ def _hashed(
 
 
 def _both(ours: str, peer: StaticPeer, ratio: float) -> Comparison:
-    """One ratio is wanted with uniform and with Zipf ids."""
+    """Return a comparison with one target for uniform and Zipf ids."""
     return Comparison(Variant(ours), peer, {"uniform": ratio, "Zipf": ratio})
 
 

@@ -41,7 +41,7 @@ class IdBytes:
 
 
 def measured_bytes(variant: Variant, dim: int, ids: int) -> IdBytes:
-    """What ``module.memory()`` says of a table with so many ids."""
+    """Return ``module.memory()`` of a table with so many ids."""
     module = variant.table(dim)
     module.group.insert(0, distinct_ids(0, ids))
     memory = module.memory()

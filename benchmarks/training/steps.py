@@ -40,7 +40,7 @@ class Sizes:
 
 
 def add_size_arguments(arguments: argparse.ArgumentParser) -> None:
-    """Adds the options that :func:`sizes_of` takes."""
+    """Add the options that :func:`sizes_of` takes."""
     arguments.add_argument("--rows", type=positive, help="ids in the table (default 1,000,000)")
     arguments.add_argument("--batch", type=positive, default=FULL_BATCH, help="bags (default 4096)")
     arguments.add_argument("--bag", type=positive, default=FULL_BAG, help="ids a bag (default 20)")
@@ -49,7 +49,7 @@ def add_size_arguments(arguments: argparse.ArgumentParser) -> None:
 
 
 def sizes_of(options: argparse.Namespace, *, calls: int) -> Sizes:
-    """Sizes by the command line.
+    """Return sizes by the command line.
 
     Args:
         options: of a parser with the options of :func:`add_size_arguments`.
@@ -70,7 +70,7 @@ class StaticPeer:
     """A static table that does a training step.
 
     Attributes:
-        name: whose table it is.
+        name: of the library of the table.
         optimizer: its name there.
         noted_ms: (dim, draw) -> ms of a step where targets were set.
         build: makes a step, see peers/static_tables.py.
@@ -108,12 +108,12 @@ class Comparison:
         return f"{self.peer.name} {self.peer.optimizer}"
 
     def target_of(self, dim: int, draw: str) -> float | None:
-        """Largest ratio for a case; None: no target."""
+        """Return the largest ratio for a case; None: any."""
         return self.target.get(draw) if self.target_dim in (None, dim) else None
 
 
 def dynamic_step(variant: Variant, sizes: Sizes, dim: int, grad: Tensor) -> Step:
-    """A step of our table, which has seen and updated all its ids before.
+    """Return a step of our table, which has seen and updated all its ids before.
 
     Args:
         variant: of the table.
@@ -160,7 +160,7 @@ class Steps:
         self._ids = {draw: [spread(n) for n in batches] for draw, batches in self._numbers.items()}
 
     def of(self, name: str, table: Variant | StaticPeer) -> Callable[[str, int], object]:
-        """A step, as a function of the draw and the call's number."""
+        """Return a step, as a function of the draw and the call's number."""
         if name not in self._kept:
             while len(self._kept) >= KEPT_TABLES:
                 self._kept.popitem(last=False)
@@ -181,7 +181,7 @@ class Steps:
 def step_rows(
     bench: str, sizes: Sizes, comparisons: Sequence[Comparison], only: list[str]
 ) -> Iterator[Row | str]:
-    """Yields the name of each comparison of steps as it starts, then its row."""
+    """Yield the name of each comparison of steps as it starts, then its row."""
     for dim in sizes.dims:
         steps = Steps(sizes, dim)
         for comparison in comparisons:
@@ -203,7 +203,7 @@ def step_row(
     case: str,
     comparison: Comparison,
 ) -> Row:
-    """Times a variant's step against its peer's on the same draws."""
+    """Time a variant's step against its peer's on the same draws."""
     ours, peer = comparison.ours, comparison.peer
     run_ours = steps.of(f"our {ours.name}", ours)
     run_peer = steps.of(comparison.peer_name, peer)

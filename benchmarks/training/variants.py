@@ -47,7 +47,7 @@ class Variant:
         return ", ".join(parts)
 
     def config(self) -> td.optim.OptimizerConfig:
-        """The optimizer's config."""
+        """Return the optimizer's config."""
         options: dict[str, Any] = dict(OPTIONS.get(self.optimizer, {}))
         if self.state != FLOAT32:
             options["state_dtype"] = self.state
@@ -58,7 +58,7 @@ class Variant:
         return config
 
     def table(self, dim: int) -> td.DynamicEmbeddingBag:
-        """An empty table of ``dim`` columns."""
+        """Return an empty table of ``dim`` columns."""
         return td.DynamicEmbeddingBag(
             dim,
             mode="sum",
@@ -71,7 +71,7 @@ class Variant:
 
 
 def state_dtypes(optimizer: str) -> tuple[torch.dtype, ...]:
-    """What an optimizer may keep its values by weight in; float32 first."""
+    """Return dtypes of an optimizer's values by weight, float32 first."""
     kind = getattr(td, optimizer)
     if "state_dtype" not in {entry.name for entry in fields(kind)}:
         return (FLOAT32,)
@@ -79,7 +79,7 @@ def state_dtypes(optimizer: str) -> tuple[torch.dtype, ...]:
 
 
 def train_all(bag: td.DynamicEmbeddingBag, count: int, batch: int) -> None:
-    """Trains a table once with the ids of numbers 0 to ``count - 1``, ``batch`` in a step."""
+    """Train a table once with the ids of numbers 0 to ``count - 1``, ``batch`` in a step."""
     for ids in distinct_ids(0, count).split(batch):
         bag(ids.view(-1, 1)).backward(torch.zeros(len(ids), bag.embedding_dim))
         bag.optimizer.step()

@@ -20,7 +20,7 @@ _RESIDENT = ("RssAnon:", "RssShmem:")  # without pages of files, such as the sam
 
 
 class MemoryJob(NamedTuple):
-    """What a process is told.
+    """Arguments of a process.
 
     Attributes:
         name: of the candidate.
@@ -42,7 +42,7 @@ class MemoryJob(NamedTuple):
 
 
 def save_samples(folder: Path, samples: Samples, rows: torch.Tensor) -> None:
-    """Writes what the processes read: samples, and the rows of their ids in the vocabulary."""
+    """Write what the processes read: samples, and the rows of their ids in the vocabulary."""
     arrays = samples._asdict() | {"rows": rows}
     for name, values in arrays.items():
         np.save(folder / f"{name}.npy", values.numpy())

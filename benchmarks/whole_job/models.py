@@ -34,7 +34,7 @@ class Candidate(NamedTuple):
 
     Attributes:
         model: with tables.
-        optimizers: whose ``step()`` ends a training step.
+        optimizers: ``step()`` of each ends a training step.
         takes_rows: it is given the places of ids in the vocabulary, not the ids.
         fullgraph: it compiles without a break.
     """
@@ -62,7 +62,7 @@ class _StaticRows(nn.Module):
         self.register_buffer("counts", torch.tensor(sizes).unsqueeze(1), persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Rows (B, 26, DIM) of ids or row numbers int64 (26, B)."""
+        """Return rows (B, 26, DIM) of ids or row numbers int64 (26, B)."""
         rows = torch.remainder(ids, self.counts) if self.hashed else ids
         bags = zip(self.bags, rows.unsqueeze(-1), strict=True)
         return torch.stack([bag(of_feature) for bag, of_feature in bags], dim=1)
@@ -80,7 +80,7 @@ class _RowsInOne(nn.Module):
         self.register_buffer("first", torch.tensor(first).unsqueeze(1), persistent=False)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Rows (B, 26, DIM) of row numbers int64 (26, B)."""
+        """Return rows (B, 26, DIM) of row numbers int64 (26, B)."""
         numbers = (rows + self.first).t().reshape(-1, 1)
         return self.bag(numbers).view(-1, len(rows), DIM)
 
@@ -92,7 +92,7 @@ def _bag(rows: int) -> nn.EmbeddingBag:
 
 
 def _sparse_optimizer(name: str, rows: nn.Module) -> torch.optim.Optimizer:
-    """torch.optim's for sparse gradients; row-wise Adagrad, which it has not, is the job's."""
+    """Return torch.optim's optimizer for sparse gradients; row-wise Adagrad is the job's."""
     if name == "sgd":
         return torch.optim.SGD(rows.parameters(), lr=LEARNING_RATE)
     if name == "adagrad":
@@ -101,7 +101,7 @@ def _sparse_optimizer(name: str, rows: nn.Module) -> torch.optim.Optimizer:
 
 
 def make_candidate(name: str, optimizer: str, sizes: Sequence[int], table_bytes: int) -> Candidate:
-    """A model and its optimizers.
+    """Return a model and its optimizers.
 
     Args:
         name: :data:`OURS` or one of :data:`PEERS`.
@@ -132,7 +132,7 @@ def make_candidate(name: str, optimizer: str, sizes: Sequence[int], table_bytes:
 
 
 def fill(rows: DynamicRows, ids: Tensor, batch: int = 16_384) -> None:
-    """Trains the rows of ids once, without the dense part.
+    """Train the rows of ids once, without the dense part.
 
     Args:
         ids: int64 (26, N).
@@ -143,7 +143,7 @@ def fill(rows: DynamicRows, ids: Tensor, batch: int = 16_384) -> None:
 
 
 def bytes_of_tables(optimizer: str, ids: Tensor) -> int:
-    """What dynamic tables take, all together, once they have met the ids (26, N) int64."""
+    """Return the bytes of all dynamic tables once they have met the ids (26, N) int64."""
     rows = DynamicRows(DIM, CONFIGS[optimizer](LEARNING_RATE))
     features: dict[str, tuple[Tensor, Tensor]] = {}
     for name, column in zip(FEATURE_NAMES, ids, strict=True):

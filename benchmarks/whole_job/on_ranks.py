@@ -28,7 +28,7 @@ ALONE = 0
 
 
 class Job(NamedTuple):
-    """What is trained.
+    """Sizes of a training.
 
     Attributes:
         dynamic: our tables; False: TorchRec's static ones, each as large as its vocabulary.
@@ -53,7 +53,7 @@ class _Batches:
     """Batches in memory, or the part of each that a rank trains on, as the job's reader has them.
 
     Args:
-        job: whose samples they are.
+        job: of the samples.
         steps: numbers of the batches.
         part, parts: of every batch.
     """
@@ -77,7 +77,7 @@ class _Batches:
 
 
 def train(job: Job) -> float:
-    """Trains in this process.
+    """Train in this process.
 
     Returns:
         Seconds of user and system time that it spent on the steps after the warm-up.
@@ -137,7 +137,7 @@ def _rank_pass(job: Job) -> Pass:
 
 
 def train_on_rank(job: Job) -> float:
-    """Trains as one of the ranks that torch's launcher has started.
+    """Train as one of the ranks that torch's launcher has started.
 
     Returns:
         What :func:`train` does, of all ranks together.

@@ -1,4 +1,4 @@
-"""What ranks of dynamic tables or of static ones need, imported once before they are forked."""
+"""Imports of ranks with dynamic or static tables, done once before the ranks are forked."""
 
 import whole_job.torchrec_rows  # noqa: F401
 

@@ -30,13 +30,13 @@ class Samples(NamedTuple):
     labels: Tensor
 
     def part(self, begin: int, end: int) -> Samples:
-        """Samples ``begin`` to ``end``, contiguous."""
+        """Return samples ``begin`` to ``end``, contiguous."""
         here = slice(begin, end)
         return Samples(self.dense[here], self.ids[:, here].contiguous(), self.labels[here])
 
 
 class Vocabulary(NamedTuple):
-    """What a table of a fixed size needs before it can be trained.
+    """Vocabulary that a table of a fixed size needs before it can be trained.
 
     Attributes:
         sizes: ids by feature.
@@ -52,7 +52,7 @@ class Vocabulary(NamedTuple):
 
 
 def generated(count: int, cardinality_divisor: float) -> Samples:
-    """The first samples of the stream that ``make train`` generates.
+    """Return the first samples of the stream that ``make train`` generates.
 
     Args:
         count: of the samples.
@@ -69,7 +69,7 @@ def generated(count: int, cardinality_divisor: float) -> Samples:
 
 
 def read(paths: Sequence[Path], count: int) -> Samples:
-    """The first samples of files in the Criteo format.
+    """Return the first samples of files in the Criteo format.
 
     Raises:
         ValueError: there are fewer.
@@ -89,7 +89,7 @@ def read(paths: Sequence[Path], count: int) -> Samples:
 
 
 def make_vocabulary(ids: Tensor) -> Vocabulary:
-    """Sorts the ids of each feature and replaces every one by its place.
+    """Sort the ids of each feature and replace every one by its place.
 
     Args:
         ids: int64 (26, N).

@@ -21,7 +21,7 @@ _UPDATE = re.compile(r"dynemb::\w+_backward_")
 
 
 def training_step(candidate: Candidate, *, compiled: bool) -> Step:
-    """What the job does with a batch, apart from reading it and from its figures.
+    """Return the job's step with a batch, without reading it and without figures.
 
     Args:
         compiled: the forward and its backward.
@@ -45,7 +45,7 @@ def training_step(candidate: Candidate, *, compiled: bool) -> Step:
 
 
 def parts_of_a_step(step: Step, batches: Sequence[Samples]) -> dict[str, float]:
-    """Milliseconds of the parts of an eager step with dynamic tables, by the profiler's clock.
+    """Return milliseconds of the parts of an eager step, by the profiler's clock.
 
     Args:
         step: has been called before.

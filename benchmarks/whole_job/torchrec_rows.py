@@ -53,7 +53,7 @@ class _CollectionRows(nn.Module):
         )
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Rows (B, 26, DIM)."""
+        """Return rows (B, 26, DIM)."""
         lengths = torch.ones(rows.numel(), dtype=torch.int32)
         features = KeyedJaggedTensor(FEATURE_NAMES, rows.reshape(-1), lengths=lengths)
         embeddings: KeyedTensor = self.collection(features)
@@ -65,9 +65,9 @@ class _CollectionRows(nn.Module):
 
 
 def static_candidate(optimizer: str, sizes: Sequence[int]) -> Candidate:
-    """The job's model in DistributedModelParallel, each table on one rank, in turn.
+    """Return the job's model in DistributedModelParallel, each table on one rank, in turn.
 
-    Where there is no process group, this process is the only rank of one.
+    Without a process group, this process is the only rank of one.
 
     Args:
         optimizer: of the rows, a key of the fused optimizers that are compared.
@@ -109,7 +109,7 @@ def static_candidate(optimizer: str, sizes: Sequence[int]) -> Candidate:
 
 
 def join_alone() -> None:
-    """Makes a process group of this process alone."""
+    """Make a process group of this process alone."""
     alone = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1"}
     os.environ.update(alone)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

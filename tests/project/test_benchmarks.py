@@ -222,26 +222,16 @@ def test_an_unknown_benchmark_is_named(
     assert expected in capsys.readouterr().err
 
 
-def test_first_evictions_are_plotted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_first_evictions_have_curves_to_plot(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    image = tmp_path / "first.png"
-    run(monkeypatch, "lifecycle", "--quick", "--only", "first eviction", "--plot", str(image))
-    assert image.read_bytes().startswith(b"\x89PNG")
-    assert "rows unused at the first eviction" in capsys.readouterr().out
-
-
-def test_optimizers_are_plotted_from_kept_rows(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    small = ["--rows", "500", "--batch", "16", "--dims", "16", "--rounds", "1", "--quick"]
-    run(monkeypatch, "optimizers", "--json", *small, "--only", "SGD, bf16 rows D=16")
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["optimizer"] for row in rows] == ["SGD", "MomentumSGD", "LARSSGD"]
-    kept, image = tmp_path / "kept.json", tmp_path / "optimizers.png"
-    kept.write_text(json.dumps({"rows": [*rows, {"bench": "index"}]}))
-    run(monkeypatch, "optimizers", "--results", str(kept), "--plot", str(image))
-    assert image.read_bytes().startswith(b"\x89PNG")
+    run(monkeypatch, "lifecycle", "--quick", "--json", "--only", "first eviction")
+    ours, one_bucket = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    for row in (ours, one_bucket):
+        assert len(row["used"]) == len(row["evicting"]) > 100
+        assert row["used"] == sorted(row["used"])
+        assert row["used"][0] == row["evicting"][0] == 0
+    assert ours["value"] == 0 < one_bucket["value"]
 
 
 def test_bytes_of_an_id_as_markdown(

@@ -232,6 +232,7 @@ def test_what_cannot_be_done_is_refused(write: Write, compare: Compare) -> None:
     old = write("old.json", timed("find", 10, 10))
     assert "--quick gives none" in compare(old, "--quick")[1]
     assert "compared without running" in compare(old, old, "--save")[1]
+    assert "--note goes with --save" in compare(old, "--note", "one run")[1]
     assert "are given as --compare OLD.json [NEW.json]" in compare(old, old, old)[1]
     other = write("other.json", timed("find", 10, 10, bench="gpu"))
     status, text = compare(other)

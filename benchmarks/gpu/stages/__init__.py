@@ -1,1 +1,1 @@
-"""What steps.py measures, a module a stage."""
+"""Stages of steps.py, a module for each."""

@@ -1,4 +1,4 @@
-"""What stages have in common: sizes, what takes turns, and rows against an op's own limit."""
+"""Common parts of stages: sizes, candidates that take turns, rows against an op's own limit."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class Settings:
 
 
 def fraction_target(dim: int) -> float:
-    """The part of an op's own limit that is wanted."""
+    """Return the wanted share of an op's own limit."""
     return 0.7 if dim >= 64 else 0.6
 
 
 def against_limit(
     settings: Settings, parts: list[Work], timing: Timing, shape: Shape
 ) -> dict[str, Any]:
-    """Keys of a row: sizes, rate, what the op needs and how close it came."""
+    """Return keys of a row: sizes, rate, what the op needs and how close it came."""
     work = limits.total(parts)
     result: dict[str, Any] = {
         "dim": shape.dim,
@@ -90,14 +90,14 @@ def against_limit(
 
 
 def check_device(settings: Settings) -> None:
-    """Raises what kernels have reported."""
+    """Raise what kernels have reported."""
     if settings.cuda:
         torch.cuda.synchronize()
         ops.raise_device_errors(torch.cuda.current_device())
 
 
 class Candidates:
-    """What is timed together: each op eagerly, and on a GPU by replay of a graph for each batch."""
+    """Candidates that are timed together: each op eagerly, and on a GPU by replay of a graph for each batch."""
 
     def __init__(self, settings: Settings, batches: Sequence[Batch]) -> None:
         self._settings = settings
@@ -106,16 +106,16 @@ class Candidates:
         self._calls: dict[str, int] = {}
 
     def _add(self, name: str, run: Callable[[int], object], calls: int) -> None:
-        """Adds a candidate; ``run`` gets numbers below ``calls``, over and over again."""
+        """Add a candidate; ``run`` gets numbers below ``calls``, over and over again."""
         self._runs[name] = lambda call: run(call % calls)
         self._calls[name] = calls
 
     def eager(self, name: str, run: Run) -> None:
-        """A candidate that takes all batches."""
+        """Add a candidate that takes all batches."""
         self._add(name, lambda n: run(n, self._batches[n]), len(self._batches))
 
     def replayed(self, name: str, run: Run, end: Callable[[], object] | None = None) -> None:
-        """A candidate that replays graphs; ``end`` is called when all batches are done.
+        """Add a candidate that replays graphs; ``end`` is called when all batches are done.
 
         One graph for all of them would make the library keep room for three times the ids of all.
         """
@@ -136,17 +136,17 @@ class Candidates:
         self._add(name, replay, len(graphs))
 
     def both(self, name: str, run: Run, end: Callable[[], object] | None = None) -> None:
-        """A candidate that is replayed, and one that takes the same batches eagerly."""
+        """Add a candidate that is replayed, and one that takes the same batches eagerly."""
         self.eager(f"{name}, eager", run)
         self.replayed(name, run, end)
 
     def peer(self, name: str, run: Run) -> None:
-        """A peer, which may be much slower: it takes the first batches only."""
+        """Add a peer, which may be much slower: it takes the first batches only."""
         calls = min(self._settings.peer_calls, len(self._batches))
         self._add(name, lambda n: run(n, self._batches[n]), calls)
 
     def time(self) -> dict[str, Timing]:
-        """Timings of one call."""
+        """Return timings of one call."""
         settings = self._settings
         return interleave(
             self._runs,
@@ -157,7 +157,7 @@ class Candidates:
         )
 
     def launched(self, stage: str) -> Iterator[Row]:
-        """With --launches, a row that names our kernels in all that was timed."""
+        """Yield, with --launches, a row that names our kernels in all that was timed."""
         if not self._settings.launches:
             return
         with recorded_launches() as kernels:
@@ -169,5 +169,5 @@ class Candidates:
 
 
 def random_gradient(rows: int, dim: int, device: torch.device) -> Tensor:
-    """A gradient small enough that weights stay finite."""
+    """Return a gradient small enough that weights stay finite."""
     return torch.randn(rows, dim, generator=generator_of(device, 3), device=device) * 1e-3

@@ -1,4 +1,4 @@
-"""What the host waits for in a training step, and what graph replay changes."""
+"""Waits of the host in a training step, and changes by graph replay."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
 
 
 def waits_of(run: Callable[[], object]) -> dict[str, int]:
-    """What the host waits for while it runs something: calls by name, and copies to the host."""
+    """Return the waits of the host while it runs something: calls by name, and copies."""
     from torch._C._autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -58,7 +58,7 @@ def waits_of(run: Callable[[], object]) -> dict[str, int]:
 
 
 def measure_host(settings: Settings) -> Iterator[Row]:
-    """Waits of the host in training steps of a module, and what replay changes."""
+    """Yield waits of the host in training steps of a module, and what replay changes."""
     if not settings.cuda:
         return
     count, bag, dim, steps = 1 << 16, 16, 64, 20
@@ -111,7 +111,7 @@ def measure_host(settings: Settings) -> Iterator[Row]:
 
 
 def replay_differences(settings: Settings) -> Iterator[Row]:
-    """Rows that differ after the same steps, eager and replayed."""
+    """Yield rows that differ after the same steps, eager and replayed."""
     generator = generator_of(settings.device, 6)
     batches = [bag_batch(4096, 1 << 14, 3000, 16, generator) for _ in range(2)]
     grad = random_gradient((1 << 14) // 16, 32, settings.device)

@@ -27,7 +27,7 @@ PUBLISHED = {"Adam step": (2.185, 1.352), "SGD step": (1.923, 0.959), "lookup": 
 
 
 def measure_published(settings: Settings) -> Iterator[Row]:
-    """Ten tables, D=128, power law 1.05, a vector per id: DynamicEmb's own benchmark.
+    """Yield ten tables, D=128, power law 1.05, a vector per id: DynamicEmb's own benchmark.
 
     The tables are reserved, so that no growth is in the times.
     """

@@ -25,7 +25,7 @@ STATIC_BAG = "nn.EmbeddingBag(sparse)"
 
 
 def rows_that_fit(settings: Settings, dim: int) -> int:
-    """Ids of each table, so that three of ours and a static one with Adam's state fit."""
+    """Return ids of each table, so that three of ours and a static one with Adam's state fit."""
     bytes_per_id = 32 * dim + 110
     available = settings.bytes
     if settings.cuda:
@@ -34,7 +34,7 @@ def rows_that_fit(settings: Settings, dim: int) -> int:
 
 
 def measure_dim(settings: Settings, dim: int) -> Iterator[Row]:
-    """Rows of one width."""
+    """Yield rows of one width."""
     rows = rows_that_fit(settings, dim)
     tables = {
         name: Ours(
@@ -62,7 +62,7 @@ def measure_share(
     tables: dict[str, Ours],
     static: Static,
 ) -> Iterator[Row]:
-    """Rows of one width and share of distinct ids."""
+    """Yield rows of one width and share of distinct ids."""
     generator = generator_of(settings.device, 7)
     unique = max(round(settings.ids * share), 1)
     batches = [
