@@ -1,10 +1,14 @@
 """The training step of `make train`, whole: DLRM with 26 tables, D=16, batch 2048 and 8192.
 
-Dynamic tables against the same model on tables of a fixed size. These are
-nn.EmbeddingBag(sparse=True) with a vocabulary made in advance, by feature and all in one; the
-hashing trick in the same memory; TorchRec's static tables with the fused kernel, on one rank. A step is zero gradients, forward,
-backward and all optimizers, without reading data; eager and compiled. Then the parts of our step,
-the memory of each model in a process of its own, and what making the vocabulary took.
+Dynamic tables are compared with the same model on tables of a fixed size:
+
+* nn.EmbeddingBag(sparse=True) with a vocabulary made in advance, by feature and all in one;
+* the hashing trick in the same memory;
+* TorchRec's static tables with the fused kernel, on one rank.
+
+A step is zero gradients, forward, backward and all optimizers, without reading data; eager and
+compiled. Then come the parts of our step, the memory of each model in a process of its own, and
+the time of making the vocabulary.
 """
 
 from __future__ import annotations

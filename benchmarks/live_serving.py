@@ -1,7 +1,7 @@
 """Live tables, which are updated while they are read, against frozen ones.
 
-Bags of 20 ids of one table, on one thread, without updates and beside a thread that updates as fast as
-it can. Rows of the live tables are as the frozen model's, or int8.
+Bags of 20 ids of one table, on one thread, without updates and beside a thread that updates as
+fast as it can. Rows of the live tables are as the frozen model's, or int8.
 """
 
 from __future__ import annotations

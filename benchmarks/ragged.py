@@ -1,7 +1,7 @@
 """Ragged features of a recommendation model: 40 features in one engine against one by one.
 
 Every feature has a table of its own with 100,000 ids, D=16, and bags of 1 to 200 ids (batch 2048)
-or of 1 to 3 (batch 64). An EmbeddingEngine makes one launch of them all; its peers are a
+or of 1 to 3 (batch 64). An EmbeddingEngine makes one launch of them all. Its peers are a
 DynamicEmbedding for each feature, and an nn.EmbeddingBag(mode="sum", sparse=True) for each with as
 many rows, over the ids modulo their number. The forward is also set against a reference kernel that
 finds rows by ids and does nothing else (peers/ragged/forward.cpp). A training step is forward,

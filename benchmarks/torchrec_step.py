@@ -1,7 +1,8 @@
 """CPU training step of dynamic tables in TorchRec against TorchRec's static ones.
 
 An EmbeddingBagCollection of 26 tables of 1 M ids, D=64, sharded by DistributedModelParallel over 2
-ranks (gloo, one thread each), batch 4096 a rank, 8192 together. A step is forward, backward and fused update.
+ranks (gloo, one thread each), batch 4096 a rank, 8192 together. A step is
+forward, backward and fused update.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """CPU time of the job behind `make train` on two ranks and on one, with dynamic and static tables.
 
 User and system time of all processes together: of the steps after a warm-up, and of the whole
-program. The latter is from its start on (imports, launcher, model, all steps), without reading files, checkpoints
-and evaluation. The limit is what TorchRec's own static tables (FBGEMM, fused, told row numbers of a
-vocabulary) take on two ranks, against one rank. Programs take turns; each runs in fresh processes.
+program. The latter begins at its start (imports, launcher, model, all steps), without reading
+files, checkpoints and evaluation. The limit is the time of TorchRec's own static tables (FBGEMM,
+fused, with row numbers of a vocabulary) on two ranks, against one rank. Programs take turns; each
+runs in fresh processes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ PARTS = ("steps", "whole")
 
 
 class Program(NamedTuple):
-    """Variant of the job: tables, and how many ranks; :data:`ALONE` is one process without TorchRec."""
+    """Variant of the job: tables and ranks; :data:`ALONE` is one process without TorchRec."""
 
     dynamic: bool
     ranks: int

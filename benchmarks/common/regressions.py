@@ -1,7 +1,7 @@
 """Comparison of two results: rows that got slower.
 
 Machines differ and are noisy. A row that has a peer is therefore compared by its ratio to the peer,
-which took turns with ours; a time without a peer is compared only where both results name the same
+which took turns with ours. A time without a peer is compared only if both results name the same
 machine. Like :mod:`.report`, this needs no torch.
 """
 
@@ -122,7 +122,7 @@ def read_results(path: Path) -> Results:
     except OSError as error:
         raise ResultsError(f"{path} cannot be read ({error.strerror}): {expected}") from error
     except ValueError as error:  # no JSON, or no text
-        raise ResultsError(f"{path} is no JSON ({error}): {expected}") from error
+        raise ResultsError(f"{path} is not JSON ({error}): {expected}") from error
     machine, rows = (
         (content.get("machine"), content.get("rows")) if isinstance(content, dict) else (None, None)
     )
@@ -130,7 +130,7 @@ def read_results(path: Path) -> Results:
         raise ResultsError(f"{path} has no machine and rows: {expected}")
     for number, row in enumerate(rows):
         if not isinstance(row, dict) or (wrong := _wrong_in(row)):
-            what = wrong if isinstance(row, dict) else "is no object"
+            what = wrong if isinstance(row, dict) else "is not an object"
             raise ResultsError(f"{path}: row {number} {what}: {expected}")
     return results_of(path.name, machine, rows)
 
@@ -201,7 +201,7 @@ def _change(key: Key, old: Row, new: Row, *, one_machine: bool) -> Change | str:
     unit = units[0]
     if old["ours_ms"] is None:
         if unit.split()[0] not in TIME_UNITS:
-            return "it is no time"
+            return "it is not a time"
         names = ("value", "value_min")
     elif old.get("ratio") is not None and new.get("ratio") is not None:
         unit, names = "x", ("ratio", "ratio_min")
@@ -235,7 +235,7 @@ def report_of(comparison: Comparison, old: Results, new: Results) -> str:
             lines += ["", f"{word}:", *_change_lines(changes)]
     for reason, keys in comparison.left_out.items():
         lines += ["", f"Not compared, because {reason}: {len(keys)} rows"]
-        if reason != "it is no time":
+        if reason != "it is not a time":
             lines += [f"  {_said(key)}" for key in keys]
     for which, keys in ((old.name, comparison.only_old), (new.name, comparison.only_new)):
         if keys:

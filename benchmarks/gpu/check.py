@@ -1,7 +1,7 @@
-"""Checks and times the CUDA kernels on this machine's GPU, in order of worth.
+"""Program that checks and times the CUDA kernels on this machine's GPU, in order of worth.
 
 No network and no environment of its own: the python3 that runs this must have torch with CUDA,
-pytest and matplotlib. Parts, each within --seconds; what does not fit is cut from the end:
+pytest and matplotlib. Parts, each within --seconds; what does not fit is cut from the end::
 
   first  every op on small shapes against the CPU, the tests of the device, memcheck with Adam, the
          published case eager and replayed, Nsight Compute on the hot kernels

@@ -13,12 +13,12 @@ out:
 * a random access counts once, however many bytes it moves, and a row that is read and written back
   counts once;
 * bucket line, generation and row of every occurrence cross from L2 to a multiprocessor, also where
-  the batch repeats its ids and memory is read once; so does, in the backward, a gradient for every
+  the batch repeats its ids and memory is read once. In the backward, so does a gradient for every
   occurrence. Whatever else crosses memory crosses there too. What a multiprocessor's own cache
   keeps of that is not counted.
 
-Left out because they are ways of doing it, not needs: second probes, dedupe tables, the sort by row
-in the backward (:func:`gradient_sort` says what it adds), and state that stays in the cache.
+Left out, because they are ways and not needs: second probes, dedupe tables, the sort by row in
+the backward (:func:`gradient_sort`), and state that stays in the cache.
 """
 
 from __future__ import annotations
@@ -184,8 +184,8 @@ def backward(shape: Shape, optimizer: str) -> Work:
 def gradient_sort(shape: Shape, rows: int) -> Work:
     """Return the work that the sort by row adds to a backward: nothing at random.
 
-    Keys, positions and bags are written (12 bytes), sorted 8 bits at a time (4 bytes read for the
-    histogram, 16 read and written a pass), and turned into runs (24 bytes).
+    Keys, positions and bags are written (12 bytes) and sorted 8 bits at a time: 4 bytes are read
+    for the histogram, 16 read and written a pass. Then they are turned into runs (24 bytes).
     """
     passes = math.ceil(max(math.ceil(math.log2(rows + 1)), 1) / 8)
     moved = shape.ids * (12 + 4 + 16 * passes + 24)

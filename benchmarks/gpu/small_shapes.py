@@ -1,7 +1,8 @@
-"""Runs every op on a GPU with small shapes, for a sanitizer; results are compared with the CPU's.
+"""Program that runs every op on a GPU with small shapes, and compares results with the CPU's.
 
-Shapes are chosen to pass through every kernel: rows of odd and even width, bags of mixed length,
-new, repeated, erased and padding ids, growth of the index, runs long enough to be cut into pieces.
+It is short enough for a sanitizer. Shapes pass through every kernel: rows of odd and even width,
+bags of mixed length, and new, repeated, erased and padding ids. The index grows, and runs are long
+enough to be cut into pieces.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Lookups and training steps on a GPU: against their own limits, static tables and graph replay.
 
-Stages: ``host`` counts what the host waits for in a training step and compares replay with eager;
-``published`` is the case that DynamicEmb publishes; ``dims`` times every op at several widths and
-shares of distinct ids.
+Stages:
+
+* ``host`` counts waits of the host in a training step, and compares replay with eager.
+* ``published`` is the case that DynamicEmb publishes.
+* ``dims`` times every op at several widths and shares of distinct ids.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-// A training step of a table by hand, with the least work of any table that hashes and gives each
-// row one update: an id costs one line of an index, its row, one place in a radix sort by rows, and
-// the row once more. There are no scores, generations, growth or missing ids, no autograd and no
-// Python; index and rows lie in huge pages. It says how fast a step could be on this machine. Rows
-// may be of 16 bits, rounded to nearest, and a split step writes the sums of gradients to memory
-// before it applies them.
+// Reference kernel of a training step with the least work of any table that hashes and gives each
+// row one update. An id costs one line of an index, its row, one place in a radix sort by rows, and
+// the row once more. It leaves out scores, generations, growth, missing ids, autograd and Python;
+// index and rows lie in huge pages. It shows how fast a step could be on this machine. Rows may be
+// of 16 bits, rounded to nearest, and a split step writes the sums of gradients to memory before it
+// applies them.
 
 #include <sys/mman.h>
 #if defined(__F16C__)
@@ -23,8 +23,8 @@
 
 namespace {
 
-constexpr int64_t kWidth = 4;   // ids of a bucket, whose rows are in the same line
-constexpr int64_t kBlock = 64;  // ids whose lines are on their way together
+constexpr int64_t kWidth = 4;   // ids of a bucket, with rows in the same line
+constexpr int64_t kBlock = 64;  // ids with lines on their way together
 constexpr int64_t kRowsAhead = 24;
 constexpr int64_t kGradientsAhead = 12;
 constexpr int kDigitBits = 11;
@@ -414,7 +414,7 @@ bool run_dim(Step& step) {
 
 extern "C" {
 
-// A table of these ids, whose rows are random, of a storage: 0 float32, 1 bfloat16, 2 float16.
+// A table of these ids with random rows of a storage: 0 float32, 1 bfloat16, 2 float16.
 PEER_EXPORT Table* dynemb_peer_hashed_create(const int64_t* ids, int64_t rows, int64_t dim,
                                              int with_squares, int storage) {
   auto* table = new Table{};

@@ -1,7 +1,7 @@
-// A training step of a static table by hand: pooled forward, then the update bag by bag, without
-// hash, sort or dedupe. An id that occurs twice in a batch moves twice, and threads may race on a
-// row, so it is no substitute for an optimizer; it says what the memory traffic of a step costs on
-// this machine.
+// Reference kernel of a training step of a static table: pooled forward, then the update bag by
+// bag, without hash, sort or dedupe. An id that occurs twice in a batch moves twice, and threads
+// may race on a row, so it cannot replace an optimizer. It shows the cost of the memory traffic of
+// a step on this machine.
 
 #include <algorithm>
 #include <cmath>

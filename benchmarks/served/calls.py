@@ -30,7 +30,7 @@ class Case(NamedTuple):
 
 
 class Calls:
-    """Calls that are timed one by one.
+    """Timed calls, one by one.
 
     Args:
         run: the call.

@@ -75,7 +75,7 @@ def batch(rows: int, size: int, length: int, seed: int) -> dict[str, Tensor]:
 
 
 def write_packages(folder: Path, ids: int, length: int) -> tuple[Path, Path]:
-    """Write packages: ours by serving.export, the static model by AOTInductor; bags of one length."""
+    """Write packages: ours by serving.export, the static one by AOTInductor."""
     ours, peer = folder / f"ours-{length}", folder / f"static-{length}.pt2"
     example = batch(ids, 4, length, 0)
     export(dynamic_model(ids), ours, example)

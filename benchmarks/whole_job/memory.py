@@ -84,7 +84,7 @@ def _grown(job: MemoryJob) -> int:
         for name in ("dense", "ids", "rows", "labels")
     )
     if job.name == TORCHREC:
-        import whole_job.torchrec_rows  # noqa: F401  is no part of the model's memory
+        import whole_job.torchrec_rows  # noqa: F401  not part of the model's memory
     gc.collect()
     before = _resident()
     candidate = make_candidate(job.name, job.optimizer, job.sizes, job.table_bytes)

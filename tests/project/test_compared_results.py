@@ -146,7 +146,7 @@ def test_rows_that_cannot_be_compared_are_named(write: Write, compare: Compare) 
     assert section(text, "Not compared, because the two files give it in different units: 1") == [
         "growth, u"
     ]
-    assert "Not compared, because it is no time: 1 rows\n" in text
+    assert "Not compared, because it is not a time: 1 rows\n" in text
     assert section(text, "Only in old.json: 1 rows") == ["index, gone: a map"]
     assert section(text, "Only in new.json: 1 rows") == ["index, made"]
 
@@ -201,10 +201,10 @@ def test_kept_results_are_found_beside_the_program(compare: Compare) -> None:
     ("content", "message"),
     [
         (None, "old.json cannot be read (No such file or directory): expected a file that `run.py"),
-        ("{", "old.json is no JSON ("),
+        ("{", "old.json is not JSON ("),
         ("[1]", "old.json has no machine and rows: expected a file that `run.py --save` has"),
         ('{"runs": [], "kernels": {}}', "old.json has no machine and rows"),
-        ('{"machine": {}, "rows": [1]}', "row 0 is no object"),
+        ('{"machine": {}, "rows": [1]}', "row 0 is not an object"),
         ('{"machine": {}, "rows": [{}]}', "row 0 has bench None, expected a text"),
         ('{"machine": {}, "rows": [ROW, ROW]}', "two rows are of index, find: a map, so it is"),
         ('{"machine": {}, "rows": [NO_TIME]}', "row 0 has neither ours_ms nor value"),

@@ -97,7 +97,7 @@ def check_device(settings: Settings) -> None:
 
 
 class Candidates:
-    """Candidates that are timed together: each op eagerly, and on a GPU by replay of a graph for each batch."""
+    """Candidates that are timed together: ops eagerly, and on a GPU by replay of graphs."""
 
     def __init__(self, settings: Settings, batches: Sequence[Batch]) -> None:
         self._settings = settings

@@ -9,7 +9,7 @@
 namespace evicting {
 namespace {
 
-constexpr int64_t kIdsAhead = 32;   // whose lines are on their way
+constexpr int64_t kIdsAhead = 32;   // with lines on their way
 constexpr int64_t kNewAhead = 12;   // new ids, likewise
 constexpr int64_t kTakenAhead = 8;  // victims, likewise
 constexpr int64_t kGeneration = 1;

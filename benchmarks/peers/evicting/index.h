@@ -1,8 +1,8 @@
-// The least that an index in full does for a batch with new ids, by hand: it finds ids, and gives
-// each new one the row of the id with the least score of eight buckets. Nothing is deduplicated,
-// counted, logged or kept from being evicted in its own step; threads race for slots and rows, and
-// slots in full buckets are freed without tombstones. So it is no substitute for an index; it says
-// what the memory traffic of eviction costs on this machine.
+// Reference kernel with the least work of a full index for a batch with new ids: it finds ids, and
+// gives each new one the row of the id with the least score of eight buckets. Nothing is
+// deduplicated, counted, logged or kept from being evicted in its own step; threads race for slots
+// and rows, and slots in full buckets are freed without tombstones. So it cannot replace an index;
+// it shows the cost of the memory traffic of eviction on this machine.
 #pragma once
 
 #include <cstdint>

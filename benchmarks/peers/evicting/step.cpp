@@ -1,7 +1,7 @@
-// A training step (row-wise Adagrad) on an index in full, by hand: rows of new ids begin with one
-// value, and are not read before they are written. Every id of a batch occurs once in it, so that
-// nothing is sorted or summed; there is no autograd, no Python, and no row is left as it was for
-// its last owner until the update comes.
+// Reference kernel of a training step (row-wise Adagrad) on a full index: rows of new ids begin
+// with one value, and are not read before they are written. Every id of a batch occurs once in it,
+// so nothing is sorted or summed. Autograd and Python are left out, and rows of victims are
+// overwritten before the update.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

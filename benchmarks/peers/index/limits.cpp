@@ -1,6 +1,6 @@
-// Insertion into an index and its growth by hand, on buckets of four keys and four values in one
-// line. They do only what any design must: no id is looked for elsewhere when its bucket is full,
-// nothing is counted, and ids are taken to be new. They say what the memory traffic costs on this
+// Reference kernels of insertion into an index and of its growth, on buckets of four keys and four
+// values in one line. They do only what any design must: ids of a full bucket have no other place,
+// nothing is counted, and ids are taken to be new. They show the cost of the memory traffic on this
 // machine.
 
 #include <algorithm>
@@ -38,7 +38,7 @@ void run_threads(int threads, const std::function<void(int)>& work) {
   for (auto& other : others) other.join();
 }
 
-// A key whose line is full takes the last slot.
+// In a full line a key takes the last slot.
 void put(int64_t* line, int64_t key, int64_t value) {
   int slot = 0;
   while (slot < kSlots - 1 && line[kSlots + slot] != 0) ++slot;

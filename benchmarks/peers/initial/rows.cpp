@@ -1,8 +1,7 @@
-// The least that initial values of many rows take, by hand: those of eight rows are computed side
-// by side, so that little waits for the result before it, and are written one row after another.
-// There is no table, no handle, and nobody who looks which rows are new. The formulas and the
-// generator are those of the library. Without AVX-512, loops are vectors as far as the compiler
-// makes them so.
+// Reference kernel of initial values of many rows: those of eight rows are computed side by side,
+// so that little waits for the result before it, and are written one row after another. It has
+// neither table nor handles, and all rows are new. The formulas and the generator are those of the
+// library. Without AVX-512, loops are vectors as far as the compiler makes them so.
 
 #include <cstdint>
 #include <cstring>

@@ -1,15 +1,15 @@
-// Sums of bags of rows that are found by 64-bit ids, by hand: one line of an index and one row for
-// each id, both fetched ahead, and nothing else. There are no scores, no growth and no generations,
-// no id is ever missing, and threads do not share the work; it says what the memory traffic of a
-// lookup costs on this machine.
+// Reference kernel that sums bags of rows found by 64-bit ids: one line of an index and one row for
+// each id, both fetched ahead, and nothing else. Scores, growth and generations are left out, all
+// ids are present, and threads do not share the work. It shows the cost of the memory traffic of a
+// lookup on this machine.
 
 #include <algorithm>
 #include <cstdint>
 
 namespace {
 
-constexpr int64_t kWidth = 4;   // ids of a bucket, whose rows are in the same line
-constexpr int64_t kBlock = 64;  // ids whose lines are on their way together
+constexpr int64_t kWidth = 4;   // ids of a bucket, with rows in the same line
+constexpr int64_t kBlock = 64;  // ids with lines on their way together
 constexpr int64_t kRowsAhead = 32;
 
 uint64_t mixed(uint64_t x) {  // MurmurHash3's 64-bit finaliser (Appleby, public domain)
@@ -31,7 +31,7 @@ int64_t match(const int64_t* line, int64_t id) {
   return found;
 }
 
-// Rows of the ids of a block, whose lines are on their way. Those that are not in their first
+// Rows of the ids of a block with lines on their way. Those that are not in their first
 // bucket are looked at once the others are done.
 void find_rows(const int64_t* lines, int64_t buckets, const int64_t* ids, const int64_t* bucket,
                int64_t count, int64_t* row) {
@@ -70,7 +70,7 @@ void pool(const float* rows, const int64_t* row, const int64_t* offsets, int64_t
 
 }  // namespace
 
-// Puts ids, whose rows are 0, 1, 2 and so on, into lines of zeros, int64 [buckets, 8]. There must
+// Puts ids with rows 0, 1, 2 and so on into lines of zeros, int64 [buckets, 8]. There must
 // be room: fewer ids than 4 * buckets.
 extern "C" __attribute__((visibility("default"))) void dynemb_peer_ragged_fill(int64_t* lines,
                                                                                int64_t buckets,
