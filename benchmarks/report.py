@@ -1,5 +1,7 @@
 """Program that writes the tables of README.md and its plots from the kept results in ``results/``.
 
+It also draws the plot of the repository's README, from kept runs of the training job.
+
 Of two rows of one case the newer one counts. A table stands between ``<!-- table: NAME -->`` and
 ``<!-- end -->``; what lies between them is replaced.
 
@@ -17,10 +19,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 from gpu import ledger
 from reporting.kept import Kept, MissingRowError
 from reporting.misses import UnexplainedError, misses_markdown
-from reporting.plots import write_plots
+from reporting.plots import SWEEP, write_plots
 from reporting.topics import TABLES
 
 HERE = Path(__file__).resolve().parent
@@ -85,7 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--check", action="store_true", help="only compare the tables")
     parser.add_argument("--page", type=Path, default=PAGE, help="default: benchmarks/README.md")
-    parser.add_argument("--plots", type=Path, default=RESULTS, help="default: benchmarks/results")
+    parser.add_argument(
+        "--plots", type=Path, metavar="FOLDER", help="for all plots (default: their places)"
+    )
     given = parser.parse_args(arguments)
     kept = Kept(RESULTS)
     page = given.page.read_text()
@@ -101,7 +107,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(lines), end="")
         return int(new != page)
     given.page.write_text(new)
-    for path in [given.page, *write_plots(kept, given.plots)]:
+    image = SWEEP.with_suffix(".png")
+    plots = (
+        write_plots(kept, given.plots, given.plots / image.name)
+        if given.plots
+        else write_plots(kept, RESULTS, image)
+    )
+    for path in [given.page, *plots]:
         print(f"written: {path}")
     return 0
 

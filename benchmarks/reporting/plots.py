@@ -10,28 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
+from tutorials.dlrm.sweeps import capacity
+from tutorials.dlrm.sweeps.job_runs import JobRuns
+from tutorials.dlrm.sweeps.style import BLUE, GREY, ORANGE, STYLE, WIDTH
+
 from .kept import Kept
 
-BLUE, ORANGE, GREY = "#0072b2", "#e69f00", "#555555"  # apart for colour-blind readers
-STYLE = {
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": GREY,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.8,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "xtick.labelcolor": "black",
-    "ytick.labelcolor": "black",
-    "legend.frameon": False,
-    "savefig.dpi": 120,
-}
-WIDTH = 7.2  # inches
 LINE = 0.3  # inches of a line of a horizontal plot
 BAR = 0.38  # of the distance between two lines
 
@@ -160,12 +144,17 @@ PLOTS: dict[str, Callable[[Kept], Figure]] = {
 }
 
 
-def write_plots(kept: Kept, folder: Path) -> list[Path]:
+SWEEP = Path(capacity.__file__).with_suffix(".json")
+SWEEP_JOB = ["--threads", "1"]  # of the runs in it
+
+
+def write_plots(kept: Kept, folder: Path, sweep: Path) -> list[Path]:
     """Draw all plots as PNG files.
 
     Args:
         kept: rows to draw.
-        folder: for the files; must exist.
+        folder: for their plots; must exist.
+        sweep: file for the plot of AUC against memory, of the repository's README.
 
     Returns:
         The files.
@@ -176,4 +165,5 @@ def write_plots(kept: Kept, folder: Path) -> list[Path]:
             path = folder / name
             draw(kept).savefig(path, metadata={"Software": None})
         written.append(path)
-    return written
+    capacity.plot(sweep, *capacity.curves_of(JobRuns(SWEEP, SWEEP_JOB)))
+    return [*written, sweep]
