@@ -302,9 +302,9 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read(
 
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="is no checkpoint"):
+    with pytest.raises(FileNotFoundError, match="is not a checkpoint"):
         checkpoint.open(tmp_path / "absent")
-    with pytest.raises(FileNotFoundError, match="is no checkpoint"):
+    with pytest.raises(FileNotFoundError, match="is not a checkpoint"):
         checkpoint.open(tmp_path)
     with pytest.raises(TypeError, match="path is 3"):
         checkpoint.open(3)  # type: ignore[arg-type]

@@ -135,7 +135,7 @@ def test_crafted_records_are_errors_that_name_the_commit(
     crafted = batch(*records)
     tracemalloc.start()
     try:
-        with pytest.raises(DamagedFileError, match=r"commit 1 cannot be understood: "):
+        with pytest.raises(DamagedFileError, match=r"commit 1 cannot be decoded: "):
             commit_of([crafted])
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:

@@ -154,13 +154,13 @@ def test_damaged_manifest_is_refused(saved: Path, tmp_path: Path, refusing: Refu
 def test_missing_manifest_is_no_checkpoint(saved: Path, tmp_path: Path, refusing: Refusing) -> None:
     path = damage.copied(saved, tmp_path / "last")
     (path / MANIFEST).unlink()
-    refusing.refuse(path, "removed", "is no checkpoint: it has no manifest.json")
+    refusing.refuse(path, "removed", "is not a checkpoint: it has no manifest.json")
     (path / MANIFEST).mkdir()
-    refusing.refuse(path, "a folder", "is no checkpoint: it has no manifest.json")
-    with pytest.raises(FileExistsError, match="is there and no checkpoint"):
+    refusing.refuse(path, "a folder", "is not a checkpoint: it has no manifest.json")
+    with pytest.raises(FileExistsError, match="exists but is not a checkpoint"):
         checkpoint.save(path, WholeModel())
     shutil.rmtree(path)
-    refusing.refuse(path, "nothing there", "is no checkpoint: there is nothing")
+    refusing.refuse(path, "nothing there", "is not a checkpoint: it does not exist")
 
 
 @pytest.mark.parametrize("checksum", ["right", "wrong"])

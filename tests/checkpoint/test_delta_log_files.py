@@ -113,15 +113,15 @@ def test_heads_with_numbers_that_no_batch_has_are_errors(
     text = batch_format._head_bytes(head._replace(**numbers))
     crafted = text + two[batch_format.HEAD_BYTES :]
     sink = written(tmp_path / "log", [[one, crafted]])
-    with pytest.raises(DamagedFileError, match=r"byte \d+: its head says that .*, which no batch"):
+    with pytest.raises(DamagedFileError, match=r"byte \d+: its head has (an )?impossible"):
         list(sink.read(0))
-    with pytest.raises(DamagedFileError, match=r"its head says that"):
+    with pytest.raises(DamagedFileError, match=r"its head has (an )?impossible"):
         batch_of(crafted)
 
 
 def test_folders_of_more_ranks_than_there_can_be_are_refused(tmp_path: Path) -> None:
     (tmp_path / "r000-of-4000000000").mkdir()
-    with pytest.raises(ValueError, match="a log of 4000000000 ranks, and there are at most 65536"):
+    with pytest.raises(ValueError, match="a log of 4000000000 ranks, expected at most 65536"):
         rank_folders(tmp_path)
 
 

@@ -218,8 +218,8 @@ MANIFESTS: dict[str, tuple[tuple[Any, ...], Any, str]] = {
     "a tensor of the rest": (("dense", "entries", "dense.bias", 0, "tensor"), "x", "lacks 'x'"),
     "a huge tensor": (("state", "entries", "state.more", 0, "sizes"), [1 << 50], "piece at"),
     "no pieces": (("state", "entries", "state.more"), [], "no pieces"),
-    "no skeleton": (("state", "values"), {"dict": 3}, "cannot be made again"),
-    "no such tensor": (("state", "values"), {"tensor": "x"}, "cannot be made again"),
+    "no skeleton": (("state", "values"), {"dict": 3}, "cannot be rebuilt"),
+    "no such tensor": (("state", "values"), {"tensor": "x"}, "cannot be rebuilt"),
     "an unknown entry": (("tables", "bag", "colour"), 1, "an entry is missing or wrong"),
 }
 
