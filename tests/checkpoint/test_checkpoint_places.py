@@ -157,9 +157,9 @@ os._exit(0)
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stdout.read(1) == b"a"
-    writer, who = writer_of(tmp_path / "there")
+    writer, owner = writer_of(tmp_path / "there")
     assert writer == Writer.ALIVE
-    assert f"another process (pid {process.pid} on " in who
+    assert f"another process (pid {process.pid} on " in owner
     process.kill()
     process.wait()
     assert writer_of(tmp_path / "there")[0] == Writer.DEAD  # the child still waits

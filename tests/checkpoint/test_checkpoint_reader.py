@@ -225,7 +225,7 @@ def test_nothing_is_read_of_a_damaged_file(model: nn.ModuleDict, tmp_path: Path)
     path = tmp_path / "saved"
     checkpoint.save(path, model, state={"seen": torch.arange(4)})
     files = list(files_of(path))
-    # nobody asks where ids stood, and where there are none
+    # places of ids do not matter, nor whether there are any
     read = [file for file in files if not file.path.startswith(("groups/", "tables.empty/"))]
     assert len(read) == len(files) - 2
     for file in read:

@@ -1,4 +1,4 @@
-"""Batches whose checksums are right and whose content is not: named errors, in bounded memory."""
+"""Batches with right checksums and wrong content: named errors, in bounded memory."""
 
 from __future__ import annotations
 

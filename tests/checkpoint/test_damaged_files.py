@@ -49,7 +49,7 @@ class Refusing:
         self._turns = itertools.cycle(range(len(kinds)))
 
     def refuse(self, path: Path, what: str, match: str, file: Path | None = None) -> None:
-        """The model whose turn it is refuses a checkpoint.
+        """Check that the next model rejects a checkpoint.
 
         Args:
             path: of the checkpoint.
@@ -121,7 +121,7 @@ def test_files_in_each_others_place_are_refused(
     first, second = (tmp_path / "last" / file for file in damage.files_of(saved)[:2])
     size = max(first.stat().st_size, second.stat().st_size)
     for file in (first, second):  # of one size
-        damage.change_bytes(file, lambda data: data.extend(bytes(size - len(data))))
+        damage.rewrite_file(file, lambda data: data.extend(bytes(size - len(data))))
     damage.seal(path)
     first.rename(tmp_path / "kept")
     second.rename(first)
@@ -145,7 +145,7 @@ def test_damaged_manifest_is_refused(saved: Path, tmp_path: Path, refusing: Refu
     others += [text[:-1] + b', "x": NaN}', text.replace(b'"uuid"', b'"uuld"'), text + b"x"]
     for other in others:
         path = damage.copied(saved, tmp_path / "last")
-        damage.change_bytes(
+        damage.rewrite_file(
             path / MANIFEST, lambda data, to=other: data.__setitem__(slice(None), to)
         )
         refusing.refuse(path, str(other[:20]), str(path / MANIFEST))

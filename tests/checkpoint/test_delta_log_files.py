@@ -1,4 +1,4 @@
-"""Files of a delta log: a torn tail is no commit, and any other damage is an error."""
+"""Files of a delta log: a torn tail is ignored, and any other damage is an error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.cpu_only("about files, without tables")
 
 
 def written(path: Path, segments: list[list[bytes]]) -> DirectorySink:
-    """A log whose files have these batches."""
+    """Write a log with these batches in its files."""
     path.mkdir()
     sequence = 1
     for segment in segments:

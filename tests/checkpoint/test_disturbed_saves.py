@@ -44,7 +44,7 @@ def in_another_thread(work: Any) -> None:
 
 
 class DiskBesideTraining(Disk):
-    """A disk at whose first new file another thread does something."""
+    """A disk that runs a function in another thread when the first file is created."""
 
     def __init__(self, work: Any) -> None:
         self._work = work
@@ -81,7 +81,7 @@ def test_a_save_that_is_disturbed_is_refused(
     with pytest.raises(RuntimeError, match=REFUSED):
         td.checkpoint.save(path, model)
     assert td.checkpoint.open(path).uuid == before
-    model.step()  # who trains goes on
+    model.step()  # the training thread continues
     td.checkpoint.save(path, model)
     assert td.checkpoint.open(path).uuid != before
 

@@ -101,7 +101,7 @@ def test_full_disk_without_an_old_one_leaves_nothing(
     assert list(tmp_path.iterdir()) == [tmp_path / "tried"]
 
 
-def test_background_save_tells_of_a_full_disk(
+def test_background_save_reports_a_full_disk(
     models: tuple[WholeModel, WholeModel], last: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SAVE, "_DISK", FullDisk("write", 10))

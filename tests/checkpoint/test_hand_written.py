@@ -1,4 +1,4 @@
-"""Checkpoints with right checksums that nobody has saved: an error or a sound model, no crash."""
+"""Crafted checkpoints with right checksums: an error or a sound model, no crash."""
 
 from __future__ import annotations
 
@@ -214,8 +214,8 @@ MANIFESTS: dict[str, tuple[tuple[Any, ...], Any, str]] = {
     "counters": ((*PART, "counters"), [0] * 15, "16 numbers"),
     "another kind": (("kind",), "part", "kind is 'part', expected"),
     "an increment of nothing": (("kind",), "delta", "increments have one"),
-    "a file of the rest": (("dense", "entries", "dense.bias", 0, "file"), 1, "file"),
-    "a tensor of the rest": (("dense", "entries", "dense.bias", 0, "tensor"), "x", "lacks 'x'"),
+    "a file of the dense state": (("dense", "entries", "dense.bias", 0, "file"), 1, "file"),
+    "a dense tensor": (("dense", "entries", "dense.bias", 0, "tensor"), "x", "lacks 'x'"),
     "a huge tensor": (("state", "entries", "state.more", 0, "sizes"), [1 << 50], "piece at"),
     "no pieces": (("state", "entries", "state.more"), [], "no pieces"),
     "no skeleton": (("state", "values"), {"dict": 3}, "cannot be rebuilt"),

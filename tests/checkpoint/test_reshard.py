@@ -323,7 +323,7 @@ def test_a_damaged_file_leaves_nothing(path: Path, tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["saved"]
 
 
-# -- files whose tensors grow side by side -------------------------------------------------------
+# -- files with tensors that grow side by side ---------------------------------------------------
 
 
 @given(st.binary(max_size=50), st.binary(max_size=50))

@@ -65,7 +65,7 @@ class WholeModel(nn.Module):
         self.dense = nn.Linear(20, 2)
 
     def train_steps(self, steps: range) -> None:
-        """Steps whose batches depend on their numbers alone."""
+        """Train steps with batches that depend only on their numbers."""
         for step in steps:
             generator = seeded(step)
             ids = {

@@ -58,7 +58,7 @@ class Commit(NamedTuple):
         sequence: number of the commit.
         step: training step.
         tables: changes by table name; unchanged tables have no ids.
-        dense: changed tensors of the dense state, by name in the model's state dict.
+        dense: changed tensors of the dense state, of any shape, by name in the model's state dict.
     """
 
     sequence: int
