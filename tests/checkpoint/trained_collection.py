@@ -25,7 +25,7 @@ def collection(
 
 
 def train(module: td.DynamicEmbeddingBagCollection, steps: range, ids: int = 40) -> None:
-    """Train steps with batches that depend only on their numbers; ids grow the index, are erased."""
+    """Train steps with batches that depend only on their numbers; the index grows."""
     for step in steps:
         generator = seeded(step)
         features = {
