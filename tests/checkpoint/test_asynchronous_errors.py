@@ -36,7 +36,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldDisk]:
 
 
 def failed(path: Path, model: Any, disk: HeldDisk) -> checkpoint.SaveHandle:
-    """A save that failed on a full disk, with an error that was not raised yet."""
+    """Return a save that failed on a full disk, with an error that was not raised yet."""
     handle = checkpoint.save(path, model, asynchronous=True)
     disk.let_go(full())
     assert handle._ended.wait(60)

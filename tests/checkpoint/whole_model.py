@@ -17,7 +17,7 @@ from torch_dynemb.table import state as table_state
 
 
 class WholeModel(nn.Module):
-    """Two groups of tables with every score, counts, a sketch and state, and a dense part.
+    """Two groups of tables with every score, counts, a sketch and state, and a dense state.
 
     Args:
         other: with a larger capacity and rows of another dtype, so that a load gives ids and rows

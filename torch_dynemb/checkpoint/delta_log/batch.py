@@ -38,7 +38,7 @@ MAGIC = b"\xd7DYNDLT\xd7"
 # Kinds of records. They are never renumbered, only added.
 ROWS = 1  # ids of a table with their rows
 ERASE = 2  # removed ids
-DENSE = 3  # tensors of the dense part
+DENSE = 3  # tensors of the dense state
 COMMIT = 4  # the end of a batch
 TABLES = 5  # descriptions of the tables by their numbers in the batch, as JSON
 COUNTS = 6  # ids of a table that wait for admission

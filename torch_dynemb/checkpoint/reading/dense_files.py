@@ -91,8 +91,8 @@ def read_dense(folder: Path, saved: SavedDense, model: nn.Module, *, strict: boo
     for name in names & own.keys():
         if (name in saved.entries) != isinstance(own[name], Tensor):
             raise ValueError(
-                f"checkpoint.load: entry {name!r} is a tensor either in the model or in "
-                "the checkpoint, and something else in the other: load it into the model that "
+                f"checkpoint.load: entry {name!r} is a tensor in only one of the model "
+                "and the checkpoint: load it into the model that "
                 "was saved"
             )
     with _Files(folder, saved) as files:

@@ -191,7 +191,7 @@ def parent_of(
             raise NewBaseNeededError(
                 f"checkpoint.save: since is given, but changes of tables {group.names} are not "
                 "recorded: call torch_dynemb.checkpoint.record_changes(model) before the save "
-                "that the increment goes on from, and again after tables have been added, moved "
+                "that the increment continues, and again after tables have been added, moved "
                 "or given another optimizer",
                 path=path,
                 tables=group.names,

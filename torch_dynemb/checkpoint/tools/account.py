@@ -111,7 +111,7 @@ def described(about: dict[str, Any]) -> str:
     elif about["tables"]:
         lines += ["", "places of ids and rows were not saved: a load assigns new ones"]
     dense = about["dense"]
-    lines += ["", f"dense part: {len(dense['entries'])} tensors, {in_bytes(dense['bytes'])}"]
+    lines += ["", f"dense state: {len(dense['entries'])} tensors, {in_bytes(dense['bytes'])}"]
     if dense["entries"]:
         lines += aligned(
             [

@@ -115,8 +115,8 @@ def _check_same(
     if blocks and shards[0] != shards[1]:
         raise ValueError(
             f"merge: table {name!r} has 8-bit state of columns {sorted(shards[1])} in "
-            f"{after.folder}, but of {sorted(shards[0])} in {before.folder}, which cannot be put "
-            "together: save without since after the column shards have changed"
+            f"{after.folder}, but of {sorted(shards[0])} in {before.folder}, which cannot be "
+            "combined: save without since after the column shards have changed"
         )
 
 
