@@ -89,7 +89,7 @@ def test_a_file_of_a_later_version_is_refused(tmp_path: Path) -> None:
     text[8] = 2
     text[-4:] = batch_format._crc(bytes(text[:-4])).to_bytes(4, "little")
     sink = written(tmp_path / "log", [[bytes(text) + one[batch_format.HEAD_BYTES :]]])
-    with pytest.raises(errors.UnsupportedFormatError, match="its format version is 2, and this"):
+    with pytest.raises(errors.UnsupportedFormatError, match="its format version is 2, but this"):
         list(sink.read(0))
 
 

@@ -118,14 +118,14 @@ def test_a_copy_that_is_disturbed_is_refused(
 ) -> None:
     model = Model()
     model.step()
-    hold, work = saving.hold_rows, [model.step]
+    hold, work = saving.pin_rows, [model.step]
 
     def disturbed(groups: Any) -> None:
         if work:
             in_another_thread(work.pop())
         hold(groups)
 
-    monkeypatch.setattr(saving, "hold_rows", disturbed)
+    monkeypatch.setattr(saving, "pin_rows", disturbed)
     with pytest.raises(RuntimeError, match=REFUSED):
         td.checkpoint.save(tmp_path / "last", model, asynchronous=True)
     handle = td.checkpoint.save(tmp_path / "last", model, asynchronous=True)
@@ -148,7 +148,7 @@ def test_changes_after_the_last_check_are_not_forgotten(
     with monkeypatch.context() as patched:
         patched.setattr(saving, "write_checkpoint", then_train)
         td.checkpoint.save(tmp_path / "base", model)
-    with pytest.raises(RuntimeError, match="are known since nothing"):
+    with pytest.raises(RuntimeError, match="are known since no checkpoint"):
         td.checkpoint.save(tmp_path / "delta", model, since=tmp_path / "base")
 
 

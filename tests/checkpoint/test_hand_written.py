@@ -243,4 +243,4 @@ def test_pieces_that_leave_a_hole_are_refused(saved: Path, tmp_path: Path) -> No
     pieces = [{**piece, "offsets": [0], "sizes": [20]}] * 2
     content["state"]["entries"]["state.more"] = pieces
     damage.write_manifest(path, content)
-    assert "10 elements of (20,) were saved" in outcome(path, "empty", "a hole")
+    assert "10 saved elements, too few for (20,)" in outcome(path, "empty", "a hole")

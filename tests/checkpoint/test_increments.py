@@ -211,7 +211,7 @@ def test_saves_that_cannot_go_on_from_another_one_are_refused(tmp_path: Path) ->
     with pytest.raises(RuntimeError, match=r"not recorded: call .*record_changes\(model\)"):
         checkpoint.save(tmp_path / "delta", model, since=tmp_path / "early")
     checkpoint.record_changes(model)
-    with pytest.raises(RuntimeError, match="known since nothing"):
+    with pytest.raises(RuntimeError, match="known since no checkpoint"):
         checkpoint.save(tmp_path / "delta", model, since=tmp_path / "early")
     checkpoint.save(tmp_path / "base", model)
     with pytest.raises(RuntimeError, match="save without since"):
@@ -231,7 +231,7 @@ def test_saves_that_cannot_go_on_from_another_one_are_refused(tmp_path: Path) ->
     other = small(td.Adam(lr=0.1))
     checkpoint.record_changes(other)
     checkpoint.load(tmp_path / "base", other, optimizer_state=False)
-    with pytest.raises(RuntimeError, match="known since nothing"):
+    with pytest.raises(RuntimeError, match="known since no checkpoint"):
         checkpoint.save(tmp_path / "again", other, since=tmp_path / "base")
 
 

@@ -249,10 +249,10 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
         checkpoint.save_snapshot(model, 3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="save_snapshot: keep is 0"):
         model.save("a", keep=0)
-    with pytest.raises(FileNotFoundError, match=r"has no snapshot: there are \[\]"):
+    with pytest.raises(FileNotFoundError, match=r"has no snapshot: it has \[\]"):
         model.load()
     model.save("a")
-    with pytest.raises(FileNotFoundError, match=r"has no snapshot 'b': there are \['a'\]"):
+    with pytest.raises(FileNotFoundError, match=r"has no snapshot 'b': it has \['a'\]"):
         model.load("b")
     for call in (lambda m: checkpoint.save_snapshot(m, "a"), checkpoint.load_snapshot):
         with pytest.raises(RuntimeError, match=r"no table of the model has storage=SSDStore"):

@@ -90,7 +90,7 @@ class SavedStore:
 
 
 REMEDY = (
-    "restore it from a copy; or load another snapshot, and delete this one's file in snapshots/"
+    "copy it back from a backup; or load another snapshot, and delete this one's file in snapshots/"
 )
 
 
