@@ -260,7 +260,7 @@ def test_wrong_arguments(path: Path, tmp_path: Path) -> None:
     for there in (path, tmp_path / "file"):
         with pytest.raises(FileExistsError, match="exists already"):
             checkpoint.reshard(path, there, parts=2)
-    with pytest.raises(FileNotFoundError, match="no checkpoint"):
+    with pytest.raises(FileNotFoundError, match="is not a checkpoint"):
         checkpoint.reshard(tmp_path / "absent", tmp_path / "out", parts=2)
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
