@@ -1,4 +1,4 @@
-"""Command line of the package: ``python -m torch_dynemb --help`` says what there is."""
+"""Command line of the package; ``python -m torch_dynemb --help`` lists the commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch_dynemb.plan.command import add_command as add_plan
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the exit status."""
+    """Run a command. Return the exit status."""
     return run(arguments, more=(add_plan, add_doctor))
 
 

@@ -1,12 +1,12 @@
 """Errors that a program can act on.
 
-Each class is also the built-in that fits, so that ``except RuntimeError`` catches what it always
-has. Wrong arguments stay TypeError, ValueError and KeyError, and a path at which nothing was saved
-stays FileNotFoundError: these have no class here.
+Each class is also the built-in that fits, so that ``except RuntimeError`` catches it, too. Wrong
+arguments stay TypeError, ValueError and KeyError, and a path without anything saved stays
+FileNotFoundError.
 
-Errors of the compiled library have these classes where Python calls the library. Code that
-``torch.compile`` has compiled calls it directly: its errors are RuntimeErrors, whose message ends
-with the name of the class in brackets.
+Errors of the compiled library have these classes if Python calls the library. Code from
+``torch.compile`` calls it directly: its errors are RuntimeErrors with a message that ends with
+the name of the class in brackets.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch
 class DynembError(Exception):
     """Base of all errors of this library that a program can act on.
 
-    Errors can be pickled with their attributes, so ranks and workers send them to each other.
+    Pickles keep the attributes, so ranks and workers can send errors to each other.
 
     Args:
-        *args: of the built-in that the error is: its message, or number, message and file name.
-        path: of the file or folder that the error is about; None: it is about none.
+        *args: arguments of the built-in: a message, or number, message and file name.
+        path: file or folder that the error is about; None: none.
         tables: names of the tables that it is about.
 
     Attributes:
@@ -55,35 +55,36 @@ class DynembError(Exception):
 
 
 class NoRoomError(DynembError, RuntimeError):
-    """A table, a memory or a disk has no room for what a call needs.
+    """A table, the memory or a disk has too little room for a call.
 
     The class itself is raised for a table: its capacity, its ``max_rows`` or the memory budget of
-    its group is used up. No id has been inserted by the call. Erase ids, choose another
-    ``on_full``, or give a larger capacity or budget. What else has no room has a class below.
+    its group is used up. The call has inserted no id. Erase ids, choose another ``on_full``, or
+    give a larger capacity or budget. Its subclasses are for memory and disks.
     """
 
 
 class HostMemoryError(NoRoomError, MemoryError):
     """The machine has too little memory, or the process too few addresses; the message says which.
 
-    It is a ``MemoryError``. Take smaller batches or tables, or a machine with more memory.
+    It is also a ``MemoryError``. Take smaller batches or tables, or a machine with more memory.
     """
 
 
 class DeviceMemoryError(NoRoomError, torch.OutOfMemoryError):
-    """A GPU has no memory left; the message says how much the call needs.
+    """A GPU has too little memory; the message says how much the call needs.
 
-    It is a ``torch.OutOfMemoryError``. Call ``torch.cuda.empty_cache()``, or take a smaller batch.
+    It is also a ``torch.OutOfMemoryError``. Call ``torch.cuda.empty_cache()``, or take smaller
+    batches.
     """
 
 
 class DiskFullError(NoRoomError, OSError):
     """A disk is full, or a quota or the largest size of a file is reached.
 
-    What was saved before is as it was. Make room, or save elsewhere; then call again.
+    What was saved before is unchanged. Make room or save elsewhere, then call again.
 
     Args:
-        *args: number of the error, message and file name, as of OSError; or a message.
+        *args: number, message and file name, as of OSError; or a message.
         path: see :class:`DynembError`; default: the file name.
         tables: see :class:`DynembError`.
     """
@@ -103,13 +104,13 @@ class DiskFullError(NoRoomError, OSError):
 class NoHeadroomError(NoRoomError):
     """An update of a live table brings more new ids than the table has rows for.
 
-    Nothing of the update has been done, and the rows from before go on being served. Erase ids, or
-    make the tables again with more headroom and serve those.
+    Nothing of the update is applied, and the rows from before stay in service. Erase ids, or create
+    the tables again with more headroom and serve those.
 
     Args:
         *args: the message.
-        table: its name.
-        wanted: rows that new ids of the update want.
+        table: name of the table.
+        wanted: rows that new ids of the update need.
         free: rows that the table has for them.
 
     Attributes:
@@ -124,51 +125,52 @@ class NoHeadroomError(NoRoomError):
 
 
 class DamagedFileError(DynembError, ValueError):
-    """A file of a checkpoint, a delta log or a serving package is not what was written.
+    """A file of a checkpoint, a delta log or a serving package is damaged.
 
-    It was cut off, changed or removed; the message says where. What was loaded before is as it was.
-    Copy the file back, or go back to another checkpoint.
+    It was cut off, changed or removed; the message says where. The model is unchanged. Copy the
+    file back, or go back to another checkpoint.
     """
 
 
 class DamagedStoreError(DamagedFileError, RuntimeError):
-    """A file of a snapshot or of a store of rows (``SSDStore``) is damaged or missing.
+    """A file of a snapshot or of a row store (``SSDStore``) is damaged or missing.
 
-    Copy the file back, or load another snapshot, and look after the disk.
+    Copy the file back, or load another snapshot, and check the disk.
     """
 
 
 class UnsupportedFormatError(DynembError, ValueError, RuntimeError):
-    """A file or package is whole, but made for another version or machine than this one.
+    """A file or package is intact, but for another version or machine.
 
     Load it with the version that wrote it, or write it again here.
     """
 
 
 class NewBaseNeededError(DynembError, RuntimeError, ValueError):
-    """Changes do not go on from where their reader or writer is.
+    """A reader or writer of changes cannot continue from its position.
 
-    * A reader of a delta log finds the log dropped up to a later commit, rolled back, or begun with
-      another checkpoint. What it has applied stays. Load the newest base, and follow from there.
-    * A writer does not know what has changed since its base: save a whole checkpoint, and go on
-      from that.
-    * An increment does not go on from the checkpoint before it: give all of them in order, or go
-      back to the last one that does.
+    * Reader of a delta log: the commits it needs were dropped or rolled back, or the log begins
+      with another checkpoint. Commits applied so far stay. Load the newest base, and follow from
+      there.
+    * Writer: the changes since its base are unknown. Save a whole checkpoint, and continue from
+      that.
+    * Increment: it does not continue from the checkpoint before it. Give all of them in order, or
+      go back to the last one that does.
     """
 
 
 class InUseError(DynembError, RuntimeError):
     """Another process, thread or call uses the table, store, log or path now.
 
-    Nothing has been changed by this call. Wait until the other one has ended, or give each a path
-    or a table of its own.
+    This call has changed nothing. Wait until the other one has ended, or give each a path or table
+    of its own.
     """
 
 
 class ForkedProcessError(DynembError, RuntimeError):
-    """A process that was forked calls what only the process that made it can do.
+    """A forked process calls what only its parent process can do.
 
-    Call it there, start processes by ``spawn``, or make the tables after the fork.
+    Call it in the parent, start processes by ``spawn``, or create the tables after the fork.
     """
 
 
@@ -176,19 +178,19 @@ class ReplicatedTableError(DynembError, RuntimeError):
     """Each rank would train its own diverging copy of a table.
 
     Use tables that ranks share, such as those of :mod:`torch_dynemb.torchrec`, or call
-    :func:`torch_dynemb.private_to_rank` where only this rank trains them.
+    :func:`torch_dynemb.private_to_rank` if only this rank trains them.
     """
 
 
 class ReplacedError(DynembError, RuntimeError):
-    """What was read was replaced or removed meanwhile. Call again, or save less often."""
+    """The checkpoint was replaced or removed while it was read. Call again, or save less often."""
 
 
 class BackgroundError(DynembError, RuntimeError):
-    """What was done in the background has failed; its own error is the ``__cause__``.
+    """Work in the background has failed; its own error is the ``__cause__``.
 
-    The call that raises it, such as the next ``step()``, has done nothing. Call it again to go on
-    without what has failed, or save again.
+    The call that raises it, such as the next ``step()``, has changed nothing. Call it again to
+    continue without the failed work, or save again.
     """
 
 

@@ -92,7 +92,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def words_of(model: Any) -> list[Tensor]:
-    """What rows of all tables of a model are preserved in."""
+    """Return the copy-on-write tensors of all tables of a model."""
     return [
         words for module in model.modules_with_tables for words in module.group.rows.copy_on_write
     ]

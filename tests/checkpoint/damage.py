@@ -1,4 +1,4 @@
-"""Damage to the files of a checkpoint, and checkpoints that somebody has written by hand."""
+"""Damage to the files of a checkpoint, and checkpoints with edited manifests."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Damage = Callable[[Path], None]
 
 
 def copied(folder: Path, to: Path) -> Path:
-    """A copy that shares the files; :func:`change_bytes` makes those its own that it changes."""
+    """Copy a folder with hard links; :func:`rewrite_file` breaks the link of a file."""
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(folder, to, copy_function=os.link)
     return to
 
 
-def change_bytes(path: Path, change: Callable[[bytearray], object]) -> None:
+def rewrite_file(path: Path, change: Callable[[bytearray], object]) -> None:
     """Writes a file anew."""
     data = bytearray(path.read_bytes())
     change(data)
@@ -36,7 +36,7 @@ def change_bytes(path: Path, change: Callable[[bytearray], object]) -> None:
 
 def put_text(path: Path, text: bytes) -> None:
     """Gives a file another content."""
-    change_bytes(path, lambda data: data.__setitem__(slice(None), text))
+    rewrite_file(path, lambda data: data.__setitem__(slice(None), text))
 
 
 def flip(offset: int, bit: int = 0) -> Damage:
@@ -45,7 +45,7 @@ def flip(offset: int, bit: int = 0) -> Damage:
     def of_data(data: bytearray) -> None:
         data[offset] ^= 1 << bit
 
-    return lambda path: change_bytes(path, of_data)
+    return lambda path: rewrite_file(path, of_data)
 
 
 def cut(size: int) -> Damage:
@@ -54,12 +54,12 @@ def cut(size: int) -> Damage:
     def of_data(data: bytearray) -> None:
         del data[size:]
 
-    return lambda path: change_bytes(path, of_data)
+    return lambda path: rewrite_file(path, of_data)
 
 
 def append(path: Path) -> None:
     """Adds a byte."""
-    change_bytes(path, lambda data: data.append(0))
+    rewrite_file(path, lambda data: data.append(0))
 
 
 def become_a_folder(path: Path) -> None:
@@ -101,7 +101,7 @@ def damages_of(path: Path) -> Iterator[tuple[str, Damage]]:
     yield "a folder", become_a_folder
 
 
-# -- by hand -------------------------------------------------------------------------------------
+# -- edited manifests ----------------------------------------------------------------------------
 
 
 def canonical(content: Any) -> bytes:
@@ -159,7 +159,7 @@ def change_tensor(path: Path, name: str, change: Callable[[Tensor], object]) -> 
         change(values.view(section.shape))
         data[section.begin : end] = bytes(values.view(torch.uint8).tolist())
 
-    change_bytes(path, of_data)
+    rewrite_file(path, of_data)
 
 
 def leaves_of(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

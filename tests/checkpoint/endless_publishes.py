@@ -28,7 +28,7 @@ def new_model() -> nn.Sequential:
 
 
 def change(model: nn.Sequential, number: int) -> None:
-    """Gives a model the content that a number tells."""
+    """Give a model content that depends on a number."""
     group = model[0].group
     group.insert_or_assign(
         0, torch.arange(number % 7, IDS), torch.full((IDS - number % 7, 8), float(number))
@@ -38,7 +38,7 @@ def change(model: nn.Sequential, number: int) -> None:
 
 
 def check(model: nn.Sequential, number: int) -> None:
-    """Raises AssertionError unless a model has the content that a number tells."""
+    """Raise AssertionError unless a model has the content of a number."""
     expected = new_model()
     if number > 0:
         change(expected, number)

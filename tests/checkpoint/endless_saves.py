@@ -17,7 +17,7 @@ IDS = 300
 
 
 def filled(number: int) -> td.DynamicEmbedding:
-    """A table with a content that the number tells."""
+    """Make a table with content that depends on a number."""
     module = td.DynamicEmbedding(8, optimizer=td.SGD(lr=0.1), max_rows=IDS, name="table")
     module.group.insert_or_assign(
         0, torch.arange(number % 7, IDS), torch.full((IDS - number % 7, 8), float(number))

@@ -1,4 +1,4 @@
-"""What a load makes of a checkpoint that nobody has saved."""
+"""Results of loading crafted checkpoints, which no save has written."""
 
 from __future__ import annotations
 

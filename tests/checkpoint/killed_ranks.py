@@ -25,7 +25,7 @@ TIMEOUT_S = 60  # of collectives: more than any of them takes, and the bound of 
 
 
 class Sharded(nn.Module):
-    """A table whose ids are dealt to two ranks, and a dense part that both have."""
+    """A table with ids on two ranks, and a dense state that both have."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Point(NamedTuple):
 
 
 def calls(rank: int, folder: str) -> list[str]:
-    """Of a save over an old one in which nobody dies."""
+    """Run a save over an old one in which no process dies."""
     disk = FaultyDisk()
     for epoch in range(2):
         disk = FaultyDisk()

@@ -1,4 +1,4 @@
-"""A sink of a delta log that keeps batches in a dict, and fails when it is told to."""
+"""A sink of a delta log that keeps batches in a dict, and fails on request."""
 
 from __future__ import annotations
 

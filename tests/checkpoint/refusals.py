@@ -1,4 +1,4 @@
-"""A module refuses a state and stays as it was; one whose state has entries of every kind."""
+"""Modules that reject a state and stay unchanged; a module with state entries of every kind."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Net(nn.Module):
 
 
 def train(model: Net, steps: range) -> None:
-    """Steps whose batches depend on their numbers alone: ids come, are evicted, and leave."""
+    """Train steps with batches that depend only on their numbers; ids come, are evicted, erased."""
     dense = torch.optim.SGD(model.top.parameters(), lr=0.01)
     names = model.features.group.names
     for step in steps:

@@ -1,4 +1,4 @@
-"""A module whose state has everything that one can have; saved/format3.pt is one.
+"""A module with state entries of every kind; saved/format3.pt is the state of one.
 
 ``__main__`` writes it; ``test_saved_numbers.py`` reads it with whatever the code is now.
 """
@@ -42,7 +42,7 @@ def saved_module() -> td.DynamicEmbeddingBagCollection:
 
 
 def train(module: td.DynamicEmbeddingBagCollection, steps: range) -> None:
-    """Steps whose batches depend on their numbers alone."""
+    """Train steps with batches that depend only on their numbers."""
     module.group.scores.set_batch(0, 5)
     for step in steps:
         generator = torch.Generator().manual_seed(step)

@@ -86,7 +86,7 @@ MODULES: dict[str, Callable[[], td.DynamicEmbeddingBagCollection]] = {
 
 
 def train(module: Any, steps: range) -> None:
-    """Steps whose batches depend on their numbers alone; the first ids have been seen before."""
+    """Train steps with batches that depend only on their numbers; the first ids are known."""
     for t, config in enumerate(module.group.config.tables):
         if "custom" in config.policy.scores:
             module.group.scores.set_batch(t, 7)

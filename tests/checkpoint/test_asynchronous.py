@@ -40,7 +40,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldDisk]:
 
 
 def stopped(path: Path, model: nn.Module, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Any:
-    """The files of a save during which nobody trains."""
+    """Return the files of a save without training meanwhile."""
     with monkeypatch.context() as patched:
         give_disk(patched)
         checkpoint.save(path, model, **more)
@@ -67,7 +67,7 @@ def test_what_is_saved_is_one_step(
     train(model, range(6))
     twin = copy.deepcopy(model)
     for net in (model, twin):
-        # rows that nobody has trained: they have their first values when they are read
+        # untrained rows: they get their initial values when they are read
         net.features({name: torch.arange(900, 950)[None] for name in net.features.feature_names})
         net.user(torch.arange(900, 950))
     expected = stopped(tmp_path / "stopped", twin, monkeypatch)
@@ -149,7 +149,7 @@ def test_the_thread_reads_nothing_that_lives(
 
 
 class ExtraState(nn.Module):
-    """Tensors of dtypes and strides that tables do not have, and values that are no tensors."""
+    """Tensors of dtypes and strides that tables do not have, and values other than tensors."""
 
     def __init__(self) -> None:
         super().__init__()

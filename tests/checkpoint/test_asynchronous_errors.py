@@ -1,4 +1,4 @@
-"""Saves in the background that fail: somebody is told, once, and training can go on."""
+"""Background saves that fail: the error is raised once, and training can continue."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldDisk]:
 
 
 def failed(path: Path, model: Any, disk: HeldDisk) -> checkpoint.SaveHandle:
-    """A save for whose files there was no room, of which nobody has been told."""
+    """Return a save that failed on a full disk, with an error that was not raised yet."""
     handle = checkpoint.save(path, model, asynchronous=True)
     disk.let_go(full())
     assert handle._ended.wait(60)
@@ -48,7 +48,7 @@ def test_wait_raises_it_and_then_no_step(tmp_path: Path, disk: HeldDisk) -> None
     train(model, range(2))
     handle = failed(tmp_path / "c", model, disk)
     assert handle.done()
-    for _ in range(2):  # the handle says it to whoever asks
+    for _ in range(2):  # the handle raises it each time
         with pytest.raises(OSError, match="No space left on device") as raised:
             handle.wait()
         assert "in create" in str(raised.value.__cause__)  # where it was raised, in the thread
@@ -86,10 +86,10 @@ def test_the_next_step_raises_it_and_does_nothing(
         net.user.optimizer.step()
     assert differences(state_of(model), state_of(twin)) == []
     disk.error = None
-    checkpoint.save(tmp_path / "c", model)  # it has been told
+    checkpoint.save(tmp_path / "c", model)  # the error was raised already
 
 
-def test_any_table_of_the_model_tells_it_once(tmp_path: Path, disk: HeldDisk) -> None:
+def test_any_table_of_the_model_raises_it_once(tmp_path: Path, disk: HeldDisk) -> None:
     model = Net()
     train(model, range(2))
     failed(tmp_path / "c", model, disk)

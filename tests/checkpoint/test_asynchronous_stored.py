@@ -1,4 +1,4 @@
-"""Saves of tables whose rows lie on a disk that go on while training does."""
+"""Background saves of tables with rows on a disk, during training."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def bag_on(
 
 
 def train(bag: td.DynamicEmbeddingBag, steps: range) -> None:
-    """Steps whose batches depend on their numbers alone; ids come, go, and come back."""
+    """Train steps with batches that depend only on their numbers; ids are evicted and return."""
     for step in steps:
         generator = seeded(step)
         ids = torch.randint(0, IDS, (150, 2), generator=generator)
@@ -100,7 +100,7 @@ def test_what_is_saved_is_one_step(
     assert not handle.done()
     train(twin, range(30, 60))
     for of in (model.group.tables.rows.hyper, model.group.tables.rows.meta):
-        of.fill_(1)  # what rows that nobody has trained begin with is of that step, too
+        of.fill_(1)  # initial values of untrained rows are of that step, too
     disk.let_go()
     handle.wait()
     assert stat(model, StoreStat.PINNED_SEGMENTS) == 0

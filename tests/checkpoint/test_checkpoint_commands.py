@@ -171,8 +171,8 @@ def test_wrong_arguments_are_one_line(
     assert "required: COMMAND" in usage("checkpoint")
     assert "required: PATH" in usage("checkpoint", "verify")
     assert "required: --parts" in usage("checkpoint", "reshard", path, out)
-    assert "'0' is no number" in usage("checkpoint", "reshard", path, out, "--parts", "0")
-    assert "'x' is no number" in usage("checkpoint", "reshard", path, out, "--parts", "x")
+    assert "'0' is not a number" in usage("checkpoint", "reshard", path, out, "--parts", "0")
+    assert "'x' is not a number" in usage("checkpoint", "reshard", path, out, "--parts", "x")
     assert "required: --format" in usage("checkpoint", "export", path, out)
     assert "invalid choice: 'csv'" in usage("checkpoint", "export", path, out, "--format", "csv")
     assert "unrecognized arguments: --all" in usage("checkpoint", "inspect", path, "--all")
@@ -180,15 +180,15 @@ def test_wrong_arguments_are_one_line(
         capsys, "checkpoint", "reshard", path, out, "--parts", 3, "--slots", 2
     )
     for command in ("inspect", "verify"):
-        assert "is no checkpoint" in refused(capsys, "checkpoint", command, tmp_path / "none")
-        assert "is no checkpoint" in refused(capsys, "checkpoint", command, tmp_path)
-    assert "is there already" in refused(
+        assert "is not a checkpoint" in refused(capsys, "checkpoint", command, tmp_path / "none")
+        assert "is not a checkpoint" in refused(capsys, "checkpoint", command, tmp_path)
+    assert "exists already" in refused(
         capsys, "checkpoint", "reshard", path, tmp_path, "--parts", 3
     )
     assert "tables has 'x'" in refused(
         capsys, "checkpoint", "export", path, out, "--format", "npz", "--table", "x"
     )
-    assert "is no checkpoint" in refused(capsys, "inspect", tmp_path)
+    assert "is not a checkpoint" in refused(capsys, "inspect", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -163,11 +163,11 @@ def test_wrong_arguments(path: Path, tmp_path: Path) -> None:
         checkpoint.export(path, out, file_format="npz", tables=["b"])
     with pytest.raises(TypeError, match="state is 1"):
         checkpoint.export(path, out, file_format="npz", state=1)  # type: ignore[arg-type]
-    with pytest.raises(FileNotFoundError, match="is no checkpoint"):
+    with pytest.raises(FileNotFoundError, match="is not a checkpoint"):
         checkpoint.export(tmp_path, out, file_format="npz")
     assert list(tmp_path.iterdir()) == []
     out.mkdir()
-    with pytest.raises(FileExistsError, match="is there already"):
+    with pytest.raises(FileExistsError, match="exists already"):
         checkpoint.export(path, out, file_format="npz")
 
 

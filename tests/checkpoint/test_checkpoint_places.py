@@ -52,7 +52,7 @@ def test_folders_of_the_user_beside_a_checkpoint_stay(name: str, tmp_path: Path)
 def test_a_backup_beside_a_checkpoint_is_neither_removed_nor_loaded(tmp_path: Path) -> None:
     td.checkpoint.save(tmp_path / "last", trained())
     (tmp_path / "last").rename(tmp_path / "last.old-monday")
-    with pytest.raises(FileNotFoundError, match="there is nothing"):
+    with pytest.raises(FileNotFoundError, match="it does not exist"):
         td.checkpoint.load(tmp_path / "last", trained())
     td.checkpoint.save(tmp_path / "last", trained())
     assert names(tmp_path) == ["last", "last.old-monday"]
@@ -64,7 +64,7 @@ def test_a_backup_beside_a_checkpoint_is_neither_removed_nor_loaded(tmp_path: Pa
 def test_a_folder_with_another_manifest_is_not_replaced(text: str, tmp_path: Path) -> None:
     make_file(tmp_path / "site/source.py")
     (tmp_path / "site/manifest.json").write_text(text)
-    with pytest.raises(FileExistsError, match="is there and no checkpoint"):
+    with pytest.raises(FileExistsError, match="exists but is not a checkpoint"):
         td.checkpoint.save(tmp_path / "site", trained())
     assert names(tmp_path / "site") == ["manifest.json", "source.py"]
 
@@ -157,9 +157,9 @@ os._exit(0)
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stdout.read(1) == b"a"
-    writer, who = writer_of(tmp_path / "there")
+    writer, owner = writer_of(tmp_path / "there")
     assert writer == Writer.ALIVE
-    assert f"another process (pid {process.pid} on " in who
+    assert f"another process (pid {process.pid} on " in owner
     process.kill()
     process.wait()
     assert writer_of(tmp_path / "there")[0] == Writer.DEAD  # the child still waits
@@ -214,7 +214,7 @@ def test_what_cannot_be_found_out_is_not_missing(
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("[]," * 5_000_000 + "[]", "5000003 lists"), ("[" * 100_000 + "]" * 100_000, "no JSON")],
+    [("[]," * 5_000_000 + "[]", "5000003 lists"), ("[" * 100_000 + "]" * 100_000, "not JSON")],
 )
 def test_a_manifest_larger_than_any_is_refused_before_it_is_parsed(
     text: str, why: str, tmp_path: Path

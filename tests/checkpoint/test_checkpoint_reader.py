@@ -225,7 +225,7 @@ def test_nothing_is_read_of_a_damaged_file(model: nn.ModuleDict, tmp_path: Path)
     path = tmp_path / "saved"
     checkpoint.save(path, model, state={"seen": torch.arange(4)})
     files = list(files_of(path))
-    # nobody asks where ids stood, and where there are none
+    # places of ids do not matter, nor whether there are any
     read = [file for file in files if not file.path.startswith(("groups/", "tables.empty/"))]
     assert len(read) == len(files) - 2
     for file in read:
@@ -302,9 +302,9 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read(
 
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="is no checkpoint"):
+    with pytest.raises(FileNotFoundError, match="is not a checkpoint"):
         checkpoint.open(tmp_path / "absent")
-    with pytest.raises(FileNotFoundError, match="is no checkpoint"):
+    with pytest.raises(FileNotFoundError, match="is not a checkpoint"):
         checkpoint.open(tmp_path)
     with pytest.raises(TypeError, match="path is 3"):
         checkpoint.open(3)  # type: ignore[arg-type]

@@ -330,12 +330,12 @@ def test_wrong_arguments(path: Path) -> None:
         checkpoint.save(path, model, state={"x": object()})
     with pytest.raises(TypeError, match=r"key 1.5"):
         checkpoint.save(path, model, state={1.5: 1})
-    with pytest.raises(FileNotFoundError, match="there is nothing"):
+    with pytest.raises(FileNotFoundError, match="it does not exist"):
         checkpoint.load(path, model)
     path.mkdir()
     with pytest.raises(FileNotFoundError, match=r"no manifest.json"):
         checkpoint.load(path, model)
-    with pytest.raises(FileExistsError, match="is there and no checkpoint"):
+    with pytest.raises(FileExistsError, match="exists but is not a checkpoint"):
         checkpoint.save(path, model)
     with pytest.raises(ValueError, match="on_missing_state is 'ignore'"):
         checkpoint.load(path, model, on_missing_state="ignore")  # type: ignore[arg-type]

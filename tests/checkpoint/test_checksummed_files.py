@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cpu_only("about files, without tables")
 
 
 def written(path: Path, block_bytes: int) -> FileSums:
-    """A file whose blocks do not begin where its header ends."""
+    """Write a file with blocks that do not begin at the end of its header."""
     values = torch.arange(5000)
     writer = ChecksummedWriter(Disk(), path, block_bytes)
     header = header_of([TensorShape("id", values.dtype, tuple(values.shape))])

@@ -45,7 +45,7 @@ def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def saved_first(path: Path, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The files of a save during which nobody trains."""
+    """Return the files of a save without training meanwhile."""
     with monkeypatch.context() as patched:
         give_disk(patched)
         checkpoint.save(path, model)
@@ -73,7 +73,7 @@ def test_a_step_between_any_two_writes(
     if kind == "recorded changes":
         checkpoint.record_changes(model)
     train(model, range(6))
-    # rows that nobody has trained: they have their first values when they are read
+    # untrained rows: they get their initial values when they are read
     model.features({name: torch.arange(900, 950)[None] for name in model.features.feature_names})
     model.user(torch.arange(900, 950))
     twin = copy.deepcopy(model)
@@ -372,7 +372,7 @@ def taken(
     return out[:, 0].tolist(), steps.tolist()
 
 
-def test_rows_are_preserved_once_and_places_are_used_again() -> None:
+def test_rows_are_copied_once_and_places_are_reused() -> None:
     weights, state, words = copy_on_write_slab(6, 2)
     marks = words.view(torch.int32)[1024:1030]
     ops.copy_before_write_(weights, state, words, torch.tensor([4, 1]))
@@ -400,7 +400,7 @@ def test_rows_are_preserved_once_and_places_are_used_again() -> None:
     assert torch.equal(words, before)
 
 
-def test_rows_beyond_those_that_are_preserved_are_not() -> None:
+def test_rows_beyond_the_saved_ones_are_not_copied() -> None:
     weights, state, words = copy_on_write_slab(6, 2)
     words[CopyOnWrite.ROWS] = 4
     ops.copy_before_write_(weights, state, words, torch.tensor([4, 5]))

@@ -1,4 +1,4 @@
-"""Batches whose checksums are right and whose content is not: named errors, in bounded memory."""
+"""Batches with right checksums and wrong content: named errors, in bounded memory."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_crafted_records_are_errors_that_name_the_commit(
     crafted = batch(*records)
     tracemalloc.start()
     try:
-        with pytest.raises(DamagedFileError, match=r"commit 1 cannot be understood: "):
+        with pytest.raises(DamagedFileError, match=r"commit 1 cannot be decoded: "):
             commit_of([crafted])
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:

@@ -49,7 +49,7 @@ class Refusing:
         self._turns = itertools.cycle(range(len(kinds)))
 
     def refuse(self, path: Path, what: str, match: str, file: Path | None = None) -> None:
-        """The model whose turn it is refuses a checkpoint.
+        """Check that the next model rejects a checkpoint.
 
         Args:
             path: of the checkpoint.
@@ -121,7 +121,7 @@ def test_files_in_each_others_place_are_refused(
     first, second = (tmp_path / "last" / file for file in damage.files_of(saved)[:2])
     size = max(first.stat().st_size, second.stat().st_size)
     for file in (first, second):  # of one size
-        damage.change_bytes(file, lambda data: data.extend(bytes(size - len(data))))
+        damage.rewrite_file(file, lambda data: data.extend(bytes(size - len(data))))
     damage.seal(path)
     first.rename(tmp_path / "kept")
     second.rename(first)
@@ -145,7 +145,7 @@ def test_damaged_manifest_is_refused(saved: Path, tmp_path: Path, refusing: Refu
     others += [text[:-1] + b', "x": NaN}', text.replace(b'"uuid"', b'"uuld"'), text + b"x"]
     for other in others:
         path = damage.copied(saved, tmp_path / "last")
-        damage.change_bytes(
+        damage.rewrite_file(
             path / MANIFEST, lambda data, to=other: data.__setitem__(slice(None), to)
         )
         refusing.refuse(path, str(other[:20]), str(path / MANIFEST))
@@ -154,13 +154,13 @@ def test_damaged_manifest_is_refused(saved: Path, tmp_path: Path, refusing: Refu
 def test_missing_manifest_is_no_checkpoint(saved: Path, tmp_path: Path, refusing: Refusing) -> None:
     path = damage.copied(saved, tmp_path / "last")
     (path / MANIFEST).unlink()
-    refusing.refuse(path, "removed", "is no checkpoint: it has no manifest.json")
+    refusing.refuse(path, "removed", "is not a checkpoint: it has no manifest.json")
     (path / MANIFEST).mkdir()
-    refusing.refuse(path, "a folder", "is no checkpoint: it has no manifest.json")
-    with pytest.raises(FileExistsError, match="is there and no checkpoint"):
+    refusing.refuse(path, "a folder", "is not a checkpoint: it has no manifest.json")
+    with pytest.raises(FileExistsError, match="exists but is not a checkpoint"):
         checkpoint.save(path, WholeModel())
     shutil.rmtree(path)
-    refusing.refuse(path, "nothing there", "is no checkpoint: there is nothing")
+    refusing.refuse(path, "nothing there", "is not a checkpoint: it does not exist")
 
 
 @pytest.mark.parametrize("checksum", ["right", "wrong"])

@@ -1,4 +1,4 @@
-"""Files of a delta log: a torn tail is no commit, and any other damage is an error."""
+"""Files of a delta log: a torn tail is ignored, and any other damage is an error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.cpu_only("about files, without tables")
 
 
 def written(path: Path, segments: list[list[bytes]]) -> DirectorySink:
-    """A log whose files have these batches."""
+    """Write a log with these batches in its files."""
     path.mkdir()
     sequence = 1
     for segment in segments:
@@ -89,7 +89,7 @@ def test_a_file_of_a_later_version_is_refused(tmp_path: Path) -> None:
     text[8] = 2
     text[-4:] = batch_format._crc(bytes(text[:-4])).to_bytes(4, "little")
     sink = written(tmp_path / "log", [[bytes(text) + one[batch_format.HEAD_BYTES :]]])
-    with pytest.raises(errors.UnsupportedFormatError, match="its format version is 2, and this"):
+    with pytest.raises(errors.UnsupportedFormatError, match="its format version is 2, but this"):
         list(sink.read(0))
 
 
@@ -113,15 +113,15 @@ def test_heads_with_numbers_that_no_batch_has_are_errors(
     text = batch_format._head_bytes(head._replace(**numbers))
     crafted = text + two[batch_format.HEAD_BYTES :]
     sink = written(tmp_path / "log", [[one, crafted]])
-    with pytest.raises(DamagedFileError, match=r"byte \d+: its head says that .*, which no batch"):
+    with pytest.raises(DamagedFileError, match=r"byte \d+: its head has (an )?impossible"):
         list(sink.read(0))
-    with pytest.raises(DamagedFileError, match=r"its head says that"):
+    with pytest.raises(DamagedFileError, match=r"its head has (an )?impossible"):
         batch_of(crafted)
 
 
 def test_folders_of_more_ranks_than_there_can_be_are_refused(tmp_path: Path) -> None:
     (tmp_path / "r000-of-4000000000").mkdir()
-    with pytest.raises(ValueError, match="a log of 4000000000 ranks, and there are at most 65536"):
+    with pytest.raises(ValueError, match="a log of 4000000000 ranks, expected at most 65536"):
         rank_folders(tmp_path)
 
 

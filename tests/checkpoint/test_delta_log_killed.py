@@ -57,7 +57,7 @@ def kill_often(path: Path, times: int) -> None:
             assert program.stdout.readline() == "killed\n"
             follower.update()
             check(model, follower.sequence or 0)
-            if turn % 3 == 2:  # who follows is killed, too, and begins anew
+            if turn % 3 == 2:  # the follower is killed, too, and starts anew
                 model = new_model()
                 assert checkpoint.replay(path, model) == follower.sequence
                 follower = checkpoint.follow(path, model, sequence=follower.sequence)

@@ -29,7 +29,7 @@ POLICIES = {
 
 
 class Model(nn.Module):
-    """A table of each policy, and a dense part."""
+    """A table of each policy, and a dense state."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()

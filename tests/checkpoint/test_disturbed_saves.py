@@ -44,7 +44,7 @@ def in_another_thread(work: Any) -> None:
 
 
 class DiskBesideTraining(Disk):
-    """A disk at whose first new file another thread does something."""
+    """A disk that runs a function in another thread when the first file is created."""
 
     def __init__(self, work: Any) -> None:
         self._work = work
@@ -81,7 +81,7 @@ def test_a_save_that_is_disturbed_is_refused(
     with pytest.raises(RuntimeError, match=REFUSED):
         td.checkpoint.save(path, model)
     assert td.checkpoint.open(path).uuid == before
-    model.step()  # who trains goes on
+    model.step()  # the training thread continues
     td.checkpoint.save(path, model)
     assert td.checkpoint.open(path).uuid != before
 
@@ -118,14 +118,14 @@ def test_a_copy_that_is_disturbed_is_refused(
 ) -> None:
     model = Model()
     model.step()
-    hold, work = saving.hold_rows, [model.step]
+    hold, work = saving.pin_rows, [model.step]
 
     def disturbed(groups: Any) -> None:
         if work:
             in_another_thread(work.pop())
         hold(groups)
 
-    monkeypatch.setattr(saving, "hold_rows", disturbed)
+    monkeypatch.setattr(saving, "pin_rows", disturbed)
     with pytest.raises(RuntimeError, match=REFUSED):
         td.checkpoint.save(tmp_path / "last", model, asynchronous=True)
     handle = td.checkpoint.save(tmp_path / "last", model, asynchronous=True)
@@ -148,7 +148,7 @@ def test_changes_after_the_last_check_are_not_forgotten(
     with monkeypatch.context() as patched:
         patched.setattr(saving, "write_checkpoint", then_train)
         td.checkpoint.save(tmp_path / "base", model)
-    with pytest.raises(RuntimeError, match="are known since nothing"):
+    with pytest.raises(RuntimeError, match="are known since no checkpoint"):
         td.checkpoint.save(tmp_path / "delta", model, since=tmp_path / "base")
 
 

@@ -46,7 +46,7 @@ def model_of(names: tuple[str, ...], **options: Any) -> td.DynamicEmbeddingBagCo
 
 
 def train(model: td.DynamicEmbeddingBagCollection, steps: range) -> None:
-    """Steps whose batches depend on their numbers alone; every other one erases some ids."""
+    """Train steps with batches that depend only on their numbers; every other one erases ids."""
     group = model.group
     for step in steps:
         generator = seeded(step)
@@ -123,7 +123,7 @@ def test_given_scores_go_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
 
 
 def test_ids_on_rows_that_others_had_before_a_load_begin_anew(tmp_path: Path) -> None:
-    """Whoever had the rows before, they have newer handles than those of the checkpoint."""
+    """Their handles are newer than those of earlier owners of the rows and of the checkpoint."""
     saved, filled, empty = (model_of(("all", "counted", "step"), max_rows=2000) for _ in range(3))
     train(saved, range(2))
     assert saved.group.index.slabs[:, Slab.FREE_COUNT].min() > 0

@@ -101,7 +101,7 @@ def test_full_disk_without_an_old_one_leaves_nothing(
     assert list(tmp_path.iterdir()) == [tmp_path / "tried"]
 
 
-def test_background_save_tells_of_a_full_disk(
+def test_background_save_reports_a_full_disk(
     models: tuple[WholeModel, WholeModel], last: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SAVE, "_DISK", FullDisk("write", 10))
@@ -135,6 +135,6 @@ def test_limit_of_the_size_of_files_is_told(tmp_path: Path) -> None:
         check=True,
     ).stdout
     assert "File too large after 50000 bytes of r000-of-001.c000-016.p0000.safetensors" in told
-    assert r"raise the limit of the size of files (ulimit -f); the checkpoint that was" in told
+    assert r"raise the limit of the size of files (ulimit -f); the checkpoint from" in told
     checkpoint.load(tmp_path / "last", torch.nn.Linear(2, 2))
     assert list(tmp_path.iterdir()) == [tmp_path / "last"]

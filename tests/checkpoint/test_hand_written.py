@@ -1,4 +1,4 @@
-"""Checkpoints with right checksums that nobody has saved: an error or a sound model, no crash."""
+"""Crafted checkpoints with right checksums: an error or a sound model, no crash."""
 
 from __future__ import annotations
 
@@ -214,12 +214,12 @@ MANIFESTS: dict[str, tuple[tuple[Any, ...], Any, str]] = {
     "counters": ((*PART, "counters"), [0] * 15, "16 numbers"),
     "another kind": (("kind",), "part", "kind is 'part', expected"),
     "an increment of nothing": (("kind",), "delta", "increments have one"),
-    "a file of the rest": (("dense", "entries", "dense.bias", 0, "file"), 1, "file"),
-    "a tensor of the rest": (("dense", "entries", "dense.bias", 0, "tensor"), "x", "lacks 'x'"),
+    "a file of the dense state": (("dense", "entries", "dense.bias", 0, "file"), 1, "file"),
+    "a dense tensor": (("dense", "entries", "dense.bias", 0, "tensor"), "x", "lacks 'x'"),
     "a huge tensor": (("state", "entries", "state.more", 0, "sizes"), [1 << 50], "piece at"),
     "no pieces": (("state", "entries", "state.more"), [], "no pieces"),
-    "no skeleton": (("state", "values"), {"dict": 3}, "cannot be made again"),
-    "no such tensor": (("state", "values"), {"tensor": "x"}, "cannot be made again"),
+    "no skeleton": (("state", "values"), {"dict": 3}, "cannot be rebuilt"),
+    "no such tensor": (("state", "values"), {"tensor": "x"}, "cannot be rebuilt"),
     "an unknown entry": (("tables", "bag", "colour"), 1, "an entry is missing or wrong"),
 }
 
@@ -243,4 +243,4 @@ def test_pieces_that_leave_a_hole_are_refused(saved: Path, tmp_path: Path) -> No
     pieces = [{**piece, "offsets": [0], "sizes": [20]}] * 2
     content["state"]["entries"]["state.more"] = pieces
     damage.write_manifest(path, content)
-    assert "10 elements of (20,) were saved" in outcome(path, "empty", "a hole")
+    assert "10 saved elements, too few for (20,)" in outcome(path, "empty", "a hole")

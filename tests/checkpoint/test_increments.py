@@ -33,7 +33,7 @@ SAVE = sys.modules["torch_dynemb.checkpoint.saving.save"]
 DIM = 4
 
 
-def rest(path: Path) -> list[object]:
+def dense_files(path: Path) -> list[object]:
     with checkpoint.open(path) as saved:
         saved.verify()
         described = [
@@ -99,7 +99,7 @@ def test_a_checkpoint_and_its_increments_are_what_a_save_would_have_saved(tmp_pa
         out = tmp_path / f"merged for {parts}"
         checkpoint.merge(chain, out, parts=parts)
         assert same(saved_content(out), saved_content(tmp_path / "whole"))
-        assert same(rest(out), rest(tmp_path / "whole"))
+        assert same(dense_files(out), dense_files(tmp_path / "whole"))
     with checkpoint.open(chain[1]) as delta, checkpoint.open(chain[0]) as base:
         assert (delta.kind, delta.parent) == ("delta", base.uuid)
         users = delta.tables["tables.users"]
@@ -211,7 +211,7 @@ def test_saves_that_cannot_go_on_from_another_one_are_refused(tmp_path: Path) ->
     with pytest.raises(RuntimeError, match=r"not recorded: call .*record_changes\(model\)"):
         checkpoint.save(tmp_path / "delta", model, since=tmp_path / "early")
     checkpoint.record_changes(model)
-    with pytest.raises(RuntimeError, match="known since nothing"):
+    with pytest.raises(RuntimeError, match="known since no checkpoint"):
         checkpoint.save(tmp_path / "delta", model, since=tmp_path / "early")
     checkpoint.save(tmp_path / "base", model)
     with pytest.raises(RuntimeError, match="save without since"):
@@ -220,7 +220,7 @@ def test_saves_that_cannot_go_on_from_another_one_are_refused(tmp_path: Path) ->
         checkpoint.save(tmp_path / "base", model, since=tmp_path / "base")
     with pytest.raises(ValueError, match="asynchronous=True with since= is not built"):
         checkpoint.save(tmp_path / "d", model, since=tmp_path / "base", asynchronous=True)
-    with pytest.raises(FileNotFoundError, match="is no checkpoint"):
+    with pytest.raises(FileNotFoundError, match="is not a checkpoint"):
         checkpoint.save(tmp_path / "delta", model, since=tmp_path / "none")
     with pytest.raises(TypeError, match="path"):
         checkpoint.save(tmp_path / "delta", model, since=3)  # type: ignore[arg-type]
@@ -231,7 +231,7 @@ def test_saves_that_cannot_go_on_from_another_one_are_refused(tmp_path: Path) ->
     other = small(td.Adam(lr=0.1))
     checkpoint.record_changes(other)
     checkpoint.load(tmp_path / "base", other, optimizer_state=False)
-    with pytest.raises(RuntimeError, match="known since nothing"):
+    with pytest.raises(RuntimeError, match="known since no checkpoint"):
         checkpoint.save(tmp_path / "again", other, since=tmp_path / "base")
 
 
@@ -304,7 +304,7 @@ def test_wrong_arguments_of_merge_are_refused(chain: Path, tmp_path: Path) -> No
         with pytest.raises(TypeError, match="expected a list of paths"):
             checkpoint.merge(paths, tmp_path / "out")  # type: ignore[arg-type]
     (tmp_path / "out").mkdir()
-    with pytest.raises(FileExistsError, match="is there already"):
+    with pytest.raises(FileExistsError, match="exists already"):
         checkpoint.merge([chain / "base", chain / "one"], tmp_path / "out")
     with pytest.raises(ValueError, match="merge: parts"):
         checkpoint.merge([chain / "base", chain / "one"], tmp_path / "other", parts=0)

@@ -76,7 +76,7 @@ def test_files_without_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "linear.pt")
     (tmp_path / "text.pt").write_text("no checkpoint")
     for name, said in (
-        ("linear.pt", "holds no table of torch_dynemb"),
+        ("linear.pt", "has no tables of torch_dynemb"),
         ("text.pt", "cannot be read as a checkpoint"),
         ("absent.pt", "cannot be read as a checkpoint"),
     ):
@@ -174,7 +174,7 @@ def test_damaged_checkpoints_are_named(tmp_path: Path, capsys: pytest.CaptureFix
     assert "'format' is corrupted" in said(format=text("{"))
     assert "'format' is damaged" in said(format=text('{"tables": 3}'))
     assert "'format' is damaged" in said(format=text("[]"))
-    assert "do not go together" in said(tables=torch.zeros(2))
+    assert "are inconsistent" in said(tables=torch.zeros(2))
     del state["dim4.weights"]
     assert "lack ['dim4.weights']" in said()
 

@@ -70,7 +70,7 @@ def memory_error_after_op(call: Callable[[], object], number: int) -> int:
     """As :func:`after_op`, with an error that a load may raise anywhere."""
 
     def tried() -> None:
-        with suppress(MemoryError, RuntimeError):  # the latter as load_state_dict tells it
+        with suppress(MemoryError, RuntimeError):  # the latter as load_state_dict raises it
             call()
 
     return after_op(tried, number, out_of_memory)

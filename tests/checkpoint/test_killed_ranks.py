@@ -28,7 +28,7 @@ def check_points(ranks: Ranks, folder: Path, step: int) -> None:
         assert of_ranks[1 - victim][0] in ("RuntimeError", "DistBackendError"), where
         epochs = {epoch for _, epoch in of_ranks}
         assert len(epochs) == 1, where
-        # who dies before the second rename of the first rank leaves the old one
+        # a crash before the second rename of the first rank leaves the old one
         renames = victim == 0 and number > len(calls[0]) - 4
         assert epochs <= ({0, 1} if renames else {0}), where
 

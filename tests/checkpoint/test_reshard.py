@@ -47,7 +47,7 @@ def path(model: nn.ModuleDict, tmp_path_factory: pytest.TempPathFactory) -> Path
     return path
 
 
-def rest(path: Path) -> list[object]:
+def dense_files(path: Path) -> list[object]:
     with checkpoint.open(path) as saved:
         saved.verify()
         described = [
@@ -63,7 +63,7 @@ def test_the_content_is_the_same(
 ) -> None:
     checkpoint.reshard(path, tmp_path / "out", parts=parts, columns=columns)
     assert same(saved_content(tmp_path / "out"), saved_content(path))
-    assert same(rest(tmp_path / "out"), rest(path))
+    assert same(dense_files(tmp_path / "out"), dense_files(path))
     with checkpoint.open(tmp_path / "out") as saved, checkpoint.open(path) as before:
         assert saved.ranks == parts
         assert saved.uuid != before.uuid
@@ -242,7 +242,7 @@ def test_many_parts_take_several_passes_and_long_ones_several_files(
     with checkpoint.open(tmp_path / "out") as saved:
         assert len(saved.manifest.tables["tables.users"].parts[0].rows) > 2
     assert same(saved_content(tmp_path / "out"), saved_content(path))
-    assert same(rest(tmp_path / "out"), rest(path))
+    assert same(dense_files(tmp_path / "out"), dense_files(path))
 
 
 # -- refused, and failing ------------------------------------------------------------------------
@@ -258,9 +258,9 @@ def test_wrong_arguments(path: Path, tmp_path: Path) -> None:
             checkpoint.reshard(path, tmp_path / "out", **arguments)
     (tmp_path / "file").write_text("text")
     for there in (path, tmp_path / "file"):
-        with pytest.raises(FileExistsError, match="is there already"):
+        with pytest.raises(FileExistsError, match="exists already"):
             checkpoint.reshard(path, there, parts=2)
-    with pytest.raises(FileNotFoundError, match="no checkpoint"):
+    with pytest.raises(FileNotFoundError, match="is not a checkpoint"):
         checkpoint.reshard(tmp_path / "absent", tmp_path / "out", parts=2)
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
@@ -323,7 +323,7 @@ def test_a_damaged_file_leaves_nothing(path: Path, tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["saved"]
 
 
-# -- files whose tensors grow side by side -------------------------------------------------------
+# -- files with tensors that grow side by side ---------------------------------------------------
 
 
 @given(st.binary(max_size=50), st.binary(max_size=50))
@@ -369,6 +369,6 @@ def test_a_scattered_file_knows_its_rows(tmp_path: Path) -> None:
     file.append("a", torch.arange(2))
     with pytest.raises(RuntimeError, match="lacks rows of"):
         file.finish()
-    with pytest.raises(RuntimeError, match="less room"):
+    with pytest.raises(RuntimeError, match="more rows"):
         file.append("a", torch.arange(2))
     file.close()

@@ -46,7 +46,7 @@ pytestmark = pytest.mark.cpu_only("reads files that were written on a CPU")
 
 PICKLES = [path.name for path in sorted(SAVED.glob("*.gz")) if not path.name.startswith("numbers")]
 HERE = [n for n in PICKLES if "torchrec" not in n and "dcp" not in n and "state" not in n]
-# Classes of which there is no file, and why.
+# Classes without a file, and why.
 NOT_SAVED = {
     "Initializer": "a base",
     "FeatureOp": "a base",

@@ -49,7 +49,7 @@ def test_versions_are_checked() -> None:
 
 
 def scored() -> td.DynamicEmbedding:
-    """A full table whose ids are evicted by their step, with a free row."""
+    """A full table that evicts ids by their step, with a free row."""
     policy = td.Policy(capacity=40)
     module = td.DynamicEmbedding(4, optimizer=td.Adam(lr=0.1), policy=policy, name="t")
     module(torch.arange(40)).sum().backward()

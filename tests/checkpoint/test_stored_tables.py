@@ -1,4 +1,4 @@
-"""Checkpoints of tables whose rows lie in a store: streamed to and from the same files."""
+"""Checkpoints of tables with rows in a store: streamed to and from the same files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Stored(WholeModel):
 
     Args:
         other: see :class:`WholeModel`.
-        only: the one table whose rows are in a store; None: those of all are.
+        only: the only table with rows in a store; None: all tables.
         folder: of stores on a disk; None: they are dicts.
     """
 
@@ -221,7 +221,7 @@ def test_a_frozen_copy_has_the_rows_of_the_store(
     model, plain = Stored(), WholeModel()
     for of in (model, plain):
         checkpoint.load(trained, of)
-        of.bag.group.insert(0, torch.arange(200, 210))  # that nobody has written
+        of.bag.group.insert(0, torch.arange(200, 210))  # unwritten rows
     ids = torch.cat([torch.arange(70), torch.arange(200, 212)])[:, None]
 
     def outputs(of: WholeModel) -> Tensor:

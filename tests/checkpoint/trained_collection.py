@@ -25,7 +25,7 @@ def collection(
 
 
 def train(module: td.DynamicEmbeddingBagCollection, steps: range, ids: int = 40) -> None:
-    """Steps whose batches depend on their numbers alone; ids come, grow the index and leave."""
+    """Train steps with batches that depend only on their numbers; the index grows."""
     for step in steps:
         generator = seeded(step)
         features = {

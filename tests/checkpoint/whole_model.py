@@ -17,7 +17,7 @@ from torch_dynemb.table import state as table_state
 
 
 class WholeModel(nn.Module):
-    """Two groups of tables with every score, counts, a sketch and state, and a dense part.
+    """Two groups of tables with every score, counts, a sketch and state, and a dense state.
 
     Args:
         other: with a larger capacity and rows of another dtype, so that a load gives ids and rows
@@ -65,7 +65,7 @@ class WholeModel(nn.Module):
         self.dense = nn.Linear(20, 2)
 
     def train_steps(self, steps: range) -> None:
-        """Steps whose batches depend on their numbers alone."""
+        """Train steps with batches that depend only on their numbers."""
         for step in steps:
             generator = seeded(step)
             ids = {

@@ -143,7 +143,7 @@ def test_what_was_not_closed_is_not_there(tmp_path: Path) -> None:
     with reader([tmp_path], "given", *types) as source:
         assert [keys.tolist() for keys, _ in source] == [[1]]
     (tmp_path / "snapshots" / "other").mkdir()
-    with pytest.raises(FileExistsError, match="is there and no checkpoint"):
+    with pytest.raises(FileExistsError, match="exists but is not a checkpoint"):
         writer([tmp_path], "other", *types)
 
 

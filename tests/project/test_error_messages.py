@@ -76,6 +76,7 @@ BETWEEN_TENSORS = {  # that only the library makes; what was expected is in the 
 }
 IN_OTHER_WORDS = {
     "{} is no number of at least 1",
+    "{} is not a number of at least 1",
     "pg does not have this process as a member: construct it on members only",
     "ByColumn: a part is a ByColumn itself: write its parts out",
     "a table that is written has no files to be read",

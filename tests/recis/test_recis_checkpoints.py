@@ -146,7 +146,7 @@ def test_ranks_with_tables_of_their_own(two_ranks: Ranks, tmp_path: Path) -> Non
         two_ranks.run(one_group_each, str(tmp_path / "saved"))
     ):
         assert raised == (
-            "checkpoint: table 'item' has the same ids on ranks 0 and 1, which are no parts of one "
+            "checkpoint: table 'item' has the same ids on ranks 0 and 1, which is not one sharded "
             "table: give process_group=, the ranks that share their tables"
         )
         assert (ids, loaded) == (4 + rank, list(range(4 + rank)))

@@ -210,7 +210,7 @@ def test_a_thread_follows_until_it_is_stopped_or_fails(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="every_seconds is 0"):
         follower.start(0)
     follower.start(0.001)
-    with pytest.raises(RuntimeError, match="a thread updates already"):
+    with pytest.raises(RuntimeError, match="a thread is updating already"):
         follower.start()
     for step in range(1, 4):
         train(model, generator)
@@ -242,7 +242,7 @@ def test_a_live_copy_takes_the_rows_of_increments(tmp_path: Path) -> None:
     model.optimizer.step()
     model.group.erase(0, torch.tensor([5]))
     checkpoint.save(tmp_path / "one", model, since=tmp_path / "base")
-    with pytest.raises(ValueError, match="is an increment, whose dense part is beside"):
+    with pytest.raises(ValueError, match="is an increment, with the dense state outside"):
         checkpoint.follow(tmp_path / "one", served, base=tmp_path / "base")
     follower = checkpoint.follow(tmp_path / "one", served, base=tmp_path / "base", dense="keep")
     assert follower.update() == 1

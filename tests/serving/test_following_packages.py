@@ -244,7 +244,7 @@ def test_other_logs_are_refused(live_package: Package, tmp_path: Path) -> None:
         publish(publisher)
     with serving.load(live_package.path, follow=tmp_path / "other") as served:
         expected = served.run(*INPUTS)[0]
-        with pytest.raises(checkpoint.NewBaseNeededError, match="and not since"):
+        with pytest.raises(checkpoint.NewBaseNeededError, match="but not since"):
             served.follower.update()
         assert torch.equal(served.run(*INPUTS)[0], expected)
 

@@ -88,7 +88,7 @@ def test_ranks_that_are_given_different_things(two_ranks: Ranks, tmp_path: Path)
         "no model": "TypeError: checkpoint.save: model is {}, expected a torch.nn.Module",
         "no tables": "ValueError: checkpoint: table 'bags.by_rows' has no ids of slots 1 to 2 on "
         "ranks [0]: all ranks that share the table call it, together",
-        "path of load": f"FileNotFoundError: {path}- is no checkpoint: there is nothing",
+        "path of load": f"FileNotFoundError: {path}- is not a checkpoint: it does not exist",
         "strict": "ValueError: checkpoint.load: strict differs between ranks: True on rank 0; "
         f"False on rank 1: {same}",
         "no tables of load": first["no tables"],

@@ -43,7 +43,7 @@ def test_another_sharding_and_one_process_follow(two_ranks: Ranks, tmp_path: Pat
     (tmp_path / "log" / "r001-of-002").rename(tmp_path / "r001-of-002")
     follower = td.checkpoint.follow(tmp_path / "log", Unsharded(KINDS, 0, "adam"))
     assert follower.update() == 0  # a commit is there when all ranks have it
-    with pytest.raises(ValueError, match="has a log of 2 ranks, and these are 1"):
+    with pytest.raises(ValueError, match="has a log of 2 ranks, but the model has 1"):
         td.checkpoint.DeltaLog(tmp_path / "log").attach(alone)
 
 

@@ -171,7 +171,7 @@ def test_evicted_ids_that_nobody_has_taken_come_back(tmp_path: Path) -> None:
     assert torch.equal(again.ids, taken.ids)
     assert torch.equal(again.scores, taken.scores)
     table.group.evicted.record(3)
-    with pytest.raises(RuntimeError, match=r"evicted ids that nobody has taken.*evicted\.record\("):
+    with pytest.raises(RuntimeError, match=r"pending evicted ids.*evicted\.record\("):
         checkpoint.load_snapshot(table)
 
 
@@ -210,7 +210,7 @@ def test_snapshots_of_another_run_stay(tmp_path: Path, losses: list[str]) -> Non
     del first
     second = StoredModel(tmp_path)
     second.train_steps(7)
-    with pytest.raises(FileExistsError, match=r"'last' that the tables do not go on from.*delete"):
+    with pytest.raises(FileExistsError, match=r"'last' that the tables do not continue.*delete"):
         second.save("last")
     second.save("other")
     second.train_steps(3)
@@ -249,10 +249,10 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
         checkpoint.save_snapshot(model, 3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="save_snapshot: keep is 0"):
         model.save("a", keep=0)
-    with pytest.raises(FileNotFoundError, match=r"has no snapshot: there are \[\]"):
+    with pytest.raises(FileNotFoundError, match=r"has no snapshot: it has \[\]"):
         model.load()
     model.save("a")
-    with pytest.raises(FileNotFoundError, match=r"has no snapshot 'b': there are \['a'\]"):
+    with pytest.raises(FileNotFoundError, match=r"has no snapshot 'b': it has \['a'\]"):
         model.load("b")
     for call in (lambda m: checkpoint.save_snapshot(m, "a"), checkpoint.load_snapshot):
         with pytest.raises(RuntimeError, match=r"no table of the model has storage=SSDStore"):

@@ -1,13 +1,16 @@
-"""Checkpoints: saved tables as files, and what these hold.
+"""Checkpoints, delta logs and snapshots of models with tables.
 
-:func:`save` and :func:`load` write and read a model with its tables on any number of ranks;
-:func:`save` writes only what has changed since another checkpoint where :func:`record_changes` has
-been called, and :func:`merge` puts both together. :func:`open` reads a checkpoint without a model,
-:func:`reshard` writes it for other ranks, and :func:`export` for other programs; so does
-``python -m torch_dynemb checkpoint``.
-:class:`DeltaLog` publishes what training changes; :func:`follow` has other models take it.
-:func:`save_snapshot` and :func:`load_snapshot` are for models whose rows lie on disks, which
-:func:`snapshots` lists.
+:func:`save` and :func:`load` write and read a model with its tables on any number of ranks.
+After :func:`record_changes`, :func:`save` can write an increment: only what has changed since
+another checkpoint. :func:`merge` folds increments into a whole checkpoint.
+
+:func:`open` reads a checkpoint without a model, :func:`reshard` rewrites it for another number of
+ranks, and :func:`export` writes it for other programs. ``python -m torch_dynemb checkpoint`` does
+the same from a shell.
+
+:class:`DeltaLog` publishes changes during training, and :func:`follow` applies them to other
+models. :func:`save_snapshot`, :func:`load_snapshot` and :func:`snapshots` are for models with rows
+on disks.
 """
 
 from torch_dynemb.checkpoint.delta_log.commits import Commit, TableDelta

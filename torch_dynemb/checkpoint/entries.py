@@ -1,4 +1,4 @@
-"""Every name that a checkpoint has on the disk. What is here is never renamed, only added to."""
+"""Names of files and tensors in a checkpoint. Names are never changed, only added."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FORMAT = "torch_dynemb checkpoint"
 VERSION = 1
 
 MANIFEST = "manifest.json"
-UNFINISHED = "torch_dynemb-unfinished"  # who writes a checkpoint, or removes one
+UNFINISHED = "torch_dynemb-unfinished"  # the process that writes or removes a checkpoint
 DENSE = "dense"
 STATE = "state"
 
@@ -25,26 +25,29 @@ SKETCH = "sketch"  # int32 [rows, width]
 FULL = "full"  # kinds of checkpoints
 DELTA = "delta"
 
-NO_GROUP = -1  # the number of the group of a part whose ids and rows have no places
+NO_GROUP = -1  # group number of a part without saved places of ids and rows
 
-# The dtype of a table whose float32 columns are rows of 8 bits with a scale.
+# The dtype of a table with float32 columns that are the bits of 8-bit rows with a scale.
 PACKED = "packed int8"
 
 _LONGEST_FOLDER = 120  # characters; file systems take 255 bytes
 
 
 def state_entry(name: str) -> str:
-    """The entry of a tensor of optimizer state."""
+    """Return the name of an optimizer state tensor."""
     return f"state.{name}"
 
 
 def score_entry(word: str) -> str:
-    """The entry of a score: ``step``, ``timestamp``, ``frequency``, ``custom`` or ``expiry``."""
+    """Return the name of a score tensor.
+
+    The word is ``step``, ``timestamp``, ``frequency``, ``custom`` or ``expiry``.
+    """
     return f"score.{word}"
 
 
 def table_folder(table: str) -> str:
-    """The folder of a table's files; tables of different names have different folders."""
+    """Return the folder of a table's files. Each table name has its own folder."""
     escaped = quote(table, safe="")
     if escaped.startswith("."):
         escaped = f"%2E{escaped[1:]}"
@@ -55,13 +58,13 @@ def table_folder(table: str) -> str:
 
 
 def rows_file(table: str, rank: int, ranks: int, columns: range, part: int) -> str:
-    """The path of a file of rows within a checkpoint.
+    """Return the path of a file of rows, relative to the checkpoint.
 
     Args:
-        table: its name.
-        rank, ranks: who writes it, and how many write.
-        columns: of the rows.
-        part: its number, where the rows of a rank are several files.
+        table: name of the table.
+        rank, ranks: the rank that writes the file, and the number of ranks.
+        columns: columns of the rows.
+        part: number of the file, if the rows of a rank take several files.
     """
     return (
         f"{table_folder(table)}/r{rank:03}-of-{ranks:03}."
@@ -70,7 +73,7 @@ def rows_file(table: str, rank: int, ranks: int, columns: range, part: int) -> s
 
 
 def counts_file(table: str, rank: int, ranks: int, columns: range) -> str:
-    """The path of a file of ids that wait for admission; see :func:`rows_file`."""
+    """Return the path of a file of ids that wait for admission; see :func:`rows_file`."""
     return (
         f"{table_folder(table)}/counts-r{rank:03}-of-{ranks:03}."
         f"c{columns.start:03}-{columns.stop:03}.safetensors"
@@ -78,32 +81,32 @@ def counts_file(table: str, rank: int, ranks: int, columns: range) -> str:
 
 
 def rank_folder(rank: int, ranks: int) -> str:
-    """The folder of the batches of a rank, in a delta log or an increment.
+    """Return the folder of a rank's batches, in a delta log or an increment.
 
     Args:
-        rank: of the process.
-        ranks: how many write.
+        rank: rank of the process.
+        ranks: number of ranks that write.
     """
     return f"r{rank:03}-of-{ranks:03}"
 
 
 def segment_file(sequence: int) -> str:
-    """The name of a file of batches, of which the first one has this number."""
+    """Return the name of a file of batches, given the number of its first batch."""
     return f"{sequence:020}.delta"
 
 
 def sketch_file(table: str, rank: int, ranks: int) -> str:
-    """The path of a file with the counting sketch of a table."""
+    """Return the path of the file with a table's counting sketch."""
     return f"{table_folder(table)}/sketch-r{rank:03}-of-{ranks:03}.safetensors"
 
 
 def group_file(rank: int, ranks: int, number: int) -> str:
-    """The path of the file of a group: what ``table.state`` has of it, apart from rows."""
+    """Return the path of a group's file: its entries of ``table.state``, without rows."""
     return f"groups/r{rank:03}-of-{ranks:03}.g{number:03}.safetensors"
 
 
 def dense_file(kind: str, rank: int, ranks: int) -> str:
-    """The path of the file of what a rank saves of the rest of the model."""
+    """Return the path of the file with a rank's dense state, or its tensors of ``state=``."""
     return f"{kind}/r{rank:03}-of-{ranks:03}.safetensors"
 
 
@@ -115,11 +118,11 @@ _SPOOL = re.compile(r"spool-\d+-(ids|values)")
 
 
 def is_own(folder: str, name: str) -> bool:
-    """Whether a save writes files of this name.
+    """Return whether a save writes files of this name.
 
     Args:
-        folder: within the checkpoint; empty for the checkpoint itself.
-        name: of the file.
+        folder: folder within the checkpoint; empty for the checkpoint itself.
+        name: name of the file.
     """
     if folder:
         return _FILE.fullmatch(name) is not None

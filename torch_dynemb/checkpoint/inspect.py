@@ -1,4 +1,4 @@
-"""What a file of ``torch.save`` holds: sizes and policies of its tables, and how old ids are."""
+"""Descriptions of files written by ``torch.save``: sizes and policies of tables, ages of ids."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ BINS = 10
 
 
 class GroupEntries(NamedTuple):
-    """The entries of one table group in a state dict.
+    """Entries of one table group in a state dict.
 
     Attributes:
-        prefix: of their names, without the last dot; empty if there is none.
-        description: what ``format`` says.
-        tensors: by name, without the prefix.
+        prefix: prefix of the names, without the last dot; empty if there is none.
+        description: content of the ``format`` entry.
+        tensors: tensors by name, without the prefix.
     """
 
     prefix: str
@@ -34,7 +34,7 @@ class GroupEntries(NamedTuple):
 
 
 def saved_groups(checkpoint: Any, path: str = "") -> Iterator[GroupEntries]:
-    """The table groups in nested dicts."""
+    """Find the table groups in nested dicts."""
     if not isinstance(checkpoint, Mapping):
         return
     for key, value in checkpoint.items():
@@ -44,7 +44,7 @@ def saved_groups(checkpoint: Any, path: str = "") -> Iterator[GroupEntries]:
         elif name.split(".")[-1] == "format" and isinstance(value, Tensor):
             prefix = name.removesuffix("format")
             if f"{prefix}tables" not in checkpoint:
-                continue  # somebody else's
+                continue  # of another library
             description = read_format({"format": value})
             names = [*_index_entries(description), *_row_entries(description), "tables", "clock"]
             found = {name: checkpoint.get(prefix + name) for name in names}
@@ -56,13 +56,13 @@ def saved_groups(checkpoint: Any, path: str = "") -> Iterator[GroupEntries]:
 
 
 def _index_entries(description: dict[str, Any]) -> list[str]:
-    """Names of the entries of the tables' ids."""
+    """Return the names of the entries that hold ids."""
     kinds = ["buckets", *(["scores"] if description["scores"] else [])]
     return [f"{table['name']}.{kind}" for table in description["tables"] for kind in kinds]
 
 
 def _row_entries(description: dict[str, Any]) -> list[str]:
-    """Names of the entries that have an element for every row."""
+    """Return the names of the entries with one element per row."""
     optimizer = description["optimizer"]
     kinds = ["weights", "generations"]
     kinds += [] if optimizer is None else [name for name, _, _ in optimizer["state"]]
@@ -74,10 +74,10 @@ def _row_entries(description: dict[str, Any]) -> list[str]:
 
 
 def load(path: Path) -> list[GroupEntries]:
-    """The table groups of a file written by ``torch.save``.
+    """Load the table groups of a file written by ``torch.save``.
 
     Raises:
-        ValueError: the file holds none, or cannot be read.
+        ValueError: the file has no tables, or cannot be read.
     """
     try:
         checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
@@ -91,7 +91,7 @@ def load(path: Path) -> list[GroupEntries]:
             f"{path}: cannot be read as a checkpoint: it has pickled objects beside tensors, which "
             "could run any code, or it is damaged: save state dicts with torch.save"
         ) from error
-    except Exception as error:  # of whatever reads a file that is none
+    except Exception as error:  # torch.load raises many kinds of errors
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{path}: cannot be read as a checkpoint: {first}") from error
     try:
@@ -103,12 +103,12 @@ def load(path: Path) -> list[GroupEntries]:
             f"{path}: cannot be read as a checkpoint: an entry 'format' is damaged: {error!r}"
         ) from error
     if not groups:
-        raise ValueError(f"{path}: holds no table of torch_dynemb")
+        raise ValueError(f"{path}: the file has no tables of torch_dynemb")
     return groups
 
 
 def histogram(scores: Tensor) -> list[str]:
-    """Lines of a histogram of int64 [n]."""
+    """Format a histogram of int64 [n] as lines of text."""
     if scores.numel() == 0:
         return ["no ids"]
     low, high = int(scores.min()), int(scores.max())
@@ -126,16 +126,16 @@ def histogram(scores: Tensor) -> list[str]:
 
 
 def describe(group: GroupEntries) -> str:
-    """A readable account of a group.
+    """Describe a group as text.
 
     Raises:
-        ValueError: its entries do not go together.
+        ValueError: its entries are inconsistent.
     """
     try:
         return _described(group)
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
         raise ValueError(
-            f"{group.prefix or 'tables'}: the entries do not go together: {error!r}"
+            f"{group.prefix or 'tables'}: the entries are inconsistent: {error!r}"
         ) from error
 
 
@@ -162,7 +162,7 @@ def _described(group: GroupEntries) -> str:
             "admission",
         ]
     ]
-    # after the tables come those that count ids for admission
+    # entries of the tables come first, then those of the counters for admission
     for table, counts in zip(about["tables"], tensors["tables"].tolist(), strict=False):
         policy = about["policies"][table["name"]]
         slots = counts[Table.BUCKET_COUNT] * BUCKET_WIDTH

@@ -1,4 +1,4 @@
-"""What readable accounts of saved tables are made of."""
+"""Formatting of descriptions of saved tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def in_bytes(count: float) -> str:
-    """A number of bytes in the unit that suits it."""
+    """Format a number of bytes with a suitable unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -16,7 +16,7 @@ def in_bytes(count: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with columns of equal width: the first to the left, the others to the right."""
+    """Format lines with aligned columns: the first to the left, the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
@@ -28,7 +28,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def optimizer_name(saved: Mapping[str, Any] | None) -> str:
-    """The name of a saved optimizer, and the dtypes of its state where they are not float32."""
+    """Format the name of a saved optimizer, with state dtypes other than float32."""
     if saved is None:
         return "none"
     small = sorted({dtype for _, per_row, dtype in saved["state"] if not per_row} - {"float32"})

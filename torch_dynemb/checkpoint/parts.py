@@ -1,7 +1,7 @@
-"""Which tables a model has, and which of their ids and columns: what its modules have registered.
+"""Tables of a model, with the ids and columns that each rank holds.
 
-A package that has modules with tables says with :func:`torch_dynemb.register_module` how to find
-the tables in them.
+Packages that have modules with tables register how to find them:
+:func:`torch_dynemb.register_module`.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ Trained = Literal["now", "later", "never"]
 
 
 class TablePart(NamedTuple):
-    """A table of a model, or some of its ids and columns, on this rank.
+    """A table of a model, or the part of a table on this rank.
 
     Attributes:
-        name: of the whole table: the same on all ranks, and in whatever way the model is sharded.
-        group: the table group that it is in.
-        table: its number there.
+        name: name of the whole table: the same on all ranks, in any sharding.
+        group: table group that holds it.
+        table: number of the table in the group.
         embedding_dim: columns of the whole table.
-        first_column: its first column in rows of the whole table.
-        ids: which ids it has.
-        packed: its float32 columns are bits of something else, such as rows of 8 bits.
-        trained: ``"now"``, by the group's optimizer; ``"later"``, by one that it has not got yet;
-            or ``"never"``.
-        end_step: ends a training step that has begun and that nobody has ended; None: who trains
-            the table ends all steps.
+        first_column: first column of the part within the whole table.
+        ids: ids that the part owns.
+        packed: whether float32 columns are the bits of something else, such as 8-bit rows.
+        trained: ``"now"``: by the group's optimizer; ``"later"``: by an optimizer that is not set
+            yet; or ``"never"``.
+        end_step: function that ends a training step that is still open; None: the training loop
+            ends all steps.
     """
 
     name: str
@@ -53,36 +53,36 @@ class TablePart(NamedTuple):
 
     @property
     def config(self) -> TableConfig:
-        """Of its own columns."""
+        """Config of the part's own columns."""
         return self.group.config.tables[self.table]
 
     @property
     def optimizer(self) -> OptimizerConfig | None:
-        """Of its rows; None: they are not trained, or not yet."""
+        """Optimizer of the rows; None if they are not trained, or not yet."""
         return self.group.config.optimizer if self.trained == "now" else None
 
     @property
     def dtype(self) -> str:
-        """Of its rows, as a checkpoint names it."""
+        """Dtype of the rows, as a checkpoint names it."""
         return PACKED if self.packed else str(self.config.dtype).removeprefix("torch.")
 
     @property
     def columns(self) -> range:
-        """Its columns of the whole table."""
+        """Columns of the part within the whole table."""
         return range(self.first_column, self.first_column + self.config.embedding_dim)
 
     @property
     def shard(self) -> TableShard:
-        """Which ids and columns of which table it has."""
+        """Ids and columns of the part."""
         return TableShard(self.name, self.embedding_dim, self.columns, self.ids)
 
 
 def table_name(path: str, name: str) -> str:
-    """The name of a table in a checkpoint.
+    """Return the name of a table in a checkpoint.
 
     Args:
-        path: of its module in the model; empty for the model itself.
-        name: in the module.
+        path: path of its module in the model; empty for the model itself.
+        name: name of the table in the module.
     """
     return f"{path}.{name}" if path else name
 
@@ -92,7 +92,7 @@ def _tables_of_module(module: TableModule, path: str) -> Iterable[TablePart]:
     for number, config in enumerate(group.config.tables):
         name = table_name(path, config.name)
         if isinstance(module, DynamicEmbedding | DynamicEmbeddingBag):
-            # its one table may have no name of its own
+            # the one table of these modules may be unnamed
             name = path or UNNAMED
         yield TablePart(name, group, number, config.embedding_dim)
 
@@ -101,13 +101,13 @@ register_module(TableModule, tables=_tables_of_module)
 
 
 def parts_of(model: nn.Module) -> list[TablePart]:
-    """The tables of a model on this rank, in the order of its modules.
+    """List the tables of a model on this rank, in the order of its modules.
 
     Args:
         model: any module.
 
     Raises:
-        ValueError: two of them are the same part of a table.
+        ValueError: two tables are the same part of a table.
     """
     parts = list(parts_in(model, ""))
     seen: dict[tuple[str, int, int], TablePart] = {}
@@ -122,12 +122,13 @@ def parts_of(model: nn.Module) -> list[TablePart]:
 
 
 def parts_in(module: nn.Module, path: str) -> Iterator[TablePart]:
-    """The tables of a module on this rank, as if it stood at some path: what finders of wrappers
-    give for what is in them.
+    """Find the tables of a module on this rank, under a given path.
+
+    Finders of wrapper modules call it for the modules inside.
 
     Args:
         module: any module.
-        path: in the model; empty for the model itself.
+        path: path in the model; empty for the model itself.
     """
     yield from _collect(module, path, set())
 
@@ -145,12 +146,12 @@ def _collect(module: nn.Module, path: str, visited: set[int]) -> Iterator[TableP
 
 
 def groups_of(parts: Sequence[TablePart]) -> list[TableGroup]:
-    """The table groups that the parts are in, each once."""
+    """List the table groups of the parts, each once."""
     return list({id(part.group): part.group for part in parts}.values())
 
 
 def end_steps(parts: Sequence[TablePart]) -> None:
-    """Ends the training steps that have begun and that nobody has ended."""
+    """End the training steps that are still open."""
     for part in {id(part.group): part for part in parts}.values():
         if part.end_step is not None:
             part.end_step()

@@ -1,4 +1,7 @@
-"""Torch without the modes that a program may have set: a checkpoint is the same in all of them."""
+"""Context without the torch modes that a program may have set.
+
+A checkpoint has the same content in all of them.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ import torch
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """While it lasts, this thread makes tensors on the CPU, and records no gradients.
+    """Create tensors on the CPU and record no gradients, in this thread, within the context.
 
-    Tensors that are made in inference mode could not be written to afterwards, and so it is left.
+    Inference mode is left, because tensors created in it cannot be written to later.
     """
     default = torch.get_default_device()
     on_cpu = nullcontext() if default.type == "cpu" else torch.device("cpu")

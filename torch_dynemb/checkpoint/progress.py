@@ -7,7 +7,7 @@ from typing import Any
 
 
 class _Hidden:
-    """A bar that nobody sees."""
+    """A progress bar that shows nothing."""
 
     def update(self, size: int) -> None:
         pass
@@ -20,17 +20,17 @@ class _Hidden:
 
 
 def progress_bar(what: str, total: int, shown: bool | None) -> Any:
-    """A bar of bytes, to be closed; ``update(bytes)`` advances it.
+    """Return a progress bar in bytes; ``update(bytes)`` advances it, and the caller closes it.
 
     Args:
-        what: is done.
-        total: bytes.
-        shown: None: where the standard error is a terminal.
+        what: label of the bar.
+        total: number of bytes.
+        shown: whether to show it; None: if the standard error is a terminal.
     """
     hidden = not sys.stderr.isatty() if shown is None else not shown
     if hidden:
         return _Hidden()
-    from tqdm import tqdm  # here: programs without bars do without
+    from tqdm import tqdm  # imported here, so that tqdm stays optional
 
     return tqdm(total=total, desc=what, unit="B", unit_scale=True, leave=False)
 

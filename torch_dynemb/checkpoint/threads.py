@@ -1,4 +1,4 @@
-"""How many threads of torch work on a checkpoint: one."""
+"""Limit to one torch thread while a checkpoint is read or written."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """While it lasts, torch computes in the calling thread alone.
+    """Run torch in the calling thread alone, within the context.
 
-    Pieces are small, and the disk is slower than one thread. Where other programs use the cores,
-    threads that wait for each other at every piece take ten times as long.
+    Pieces are small, and a disk is slower than one thread. If other programs use the cores, threads
+    that synchronize after each piece are ten times slower.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

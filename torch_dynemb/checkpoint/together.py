@@ -1,4 +1,4 @@
-"""Work that ranks do together: where one fails, all fail with its error."""
+"""Work that ranks do together: if one fails, all raise its error."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 
 class Ranks(NamedTuple):
-    """The ranks that save or load together.
+    """Ranks that save or load together.
 
     Attributes:
-        group: their process group; None: this process is on its own.
-        rank, size: of this process, and of how many.
+        group: their process group; None: a single process.
+        rank, size: rank of this process, and number of ranks.
     """
 
     group: dist.ProcessGroup | None
@@ -30,18 +30,18 @@ class Ranks(NamedTuple):
     size: int
 
     def gather(self, value: T) -> list[T]:
-        """What every rank gives, by rank; all of them call it."""
+        """Gather a value from every rank, by rank. All ranks call it."""
         return [value] if self.group is None else from_all_ranks(value, self.group)
 
     def run(self, work: Callable[[], T]) -> T:
-        """Does work on every rank; all of them call it.
+        """Run a function on every rank. All ranks call it.
 
         Returns:
-            What it gave here.
+            Its result on this rank.
 
         Raises:
-            Exception: what it has raised here; else what it has raised on the first rank where it
-                has raised something.
+            Exception: the error raised on this rank, or else that of the first rank that raised
+                one.
         """
         if self.group is None:
             return work()
@@ -54,38 +54,38 @@ class Ranks(NamedTuple):
         failures = self.gather(None if failure is None else _sendable(failure))
         if failure is not None:
             raise failure
-        for rank, told in enumerate(failures):
-            if told is not None:
-                raise told from RuntimeError(f"raised on rank {rank}")
+        for rank, of_rank in enumerate(failures):
+            if of_rank is not None:
+                raise of_rank from RuntimeError(f"raised on rank {rank}")
         return result  # type: ignore[return-value]
 
     def agree(self, owner: str, **arguments: object) -> None:
-        """Checks that all ranks were given the same; all of them call it.
+        """Check that all ranks were given the same arguments. All ranks call it.
 
         Args:
-            owner: what errors begin with.
-            **arguments: by name, of types whose values have one text.
+            owner: prefix of errors.
+            **arguments: values by name; equal values must have equal text.
 
         Raises:
-            ValueError: they differ; on all ranks.
+            ValueError: they differ. Raised on all ranks.
         """
         given = {Option("", name): comparable(value) for name, value in arguments.items()}
         check_agreement(owner, given, self.group)
 
     def on_first(self, work: Callable[[], object]) -> None:
-        """Does work on the first rank, while the others wait; all of them call it.
+        """Run a function on the first rank while the others wait. All ranks call it.
 
         Raises:
-            Exception: what it has raised there; on all ranks.
+            Exception: the error raised there. Raised on all ranks.
         """
         self.run(lambda: work() if self.rank == 0 else None)
 
 
 def ranks_of(process_group: dist.ProcessGroup | None) -> Ranks:
-    """The ranks of a process group; default: all, or this process alone.
+    """Return the ranks of a process group; default: all ranks, or this process alone.
 
     Raises:
-        ValueError: this process is no member of the group.
+        ValueError: this process is not a member of the group.
     """
     group = default_group() if process_group is None else process_group
     if group is None:
@@ -100,20 +100,20 @@ def ranks_of(process_group: dist.ProcessGroup | None) -> Ranks:
     return Ranks(group if size > 1 else None, rank, size)
 
 
-# By the group of the program, and not by its name: one that is made after another was destroyed may
-# have the same.
+# The key is the process group, not its name: a group created after another was destroyed may reuse
+# the name.
 _background_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = (
     weakref.WeakKeyDictionary()
 )
-# A rank that is done waits for those that write more. Nobody notices but the program that calls
-# wait(); a rank that has died ends the wait at once.
+# A rank that is done waits for slower ranks. Only a call of wait() blocks meanwhile. A rank that
+# dies ends the wait at once.
 _BACKGROUND_TIMEOUT = timedelta(days=1)
 
 
 def background_ranks(ranks: Ranks) -> Ranks:
-    """The same ranks with a process group for a thread: what it sends meets no other's messages.
+    """Return the same ranks with a process group for a background thread.
 
-    All ranks call it; the group is made once.
+    Its messages never mix with those of other groups. All ranks call it; the group is created once.
     """
     if ranks.group is None:
         return ranks
@@ -132,10 +132,10 @@ def background_ranks(ranks: Ranks) -> Ranks:
 
 
 def _be_in_as_many_groups(ranks: Ranks) -> None:
-    """Puts ranks that are in fewer process groups than others into more, of themselves alone.
+    """Add groups with only this rank, until all ranks are in the same number of process groups.
 
-    torch names a group that only its members make by them and by how many groups this process is
-    in. Where that differs, every rank waits for others at a name of its own.
+    torch names a group that its members create locally after the members and the number of groups
+    of this process. If the numbers differ, every rank waits under another name.
     """
     count = len(distributed_c10d._world.pg_names)
     for _ in range(max(ranks.gather(count)) - count):
@@ -143,7 +143,7 @@ def _be_in_as_many_groups(ranks: Ranks) -> None:
 
 
 def _sendable(error: Exception) -> Exception:
-    """The error itself where it can be sent to other processes, else its text."""
+    """Return the error, or a RuntimeError with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

@@ -17,7 +17,7 @@ from torch_dynemb.argument_checks import described, integer
 from torch_dynemb.checkpoint.entries import NO_GROUP
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.manifest.places import check_replaceable, check_unclaimed, claimed
-from torch_dynemb.checkpoint.manifest.records import Manifest, SavedPart, SavedRest, SavedTable
+from torch_dynemb.checkpoint.manifest.records import Manifest, SavedDense, SavedPart, SavedTable
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.saved_table import (
     CheckpointFiles,
@@ -187,7 +187,7 @@ class PersistentTableWriter:
                 tables[table_entry(number)] = self._write_table(files, number, spool, table)
                 spool.remove()
             manifest = Manifest(
-                self._uuid, "full", None, 1, tables, [], SavedRest(), SavedRest(values=None)
+                self._uuid, "full", None, 1, tables, [], SavedDense(), SavedDense(values=None)
             )
             finish_folder(_DISK, self._unfinished, self._folder, self._uuid, manifest)
             self._claim.close()

@@ -1,1 +1,1 @@
-"""What tables need to know of the process that they live in: signals, forks, and what it sends."""
+"""Process-wide concerns of tables: signals, forks, and pickling for other processes."""

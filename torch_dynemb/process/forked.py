@@ -1,4 +1,4 @@
-"""Marks what a forked process has got from its parent."""
+"""Marks on objects that a forked process inherits from its parent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch_dynemb.errors import ForkedProcessError
 
 
 class Forkable(Protocol):
-    """What a fork marks."""
+    """An object that a fork marks."""
 
     forked: bool
 
@@ -19,7 +19,7 @@ _watched: weakref.WeakSet[Forkable] = weakref.WeakSet()
 
 
 def watch(thing: Forkable) -> None:
-    """Has a fork mark it in the child."""
+    """Mark an object in the child after each fork."""
     _watched.add(thing)
 
 
@@ -29,7 +29,7 @@ def _mark() -> None:
 
 
 def check_own(thing: Forkable) -> None:
-    """Raises ForkedProcessError in a process that got it by a fork, where changes are lost."""
+    """Raise ForkedProcessError if this process got the object by a fork, where changes are lost."""
     if thing.forked:
         raise ForkedProcessError(
             "this process is a fork of the one that made the tables and has a copy of them, which "

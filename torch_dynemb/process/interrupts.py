@@ -1,4 +1,4 @@
-"""Holds signals back while a table changes in several steps."""
+"""Deferral of signals while a table changes in several steps."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-# The signal module without its enums, of which a section would make a hundred.
+# The signal module without its enums, because a section would create a hundred of them.
 _signal: Any = importlib.import_module("_signal")
 _Handler = Callable[[int, FrameType | None], object]
 
 _SIGNALS = sorted(int(signum) for signum in signal.valid_signals())
-_depth = 0  # of sections in the main thread, where alone handlers run
+_depth = 0  # open sections of the main thread, the only one that runs handlers
 _arrived: list[int] = []  # since the outermost section began
 
 
 class _Deferred:
     """A handler that waits for the end of a section.
 
-    Where it is left behind, because a signal came while handlers were put back, it puts the one of
-    before back itself.
+    If it stays installed, because a signal came while handlers were restored, it restores the
+    original one itself.
     """
 
     def __init__(self, handler: _Handler) -> None:
@@ -47,7 +47,7 @@ class _Section:
     def __enter__(self) -> None:
         global _depth
         if threading.current_thread() is not threading.main_thread():
-            return  # handlers run in the main thread alone, and only there they can be changed
+            return  # only the main thread runs handlers and may change them
         self._in_main_thread = True
         if _depth == 0:
             # all signals, not just Ctrl-C: launchers, timeouts and torch's DataLoader have handlers
@@ -80,7 +80,7 @@ class _Section:
 
 
 def _deliver(frame: FrameType) -> None:
-    """Calls the handlers of the signals that have arrived; all of them, also where one raises."""
+    """Call the handlers of the deferred signals; all of them, even if one raises."""
     if not _arrived:
         return
     signum = _arrived.pop(0)
@@ -93,11 +93,11 @@ def _deliver(frame: FrameType) -> None:
 
 
 def defer_signals() -> _Section:
-    """A section of code that signals do not interrupt: Ctrl-C takes effect at its end.
+    """Return a section of code that signals do not interrupt: Ctrl-C takes effect at its end.
 
-    Python runs handlers of signals between any two instructions of the main thread, and handlers
-    raise: what lies in a section is done as a whole or not at all. Sections may be nested. Keep
-    reading and checking outside, and user code: nobody can interrupt it there.
+    Python runs signal handlers between any two instructions of the main thread, and handlers raise.
+    The code of a section runs as a whole or not at all. Sections may be nested. Keep reading,
+    checking and user code outside: inside it cannot be interrupted.
     """
     return _Section()
 

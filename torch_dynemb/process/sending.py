@@ -1,4 +1,4 @@
-"""How tables reach another process: as bytes."""
+"""Pickling of tables for other processes: state travels as bytes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Class = TypeVar("Class", bound=type[Any])
 
 
 def sent_as_bytes(cls: Class) -> Class:
-    """Has multiprocessing (arguments of processes, queues, pipes) send the state of objects.
+    """Make multiprocessing send the state of a class's objects as bytes: a class decorator.
 
-    torch would share the memory of the copies of which the state is made. Their file descriptors
-    are closed, with the copies, before a spawned process has started.
+    This holds for arguments of processes, queues and pipes. By default torch would share the memory
+    of the copied state, and close its file descriptors before a spawned process has started.
     """
     ForkingPickler.register(cls, _sent)
     return cls

@@ -15,7 +15,7 @@ from torch_dynemb.checkpoint.delta_log.targets import (
     nothing,
 )
 from torch_dynemb.checkpoint.parts import table_name
-from torch_dynemb.checkpoint.saving.rest import dense_state
+from torch_dynemb.checkpoint.saving.dense_state import dense_state
 from torch_dynemb.nn.module_kinds import register_module
 from torch_dynemb.ops.columns import Meta
 from torch_dynemb.serving.live_commits import TableChange

@@ -1,1 +1,1 @@
-"""A log of what training changes, which other models follow."""
+"""Log of the changes of training, which other models follow."""

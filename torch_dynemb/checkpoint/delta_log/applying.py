@@ -1,4 +1,4 @@
-"""A commit's change of one table that trains, and whether the table can take it."""
+"""Changes of one commit to a table that trains, with a check that the table has room."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _CUSTOM = "custom"
 
 
 class PartChange:
-    """What a commit does to a part of a table.
+    """Change of a commit to a part of a table.
 
     Args:
-        part: of a model, on this rank.
-        delta: what the commit changes in the whole table.
+        part: part of a model, on this rank.
+        delta: change of the whole table in the commit.
 
     Attributes:
-        update: makes the change.
+        update: applies the change.
     """
 
     def __init__(self, part: TablePart, delta: TableDelta) -> None:
@@ -52,18 +52,18 @@ class PartChange:
         )
 
     def check(self) -> None:
-        """Refuses what the table cannot take; changes nothing.
+        """Check that the table can take the change. Changes nothing.
 
         Raises:
             ValueError: the commit has the padding id, or lacks custom scores.
-            NoRoomError: the table has no room.
+            NoRoomError: the table has too little room.
         """
         part, name = self._part, self._part.name
         padding = part.config.padding_idx
         if padding is not None and bool((self.update.ids == padding).any()):
             raise ValueError(
                 f"follow: table {name!r} has the padding id {padding}, which has no row, but the "
-                "commit has one for it: follow with a model like the one that is published"
+                "commit has a row for it: follow with a model like the one that is published"
             )
         given = _CUSTOM in self._delta.scores or self._delta.ids.numel() == 0
         if _CUSTOM in part.config.policy.scores and not given:
@@ -76,8 +76,8 @@ class PartChange:
         size, gone = part.group.size(part.table), self.update.gone.numel()
         if bound is not None and new > 0 and size - gone + new > bound:
             raise NoRoomError(
-                f"follow: table {name!r} has {size} ids and a capacity of {bound}, and the commit "
-                f"takes {gone} of them away and brings {new}: give it the capacity of the table "
+                f"follow: table {name!r} has {size} ids and a capacity of {bound}, but the commit "
+                f"removes {gone} of them and adds {new}: give it the capacity of the table "
                 "that is published. Nothing of the commit has been applied",
                 tables=[name],
             )

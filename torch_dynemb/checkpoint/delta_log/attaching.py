@@ -1,4 +1,4 @@
-"""A delta log gets a model: checks, and the checkpoint with which the log begins."""
+"""Attachment of a model to a delta log: checks, and the base of the log."""
 
 from __future__ import annotations
 
@@ -24,18 +24,21 @@ from torch_dynemb.checkpoint.together import Ranks
 def checked_parts(
     ranks: Ranks, model: nn.Module, log: Path | None, *, optimizer_state: bool
 ) -> tuple[list[TablePart], dict[str, int]]:
-    """The tables of a model on this rank, and columns of those of all by name; all ranks call it.
+    """Check the model of a log. All ranks call it.
 
     Args:
-        ranks: that share the model.
-        model: that is to be published.
-        log: directory of the log; None: it is elsewhere.
-        optimizer_state: that of rows is to be published, too.
+        ranks: ranks that share the model.
+        model: model to publish.
+        log: directory of the log; None if it is elsewhere.
+        optimizer_state: whether optimizer state of rows will be published.
+
+    Returns:
+        Its tables on this rank, and the columns of all tables by name.
 
     Raises:
-        TypeError: it is no module.
-        ValueError: the tables are not whole, or the log is of another number of ranks, or state
-            lies on several ranks.
+        TypeError: the model is not a module.
+        ValueError: tables are incomplete, the log has another number of ranks, or optimizer state
+            is split over ranks.
         RuntimeError: gradients are pending.
     """
 
@@ -47,7 +50,7 @@ def checked_parts(
         folders = [] if log is None else rank_folders(log)
         if folders and len(folders) != ranks.size:
             raise ValueError(
-                f"DeltaLog.attach: {log} has a log of {len(folders)} ranks, and these are "
+                f"DeltaLog.attach: {log} has a log of {len(folders)} ranks, but the model has "
                 f"{ranks.size}: publish to a new directory"
             )
         parts = parts_of(model)
@@ -56,14 +59,14 @@ def checked_parts(
         return parts
 
     parts = ranks.run(parts_here)
-    told = ranks.gather([(ranks.rank, part.shard) for part in parts])
-    places = [place for of_rank in told for place in of_rank]
+    gathered = ranks.gather([(ranks.rank, part.shard) for part in parts])
+    places = [place for of_rank in gathered for place in of_rank]
     check_whole(places)
     split = {shard.name for _, shard in places if shard.split}
     if split and optimizer_state:
         raise ValueError(
             f"DeltaLog.attach: optimizer_state is True, but the columns of tables {sorted(split)} "
-            "lie on several ranks, and so does their state: give optimizer_state=False"
+            "lie on several ranks, which splits their state: give optimizer_state=False"
         )
     return parts, {shard.name: shard.embedding_dim for _, shard in places}
 
@@ -77,19 +80,19 @@ def find_base(
     base: str | PathLike[str] | None,
     save: Callable[[Path], None],
 ) -> None:
-    """Finds out what those who follow know of a model, or saves it; all ranks call it.
+    """Find the base of a log, and what followers lack; or save a first base. All ranks call it.
 
     Args:
-        own: the log of this rank, which gets the base.
-        ranks: that share the model.
-        recorded: the model, which gets what the next publish has to look at.
-        log: directory of the log; None: it is elsewhere.
-        base: path of the checkpoint; None: one in the directory.
+        own: log of this rank, which gets the base.
+        ranks: ranks that share the model.
+        recorded: the model, which gets the ids that the next publish must check.
+        log: directory of the log; None if it is elsewhere.
+        base: path of the base; None: the one in the directory.
         save: saves the model as a checkpoint.
 
     Raises:
-        ValueError: the base does not fit the log or the model, or there is none.
-        FileNotFoundError: it is no checkpoint.
+        ValueError: the base does not fit the log or the model, or none is given.
+        FileNotFoundError: it is not a checkpoint.
         DamagedFileError: the log or the base is damaged.
         OSError: the disk fails.
     """
@@ -98,7 +101,7 @@ def find_base(
         if log is None:
             raise ValueError(
                 "DeltaLog.attach: base is None, but the log is not in a directory, which could "
-                "have it: give the path of the checkpoint that the log begins with"
+                "have one: give the path of the checkpoint that the log begins with"
             )
         if own.sequence == 0:
             first = base_folder(log, 0)
@@ -121,13 +124,13 @@ def find_base(
 
 
 def uuid_of(path: str | PathLike[str]) -> str:
-    """The uuid of a checkpoint.
+    """Return the uuid of a checkpoint.
 
     Args:
-        path: of it.
+        path: path of the checkpoint.
 
     Raises:
-        FileNotFoundError: it is none.
+        FileNotFoundError: it is not a checkpoint.
         DamagedFileError: its manifest is damaged.
     """
     with open_checkpoint(path) as saved:

@@ -1,6 +1,6 @@
-"""The checkpoints with which a delta log in a directory begins, and goes on: its bases.
+"""Bases of a delta log in a directory: the checkpoints with which followers begin.
 
-No base takes the place of another, so that a path always means the same content.
+A base never replaces another, so that a path always means the same content.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _NAME = re.compile(r"base(?:-(\d{20}))?")
 
 
 def base_folder(log: Path, sequence: int) -> Path:
-    """Where a base of a log lies.
+    """Return the folder of a base.
 
     Args:
-        log: its directory.
-        sequence: number of the commit whose content the base has.
+        log: directory of the log.
+        sequence: number of the last commit that the base includes.
     """
     return log / ("base" if sequence == 0 else f"base-{sequence:020}")
 
 
 def base_folders(log: Path) -> dict[int, Path]:
-    """The bases that are there, by the number of their commit, ascending.
+    """Return the existing bases by the number of their commit, ascending.
 
     Args:
         log: directory of the log.
@@ -40,13 +40,13 @@ def base_folders(log: Path) -> dict[int, Path]:
 
 
 def newest_base(log: Path, known: Collection[str]) -> Path:
-    """The newest base that the commits of a log name, or the first one.
+    """Return the newest base that the commits of a log name, or the first one.
 
-    One that they do not name was saved by a process that died before it could say so.
+    A newer base that no commit names was saved by a process that died too early.
 
     Args:
-        log: its directory.
-        known: uuids that the commits name; none: there are no commits.
+        log: directory of the log.
+        known: uuids that the commits name; empty for a log without commits.
     """
     folders = base_folders(log)
     for folder in reversed(folders.values()):
@@ -59,12 +59,12 @@ def newest_base(log: Path, known: Collection[str]) -> Path:
 
 
 def remove_bases(log: Path, *, before: int = 0, after: int | None = None) -> None:
-    """Removes bases of commits that are dropped or rolled back.
+    """Remove bases of commits that are dropped or rolled back.
 
     Args:
         log: directory of the log.
-        before: number of the first commit whose base stays.
-        after: number of the last one; None: all from there on stay.
+        before: number of the first commit with a base that stays.
+        after: number of the last one; None: all later ones stay.
     """
     for number, folder in base_folders(log).items():
         if number < before or (after is not None and number > after):

@@ -1,16 +1,21 @@
-"""A batch of changes in bytes, readable by itself: a commit of a delta log, or an increment.
+"""Bytes of a batch of changes: a commit of a delta log, or an increment.
 
-A batch is a head, then records, of which the last one is the commit. Numbers are little endian, and
-everything begins at a multiple of 8 bytes.
+A batch is self-contained: a head, then records, of which the last one is the commit. Numbers are
+little endian, and everything begins at a multiple of 8 bytes. ::
 
-    head    magic, format version, rank, ranks, number of records, uuid of the base, sequence number
-            of the base, sequence number, step, bytes of the batch, chain before, crc32c
-    record  sequence number, step, kind, table, bytes, crc32c of the payload, crc32c of these; then
-            the payload, filled up with zeros
+    +------+----------------+----------------+-----+--------+
+    | head | record payload | record payload | ... | commit |
+    +------+----------------+----------------+-----+--------+
 
-The commit has the chain after the batch: a crc32c of all heads of batches and records since the
-log began. A batch whose chain before is not the chain that a reader has does not follow what it has
-read, even where the sequence numbers do.
+    head    magic 8, format version 4, rank 4, ranks 4, number of records 4, uuid of the base 16,
+            sequence of the base 8, sequence 8, step 8, bytes of the batch 8, chain before 4,
+            crc32c of the head 4
+    record  sequence 8, step 8, kind 4, table 4, bytes of the payload 8, crc32c of the payload 4,
+            crc32c of the header 4; then the payload, padded with zeros to 8 bytes
+    commit  a record with the payload: chain after 4, end mark 4
+
+The chain is a crc32c of all heads of batches and headers of records since the log began. It detects
+a batch that does not follow what a reader has read, even if the sequence numbers match.
 """
 
 from __future__ import annotations
@@ -30,12 +35,12 @@ from torch_dynemb.errors import DamagedFileError, UnsupportedFormatError
 VERSION = 1
 MAGIC = b"\xd7DYNDLT\xd7"
 
-# Kinds of records. What is here is never renumbered, only added to.
+# Kinds of records. They are never renumbered, only added.
 ROWS = 1  # ids of a table with their rows
-ERASE = 2  # ids that are gone
-DENSE = 3  # tensors of the dense part
+ERASE = 2  # removed ids
+DENSE = 3  # tensors of the dense state
 COMMIT = 4  # the end of a batch
-TABLES = 5  # what the numbers of tables in the batch mean, as JSON
+TABLES = 5  # descriptions of the tables by their numbers in the batch, as JSON
 COUNTS = 6  # ids of a table that wait for admission
 SKETCH = 7  # the counting sketch of a table
 
@@ -43,7 +48,7 @@ _HEAD = struct.Struct("<8sIIII16sQQQQII")
 _RECORD = struct.Struct("<QQIIQII")
 _COMMIT = struct.Struct("<II")
 _CRC = struct.Struct("<I")
-_END = 0xD7E5D7E5  # no part of a commit is zeros, which a power failure leaves
+_END = 0xD7E5D7E5  # a commit has no zero sector, which a power failure may leave
 HEAD_BYTES = _HEAD.size
 COMMIT_BYTES = _RECORD.size + _COMMIT.size
 _LEAST_BYTES = HEAD_BYTES + COMMIT_BYTES
@@ -51,16 +56,16 @@ _LARGEST = (1 << 62) - 1
 
 
 class Head(NamedTuple):
-    """What a batch begins with.
+    """Head of a batch.
 
     Attributes:
-        rank, ranks: who has written it, and how many write logs together.
-        records: how many there are, the commit included.
+        rank, ranks: rank that wrote it, and number of ranks that write logs together.
+        records: number of records, the commit included.
         base: uuid of the checkpoint that the log begins with, or of a later one.
-        base_sequence: of the commit whose content that checkpoint has.
-        sequence: of this batch.
-        step: of training.
-        bytes: of the whole batch.
+        base_sequence: number of the last commit that this checkpoint includes.
+        sequence: number of this batch.
+        step: training step.
+        bytes: size of the whole batch.
         previous: chain before the batch.
     """
 
@@ -76,11 +81,11 @@ class Head(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A part of a batch.
+    """A record of a batch.
 
     Attributes:
-        kind: one of the kinds above, but COMMIT.
-        table: its number in this batch.
+        kind: one of the kinds above except COMMIT.
+        table: number of the table in this batch.
         payload: uint8 [n].
     """
 
@@ -90,12 +95,12 @@ class Record(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What one publish of one rank has written.
+    """Content of one publish of one rank.
 
     Attributes:
-        head: of the batch.
-        records: without the commit.
-        chain: after the batch.
+        head: head of the batch.
+        records: records without the commit.
+        chain: chain after the batch.
     """
 
     head: Head
@@ -108,8 +113,8 @@ class Pieces(NamedTuple):
 
     Attributes:
         kind, table: see :class:`Record`.
-        bytes: of the payload.
-        make: gives contiguous tensors of the CPU, whose bytes follow each other.
+        bytes: size of the payload.
+        make: returns contiguous CPU tensors, the consecutive bytes of the payload.
     """
 
     kind: int
@@ -119,23 +124,23 @@ class Pieces(NamedTuple):
 
     @staticmethod
     def of(kind: int, table: int, tensors: Sequence[Tensor]) -> Pieces:
-        """A record of tensors that are there.
+        """Make a record of existing tensors.
 
         Args:
             kind, table: see :class:`Record`.
-            tensors: contiguous, of the CPU.
+            tensors: contiguous, on the CPU.
         """
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         return Pieces(kind, table, size, lambda: tensors)
 
 
 class RecordPlace(NamedTuple):
-    """A record in the bytes of a batch.
+    """Place of a record in the bytes of a batch.
 
     Attributes:
         kind, table: see :class:`Record`.
-        begin, bytes: of the payload.
-        crc32c: of the payload.
+        begin, bytes: place of the payload.
+        crc32c: checksum of the payload.
     """
 
     kind: int
@@ -146,12 +151,12 @@ class RecordPlace(NamedTuple):
 
 
 class BatchIndex(NamedTuple):
-    """Where the records of a batch lie.
+    """Places of the records of a batch.
 
     Attributes:
-        head: of the batch.
-        places: of the records, without the commit.
-        chain: after the batch.
+        head: head of the batch.
+        places: places of the records, without the commit.
+        chain: chain after the batch.
     """
 
     head: Head
@@ -159,18 +164,18 @@ class BatchIndex(NamedTuple):
     chain: int
 
 
-Read = Callable[[int, int], Tensor]  # the first byte and how many give uint8 [n], fewer at the end
+Read = Callable[[int, int], Tensor]  # (first byte, number of bytes) -> uint8 [n], fewer at the end
 
 
 class BrokenBatchError(DamagedFileError):
-    """Bytes that are no batch; the message says why.
+    """Bytes that are not a valid batch; the message says why.
 
     Args:
         reason: the message.
-        commit: whether the commit at its end is whole.
+        commit: whether the commit at its end is intact.
 
     Attributes:
-        commit: whether the commit at its end is whole.
+        commit: whether the commit at its end is intact.
     """
 
     def __init__(self, reason: str, *, commit: bool = False) -> None:
@@ -179,17 +184,17 @@ class BrokenBatchError(DamagedFileError):
 
 
 def pieces_of_batch(head: Head, records: Sequence[Pieces]) -> Iterator[Tensor]:
-    """The bytes of a batch, piece by piece; one record at a time is in memory.
+    """Encode a batch piece by piece, with one record at a time in memory.
 
     Args:
-        head: without ``records`` and ``bytes``, which are counted here.
-        records: without the commit.
+        head: head; ``records`` and ``bytes`` are computed here.
+        records: records without the commit.
 
     Returns:
         An iterator of uint8 [n].
 
     Raises:
-        RuntimeError: a record has another size than it should have.
+        RuntimeError: a record has another size than announced.
     """
     total = sum(_RECORD.size + _filled(record.bytes) for record in records)
     total += HEAD_BYTES + COMMIT_BYTES
@@ -217,7 +222,7 @@ def pieces_of_batch(head: Head, records: Sequence[Pieces]) -> Iterator[Tensor]:
 
 
 def encoded(head: Head, records: Sequence[Pieces]) -> tuple[Tensor, int]:
-    """A batch as bytes.
+    """Encode a batch.
 
     Args:
         head, records: see :func:`pieces_of_batch`.
@@ -225,7 +230,7 @@ def encoded(head: Head, records: Sequence[Pieces]) -> tuple[Tensor, int]:
     Returns:
         uint8 [bytes], and the chain after the batch.
     """
-    # a tensor, not a bytearray: copies into it let other threads run
+    # a tensor, not a bytearray: copying into it releases the GIL
     size = sum(_RECORD.size + _filled(record.bytes) for record in records)
     out, at = torch.empty(HEAD_BYTES + size + COMMIT_BYTES, dtype=torch.uint8), 0
     for piece in pieces_of_batch(head, records):
@@ -236,7 +241,7 @@ def encoded(head: Head, records: Sequence[Pieces]) -> tuple[Tensor, int]:
 
 
 def as_tensor(data: bytes | bytearray | memoryview) -> Tensor:
-    """Bytes as uint8 [n]; the same memory where that can be."""
+    """View bytes as uint8 [n]; copies only read-only memory."""
     if len(data) == 0:
         return torch.empty(0, dtype=torch.uint8)
     fixed = isinstance(data, bytes) or (isinstance(data, memoryview) and data.readonly)
@@ -244,14 +249,14 @@ def as_tensor(data: bytes | bytearray | memoryview) -> Tensor:
 
 
 def head_of(text: bytes | bytearray) -> Head | None:
-    """The head that some bytes begin with; None: it is damaged, or there is none.
+    """Decode the head at the beginning of some bytes; None if it is damaged or missing.
 
     Args:
         text: HEAD_BYTES, or more or fewer.
 
     Raises:
-        UnsupportedFormatError: it is a head of another format version.
-        ValueError: it is a head of numbers that no batch has.
+        UnsupportedFormatError: the head has another format version.
+        ValueError: the head has impossible numbers.
     """
     text = bytes(text[:HEAD_BYTES])
     if len(text) < HEAD_BYTES:
@@ -274,14 +279,14 @@ def head_of(text: bytes | bytearray) -> Head | None:
         return None
     if version != VERSION:
         raise UnsupportedFormatError(
-            f"its format version is {version}, and this library reads {VERSION}"
+            f"its format version is {version}, but this library reads {VERSION}"
         )
     if size < _LEAST_BYTES or size % 8 != 0 or size > _LARGEST:
-        raise ValueError(f"its head says that the batch has {size} bytes, which no batch has")
+        raise ValueError(f"its head has an impossible batch size of {size} bytes")
     if rank >= ranks or not base_sequence < sequence <= _LARGEST:
         raise ValueError(
-            f"its head says that it is batch {sequence} of rank {rank} of {ranks} after a base "
-            f"with commit {base_sequence}, which no batch is"
+            f"its head has impossible numbers: batch {sequence} of rank {rank} of {ranks} after a "
+            f"base with commit {base_sequence}"
         )
     return Head(
         rank,
@@ -297,14 +302,14 @@ def head_of(text: bytes | bytearray) -> Head | None:
 
 
 def decoded(data: Tensor) -> Batch:
-    """A batch of bytes, all of which are checked.
+    """Decode a batch and check all of its bytes.
 
     Args:
-        data: uint8 [bytes], of one batch.
+        data: uint8 [bytes] of one batch.
 
     Raises:
-        BrokenBatchError: they are no batch.
-        UnsupportedFormatError: they are one of another format version.
+        BrokenBatchError: it is not a valid batch.
+        UnsupportedFormatError: it has another format version.
     """
 
     def read(begin: int, size: int) -> Tensor:
@@ -319,15 +324,15 @@ def decoded(data: Tensor) -> Batch:
 
 
 def index_of(size: int, read: Read) -> BatchIndex:
-    """Where the records of a batch lie; its head, their headers and the commit are checked.
+    """Find the records of a batch. Its head, record headers and commit are checked.
 
     Args:
-        size: of the batch.
-        read: gives its bytes.
+        size: size of the batch.
+        read: reads its bytes.
 
     Raises:
-        BrokenBatchError: they are no batch.
-        UnsupportedFormatError: they are one of another format version.
+        BrokenBatchError: it is not a valid batch.
+        UnsupportedFormatError: it has another format version.
     """
     first = _text(read(0, HEAD_BYTES))
     try:
@@ -363,12 +368,12 @@ def index_of(size: int, read: Read) -> BatchIndex:
 
 
 def payload_of(index: BatchIndex, number: int, read: Read) -> Tensor:
-    """The payload of a record, checked; uint8 [n].
+    """Read and check the payload of a record, uint8 [n].
 
     Args:
-        index: of the batch.
-        number: of the record.
-        read: gives bytes of the batch.
+        index: places of the batch.
+        number: number of the record.
+        read: reads bytes of the batch.
 
     Raises:
         BrokenBatchError: it is damaged.
@@ -378,14 +383,14 @@ def payload_of(index: BatchIndex, number: int, read: Read) -> Tensor:
     data = read(place.begin, _filled(place.bytes))
     payload = data[: place.bytes]
     if payload.numel() != place.bytes or ops.crc32c(payload) != place.crc32c:
-        raise BrokenBatchError(f"{where} does not have its checksum", commit=True)
+        raise BrokenBatchError(f"{where} has a wrong checksum", commit=True)
     if bool(data[place.bytes :].any()):
-        raise BrokenBatchError(f"{where} is followed by other bytes than zeros", commit=True)
+        raise BrokenBatchError(f"{where} is not padded with zeros", commit=True)
     return payload
 
 
 def chain_of(commit: bytes | bytearray | memoryview, sequence: int) -> int | None:
-    """The chain in the commit at the end of a batch; None: it is damaged, or of another batch.
+    """Return the chain in the commit of a batch; None if it is damaged, or of another batch.
 
     Args:
         commit: the last COMMIT_BYTES of the batch, or more.
@@ -431,7 +436,7 @@ def _record_bytes(head: Head, kind: int, table: int, size: int, crc: int) -> byt
 
 
 def _record_of(text: bytes, sequence: int, step: int) -> tuple[int, int, int, int] | None:
-    """Kind, table, size and checksum of a record; None: its header is damaged."""
+    """Return kind, table, size and checksum of a record; None if its header is damaged."""
     if len(text) < _RECORD.size:
         return None
     *of_batch, kind, table, size, payload_crc, crc = _RECORD.unpack(text)
@@ -449,7 +454,10 @@ def _text(data: Tensor) -> bytes:
 
 
 def _chained(text: bytes, chain: int) -> int:
-    """The chain after a head, without its own sum: of bytes with their sum, all sums are equal."""
+    """Update the chain with a head or header, without its checksum.
+
+    A crc32c over bytes followed by their own checksum is constant, and would carry no information.
+    """
     return _crc(text[: -_CRC.size], chain)
 
 

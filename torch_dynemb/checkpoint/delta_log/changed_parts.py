@@ -1,4 +1,4 @@
-"""What a batch says of a part of a table: its description, and records of what has changed."""
+"""Description and records of a changed part of a table, for a batch."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from torch_dynemb.table.changes import ChangedIds, copy_rows
 from torch_dynemb.table.content import optimizer_steps, score_names
 from torch_dynemb.table.tables import Tables, exported
 
-_RECORD_BYTES = 4 << 20  # of rows; a reader holds one record
+_RECORD_BYTES = 4 << 20  # largest record of rows; a reader keeps one record in memory
 _COUNTS_AT_ONCE = 1 << 18
 
 
 def logged_part(
     part: TablePart, rank: int, number: int, changed: ChangedIds, *, state: bool
 ) -> LoggedPart:
-    """What a batch says of a part of a table.
+    """Describe a part of a table in a batch.
 
     Args:
-        part: of a model, on this rank.
-        rank: of this process.
-        number: of the part in the batch.
-        changed: ids whose rows the batch has, and those that are gone.
-        state: the batch has the optimizer state.
+        part: part of a model, on this rank.
+        rank: rank of this process.
+        number: number of the part in the batch.
+        changed: ids with rows in the batch, and removed ids.
+        state: whether the batch has optimizer state.
     """
     tables, table = part.group.tables, part.table
     split = len(part.columns) < part.embedding_dim
@@ -81,16 +81,17 @@ def logged_part(
 
 
 def row_records(part: TablePart, number: int, changed: ChangedIds) -> Iterator[Pieces]:
-    """Records of changed rows, with state and scores, which are read when they are written.
+    """Make records of changed rows, with state and scores. Rows are read when they are written.
 
     Args:
-        part: of a model, on this rank.
-        number: of the part in the batch.
-        changed: what has changed in it.
+        part: part of a model, on this rank.
+        number: number of the part in the batch.
+        changed: its changes.
     """
     tables, table = part.group.tables, part.table
     split = len(part.columns) < part.embedding_dim
-    # ranks with other columns of the ids write them in one order; else rows are read in theirs
+    # ranks with other columns of the ids must write them in the same order; else rows are read in
+    # memory order
     order = torch.argsort(changed.ids if split else changed.handles)
     words = score_names(tables, table)
 
@@ -105,7 +106,7 @@ def row_records(part: TablePart, number: int, changed: ChangedIds) -> Iterator[P
 
     none = ChangedIds(changed.ids[:0], changed.handles[:0], changed.removed[:0])
     like = tensors_of_rows(copy_rows(tables, table, none, state=True, scores=words))
-    # as many in the records of all columns
+    # the same number of rows in the records of all columns
     most = max(1, _RECORD_BYTES // (4 * part.embedding_dim * (len(like) - len(words))))
     for places in order.split(most):
         if places.numel() > 0:
@@ -113,21 +114,21 @@ def row_records(part: TablePart, number: int, changed: ChangedIds) -> Iterator[P
 
 
 def removed_records(number: int, removed: Tensor) -> list[Pieces]:
-    """The record of ids that are gone, if there are any.
+    """Make the record of removed ids; none without removed ids.
 
     Args:
-        number: of the part in the batch.
-        removed: int64 [n], of the CPU.
+        number: number of the part in the batch.
+        removed: int64 [n], on the CPU.
     """
     return [Pieces.of(ERASE, number, of_tensors({ID: removed}))] if removed.numel() > 0 else []
 
 
 def admission_records(part: TablePart, number: int) -> Iterator[Pieces]:
-    """Records of the ids that wait for admission, which are read when they are written.
+    """Make records of the ids that wait for admission. They are read when they are written.
 
     Args:
-        part: of a model, on this rank.
-        number: of the part in the batch.
+        part: part of a model, on this rank.
+        number: number of the part in the batch.
     """
     tables = part.group.tables
     counters = tables.config.layout.counters[part.table]
@@ -148,15 +149,15 @@ def admission_records(part: TablePart, number: int) -> Iterator[Pieces]:
 
 
 def _counted(tables: Tables, counters: int) -> Iterator[dict[str, Tensor]]:
-    """Ids that wait and their counts, as many at once but for the last ones."""
-    held = torch.empty(2, 0, dtype=torch.int64)
+    """Iterate over waiting ids and their counts, in batches of equal size except the last."""
+    waiting = torch.empty(2, 0, dtype=torch.int64)
     for batch in exported(tables, counters, _COUNTS_AT_ONCE):
-        # stored as handles are, where 0 is an empty slot
-        held = torch.cat([held, torch.stack([batch.ids, batch.handles + 1]).cpu()], 1)
-        if held.shape[1] >= _COUNTS_AT_ONCE:
-            now, held = held[:, :_COUNTS_AT_ONCE], held[:, _COUNTS_AT_ONCE:]
+        # stored like handles, where 0 is an empty slot
+        waiting = torch.cat([waiting, torch.stack([batch.ids, batch.handles + 1]).cpu()], 1)
+        if waiting.shape[1] >= _COUNTS_AT_ONCE:
+            now, waiting = waiting[:, :_COUNTS_AT_ONCE], waiting[:, _COUNTS_AT_ONCE:]
             yield {ID: now[0].contiguous(), COUNT: now[1].contiguous()}
-    yield {ID: held[0].contiguous(), COUNT: held[1].contiguous()}
+    yield {ID: waiting[0].contiguous(), COUNT: waiting[1].contiguous()}
 
 
 __all__ = ["admission_records", "logged_part", "removed_records", "row_records"]

@@ -1,4 +1,4 @@
-"""What the ranks' batches of one number say together: the changes of whole tables."""
+"""Commits: the batches of all ranks with one number, combined into changes of whole tables."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from torch_dynemb.table.changes import ChangedRows
 
 
 class TableDelta(NamedTuple):
-    """What a commit changes in a table.
+    """Change of a table in a commit.
 
     Attributes:
         embedding_dim: columns of its rows.
-        dtype: of its rows, as a checkpoint names it.
-        ids: int64 [n], each once, that are new or whose rows have changed.
-        rows: [n, embedding_dim], of the dtype of the table.
-        state: optimizer state by name, [n] or [n, columns] each; none where the log has none.
-        removed: int64 [m], ids that are gone.
-        optimizer: name of what trains the rows; None: the log has no optimizer state.
-        optimizer_steps: that it has made.
-        scores: int64 [n] by name, scores of the ids that the log has.
+        dtype: dtype of its rows, as a checkpoint names it.
+        ids: int64 [n], unique ids that are new or have changed rows.
+        rows: [n, embedding_dim], in the dtype of the table.
+        state: optimizer state by name, [n] or [n, columns] each; empty if the log has none.
+        removed: int64 [m], removed ids.
+        optimizer: name of the optimizer of the rows; None if the log has no optimizer state.
+        optimizer_steps: number of its updates.
+        scores: int64 [n] by name, scores in the log.
     """
 
     embedding_dim: int
@@ -52,13 +52,13 @@ class TableDelta(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """What one publish of all ranks has changed.
+    """A commit: the changes that all ranks published under one number.
 
     Attributes:
-        sequence: its number.
-        step: of training.
-        tables: by name; those that have not changed have no ids.
-        dense: tensors of the dense part that have changed, by name in the model's state dict.
+        sequence: number of the commit.
+        step: training step.
+        tables: changes by table name; unchanged tables have no ids.
+        dense: changed tensors of the dense state, of any shape, by name in the model's state dict.
     """
 
     sequence: int
@@ -68,7 +68,7 @@ class Commit(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """What a rank says of its part of a table."""
+    """A rank's change of its part of a table."""
 
     logged: LoggedPart
     rows: list[ChangedRows]
@@ -76,14 +76,14 @@ class _Piece(NamedTuple):
 
 
 def commit_of(batches: Sequence[Batch], *, whole: bool = True) -> Commit:
-    """The batches of one number as one commit; of other records than a follower's it takes none.
+    """Combine the batches of one number into a commit. Records that followers ignore are skipped.
 
     Args:
-        batches: of all ranks, at least one.
-        whole: all columns of the tables must be there; else rows may have fewer.
+        batches: batches of all ranks, at least one.
+        whole: whether all columns of the tables must be there; False: rows may have fewer.
 
     Raises:
-        DamagedFileError: they cannot be understood.
+        DamagedFileError: they cannot be decoded.
     """
     head = batches[0].head
     try:
@@ -98,7 +98,7 @@ def commit_of(batches: Sequence[Batch], *, whole: bool = True) -> Commit:
         tables = {name: _delta(of_table, whole=whole) for name, of_table in pieces.items()}
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
         raise DamagedFileError(
-            f"delta log: commit {head.sequence} cannot be understood: {error}"
+            f"delta log: commit {head.sequence} cannot be decoded: {error}"
         ) from error
     return Commit(head.sequence, head.step, tables, dense)
 
@@ -116,20 +116,20 @@ def _pieces_of(records: Sequence[Record]) -> list[_Piece]:
             removed = checked_ids(pieces[record.table].logged.name, record.payload)
             pieces[record.table] = pieces[record.table]._replace(removed=removed)
         elif record.kind not in (DENSE, TABLES, COUNTS, SKETCH):
-            raise ValueError(f"it has a record of kind {record.kind}")
+            raise ValueError(f"it has a record of unknown kind {record.kind}")
     return pieces
 
 
 def checked_ids(name: str, payload: Tensor, entry: str = ID) -> Tensor:
-    """The int64 [n] of a record.
+    """Return the int64 [n] of a record.
 
     Args:
-        name: of the table.
+        name: name of the table.
         payload: uint8 [n].
         entry: name of the tensor.
 
     Raises:
-        KeyError, ValueError: it is no such record.
+        KeyError, ValueError: it is not such a record.
     """
     return _int64(name, tensors_of(payload)[entry])
 
@@ -141,10 +141,10 @@ def _int64(name: str, ids: Tensor) -> Tensor:
 
 
 def checked_rows(logged: LoggedPart, payload: Tensor) -> ChangedRows:
-    """The rows of a record, as its table says.
+    """Return the rows of a record, checked against the description of their table.
 
     Args:
-        logged: the table in the batch.
+        logged: table in the batch.
         payload: uint8 [n].
 
     Raises:
@@ -159,19 +159,19 @@ def checked_rows(logged: LoggedPart, payload: Tensor) -> ChangedRows:
         )
     scores = [_int64(name, of) for of in rows.scores.values()]
     if any(values.shape[:1] != count for values in (*rows.state.values(), *scores)):
-        raise ValueError(f"table {name!r} has no state or score for each of its ids")
+        raise ValueError(f"table {name!r} lacks state or scores for some of its ids")
     return rows
 
 
 def _delta(pieces: Sequence[_Piece], *, whole: bool) -> TableDelta:
-    """A table from the ids and columns that ranks have of it."""
+    """Combine the ids and columns of all ranks into the change of a table."""
     name, table = pieces[0].logged
     by_columns: dict[int, list[_Piece]] = {}
     for piece in pieces:
         by_columns.setdefault(piece.logged.part.first_column, []).append(piece)
     columns = [of[0].logged.part.columns for of in by_columns.values()]
     if whole and sum(columns) != table.embedding_dim:
-        raise ValueError(f"table {name!r} has not all of its {table.embedding_dim} columns")
+        raise ValueError(f"table {name!r} lacks some of its {table.embedding_dim} columns")
     shards = [
         (first, _joined([rows for piece in of for rows in piece.rows], of[0].logged))
         for first, of in sorted(by_columns.items())
@@ -194,20 +194,20 @@ def _delta(pieces: Sequence[_Piece], *, whole: bool) -> TableDelta:
 
 
 def whole_rows(name: str, shards: Sequence[ChangedRows]) -> ChangedRows:
-    """Rows with all columns, of the same ids in the same order.
+    """Combine column shards into rows with all columns. Ids and their order must be the same.
 
     Args:
-        name: of the table.
-        shards: by column.
+        name: name of the table.
+        shards: shards by column.
 
     Raises:
-        ValueError: they have other ids.
+        ValueError: they have different ids.
     """
     first = shards[0]
     if len(shards) == 1:
         return first
     if any(not torch.equal(of.ids, first.ids) for of in shards):
-        raise ValueError(f"ranks that share the columns of table {name!r} have other ids")
+        raise ValueError(f"ranks that share the columns of table {name!r} have different ids")
     state = {}
     for key, values in first.state.items():
         parts = [of.state[key] for of in shards]
@@ -221,7 +221,7 @@ def whole_rows(name: str, shards: Sequence[ChangedRows]) -> ChangedRows:
 
 
 def _joined(rows: Sequence[ChangedRows], logged: LoggedPart) -> ChangedRows:
-    """Rows of the same columns, one after another."""
+    """Concatenate rows of the same columns."""
     rows = [of for of in rows if of.ids.numel() > 0] or rows[:1]
     if len(rows) == 1:
         return rows[0]

@@ -1,4 +1,4 @@
-"""Where a model differs from a checkpoint and what a delta log has made of it."""
+"""Comparison of a model with a checkpoint and the commits of a delta log after it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _IDS_AT_ONCE = 1 << 18
 
 
 def touched_ids(batches: Iterable[Batch]) -> dict[str, Tensor]:
-    """Ids that batches of a rank have changed or taken away, by table.
+    """Collect the ids that the batches of a rank have changed or removed, by table.
 
     Args:
-        batches: of one rank.
+        batches: batches of one rank.
 
     Returns:
-        int64 [n] each, every id once.
+        int64 [n] each, unique ids.
 
     Raises:
-        DamagedFileError: a batch cannot be understood.
+        DamagedFileError: a batch cannot be decoded.
     """
     found: dict[str, list[Tensor]] = {}
     for batch in batches:
-        # a part of the columns is enough for ids
+        # ids are complete even if some columns are missing
         for name, delta in commit_of([batch], whole=False).tables.items():
             found.setdefault(name, []).extend([delta.ids.clone(), delta.removed.clone()])
     return {name: torch.cat(ids).unique() for name, ids in found.items()}
@@ -48,25 +48,25 @@ def differing_ids(
     *,
     state: bool,
 ) -> list[Tensor]:
-    """Ids of each part that followers of a log may know otherwise than the model does.
+    """Collect ids of each part for which followers of a log may differ from the model.
 
     Args:
-        parts: of the model, on this rank.
-        saved: the base of the log.
-        touched: what :func:`touched_ids` gives on every rank of the commits since.
-        state: compare optimizer state, too.
+        parts: parts of the model, on this rank.
+        saved: base of the log.
+        touched: results of :func:`touched_ids` on every rank, for the commits since the base.
+        state: also compare optimizer state.
 
     Returns:
         int64 [n] of each part, on the CPU.
 
     Raises:
-        ValueError: the base lacks a table, or has it otherwise.
+        ValueError: the base lacks a table, or has other columns for it.
         DamagedFileError: a file of the base is damaged.
     """
     if saved.kind != FULL:
         raise ValueError(
-            f"DeltaLog: base {saved.folder} has what has changed since another checkpoint, and a "
-            "log needs one that has everything: save one, or merge it"
+            f"DeltaLog: base {saved.folder} is an increment of another checkpoint, but a "
+            "log needs a whole one: save one, or merge it"
         )
     result = []
     for part in parts:
@@ -102,7 +102,7 @@ def _differing(
 def _differs(
     part: TablePart, table: CheckpointTable, batch: SavedBatch, own: Tensor, *, state: bool
 ) -> Tensor:
-    """bool [n], which of the owned ids of a batch are not there, or have another row."""
+    """Return which owned ids of a batch are missing in the model or have another row, bool [n]."""
     tables, ids = part.group.tables, batch.ids[own].to(part.group.device)
     handles = find(tables, *one_table(tables, part.table, ids)).handles
     result = handles < 0
@@ -128,14 +128,14 @@ def _differs(
         of_model = _flat(mine)
         if given.dtype != of_model.dtype or given.shape != of_model.shape:
             return torch.ones_like(result).cpu()
-        # bits: NaN equals itself
+        # compare bits: NaN equals itself
         unequal = given.contiguous().view(torch.uint8) != of_model.contiguous().view(torch.uint8)
         result[there] |= unequal.any(1)
     return result.cpu()
 
 
 def _flat(values: Tensor) -> Tensor:
-    """[n] as [n, 1]."""
+    """View [n] as [n, 1]."""
     return values.unsqueeze(1) if values.dim() == 1 else values
 
 

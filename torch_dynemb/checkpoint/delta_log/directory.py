@@ -1,4 +1,4 @@
-"""A delta log in a directory: files of batches, which are on the disk when they are committed."""
+"""Delta log in a directory: files of batches, on the disk once they are committed."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _MOST_RANKS = 1 << 16
 
 
 class DirectorySink:
-    """The batches of one rank in files of a directory; see :class:`DeltaSink`.
+    """Batches of one rank in files of a directory; see :class:`DeltaSink`.
 
     A batch is on the disk before :meth:`append` returns. The directory has one writer, which holds
-    a lock of the file system. The lock ends with its process: a forked child, such as a worker of a
-    DataLoader, has no part in it. Any number of processes read.
+    a lock of the file system. The lock ends with its process; a forked child, such as a DataLoader
+    worker, does not hold it. Any number of processes can read.
 
     Args:
-        path: of the directory; it is made by the first batch.
-        segment_bytes: from how many bytes on a file gets no more batches; whole files are dropped.
+        path: the directory; the first batch creates it.
+        segment_bytes: size at which a new file begins; old files are dropped as a whole.
 
     Raises:
-        TypeError: ``path`` is no path, or ``segment_bytes`` no int.
+        TypeError: ``path`` is not a path, or ``segment_bytes`` not an int.
         ValueError: ``segment_bytes`` is less than 1.
 
     Example:
@@ -56,16 +56,16 @@ class DirectorySink:
         self.segment_bytes = integer("DirectorySink: segment_bytes", segment_bytes, least=1)
         self._disk = _DISK
         self._lock: int | None = None
-        self._end: tuple[Path, int] | None = None  # where the next batch goes
+        self._end: tuple[Path, int] | None = None  # place of the next batch
         self._met: tuple[Path, Placed] | None = None  # the last batch that was read
 
     # -- writing -------------------------------------------------------------------------------
 
     def lock(self) -> None:
-        """Becomes the writer of the directory, until :meth:`close`, and cuts a torn tail off.
+        """Lock the directory for writing until :meth:`close`, and cut off a torn tail.
 
         Raises:
-            InUseError: it has a writer.
+            InUseError: it has another writer.
             DamagedFileError: the last batch is damaged.
             OSError: the disk fails.
         """
@@ -97,46 +97,46 @@ class DirectorySink:
             raise
 
     def close(self) -> None:
-        """Lets others write."""
+        """Stop being the writer."""
         if self._lock is not None:
-            with suppress(OSError):  # at once, although a forked child may have the file, too
+            with suppress(OSError):  # unlocks at once, even if a forked child has the file open
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
             self._close_lock()
 
     def _close_lock(self) -> None:
-        """Closes the file of the lock; alone, in a forked child, it leaves the parent its lock."""
+        """Close the file of the lock. In a forked child, the parent keeps its lock."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock, self._end = None, None
             _locked.discard(self)
 
     def append(self, data: memoryview, sequence: int) -> None:
-        """Keeps a batch; see :meth:`DeltaSink.append`.
+        """Append a batch; see :meth:`DeltaSink.append`.
 
         Args:
             data: the batch, uint8.
-            sequence: its number.
+            sequence: number of the batch.
 
         Raises:
             InUseError: the directory has another writer.
-            OSError: the disk is full, or fails; the batch is not there.
+            OSError: the disk is full or fails; the batch is not stored.
         """
         self.lock()
         path, begin = self._next_place(sequence)
-        self._end = None  # until all is well
+        self._end = None  # until the write succeeds
         with space_errors(path):
             if begin == 0:
                 os.close(self._disk.create(path))
                 self._disk.sync_folder(self.path)
             file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                # the commit comes last: where it is, everything is
+                # the commit is written last: it proves that everything before it is on the disk
                 self._write(file, data[:-COMMIT_BYTES], begin)
                 self._disk.sync(file)
                 self._write(file, data[-COMMIT_BYTES:], begin + len(data) - COMMIT_BYTES)
                 self._disk.sync(file)
             except BaseException:
-                with suppress(OSError):  # what is left is a torn tail, or goes with drop_after()
+                with suppress(OSError):  # leftovers are a torn tail, which is cut off later
                     os.ftruncate(file, begin)
                 raise
             finally:
@@ -144,10 +144,10 @@ class DirectorySink:
         self._end = path, begin + len(data)
 
     def truncate(self, before: int) -> None:
-        """Drops files all of whose batches are before a number; the last file stays.
+        """Drop files with only earlier batches; the last file stays.
 
         Args:
-            before: the number.
+            before: number of the first batch that must stay.
 
         Raises:
             OSError: the disk fails.
@@ -159,13 +159,13 @@ class DirectorySink:
         self._disk.sync_folder(self.path)
 
     def drop_after(self, sequence: int) -> None:
-        """Takes batches at the end away.
+        """Remove batches at the end.
 
         Args:
-            sequence: batches up to this number stay.
+            sequence: number of the last batch that stays.
 
         Raises:
-            DamagedFileError: one of these is damaged.
+            DamagedFileError: a batch that stays is damaged.
             InUseError: the directory has another writer.
             OSError: the disk fails.
         """
@@ -182,13 +182,13 @@ class DirectorySink:
                         break
                     end = place.end
                     if place.head.sequence == sequence:
-                        break  # what follows may be damaged
+                        break  # later batches may be damaged
             self._cut(path, end)
             break
         self._disk.sync_folder(self.path)
 
     def _next_place(self, sequence: int) -> tuple[Path, int]:
-        """The file for a batch, and where in it; cuts a torn tail off."""
+        """Return file and offset for a batch. Cuts off a torn tail."""
         new = self.path / segment_file(sequence)
         if self._end is None:
             segments = self._segments()
@@ -202,7 +202,7 @@ class DirectorySink:
                     end = place.end
             self._cut(path, end)
             if end == 0:
-                path.unlink()  # whose name may be of another number
+                path.unlink()  # its name may have another number
                 return new, 0
             self._end = path, end
         return (new, 0) if self._end[1] >= self.segment_bytes else self._end
@@ -230,10 +230,10 @@ class DirectorySink:
     # -- reading -------------------------------------------------------------------------------
 
     def read(self, from_sequence: int) -> Iterator[bytearray]:
-        """The batches that are there; see :meth:`DeltaSink.read`.
+        """Iterate over the batches; see :meth:`DeltaSink.read`.
 
         Args:
-            from_sequence: number of the first batch that is wanted.
+            from_sequence: number of the first batch.
 
         Raises:
             DamagedFileError: a batch is damaged.
@@ -247,7 +247,7 @@ class DirectorySink:
             try:
                 segment = Segment(path, last=number == len(segments) - 1)
             except FileNotFoundError:
-                return  # dropped meanwhile: who goes on finds a later batch, and no earlier one
+                return  # dropped meanwhile: the next read finds only later batches
             with segment:
                 for place in segment.heads(self._known_begin(path, segment, from_sequence)):
                     if place.head.sequence < from_sequence:
@@ -259,13 +259,13 @@ class DirectorySink:
                     yield data
 
     def ending(self, sequence: int) -> bytes | None:
-        """The end of a batch; see :meth:`EndingSink.ending`.
+        """Return the end of a batch; see :meth:`EndingSink.ending`.
 
         Args:
             sequence: number of the batch.
 
         Raises:
-            DamagedFileError: a batch before it is damaged.
+            DamagedFileError: an earlier batch is damaged.
             OSError: the disk fails.
         """
         segments = [of for of in self._segments() if of[0] <= sequence]
@@ -283,7 +283,9 @@ class DirectorySink:
         return None
 
     def _known_begin(self, path: Path, segment: Segment, from_sequence: int) -> int:
-        """From where on to look for a batch: where the last one was read, if it is still there."""
+        """Return the offset from which to search: that of the last batch read, if it is still
+        there.
+        """
         if self._met is None or self._met[0] != path:
             return 0
         place = self._met[1]
@@ -292,7 +294,7 @@ class DirectorySink:
         return place.begin if segment.holds(place) else 0
 
     def _segments(self) -> list[tuple[int, Path]]:
-        """Number of the first batch, and path, of every file; ascending."""
+        """List the number of the first batch and the path of every file, ascending."""
         try:
             names = os.listdir(self.path)
         except FileNotFoundError:
@@ -301,9 +303,10 @@ class DirectorySink:
         return sorted((int(match[1]), self.path / match[0]) for match in found if match)
 
 
-# A lock is of an open file, which a forked child has, too, and keeps when its parent is killed.
+# A lock belongs to an open file. A forked child inherits it, and would keep it after its parent's
+# death.
 _locked: weakref.WeakSet[DirectorySink] = weakref.WeakSet()
-_forking = threading.RLock()  # so that no fork comes between a lock and its place in _locked
+_forking = threading.RLock()  # prevents a fork between locking and adding to _locked
 
 
 def _close_in_child() -> None:
@@ -320,13 +323,13 @@ os.register_at_fork(
 
 
 def rank_folders(path: Path) -> list[Path]:
-    """The directories of all ranks, by rank; none: nobody has written yet.
+    """List the directories of all ranks, by rank; empty if nothing is written yet.
 
     Args:
-        path: of the log.
+        path: directory of the log.
 
     Raises:
-        ValueError: there are logs of different numbers of ranks.
+        ValueError: it has logs of different numbers of ranks.
     """
     try:
         names = os.listdir(path)
@@ -336,7 +339,7 @@ def rank_folders(path: Path) -> list[Path]:
     counts = {int(match[2]) for match in found if match}
     if max(counts, default=0) > _MOST_RANKS:
         raise ValueError(
-            f"DeltaLog: {path} has a folder of a log of {max(counts)} ranks, and there are at most "
+            f"DeltaLog: {path} has a folder of a log of {max(counts)} ranks, expected at most "
             f"{_MOST_RANKS}: remove it"
         )
     if len(counts) > 1:

@@ -1,4 +1,4 @@
-"""Keeps a model up to date with a delta log, commit by commit."""
+"""Followers: models that stay up to date with a delta log."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ Dense = Literal["follow", "keep"]
 
 
 def check_dense(owner: str, dense: object) -> None:
-    """Raises ValueError for what is no value of ``dense``.
+    """Raise ValueError unless ``dense`` is one of its values.
 
     Args:
-        owner: the function that errors name.
+        owner: function that errors name.
         dense: the argument.
     """
     if dense not in ("follow", "keep"):
@@ -41,12 +41,12 @@ def check_dense(owner: str, dense: object) -> None:
 
 
 class Follower:
-    """A model that takes the commits of a delta log; :func:`follow` makes it.
+    """A model that applies the commits of a delta log; :func:`follow` creates it.
 
     Args:
-        reader: of the log.
-        target: what takes the commits.
-        dense: what becomes of the dense part, see :func:`follow`.
+        reader: reader of the log.
+        target: object that applies the commits.
+        dense: treatment of the dense state, see :func:`follow`.
 
     Attributes:
         dense: see the argument.
@@ -66,46 +66,45 @@ class Follower:
 
     @property
     def sequence(self) -> int | None:
-        """Number of the last commit that was applied, or that the base has.
+        """Number of the last commit that was applied, or that the base includes.
 
-        None: nobody has published anything since the base.
+        None if nothing has been published since the base.
         """
         return self._reader.sequence
 
     @property
     def step(self) -> int | None:
-        """Step of training of the last commit that was applied; None: none was."""
+        """Training step of the last applied commit; None if there was none."""
         return self._step
 
     @property
     def dense_behind(self) -> int:
-        """How many commits that changed the dense part were applied without it.
+        """Number of applied commits with dense changes that were left out.
 
-        It is 0 unless :attr:`dense` is ``"keep"``. A log that publishes no dense part
-        (``DeltaLog(dense=False)``) does not say whether that has changed.
+        It is 0 unless :attr:`dense` is ``"keep"``. A log without the dense state
+        (``DeltaLog(dense=False)``) does not report such changes.
         """
         return self._dense_behind
 
     @plain_torch()
     def update(self, *, until: int | None = None) -> int:
-        """Applies the commits that are there, each as a whole.
+        """Apply the available commits, each as a whole.
 
-        Where the model lies on several ranks, all of them follow on their own, up to the same
-        number.
+        If the model lies on several ranks, each of them follows by itself, up to the same number.
 
         Args:
             until: number of the last commit to apply; default: the newest one.
 
         Returns:
-            How many were applied.
+            Number of applied commits.
 
         Raises:
-            NewBaseNeededError: the log does not go on from here: it was dropped up to a later
-                commit, or rolled back, or begins with another checkpoint.
+            NewBaseNeededError: the log does not continue from here: commits were dropped or rolled
+                back, or it begins with another checkpoint.
             DamagedFileError: a commit is damaged.
             ValueError: the model cannot take a commit: a table is missing.
-            NoRoomError: a table is too small; NoHeadroomError, where it is a live one. In all cases
-                the commits before have been applied, and nothing of the one that failed.
+            NoRoomError: a table is too small; NoHeadroomError for a live one. In all cases earlier
+                commits are applied, and nothing of the failed one.
         """
         if until is not None:
             integer("Follower.update: until", until, least=0, what="int or None")
@@ -132,23 +131,23 @@ class Follower:
         self._dense_behind += changes_dense and self.dense == "keep"
 
     def start(self, every_seconds: float = 0.01) -> None:
-        """Updates from now on in a thread, until :meth:`stop`, or until an update fails.
+        """Start a thread that updates until :meth:`stop`, or until an update fails.
 
-        Only for models that may be read meanwhile, which those with live tables may.
+        Use it only for models that may be read meanwhile, such as those with live tables.
 
         Args:
-            every_seconds: how often to look for new commits.
+            every_seconds: interval between searches for new commits.
 
         Raises:
-            TypeError, ValueError: ``every_seconds`` is no number above 0.
-            InUseError: there is such a thread.
+            TypeError, ValueError: ``every_seconds`` is not a number above 0.
+            InUseError: such a thread is running.
         """
         if not number("Follower.start: every_seconds", every_seconds) > 0:
             raise ValueError(
                 f"Follower.start: every_seconds is {every_seconds}, expected more than 0"
             )
         if self._thread is not None:
-            raise InUseError("Follower.start: a thread updates already: stop() it before")
+            raise InUseError("Follower.start: a thread is updating already: call stop() first")
         self._stopping.clear()
         self._error = None
 
@@ -165,19 +164,19 @@ class Follower:
         self._thread.start()
 
     def check(self) -> None:
-        """Raises what has ended the thread of :meth:`start`; the model is as it was before.
+        """Raise the error that ended the thread of :meth:`start`. The model has the commits before.
 
         Raises:
-            Exception: what the update has raised.
+            Exception: error of the update.
         """
         if self._error is not None:
             raise self._error
 
     def stop(self) -> None:
-        """Ends the thread, after the commit that it applies.
+        """Stop the thread, after the commit that it is applying.
 
         Raises:
-            Exception: what had ended it before.
+            Exception: error that ended it earlier.
         """
         self._stopping.set()
         if self._thread is not None:
@@ -194,33 +193,33 @@ def follow(
     sequence: int | None = None,
     dense: Dense = "follow",
 ) -> Follower:
-    """Keeps a model up to date with what a :class:`DeltaLog` publishes.
+    """Keep a model up to date with what a :class:`DeltaLog` publishes.
 
-    A model takes rows, removed ids and the dense part. One with live tables
-    (:func:`torch_dynemb.serving.live`) goes on serving meanwhile: its runs wait while a commit is
-    applied, so that none reads two versions. One that trains, or could, also takes custom scores,
-    and optimizer state where the log has it and the optimizer is the same; other scores of ids are
-    its own.
+    A model takes rows, removed ids and the dense state. One with live tables
+    (:func:`torch_dynemb.serving.live`) serves meanwhile: its runs wait while a commit is applied,
+    so that none reads two versions. A model that trains also takes custom scores, and optimizer
+    state if the log has it and the optimizer is the same. Other scores stay its own.
 
     Args:
-        log: directory of the log, or of an increment; or a sink, or those of all ranks that write
-            it.
-        model: what takes the commits. It has the content of the base, or of a commit.
-        base: path of the checkpoint that the model has the content of; default: the one in the
-            directory of the log, if there is one only.
-        sequence: number of the commit that the model has the content of, in the place of a base.
-        dense: ``"follow"``: commits change the dense part, too. ``"keep"``: it stays as it is,
-            and :attr:`Follower.dense_behind` counts the commits that it lacks. Runs of a model with
-            live tables then never wait, and may read some rows of a commit and some from before.
+        log: directory of the log, or of an increment; or a sink, or the sinks of all ranks that
+            write it.
+        model: model or target that applies the commits. It must have the content of the base, or of
+            a commit.
+        base: path of the checkpoint with the content of the model; default: the only base in the
+            directory of the log.
+        sequence: number of the commit with the content of the model, in place of a base.
+        dense: ``"follow"``: commits change the dense state, too. ``"keep"``: it stays, and
+            :attr:`Follower.dense_behind` counts the commits that it lacks. Runs of a model with
+            live tables then never wait, and may read rows from before and after a commit.
 
     Returns:
-        What applies commits. Nothing has been applied yet.
+        The follower. Nothing has been applied yet.
 
     Raises:
-        TypeError: log is no log, or model no model that can follow.
-        ValueError: both base and sequence are given; or none, and the log is not in a directory, or
-            has several bases; or dense is none of its values, or not ``"keep"`` for an increment.
-        FileNotFoundError: ``base`` is no checkpoint.
+        TypeError: ``log`` is not a log, or ``model`` cannot follow.
+        ValueError: both ``base`` and ``sequence`` are given, or neither for a log with several
+            bases or outside a directory; or ``dense`` is wrong, or not ``"keep"`` for an increment.
+        FileNotFoundError: ``base`` is not a checkpoint.
 
     Example:
         >>> import tempfile, torch, torch_dynemb as td
@@ -247,8 +246,8 @@ def follow(
     sinks, target = sinks_of(log), target_of(model)
     if dense == "follow" and isinstance(log, str | PathLike) and (Path(log) / MANIFEST).exists():
         raise ValueError(
-            f"follow: {fspath(log)} is an increment, whose dense part is beside its commit: give "
-            "dense='keep', and load the dense part from checkpoint.open(path).dense()"
+            f"follow: {fspath(log)} is an increment, with the dense state outside its commit: give "
+            "dense='keep', and load the dense state from checkpoint.open(path).dense()"
         )
     if sequence is not None:
         if base is not None:
@@ -269,21 +268,21 @@ def replay(
     base: str | PathLike[str] | None = None,
     until: int | None = None,
 ) -> int:
-    """Loads the base of a delta log, and applies its commits: the content at one of them.
+    """Load the base of a delta log, and apply its commits up to one of them.
 
     Args:
-        log: as of :func:`follow`.
-        model: that takes it, as of :func:`torch_dynemb.checkpoint.load`.
+        log: as for :func:`follow`.
+        model: model to load, as for :func:`torch_dynemb.checkpoint.load`.
         base: path of the checkpoint; default: the newest one in the directory of the log.
         until: number of the last commit to apply; default: the newest one.
 
     Returns:
-        Number of the last commit that was applied, or that the base has; 0: nothing has been
+        Number of the last commit that was applied, or that the base includes; 0 if nothing is
         published.
 
     Raises:
-        TypeError, ValueError: a wrong argument, or the base has a later commit's content.
-        NewBaseNeededError: the log does not go on from the base.
+        TypeError, ValueError: a wrong argument, or the base includes later commits.
+        NewBaseNeededError: the log does not continue from the base.
         Exception: as :func:`torch_dynemb.checkpoint.load` and :meth:`Follower.update`.
     """
     path = _base_of("replay", log, base)
@@ -300,12 +299,12 @@ def replay(
 
 
 def _base_of(owner: str, log: Log, base: str | PathLike[str] | None) -> Path:
-    """The checkpoint that is given, or that is in the directory of a log."""
+    """Return the given checkpoint, or the one in the directory of a log."""
     if base is not None:
         return Path(fspath(base))
     if not isinstance(log, str | PathLike):
         raise ValueError(
-            f"{owner}: base is None, but the log is not in a directory, which could have it: give "
+            f"{owner}: base is None, but the log is not in a directory, which could have one: give "
             "the path of the checkpoint that the log begins with"
         )
     path = Path(fspath(log))
@@ -317,7 +316,7 @@ def _base_of(owner: str, log: Log, base: str | PathLike[str] | None) -> Path:
     if len(folders) > 1:
         raise ValueError(
             f"{owner}: base is None, but the log has the bases {[of.name for of in folders]}: give "
-            "the path of the one that the model has the content of"
+            "the path of the one with the content of the model"
         )
     return folders[0] if folders else base_folder(path, 0)
 

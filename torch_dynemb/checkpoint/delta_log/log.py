@@ -1,4 +1,4 @@
-"""Publishes what training changes, for models that serve and for other trainers."""
+"""Publishing of the changes of training, for models that serve and for other trainers."""
 
 from __future__ import annotations
 
@@ -33,26 +33,25 @@ from torch_dynemb.process.interrupts import defer_signals
 
 
 class DeltaLog:
-    """Publishes what changes in a model while it trains: rows, removed ids, dense weights.
+    """Publisher of a model's changes during training: rows, removed ids, dense weights.
 
-    A log begins with a checkpoint, its base. Each :meth:`publish` adds a commit to it, with the
-    changes since the one before. A copy of the base to which all commits up to one are applied has
-    the rows that the model had then: :func:`follow` does so for models that serve and for other
-    trainers.
+    A log begins with a checkpoint, its base. Each :meth:`publish` adds a commit with the changes
+    since the one before. A copy of the base with all commits up to one applied has the rows of the
+    model at that time. :func:`follow` applies them to models that serve, and to other trainers.
 
-    A publish copies what has changed between two steps; a thread writes the copies while training
-    goes on, and what makes it fail is raised by the next call, whose publish has the changes that
-    were not written. Where ranks share a model, each has a log of its own, with one number for the
-    commits of all; they call all methods together.
+    A publish copies the changes between two training steps, and a thread writes the copies while
+    training goes on. An error of the thread is raised by the next call, and the next publish
+    includes the unwritten changes. If ranks share a model, each has its own log, and commits have
+    one number on all ranks. They call all methods together.
 
     Args:
         log: directory of the log, which ranks share, or a :class:`DeltaSink` of this rank.
-        every_steps: :meth:`step` publishes after so many calls.
-        every_seconds: :meth:`step` publishes when so many seconds have passed; where ranks share
-            the model, they then ask the first one in every step.
-        optimizer_state: publish the optimizer state of changed rows, too, for other trainers.
-        dense: publish the dense part, too.
-        process_group: of the ranks that share the model; default: all.
+        every_steps: number of calls after which :meth:`step` publishes.
+        every_seconds: seconds after which :meth:`step` publishes. If ranks share the model, they
+            ask the first rank in every step.
+        optimizer_state: also publish the optimizer state of changed rows, for other trainers.
+        dense: also publish the dense state.
+        process_group: ranks that share the model; default: all.
 
     Raises:
         TypeError, ValueError: a wrong argument.
@@ -106,43 +105,43 @@ class DeltaLog:
         self._own = OwnLog(log, self._ranks.rank, self._ranks.size)
         self._model: nn.Module | None = None
         self._recorded: RecordedModel | None = None
-        self._tables: dict[str, int] = {}  # columns of the model's tables, on whatever rank
+        self._tables: dict[str, int] = {}  # columns of the model's tables, over all ranks
         self._writing: Writing | None = None
-        self._sequence, self._drop_rest = 0, False
+        self._sequence, self._has_leftovers = 0, False
         self._steps, self._published_at = 0, 0.0
-        self._one = threading.RLock()  # of the thread that is in a call
-        self.forked = False  # in a child, which has neither the lock nor the thread that writes
+        self._one = threading.RLock()  # held by the thread in a call
+        self.forked = False  # True in a child, which has neither the lock nor the writing thread
         watch(self)
 
     @property
     def sequence(self) -> int:
-        """Number of the last commit, which a thread may still be writing; 0: there is none."""
+        """Number of the last commit, which a thread may still be writing; 0 if there is none."""
         return self._sequence
 
     # -- a model -------------------------------------------------------------------------------
 
     @plain_torch()
     def attach(self, model: nn.Module, *, base: str | PathLike[str] | None = None) -> None:
-        """Records what changes in a model from now on; between two training steps.
+        """Record the changes of a model from now on. Call it between two training steps.
 
-        Updates then set a byte for each row, so compiled code is compiled again, and CUDA graphs
+        Updates then set a dirty byte per row, so compiled code is compiled again, and CUDA graphs
         must be captured again.
 
-        An empty log in a directory gets a base there, where none is given. Otherwise the model is
-        compared with the base and the commits since, and the next publish has all that differs: a
-        trainer can go on from any checkpoint, and whatever the log says beyond it is taken back.
+        An empty log in a directory gets a base there, unless one is given. Otherwise the model is
+        compared with the base and the commits since. The next publish has all differences: a
+        trainer can resume from any checkpoint, and later content of the log is taken back.
 
         Args:
-            model: any module with tables of this library, whose rows are in memory.
-            base: path of the checkpoint that the log begins with, or of a later one of
+            model: any module with tables of this library and rows in memory.
+            base: path of the checkpoint that the log begins with, or of a later one from
                 :meth:`save`; default: the newest one in the directory of the log.
 
         Raises:
-            TypeError: ``model`` is no module, or its dense part has entries that are no whole
+            TypeError: ``model`` is not a module, or its dense state has entries other than whole
                 tensors.
-            ValueError: the base does not fit the log or the model, or a log that is not in a
-                directory is given none; or the log is of another number of ranks.
-            FileNotFoundError: ``base`` is no checkpoint.
+            ValueError: the base does not fit the log or the model, or is missing for a log outside
+                a directory; or the log has another number of ranks.
+            FileNotFoundError: ``base`` is not a checkpoint.
             DamagedFileError: the log or the base is damaged.
             InUseError: the log has a writer, or another thread trains the model.
             RuntimeError: the log has a model already, rows lie in a store, or gradients are
@@ -155,7 +154,7 @@ class DeltaLog:
     def _attach(self, model: nn.Module, base: str | PathLike[str] | None) -> None:
         ranks = self._ranks
         if self._recorded is not None:
-            raise RuntimeError("DeltaLog.attach: the log has a model: close() the log before")
+            raise RuntimeError("DeltaLog.attach: the log already has a model: close() it first")
         parts, columns = checked_parts(
             ranks, model, self._path, optimizer_state=self._optimizer_state
         )
@@ -163,7 +162,7 @@ class DeltaLog:
         try:
             ranks.run(self._own.begin_writing)
             ends = ranks.gather(self._own.sequence)
-            if min(ends) < max(ends):  # a commit that not all ranks have, and nobody has read
+            if min(ends) < max(ends):  # some ranks lack this commit, so no follower has read it
                 ranks.run(lambda: self._own.drop_after(min(ends)))
             self._sequence = min(ends)
             end_steps(parts)
@@ -196,13 +195,13 @@ class DeltaLog:
     # -- publishing ----------------------------------------------------------------------------
 
     def step(self, step: int | None = None) -> int | None:
-        """Publishes if it is time; a training loop calls it after ``optimizer.step()``.
+        """Publish if it is time. A training loop calls it after ``optimizer.step()``.
 
         Args:
-            step: of training; default: how many the tables have ended.
+            step: training step; default: the number of steps of the tables.
 
         Returns:
-            Number of the commit; None: it is not time yet.
+            Number of the commit; None if it is not time yet.
 
         Raises:
             Exception: as :meth:`publish`.
@@ -220,25 +219,25 @@ class DeltaLog:
 
     @plain_torch()
     def publish(self, step: int | None = None) -> int:
-        """Adds a commit with what has changed; between two training steps.
+        """Add a commit with the changes. Call it between two training steps.
 
-        What has changed is copied before it returns; a thread writes it. A publish waits for the
+        The changes are copied before it returns, and a thread writes them. A publish waits for the
         one before.
 
         Args:
-            step: of training; default: how many the tables have ended.
+            step: training step; default: the number of steps of the tables.
 
         Returns:
             Number of the commit.
 
         Raises:
-            TypeError, ValueError: ``step`` is no int, or less than 0.
+            TypeError, ValueError: ``step`` is not an int, or less than 0.
             RuntimeError: the log has no model, or gradients are pending.
-            InUseError: another thread trains the model or calls the log. The next publish has what
-                this one has not.
-            NewBaseNeededError: others have taken the place of the tables or of what they hold.
-            Exception: what has made the thread fail that wrote the commit before. There is no such
-                commit then, and the next publish has its changes.
+            InUseError: another thread trains the model or calls the log. The next publish includes
+                these changes.
+            NewBaseNeededError: the tables or their content were replaced.
+            Exception: error of the thread that wrote the commit before. That commit does not exist,
+                and the next publish includes its changes.
         """
         with self._alone("publish"):
             return self._publish(step)
@@ -266,11 +265,11 @@ class DeltaLog:
 
     @plain_torch()
     def flush(self) -> None:
-        """Waits until the last commit is in the log.
+        """Wait until the last commit is in the log.
 
         Raises:
-            Exception: what has made the thread fail. There is no such commit then, and the next
-                publish has its changes.
+            Exception: error of the writing thread. That commit does not exist, and the next publish
+                includes its changes.
         """
         with self._alone("flush"):
             self._flush()
@@ -284,16 +283,16 @@ class DeltaLog:
         except Exception:
             self._writing = None
             self._sequence -= 1
-            self._drop_rest = True  # also where this rank has written it
+            self._has_leftovers = True  # also if this rank has written it
             recorded.give_back()
-            with suppress(Exception):  # the next publish tries again, and says it
+            with suppress(Exception):  # the next publish tries again, and raises the error
                 self._ranks.run(self._drop)
             raise
         self._writing = None
         recorded.written()
 
     def position(self) -> LogPosition:
-        """Where the model is in the log, once the last commit is there.
+        """Return the position of the model in the log, once the last commit is written.
 
         :func:`torch_dynemb.serving.export` takes it as its ``base``.
 
@@ -313,28 +312,28 @@ class DeltaLog:
         self._drop()
 
     def _drop(self) -> None:
-        """Takes away what a publish that has failed may have left."""
-        if self._drop_rest:
+        """Remove what a failed publish may have left."""
+        if self._has_leftovers:
             self._own.drop_after(self._sequence)
-            self._drop_rest = False
+            self._has_leftovers = False
 
     def save(self, path: str | PathLike[str] | None = None) -> int:
-        """Publishes, and saves a checkpoint with which new followers begin.
+        """Publish, and save a checkpoint as base for new followers.
 
-        Commits from before the former base are dropped, those after it stay: followers that are
-        behind have time until the next call. :meth:`truncate` drops more.
+        Commits before the former base are dropped; later ones stay, so that slow followers have
+        time until the next call. :meth:`truncate` drops more.
 
         Args:
-            path: of the checkpoint; default: a folder in the directory of the log, where the former
-                base stays, too.
+            path: path of the checkpoint; default: a folder in the directory of the log, beside the
+                former base.
 
         Returns:
-            Number of the commit whose content the checkpoint has.
+            Number of the last commit that the checkpoint includes.
 
         Raises:
             ValueError: ``path`` is None, and the log is not in a directory.
-            Exception: as :meth:`publish`, and as :func:`torch_dynemb.checkpoint.save`; the old base
-                stays that of the log.
+            Exception: as :meth:`publish` and :func:`torch_dynemb.checkpoint.save`; the log keeps
+                its former base.
         """
         with self._alone("save"):
             return self._save(path)
@@ -355,13 +354,13 @@ class DeltaLog:
         save(target, self._model, process_group=self._process_group)
         try:
             self._ranks.run(recorded.check_unchanged)
-        except BaseException:  # it has no commit's content
+        except BaseException:  # the checkpoint matches no commit
             if path is None and log is not None:
                 self._ranks.on_first(lambda: remove_bases(log, after=sequence - 1))
             raise
         former, uuid = self._own.base_sequence, self._ranks.run(lambda: uuid_of(target))
         self._own.base, self._own.base_sequence = uuid, sequence
-        self.publish()  # it says whose content the checkpoint has
+        self.publish()  # this commit names the new base
         self.flush()
         self.truncate(former + 1)
         if log is not None:
@@ -369,15 +368,15 @@ class DeltaLog:
         return sequence
 
     def truncate(self, before: int) -> None:
-        """Drops commits at the beginning, as far as the sink drops them: a directory, whole files.
+        """Drop commits at the beginning. A directory drops whole files only.
 
-        Followers that have not read them, or begin with a base of before, need a newer base.
+        Followers that have not read them, or begin with an earlier base, need a newer base.
 
         Args:
             before: number of the first commit that stays.
 
         Raises:
-            TypeError, ValueError: ``before`` is no int, or later than the base of the log, with
+            TypeError, ValueError: ``before`` is not an int, or later than the base of the log, with
                 which followers begin.
             OSError: the sink fails.
         """
@@ -386,16 +385,16 @@ class DeltaLog:
         self._ranks.run(lambda: self._own.sink.truncate(before))
 
     def rollback(self, sequence: int) -> None:
-        """Takes the commits after one away, of a log without a model.
+        """Remove the commits after a given one, from a log without a model.
 
         Followers that have read them need a base. Load a checkpoint into the model and
-        :func:`replay` the log, or :meth:`attach` any model: the next commit has what differs.
+        :func:`replay` the log, or :meth:`attach` any model: the next commit has the differences.
 
         Args:
-            sequence: number of the last commit that stays; 0: none does.
+            sequence: number of the last commit that stays; 0 removes all.
 
         Raises:
-            TypeError, ValueError: ``sequence`` is no int, or there is no such commit.
+            TypeError, ValueError: ``sequence`` is not an int, or the log lacks that commit.
             InUseError: the log has a writer.
             RuntimeError: the log has a model.
             OSError: the sink fails.
@@ -403,13 +402,13 @@ class DeltaLog:
         sequence = integer("DeltaLog.rollback: sequence", sequence, least=0)
         if self._recorded is not None:
             raise RuntimeError(
-                "DeltaLog.rollback: the log has a model, whose changes would be lost: close() the "
-                "log, roll back, load the model, and attach it again"
+                "DeltaLog.rollback: the log has a model, and its changes would be lost: close() "
+                "the log, roll back, load the model, and attach it again"
             )
 
         def drop() -> None:
             try:
-                # not begin_writing(): what is taken away may be damaged
+                # not begin_writing(): the removed commits may be damaged
                 if isinstance(self._own.sink, DirectorySink):
                     self._own.sink.lock()
                 found = next(self._own.batches(max(1, sequence)), None)
@@ -427,10 +426,10 @@ class DeltaLog:
             self._ranks.on_first(lambda: remove_bases(log, after=sequence))
 
     def close(self) -> None:
-        """Waits for the last commit, and lets others write the log.
+        """Wait for the last commit, and stop being the writer of the log.
 
         Raises:
-            Exception: what has made the thread fail that wrote it; the log is closed all the same.
+            Exception: error of the writing thread; the log is closed anyway.
         """
         if self._recorded is None:
             return
@@ -453,9 +452,9 @@ class DeltaLog:
 
     @contextmanager
     def _alone(self, method: str) -> Iterator[None]:
-        """Raises InUseError where another thread is in the log."""
+        """Raise InUseError if another thread is calling the log."""
         if self.forked:
-            yield  # the thread is none of this process
+            yield  # that thread is not in this process
             return
         if not self._one.acquire(blocking=False):
             raise InUseError(
@@ -470,9 +469,7 @@ class DeltaLog:
 
     def _attached(self, method: str) -> RecordedModel:
         if self._recorded is None:
-            raise RuntimeError(
-                f"DeltaLog.{method}: the log has no model: call attach(model) before"
-            )
+            raise RuntimeError(f"DeltaLog.{method}: the log has no model: call attach(model) first")
         if self.forked:
             raise ForkedProcessError(
                 f"DeltaLog.{method}: this process is a fork of the one that publishes: publish "

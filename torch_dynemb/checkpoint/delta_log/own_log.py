@@ -1,4 +1,4 @@
-"""The log of one rank: where its batches go and end, and with which checkpoint it begins."""
+"""Log of one rank: its sink, its last batch, and its base."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from torch_dynemb.errors import NewBaseNeededError
 
 
 class OwnLog:
-    """The batches of this rank.
+    """Batches of this rank.
 
     Args:
-        sink: that keeps them.
-        rank, ranks: of this process, and how many write.
+        sink: sink that keeps them.
+        rank, ranks: rank of this process, and number of ranks that write.
 
     Attributes:
-        sink: that keeps them.
-        base: uuid of the checkpoint that followers begin with.
-        base_sequence: of the commit whose content it has.
-        sequence: of the last batch.
-        chain: after it.
-        rank: of this process.
+        sink: sink that keeps them.
+        base: uuid of the checkpoint with which followers begin.
+        base_sequence: number of the last commit that it includes.
+        sequence: number of the last batch.
+        chain: chain after it.
+        rank: rank of this process.
     """
 
     def __init__(self, sink: DeltaSink, rank: int, ranks: int) -> None:
@@ -37,10 +37,10 @@ class OwnLog:
         self.chain = 0
 
     def begin_writing(self) -> None:
-        """Becomes the only writer, where the sink can tell, and finds the end.
+        """Lock the log for writing, if the sink supports that, and find its end.
 
         Raises:
-            InUseError: there is another writer.
+            InUseError: it has another writer.
             DamagedFileError: a batch is damaged.
             ValueError: the last batch is of another rank.
             OSError: the sink fails.
@@ -50,27 +50,27 @@ class OwnLog:
         self._find_end()
 
     def stop_writing(self) -> None:
-        """Lets others write."""
+        """Stop being the writer."""
         if isinstance(self.sink, DirectorySink):
             self.sink.close()
 
     def batches(self, from_sequence: int) -> Iterator[Batch]:
-        """The batches that are there; see :meth:`DeltaSink.read`.
+        """Iterate over the batches; see :meth:`DeltaSink.read`.
 
         Args:
-            from_sequence: number of the first one that is wanted.
+            from_sequence: number of the first one.
         """
         return (batch_of(data) for data in self.sink.read(from_sequence))
 
     def bases(self) -> set[str]:
-        """The uuids of the checkpoints that batches say they follow."""
+        """Return the uuids of the bases that batches name."""
         return {batch.head.base for batch in self.batches(0)}
 
     def sequence_of(self, uuid: str) -> int:
-        """Number of the commit whose content a checkpoint has; 0 in an empty log.
+        """Return the number of the last commit that a checkpoint includes; 0 in an empty log.
 
         Args:
-            uuid: of the checkpoint.
+            uuid: uuid of the checkpoint.
 
         Raises:
             NewBaseNeededError: the log begins with another one; it is a ValueError.
@@ -83,19 +83,19 @@ class OwnLog:
         if not seen:
             return 0
         raise NewBaseNeededError(
-            f"DeltaLog: the log has changes since the checkpoints {sorted(seen)}, and not since "
+            f"DeltaLog: the log has changes since the checkpoints {sorted(seen)}, but not since "
             f"{uuid}, the given one: give the base of the log, or publish to a new directory"
         )
 
     def append(self, changed: Changed, step: int) -> None:
-        """Adds a batch.
+        """Add a batch.
 
         Args:
-            changed: what it has.
-            step: of training.
+            changed: changes in the batch.
+            step: training step.
 
         Raises:
-            Exception: what the sink raises; :meth:`drop_after` takes away what it may have kept.
+            Exception: error of the sink; :meth:`drop_after` removes what it may have kept.
         """
         sequence = self.sequence + 1
         head = Head(
@@ -114,10 +114,10 @@ class OwnLog:
         self.sequence, self.chain = sequence, chain
 
     def drop_after(self, sequence: int) -> None:
-        """Takes batches at the end away.
+        """Remove batches at the end.
 
         Args:
-            sequence: batches up to this number stay.
+            sequence: number of the last batch that stays.
 
         Raises:
             DamagedFileError: a batch that stays is damaged.
@@ -132,7 +132,7 @@ class OwnLog:
             if (batch.head.rank, batch.head.ranks) != (self.rank, self._ranks):
                 raise ValueError(
                     f"DeltaLog: the log was written by rank {batch.head.rank} of "
-                    f"{batch.head.ranks}, and this is rank {self.rank} of {self._ranks}: publish "
+                    f"{batch.head.ranks}, but this is rank {self.rank} of {self._ranks}: publish "
                     "to a new log when the number of ranks changes"
                 )
             self.sequence, self.chain = batch.head.sequence, batch.chain
@@ -142,15 +142,14 @@ class Writing:
     """A thread that writes one batch.
 
     Args:
-        log: that gets the batch.
-        changed: what the batch has.
-        step: of training.
+        log: log that gets the batch.
+        changed: changes in the batch.
+        step: training step.
     """
 
     def __init__(self, log: OwnLog, changed: Changed, step: int) -> None:
         self._error: BaseException | None = None
-        # not Thread.join(): in Python 3.11 a Ctrl-C in it makes the thread look like one that has
-        # ended
+        # not Thread.join(): in Python 3.11, a Ctrl-C in join() makes a running thread look ended
         self._ended = threading.Event()
 
         @plain_torch()
@@ -158,23 +157,23 @@ class Writing:
             try:
                 log.append(changed, step)
             except BaseException as error:
-                # without the frames, which have the copies
+                # without the frames, which keep the copies alive
                 self._error = error.with_traceback(None)
             finally:
                 self._ended.set()
 
-        # no daemon: a program that ends waits for what it has published
+        # not a daemon: a program waits at exit for its published commits
         threading.Thread(target=write, name="delta log", daemon=False).start()
 
     def failed(self) -> bool:
-        """Whether it has ended with an error."""
+        """Return whether it has ended with an error."""
         return self._ended.is_set() and self._error is not None
 
     def wait(self) -> None:
-        """Waits for the end.
+        """Wait until it has ended.
 
         Raises:
-            Exception: what has made it fail.
+            Exception: error of the thread.
         """
         self._ended.wait()
         if self._error is not None:

@@ -28,11 +28,11 @@ _STATE, _SCORE = state_entry(""), score_entry("")
 
 
 class LoggedPart(NamedTuple):
-    """A part of a table, as a batch describes it.
+    """Description of a part of a table in a batch.
 
     Attributes:
-        name: of the whole table, as in a checkpoint.
-        table: as in the manifest of a checkpoint, with this part alone, which has no files.
+        name: name of the whole table, as in a checkpoint.
+        table: as in the manifest of a checkpoint, with only this part, without files.
     """
 
     name: str
@@ -45,19 +45,19 @@ class LoggedPart(NamedTuple):
 
 
 def of_tensors(tensors: Mapping[str, Tensor]) -> list[Tensor]:
-    """Tensors as a safetensors file, in pieces.
+    """Encode tensors as a safetensors file, in pieces.
 
     Args:
-        tensors: by name, contiguous, on the CPU.
+        tensors: tensors by name, contiguous, on the CPU.
 
     Raises:
-        TypeError: a dtype that the format does not have.
+        TypeError: the format lacks a dtype.
     """
     return [as_tensor(_header_of(tensors)), *tensors.values()]
 
 
 def _header_of(tensors: Mapping[str, Tensor], rows: int | None = None) -> bytes:
-    """What a payload begins with: of the tensors, or of tensors like these with so many rows."""
+    """Return the header of a payload: of these tensors, or of such tensors with other rows."""
     shapes = []
     for name, tensor in tensors.items():
         count = tensor.shape[:1] if rows is None else (rows,)
@@ -68,31 +68,31 @@ def _header_of(tensors: Mapping[str, Tensor], rows: int | None = None) -> bytes:
 
 
 def of_rows(table: int, rows: ChangedRows) -> Pieces:
-    """A record of rows.
+    """Make a record of rows.
 
     Args:
-        table: its number in the batch.
-        rows: of the table.
+        table: number of the table in the batch.
+        rows: rows of the table.
     """
     return Pieces.of(ROWS, table, of_tensors(tensors_of_rows(rows)))
 
 
 def payload_bytes(like: Mapping[str, Tensor], rows: int) -> int:
-    """Bytes of the payload of tensors with so many rows.
+    """Return the size of a payload with this number of rows.
 
     Args:
         like: tensors with any number of rows.
-        rows: of each.
+        rows: number of rows.
     """
     row_bytes = sum(t.shape[1:].numel() * t.element_size() for t in like.values())
     return len(_header_of(like, rows)) + row_bytes * rows
 
 
 def tensors_of_rows(rows: ChangedRows) -> dict[str, Tensor]:
-    """The tensors that a record has of rows, by name.
+    """Return the tensors of a record of rows, by name.
 
     Args:
-        rows: of a table.
+        rows: rows of a table.
     """
     tensors = {ID: rows.ids, WEIGHT: rows.rows}
     tensors |= {state_entry(name): values for name, values in rows.state.items()}
@@ -100,13 +100,13 @@ def tensors_of_rows(rows: ChangedRows) -> dict[str, Tensor]:
 
 
 def rows_of(payload: Tensor) -> ChangedRows:
-    """The rows of a record; views.
+    """Decode a record of rows, as views.
 
     Args:
         payload: uint8 [n], of a record of rows.
 
     Raises:
-        KeyError, ValueError: it is no such payload.
+        KeyError, ValueError: it is not such a payload.
     """
     tensors = tensors_of(payload)
     state = {
@@ -119,13 +119,13 @@ def rows_of(payload: Tensor) -> ChangedRows:
 
 
 def tensors_of(payload: Tensor) -> dict[str, Tensor]:
-    """Views of the tensors in a payload.
+    """Decode the tensors in a payload, as views.
 
     Args:
-        payload: uint8 [n], what :func:`of_tensors` gives.
+        payload: uint8 [n], result of :func:`of_tensors`.
 
     Raises:
-        ValueError: it is no such payload.
+        ValueError: it is not such a payload.
     """
     length = header_bytes(bytes(raw(payload[:8])))
     _check_size(length)
@@ -142,10 +142,10 @@ def tensors_of(payload: Tensor) -> dict[str, Tensor]:
 
 
 def of_tables(tables: Sequence[LoggedPart]) -> Pieces:
-    """A record that describes tables, as JSON.
+    """Make a record that describes tables, as JSON.
 
     Args:
-        tables: in the order of their numbers in the batch.
+        tables: tables in the order of their numbers in the batch.
     """
     entries = [{"name": of.name, **asdict(of.table)} for of in tables]
     text = json.dumps(entries, separators=(",", ":"), allow_nan=False).encode()
@@ -154,22 +154,22 @@ def of_tables(tables: Sequence[LoggedPart]) -> Pieces:
 
 
 def _check_size(size: int) -> None:
-    """Raises ValueError for more JSON than a reader takes, of ten thousand tables."""
+    """Raise ValueError if JSON exceeds the limit of readers, which fits ten thousand tables."""
     if size > _MOST_JSON_BYTES:
         raise ValueError(
-            f"delta log: {size} bytes describe tables or tensors, and {_MOST_JSON_BYTES} are the "
+            f"delta log: {size} bytes describe tables or tensors, but {_MOST_JSON_BYTES} are the "
             "most: publish fewer tables and dense tensors in one log"
         )
 
 
 def tables_of(payload: Tensor) -> list[LoggedPart]:
-    """Descriptions of tables.
+    """Decode the descriptions of tables.
 
     Args:
         payload: uint8 [n], of the record that describes them.
 
     Raises:
-        ValueError: it is no such payload.
+        ValueError: it is not such a payload.
     """
     _check_size(payload.numel())
     try:

@@ -1,4 +1,4 @@
-"""Where a model is in a delta log, for copies of it that follow the log later, elsewhere."""
+"""Position of a model in a delta log, for copies of it that follow the log elsewhere."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class LogPosition(NamedTuple):
-    """Where a model is in the log that it is published to; :meth:`DeltaLog.position` tells it.
+    """Position of a model in the log that it is published to; from :meth:`DeltaLog.position`.
 
     Attributes:
         base: uuid of the checkpoint that the log begins with.
-        sequence: number of the last commit; None: there is none since the base.
-        chain: of the batch of that commit, which no other log has.
-        rank: that has written this batch.
-        tables: columns of the tables of the model, by the names that they have in the log.
+        sequence: number of the last commit; None if there is none since the base.
+        chain: chain after that commit, which is unique to the log.
+        rank: rank that wrote its batch.
+        tables: columns of the tables of the model, by their names in the log.
     """
 
     base: str

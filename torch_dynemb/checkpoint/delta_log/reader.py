@@ -1,4 +1,4 @@
-"""Reads the commits of a delta log: what all ranks have written, in order, with none left out."""
+"""Reader of the commits of a delta log: complete on all ranks, in order, without gaps."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from torch_dynemb.errors import DamagedFileError, NewBaseNeededError
 
 
 def batch_of(data: bytes | bytearray | memoryview) -> Batch:
-    """A batch as a sink keeps it, checked.
+    """Decode and check a batch from a sink.
 
     Args:
-        data: what :meth:`DeltaSink.read` gives.
+        data: result of :meth:`DeltaSink.read`.
 
     Raises:
         DamagedFileError: it is damaged.
-        UnsupportedFormatError: it is of another format version.
+        UnsupportedFormatError: it has another format version.
     """
     try:
         return decoded(as_tensor(data))
@@ -35,17 +35,17 @@ def batch_of(data: bytes | bytearray | memoryview) -> Batch:
 
 
 class LogReader:
-    """Where somebody is in a delta log.
+    """Reader with a position in a delta log.
 
     Args:
-        sinks: gives those of all ranks; none: the log is not there yet.
-        base: uuid of the checkpoint to go on from; None: ``sequence`` says it.
-        sequence: number of the commit to go on from.
-        chains: of the batches of that commit, by rank, as far as they are known.
+        sinks: returns the sinks of all ranks; empty if the log does not exist yet.
+        base: uuid of the checkpoint to start from; None: ``sequence`` is given.
+        sequence: number of the commit to start from.
+        chains: chains after that commit, by rank, as far as they are known.
 
     Attributes:
-        sequence: number of the last commit that was read; None: the base has not been found yet,
-            because nothing has been written.
+        sequence: number of the last commit that was read; None if the base was not found yet,
+            because nothing is written.
     """
 
     def __init__(
@@ -61,15 +61,15 @@ class LogReader:
         self._chains = dict(chains or {})
 
     def read(self, until: int | None = None) -> Iterator[list[Batch]]:
-        """The batches of all ranks, commit after commit, as far as all have written them.
+        """Iterate over commits: the batches of all ranks, as far as all have written them.
 
-        :meth:`taken` is called before the next one is asked for.
+        Call :meth:`taken` before the next iteration.
 
         Args:
-            until: number of the last commit that is wanted; None: all that are there.
+            until: number of the last commit; None: all available ones.
 
         Raises:
-            NewBaseNeededError: the log does not go on from here.
+            NewBaseNeededError: the log does not continue from here.
             DamagedFileError: a batch is damaged.
             OSError: the sink fails.
         """
@@ -93,52 +93,52 @@ class LogReader:
             yield batches
 
     def taken(self, batches: Sequence[Batch]) -> None:
-        """Goes on after a commit.
+        """Advance past a commit.
 
         Args:
-            batches: of the commit, as :meth:`read` gave them.
+            batches: batches of the commit, from :meth:`read`.
         """
         self._chains = {rank: batch.chain for rank, batch in enumerate(batches)}
         self.sequence = batches[0].head.sequence
 
     def _following(self, rank: int, batch: Batch) -> Batch:
-        """A batch that must be the next one of a rank."""
+        """Check that a batch is the next one of a rank. Return it."""
         assert self.sequence is not None
         head = batch.head
         if (head.rank, head.ranks) != (rank, len(self._sinks)):
             raise NewBaseNeededError(
-                f"delta log: rank {rank} of {len(self._sinks)} has a batch that rank {head.rank} "
-                f"of {head.ranks} has written: give the logs of all ranks, in their order"
+                f"delta log: rank {rank} of {len(self._sinks)} has a batch of rank {head.rank} "
+                f"of {head.ranks}: give the logs of all ranks, in their order"
             )
         if head.sequence != self.sequence + 1:
             raise NewBaseNeededError(
-                f"delta log: commit {self.sequence} was read last, but the next one that is there "
-                f"is {head.sequence}: those between were dropped or are lost. Load the newest "
+                f"delta log: commit {self.sequence} was read last, but the next one available "
+                f"is {head.sequence}: those between were dropped or lost. Load the newest "
                 "base, and follow from there"
             )
         if head.previous != self._chains.get(rank, head.previous):
             raise NewBaseNeededError(
                 f"delta log: commit {head.sequence} does not follow commit {self.sequence} as it "
-                "was read: the log was rolled back and went on otherwise, or it is another log. "
+                "was read: the log was rolled back and continued, or it is another log. "
                 "Load the base, and follow from there"
             )
         return batch
 
     def _check_end(self) -> None:
-        """Raises NewBaseNeededError where what was read last is there no longer."""
+        """Raise NewBaseNeededError if the last commit that was read has disappeared."""
         if not self.sequence:  # nothing was read
             return
         for rank, sink in enumerate(self._sinks):
             chain = _chain_after(sink, self.sequence)
             if chain is None or chain != self._chains.get(rank, chain):
                 raise NewBaseNeededError(
-                    f"delta log: commit {self.sequence} was read last, and it is there no longer, "
-                    "or is another one: the log was rolled back. Load the base, and follow from "
+                    f"delta log: commit {self.sequence} was read last, but it was removed "
+                    "or replaced: the log was rolled back. Load the base, and follow from "
                     "there"
                 )
 
     def _start(self) -> int | None:
-        """Number of the commit that the base has the content of; None: the log is empty."""
+        """Return the number of the last commit that the base includes; None if the log is empty."""
         seen: set[str] = set()
         for data in self._sinks[0].read(0):
             head = batch_of(data).head
@@ -148,13 +148,13 @@ class LogReader:
         if not seen:
             return None
         raise NewBaseNeededError(
-            f"delta log: it has changes since the checkpoints {sorted(seen)}, and not since "
+            f"delta log: it has changes since the checkpoints {sorted(seen)}, but not since "
             f"{self._base}: load one of these, and follow from there"
         )
 
 
 def _chain_after(sink: DeltaSink, sequence: int) -> int | None:
-    """The chain after a batch; None: it is not there."""
+    """Return the chain after a batch; None if it does not exist."""
     if isinstance(sink, EndingSink):
         end = sink.ending(sequence)
     else:
@@ -163,10 +163,10 @@ def _chain_after(sink: DeltaSink, sequence: int) -> int | None:
 
 
 def sinks_of(log: object) -> Callable[[], Sequence[DeltaSink]]:
-    """How to find the sinks of all ranks of a log.
+    """Return a function that finds the sinks of all ranks of a log.
 
     Args:
-        log: the directory of one, or a sink, or the sinks of all ranks.
+        log: directory of a log, or a sink, or the sinks of all ranks.
 
     Raises:
         TypeError: it is none of these.

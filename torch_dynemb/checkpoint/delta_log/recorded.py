@@ -1,4 +1,4 @@
-"""What a model has changed since it was asked last: copies, taken between two training steps."""
+"""Recording of the changes of a model, which are copied between two training steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_dynemb.checkpoint.delta_log.batch import DENSE, Pieces
 from torch_dynemb.checkpoint.delta_log.changed_parts import logged_part, removed_records
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, of_rows, of_tables, of_tensors
 from torch_dynemb.checkpoint.parts import TablePart, groups_of
-from torch_dynemb.checkpoint.saving.rest import dense_source, dense_state
+from torch_dynemb.checkpoint.saving.dense_state import dense_source, dense_state
 from torch_dynemb.errors import NewBaseNeededError
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.changes import (
@@ -36,11 +36,11 @@ _CUSTOM = "custom"
 
 
 class ChangedPart(NamedTuple):
-    """What has changed in a part of a table; on the CPU.
+    """Copied changes of a part of a table, on the CPU.
 
     Attributes:
-        logged: the part as it is now.
-        rows: ids that are new, or have changed.
+        logged: description of the part as it is now.
+        rows: new and changed ids with their rows.
         removed: int64 [m].
     """
 
@@ -50,18 +50,18 @@ class ChangedPart(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """What has changed in a model.
+    """Copied changes of a model.
 
     Attributes:
-        parts: of the tables.
-        dense: tensors that have changed, by name.
+        parts: changes of the tables.
+        dense: changed tensors of the dense state, by name.
     """
 
     parts: list[ChangedPart]
     dense: dict[str, Tensor]
 
     def records(self) -> list[Pieces]:
-        """What a batch has of them."""
+        """Make the records of a batch."""
         result = [of_tables([part.logged for part in self.parts])]
         for number, part in enumerate(self.parts):
             result += removed_records(number, part.removed)
@@ -73,22 +73,22 @@ class Changed(NamedTuple):
 
 
 class RecordedModel:
-    """A model whose changes are recorded for a delta log.
+    """A model with changes that are recorded for a delta log.
 
     Args:
         model: any module with tables of this library.
         parts: its tables on this rank.
-        name: of the reader of their changes.
-        optimizer_state: copy that of changed rows, too.
-        dense: the dense part, too; on the first rank.
-        rank: of this process.
+        name: name of the reader of their changes.
+        optimizer_state: also copy the optimizer state of changed rows.
+        dense: also copy the dense state, on the first rank.
+        rank: rank of this process.
 
     Attributes:
         parts: tables of the model on this rank.
         optimizer_state: see the argument.
 
     Raises:
-        TypeError: the dense part has an entry that is no whole tensor.
+        TypeError: the dense state has an entry other than a whole tensor.
         RuntimeError: rows lie in a store, or the tables have eight readers.
     """
 
@@ -105,7 +105,7 @@ class RecordedModel:
         self._model, self.parts, self._name = model, list(parts), name
         self.optimizer_state, self._dense, self._rank = optimizer_state, dense, rank
         none = torch.empty(0, dtype=torch.int64)
-        # ids that the next publish has to look at, whatever was recorded
+        # ids that the next publish must check, in addition to recorded changes
         self._owed = [none] * len(self.parts)
         self._dense_now()
         self._dense_before: dict[str, Tensor] = {}
@@ -116,7 +116,7 @@ class RecordedModel:
             record_changes(group.tables, name, scores=_keeps_custom(group))
 
     def begin(self) -> None:
-        """From now on: what the model holds now is known to those who follow."""
+        """Start recording: followers know the present content of the model."""
         for group in groups_of(self.parts):
             reader = record_changes(group.tables, self._name, scores=_keeps_custom(group))
             changes = read_changes(group.tables, reader)
@@ -124,22 +124,22 @@ class RecordedModel:
         self._dense_before = self._dense_now()
 
     def owe(self, owed: Sequence[Tensor], *, dense: bool) -> None:
-        """Has the next :meth:`changed` look at ids, and at all of the dense part, too.
+        """Add ids that the next :meth:`changed` must check, and optionally the whole dense state.
 
         Args:
-            owed: int64 [n] of each part; those that are not there will be said to be gone.
-            dense: whether the dense part is not known to those who follow.
+            owed: int64 [n] of each part; ids that the model lacks are reported as removed.
+            dense: whether followers lack the dense state.
         """
         self._owed = [torch.cat(pair) for pair in zip(self._owed, owed, strict=True)]
         if dense:
             self._dense_before = {}
 
     def written(self) -> None:
-        """What :meth:`changed` has given is with those who follow."""
+        """Mark the result of :meth:`changed` as published."""
         self._taken = None
 
     def give_back(self) -> None:
-        """Has the next :meth:`changed` give again what it has given, and what was not written."""
+        """Make the next :meth:`changed` return the unpublished changes again."""
         changed = self._taken
         if changed is None:
             return
@@ -152,18 +152,18 @@ class RecordedModel:
             self._taken = None
 
     def stop(self) -> None:
-        """Nothing is recorded any more."""
+        """Stop recording."""
         for group in groups_of(self.parts):
             stop_recording(group.tables, self._name)
 
     def changed(self) -> Changed:
-        """Copies of what has changed since :meth:`changed` gave what was :meth:`written`.
+        """Copy the changes since the last published result.
 
-        What it gives is known from now on, unless it is given back.
+        Followers are assumed to get the result, unless :meth:`give_back` is called.
 
         Raises:
-            RuntimeError: others have taken the place of the tables, or of what they hold; or
-                another thread changes them meanwhile. Nothing counts as known then.
+            RuntimeError: the tables or their content were replaced, or another thread changes them
+                now. Nothing counts as published then.
         """
         self.give_back()
         groups = groups_of(self.parts)
@@ -189,16 +189,16 @@ class RecordedModel:
             self._owed = [owed[:0] for owed in self._owed]
             self._dense_before = dense
             self._taken, self._reading = result, reading
-            if reading.is_disturbed():  # while bytes were cleared, which may have lost some
+            if reading.is_disturbed():  # while dirty bytes were cleared, which may have lost some
                 for group, of_group in zip(groups, changes, strict=True):
                     mark_changed(group.tables, of_group)
         return result
 
     def guard(self, call: str) -> Undisturbed:
-        """What refuses a reading of the model beside another thread that trains it.
+        """Guard a reading of the model against another thread that trains it.
 
         Args:
-            call: begins the error.
+            call: prefix of the error.
 
         Raises:
             RuntimeError: another thread changes the tables now.
@@ -208,7 +208,7 @@ class RecordedModel:
         return Undisturbed(call, groups_of(self.parts), tensors)
 
     def check_unchanged(self) -> None:
-        """Raises RuntimeError where the model has changed since :meth:`changed`."""
+        """Raise RuntimeError if the model has changed since :meth:`changed`."""
         if self._reading is not None:
             self._reading.check()
 
@@ -216,9 +216,9 @@ class RecordedModel:
         reader = reader_of(group.tables, self._name)
         if reader is None or reader.since != self._since:
             raise NewBaseNeededError(
-                f"DeltaLog: tables {group.names} have been replaced, or what they hold was, since "
-                "the log was attached to the model (add_table, set_optimizer, a load): what has "
-                "changed is not known. Save a checkpoint, and attach the log to the model again "
+                f"DeltaLog: tables {group.names} or their content were replaced since "
+                "the log was attached to the model (add_table, set_optimizer, a load): the "
+                "changes are unknown. Save a checkpoint, and attach the log to the model again "
                 "with it as the base",
                 tables=group.names,
             )
@@ -232,7 +232,7 @@ class RecordedModel:
             handles = find(tables, *one_table(tables, part.table, ids)).handles
             here = handles >= 0
             changed = ChangedIds(ids[here], handles[here], ids[~here])
-        # scores that a program gives, which no lookup of followers does
+        # scores given by a program, which lookups of followers cannot compute
         scores = [_CUSTOM] if _CUSTOM in part.config.policy.scores else []
         return ChangedPart(
             logged_part(part, self._rank, number, changed, state=state),
@@ -241,7 +241,7 @@ class RecordedModel:
         )
 
     def _dense_now(self) -> dict[str, Tensor]:
-        """Copies of the dense part; on the first rank."""
+        """Copy the dense state, on the first rank."""
         if not self._dense:
             return {}
         source = dense_source("DeltaLog", self._model, self._rank)
@@ -249,8 +249,8 @@ class RecordedModel:
         odd = sorted({*pieces, *(source.values or {})})
         if odd:
             raise TypeError(
-                f"DeltaLog: entries {odd} of the model's state dict are no whole tensors, which a "
-                "delta log does not have: give dense=False, and bring them to followers otherwise"
+                f"DeltaLog: entries {odd} of the model's state dict are not whole tensors, which a "
+                "delta log requires: give dense=False, and send them to followers in another way"
             )
         return {
             piece.name: piece.values.to("cpu", copy=True).contiguous() for piece in source.pieces
@@ -258,12 +258,12 @@ class RecordedModel:
 
 
 def _keeps_custom(group: TableGroup) -> bool:
-    """Whether followers need scores: those that a program gives, which no lookup of theirs does."""
+    """Return whether followers need custom scores, which their lookups cannot compute."""
     return any(_CUSTOM in table.policy.scores for table in group.config.tables)
 
 
 def _same(before: Tensor | None, now: Tensor) -> bool:
-    """Whether two tensors have the same bits."""
+    """Return whether two tensors have the same bits."""
     if before is None or before.dtype != now.dtype or before.shape != now.shape:
         return False
     if now.numel() == 0:

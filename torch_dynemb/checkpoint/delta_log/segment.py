@@ -1,4 +1,4 @@
-"""A file of batches that follow each other, and where it ends: a torn tail is none of them."""
+"""Segment: a file of consecutive batches, which may end in a torn tail."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from torch_dynemb.checkpoint.delta_log.batch import (
 )
 from torch_dynemb.errors import DamagedFileError, UnsupportedFormatError
 
-_SECTOR = 512  # what a disk writes as a whole
+_SECTOR = 512  # smallest unit that a disk writes atomically
 _SEARCHED_AT_ONCE = 1 << 20
 
 
 class Placed(NamedTuple):
-    """A batch in a file.
+    """Place of a batch in a file.
 
     Attributes:
-        head: of the batch.
+        head: head of the batch.
         begin, end: its bytes in the file.
     """
 
@@ -40,14 +40,14 @@ class Placed(NamedTuple):
 class Segment:
     """A file of batches, for reading.
 
-    A batch is written in two parts, the commit after the rest is on the disk. So a batch whose
-    commit is whole is whole, or else it is damaged, and what follows the last whole batch is a tail
-    that was never committed: it ends too early, or lacks sectors that were never written, which
-    then are zeros. Anything else is damage.
+    The commit of a batch is written after everything before it is on the disk. So a batch with an
+    intact commit is complete, or else damaged. What follows the last complete batch is a torn tail
+    that was never committed: it ends too early, or has sectors of zeros that were never written.
+    Anything else is damage.
 
     Args:
-        path: of the file.
-        last: no segment follows it; only the last one may have a torn tail.
+        path: the file.
+        last: whether this is the last segment; only that may have a torn tail.
     """
 
     def __init__(self, path: Path, *, last: bool) -> None:
@@ -66,14 +66,14 @@ class Segment:
         os.close(self._file)
 
     def heads(self, begin: int = 0) -> Iterator[Placed]:
-        """The batches, without a look at their records; the last one may be torn in its commit.
+        """Iterate over the batches without reading their records. The last one may lack its commit.
 
         Args:
-            begin: of the first of them.
+            begin: offset of the first batch.
 
         Raises:
-            DamagedFileError: something else than a batch or a torn tail is there.
-            UnsupportedFormatError: a batch of another format version is there.
+            DamagedFileError: there is something other than a batch or a torn tail.
+            UnsupportedFormatError: a batch has another format version.
         """
         size = os.fstat(self._file).st_size
         while True:
@@ -84,7 +84,7 @@ class Segment:
             begin += head.bytes
 
     def holds(self, place: Placed) -> bool:
-        """Whether a batch that was read before is still there."""
+        """Return whether a batch that was read before is still there."""
         text = self._bytes(place.begin, HEAD_BYTES)
         try:
             return len(text) == HEAD_BYTES and head_of(text) == place.head
@@ -92,24 +92,24 @@ class Segment:
             return False
 
     def commit(self, place: Placed) -> bytes:
-        """The last COMMIT_BYTES of a batch, fewer where the file ends.
+        """Return the last COMMIT_BYTES of a batch; fewer at the end of the file.
 
         Args:
-            place: of the batch.
+            place: place of the batch.
         """
         return bytes(self._bytes(place.end - COMMIT_BYTES, COMMIT_BYTES))
 
     def read(self, place: Placed) -> bytearray | None:
-        """A batch.
+        """Read a batch.
 
         Args:
-            place: of it.
+            place: place of the batch.
 
         Returns:
-            What was committed; None: it was not.
+            The committed batch; None if it was not committed.
 
         Raises:
-            DamagedFileError: it was, and is no longer what it was.
+            DamagedFileError: it was committed, and is damaged.
         """
         data = self._bytes(place.begin, place.head.bytes)
         try:
@@ -125,11 +125,11 @@ class Segment:
         return data
 
     def _head(self, begin: int, size: int) -> Head | None:
-        """The head of the next batch; None: there is none, or it was not written to its end."""
+        """Return the head of the next batch; None at the end, or if it is not fully written."""
         text = self._bytes(begin, min(HEAD_BYTES, max(0, size - begin)))
         if len(text) < HEAD_BYTES:
             if len(text) > 0 and not self._last:
-                raise self._damaged(begin, "it ends in a batch, and another segment follows")
+                raise self._damaged(begin, "it ends within a batch, but another segment follows")
             return None
         try:
             head = head_of(text)
@@ -144,15 +144,17 @@ class Segment:
         if head is None:
             if self._last and _lacks_sectors(text, begin) and not self._has_head(begin + 1, size):
                 return None
-            raise self._damaged(begin, "there is no head of a batch")
+            raise self._damaged(begin, "expected the head of a batch")
         if size - begin >= head.bytes:
             return head
         if not self._last:
-            raise self._damaged(begin, "it ends in a batch, and another segment follows")
+            raise self._damaged(begin, "it ends within a batch, but another segment follows")
         return None
 
     def _has_head(self, begin: int, size: int) -> bool:
-        """Whether a batch begins somewhere: then what is before it had been committed."""
+        """Return whether a batch begins in the rest of the file: then what precedes it was
+        committed.
+        """
         overlap = b""
         while begin < size:
             text = overlap + bytes(self._bytes(begin, min(_SEARCHED_AT_ONCE, size - begin)))
@@ -170,7 +172,7 @@ class Segment:
         return False
 
     def _bytes(self, begin: int, size: int) -> bytearray:
-        """Bytes of the file, fewer where it ends."""
+        """Read bytes of the file; fewer at its end."""
         data, done = bytearray(size), 0
         with memoryview(data) as view:
             while done < size:
@@ -183,13 +185,13 @@ class Segment:
     def _damaged(self, begin: int, reason: str) -> DamagedFileError:
         return DamagedFileError(
             f"{self.path}: byte {begin}: {reason}: the delta log is damaged. Followers need a new "
-            "base; DeltaLog.rollback() to a sequence number before takes the damaged batch away",
+            "base; DeltaLog.rollback() to an earlier sequence number removes the damaged batch",
             path=self.path,
         )
 
 
 def _lacks_sectors(data: bytes | bytearray, begin: int) -> bool:
-    """Whether a part of some bytes, as a disk writes them, are zeros."""
+    """Return whether a sector's part of some bytes is all zeros."""
     first = -begin % _SECTOR
     parts = [data[:first], *(data[at : at + _SECTOR] for at in range(first, len(data), _SECTOR))]
     return any(part and not any(part) for part in parts)

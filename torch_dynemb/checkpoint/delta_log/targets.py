@@ -1,4 +1,4 @@
-"""What takes the commits of a delta log: models that train, and what modules register."""
+"""Targets of a delta log: models that train, and followers that modules register."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_dynemb.checkpoint.delta_log.applying import PartChange
 from torch_dynemb.checkpoint.delta_log.commits import Commit, TableDelta
 from torch_dynemb.checkpoint.entries import PACKED
 from torch_dynemb.checkpoint.parts import parts_of
-from torch_dynemb.checkpoint.saving.rest import dense_state
+from torch_dynemb.checkpoint.saving.dense_state import dense_state
 from torch_dynemb.nn.module_kinds import follower_of
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.dense_state import dense_only
@@ -21,33 +21,33 @@ from torch_dynemb.table.row_update import RowUpdate
 
 @runtime_checkable
 class FollowTarget(Protocol):
-    """Takes commits, in their order; :func:`follow` takes one in the place of a model."""
+    """An object that takes commits in order; :func:`follow` takes one in place of a model."""
 
     def check(self, commit: Commit) -> None:
-        """Refuses a commit that it cannot take as a whole; changes nothing.
+        """Check that it can take a whole commit. Changes nothing.
 
         Args:
-            commit: the next one.
+            commit: the next commit.
 
         Raises:
-            Exception: why it cannot; it is asked again when somebody updates again.
+            Exception: the reason why not; the next update tries again.
         """
         ...
 
     def apply(self, commit: Commit) -> None:
-        """Takes a commit that it has checked.
+        """Apply a commit that was checked.
 
         Args:
-            commit: the next one.
+            commit: the next commit.
         """
         ...
 
 
 def target_of(model: object) -> FollowTarget:
-    """What takes commits for a model.
+    """Return the target for a model.
 
     Args:
-        model: a module with tables, or a target.
+        model: module with tables, or a target.
 
     Raises:
         TypeError: it is neither.
@@ -71,15 +71,15 @@ def target_of(model: object) -> FollowTarget:
 def checked_delta(
     name: str, tables: dict[str, TableDelta], embedding_dim: int
 ) -> TableDelta | None:
-    """What a commit has of a table of a model.
+    """Return a commit's change of a table of a model.
 
     Args:
-        name: of the table.
-        tables: of the commit.
-        embedding_dim: of the model's table.
+        name: name of the table.
+        tables: tables of the commit.
+        embedding_dim: columns of the model's table.
 
     Returns:
-        None: the log has no such table.
+        The change; None if the log lacks the table.
 
     Raises:
         ValueError: it has other columns.
@@ -94,10 +94,10 @@ def checked_delta(
 
 
 def check_names(commit: Commit, known: set[str]) -> None:
-    """Raises ValueError where a commit changes tables that a model has not got.
+    """Raise ValueError if a commit changes tables that a model lacks.
 
     Args:
-        commit: the next one.
+        commit: the next commit.
         known: tables of the model.
     """
     changed = {
@@ -113,31 +113,33 @@ def check_names(commit: Commit, known: set[str]) -> None:
 
 
 def nothing() -> None:
-    """Do nothing, where no one asks when a commit has been taken."""
+    """Do nothing: the default callback after a commit."""
 
 
 class WholeTarget(ABC):
-    """A target of this package: it takes a commit whole or not at all, while signals wait."""
+    """A target of this package: it takes a commit as a whole or not at all, with deferred
+    signals.
+    """
 
     @abstractmethod
     def check(self, commit: Commit) -> None:
-        """See :meth:`FollowTarget.check`.
+        """Check a commit; see :meth:`FollowTarget.check`.
 
         Args:
-            commit: the next one.
+            commit: the next commit.
         """
 
     @abstractmethod
     def apply(self, commit: Commit, taken: Callable[[], object] = nothing) -> None:
-        """Takes a commit that it has checked; an error leaves it at the one before.
+        """Apply a commit that was checked. An error leaves the target at the commit before.
 
         Args:
-            commit: the next one.
-            taken: is called when the commit has been taken, before signals come.
+            commit: the next commit.
+            taken: called once the commit is applied, before signals are delivered.
         """
 
     def follow_dense(self) -> None:  # noqa: B027 - most have nothing to prepare
-        """Prepares for commits with a dense part, before the first one."""
+        """Prepare for commits with a dense state, before the first one."""
 
 
 class _TrainedModel(WholeTarget):

@@ -1,1 +1,1 @@
-"""Files of tensors with checksums, and the file system below them."""
+"""Files of tensors with checksums, and the file system calls below them."""

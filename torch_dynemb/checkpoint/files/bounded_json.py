@@ -1,7 +1,7 @@
-"""JSON of files that anybody may have written: its size is looked at before it is parsed.
+"""JSON parser with limits on size and number of values, for files from untrusted sources.
 
 Python takes 64 bytes for ``[]``, so a text of a few megabytes can fill the memory. The limits are
-far above what real files have: a checkpoint of 100 TB has about 12 million checksums.
+far above those of real files: a checkpoint of 100 TB has about 12 million checksums.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ def json_of(path: Path, most_bytes: int = MOST_BYTES) -> Any:
     """Return the content of a JSON file.
 
     Args:
-        path: of the file.
-        most_bytes: that it may have.
+        path: the file.
+        most_bytes: largest size allowed.
 
     Raises:
-        ValueError: it is no JSON text, or larger than any that is expected.
+        ValueError: it is not JSON, or exceeds a limit.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
@@ -39,10 +39,10 @@ def parsed(text: bytes) -> Any:
     """Return the content of a JSON text.
 
     Args:
-        text: of UTF-8.
+        text: UTF-8.
 
     Raises:
-        ValueError: it is none, or has more values than any that is expected.
+        ValueError: it is not JSON, or has more values than allowed.
     """
     check_values(text)
     try:
@@ -52,10 +52,10 @@ def parsed(text: bytes) -> Any:
 
 
 def check_values(text: bytes) -> None:
-    """Raise ValueError if a JSON text has more values than any that is expected.
+    """Raise ValueError if a JSON text has more values than allowed.
 
     Args:
-        text: of UTF-8.
+        text: UTF-8.
     """
     containers = text.count(b"[") + text.count(b"{")
     if containers > _MOST_CONTAINERS:

@@ -1,4 +1,4 @@
-"""Files with a checksum for every 8 MiB: written once from front to back, checked when read.
+"""Files with a checksum per 8 MiB block: written once from front to back, checked when read.
 
 The checksum is crc32c (Castagnoli; RFC 3720, appendix B.4).
 """
@@ -35,11 +35,11 @@ BLOCK_BYTES = 8 << 20
 
 
 class FileSums(NamedTuple):
-    """What is known of a whole file.
+    """Size and checksums of a whole file.
 
     Attributes:
-        bytes: its size.
-        block_bytes: of a block; the last one may be shorter.
+        bytes: size of the file.
+        block_bytes: size of a block; the last one may be shorter.
         sums: crc32c of each block.
     """
 
@@ -49,12 +49,12 @@ class FileSums(NamedTuple):
 
 
 class ChecksummedWriter:
-    """Writes a file and sums what it writes.
+    """Writer of a file that computes checksums.
 
     Args:
         disk: the file system.
-        path: of a file that is not there yet.
-        block_bytes: of a block; default: 8 MiB.
+        path: the file, which must not exist yet.
+        block_bytes: size of a block; default: 8 MiB.
     """
 
     def __init__(self, disk: Disk, path: Path, block_bytes: int | None = None) -> None:
@@ -68,7 +68,7 @@ class ChecksummedWriter:
         self._sum = 0
 
     def write(self, data: Tensor) -> None:
-        """Writes the values of a contiguous tensor of the CPU.
+        """Append the values of a contiguous CPU tensor.
 
         Raises:
             OSError: the disk is full, or fails.
@@ -98,26 +98,26 @@ class ChecksummedWriter:
         self._disk.begin_sync(self._file, self._bytes - size, size)
 
     def end(self) -> FileSums:
-        """After the last byte; the file is not on the disk yet."""
+        """Return the checksums after the last byte. The file need not be on the disk yet."""
         rest = self._bytes % self._block_bytes
         if rest != 0:
             self._end_block(rest)
         return FileSums(self._bytes, self._block_bytes, tuple(self._sums))
 
     def sync(self) -> None:
-        """Waits until the file is on the disk, and closes it."""
+        """Wait until the file is on the disk, then close it."""
         with space_errors(self._path, self._bytes):
             self._disk.sync(self._file)
         self.close()
 
     def finish(self) -> FileSums:
-        """:meth:`end` and :meth:`sync`."""
+        """Call :meth:`end` and :meth:`sync`."""
         sums = self.end()
         self.sync()
         return sums
 
     def close(self) -> None:
-        """Closes the file, whole or not."""
+        """Close the file, complete or not."""
         if self._open:
             self._open = False
             self._disk.close(self._file)
@@ -132,15 +132,15 @@ _REMEDIES = {
 
 @contextmanager
 def space_errors(path: Path, written: int = 0) -> Iterator[None]:
-    """Has errors of a disk without room say what there is in bytes, and what to do.
+    """Add sizes and a remedy to errors of a full disk.
 
     Args:
-        path: of the file or folder that is written.
+        path: file or folder that is written.
         written: bytes of it that are on the disk.
 
     Raises:
-        DiskFullError: there is no room.
-        OSError: what is raised inside.
+        DiskFullError: the disk is full.
+        OSError: any other error raised inside.
     """
     try:
         yield
@@ -152,27 +152,27 @@ def space_errors(path: Path, written: int = 0) -> Iterator[None]:
             error.errno,
             f"{os.strerror(error.errno)} after {written} bytes of {path.name}, "
             f"{shutil.disk_usage(place).free} bytes are free: {_REMEDIES[error.errno]}; the "
-            "checkpoint that was there before is as it was",
+            "checkpoint from before is unchanged",
             str(path),
         ) from error
 
 
 class SummedReader:
-    """Reads tensors of a file and checks every block that it reads, or has been told not to.
+    """Reader of tensors that checks every block it reads.
 
-    Reading goes from front to back, so that a block is read once; going back begins anew. What has
-    been read may be used when :meth:`finish` has returned.
+    Reading goes from front to back, so that each block is read once; a step back starts its block
+    anew. Values may be used only after :meth:`finish` has returned.
 
     Args:
-        path: of the file.
-        sums: what it should be.
-        checked: False: the sums are not compared, as after :func:`check_file`.
-        verified: blocks whose sums have been compared, which are not compared again; those that
-            are read here are added. Readers of one file may share it.
-        has_header: it is a file of tensors.
+        path: the file.
+        sums: its expected size and checksums.
+        checked: False: do not compare checksums, as after :func:`check_file`.
+        verified: blocks that are already checked, and need no second check. Blocks checked here are
+            added. Readers of one file may share it.
+        has_header: whether it is a file of tensors.
 
     Raises:
-        DamagedFileError: it is missing, or has another size, or its header is wrong.
+        DamagedFileError: it is missing, or its size or header is wrong.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class SummedReader:
         self.path, self._sums, self._checked = path, sums, checked
         self._verified = set() if verified is None else verified
         try:
-            # at once also where something else has its name that nobody writes to
+            # O_NONBLOCK: return at once if the path is a FIFO without a writer
             self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (FileNotFoundError, NotADirectoryError):
             raise DamagedFileError(f"{path}: the file is missing", path=path) from None
@@ -198,7 +198,7 @@ class SummedReader:
         try:
             status = os.fstat(self._file)
             if not stat.S_ISREG(status.st_mode):
-                raise DamagedFileError(f"{path}: it is no file", path=path)
+                raise DamagedFileError(f"{path}: it is not a regular file", path=path)
             size = status.st_size
             if size != sums.bytes:
                 raise DamagedFileError(
@@ -212,13 +212,13 @@ class SummedReader:
             raise
 
     def _read_header(self) -> dict[str, StoredTensor]:
-        """The tensors by name."""
+        """Return the tensors by name."""
         try:
             first = torch.empty(min(8, self._sums.bytes), dtype=torch.uint8)
             self._read(0, first)
             length = header_bytes(bytes(raw(first)))
             if 8 + length > self._sums.bytes:
-                raise ValueError(f"its header would have {length} bytes")
+                raise ValueError(f"its header claims {length} bytes, more than the file has")
             text = torch.empty(length, dtype=torch.uint8)
             self._read(8, text)
             return sections_of(bytes(raw(text)), 8 + length, self._sums.bytes)
@@ -228,15 +228,15 @@ class SummedReader:
             raise DamagedFileError(f"{self.path}: {error}", path=self.path) from error
 
     def read(self, name: str, begin: int, out: Tensor) -> None:
-        """Fills a contiguous tensor of the CPU with rows of a tensor of the file.
+        """Read rows of a tensor into a contiguous CPU tensor.
 
         Args:
-            name: of the tensor.
-            begin: the first row.
-            out: as many rows as there are, of its dtype and columns.
+            name: name of the tensor.
+            begin: first row.
+            out: tensor to fill, with the dtype and columns of the file's.
 
         Raises:
-            DamagedFileError: a block is not what was written.
+            DamagedFileError: a block is damaged.
         """
         section = self.tensors[name]
         assert out.dtype == section.dtype
@@ -246,23 +246,23 @@ class SummedReader:
             self._read(section.begin + begin * section.row_bytes, as_bytes(out))
 
     def read_block(self, number: int, out: Tensor) -> None:
-        """Fills uint8 of the CPU with a whole block, which is what was written when this returns.
+        """Read a whole block into a CPU tensor. It is checked when this returns.
 
         Args:
-            number: of the block.
-            out: as many bytes as it has.
+            number: number of the block.
+            out: uint8 tensor of the block's size.
 
         Raises:
-            DamagedFileError: it is not what was written.
+            DamagedFileError: the block is damaged.
         """
         self._read(number * self._block, out)
 
     def read_bytes(self, begin: int, size: int) -> Tensor:
-        """Bytes of the file, which are not checked; uint8 [n], fewer where the file ends.
+        """Return unchecked bytes, uint8 [n]; fewer at the end of the file.
 
         Args:
-            begin: the first of them.
-            size: how many.
+            begin: first byte.
+            size: number of bytes.
 
         Raises:
             ValueError: the file is closed.
@@ -274,7 +274,7 @@ class SummedReader:
         return out
 
     def _read(self, begin: int, out: Tensor) -> None:
-        """Bytes from there on; of a block that is checked, after those before them."""
+        """Read bytes from an offset on; a checked block from its beginning."""
         done = 0
         while done < out.numel():
             at = begin + done
@@ -300,12 +300,12 @@ class SummedReader:
             self._scratch = torch.empty(min(self._block, self._sums.bytes), dtype=torch.uint8)
         while self._at < end:
             assert self._scratch is not None
-            # a block at a time: each has a sum of its own
+            # a block at a time: each has its own checksum
             room = min(end - self._at, self._block - self._at % self._block)
             self._take(self._scratch[:room])
 
     def _fill(self, out: Tensor, begin: int) -> None:
-        """Reads bytes from there on."""
+        """Read unchecked bytes from an offset on."""
         view = raw(out)
         done = 0
         while done < len(view):
@@ -320,7 +320,7 @@ class SummedReader:
             done += count
 
     def _take(self, out: Tensor) -> None:
-        """Reads the next bytes of the block that is being checked."""
+        """Read the next bytes of the block that is being checked."""
         self._fill(out, self._at)
         block = self._at // self._block
         self._at += out.numel()
@@ -338,10 +338,10 @@ class SummedReader:
             self._verified.add(block)
 
     def finish(self) -> None:
-        """Checks the block that was read last to its end.
+        """Check the block that was read last, to its end.
 
         Raises:
-            DamagedFileError: it is not what was written.
+            DamagedFileError: it is damaged.
         """
         block = self._at // self._block
         begun = self._at % self._block != 0 and self._at < self._sums.bytes
@@ -349,7 +349,7 @@ class SummedReader:
             self._skip_to(min(self._sums.bytes, (block + 1) * self._block))
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         if self._open:
             self._open = False
             os.close(self._file)
@@ -358,20 +358,20 @@ class SummedReader:
 class SummedReaders:
     """Readers that are closed together; a base class.
 
-    As a context, it closes them at its end. What was read may be wrong because a file is damaged;
-    then that is raised, and not what was made of it.
+    As a context, it closes them at its end. A ValueError inside may come from a damaged file: then
+    the DamagedFileError is raised instead.
     """
 
     def __init__(self) -> None:
         self._readers: list[SummedReader] = []
 
     def finish(self) -> None:
-        """Checks what was read last to the end of its block."""
+        """Check the blocks that were read last, to their ends."""
         for reader in self._readers:
             reader.finish()
 
     def close(self) -> None:
-        """Closes the files."""
+        """Close the files."""
         for reader in self._readers:
             reader.close()
 
@@ -392,10 +392,10 @@ class SummedReaders:
 
 
 def read_tensors(path: Path, sums: FileSums) -> dict[str, Tensor]:
-    """All tensors of a file, by name.
+    """Return all tensors of a file, by name.
 
     Raises:
-        DamagedFileError: it is missing, or not what was written.
+        DamagedFileError: it is missing or damaged.
     """
     reader = SummedReader(path, sums)
     try:
@@ -410,10 +410,10 @@ def read_tensors(path: Path, sums: FileSums) -> dict[str, Tensor]:
 
 
 def check_file(path: Path, sums: FileSums) -> None:
-    """Reads a whole file.
+    """Check a whole file.
 
     Raises:
-        DamagedFileError: it is missing, or not what was written.
+        DamagedFileError: it is missing or damaged.
     """
     reader = SummedReader(path, sums)
     try:
@@ -423,7 +423,7 @@ def check_file(path: Path, sums: FileSums) -> None:
 
 
 def sums_of_bytes(data: bytes | Sequence[int]) -> int:
-    """crc32c of bytes."""
+    """Return the crc32c of bytes."""
     values = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     return ops.crc32c(values, 0)
 

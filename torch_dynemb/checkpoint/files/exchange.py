@@ -1,4 +1,4 @@
-"""Exchanges the names of two folders at once, so that a name is never without a folder."""
+"""Atomic exchange of the names of two folders: a name always has a folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-# of kernels, file systems and C libraries that cannot do it
+# errors of kernels, file systems and C libraries without support
 _UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV}
 
 
@@ -22,13 +22,13 @@ def _renameat2() -> Callable[..., int] | None:
 
 
 def exchange(first: Path, second: Path) -> bool:
-    """Give each of two folders the other's name.
+    """Exchange the names of two folders.
 
     Args:
-        first, second: their names.
+        first, second: the folders.
 
     Returns:
-        Whether that was done; False: the file system cannot, and nothing has changed.
+        True, or False if the file system does not support it. Then nothing has changed.
 
     Raises:
         OSError: it failed.

@@ -1,7 +1,7 @@
-"""Whether something has a name: only a file system that says no means no.
+"""Tests of paths that raise an error if the file system cannot answer.
 
-``Path.exists`` and its kin answer no, in some versions of Python, where a folder may not be read
-or no descriptor is left. A caller that replaces or removes what is not there must not be told so.
+In some Python versions, ``Path.exists`` returns False for a folder without read permission, or if
+no file descriptor is left. A caller that replaces or removes files must not rely on that.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from pathlib import Path
 
 
 def is_file(path: Path) -> bool:
-    """Return whether a file has this name.
+    """Return whether a path is a regular file.
 
     Args:
-        path: of the file.
+        path: the path.
 
     Raises:
-        OSError: that cannot be found out.
+        OSError: the file system cannot answer.
     """
     return stat.S_ISREG(_mode(path))
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether a folder has this name; see :func:`is_file`.
+    """Return whether a path is a folder; see :func:`is_file`.
 
     Args:
-        path: of the folder.
+        path: the path.
     """
     return stat.S_ISDIR(_mode(path))
 
 
 def is_there(path: Path) -> bool:
-    """Return whether anything has this name, a link to nothing too; see :func:`is_file`.
+    """Return whether a path exists, as a dangling link too; see :func:`is_file`.
 
     Args:
-        path: of it.
+        path: the path.
     """
     try:
         os.lstat(path)

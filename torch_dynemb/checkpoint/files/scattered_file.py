@@ -1,7 +1,7 @@
-"""Writes a file of tensors whose rows come piece by piece, for all tensors side by side.
+"""Writer of a file with tensors that grow side by side, piece by piece.
 
-Tensors lie one after another in a file, so pieces are written where they belong, and each block's
-checksum is put together from those of its pieces. What has been written is not read again.
+Tensors lie one after another in a file, so each piece is written at its own offset. The checksum of
+a block is combined from those of its pieces. Nothing is read back.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from torch_dynemb.checkpoint.files.tensor_file import TensorShape, as_bytes, hea
 
 
 def joined_crc32c(first: int, second: int, second_bytes: int) -> int:
-    """The sum of two pieces, one after the other, from the sum of each.
+    """Combine the checksums of two consecutive pieces.
 
-    The sum is affine over bits: that of ``a`` followed by ``b`` differs from that of ``a`` followed
-    by zeros in what distinguishes the sum of ``b`` from that of as many zeros.
+    The checksum is affine over bits. That of ``a`` followed by ``b`` differs from that of ``a``
+    followed by zeros as the checksum of ``b`` differs from that of as many zeros.
 
     Args:
-        first: the sum of the first piece.
-        second, second_bytes: that of the second, and its length.
+        first: checksum of the first piece.
+        second, second_bytes: checksum and length of the second piece.
     """
     zeros = torch.zeros(second_bytes, dtype=torch.uint8)
     return ops.crc32c(zeros, first) ^ ops.crc32c(zeros) ^ second
 
 
 class _Run:
-    """Bytes of a block that were written one after another."""
+    """Consecutive bytes of a block, with their checksum."""
 
     def __init__(self, begin: int) -> None:
         self.begin, self.bytes, self.sum = begin, 0, 0
 
 
 class _Tail:
-    """How far a tensor has been written."""
+    """Write position and end of a tensor."""
 
     def __init__(self, begin: int, size: int) -> None:
         self.at, self.end = begin, begin + size
 
 
 class ScatteredFile:
-    """Writes a file whose tensors grow side by side.
+    """Writer of a file with tensors that grow side by side.
 
     Args:
         disk: the file system.
-        path: of a file that is not there yet.
-        tensors: of the file, in order.
+        path: the file, which must not exist yet.
+        tensors: its tensors, in order.
     """
 
     def __init__(self, disk: Disk, path: Path, tensors: Sequence[TensorShape]) -> None:
@@ -76,11 +76,11 @@ class ScatteredFile:
             raise
 
     def append(self, name: str, values: Tensor) -> None:
-        """Writes the next rows of a tensor.
+        """Append rows to a tensor.
 
         Args:
-            name: of the tensor.
-            values: contiguous, of the CPU, with its dtype and columns.
+            name: name of the tensor.
+            values: contiguous CPU tensor with its dtype and columns.
 
         Raises:
             OSError: the disk is full, or fails.
@@ -90,7 +90,9 @@ class ScatteredFile:
 
     def _write(self, tail: _Tail, data: Tensor) -> None:
         if tail.at + data.numel() > tail.end:
-            raise RuntimeError(f"checkpoint: {self._path.name} has less room than is written")
+            raise RuntimeError(
+                f"checkpoint: {self._path.name} got more rows than it was created for"
+            )
         done = 0
         while done < data.numel():
             block, inside = divmod(tail.at, BLOCK_BYTES)
@@ -108,7 +110,7 @@ class ScatteredFile:
             self._begin_sync(block)
 
     def _begin_sync(self, block: int) -> None:
-        """Has a block that is whole brought to the disk."""
+        """Start writing a complete block to the disk."""
         begin = block * BLOCK_BYTES
         size = min(BLOCK_BYTES, self._bytes - begin)
         if sum(piece.bytes for piece in self._pieces[block]) == size:
@@ -121,7 +123,7 @@ class ScatteredFile:
                 done += self._disk.write_at(self._file, data[done:], begin + done)
 
     def finish(self) -> FileSums:
-        """:meth:`end` and :meth:`sync`.
+        """Call :meth:`end` and :meth:`sync`.
 
         Raises:
             OSError: the disk is full, or fails.
@@ -132,7 +134,7 @@ class ScatteredFile:
         return sums
 
     def sync(self) -> None:
-        """Waits until the file is on the disk, and closes it.
+        """Wait until the file is on the disk, then close it.
 
         Raises:
             OSError: the disk is full, or fails.
@@ -142,7 +144,7 @@ class ScatteredFile:
         self.close()
 
     def end(self) -> FileSums:
-        """After the last row; the file is not on the disk yet.
+        """Return the checksums after the last row. The file need not be on the disk yet.
 
         Raises:
             RuntimeError: rows are missing.
@@ -160,7 +162,7 @@ class ScatteredFile:
         return FileSums(self._bytes, BLOCK_BYTES, tuple(sums))
 
     def close(self) -> None:
-        """Closes the file, whole or not."""
+        """Close the file, complete or not."""
         if self._open:
             self._open = False
             self._disk.close(self._file)

@@ -1,8 +1,11 @@
 """Files of tensors in the safetensors format, written and read piece by piece.
 
-A file is the length of its header (8 bytes, little endian), the header (JSON, padded with blanks to
-4,096 bytes or a multiple, so that the values after it are aligned), then the values of one tensor
-after another. The library of that name reads such files, but writes and reads whole tensors only.
+A file has three parts, and the safetensors library reads it, too:
+
+1. length of the header: 8 bytes, little endian;
+2. header: JSON, padded with blanks to a multiple of 4,096 bytes (with the length), so that values
+   are aligned;
+3. values of one tensor after another.
 """
 
 from __future__ import annotations
@@ -21,16 +24,16 @@ from torch_dynemb.checkpoint.files.bounded_json import parsed
 
 _ALIGNMENT = 4096
 _MOST_HEADER_BYTES = 1 << 28
-# what reading of JSON raises that is not as expected
+# errors from parsing JSON with unexpected content
 _MALFORMED = ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
 
 
 class StoredTensor(NamedTuple):
-    """Where the values of a tensor lie in a file.
+    """Place of a tensor in a file.
 
     Attributes:
         dtype, shape: of the tensor.
-        begin: the first byte.
+        begin: offset of its first byte.
     """
 
     dtype: torch.dtype
@@ -39,17 +42,17 @@ class StoredTensor(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of all values."""
+        """Number of bytes of all values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def row_bytes(self) -> int:
-        """Of the values of one index of the first dimension."""
+        """Number of bytes for one index of the first dimension."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
 
 class TensorShape(NamedTuple):
-    """A tensor that a file will have."""
+    """Name, dtype and shape of a tensor to be written."""
 
     name: str
     dtype: torch.dtype
@@ -57,19 +60,19 @@ class TensorShape(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of all values."""
+        """Number of bytes of all values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def header_of(tensors: Sequence[TensorShape], alignment: int = _ALIGNMENT) -> bytes:
-    """What a file begins with, whose tensors follow in this order.
+    """Return the header of a file with tensors in this order.
 
     Args:
-        tensors: of the file.
-        alignment: a power of two, at least 8, of which the first tensor begins at a multiple.
+        tensors: tensors of the file.
+        alignment: alignment of the first tensor, a power of two, at least 8.
 
     Raises:
-        TypeError: a dtype that the format does not have.
+        TypeError: the format lacks a dtype.
     """
     entries: dict[str, object] = {}
     begin = 0
@@ -92,15 +95,15 @@ def header_of(tensors: Sequence[TensorShape], alignment: int = _ALIGNMENT) -> by
 
 
 def sections_of(text: bytes, data_begin: int, file_bytes: int) -> dict[str, StoredTensor]:
-    """The tensors that a header describes, by name.
+    """Return the tensors that a header describes, by name.
 
     Args:
         text: the JSON.
-        data_begin: the first byte after the header.
-        file_bytes: of the whole file.
+        data_begin: offset of the first byte after the header.
+        file_bytes: size of the whole file.
 
     Raises:
-        ValueError: it is no such header, or does not fit the file.
+        ValueError: it is not such a header, or does not fit the file.
     """
     result = {}
     try:
@@ -122,10 +125,10 @@ def sections_of(text: bytes, data_begin: int, file_bytes: int) -> dict[str, Stor
 
 
 def header_bytes(first: bytes) -> int:
-    """The length of a header from the first 8 bytes of its file.
+    """Return the length of a header from the first 8 bytes of its file.
 
     Raises:
-        ValueError: it cannot be the length of one.
+        ValueError: no header has this length.
     """
     length = int.from_bytes(first, "little")
     if len(first) < 8 or not 2 <= length <= _MOST_HEADER_BYTES:
@@ -134,15 +137,15 @@ def header_bytes(first: bytes) -> int:
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous tensor as uint8 [bytes]."""
+    """View a contiguous tensor as uint8 [bytes]."""
     if tensor.numel() == 0:
         return torch.empty(0, dtype=torch.uint8)
-    # the stride of a dimension of size 1 may be any, and then no view is taken of it
+    # a dimension of size 1 may have any stride, for which view() fails
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor of the CPU as bytes, while the tensor lives."""
+    """Return the memory of a contiguous CPU tensor as bytes, valid while the tensor lives."""
     size = tensor.numel() * tensor.element_size()
     if size == 0:
         return memoryview(b"")

@@ -1,1 +1,1 @@
-"""Gives a model what a checkpoint holds."""
+"""Loading of checkpoints into models."""

@@ -1,7 +1,7 @@
-"""Loads a group of tables as it stood: every id in its slot, every row in its place.
+"""Loading of a group of tables in place: every id in its slot, every row in its place.
 
-The file of a group has its index as ``table.state`` has it, and the rows come from the files that
-any group can load.
+The file of a group has its index as ``table.state`` has it. The rows come from the files that any
+group can load.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _GENERATION_MASK = (1 << GENERATION_BITS) - 1
 
 
 def saved_group_of(group: TableGroup, plans: Sequence[TablePlan], manifest: Manifest) -> int | None:
-    """The number of the saved group that had the same tables, parts and policies; None: none had.
+    """Return the number of the saved group with the same tables, parts and policies, or None.
 
     Args:
-        group: of the model.
-        plans: of its tables that are loaded.
-        manifest: of the checkpoint.
+        group: group of the model.
+        plans: plans of its tables that are loaded.
+        manifest: manifest of the checkpoint.
     """
     config = group.config
     if sorted(plan.part.table for plan in plans) != list(range(len(config.tables))):
@@ -75,7 +75,7 @@ def saved_group_of(group: TableGroup, plans: Sequence[TablePlan], manifest: Mani
 
 
 def _saved_slabs(config: GroupConfig, saved: SavedGroup) -> list[SlabConfig] | None:
-    """The slabs that the group had; None: its tables shared other slabs."""
+    """Return the slabs of the saved group; None if its tables shared other slabs."""
     of_tables = [
         table.slab._replace(tiered=number in saved.stored)
         for number, table in enumerate(config.tables)
@@ -87,7 +87,7 @@ def _saved_slabs(config: GroupConfig, saved: SavedGroup) -> list[SlabConfig] | N
 
 
 def source_of(part: TablePart, saved: Sequence[SavedPart]) -> SavedPart | None:
-    """The saved part with the same columns and ids."""
+    """Return the saved part with the same columns and ids."""
     for of in saved:
         columns = range(of.first_column, of.first_column + of.columns)
         if of.id_slots == part.ids and columns == part.columns:
@@ -96,11 +96,11 @@ def source_of(part: TablePart, saved: Sequence[SavedPart]) -> SavedPart | None:
 
 
 class _Saved(NamedTuple):
-    """Where a table comes from.
+    """Source of a table.
 
     Attributes:
-        plan: of the table.
-        source: the saved part with the same columns and ids.
+        plan: plan of the table.
+        source: saved part with the same columns and ids.
     """
 
     plan: TablePlan
@@ -108,7 +108,7 @@ class _Saved(NamedTuple):
 
     @property
     def table(self) -> int:
-        """Its number in the group."""
+        """Number of the table in the group."""
         return self.plan.part.table
 
     @property
@@ -118,16 +118,16 @@ class _Saved(NamedTuple):
 
 
 class ExactLoad(GroupLoad):
-    """Loads all tables of a group.
+    """Loader of all tables of a group.
 
     Args:
-        group: of the model.
-        plans: of all its tables.
-        saved: the group that was saved.
-        stream: where from.
+        group: group of the model.
+        plans: plans of all its tables.
+        saved: the saved group.
+        stream: access to the files.
 
     Raises:
-        DamagedFileError: the file of the group is damaged, or says what cannot be.
+        DamagedFileError: the file of the group is damaged or inconsistent.
         NoRoomError: too few rows are reserved.
     """
 
@@ -151,7 +151,7 @@ class ExactLoad(GroupLoad):
     # -- index -----------------------------------------------------------------------------------
 
     def _read_state(self, path: Path, saved: SavedGroup) -> dict[str, Tensor]:
-        """What the file has of the group, checked, and named as this group's slabs are."""
+        """Read and check the group's file. Names are those of this group's slabs."""
         tables = self._tables
         state = read_tensors(path, saved.file.sums)
         slabs = _saved_slabs(tables.config, saved)
@@ -170,7 +170,9 @@ class ExactLoad(GroupLoad):
         return state
 
     def _check_sizes(self, state: dict[str, Tensor]) -> None:
-        """Raises ValueError for other ids than the manifest has, NoRoomError for too many rows."""
+        """Raise ValueError if ids differ from the manifest's, NoRoomError if there are too many
+        rows.
+        """
         config, rows = self._tables.config, [0] * len(state["slabs"])
         for of in self._saved:
             ids = int(state["tables"][of.table, Table.SIZE])
@@ -191,7 +193,7 @@ class ExactLoad(GroupLoad):
                 )
 
     def _in_file_order(self, saved: _Saved) -> tuple[Tensor, Tensor]:
-        """Ids and handles of a table in the order of its files, int64 [n] each."""
+        """Return ids and handles of a table in the order of its files, int64 [n] each."""
         buckets = self._state[f"{self._tables.config.names[saved.table]}.buckets"]
         stored = buckets[:, BUCKET_WIDTH:].reshape(-1)
         slots = stored.nonzero()[:, 0]
@@ -200,11 +202,11 @@ class ExactLoad(GroupLoad):
         return ids[order], handles[order]
 
     def _handles(self, saved: _Saved) -> Tensor:
-        """The handles alone, in the same order."""
+        """Return the handles alone, in the same order."""
         slab = self._tables.config.slab_of(saved.table)
         by_row = self._by_row[slab]
         alone = sum(self._tables.config.slab_of(of.table) == slab for of in self._saved) == 1
-        if alone and not saved.by_id:  # a sort takes longer
+        if alone and not saved.by_id:  # faster than a sort
             return by_row[by_row != 0]
         return self._in_file_order(saved)[1]
 
@@ -228,7 +230,7 @@ class ExactLoad(GroupLoad):
             self._stream_to_store(saved)
 
     def _stream_to_store(self, saved: _Saved) -> None:
-        """Rows and state of a table, as many rows at a time as fit in a piece with their state."""
+        """Write rows and state of a table to its store, piece by piece."""
         tables, table = self._tables, saved.table
         slab = tables.config.slab_of(table)
         state = state_tensors(tables, slab)
@@ -255,7 +257,7 @@ class ExactLoad(GroupLoad):
             rows.finish()
 
     def _reads(self, in_memory: Sequence[_Saved]) -> Generator[Read, None, None]:
-        """Rows and state of tables, piece by piece."""
+        """Iterate over rows and state of tables, piece by piece."""
         tables = self._tables
         for saved in in_memory:
             slab = tables.config.slab_of(saved.table)
@@ -271,7 +273,7 @@ class ExactLoad(GroupLoad):
                 rows.finish()
 
     def _read(self, rows: SavedRows, name: str, low: int, numbers: Tensor, target: Tensor) -> Read:
-        """Rows from ``low`` on, which go to the rows of a target with these numbers."""
+        """Read rows from ``low`` on into the rows of a target with these numbers."""
         section = rows.section(name)
         first, last = int(numbers[0]), int(numbers[-1])
         follow = last - first == numbers.shape[0] - 1 and bool((numbers[1:] > numbers[:-1]).all())
@@ -316,7 +318,8 @@ class ExactLoad(GroupLoad):
         table_state.write(tables, state, rows=False)
         for s, by_row in enumerate(self._by_row):
             if tables.stored(s) is None:
-                # 0 of free rows: what they had before may be newer than their next owners
+                # 0 for free rows: generations from before the load may be newer than those of their
+                # next owners
                 own = tables.rows.generations[s][: by_row.shape[0]]
                 own.copy_(by_row.bitwise_and_(_GENERATION_MASK))
         if tables.host.proposed_now is not None:
@@ -327,23 +330,23 @@ class ExactLoad(GroupLoad):
 
 
 def _free_rows(slab: SlabConfig) -> str:
-    """The entry with the handles of free rows of a slab."""
+    """Return the name of the entry with the handles of free rows of a slab."""
     return f"{slab.name}.free_rows"
 
 
 def _newer(free: Tensor, generation: int) -> Tensor:
-    """Handles of free rows, none of which is one that a row of a store has had before a load.
+    """Raise handles of free rows above all those that rows of a store had before a load.
 
     Args:
-        free: int64 [n], of the CPU.
-        generation: no handle before the load is newer than this.
+        free: int64 [n], on the CPU.
+        generation: newest generation of a handle before the load.
     """
     rows = free >> GENERATION_BITS << GENERATION_BITS
     return torch.maximum(free, rows | generation % _GENERATION_MASK + 1) if generation else free
 
 
 def _widened(rows: Tensor) -> Tensor:
-    """Rows as elements of 16 bytes, of which a copy moves fewer, where they are made of such."""
+    """View rows as 16-byte elements if possible: a copy then moves fewer elements."""
     if rows.dim() == 2 and rows.shape[1] * rows.element_size() % 16 == 0:
         return rows.view(torch.complex128)
     return rows

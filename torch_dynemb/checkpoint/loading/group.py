@@ -1,4 +1,4 @@
-"""Loads the tables of a group that differs from the saved one: ids and rows fall where they may."""
+"""Loading of the tables of a group that differs from the saved one: ids and rows get new places."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from torch_dynemb.table.load import RowLoader
 
 
 class GroupLoad(ABC):
-    """Loads some tables of a group.
+    """Loader of some tables of a group.
 
     Args:
-        group: of the tables.
-        plans: of its tables that are loaded.
-        stream: where from.
+        group: group of the tables.
+        plans: plans of the tables that are loaded.
+        stream: access to the files.
 
     Attributes:
         plans: as given.
         exact: whether every id and row gets its place back.
-        loader: of the tables, after :meth:`choose`.
+        loader: row loader of the tables, after :meth:`choose`.
     """
 
     exact: bool
@@ -39,19 +39,19 @@ class GroupLoad(ABC):
     @property
     @abstractmethod
     def counts(self) -> list[int]:
-        """Ids that are loaded, by plan."""
+        """Number of loaded ids, by plan."""
 
     @property
     def evicted(self) -> list[int]:
-        """Ids without room, by plan."""
+        """Number of ids without room, by plan."""
         return [0 for _ in self.plans]
 
     def choose(self) -> None:
-        """Finds out which ids are loaded, and whether there is room; changes nothing.
+        """Choose the ids to load, and check that there is room. Changes nothing.
 
         Raises:
             ValueError, DamagedFileError: see :meth:`PartLoad.choose`.
-            RuntimeError: too few rows are reserved, or memory is short.
+            RuntimeError: too few rows are reserved, or there is too little memory.
         """
         tables = self._tables
         counts = {plan.part.table: n for plan, n in zip(self.plans, self.counts, strict=True)}
@@ -61,12 +61,12 @@ class GroupLoad(ABC):
             reserved = tables.rows.weights[s].shape[0]
             if rows > reserved:
                 raise NoRoomError(
-                    f"checkpoint.load: {rows} rows {slab.name!r} are to be loaded, but the model "
+                    f"checkpoint.load: {rows} rows were saved for {slab.name!r}, but the model "
                     f"reserves {reserved}: construct it with a larger max_rows, capacity or budget",
                     tables=tables.config.names,
                 )
             needed += rows * tables.config.row_bytes(slab) if tables.stored(s) is None else 0
-        # those of the tables that are not loaded stay
+        # ids of tables that are not loaded stay
         kept = [
             int(tables.index.tables[table, Table.SIZE])
             for table in range(len(tables.config.tables))
@@ -87,34 +87,34 @@ class GroupLoad(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Whether what is read goes together, before anything is replaced.
+        """Check that the files are consistent, before anything is replaced.
 
         Raises:
-            ValueError, DamagedFileError: it does not.
+            ValueError, DamagedFileError: they are not.
         """
 
     @abstractmethod
     def stream(self) -> None:
-        """Reads rows into unused rows.
+        """Stream rows into unused rows.
 
         Raises:
             DamagedFileError: a file is damaged.
-            ValueError: rows or state of them are such as nobody has saved.
-            RuntimeError: rows lie on a disk, which has no room for them, or fails.
+            ValueError: rows or their state have values that no save writes.
+            RuntimeError: rows lie on a disk, which is full or fails.
         """
 
     @abstractmethod
     def publish(self) -> None:
-        """Gives the rows to their ids, while signals wait.
+        """Publish the ids with their rows, while signals are deferred.
 
         Raises:
-            ValueError, DamagedFileError: what was saved does not go together.
-            RuntimeError: there is no room for all, or memory is short.
+            ValueError, DamagedFileError: the files are inconsistent.
+            RuntimeError: there is too little room or memory.
         """
 
 
 class RowsLoad(GroupLoad):
-    """Loads tables one after another: rows in the order of the files, and ids where they fall."""
+    """Loader of tables one after another: rows in file order, ids at new places."""
 
     exact = False
 

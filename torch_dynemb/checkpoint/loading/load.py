@@ -1,4 +1,4 @@
-"""Loads a checkpoint into a model, on any number of ranks and in any sharding."""
+"""Loading of a checkpoint into a model, on any number of ranks and in any sharding."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torch_dynemb.checkpoint.manifest.whole_tables import check_whole
 from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
-from torch_dynemb.checkpoint.reading.rest_files import read_dense, read_state
+from torch_dynemb.checkpoint.reading.dense_files import read_dense, read_state
 from torch_dynemb.checkpoint.saving.handle import check_none_running
 from torch_dynemb.checkpoint.saving.increments import count_from
 from torch_dynemb.checkpoint.threads import one_thread
@@ -36,15 +36,15 @@ from torch_dynemb.table.load import undone_after_error
 
 
 class LoadedTable(NamedTuple):
-    """What became of a table, on all ranks together.
+    """Result of loading a table, over all ranks.
 
     Attributes:
-        ids: how many were loaded.
-        evicted: how many were not, for want of capacity: those with the least scores.
-        fresh: what begins anew, because it was not saved, or not asked for.
-        exact: whether every id and row has its place of before, so that training goes on bit for
-            bit as if nothing had happened; else ids and values are the same, and their places
-            differ, on which later evictions may depend.
+        ids: number of loaded ids.
+        evicted: number of ids that exceeded the capacity: those with the lowest scores.
+        fresh: state that starts anew, because it was not saved or not requested.
+        exact: whether every id and row is back in its place, so that training resumes bit for bit.
+            Otherwise ids and values are the same, but their places differ, which may affect later
+            evictions.
     """
 
     ids: int
@@ -54,14 +54,14 @@ class LoadedTable(NamedTuple):
 
 
 class LoadReport(NamedTuple):
-    """What a load has done.
+    """Result of a load.
 
     Attributes:
-        uuid: of the checkpoint.
-        tables: by name.
-        state: what was given to :func:`save` as ``state``.
-        missing: tables of the model that were not saved, and are as they were.
-        unexpected: saved tables that the model has not.
+        uuid: uuid of the checkpoint.
+        tables: results by table name.
+        state: the ``state`` that was given to :func:`save`.
+        missing: tables of the model that were not saved, and are unchanged.
+        unexpected: saved tables that the model lacks.
     """
 
     uuid: str
@@ -71,7 +71,7 @@ class LoadReport(NamedTuple):
     unexpected: tuple[str, ...]
 
     def __repr__(self) -> str:
-        """All of it but the values in ``state``, which may be large tensors."""
+        """Representation without the values in ``state``, which may be large tensors."""
         state = list(self.state) if isinstance(self.state, dict) else type(self.state).__name__
         return (
             f"LoadReport(uuid={self.uuid!r}, tables={self.tables}, state of {state}, "
@@ -79,7 +79,7 @@ class LoadReport(NamedTuple):
         )
 
 
-_ATTEMPTS = 10  # of a load whose checkpoint is replaced meanwhile
+_ATTEMPTS = 10  # attempts to load a checkpoint that is replaced meanwhile
 
 
 @plain_torch()
@@ -93,38 +93,38 @@ def load(
     process_group: dist.ProcessGroup | None = None,
     progress: bool | None = None,
 ) -> LoadReport:
-    """Replaces what a model holds by what a checkpoint has; all ranks call it together.
+    """Replace the content of a model by that of a checkpoint. All ranks call it together.
 
-    The ranks, the sharding, devices, capacities and row dtypes may be others than when it was
-    saved. Hyper-parameters of optimizers stay the model's.
+    The number of ranks, sharding, devices, capacities and row dtypes may differ from those of the
+    save. Hyper-parameters of optimizers stay the model's.
 
     Args:
-        path: of the checkpoint; see :func:`save`.
-        model: with tables of the names and columns that were saved.
-        strict: the checkpoint and the model must have the same tables, parameters and buffers;
-            False: what both have is loaded.
-        on_missing_state: what becomes of optimizer state, scores and counts that a table keeps but
-            the checkpoint lacks: ``"fresh"``, they begin anew, or ``"error"``.
-        optimizer_state: False: rows alone are loaded, and optimizer state begins anew, so that the
+        path: path of the checkpoint; see :func:`save`.
+        model: model with tables of the saved names and columns.
+        strict: whether checkpoint and model must have the same tables, parameters and buffers;
+            False: load what both have.
+        on_missing_state: what to do if the checkpoint lacks optimizer state, scores or counts of a
+            table: ``"fresh"``: start them anew, or ``"error"``.
+        optimizer_state: False: load rows alone and start optimizer state anew, so that the
             optimizer may be another one.
-        process_group: of the ranks that load together; default: all.
-        progress: show a progress bar; default: where the standard error is a terminal.
+        process_group: ranks that load together; default: all.
+        progress: show a progress bar; default: if the standard error is a terminal.
 
     Returns:
         What was loaded, and what was not.
 
     Raises:
         TypeError: a wrong argument.
-        FileNotFoundError: ``path`` is no checkpoint.
+        FileNotFoundError: ``path`` is not a checkpoint.
         DamagedFileError: a file is damaged or missing; it is a ValueError.
-        UnsupportedFormatError: it is of another format version; it is a ValueError, too.
+        UnsupportedFormatError: it has another format version; it is a ValueError, too.
         ValueError: the checkpoint does not fit the model.
         NoRoomError: there is too little room or memory.
-        InUseError: a save goes on in the background.
+        InUseError: a save runs in the background.
         ReplacedError: other processes replace the checkpoint faster than it is read. In all these
-            cases all ranks raise, and the model is as it was. Only tables that had ids are empty if
-            memory or the disk fails while rows are read, and their rows lie in a store or memory
-            has no room for old and new rows together.
+            cases all ranks raise, and the model is unchanged. One exception: memory or the disk
+            fails while rows are read. Tables that had ids are empty then if their rows lie in a
+            store, or if memory cannot hold old and new rows together.
     """
     ranks = ranks_of(process_group)
 
@@ -169,7 +169,7 @@ def load(
                 optimizer_state=optimizer_state,
                 progress=progress,
             )
-        except (ValueError, OSError, RuntimeError) as error:  # files of two checkpoints do not fit
+        except (ValueError, OSError, RuntimeError) as error:  # perhaps files of two checkpoints
             if is_replaced(folder, manifest.uuid):
                 raise ReplacedError(
                     f"checkpoint.load: {folder} was replaced or removed while it was read: load "
@@ -184,7 +184,7 @@ def load(
             manifest, parts, report = once()
             break
         except ReplacedError:
-            # ranks may not have met the same, so all of them leave that to the caller
+            # ranks may have read different checkpoints, so the caller must retry
             if ranks.group is not None or attempt == _ATTEMPTS - 1:
                 raise
     whole = not report.missing and not report.unexpected and optimizer_state
@@ -209,33 +209,33 @@ def load_parts(
     progress: bool | None,
     finish: Callable[[], object] = lambda: None,
 ) -> LoadReport:
-    """Replaces some tables of a model, and its dense part; see :func:`load`.
+    """Replace some tables of a model, and its dense state; see :func:`load`.
 
     Args:
-        ranks: that load together.
-        call: what errors begin with.
-        folder: of the checkpoint.
-        manifest: of the checkpoint.
-        parts: the tables on this rank.
+        ranks: ranks that load together.
+        call: prefix of errors.
+        folder: folder of the checkpoint.
+        manifest: its manifest.
+        parts: tables on this rank.
         model: the model.
         strict, on_missing_state, optimizer_state, progress: see :func:`load`.
-        finish: is called after the tables have been replaced, while signals wait; where it raises,
-            they are empty.
+        finish: called after the tables have been replaced, while signals are deferred; if it
+            raises, the tables are cleared.
 
     Raises:
-        Exception: as :func:`load`, and what ``finish`` raises.
+        Exception: as :func:`load`, and errors of ``finish``.
     """
-    told = ranks.gather([(ranks.rank, part.shard) for part in parts])
-    places = [place for of_rank in told for place in of_rank]
-    if ranks.size > 1:  # a process on its own may have some ids of a table
+    gathered = ranks.gather([(ranks.rank, part.shard) for part in parts])
+    places = [place for of_rank in gathered for place in of_rank]
+    if ranks.size > 1:  # a single process may have only some ids of a table
         check_whole(places)
     names = {shard.name for _, shard in places}
     missing = tuple(sorted(names - manifest.tables.keys()))
     unexpected = tuple(sorted(manifest.tables.keys() - names))
     if strict and (missing or unexpected):
         raise ValueError(
-            f"{call}: the model has tables {list(missing)} that {folder.name} has not, "
-            f"and lacks {list(unexpected)}: give strict=False to load the others"
+            f"{call}: {folder.name} lacks tables {list(missing)} of the model, "
+            f"and the model lacks {list(unexpected)}: give strict=False to load the others"
         )
 
     def planned() -> list[TablePlan]:
@@ -272,7 +272,7 @@ def _load_tables(
     finish: Callable[[], None],
     progress: bool | None,
 ) -> list[GroupLoad]:
-    """Loads the tables of this rank, and then the dense part."""
+    """Load the tables of this rank, then the dense state."""
     groups = groups_of([plan.part for plan in plans])
     files = {
         file.path: file
@@ -304,7 +304,8 @@ def _load_tables(
 
         loads = ranks.run(chosen)
         with undone_after_error([load.loader for load in loads]) as done:
-            # what a part streams replaces nothing yet; only where tables had ids they are gone
+            # rows are streamed into unused rows first; only tables without room for both are
+            # cleared
             ranks.run(lambda: _begin(loads))
             with one_thread():
                 ranks.run(lambda: _each(load.stream for load in loads))
@@ -320,8 +321,8 @@ def _load_of(
 ) -> GroupLoad:
     """Choose how a group is loaded.
 
-    A group with the tables, shards and policies of a saved one gets every id and row back in its
-    place, so that training goes on bit for bit, evictions included.
+    If a saved group has the same tables, shards and policies, every id and row gets its place back.
+    Training then resumes bit for bit, evictions included.
     """
     saved = saved_group_of(group, plans, manifest)
     if saved is None:

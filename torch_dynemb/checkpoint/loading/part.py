@@ -1,7 +1,7 @@
-"""Streams a saved table into unused rows of a part, whatever shards it was saved in.
+"""Streaming of a saved table into unused rows of a part, from any saved sharding.
 
-Rows come first, while no id has them; ids are published last. So a file that turns out damaged on
-the way has changed nothing that anybody sees.
+Rows are written first, while no id refers to them, and ids are published last. So a file that turns
+out to be damaged on the way has changed nothing visible.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _COUNTERS = slice(Table.INSERTED, Table.DEFAULT_SERVED + 1)
 
 @dataclass(eq=False)
 class Stream:
-    """Where files are, and how they are read.
+    """Access to the files of a checkpoint.
 
     Attributes:
-        folder: of the checkpoint.
-        progress: is told of bytes that were read.
-        checked: whether their sums are compared.
-        verified: by file, blocks whose sums have been compared.
+        folder: folder of the checkpoint.
+        progress: called with the number of bytes read.
+        checked: whether checksums are compared.
+        verified: by file, blocks with checksums already compared.
     """
 
     folder: Path
@@ -65,23 +65,23 @@ class Stream:
         """Open files of rows.
 
         Args:
-            files: of one part.
-            kinds: of the tensors in them.
+            files: files of one part.
+            kinds: required tensors.
         """
         checked, verified = self.checked, self.verified
         return SavedRows(self.folder, files, checked=checked, kinds=kinds, verified=verified)
 
 
 class PartLoad:
-    """Loads a part of a table; it is empty.
+    """Loader of a part of a table, which is empty.
 
     Args:
         plan: what is loaded.
-        stream: where from.
+        stream: access to the files.
 
     Attributes:
-        evicted: ids that had no room, after :meth:`choose`.
-        count: ids that are loaded, after :meth:`choose`.
+        evicted: number of ids without room, after :meth:`choose`.
+        count: number of loaded ids, after :meth:`choose`.
     """
 
     def __init__(self, plan: TablePlan, stream: Stream) -> None:
@@ -101,21 +101,21 @@ class PartLoad:
 
     @property
     def _where(self) -> str:
-        """Of whom errors tell."""
+        """Prefix of errors."""
         return f"table {self._part.name!r}"
 
     @property
     def _slab(self) -> int:
-        """The slab of its rows."""
+        """Slab of its rows."""
         return self._tables.config.slab_of(self._part.table)
 
     # -- ids -------------------------------------------------------------------------------------
 
     def choose(self) -> None:
-        """Reads ids: those that are the part's own, and for which it has room.
+        """Read ids, and choose those that the part owns and has room for.
 
         Raises:
-            ValueError: the padding id is among them, or there is no room for all and no score to
+            ValueError: the padding id is among them, or there is too little room and no score to
                 choose by.
             DamagedFileError: a file is damaged.
         """
@@ -163,7 +163,7 @@ class PartLoad:
             check_score(f"{self._where} was saved", word, scores, self._plan.saved.step)
 
     def _leave_out(self, bound: int) -> None:
-        """Evicts what the policy would: the ids with the least scores."""
+        """Leave out the ids with the lowest scores, as the policy would evict them."""
         deciding = self._part.config.policy.scores[0]
         if deciding not in self._scores or self._part.config.policy.full(
             budget=self._tables.config.memory_budget is not None
@@ -173,7 +173,7 @@ class PartLoad:
                 f"room for {bound} and no score to choose by: give it a larger capacity"
             )
         ids = torch.cat([chosen.ids for chosen in self._chosen])
-        order = torch.argsort(ids)  # of equal scores, the larger ids stay, as in an eviction
+        order = torch.argsort(ids)  # among equal scores, larger ids stay, as in an eviction
         order = order[torch.argsort(self._scores[deciding][order], stable=True)]
         kept = torch.zeros(self.count, dtype=torch.bool)
         kept[order[self.count - bound :]] = True
@@ -222,10 +222,10 @@ class PartLoad:
         return cells
 
     def check(self) -> None:
-        """Whether what :meth:`publish` finds wrong is right, before anything is replaced.
+        """Check, before anything is replaced, what :meth:`publish` would find wrong.
 
         Raises:
-            ValueError: an id was saved twice, or a row has made less than no steps.
+            ValueError: an id was saved twice, or a row has a negative number of steps.
         """
         ids = torch.cat([torch.empty(0, dtype=torch.int64), *(of.ids for of in self._chosen)])
         if ids.unique().numel() != ids.numel():
@@ -240,14 +240,14 @@ class PartLoad:
     # -- rows ------------------------------------------------------------------------------------
 
     def stream(self, loader: RowLoader) -> None:
-        """Reads rows and optimizer state into unused rows.
+        """Read rows and optimizer state into unused rows.
 
         Args:
-            loader: of the table.
+            loader: row loader of the table.
 
         Raises:
             DamagedFileError: a file is damaged.
-            RuntimeError: rows lie on a disk, which has no room for them, or fails.
+            RuntimeError: rows lie on a disk, which is full or fails.
         """
         tables, done = self._tables, 0
         begin = loader.begin_of(self._part.table)
@@ -279,7 +279,7 @@ class PartLoad:
         chosen: Chosen,
         done: int,
     ) -> None:
-        """Piece by piece with all columns and state, as a store takes rows."""
+        """Write rows to a store, piece by piece with all columns and state."""
         tables, slab = self._tables, self._slab
         names = [tensor.name for tensor in self._plan.state]
         for low, high in opened[0][1].ranges(record_bytes(tables.config, slab)):
@@ -297,7 +297,7 @@ class PartLoad:
             loader.write(self._part.table, block, done + at)
 
     def _reset_state(self, begin: int) -> None:
-        """Optimizer state of the rows as that of new ones."""
+        """Set the optimizer state of the rows to that of new rows."""
         initial = self._tables.rows.hyper[self._part.table, Hyper.INITIAL_STATE]
         for k, tensor in enumerate(state_tensors(self._tables, self._slab).values()):
             tensor[begin : begin + self.count] = initial.to(tensor.dtype) if k == 0 else 0
@@ -305,10 +305,10 @@ class PartLoad:
     # -- publishing ------------------------------------------------------------------------------
 
     def publish(self, loader: RowLoader) -> None:
-        """Gives the rows to their ids; the table is empty.
+        """Publish the ids with their rows. The table is empty before.
 
         Args:
-            loader: of the table.
+            loader: row loader of the table.
         """
         tables, table = self._tables, self._part.table
         tables.index.meta[table, Meta.SEED] = self._plan.saved.seed
@@ -321,7 +321,7 @@ class PartLoad:
             tables.index.sketch[first : first + SKETCH_ROWS * self._sketch.shape[1]] = cells
 
     def _count_up(self) -> None:
-        """What has happened to the table, if it is the part that goes on counting."""
+        """Set the event counters, if this part continues those that were saved."""
         parts = self._plan.saved.parts
         own = next(
             (

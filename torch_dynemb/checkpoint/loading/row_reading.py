@@ -1,4 +1,4 @@
-"""Reads rows of saved parts, whatever columns and ids each has, into rows of a part."""
+"""Reading of rows of saved parts, with any columns and ids, into rows of a part."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Chosen(NamedTuple):
     Attributes:
         source: the saved part.
         ids: int64 [n].
-        places: int64 [n], which rows of the source; None: all of them.
+        places: int64 [n], their rows in the source; None: all rows.
     """
 
     source: SavedPart
@@ -32,13 +32,13 @@ class Chosen(NamedTuple):
 
 
 class ReadTarget(NamedTuple):
-    """Where rows of a saved part are read to.
+    """Destination of rows of a saved part.
 
     Attributes:
         weights: [rows, columns].
-        state: optimizer state by name: [rows], or [rows, columns].
-        begin: the row of the first chosen one.
-        saved: which rows of the saved part are read; None: all.
+        state: optimizer state by name: [rows] or [rows, columns].
+        begin: row of the first chosen one.
+        saved: range of rows of the saved part; None: all.
     """
 
     weights: Tensor
@@ -48,11 +48,11 @@ class ReadTarget(NamedTuple):
 
 
 class RowReading:
-    """Reads rows of a part.
+    """Reader of the rows of a part.
 
     Args:
-        plan: of the part.
-        progress: is told of bytes that were read.
+        plan: plan of the part.
+        progress: called with the number of bytes read.
     """
 
     def __init__(self, plan: TablePlan, progress: Progress) -> None:
@@ -62,12 +62,12 @@ class RowReading:
     def read(
         self, opened: Sequence[tuple[SavedPart, SavedRows]], chosen: Chosen, target: ReadTarget
     ) -> None:
-        """Reads weights and state of chosen rows.
+        """Read weights and state of chosen rows.
 
         Args:
-            opened: saved parts that have these rows between them, and their files.
-            chosen: rows of them.
-            target: where to.
+            opened: saved parts that together have these rows, and their files.
+            chosen: rows to read.
+            target: destination.
 
         Raises:
             DamagedFileError: a file is damaged.
@@ -78,7 +78,7 @@ class RowReading:
             if tensor.per_row:
                 shards = _columns_of(opened, self._columns)
                 self._combine(shards, name, chosen, target, values)
-            elif tensor.dtype == torch.uint8:  # blocks of all columns that a part has
+            elif tensor.dtype == torch.uint8:  # blocks span all columns of a part
                 whole = slice(0, values.shape[1])
                 for _, rows in opened:
                     self._copy(rows, name, chosen, target, values, whole, whole)
@@ -93,7 +93,7 @@ class RowReading:
         to: ReadTarget,
         values: Tensor,
     ) -> None:
-        """The columns of the part, from those of each saved one."""
+        """Read the part's columns from those of each saved part."""
         own = self._columns
         for source, rows in opened:
             first = max(own.start, source.first_column)
@@ -112,7 +112,7 @@ class RowReading:
         saved_columns: slice,
         target_columns: slice,
     ) -> None:
-        """Some columns of the chosen rows, piece by piece."""
+        """Copy some columns of the chosen rows, piece by piece."""
         section, begin = rows.section(name), to.begin
         width = section.shape[1]
         straight = (
@@ -144,7 +144,7 @@ class RowReading:
         to: ReadTarget,
         target: Tensor,
     ) -> None:
-        """One value for each row of the chosen ones, piece by piece."""
+        """Read one value for each chosen row, piece by piece."""
         section, begin = opened[0][1].section(name), to.begin
         for low, high in opened[0][1].ranges(section.row_bytes, to.saved):
             pieces = []
@@ -163,7 +163,7 @@ class RowReading:
 def _columns_of(
     opened: Sequence[tuple[SavedPart, SavedRows]], own: range
 ) -> list[tuple[int, SavedRows]]:
-    """How many of some columns each source has."""
+    """Return how many of some columns each source has."""
     result = []
     for source, rows in opened:
         first = max(own.start, source.first_column)
@@ -172,11 +172,11 @@ def _columns_of(
 
 
 def places_of(chosen: Chosen, low: int, high: int) -> tuple[int, int]:
-    """Of some rows of a saved part: how many chosen ones are before them, and among them.
+    """Return how many chosen rows are before a range of a saved part, and how many are in it.
 
     Args:
-        chosen: rows of the part.
-        low, high: which rows are meant.
+        chosen: chosen rows of the part.
+        low, high: the range.
     """
     if chosen.places is None:
         return low, high - low
@@ -186,7 +186,7 @@ def places_of(chosen: Chosen, low: int, high: int) -> tuple[int, int]:
 
 
 def _picked(chosen: Chosen, low: int, high: int, piece: Tensor) -> tuple[int, Tensor]:
-    """The chosen ones of some rows, and how many chosen ones are before them."""
+    """Return the chosen rows of a range, and how many chosen rows are before it."""
     first, count = places_of(chosen, low, high)
     if chosen.places is None:
         return first, piece

@@ -1,4 +1,4 @@
-"""What of a saved table a part of a model's table takes, and whether they go together."""
+"""Plan of what a part of a model's table takes from a saved table, and whether they fit."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _CONVERTED = (torch.float32, torch.bfloat16)
 
 
 class TablePlan(NamedTuple):
-    """How a part is loaded.
+    """Plan of loading a part.
 
     Attributes:
-        part: of the model.
-        saved: the table.
-        state: the optimizer's state tensors that are loaded.
-        scores: the score words that are loaded.
-        counts: whether counts of admission are loaded, exact ones or a sketch.
-        fresh: what begins anew, because it was not saved or is not asked for.
+        part: part of the model.
+        saved: the saved table.
+        state: state tensors of the optimizer that are loaded.
+        scores: names of the scores that are loaded.
+        counts: whether admission counts are loaded, exact ones or a sketch.
+        fresh: state that starts anew, because it was not saved or not requested.
     """
 
     part: TablePart
@@ -37,7 +37,7 @@ class TablePlan(NamedTuple):
 
     @property
     def keeps_steps(self) -> bool:
-        """Whether the optimizer's steps go on: with its state, or where it has none."""
+        """Whether the optimizer's step count continues: with its state, or if it has no state."""
         optimizer, saved = self.part.optimizer, self.saved.optimizer
         if optimizer is None or saved is None:
             return False
@@ -45,7 +45,7 @@ class TablePlan(NamedTuple):
 
     @property
     def sources(self) -> list[SavedPart]:
-        """The saved parts with ids and columns that the part has."""
+        """Saved parts that share ids and columns with the part."""
         own = self.part.columns
         return [
             saved
@@ -57,7 +57,7 @@ class TablePlan(NamedTuple):
 
     @property
     def id_sources(self) -> list[SavedPart]:
-        """The saved parts with its ids and the first column: their files have the ids."""
+        """Saved parts that share its ids and have the first column: their files have the ids."""
         return [part for part in self.saved.first_parts if part.id_slots.shares(self.part.ids)]
 
 
@@ -68,10 +68,10 @@ def plan_of(
     optimizer_state: bool,
     on_missing_state: OnMissingState,
 ) -> TablePlan:
-    """How a part is loaded.
+    """Plan how a part is loaded.
 
     Raises:
-        ValueError: the table does not fit, or lacks what must not begin anew.
+        ValueError: the table does not fit, or lacks required state.
     """
     config = part.config
     where = f"table {part.name!r}"
@@ -102,7 +102,7 @@ def plan_of(
     if missing and on_missing_state == "error":
         raise ValueError(
             f"{where} was saved without {', '.join(missing)}: give on_missing_state='fresh' to "
-            "begin anew with it"
+            "start it anew"
         )
     return TablePlan(part, saved, state, scores, counts, (*fresh, *missing))
 
@@ -110,7 +110,7 @@ def plan_of(
 def _state_of(
     part: TablePart, saved: SavedTable, wanted: bool, fresh: list[str], missing: list[str]
 ) -> tuple[StateTensor, ...]:
-    """The state tensors that are loaded: all of them, or none."""
+    """Return the state tensors that are loaded: all of them, or none."""
     has_state = saved.optimizer is not None and bool(saved.optimizer["state"])
     if part.trained == "later" and has_state and wanted:
         assert saved.optimizer is not None
@@ -149,7 +149,7 @@ def _state_of(
 
 
 def _kinds(description: dict[str, Any]) -> Any:
-    """Name and state tensors; floats of 32 and 16 bits are one kind."""
+    """Return name and state tensors. Floats of 32 and 16 bits count as one kind."""
     floats = {str(dtype).removeprefix("torch.") for dtype in _CONVERTED}
     state = [
         [name, per_row, "float" if dtype in floats else dtype]

@@ -1,1 +1,1 @@
-"""What a checkpoint says of itself, and where it lies."""
+"""Content of a manifest, and the folder of a checkpoint."""

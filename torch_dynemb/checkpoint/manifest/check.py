@@ -1,7 +1,7 @@
-"""Whether a manifest says what can be loaded: its checksum can be computed again by anybody.
+"""Checks of a manifest, beyond its checksum, which a crafted file can match.
 
-What loading takes on trust is looked at here: numbers that become sizes and places, paths, and
-whether the parts of a table are the whole table.
+A load trusts what is checked here: numbers that become sizes and places, paths, and that the parts
+of a table add up to the whole table.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 from torch_dynemb.checkpoint.entries import DELTA, FULL, NO_GROUP, PACKED
 from torch_dynemb.checkpoint.manifest.records import (
     Manifest,
+    SavedDense,
     SavedFile,
     SavedPart,
-    SavedRest,
     SavedTable,
 )
 from torch_dynemb.checkpoint.manifest.whole_tables import check_whole
@@ -27,7 +27,7 @@ _SCORES = ("step", "timestamp", "frequency", "custom", "expiry")
 
 
 def check_manifest(manifest: Manifest) -> None:
-    """Raises ValueError where an entry is of a wrong kind, or contradicts another one."""
+    """Raise ValueError if an entry has a wrong type, or contradicts another one."""
     _text("uuid", manifest.uuid)
     if manifest.kind not in (FULL, DELTA):
         raise _wrong("kind", manifest.kind, f"{FULL!r} or {DELTA!r}")
@@ -52,11 +52,11 @@ def check_manifest(manifest: Manifest) -> None:
     batches = manifest.ranks if manifest.kind == DELTA else 0
     if len(manifest.changes) != batches or (batches and manifest.tables):
         raise ValueError(
-            f"kind is {manifest.kind!r}, of {manifest.ranks} ranks, but there are "
+            f"kind is {manifest.kind!r}, of {manifest.ranks} ranks, but it has "
             f"{len(manifest.changes)} batches of changes and {len(manifest.tables)} tables"
         )
-    for kind, rest in (("dense", manifest.dense), ("state", manifest.state)):
-        _check_rest(kind, rest)
+    for kind, dense in (("dense", manifest.dense), ("state", manifest.state)):
+        _check_dense(kind, dense)
     if not isinstance(manifest.dense.values, dict | None):
         raise _wrong("dense.values", manifest.dense.values, "a dict or null")
 
@@ -114,12 +114,12 @@ def _check_file(where: str, file: SavedFile) -> None:
 
 
 def check_table(where: str, table: SavedTable, groups: int | None) -> None:
-    """Raises ValueError where a table has an entry of a wrong kind.
+    """Raise ValueError if an entry of a table has a wrong type.
 
     Args:
-        where: begins the error.
-        table: of a manifest, or of a batch of changes.
-        groups: how many there are; None: a batch has the table, without groups and files.
+        where: prefix of the error.
+        table: table of a manifest, or of a batch of changes.
+        groups: number of groups; None: a table of a batch, without groups and files.
     """
     _number(f"{where}: embedding_dim", table.embedding_dim, least=1, most=1 << 31)
     if table.dtype not in _DTYPES:
@@ -140,7 +140,7 @@ def check_table(where: str, table: SavedTable, groups: int | None) -> None:
 
 
 def _check_optimizer(where: str, optimizer: Any) -> None:
-    """Name and state tensors, as ``OptimizerConfig.description`` gives them."""
+    """Check name and state tensors, as ``OptimizerConfig.description`` returns them."""
     if not isinstance(optimizer, dict) or optimizer.keys() != {"name", "state"}:
         raise _wrong(where, optimizer, "its name and its state")
     _text(f"{where}.name", optimizer["name"])
@@ -187,14 +187,14 @@ def _check_part(where: str, part: SavedPart, table: SavedTable, groups: int | No
         if of_file is not None:
             _check_file(f"{where}{name}", of_file)
         if (0 if of_file is None else of_file.rows) != rows_of_file:
-            raise ValueError(f"{where}its file of {name} has not {rows_of_file} rows")
+            raise ValueError(f"{where}its file of {name} does not have {rows_of_file} rows")
 
 
 def check_parts(name: str, table: SavedTable) -> None:
-    """Raises ValueError unless the parts are the whole table, and its columns have the same ids.
+    """Raise ValueError unless the parts are the whole table, and all its columns have the same ids.
 
     Args:
-        name, table: of the table.
+        name, table: name and content of the table.
     """
     if not table.parts:
         raise ValueError(f"table {name!r} has no parts")
@@ -205,22 +205,22 @@ def check_parts(name: str, table: SavedTable) -> None:
         if same is None or (part.ids, part.ids_crc32c) != (same.ids, same.ids_crc32c):
             raise ValueError(
                 f"table {name!r} has other ids in columns from {part.first_column} on than in the "
-                "first ones"
+                "first columns"
             )
 
 
-# -- the rest ------------------------------------------------------------------------------------
+# -- dense state and state= ----------------------------------------------------------------------
 
 
-def _check_rest(kind: str, rest: SavedRest) -> None:
-    for k, file in enumerate(rest.files):
+def _check_dense(kind: str, dense: SavedDense) -> None:
+    for k, file in enumerate(dense.files):
         _check_file(f"{kind}.files[{k}]", file)
-    for name, entries in rest.entries.items():
+    for name, entries in dense.entries.items():
         where = f"{kind}: entry {name!r}"
         if not entries:
             raise ValueError(f"{where} has no pieces")
         for entry in entries:
-            _number(f"{where}: file", entry.file, most=len(rest.files) - 1)
+            _number(f"{where}: file", entry.file, most=len(dense.files) - 1)
             _text(f"{where}: tensor", entry.tensor)
             _numbers(f"{where}: offsets", entry.offsets)
             _numbers(f"{where}: sizes", entry.sizes)

@@ -1,8 +1,8 @@
-"""The claim of a call that writes a checkpoint: other calls see it, and its end.
+"""Lock on the folder that a save writes: other calls see whether that save still runs.
 
-The folder in which a checkpoint is written has a file with a lock of the file system, and with the
-process that holds it. The kernel gives the lock back when the process ends, however it ends. So a
-folder with a file that is not locked is what a dead save left, and may be removed.
+The folder contains a file with a lock of the file system and the process that holds it. The kernel
+releases the lock when the process ends, in whatever way. So a folder with an unlocked file was left
+by a dead save, and may be removed.
 """
 
 from __future__ import annotations
@@ -19,58 +19,58 @@ from pathlib import Path
 
 from torch_dynemb.checkpoint.entries import UNFINISHED
 
-_MOST_BYTES = 4096  # of the file
+_MOST_BYTES = 4096  # size of the file
 _BEGUN = f"{UNFINISHED}.new"  # the file before it is locked
-# No fork between the opening of a file and its place in this set. A child closes what it got: a
-# lock lasts as long as any process has the file open.
+# Taken between opening a file and adding its claim to the set below, so that no fork comes between.
+# A child closes the files that it inherits: a lock lasts as long as any process has the file open.
 _forking = threading.RLock()
-_held: weakref.WeakSet[Claim] = weakref.WeakSet()
+_claims: weakref.WeakSet[Claim] = weakref.WeakSet()
 
 
 class Writer(Enum):
-    """What is known of the call that made a folder."""
+    """State of the call that created a folder."""
 
-    NONE = "none"  # the folder is not one that a save makes
+    NONE = "none"  # no save created the folder
     ALIVE = "alive"
     DEAD = "dead"
     UNKNOWN = "unknown"  # the file system has no locks
 
 
 class Claim:
-    """Claims a folder that this process writes; :meth:`release` ends it.
+    """Claim on a folder that this process writes; :meth:`release` ends it.
 
     Args:
-        folder: that exists.
+        folder: the folder, which must exist.
 
     Raises:
-        FileNotFoundError: another call has taken the folder for one that a dead call has begun.
-        OSError: the file cannot be made.
+        FileNotFoundError: another call took the folder for a dead save's, and removed it.
+        OSError: the file cannot be created.
     """
 
     def __init__(self, folder: Path) -> None:
         self._file: int | None = None
-        new = folder / _BEGUN  # it gets its name when it is locked
+        new = folder / _BEGUN  # renamed once it is locked
         with _forking:
             file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
                 with suppress(OSError):  # a file system without locks
-                    # remove_begun() of another call may have it for a moment
+                    # remove_begun() of another call may hold it for a moment
                     fcntl.flock(file, fcntl.LOCK_EX)
-                who = {"process": os.getpid(), "host": socket.gethostname()}
-                os.pwrite(file, json.dumps(who).encode(), 0)
+                owner = {"process": os.getpid(), "host": socket.gethostname()}
+                os.pwrite(file, json.dumps(owner).encode(), 0)
                 new.rename(folder / UNFINISHED)
             except BaseException:
                 os.close(file)
                 raise
             self._file = file
-            _held.add(self)
+            _claims.add(self)
 
     def release(self, *folders: Path) -> None:
         """End the claim.
 
         Args:
-            *folders: where its file may be, which is removed there; a call that fails gives none,
-                so that what it leaves is known to be left.
+            *folders: folders in which its file may be, and is removed. A failed call gives none, so
+                that its folder is known to be left behind.
         """
         with _forking:
             file, self._file = self._file, None
@@ -85,17 +85,17 @@ class Claim:
                 os.close(file)
 
     def _forget(self) -> None:
-        """In a forked child, which shares the lock but does not write."""
+        """Close the file in a forked child, which shares the lock but does not write."""
         file, self._file = self._file, None
         if file is not None:
             os.close(file)
 
 
 def writer_of(folder: Path) -> tuple[Writer, str]:
-    """Return what is known of the call that made a folder, and its process in words.
+    """Return the state of the call that created a folder, and a description of its process.
 
     Args:
-        folder: that a save may have made.
+        folder: folder that a save may have created.
 
     Raises:
         OSError: the file cannot be read.
@@ -106,33 +106,33 @@ def writer_of(folder: Path) -> tuple[Writer, str]:
         except (FileNotFoundError, NotADirectoryError):
             return Writer.NONE, ""
         try:
-            who = _who(os.pread(file, _MOST_BYTES, 0))
-            try:  # shared, so that several calls may ask at once
+            owner = _described(os.pread(file, _MOST_BYTES, 0))
+            try:  # shared, so that several calls can test at once
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return Writer.ALIVE, who
+                return Writer.ALIVE, owner
             except OSError:
-                return Writer.UNKNOWN, who
-            return Writer.DEAD, who
+                return Writer.UNKNOWN, owner
+            return Writer.DEAD, owner
         finally:
             os.close(file)
 
 
 def remove_begun(folder: Path) -> None:
-    """Remove a folder with nothing in it, or only the file of a claim that never began.
+    """Remove a folder that is empty, or has only the file of a claim that never began.
 
-    A call that dies as it begins leaves one. A call that is alive and begins just now makes its
-    folder again.
+    A call that dies at its start leaves one. A live call that is just starting creates its folder
+    again.
 
     Args:
-        folder: with the name of an unfinished checkpoint.
+        folder: folder with the name of an unfinished checkpoint.
 
     Raises:
         OSError: the folder cannot be read.
     """
     if not set(os.listdir(folder)) <= {_BEGUN}:
         return
-    with _forking, suppress(OSError):  # it is locked, has got more, or is gone by now
+    with _forking, suppress(OSError):  # it is locked, has more files, or was removed meanwhile
         if os.listdir(folder):
             file = os.open(folder / _BEGUN, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
@@ -143,7 +143,7 @@ def remove_begun(folder: Path) -> None:
         folder.rmdir()
 
 
-def _who(text: bytes) -> str:
+def _described(text: bytes) -> str:
     try:
         content = json.loads(text)
         process, host = int(content["process"]), str(content["host"])
@@ -156,7 +156,7 @@ def _who(text: bytes) -> str:
 
 def _in_child() -> None:
     try:
-        for claim in list(_held):
+        for claim in list(_claims):
             claim._forget()
     finally:
         _forking.release()

@@ -1,4 +1,4 @@
-"""Reads the manifest of a checkpoint."""
+"""Reader of the manifest of a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch_dynemb.checkpoint.files.presence import is_file
 from torch_dynemb.checkpoint.manifest.check import check_manifest
 from torch_dynemb.checkpoint.manifest.records import (
     Manifest,
+    SavedDense,
     SavedEntry,
     SavedFile,
     SavedGroup,
     SavedPart,
-    SavedRest,
     SavedTable,
     canonical,
 )
@@ -24,12 +24,12 @@ from torch_dynemb.errors import DamagedFileError, UnsupportedFormatError
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint.
+    """Read the manifest of a checkpoint.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: it is missing.
         DamagedFileError: it is damaged.
-        UnsupportedFormatError: it is of another format version.
+        UnsupportedFormatError: it has another format version.
     """
     path = folder / MANIFEST
     content = read_content(folder)
@@ -43,7 +43,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         found = sums_of_bytes(canonical(content))
     except (ValueError, RecursionError) as error:
-        raise DamagedFileError(f"{path}: the file is no JSON text: {error}", path=path) from error
+        raise DamagedFileError(f"{path}: the file is not JSON: {error}", path=path) from error
     if found != expected:
         raise DamagedFileError(
             f"{path}: the checksum is wrong: the file was damaged or edited", path=path
@@ -62,41 +62,40 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def read_content(folder: Path) -> dict[str, Any]:
-    """The JSON of the manifest of a checkpoint, whole or not, of any version.
+    """Read the JSON of a manifest, complete or not, of any version.
 
     Raises:
-        FileNotFoundError: there is none.
-        DamagedFileError: it is none of a checkpoint.
+        FileNotFoundError: it is missing.
+        DamagedFileError: it is not the manifest of a checkpoint.
         OSError: it cannot be read.
     """
     path = folder / MANIFEST
     if not is_file(path):
         raise FileNotFoundError(
-            f"{folder} is no checkpoint: it has no {MANIFEST}, which is written when everything "
-            "else is there"
+            f"{folder} is not a checkpoint: it has no {MANIFEST}, which a save writes last"
         )
     try:
         content = json_of(path)
     except ValueError as error:
-        raise DamagedFileError(f"{path}: the file is no JSON text: {error}", path=path) from error
+        raise DamagedFileError(f"{path}: the file is not JSON: {error}", path=path) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DamagedFileError(f"{path}: the file is not the manifest of a {FORMAT}", path=path)
     return content
 
 
 def check_full(call: str, folder: Path, manifest: Manifest) -> None:
-    """Raises ValueError for an increment.
+    """Raise ValueError for an increment.
 
     Args:
-        call: what the error begins with.
-        folder: of the checkpoint.
-        manifest: of it.
+        call: prefix of the error.
+        folder: folder of the checkpoint.
+        manifest: its manifest.
     """
     if manifest.kind != FULL:
         raise ValueError(
             f"{call}: {folder} is an increment of the checkpoint with uuid {manifest.parent}: "
             "torch_dynemb.checkpoint.merge([base, increment, ...], out), or python -m "
-            "torch_dynemb checkpoint merge, makes a whole checkpoint of both"
+            "torch_dynemb checkpoint merge, writes a whole checkpoint of both"
         )
 
 
@@ -106,7 +105,7 @@ def _manifest_of(content: dict[str, Any]) -> Manifest:
         SavedGroup(**{**group, "file": SavedFile(**group["file"])})
         for group in content.pop("groups")
     ]
-    dense, state = _rest_of(content.pop("dense")), _rest_of(content.pop("state"))
+    dense, state = _dense_of(content.pop("dense")), _dense_of(content.pop("state"))
     changes = [SavedFile(**file) for file in content.pop("changes")]
     return Manifest(
         **content, tables=tables, groups=groups, dense=dense, state=state, changes=changes
@@ -114,10 +113,10 @@ def _manifest_of(content: dict[str, Any]) -> Manifest:
 
 
 def table_of(table: dict[str, Any]) -> SavedTable:
-    """What the JSON of a table says; its values are not checked.
+    """Convert the JSON of a table. Values are not checked.
 
     Args:
-        table: ``asdict`` of one, as JSON has it.
+        table: ``asdict`` of a table, as JSON has it.
 
     Raises:
         TypeError, KeyError, AttributeError: an entry is missing or wrong.
@@ -133,11 +132,11 @@ def _part_of(part: dict[str, Any]) -> SavedPart:
     return SavedPart(**{**part, **files, "rows": [SavedFile(**file) for file in part["rows"]]})
 
 
-def _rest_of(rest: dict[str, Any]) -> SavedRest:
-    return SavedRest(
-        [SavedFile(**file) for file in rest["files"]],
-        {name: [SavedEntry(**e) for e in entries] for name, entries in rest["entries"].items()},
-        rest["values"],
+def _dense_of(dense: dict[str, Any]) -> SavedDense:
+    return SavedDense(
+        [SavedFile(**file) for file in dense["files"]],
+        {name: [SavedEntry(**e) for e in entries] for name, entries in dense["entries"].items()},
+        dense["values"],
     )
 
 

@@ -1,12 +1,15 @@
-"""Where a checkpoint lies: the folder, and the names it has while one takes the place of another.
+"""Folders of a checkpoint, and their names while one replaces another.
 
-A save writes into ``NAME.tmp-UUID``, which it claims (``claim.py``). Where ``NAME`` is a checkpoint
-already, the two exchange their names at once; a file system that cannot do so has the old one at
-``NAME.old-UUID`` for the moment between two renames. A loader finds it there.
+A save writes into ``NAME.tmp-UUID``, which it claims (``claim.py``). If ``NAME`` is a checkpoint
+already, the two exchange names atomically. A file system without exchange keeps the old one at
+``NAME.old-UUID`` between two renames, and loaders find it there.
 
-Nothing that a save did not write is removed. A folder counts as left by a save only if its name
-ends as a save's does, in 32 hexadecimal digits, and if it has the manifest of a checkpoint or the
-file of a claim that has ended. Other files in a checkpoint move into the one that replaces it.
+A save removes only what a save wrote. A folder counts as left behind only if
+
+* its name ends as a save's does, in 32 hexadecimal digits, and
+* it has the manifest of a checkpoint, or the file of a claim that has ended.
+
+Other files in a checkpoint move into the one that replaces it.
 """
 
 from __future__ import annotations
@@ -27,14 +30,14 @@ from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.errors import DamagedFileError, InUseError, UnsupportedFormatError
 from torch_dynemb.process.interrupts import defer_signals
 
-_ATTEMPTS = 100  # of a loader, each of which a save has disturbed
+_ATTEMPTS = 100  # of a loader, if saves replace the checkpoint meanwhile
 
 
 def checked_path(owner: str, path: object) -> Path:
-    """A path that a user has given, without links in it.
+    """Return a path from a user, with links resolved.
 
     Raises:
-        TypeError: it is no path.
+        TypeError: it is not a path.
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"{owner}: path is {described(path)}, expected a str or a Path")
@@ -42,12 +45,12 @@ def checked_path(owner: str, path: object) -> Path:
 
 
 def unfinished(path: Path, uuid: str) -> Path:
-    """Where a checkpoint is while it is written."""
+    """Return the folder of a checkpoint while it is written."""
     return path.with_name(f"{path.name}.tmp-{uuid}")
 
 
 def check_replaceable(path: Path) -> None:
-    """Raises FileExistsError where something lies that is no checkpoint."""
+    """Raise FileExistsError if the path exists but is not a checkpoint."""
     if not is_there(path):
         return
     why = f"it has no {MANIFEST}"
@@ -58,38 +61,38 @@ def check_replaceable(path: Path) -> None:
         except DamagedFileError as error:
             why = str(error)
     raise FileExistsError(
-        f"checkpoint.save: {path} is there and no checkpoint, which a save would replace: "
-        f"choose another path, or remove it ({why})"
+        f"checkpoint.save: {path} exists but is not a checkpoint, so a save does not "
+        f"replace it: choose another path, or remove it ({why})"
     )
 
 
 def check_unclaimed(path: Path) -> None:
-    """Raises InUseError while another call writes a checkpoint there."""
+    """Raise InUseError while another call writes a checkpoint there."""
     for folder in [path, *left_behind(path)]:
         _check_unclaimed(path, folder)
 
 
 def _check_unclaimed(path: Path, folder: Path) -> None:
-    writer, who = writer_of(folder)
+    writer, owner = writer_of(folder)
     if writer == Writer.ALIVE:
         raise InUseError(
-            f"checkpoint.save: {who} is saving to {path} now: wait until it has ended, or give "
-            "each of them a path of its own; nothing has been replaced by this call",
+            f"checkpoint.save: {owner} is saving to {path} now: wait until it has ended, or give "
+            "each call a path of its own; this call has replaced nothing",
             path=path,
         )
 
 
 def located(path: Path) -> tuple[Path, Manifest]:
-    """The folder of the last whole checkpoint, and its manifest.
+    """Return the folder of the last whole checkpoint, and its manifest.
 
     Raises:
         FileNotFoundError: there is none.
         DamagedFileError: its manifest is damaged.
-        UnsupportedFormatError: it is of another format version.
+        UnsupportedFormatError: it has another format version.
         OSError: it cannot be read.
     """
     for _ in range(_ATTEMPTS):
-        # in this order, since a save may put another one in its place meanwhile
+        # in this order: a save may replace it meanwhile
         with suppress(FileNotFoundError):
             return path, read_manifest(path)
         left = left_behind(path)
@@ -99,17 +102,17 @@ def located(path: Path) -> tuple[Path, Manifest]:
         if not left and not is_file(path / MANIFEST):
             break
     raise FileNotFoundError(
-        f"{path} is no checkpoint: "
-        + (f"it has no {MANIFEST}" if is_there(path) else "there is nothing")
+        f"{path} is not a checkpoint: "
+        + (f"it has no {MANIFEST}" if is_there(path) else "it does not exist")
     )
 
 
 def is_replaced(folder: Path, uuid: str) -> bool:
-    """Whether another checkpoint has taken the place of one that is read, or it was removed.
+    """Return whether the checkpoint that is read was replaced or removed.
 
     Args:
-        folder: where it was.
-        uuid: of the one that is read.
+        folder: its folder.
+        uuid: its uuid.
     """
     try:
         return read_manifest(folder).uuid != uuid
@@ -120,10 +123,10 @@ def is_replaced(folder: Path, uuid: str) -> bool:
 
 
 def left_behind(path: Path) -> list[Path]:
-    """Folders beside a checkpoint with the names of unfinished ones: first what is newer.
+    """List the folders with names of unfinished checkpoints, newest first.
 
     Raises:
-        OSError: the folder above cannot be read.
+        OSError: the parent folder cannot be read.
     """
     if not is_folder(path.parent):
         return []
@@ -142,7 +145,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _is_left(folder: Path) -> bool:
-    """Whether a save that has ended made the folder."""
+    """Return whether a save that has ended created the folder."""
     if folder.is_symlink() or not is_folder(folder):
         return False
     writer, _ = writer_of(folder)
@@ -156,7 +159,7 @@ def _is_left(folder: Path) -> bool:
 
 
 def make_parents(disk: Disk, path: Path) -> None:
-    """Makes the folders above a checkpoint, and waits until they are on the disk."""
+    """Create the folders above a checkpoint, and wait until they are on the disk."""
     missing = []
     parent = path.parent
     while not is_folder(parent):
@@ -169,14 +172,14 @@ def make_parents(disk: Disk, path: Path) -> None:
 
 @contextmanager
 def claimed(disk: Disk, path: Path, uuid: str) -> Iterator[Path]:
-    """Makes the folder in which a checkpoint is written; no other call writes it meanwhile.
+    """Create the folder in which a checkpoint is written, and claim it within the context.
 
-    What dead saves have left is put in its place or removed.
+    What dead saves left is put in its place or removed.
 
     Args:
         disk: the file system.
-        path: of the checkpoint.
-        uuid: of the checkpoint.
+        path: path of the checkpoint.
+        uuid: uuid of the checkpoint.
 
     Raises:
         InUseError: another call writes it.
@@ -202,7 +205,7 @@ def claimed(disk: Disk, path: Path, uuid: str) -> Iterator[Path]:
 
 
 def _claim_of_new(disk: Disk, folder: Path) -> Claim:
-    """Makes a folder and claims it; again where another call takes it for a dead one's."""
+    """Create a folder and claim it; again if another call takes it for a dead save's."""
     for _ in range(_ATTEMPTS):
         disk.make_folder(folder)
         try:
@@ -212,11 +215,14 @@ def _claim_of_new(disk: Disk, folder: Path) -> Claim:
         except BaseException:
             disk.remove(folder)
             raise
-    raise InUseError(f"checkpoint.save: {folder} is removed as often as it is made", path=folder)
+    raise InUseError(
+        f"checkpoint.save: {folder} was removed by other processes each time it was made",
+        path=folder,
+    )
 
 
 def _settle(disk: Disk, path: Path, own: Path) -> None:
-    """Puts a checkpoint that a dead save has left in its place, and removes the rest."""
+    """Put a whole checkpoint that a dead save left in its place, and remove other leftovers."""
     others = [entry for entry in left_behind(path) if entry != own]
     left = [entry for entry in others if _is_left(entry)]
     if left and not is_there(path):
@@ -233,11 +239,11 @@ def _settle(disk: Disk, path: Path, own: Path) -> None:
 
 
 def put_in_place(disk: Disk, whole: Path, path: Path, uuid: str) -> None:
-    """Gives a checkpoint that is on the disk its name, in place of the one before.
+    """Give a checkpoint on the disk its final name, in place of the one before.
 
     Raises:
         FileExistsError: something else has the name by now.
-        OSError: the disk fails; the one before has its name.
+        OSError: the disk fails. The one before keeps its name.
     """
     check_replaceable(path)
     if not is_there(path):
@@ -271,13 +277,13 @@ def _renamed(disk: Disk, moves: list[tuple[Path, Path]]) -> None:
             raise
 
 
-# -- what the user has put in --------------------------------------------------------------------
+# -- files of the user ----------------------------------------------------------------------------
 
 
 def _remove(disk: Disk, old: Path, new: Path) -> None:
-    """Removes a checkpoint that another one has replaced; files of the user move into that one.
+    """Remove a checkpoint that was replaced. Files of the user move into the new one.
 
-    Where that one has other things of their names, or they cannot be moved, the old one stays.
+    The old one stays if the new one has other files of these names, or they cannot be moved.
     """
     for within in _files_of_others(old):
         target = new / within
@@ -292,7 +298,7 @@ def _remove(disk: Disk, old: Path, new: Path) -> None:
 
 
 def _files_of_others(folder: Path) -> list[Path]:
-    """What no save has written into a checkpoint: paths within it.
+    """List files in a checkpoint that no save wrote, relative to it.
 
     Raises:
         OSError: a folder cannot be read.

@@ -1,6 +1,7 @@
-"""The manifest: which files a checkpoint has, and what they hold.
+"""Records of a manifest: the files of a checkpoint and their content.
 
-It is written last, so a folder without one is no checkpoint. Its own checksum is in it.
+The manifest is written last, so a folder without one is not a checkpoint. It contains its own
+checksum.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class SavedFile:
     """A file of a checkpoint.
 
     Attributes:
-        path: within the checkpoint.
-        rows: of its tensors, where all have as many.
+        path: path within the checkpoint.
+        rows: rows of its tensors, if all have the same number.
         bytes, block_bytes, crc32c: see :class:`FileSums`.
     """
 
@@ -36,33 +37,34 @@ class SavedFile:
 
     @property
     def sums(self) -> FileSums:
-        """What the file should be."""
+        """Expected size and checksums of the file."""
         return FileSums(self.bytes, self.block_bytes, tuple(self.crc32c))
 
 
 @dataclass(frozen=True)
 class SavedPart:
-    """A part of a table: what one rank had of it.
+    """A part of a table: what one rank holds of it.
 
     Attributes:
-        rank: that saved it.
-        first_column, columns: which columns of the table it has.
-        slots_begin, slots_end, slots: which ids; see :class:`IdSlots`.
-        ids: how many it has.
-        ids_crc32c: of all of them, in their order; 0 where columns are not split.
-        group: number of its group in the manifest; NO_GROUP: it has none, and its files say nothing
-            of where ids and rows stood, so that only ids and values are loaded.
-        number: of the table in that group.
-        counters: its row of ``tables``, int64 [16]: how often what has happened.
-        optimizer_steps: updates that its optimizer has made.
-        rows: files with its rows, one after another; none: a batch of changes has them, with the
-            counts and the sketch.
-        counts: file with the ids that wait for admission, and their counts: that of the first
-            columns; those of other columns have where these ids stand in their own index.
-        counted: how many there are.
+        rank: rank that saved it.
+        first_column, columns: first column in the table, and number of columns.
+        slots_begin, slots_end, slots: ids that it owns; see :class:`IdSlots`.
+        ids: number of ids.
+        ids_crc32c: checksum of all ids, in their order; 0 if columns are not split.
+        group: number of its group in the manifest. NO_GROUP: places of ids and rows are not saved,
+            and a load takes only ids and values.
+        number: number of the table in that group.
+        counters: its row of ``tables``, int64 [16]: event counters.
+        optimizer_steps: number of updates of its optimizer.
+        rows: files with its rows, one after another; empty if a batch of changes has the rows,
+            counts and sketch.
+        counts: file with the ids that wait for admission, and their counts. Only the part with the
+            first columns has it. Parts with other columns keep the places of these ids in their own
+            index.
+        counted: number of ids that wait.
         sketch: file with its counting sketch, which parts may share.
-        sketch_width: cells of a row of the sketch.
-        removed_ids: of a batch, how many ids are no more.
+        sketch_width: cells per row of the sketch.
+        removed_ids: number of removed ids, in a batch of changes.
     """
 
     rank: int
@@ -86,11 +88,11 @@ class SavedPart:
 
     @property
     def id_slots(self) -> IdSlots:
-        """Which ids it has."""
+        """Ids that the part owns."""
         return IdSlots(self.slots_begin, self.slots_end, self.slots)
 
     def shard_of(self, name: str, embedding_dim: int) -> TableShard:
-        """Which ids and columns it has.
+        """Return the ids and columns of the part.
 
         Args:
             name, embedding_dim: of the whole table.
@@ -110,16 +112,17 @@ class SavedTable:
     """A table.
 
     Attributes:
-        embedding_dim, dtype: of its rows; the dtype as ``"float32"``, or ``entries.PACKED``.
-        seed: from which initial values are drawn.
-        optimizer: its name and state tensors, as ``OptimizerConfig.description`` gives them; None:
+        embedding_dim, dtype: of its rows. The dtype is ``"float32"`` or similar, or
+            ``entries.PACKED``.
+        seed: seed of initial values.
+        optimizer: name and state tensors, as ``OptimizerConfig.description`` returns them; None if
             the table was not trained.
-        hyper: hyper-parameters of the optimizer when it was saved.
-        padding_idx: the id that has no row.
-        scores: names of what is kept of an id.
-        policy: what ``Policy.description`` gives.
-        step, now: clock of its group: training steps, and seconds of the lookups that follow.
-        parts: what ranks had of it, by first column, then by ids.
+        hyper: hyper-parameters of the optimizer at the time of the save.
+        padding_idx: id without a row.
+        scores: names of the scores that are kept for each id.
+        policy: as ``Policy.description`` returns it.
+        step, now: clock of its group: training steps, and seconds of the next lookups.
+        parts: parts of the ranks, by first column, then by ids.
     """
 
     embedding_dim: int
@@ -136,23 +139,23 @@ class SavedTable:
 
     @property
     def packed(self) -> bool:
-        """Whether its float32 columns are bits of something else, such as rows of 8 bits."""
+        """Whether its float32 columns are the bits of something else, such as 8-bit rows."""
         return self.dtype == PACKED
 
     @property
     def column_dtype(self) -> torch.dtype:
-        """Of the tensors in files that have its rows."""
+        """Dtype of tensors in files of rows."""
         dtype: torch.dtype = torch.float32 if self.packed else getattr(torch, self.dtype)
         return dtype
 
     @property
     def first_parts(self) -> list[SavedPart]:
-        """The parts that have the first column: each id is in one of them."""
+        """Parts with the first column: each id is in one of them."""
         return [part for part in self.parts if part.first_column == 0]
 
     @property
     def ids(self) -> int:
-        """How many ids the table has."""
+        """Number of ids in the table."""
         return sum(part.ids for part in self.first_parts)
 
 
@@ -161,12 +164,12 @@ class SavedGroup:
     """Tables that were one group on a rank.
 
     Attributes:
-        rank: that saved it.
-        tables: names of its tables that were saved.
-        score_words: what the group kept of ids, in order.
-        file: with the state of the group that is not portable.
-        stored: numbers in the group of the tables whose rows lay in a store, beside those of the
-            other tables of their dim.
+        rank: rank that saved it.
+        tables: names of its saved tables.
+        score_words: scores that the group kept for ids, in order.
+        file: file with the part of the group's state that is not portable.
+        stored: numbers of the tables with rows in a store. Tables of the same dim and dtype that
+            are not listed had rows in memory.
     """
 
     rank: int
@@ -178,11 +181,12 @@ class SavedGroup:
 
 @dataclass(frozen=True)
 class SavedEntry:
-    """An entry of the rest of a model: a tensor, or a piece of one.
+    """An entry of the dense state: a tensor, or a piece of one.
 
     Attributes:
-        file: its number among the files of the rest.
-        offsets, sizes: where it lies in the tensor; empty: it is the whole tensor.
+        file: its number among the files of the dense state.
+        tensor: name of the tensor in that file.
+        offsets, sizes: place of the piece, and sizes of the whole tensor; empty for a whole tensor.
     """
 
     file: int
@@ -192,13 +196,13 @@ class SavedEntry:
 
 
 @dataclass(frozen=True)
-class SavedRest:
-    """Tensors apart from the tables: the dense part of a model, or what a program gave.
+class SavedDense:
+    """Tensors outside tables: the dense state of a model, or what a program gave as ``state=``.
 
     Attributes:
-        files: of all ranks.
+        files: files of all ranks.
         entries: pieces by name of the tensor.
-        values: what else there is, as JSON.
+        values: values other than tensors, as JSON.
     """
 
     files: list[SavedFile] = field(default_factory=list)
@@ -208,18 +212,18 @@ class SavedRest:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds.
+    """Content of a checkpoint.
 
     Attributes:
-        uuid: of the checkpoint: no two have the same.
-        kind: ``"full"``, or ``"delta"``: an increment, a log of one commit: what has changed in the
-            tables since its parent, beside everything else as it is.
-        parent: uuid of the checkpoint that an increment goes on from; None for a full one.
-        ranks: that saved it.
-        tables: by name; those of an increment are in its batches.
-        groups: of all ranks.
-        dense: the rest of the model.
-        state: what the program gave to save with it.
+        uuid: unique id of the checkpoint.
+        kind: ``"full"``, or ``"delta"``: an increment, which has the changes of tables since its
+            parent and the whole dense state.
+        parent: uuid of the checkpoint that an increment continues; None for a full one.
+        ranks: number of ranks that saved it.
+        tables: tables by name; those of an increment are in its batches.
+        groups: groups of all ranks.
+        dense: the dense state of the model.
+        state: what the program gave as ``state=``.
         changes: batches of an increment, by rank.
     """
 
@@ -229,35 +233,35 @@ class Manifest:
     ranks: int
     tables: dict[str, SavedTable]
     groups: list[SavedGroup]
-    dense: SavedRest
-    state: SavedRest
+    dense: SavedDense
+    state: SavedDense
     changes: list[SavedFile] = field(default_factory=list)
 
     def files(self) -> list[SavedFile]:
-        """All files but the manifest, each once."""
+        """List all files but the manifest, each once."""
         found = [file for t in self.tables.values() for part in t.parts for file in part.files]
         found += [group.file for group in self.groups]
         found += [*self.changes, *self.dense.files, *self.state.files]
         return list({file.path: file for file in found}.values())
 
     def text(self) -> bytes:
-        """What its file holds."""
+        """Return the bytes of the manifest file."""
         content = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
         return canonical({**content, "crc32c": sums_of_bytes(canonical(content))})
 
 
 def canonical(content: Mapping[str, Any]) -> bytes:
-    """The one text of some JSON content, which is summed."""
+    """Return the unique text of JSON content, over which its checksum is computed."""
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 __all__ = [
     "Manifest",
+    "SavedDense",
     "SavedEntry",
     "SavedFile",
     "SavedGroup",
     "SavedPart",
-    "SavedRest",
     "SavedTable",
     "canonical",
 ]

@@ -1,4 +1,4 @@
-"""Whether the parts that ranks have of a table are the whole table."""
+"""Checks that the parts of all ranks form whole tables."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch_dynemb.table.shards import TableShard
 
 
 def check_whole(shards: Iterable[tuple[int, TableShard]]) -> None:
-    """Raises ValueError unless every id and every column of each table is in one shard.
+    """Raise ValueError unless every id and every column of each table is in exactly one shard.
 
     Args:
-        shards: the rank and what it has.
+        shards: ranks and their shards.
     """
     by_table: dict[str, list[tuple[int, TableShard]]] = {}
     for rank, shard in shards:
@@ -34,7 +34,7 @@ def _check_table(name: str, shards: Sequence[tuple[int, TableShard]]) -> None:
             if shard.ids.begin < end or shard.ids.slots != slots:
                 raise ValueError(
                     f"checkpoint: table {name!r} has the same ids on ranks {first} and {rank}, "
-                    "which are no parts of one table: give process_group=, the ranks that share "
+                    "which is not one sharded table: give process_group=, the ranks that share "
                     "their tables"
                 )
             if shard.ids.begin > end:
@@ -59,7 +59,7 @@ def _check_table(name: str, shards: Sequence[tuple[int, TableShard]]) -> None:
 
 
 def together(parts: Iterable[tuple[str, SavedTable]]) -> dict[str, SavedTable]:
-    """Tables by name, of what ranks say of their parts.
+    """Combine the descriptions that ranks give of their parts. Return tables by name.
 
     Args:
         parts: names, and tables with some of their parts each.
@@ -70,7 +70,7 @@ def together(parts: Iterable[tuple[str, SavedTable]]) -> dict[str, SavedTable]:
         tables[name] = replace(
             known,
             step=max(known.step, table.step),
-            now=max(known.now, table.now),  # on which ranks agree with their next lookup
+            now=max(known.now, table.now),  # ranks agree on it in their next lookup
             parts=[*known.parts, *table.parts],
         )
     for name, table in tables.items():
@@ -80,14 +80,14 @@ def together(parts: Iterable[tuple[str, SavedTable]]) -> dict[str, SavedTable]:
 
 
 def check_same_ids(name: str, table: SavedTable) -> None:
-    """Raises RuntimeError where parts with other columns of a table have other ids.
+    """Raise RuntimeError if parts with other columns of a table have other ids.
 
-    By then they have been written in the order of their ids.
+    At this point the files are already written, in the order of ids.
     """
     first = {(part.slots_begin, part.slots): part for part in table.first_parts}
     for part in table.parts:
         same = first[part.slots_begin, part.slots]
-        # the first columns alone have counts
+        # only the first columns have counts
         counted = same.counted if part.counts is None else part.counted
         if (part.ids, part.ids_crc32c, counted) != (same.ids, same.ids_crc32c, same.counted):
             raise RuntimeError(

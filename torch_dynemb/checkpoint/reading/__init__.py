@@ -1,1 +1,1 @@
-"""Reads what checkpoints hold, without a model."""
+"""Readers of checkpoints without a model."""

@@ -1,4 +1,4 @@
-"""A table of an increment: what batches of changes have of it, record by record."""
+"""Tables of an increment, read from its batches of changes, record by record."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ Taken = TypeVar("Taken")
 
 
 class ChangesFile:
-    """The batch of a rank in an increment; one record of it is in memory at a time.
+    """The batch of a rank in an increment. One record of it is in memory at a time.
 
     Args:
-        folder: of the increment.
-        file: what the manifest says of the batch.
+        folder: folder of the increment.
+        file: entry of the batch in the manifest.
 
     Attributes:
-        index: where its records lie.
-        tables: what it says of them.
+        index: places of its records.
+        tables: descriptions of its tables.
 
     Raises:
         DamagedFileError: it is missing or damaged.
@@ -65,7 +65,7 @@ class ChangesFile:
         try:
             last = len(file.crc32c) - 1
             size = file.bytes - max(0, last) * file.block_bytes
-            # with the commit, whose chain is of all that is in the batch
+            # this block has the commit: its chain covers everything in the batch
             reader.read_block(last, torch.empty(size, dtype=torch.uint8))
             with self.understood():
                 self.index = index_of(file.bytes, reader.read_bytes)
@@ -77,19 +77,19 @@ class ChangesFile:
             reader.close()
 
     def reader(self) -> SummedReader:
-        """Opens the file."""
+        """Open the file."""
         return SummedReader(self.path, self._file.sums, has_header=False)
 
     def records(
         self, reader: SummedReader, kind: int, table: int, take: Callable[[Tensor], Taken]
     ) -> Iterator[Taken]:
-        """What some records say, one after another.
+        """Read some records one after another.
 
         Args:
-            reader: what :meth:`reader` gives.
-            kind: of the records.
+            reader: result of :meth:`reader`.
+            kind: kind of the records.
             table: number of the table in the batch.
-            take: makes it of a payload.
+            take: converts a payload.
 
         Raises:
             DamagedFileError: a record is damaged.
@@ -102,7 +102,7 @@ class ChangesFile:
 
     @contextmanager
     def understood(self) -> Iterator[None]:
-        """Has errors of what cannot be understood name the file."""
+        """Name the file in errors about its content."""
         try:
             yield
         except (LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -114,11 +114,11 @@ class ChangesFile:
 
 
 def changes_of(folder: Path, manifest: Manifest) -> tuple[list[ChangesFile], Manifest]:
-    """The batches of an increment, and its manifest with the tables that they have.
+    """Open the batches of an increment. Return its manifest with the tables that they describe.
 
     Args:
-        folder: of the increment.
-        manifest: of it.
+        folder: folder of the increment.
+        manifest: its manifest.
 
     Raises:
         DamagedFileError: a batch is missing or damaged.
@@ -130,7 +130,7 @@ def changes_of(folder: Path, manifest: Manifest) -> tuple[list[ChangesFile], Man
         if (head.rank, head.ranks, head.base) != (rank, manifest.ranks, manifest.parent):
             raise DamagedFileError(
                 f"{batch.path}: it is a batch of rank {head.rank} of {head.ranks}, after the "
-                f"checkpoint {head.base}, which no file of this increment is",
+                f"checkpoint {head.base}, which does not belong to this increment",
                 path=batch.path,
             )
         for number, (name, table) in enumerate(batch.tables):
@@ -152,13 +152,13 @@ def changes_of(folder: Path, manifest: Manifest) -> tuple[list[ChangesFile], Man
 
 
 class ChangedTable(CheckpointTable):
-    """A table of an increment: the ids that have changed, with their rows, and those that are gone.
+    """A table of an increment: changed ids with their rows, and removed ids.
 
     Args:
-        name: of the table.
-        saved: what the batches say of it.
-        files: where its files are.
-        batches: of all ranks.
+        name: name of the table.
+        saved: its description in the batches.
+        files: access to its files.
+        batches: batches of all ranks.
     """
 
     def __init__(
@@ -253,7 +253,10 @@ class ChangedTable(CheckpointTable):
         def take(payload: Tensor) -> Tensor:
             cells = tensors_of(payload)[CELLS]
             if cells.dtype != torch.int32 or cells.dim() != 2 or cells.shape[0] != SKETCH_ROWS:
-                raise ValueError(f"table {self.name!r} has no sketch of {tuple(cells.shape)}")
+                raise ValueError(
+                    f"table {self.name!r} has a sketch of {cells.dtype} {tuple(cells.shape)}, "
+                    f"expected int32 [{SKETCH_ROWS}, width]"
+                )
             return cells
 
         return [cells for part in parts for cells in self._records(part, SKETCH, take)]

@@ -1,6 +1,6 @@
-"""Reads rows of a saved part from front to back, and gives out nothing that has not been checked.
+"""Reader of the rows of a saved part that returns only checked values.
 
-Of each tensor that is read, one block is held: a table of any size takes a few MiB for each.
+It keeps one block for each tensor that is read: a table of any size takes a few MiB per tensor.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch_dynemb.errors import DamagedFileError
 
 
 class _CheckedFile:
-    """A file of which whole blocks are read, and checked, before values are taken from them.
+    """A file that reads and checks whole blocks before it returns values.
 
     Args:
-        path: of the file.
-        file: what it should be.
+        path: the file.
+        file: its entry in the manifest.
 
     Raises:
         DamagedFileError: it is missing, or its header is damaged.
@@ -32,7 +32,7 @@ class _CheckedFile:
     def __init__(self, path: Path, file: SavedFile) -> None:
         self._reader = SummedReader(path, file.sums)
         self._block_bytes, self._bytes = file.block_bytes, file.bytes
-        self._held: dict[str, tuple[int, Tensor]] = {}  # tensor -> number of its block, and values
+        self._blocks: dict[str, tuple[int, Tensor]] = {}  # by tensor: number and values
         try:
             self._reader.finish()  # the blocks with the header
             for name, section in self._reader.tensors.items():
@@ -46,7 +46,7 @@ class _CheckedFile:
             raise
 
     def section(self, name: str) -> StoredTensor:
-        """Where a tensor lies."""
+        """Return the place of a tensor."""
         if name not in self._reader.tensors:
             raise DamagedFileError(
                 f"{self._reader.path}: the file lacks {name!r}", path=self._reader.path
@@ -54,7 +54,7 @@ class _CheckedFile:
         return self._reader.tensors[name]
 
     def read(self, name: str, begin: int, out: Tensor) -> None:
-        """Fills a contiguous tensor of the CPU with rows from ``begin`` on."""
+        """Read rows from ``begin`` on into a contiguous CPU tensor."""
         if out.numel() == 0:
             return
         section = self.section(name)
@@ -69,27 +69,27 @@ class _CheckedFile:
             done += piece.numel()
 
     def _block(self, name: str, number: int) -> Tensor:
-        """A checked block; small tensors that lie in one share it."""
-        held = self._held.get(name)
-        if held is not None and held[0] == number:
-            return held[1]
-        same = next((of for of in self._held.values() if of[0] == number), None)
+        """Return a checked block. Small tensors in the same block share it."""
+        known = self._blocks.get(name)
+        if known is not None and known[0] == number:
+            return known[1]
+        same = next((of for of in self._blocks.values() if of[0] == number), None)
         if same is None:
-            # what a failure leaves half read is nobody's
-            held = self._held.pop(name, None)
-            if held is None or any(of is held for of in self._held.values()):
+            # a failed read must not leave its buffer in use
+            known = self._blocks.pop(name, None)
+            if known is None or any(of is known for of in self._blocks.values()):
                 buffer = torch.empty(min(self._block_bytes, self._bytes), dtype=torch.uint8)
             else:
-                buffer = held[1]
+                buffer = known[1]
             size = min(self._block_bytes, self._bytes - number * self._block_bytes)
             self._reader.read_block(number, buffer[:size])
             same = number, buffer
-        self._held[name] = same
+        self._blocks[name] = same
         return same[1]
 
     def close(self) -> None:
-        """Closes the file."""
-        self._held.clear()
+        """Close the file."""
+        self._blocks.clear()
         self._reader.close()
 
 
@@ -97,8 +97,8 @@ class CheckedRows:
     """The files of a part as if they were one, read from front to back.
 
     Args:
-        folder: of the checkpoint.
-        files: of the part, one after another.
+        folder: folder of the checkpoint.
+        files: files of the part, one after another.
     """
 
     def __init__(self, folder: Path, files: Sequence[SavedFile]) -> None:
@@ -110,10 +110,10 @@ class CheckedRows:
 
     @plain_torch()
     def read(self, name: str, begin: int, out: Tensor) -> None:
-        """Fills a contiguous tensor of the CPU with rows from ``begin`` on.
+        """Read rows from ``begin`` on into a contiguous CPU tensor.
 
         Raises:
-            DamagedFileError: a file is missing or damaged, or has no such tensor.
+            DamagedFileError: a file is missing or damaged, or lacks the tensor.
             ValueError: the files are closed.
         """
         if self._closed:
@@ -142,12 +142,12 @@ class CheckedRows:
             )
 
     def pass_by(self, row: int) -> None:
-        """Closes the files whose rows are all before this one."""
+        """Close the files that end before this row."""
         for number in [k for k in self._open if self._begins[k] + self._files[k].rows <= row]:
             self._open.pop(number).close()
 
     def close(self) -> None:
-        """Closes all files."""
+        """Close all files."""
         self._closed = True
         for file in self._open.values():
             file.close()

@@ -1,4 +1,4 @@
-"""What the column shards of a row have together."""
+"""Values per row, combined from column shards."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 
 
 def combined_by_row(shards: Sequence[tuple[int, Tensor]]) -> Tensor:
-    """One value for each row: of several column shards the mean by columns, of steps the most.
+    """Combine values per row from column shards: their mean by columns, or the maximum of integers.
 
-    A value of a row is a mean over its columns, so that of all of them is the mean of the shards',
-    weighted by their columns.
+    Floating-point values are means over columns. The mean over all columns is that of the shards,
+    weighted by their columns. Integers are counts of steps.
 
     Args:
-        shards: columns of each, and what it keeps of the rows, [n] of one dtype.
+        shards: number of columns of each shard, and its values, [n] of one dtype.
 
     Returns:
         [n] of that dtype.

@@ -1,4 +1,4 @@
-"""Reads pieces of files in a thread while the pieces before them are used."""
+"""Reading of pieces of files in a thread, while earlier pieces are used."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 
 
 class Read(NamedTuple):
-    """A piece that is to be read.
+    """A piece to be read.
 
     Attributes:
         shape, dtype: of the piece.
-        fill: reads it into a contiguous tensor of the CPU; called in the thread.
-        use: gets it, in the calling thread; it is valid until ``use`` returns.
-        into: where it is read to; None: a buffer.
+        fill: reads it into a contiguous CPU tensor; called in the thread.
+        use: takes it, in the calling thread; the piece is valid until ``use`` returns.
+        into: tensor to read into; None: a buffer.
     """
 
     shape: tuple[int, ...]
@@ -29,15 +29,15 @@ class Read(NamedTuple):
 
 
 def read_ahead(reads: Generator[Read, None, None]) -> None:
-    """Reads pieces in order, one ahead of the one that is used.
+    """Read pieces in order, one ahead of the one in use.
 
-    When the next piece is asked for, the one before has been read, so that its file may be closed.
+    When the next piece is requested, the one before has been read, so its file may be closed.
 
     Args:
-        reads: of any number of files; it is closed at the end.
+        reads: pieces of any number of files; closed at the end.
 
     Raises:
-        Exception: what reading a piece, or using it, has raised.
+        Exception: error of reading or using a piece.
     """
     buffers = [torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)]
     with closing(reads), ThreadPoolExecutor(1, "checkpoint reading") as pool:

@@ -1,4 +1,4 @@
-"""Reads a checkpoint without a model."""
+"""Reader of a checkpoint without a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.reading.changed_table import ChangedTable, ChangesFile, changes_of
-from torch_dynemb.checkpoint.reading.rest_files import read_all, read_state
+from torch_dynemb.checkpoint.reading.dense_files import read_all, read_state
 from torch_dynemb.checkpoint.reading.saved_table import (
     CheckpointFiles,
     CheckpointTable,
@@ -29,22 +29,22 @@ from torch_dynemb.errors import DamagedFileError, ReplacedError
 
 
 class Checkpoint:
-    """What a checkpoint holds; :func:`torch_dynemb.checkpoint.open` makes it.
+    """Content of a checkpoint; :func:`torch_dynemb.checkpoint.open` creates it.
 
-    It is a context manager, which closes the files at its end.
+    As a context manager, it closes its files at the end.
 
     Args:
-        folder: of the checkpoint.
-        manifest: of it.
+        folder: folder of the checkpoint.
+        manifest: its manifest.
 
     Attributes:
-        folder: of the checkpoint.
-        manifest: what the checkpoint says of its files.
-        uuid: of the checkpoint: no two have the same.
-        kind: ``"full"``, or ``"delta"``: an increment, whose tables have the ids that have changed.
-        parent: uuid of the checkpoint that an increment goes on from; None: it is a whole one.
-        ranks: how many have saved it.
-        tables: by name.
+        folder: folder of the checkpoint.
+        manifest: list of its files and their content.
+        uuid: unique id of the checkpoint.
+        kind: ``"full"``, or ``"delta"``: an increment, with tables of changed ids.
+        parent: uuid of the checkpoint that an increment continues; None for a whole one.
+        ranks: number of ranks that saved it.
+        tables: tables by name.
 
     Raises:
         DamagedFileError: a batch of an increment is damaged or missing.
@@ -86,7 +86,9 @@ class Checkpoint:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Tells files of another checkpoint, which has taken the place of this one, from damage."""
+        """Raise ReplacedError instead of DamagedFileError if another checkpoint has taken its
+        place.
+        """
         if self._closed:
             raise ValueError(f"checkpoint {self.folder} is closed: open it again to read of it")
         try:
@@ -102,16 +104,16 @@ class Checkpoint:
 
     @plain_torch()
     def dense(self) -> dict[str, Any]:
-        """What the model has beside tables, put together from the shards of all ranks.
+        """Read the dense state of the model, combined from the shards of all ranks.
 
         Returns:
-            Tensors of the CPU by their names in the model's state dict, and its entries that are no
+            CPU tensors by their names in the model's state dict, and its entries other than
             tensors.
 
         Raises:
             DamagedFileError: a file is damaged or missing.
             ValueError: the checkpoint is closed.
-            ReplacedError: another one has taken its place.
+            ReplacedError: another checkpoint has taken its place.
         """
         with self._reading():
             return read_all(self.folder, self.manifest.dense)
@@ -119,24 +121,24 @@ class Checkpoint:
     @property
     @plain_torch()
     def state(self) -> Any:
-        """What the program gave as ``state`` to :func:`torch_dynemb.checkpoint.save`.
+        """The ``state`` that was given to :func:`torch_dynemb.checkpoint.save`.
 
-        It is read anew each time. A damaged file raises DamagedFileError.
+        Each access reads it again. A damaged file raises DamagedFileError.
         """
         with self._reading():
             return read_state(self.folder, self.manifest.state)
 
     @plain_torch()
     def verify(self, *, progress: bool | None = None) -> None:
-        """Reads every file once and compares it with what was written.
+        """Read every file once and compare it with its checksums.
 
         Args:
-            progress: show a progress bar; default: where the standard error is a terminal.
+            progress: show a progress bar; default: if the standard error is a terminal.
 
         Raises:
-            DamagedFileError: a file is damaged or missing; the message names it and says why.
+            DamagedFileError: a file is damaged or missing; the message names it and the reason.
             ValueError: the checkpoint is closed.
-            ReplacedError: another one has taken its place.
+            ReplacedError: another checkpoint has taken its place.
         """
         files = self.manifest.files()
         buffer = torch.empty(max((of.block_bytes for of in files), default=0), dtype=torch.uint8)
@@ -154,7 +156,7 @@ class Checkpoint:
                     reader.close()
 
     def close(self) -> None:
-        """Closes all files; iterators of batches end with an error."""
+        """Close all files. Iterators of batches then raise an error."""
         self._closed = True
         for rows in self._readers:
             rows.close()
@@ -173,20 +175,21 @@ class Checkpoint:
 
 
 def open(path: str | PathLike[str]) -> Checkpoint:  # noqa: A001
-    """Opens a checkpoint to read it without a model, on any machine, a batch at a time.
+    """Open a checkpoint to read it without a model, on any machine, batch by batch.
+
+    Only the manifest is read, and the places of records in an increment.
 
     Args:
-        path: of the checkpoint; see :func:`torch_dynemb.checkpoint.save`.
+        path: path of the checkpoint; see :func:`torch_dynemb.checkpoint.save`.
 
     Returns:
-        What it holds. Only its manifest has been read by then, and where the records of an
-        increment lie.
+        Access to its content.
 
     Raises:
-        TypeError: path is no path.
-        FileNotFoundError: ``path`` is no checkpoint.
-        DamagedFileError: the manifest is damaged, or a batch of an increment.
-        UnsupportedFormatError: it is of another format version.
+        TypeError: ``path`` is not a path.
+        FileNotFoundError: ``path`` is not a checkpoint.
+        DamagedFileError: the manifest or a batch of an increment is damaged.
+        UnsupportedFormatError: it has another format version.
 
     Example:
         >>> import tempfile, torch, torch_dynemb as td

@@ -1,4 +1,4 @@
-"""Rows of a part of a saved table, whose files follow each other."""
+"""Rows of a saved part with one or more files."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ PIECE_BYTES = 8 << 20
 
 
 class TensorKind(NamedTuple):
-    """What a tensor of a file must be like.
+    """Requirements on a tensor of a file.
 
     Attributes:
-        dtypes: one of them.
+        dtypes: allowed dtypes.
         columns: sizes after the first dimension; -1: any.
     """
 
@@ -37,7 +37,7 @@ class TensorKind(NamedTuple):
     columns: tuple[int, ...] = ()
 
     def fits(self, section: StoredTensor) -> bool:
-        """Whether a tensor is like this."""
+        """Return whether a tensor meets them."""
         columns = section.shape[1:]
         return (
             section.dtype in self.dtypes
@@ -48,17 +48,17 @@ class TensorKind(NamedTuple):
 
 _NOTHING: Mapping[str, TensorKind] = MappingProxyType({})
 _INT64 = TensorKind((torch.int64,))
-# of files of ids that wait for admission
+# tensors in files of ids that wait for admission
 COUNTED: Mapping[str, TensorKind] = MappingProxyType({ID: _INT64, COUNT: _INT64})
 
 
 def kinds_of(table: SavedTable, part: SavedPart, words: Iterable[str]) -> dict[str, TensorKind]:
-    """The tensors that files of a part must have.
+    """Return the tensors that files of a part must have.
 
     Args:
-        table: that it is of.
-        part: of the table.
-        words: scores that are wanted.
+        table: the table.
+        part: the part of it.
+        words: names of the scores that are read.
     """
     dtype = table.column_dtype
     kinds = {WEIGHT: TensorKind((dtype,), (part.columns,))}
@@ -67,21 +67,21 @@ def kinds_of(table: SavedTable, part: SavedPart, words: Iterable[str]) -> dict[s
         kinds.update((score_entry(word), _INT64) for word in words)
     for name, per_row, dtype_name in () if table.optimizer is None else table.optimizer["state"]:
         dtype = getattr(torch, dtype_name)
-        # 8-bit state has scales of its own between the columns
+        # 8-bit state keeps scales between the columns
         columns = () if per_row else (-1,) if dtype == torch.uint8 else (part.columns,)
         kinds[state_entry(name)] = TensorKind((dtype,), columns)
     return kinds
 
 
 class SavedRows(SummedReaders):
-    """Reads the files of a part as if they were one, piece by piece.
+    """Reader of the files of a part as if they were one, piece by piece.
 
     Args:
-        folder: of the checkpoint.
-        files: of the part.
-        checked: whether sums are compared; see :class:`SummedReader`.
+        folder: folder of the checkpoint.
+        files: files of the part.
+        checked: whether checksums are compared; see :class:`SummedReader`.
         kinds: tensors that every file must have.
-        verified: by file, blocks that have been checked before; see :class:`SummedReader`.
+        verified: by file, blocks that are already checked; see :class:`SummedReader`.
 
     Raises:
         DamagedFileError: a file is missing or damaged, or has other tensors.
@@ -114,10 +114,10 @@ class SavedRows(SummedReaders):
             raise
 
     def section(self, name: str) -> StoredTensor:
-        """What a tensor is like in the first file.
+        """Return the description of a tensor in the first file.
 
         Raises:
-            DamagedFileError: the files lack it.
+            DamagedFileError: a file lacks it.
         """
         for reader in self._readers:
             if name not in reader.tensors:
@@ -125,7 +125,7 @@ class SavedRows(SummedReaders):
         return self._readers[0].tensors[name]
 
     def read(self, name: str, begin: int, out: Tensor) -> None:
-        """Fills a contiguous tensor of the CPU with rows from ``begin`` on."""
+        """Read rows from ``begin`` on into a contiguous CPU tensor."""
         end = begin + out.shape[0]
         for reader, first in zip(self._readers, self._begins, strict=True):
             last = first + reader.tensors[name].shape[0]
@@ -134,7 +134,7 @@ class SavedRows(SummedReaders):
                 reader.read(name, low - first, out[low - begin : high - begin])
 
     def whole(self, name: str) -> Tensor:
-        """All rows of a tensor."""
+        """Read all rows of a tensor."""
         section = self.section(name)
         out = torch.empty((self.count, *section.shape[1:]), dtype=section.dtype)
         step = max(1, PIECE_BYTES // max(1, section.row_bytes))
@@ -143,11 +143,11 @@ class SavedRows(SummedReaders):
         return out
 
     def ranges(self, row_bytes: int, within: range | None = None) -> Iterator[tuple[int, int]]:
-        """Pieces of about 8 MiB of rows of so many bytes: where they begin and end.
+        """Split rows into ranges of about 8 MiB. Yield begin and end of each.
 
         Args:
-            row_bytes: of a row.
-            within: of these rows; default: of all.
+            row_bytes: bytes of a row.
+            within: rows to split; default: all.
         """
         step = max(1, PIECE_BYTES // max(1, row_bytes))
         rows = range(self.count) if within is None else within
@@ -158,7 +158,7 @@ class SavedRows(SummedReaders):
 def _check_tensors(
     reader: SummedReader, rows: int, first: SummedReader, kinds: Mapping[str, TensorKind]
 ) -> None:
-    """Raises DamagedFileError unless a file has tensors of so many rows, and of these kinds."""
+    """Raise DamagedFileError unless a file has tensors of these kinds, with this number of rows."""
     for name, section in reader.tensors.items():
         if section.shape[:1] != (rows,):
             raise DamagedFileError(

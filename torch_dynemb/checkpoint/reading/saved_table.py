@@ -1,4 +1,4 @@
-"""A table of a checkpoint: what is known of it, and its ids and rows in batches."""
+"""A table of a checkpoint: its description, and its ids and rows in batches."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Rows = TypeVar("Rows")
 
 
 class SavedBatch(NamedTuple):
-    """Some ids of a saved table, and what belongs to them.
+    """Some ids of a saved table, with their rows, state and scores.
 
     Attributes:
         ids: int64 [n].
-        rows: [n, dim], in the dtype in which they were saved.
-        state: optimizer state by name, [n] or [n, dim] each. 8-bit state is uint8 [n, bytes], as it
-            was saved: where columns were split, the bytes of one shard after those of another.
+        rows: [n, dim], in the saved dtype.
+        state: optimizer state by name, [n] or [n, dim] each. 8-bit state is uint8 [n, bytes] as
+            saved; if columns were split, the bytes of one shard follow those of another.
         scores: int64 [n, words].
-        score_names: of the words.
+        score_names: names of the scores.
     """
 
     ids: Tensor
@@ -44,10 +44,10 @@ class SavedBatch(NamedTuple):
 
 
 class Closes(Protocol):
-    """What is open while a checkpoint is read."""
+    """An open resource of a checkpoint."""
 
     def close(self) -> None:
-        """Closes it."""
+        """Close it."""
         ...
 
 
@@ -55,23 +55,24 @@ Opened = TypeVar("Opened", bound=Closes)
 
 
 class Opening(Protocol):
-    """Has what is open closed with the checkpoint."""
+    """A function that registers a resource to be closed with the checkpoint."""
 
     def __call__(self, rows: Opened, /) -> AbstractContextManager[Opened]:
-        """For the time of a ``with``.
+        """Register it for the duration of a ``with``.
 
         Args:
-            rows: what is open.
+            rows: the open resource.
         """
         ...
 
 
 class CheckpointFiles(NamedTuple):
-    """Where a table's files are, and who closes them.
+    """Folder of a checkpoint, and registration of open files.
 
     Attributes:
-        folder: of the checkpoint.
-        opened: takes what is to be closed with the checkpoint, for the time of a ``with``.
+        folder: folder of the checkpoint.
+        opened: registers a resource to be closed with the checkpoint, for the duration of a
+            ``with``.
     """
 
     folder: Path
@@ -79,28 +80,28 @@ class CheckpointFiles(NamedTuple):
 
 
 class CheckpointTable:
-    """A table of a checkpoint; :class:`Checkpoint` makes it.
+    """A table of a checkpoint; :class:`Checkpoint` creates it.
 
     Args:
-        name: of the table.
-        saved: what the manifest says of it.
-        files: where its files are.
+        name: name of the table.
+        saved: its entry in the manifest.
+        files: access to its files.
 
     Attributes:
-        name: of the table.
+        name: name of the table.
         embedding_dim: columns of its rows.
-        dtype: of its rows.
-        packed: its float32 columns are bits of something else: rows of 8 bits with a scale.
-        ids: how many ids it has.
-        counted: how many ids wait for admission.
-        removed: of an increment, how many ids are gone since its parent.
-        seed: from which initial values are drawn.
-        padding_idx: the id that has no row; None: all ids may have one.
-        optimizer: its name, and by state tensor name, whether it has one value for each row, and
-            dtype; None: the table was not trained.
+        dtype: dtype of its rows.
+        packed: whether float32 columns are the bits of 8-bit rows with a scale.
+        ids: number of ids.
+        counted: number of ids that wait for admission.
+        removed: number of ids removed since the parent, for an increment.
+        seed: seed of initial values.
+        padding_idx: id without a row; None if there is none.
+        optimizer: its name, and for each state tensor whether it has one value per row, and its
+            dtype; None if the table was not trained.
         hyper: hyper-parameters of the optimizer, as lists of numbers.
-        scores: names of what is kept of an id.
-        policy: score, capacity, what happens when it is full, admission and ttl.
+        scores: names of the scores that are kept for each id.
+        policy: score, capacity, behaviour when full, admission and ttl.
         step, now: clock of the table.
     """
 
@@ -127,7 +128,7 @@ class CheckpointTable:
 
     @property
     def state_tensors(self) -> tuple[StateTensor, ...]:
-        """The tensors of optimizer state that were saved."""
+        """Saved tensors of optimizer state."""
         described = [] if self.optimizer is None else self.optimizer["state"]
         return tuple(
             StateTensor(name, per_row, getattr(torch, dtype)) for name, per_row, dtype in described
@@ -135,27 +136,27 @@ class CheckpointTable:
 
     @property
     def counts_ids(self) -> bool:
-        """Whether it counts the ids that wait for admission one by one."""
+        """Whether it counts each id that waits for admission."""
         return any(part.counts is not None for part in self._saved.first_parts)
 
     @property
     def row_bytes(self) -> int:
-        """What an id takes with everything that belongs to it."""
+        """Bytes of an id with its row, state and scores."""
         state = sum(tensor.row_bytes(self.embedding_dim) for tensor in self.state_tensors)
         return 8 + 8 * len(self.scores) + self.dtype.itemsize * self.embedding_dim + state
 
     def batches(
         self, size: int, *, state: bool = True, scores: bool = True
     ) -> Iterator[SavedBatch]:
-        """All ids and rows, batch after batch, in no order that means something.
+        """Iterate over all ids and rows in batches, in no particular order.
 
-        A batch takes its own memory and, for each tensor that is read, a block of 8 MiB. Nothing is
-        given out before the blocks that it comes from have been checked.
+        A batch takes its own memory, and a block of 8 MiB for each tensor that is read. Values are
+        returned only after their blocks have been checked.
 
         Args:
-            size: the most ids of a batch, at least 1.
-            state: read optimizer state, too.
-            scores: read scores, too.
+            size: largest number of ids in a batch, at least 1.
+            state: also read optimizer state.
+            scores: also read scores.
 
         Returns:
             An iterator; each id comes once.
@@ -193,7 +194,7 @@ class CheckpointTable:
                     for part in self._shards_of(first)
                 ]
                 for begin in range(0, first.ids, size):
-                    # no name here keeps a batch alive while the next one is read
+                    # not assigned to a name, so that a batch is freed while the next one is read
                     yield self._batch(
                         shards, range(begin, min(begin + size, first.ids)), state, words
                     )
@@ -208,7 +209,7 @@ class CheckpointTable:
         state: Sequence[StateTensor],
         words: tuple[str, ...],
     ) -> SavedBatch:
-        """The ids of some places of a part."""
+        """Read the ids in a range of a part."""
         begin, count = places.start, len(places)
         ids = shards[0].read(ID, torch.int64, begin, count)
         scores = torch.empty(count, len(words), dtype=torch.int64)
@@ -219,7 +220,7 @@ class CheckpointTable:
         return SavedBatch(ids, rows, values, scores, words)
 
     def _shards_of(self, first: SavedPart) -> list[SavedPart]:
-        """The column shards of the ids of a part, by column."""
+        """List the column shards with the ids of a part, by column."""
         parts = [part for part in self._saved.parts if part.id_slots == first.id_slots]
         return sorted(parts, key=lambda part: part.first_column)
 
@@ -227,10 +228,10 @@ class CheckpointTable:
         return self._files.opened(CheckedRows(self._files.folder, files))
 
     def id_batches(self, size: int) -> Iterator[Tensor]:
-        """All ids, batch after batch, in the order of :meth:`batches`; rows are not read.
+        """Iterate over all ids in batches, in the order of :meth:`batches`. Rows are not read.
 
         Args:
-            size: the most ids of a batch, at least 1.
+            size: largest number of ids in a batch, at least 1.
 
         Returns:
             An iterator of int64 [n].
@@ -244,13 +245,13 @@ class CheckpointTable:
         return self._columns([part.rows for part in self._saved.first_parts], (ID,), size, _only)
 
     def removed_batches(self, size: int) -> Iterator[Tensor]:
-        """The ids that an increment says are gone since its parent, batch after batch.
+        """Iterate over the ids that an increment removes since its parent, in batches.
 
         Args:
-            size: the most ids of a batch, at least 1.
+            size: largest number of ids in a batch, at least 1.
 
         Returns:
-            An iterator of int64 [n]; a whole checkpoint has none.
+            An iterator of int64 [n]; empty for a whole checkpoint.
 
         Raises:
             TypeError, ValueError: a wrong argument.
@@ -261,10 +262,10 @@ class CheckpointTable:
         return iter(())
 
     def counts(self, size: int) -> Iterator[CountedIds]:
-        """The ids that wait for admission and how often they were seen, batch after batch.
+        """Iterate over the ids that wait for admission, with their counts, in batches.
 
         Args:
-            size: the most ids of a batch, at least 1.
+            size: largest number of ids in a batch, at least 1.
 
         Returns:
             An iterator of records with ids and counts, int64 [n] each.
@@ -285,7 +286,7 @@ class CheckpointTable:
         size: int,
         record: Callable[..., Rows],
     ) -> Iterator[Rows]:
-        """Some int64 [n] tensors of files, batch after batch."""
+        """Iterate over int64 [n] tensors of files, in batches."""
         for files in parts:
             with self._opened(files) as rows:
                 for begin in range(0, rows.count, size):
@@ -296,12 +297,12 @@ class CheckpointTable:
 
     @plain_torch()
     def sketch(self) -> Tensor | None:
-        """The counting sketch of the ids that wait for admission.
+        """Read the counting sketch of the ids that wait for admission.
 
-        Of several parts the cells are added up: a count is an upper bound.
+        The cells of several parts are added, so each count is an upper bound.
 
         Returns:
-            int32 [rows, width]; None: the table has none.
+            int32 [rows, width]; None if the table has none.
 
         Raises:
             DamagedFileError: a file is damaged or missing.
@@ -311,10 +312,10 @@ class CheckpointTable:
 
     @plain_torch()
     def sketches(self, parts: Sequence[SavedPart]) -> list[Tensor]:
-        """The sketches of some parts, each once: parts may share one.
+        """Read the sketches of some parts, each once: parts may share one.
 
         Args:
-            parts: of the table, as the manifest has them.
+            parts: parts of the table, as in the manifest.
 
         Returns:
             int32 [rows, width] each.
@@ -337,9 +338,9 @@ class _Shard(NamedTuple):
     """Some columns of the rows of a part.
 
     Attributes:
-        part: that has them.
+        part: part with these columns.
         rows: its files.
-        dtype: of the rows.
+        dtype: dtype of the rows.
     """
 
     part: SavedPart
@@ -349,19 +350,19 @@ class _Shard(NamedTuple):
     def read(
         self, name: str, dtype: torch.dtype, begin: int, count: int, columns: int | None = None
     ) -> Tensor:
-        """[count], or [count, columns]."""
+        """Read [count] or [count, columns] values."""
         shape = (count,) if columns is None else (count, columns)
         out = torch.empty(shape, dtype=dtype)
         self.rows.read(name, begin, out)
         return out
 
     def weights(self, begin: int, count: int) -> Tensor:
-        """[count, columns of the shard]."""
+        """Read [count, columns of the shard] weights."""
         return self.read(WEIGHT, self.dtype, begin, count, self.part.columns)
 
 
 def _state(shards: Sequence[_Shard], tensor: StateTensor, begin: int, count: int) -> Tensor:
-    """A tensor of optimizer state of whole rows."""
+    """Combine a tensor of optimizer state into whole rows."""
     name = state_entry(tensor.name)
     if tensor.per_row:
         return combined_by_row(

@@ -1,7 +1,7 @@
-"""Counting sketches of several parts of a table as one.
+"""Combination of the counting sketches of several parts of a table.
 
-A sketch counts ids that wait for admission (a count-min sketch; Cormode, Muthukrishnan 2005). A
-cell of a row of ``width`` cells has the ids whose hash lies in one of ``width`` equal ranges.
+A sketch counts ids that wait for admission (a count-min sketch; Cormode, Muthukrishnan 2005). In a
+row of ``width`` cells, each cell counts the ids with a hash in one of ``width`` equal ranges.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ _MOST = (1 << 31) - 1
 
 
 def combined_sketch(sketches: Sequence[Tensor], width: int) -> Tensor:
-    """A sketch of the ids of all of them, or of some of these ids.
+    """Combine sketches into one for all of their ids, or for some of these ids.
 
-    Where the widths are equal, it is the sum of the cells, at most 2^31 - 1: a count is an upper
-    bound of what one sketch of all ids would have said, and so never too small. Of another width,
-    a cell gets the most of the cells whose ranges meet its own, which is an upper bound, too.
+    With equal widths, cells are added, up to 2^31 - 1. Each count is an upper bound of that of one
+    sketch of all ids. With another width, a new cell is the maximum of the old cells with
+    overlapping ranges, also an upper bound.
 
     Args:
         sketches: int32 [rows, width of each], at least one.
-        width: of the result.
+        width: width of the result.
 
     Returns:
         int32 [rows, width].
@@ -39,8 +39,8 @@ def _resized(cells: Tensor, width: int) -> Tensor:
     if saved == width:
         return cells
     result = torch.zeros(cells.shape[0], width, dtype=cells.dtype)
-    # Cell i of the old ones has [i, i + 1) / saved of the hashes. Cut at the bounds of both, each
-    # piece lies in one old cell and one new one.
+    # Old cell i covers [i, i + 1) / saved of the hashes. Cut at the bounds of both widths, each
+    # piece lies in one old cell and one new cell.
     new = torch.arange(width)
     first = new * saved // width
     last = ((new + 1) * saved + width - 1) // width - 1

@@ -1,1 +1,1 @@
-"""Writes checkpoints."""
+"""Writers of checkpoints."""

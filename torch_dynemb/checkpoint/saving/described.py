@@ -1,4 +1,4 @@
-"""What a manifest, or a batch of changes, says of a table."""
+"""Description of a table for a manifest or a batch of changes."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def described_table(
     clock: Tensor,
     now: int,
 ) -> SavedTable:
-    """What is said of a table with one part.
+    """Describe a table with one part.
 
     Args:
-        config: of the group.
-        number: of the table in the group.
-        part: what is said of the part.
+        config: config of the group.
+        number: number of the table in the group.
+        part: description of the part.
         embedding_dim, dtype: of the whole table.
-        optimized: say what trains it.
+        optimized: whether to describe the optimizer.
         seeds, hyper, clock: of the group, see :class:`GroupSource`.
-        now: seconds of the lookups that follow.
+        now: seconds of the next lookups.
     """
     of_table = config.tables[number]
     optimizer = config.optimizer if optimized else None
@@ -55,7 +55,7 @@ def described_table(
 
 
 def _hyper_of(config: GroupConfig, row: list[float]) -> dict[str, Any]:
-    """Hyper-parameters by name, as lists of numbers; None where there is no limit."""
+    """Return hyper-parameters by name, as lists of numbers; None for no limit."""
     assert config.optimizer is not None
     return {
         name: [row[column] if math.isfinite(row[column]) else None for column in columns]

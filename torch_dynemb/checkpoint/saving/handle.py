@@ -1,4 +1,4 @@
-"""What becomes of a save that goes on in the background."""
+"""Handle of a save that may go on in the background."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _last: SaveHandle | None = None  # of this process, in the background
 
 
 class SaveHandle:
-    """A save that is done, or goes on in a thread; :func:`torch_dynemb.checkpoint.save` makes it.
+    """A save that is done or runs in a thread; :func:`torch_dynemb.checkpoint.save` creates it.
 
-    A program that ends waits for it. Call :meth:`wait` before, all the same: who ends without, ends
-    well although the save may have failed, which then is only logged.
+    A program waits for it at exit. Call :meth:`wait` anyway: a save that fails at exit is only
+    logged.
 
     Args:
-        path: of the checkpoint.
+        path: path of the checkpoint.
 
     Attributes:
-        path: of the checkpoint.
-        forked: whether this process got the handle from its parent, which has the thread.
+        path: path of the checkpoint.
+        forked: whether this process got the handle from its parent, which runs the thread.
     """
 
     forked = False
@@ -33,20 +33,22 @@ class SaveHandle:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._work = BackgroundWork(f"the asynchronous checkpoint {path}")
-        # not Thread.join() and is_alive(): in Python 3.11 a Ctrl-C in join() makes the thread that
-        # goes on look like one that has ended
+        # not Thread.join() and is_alive(): in Python 3.11, a Ctrl-C in join() makes a running
+        # thread look ended
         self._ended = threading.Event()
         self._ended.set()
 
     def done(self) -> bool:
-        """Whether it has ended here, well or not; other ranks may be a moment behind."""
+        """Return whether it has ended on this rank, successfully or not. Other ranks may lag
+        behind.
+        """
         return self._ended.is_set()
 
     def wait(self) -> None:
-        """Waits until the checkpoint is whole on the disk. Ctrl-C ends the wait, not the save.
+        """Wait until the checkpoint is complete on the disk. Ctrl-C ends the wait, not the save.
 
         Raises:
-            Exception: what has made it fail; the checkpoint that was there before is as it was.
+            Exception: error of the save; the checkpoint from before is unchanged.
             ForkedProcessError: this process is a fork of the one that saves.
         """
         if self.forked and not self.done():
@@ -60,20 +62,20 @@ class SaveHandle:
         self._ended.wait()
         error = self._work.error()
         if _last is self:
-            _last = None  # whoever catches the error keeps its frames, and this module does not
+            _last = None  # do not keep the frames of the error alive here
         if error is not None:
             raise error
 
     def _run(self, work: Callable[[], None], groups: Sequence[TableGroup]) -> None:
-        """Does the work in a thread of its own.
+        """Run the work in its own thread.
 
         Args:
-            work: raises where it fails.
-            groups: tables that are saved: their next step raises where it fails.
+            work: function that raises if it fails.
+            groups: saved tables; their next step raises the error of the work.
         """
         global _last
 
-        works = [work]  # it has the copies, which must be gone when wait() returns
+        works = [work]  # it holds the copies, which must be freed when wait() returns
         del work
 
         def run() -> None:
@@ -84,7 +86,7 @@ class SaveHandle:
             finally:
                 self._ended.set()
 
-        # no daemon: the interpreter waits for it before it ends
+        # not a daemon: the interpreter waits for it at exit
         thread = threading.Thread(target=run, name=f"checkpoint {self.path.name}", daemon=False)
         self._ended.clear()
         watch(self)
@@ -99,9 +101,9 @@ class SaveHandle:
 
 
 def check_none_running() -> None:
-    """Raises InUseError while a save goes on in the background.
+    """Raise InUseError while a save runs in the background.
 
-    Raises BackgroundError, once, where the last one has failed and nobody has been told.
+    Raise BackgroundError, once, if the last one has failed and its error was not raised yet.
     """
     if _last is None or _last.forked:
         return

@@ -1,4 +1,4 @@
-"""What a save writes that goes on from another one: what has changed since."""
+"""Increments: saves of what has changed since another checkpoint."""
 
 from __future__ import annotations
 
@@ -46,24 +46,23 @@ _READER = "checkpoint"
 
 
 def record_changes(model: nn.Module) -> None:
-    """Has the tables of a model remember what changes in them, for saves with ``since=``.
+    """Record changes in the tables of a model, for saves with ``since=``.
 
-    From the next :func:`torch_dynemb.checkpoint.save` or :func:`torch_dynemb.checkpoint.load` on,
-    a save with ``since=`` writes what has changed. A byte for every row says whether it has been
-    written, and 16 bytes for every row say whose it was; where scores are kept, 8 for each of them.
+    After the next :func:`torch_dynemb.checkpoint.save` or :func:`torch_dynemb.checkpoint.load`, a
+    save with ``since=`` writes only what has changed. Recording takes one dirty byte per row and 16
+    bytes per row for its owner, and 8 more for each score.
 
-    Call it between two training steps. What a compiled model is given changes, so it is compiled
-    again, and CUDA graphs must be captured again. A second call does nothing.
+    Call it between two training steps. Compiled models are compiled again, and CUDA graphs must be
+    captured again. A second call does nothing.
 
     Args:
-        model: any module with tables of this library; sharded ones too, on all ranks.
+        model: any module with tables of this library; also a sharded one, on all ranks.
 
     Raises:
-        TypeError: ``model`` is no module.
+        TypeError: ``model`` is not a module.
         ValueError: it has no tables.
-        RuntimeError: rows lie in a store, where
-            :func:`torch_dynemb.checkpoint.save_snapshot` writes what has changed; or this process
-            is a fork of the one that made the tables.
+        RuntimeError: rows lie in a store: use :func:`torch_dynemb.checkpoint.save_snapshot` there,
+            which writes only changes; or this process is a fork of the one that created the tables.
 
     Example:
         >>> import tempfile, torch, torch_dynemb as td
@@ -93,13 +92,13 @@ def record_changes(model: nn.Module) -> None:
 
 
 class Increment(NamedTuple):
-    """What has changed in the tables of a rank.
+    """Recorded changes in the tables of a rank.
 
     Attributes:
-        parent: uuid of the checkpoint that it goes on from; None: everything is written.
-        parts: of the tables.
-        groups: whose changes are recorded.
-        changes: of these groups, since the parent.
+        parent: uuid of the checkpoint that it continues; None: everything is written.
+        parts: parts of the tables.
+        groups: groups with recorded changes.
+        changes: changes of these groups since the parent.
     """
 
     parent: str | None
@@ -108,10 +107,10 @@ class Increment(NamedTuple):
     changes: list[Changes]
 
     def taken(self, uuid: str) -> None:
-        """What changes from now on has changed since the checkpoint that was written.
+        """Count later changes from the checkpoint that was written.
 
         Args:
-            uuid: of the checkpoint.
+            uuid: uuid of the checkpoint.
         """
         for group, changes in zip(self.groups, self.changes, strict=True):
             reader = _reader(group)
@@ -119,7 +118,7 @@ class Increment(NamedTuple):
             take_changes(group.tables, reader, changes, uuid)
 
     def lost(self) -> None:
-        """Forget which checkpoint changes are counted from: some were not seen."""
+        """Forget the checkpoint that changes are counted from, because some may be lost."""
         for group in self.groups:
             reader = _reader(group)
             assert reader is not None
@@ -129,11 +128,11 @@ class Increment(NamedTuple):
 def write_changes(
     folder: Folder, increment: Increment
 ) -> tuple[SavedFile, list[tuple[str, SavedTable]]]:
-    """Writes the batch of a rank; returns what it says of the tables, too.
+    """Write the batch of a rank. Return its file, and the tables that it describes.
 
     Args:
-        folder: where to.
-        increment: what has changed.
+        folder: destination.
+        increment: the changes.
     """
     assert increment.parent is not None
     tables: list[LoggedPart] = []
@@ -160,25 +159,25 @@ def _reader(group: TableGroup) -> ChangeReader | None:
 def parent_of(
     since: str | PathLike[str], target: Path, groups: Sequence[TableGroup], asynchronous: bool
 ) -> str:
-    """The uuid of the checkpoint that an increment goes on from.
+    """Return the uuid of the checkpoint that an increment continues.
 
     Args:
-        since: its path.
-        target: of the increment.
-        groups: that are saved.
-        asynchronous: as given to the save.
+        since: path of the checkpoint.
+        target: path of the increment.
+        groups: groups that are saved.
+        asynchronous: argument of the save.
 
     Raises:
-        TypeError: ``since`` is no path.
-        ValueError: it is where the increment goes, or the save is asynchronous.
-        FileNotFoundError, DamagedFileError: it is no checkpoint.
-        NewBaseNeededError: it is not known what has changed since then.
+        TypeError: ``since`` is not a path.
+        ValueError: it is the path of the increment, or the save is asynchronous.
+        FileNotFoundError, DamagedFileError: it is not a checkpoint.
+        NewBaseNeededError: the changes since then are unknown.
     """
     path = checked_path("checkpoint.save", since)
     if asynchronous:
         raise ValueError(
-            "checkpoint.save: asynchronous=True with since= is not built: an increment is written "
-            "while training waits, or a whole checkpoint in the background"
+            "checkpoint.save: asynchronous=True with since= is not built: save an increment "
+            "without asynchronous=True, or a whole checkpoint in the background"
         )
     if path.resolve() == target.resolve():
         raise ValueError(
@@ -192,14 +191,14 @@ def parent_of(
             raise NewBaseNeededError(
                 f"checkpoint.save: since is given, but changes of tables {group.names} are not "
                 "recorded: call torch_dynemb.checkpoint.record_changes(model) before the save "
-                "that the increment goes on from, and again after tables have been added, moved "
+                "that the increment continues, and again after tables have been added, moved "
                 "or given another optimizer",
                 path=path,
                 tables=group.names,
             )
         if reader.since != uuid:
             known = (
-                "nothing, because none has been saved or wholly loaded since then"
+                "no checkpoint, because none was saved or fully loaded since then"
                 if reader.since is None
                 else f"the checkpoint with uuid {reader.since}"
             )
@@ -214,12 +213,12 @@ def parent_of(
 
 
 def increment_of(ranks: Ranks, parts: Sequence[TablePart], parent: str | None) -> Increment:
-    """What has changed in the tables of a model; all ranks call it together.
+    """Read the changes in the tables of a model. All ranks call it together.
 
     Args:
-        ranks: that save together.
-        parts: the tables of this rank.
-        parent: uuid of the checkpoint that an increment goes on from; None: a whole one is saved.
+        ranks: ranks that save together.
+        parts: tables of this rank.
+        parent: uuid of the checkpoint that an increment continues; None for a whole checkpoint.
     """
     groups = [group for group in groups_of(parts) if _reader(group) is not None]
 
@@ -230,14 +229,14 @@ def increment_of(ranks: Ranks, parts: Sequence[TablePart], parent: str | None) -
 
     changes = ranks.run(read)
     if parent is not None:
-        told = ranks.gather(_of_column_shards(parts, groups, changes))
+        gathered = ranks.gather(_of_column_shards(parts, groups, changes))
         for part in parts:
             number = next((k for k, group in enumerate(groups) if group is part.group), None)
             if number is None or len(part.columns) == part.embedding_dim:
                 continue
             same = [
                 of
-                for of_rank in told
+                for of_rank in gathered
                 for name, slots, of in of_rank
                 if (name, slots) == (part.name, part.ids)
             ]
@@ -254,7 +253,7 @@ def _read(group: TableGroup) -> Changes:
 def _of_column_shards(
     parts: Sequence[TablePart], groups: Sequence[TableGroup], changes: Sequence[Changes]
 ) -> list[tuple[str, object, tuple[Tensor, Tensor]]]:
-    """Changed and removed ids of the parts whose other columns other ranks may have."""
+    """List changed and removed ids of the parts that have only some columns of a table."""
     result: list[tuple[str, object, tuple[Tensor, Tensor]]] = []
     for part in parts:
         for group, of_group in zip(groups, changes, strict=True):
@@ -264,11 +263,11 @@ def _of_column_shards(
     return result
 
 
-def _together(part: TablePart, told: Sequence[tuple[Tensor, Tensor]]) -> ChangedIds:
-    """What has changed in some columns of a table is written in all of them."""
+def _together(part: TablePart, of_shards: Sequence[tuple[Tensor, Tensor]]) -> ChangedIds:
+    """Combine the changes of all column shards: an id that changed in one is written in all."""
     tables = part.group.tables
-    ids = torch.cat([of[0] for of in told]).unique().to(tables.device)
-    removed = torch.cat([of[1] for of in told]).unique().to(tables.device)
+    ids = torch.cat([of[0] for of in of_shards]).unique().to(tables.device)
+    removed = torch.cat([of[1] for of in of_shards]).unique().to(tables.device)
     handles = find(tables, *one_table(tables, part.table, ids)).handles
     here = handles >= 0
     gone = find(tables, *one_table(tables, part.table, removed)).handles < 0
@@ -276,11 +275,11 @@ def _together(part: TablePart, told: Sequence[tuple[Tensor, Tensor]]) -> Changed
 
 
 def count_from(groups: Sequence[TableGroup], uuid: str | None) -> None:
-    """After a load: changes are counted from there.
+    """Count changes from a load on.
 
     Args:
-        groups: that were loaded.
-        uuid: of the checkpoint; None: the tables do not hold what it holds.
+        groups: groups that were loaded.
+        uuid: uuid of the checkpoint; None: the tables differ from it.
     """
     for group in groups:
         reader = _reader(group)

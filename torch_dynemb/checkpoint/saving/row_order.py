@@ -1,4 +1,4 @@
-"""Which ids have the rows of a slab, found by a scan of the index.
+"""Owners of the rows of a slab, found by a scan of the index.
 
 Rows are then read in the order in which they lie in memory.
 """
@@ -20,12 +20,12 @@ _GENERATIONS = (1 << GENERATION_BITS) - 1
 
 
 class OccupiedSlots(NamedTuple):
-    """Ids of a piece of an index.
+    """Ids in a piece of an index.
 
     Attributes:
         slots: int64 [n], ascending: bucket * 4 + slot.
         ids: int64 [n].
-        stored: int64 [n], a handle or a count, and 1.
+        stored: int64 [n], a handle or a count, plus 1.
     """
 
     slots: Tensor
@@ -34,7 +34,7 @@ class OccupiedSlots(NamedTuple):
 
 
 def occupied_slots(buckets: Tensor) -> Iterator[OccupiedSlots]:
-    """The ids of a table, piece by piece, on the CPU.
+    """Iterate over the ids of a table in pieces, on the CPU.
 
     Args:
         buckets: int64 [buckets, 8].
@@ -48,12 +48,13 @@ def occupied_slots(buckets: Tensor) -> Iterator[OccupiedSlots]:
 
 
 class RowOrder:
-    """Whose the rows of a slab are: at most 17 bytes for every row, and 21 of those in a store, or
-    of those that are read while training goes on.
+    """Owners of the rows of a slab.
+
+    It takes at most 17 bytes per row, and 21 for rows in a store or read during training.
 
     Args:
         source: the group.
-        slab: its number.
+        slab: number of the slab.
     """
 
     def __init__(self, source: GroupSource, slab: int) -> None:
@@ -66,8 +67,8 @@ class RowOrder:
         owner_dtype = torch.uint8 if len(tables) < 255 else torch.int32
         self.ids = torch.zeros(used, dtype=torch.int64)
         self.slots = torch.zeros(used, dtype=slot_dtype)
-        owner = torch.zeros(used, dtype=owner_dtype)  # 0: nobody's
-        # beside rows that were copied they are those of the ids
+        owner = torch.zeros(used, dtype=owner_dtype)  # 0: free
+        # rows that were copied have their generations beside them
         self.generations = torch.zeros(used if stored else 0, dtype=torch.int32)
         for k, t in enumerate(tables):
             for piece in occupied_slots(source.buckets(t)):
@@ -83,16 +84,16 @@ class RowOrder:
         self._rows = dict(zip(tables, rows_by_table, strict=True))
 
     def rows_of(self, table: int) -> Tensor | None:
-        """The row numbers of a table, ascending; None: all rows of the slab are its own."""
+        """Return the row numbers of a table, ascending; None if it owns all rows of the slab."""
         return self._rows[table]
 
 
 def _rows_by_owner(owner: Tensor, counts: list[int]) -> list[Tensor]:
-    """Row numbers by owner, ascending.
+    """Group row numbers by owner, ascending.
 
     Args:
-        owner: integer [rows], from 1; 0: nobody's.
-        counts: how many rows each has.
+        owner: integer [rows], from 1; 0 for free rows.
+        counts: number of rows of each owner.
     """
     dtype = torch.int32 if owner.shape[0] < 1 << 31 else torch.int64
     result = [torch.empty(count, dtype=dtype) for count in counts]

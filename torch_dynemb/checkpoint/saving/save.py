@@ -1,4 +1,4 @@
-"""Saves a model as a checkpoint."""
+"""Saving of a model as a checkpoint."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ from torch_dynemb.checkpoint.manifest.places import (
 )
 from torch_dynemb.checkpoint.manifest.records import (
     Manifest,
+    SavedDense,
     SavedEntry,
     SavedFile,
     SavedGroup,
     SavedPart,
-    SavedRest,
     SavedTable,
 )
 from torch_dynemb.checkpoint.manifest.whole_tables import check_same_ids, check_whole, together
 from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
+from torch_dynemb.checkpoint.saving.dense_state import (
+    DenseSource,
+    dense_source,
+    dense_state,
+    state_source,
+    write_dense,
+)
 from torch_dynemb.checkpoint.saving.described import described_table
 from torch_dynemb.checkpoint.saving.handle import SaveHandle, check_none_running
-from torch_dynemb.checkpoint.saving.held import hold_rows, release_rows
 from torch_dynemb.checkpoint.saving.increments import (
     Increment,
     increment_of,
     parent_of,
     write_changes,
 )
-from torch_dynemb.checkpoint.saving.rest import (
-    RestSource,
-    dense_source,
-    dense_state,
-    state_source,
-    write_rest,
-)
+from torch_dynemb.checkpoint.saving.pinned import pin_rows, unpin_rows
 from torch_dynemb.checkpoint.saving.source import GroupSource, source_of, write_initial_rows
 from torch_dynemb.checkpoint.saving.staging import staged
 from torch_dynemb.checkpoint.saving.table_files import Folder, SourcePart, write_group
@@ -68,36 +68,36 @@ from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.undisturbed import Undisturbed
 
 _DISK = Disk()
-# What writing takes besides: some pieces of 8 MiB, and by row its id, slot, owner and number; of
-# rows in a store the generation too, and where each lies.
+# Memory for writing: some pieces of 8 MiB, and per row its id, slot, owner and number. Rows in a
+# store also take their generation and their place.
 _BUFFER_BYTES = 32 << 20
 _BYTES_OF_ROW_ORDER = 17
 _BYTES_OF_STORED_ROW = _BYTES_OF_ROW_ORDER + 4 + 8
 
 
 class ModelSource(NamedTuple):
-    """What a rank saves.
+    """State that a rank saves.
 
     Attributes:
-        groups: of its tables.
-        parts: of each group.
-        rest: the dense part, and what the program gave.
-        increment: the tables' changes, in the place of their groups; None: a whole checkpoint.
+        groups: groups of its tables.
+        parts: parts of each group.
+        dense: the dense state, and what the program gave as ``state=``.
+        increment: changes of the tables, in place of the groups; None for a whole checkpoint.
     """
 
     groups: list[GroupSource]
     parts: list[list[SourcePart]]
-    rest: tuple[RestSource, RestSource]
+    dense: tuple[DenseSource, DenseSource]
     increment: Increment | None = None
 
 
 class _Written(NamedTuple):
-    """What a rank has written."""
+    """Files that a rank has written."""
 
     groups: list[SavedGroup]
     tables: list[tuple[str, SavedTable]]
     changes: list[SavedFile]
-    rest: list[tuple[SavedFile | None, dict[str, list[SavedEntry]], Any]]
+    dense: list[tuple[SavedFile | None, dict[str, list[SavedEntry]], Any]]
 
 
 @plain_torch()
@@ -111,53 +111,52 @@ def save(
     state: Mapping[str, Any] | None = None,
     progress: bool | None = None,
 ) -> SaveHandle:
-    """Saves a model with its tables between two training steps; all ranks call it together.
+    """Save a model with its tables between two training steps. All ranks call it together.
 
-    Ids, rows, optimizer state and its steps, scores, counts of admission, clocks, and the rest of
-    the model. The checkpoint is a folder, which :func:`load` reads on any number of ranks. It is
-    there as a whole or not at all: who dies on the way leaves what was there before.
+    It saves ids, rows, optimizer state and steps, scores, admission counts, clocks, and the dense
+    state. The checkpoint is a folder, which :func:`load` reads on any number of ranks. It appears
+    as a whole or not at all: after a crash, the checkpoint from before is still there.
 
     Args:
-        path: of the checkpoint; one that is there is replaced when the new one is whole. Ranks on
-            several machines give a path of a file system that they share.
-        model: any module with tables of this library; sharded ones too.
-        process_group: of the ranks that save together; default: all.
-        asynchronous: write in a thread while training goes on. Rows on a GPU are copied into
-            memory of the CPU. Rows in that memory are not: an update of a row that has not been
-            written copies it first, and where a quarter of the rows of a slab or 1 GiB of them have
-            been copied, training waits. Rows on disks (:class:`SSDStore`) are not copied, either:
-            those of the cache are written to the disk first, and what is there stays until it has
-            been read, so that the disk has to have room for what training writes meanwhile.
-        since: path of the checkpoint that was saved last, or wholly loaded: an increment is saved,
-            which has only the ids that have changed or gone since then, with their rows, state and
-            scores; the rest of the model is saved as a whole. It takes the memory of
-            :func:`record_changes`, which must have been called before that checkpoint.
-            :func:`merge` makes a checkpoint of one and its increments. Default: everything.
-        state: what else the program needs to go on: nested dicts, lists and tuples of tensors,
-            numbers and texts; :func:`load` gives it back, its tensors on the CPU. That of the first
-            rank is saved.
-        progress: show a progress bar; default: where the standard error is a terminal.
+        path: path of the checkpoint. An existing one is replaced once the new one is whole. Ranks
+            on several machines need a path on a shared file system.
+        model: any module with tables of this library; also a sharded one.
+        process_group: ranks that save together; default: all.
+        asynchronous: write in a thread while training goes on. Rows on a GPU are first copied to
+            the CPU. CPU rows are copied only on write: an update of an unwritten row copies it
+            first. Updates wait (backpressure) once a quarter of a slab's rows, or 1 GiB of them,
+            are copied. Rows on disks (:class:`SSDStore`) are pinned: cached rows are written to the
+            disk first. The disk needs room for what training writes meanwhile.
+        since: path of the checkpoint that was saved last, or fully loaded. An increment is saved:
+            only ids changed or removed since then, with their rows, state and scores. The dense
+            state is saved as a whole. :func:`record_changes` must have been called before that
+            checkpoint. :func:`merge` makes a whole checkpoint of one and its increments. Default:
+            everything.
+        state: other values that the program needs to resume: nested dicts, lists and tuples of
+            tensors, numbers and texts. :func:`load` returns it, with tensors on the CPU. That of
+            the first rank is saved.
+        progress: show a progress bar; default: if the standard error is a terminal.
 
     Returns:
-        A handle with ``wait()`` and ``done()``; without ``asynchronous``, it is done.
+        A handle with ``wait()`` and ``done()``; already done without ``asynchronous``.
 
     Raises:
-        TypeError, ValueError: a wrong argument, tables that do not go together, or an entry that
-            cannot be saved without pickling it.
-        FileExistsError: ``path`` is there and no checkpoint. Files of other programs in a
-            checkpoint are kept: they move into the one that replaces it.
-        FileNotFoundError: ``since`` is no checkpoint.
-        InUseError: another process saves to ``path``, another save goes on in the background, or
+        TypeError, ValueError: a wrong argument, inconsistent tables, or an entry that would need
+            pickling.
+        FileExistsError: ``path`` exists but is not a checkpoint. Files of other programs in a
+            checkpoint move into the one that replaces it.
+        FileNotFoundError: ``since`` is not a checkpoint.
+        InUseError: another process saves to ``path``, another save runs in the background, or
             another thread trains or changes the model.
-        NewBaseNeededError: it is not known what has changed since ``since``.
-        HostMemoryError: memory is short for the copy.
+        NewBaseNeededError: the changes since ``since`` are unknown.
+        HostMemoryError: there is too little memory for the copy.
         DiskFullError: the disk is full.
-        BackgroundError: the asynchronous save before has failed, and nothing has raised that yet.
-        RuntimeError: gradients are pending for an optimizer's ``step()``, or ``asynchronous`` is
-            asked for where rows lie in an :class:`ExternalStore`.
-        OSError: the disk fails. In all cases all ranks raise, and what was at ``path`` before is as
-            it was. With ``asynchronous``, what the thread raises is raised by ``wait()``, or by the
-            next ``optimizer.step()`` as a :class:`~torch_dynemb.errors.BackgroundError`.
+        BackgroundError: the asynchronous save before has failed, and its error was not raised yet.
+        RuntimeError: gradients are pending for an optimizer's ``step()``, or rows lie in an
+            :class:`ExternalStore` with ``asynchronous``.
+        OSError: the disk fails. In all cases all ranks raise, and what was at ``path`` is
+            unchanged. With ``asynchronous``, errors of the thread are raised by ``wait()``, or by
+            the next ``optimizer.step()`` as a :class:`~torch_dynemb.errors.BackgroundError`.
 
     Example:
         >>> import tempfile, torch, torch_dynemb as td
@@ -192,7 +191,7 @@ def save(
             if asynchronous and not isinstance(group.tables.tiers, SSDTiers):
                 group.tables.check_in_memory(
                     "checkpoint.save: asynchronous=True",
-                    "an ExternalStore cannot keep them as they are while training goes on, so save "
+                    "an ExternalStore cannot pin them during training, so save "
                     "without asynchronous, which streams them",
                 )
         if since is None:
@@ -201,9 +200,9 @@ def save(
 
     target, parts, parent = ranks.run(prepare)
     ranks.agree("checkpoint.save", path=os.fspath(path), asynchronous=asynchronous, parent=parent)
-    told = ranks.gather(([(ranks.rank, part.shard) for part in parts], uuids.uuid4().hex))
-    check_whole([place for places, _ in told for place in places])
-    uuid = told[0][1]
+    gathered = ranks.gather(([(ranks.rank, part.shard) for part in parts], uuids.uuid4().hex))
+    check_whole([place for places, _ in gathered for place in places])
+    uuid = gathered[0][1]
     reading = ranks.run(lambda: begin_reading("checkpoint.save", parts, model))
 
     def read() -> ModelSource:
@@ -219,7 +218,7 @@ def save(
             source = source._replace(increment=increment)
         write_checkpoint(ranks, disk, target, uuid, source, progress, reading)
         increment.taken(uuid)
-        if reading.is_disturbed():  # since it was checked last
+        if reading.is_disturbed():  # since the last check
             increment.lost()
         return handle
     copies = staged(ranks, source, _BUFFER_BYTES + _bytes_of_orders(source))
@@ -227,7 +226,7 @@ def save(
     def hold() -> None:
         with reading:
             increment.taken(uuid)
-            hold_rows(copies.groups)
+            pin_rows(copies.groups)
 
     try:
         try:
@@ -240,17 +239,17 @@ def save(
             lambda: _write_copies(behind, disk, target, uuid, copies, progress), groups_of(parts)
         )
     except BaseException:
-        release_rows(copies.groups)
+        unpin_rows(copies.groups)
         raise
     return handle
 
 
 def check_saveable(call: str, group: TableGroup) -> None:
-    """Raises RuntimeError for tables in the midst of a step, or of another process.
+    """Raise RuntimeError for tables in the middle of a step, or of another process.
 
     Args:
-        call: what the error begins with.
-        group: the tables.
+        call: prefix of the error.
+        group: group of the tables.
     """
     group.tables.check_own()
     if group.rows.pending and int(PendingGradients.of(group.rows.pending).counts[:, 0].sum()) > 0:
@@ -267,13 +266,13 @@ def source_of_model(
     ranks: Ranks,
     to_be_copied: bool = False,
 ) -> ModelSource:
-    """What a rank saves of a model, after steps that have begun.
+    """Collect what a rank saves of a model, after open steps have ended.
 
     Args:
-        parts: the tables that are saved.
-        model: whose dense part is.
-        state: what the program gives.
-        ranks: that save together.
+        parts: tables that are saved.
+        model: model with the dense state.
+        state: state from the program.
+        ranks: ranks that save together.
         to_be_copied: see :func:`source_of`.
 
     Raises:
@@ -309,12 +308,12 @@ def source_of_model(
 
 
 def begin_reading(call: str, parts: Sequence[TablePart], model: nn.Module) -> Undisturbed:
-    """Guard what is read from now on; steps that have begun end before.
+    """Guard a model against changes while it is read. Open training steps are ended first.
 
     Args:
-        call: begins errors.
-        parts: of the tables that are read.
-        model: with the dense state that is read with them.
+        call: prefix of errors.
+        parts: parts that are read.
+        model: model with the dense state that is read with them.
 
     Raises:
         InUseError: another thread is changing the tables now.
@@ -346,20 +345,20 @@ def write_checkpoint(
     progress: bool | None,
     reading: AbstractContextManager[object] | None = None,
 ) -> None:
-    """Writes all files on all ranks, then the manifest on the first.
+    """Write all files on all ranks, then the manifest on the first.
 
     Args:
-        ranks: that save together.
+        ranks: ranks that save together.
         disk: the file system.
         target: path of the checkpoint.
-        uuid: of the checkpoint.
+        uuid: uuid of the checkpoint.
         source: what this rank saves.
         progress: show a progress bar.
-        reading: a context that raises at its end unless what was read inside it is whole.
+        reading: context that raises at its end if what was read inside it has changed.
 
     Raises:
         OSError: the disk is full, or fails.
-        RuntimeError: what ``reading`` raises.
+        RuntimeError: error of ``reading``.
     """
     folder = unfinished(target, uuid)
     parent = None if source.increment is None else source.increment.parent
@@ -382,29 +381,29 @@ def write_checkpoint(
             def finish() -> None:
                 manifest = _manifest_of(uuid, parent, of_ranks)
                 finish_folder(disk, folder, target, uuid, manifest)
-                claim.close()  # its file is gone when other ranks go on
+                claim.close()  # removes its file before other ranks continue
 
             ranks.on_first(finish)
         except BaseException:
-            disk.remove(folder)  # also where ranks do not write to one disk, as they should
+            disk.remove(folder)  # on each rank, in case they do not share one disk
             raise
 
 
 def _write_copies(
     ranks: Ranks, disk: Disk, target: Path, uuid: str, source: ModelSource, progress: bool | None
 ) -> None:
-    """Like :func:`write_checkpoint`, of rows that are held until then."""
+    """Write a checkpoint of pinned rows, then unpin them."""
     try:
         write_checkpoint(ranks, disk, target, uuid, source, progress)
     finally:
-        release_rows(source.groups)
+        unpin_rows(source.groups)
 
 
 def _write_files(
     ranks: Ranks, disk: Disk, folder: Path, source: ModelSource, progress: bool | None
 ) -> _Written:
     total = sum(_bytes_of(group) for group in source.groups)
-    total += sum(p.values.numel() * p.values.element_size() for r in source.rest for p in r.pieces)
+    total += sum(p.values.numel() * p.values.element_size() for r in source.dense for p in r.pieces)
     groups: list[SavedGroup] = []
     tables: list[tuple[str, SavedTable]] = []
     changes: list[SavedFile] = []
@@ -417,7 +416,7 @@ def _write_files(
         for number, (group, parts) in enumerate(zip(source.groups, source.parts, strict=True)):
             write_initial_rows(group)
             saved, of_parts = write_group(to, group, parts, number)
-            release_rows([group])
+            unpin_rows([group])
             groups.append(saved)
             tables += [
                 (part.name, _table_of(group, part, saved_part))
@@ -426,8 +425,8 @@ def _write_files(
         if source.increment is not None:
             file, tables = write_changes(to, source.increment)
             changes.append(file)
-        rest = [(*write_rest(to, of_rest), of_rest.values) for of_rest in source.rest]
-    return _Written(groups, tables, changes, rest)
+        dense = [(*write_dense(to, of_dense), of_dense.values) for of_dense in source.dense]
+    return _Written(groups, tables, changes, dense)
 
 
 def _bytes_of(group: GroupSource) -> int:
@@ -463,28 +462,28 @@ def _manifest_of(uuid: str, parent: str | None, written: Sequence[_Written]) -> 
     tables = together(of_ranks)
     for name, table in tables.items():
         check_same_ids(name, table)
-    dense, state = (_rest_of([of_rank.rest[k] for of_rank in written]) for k in range(2))
+    dense, state = (_dense_of([of_rank.dense[k] for of_rank in written]) for k in range(2))
     kind, changes = (FULL if parent is None else DELTA), [f for of in written for f in of.changes]
-    own = tables if parent is None else {}  # those of an increment are in its batches
+    own = tables if parent is None else {}  # tables of an increment are in its batches
     return Manifest(uuid, kind, parent, len(written), own, groups, dense, state, changes)
 
 
-def _rest_of(
+def _dense_of(
     written: Sequence[tuple[SavedFile | None, dict[str, list[SavedEntry]], Any]],
-) -> SavedRest:
-    rest = SavedRest(values=written[0][2])
+) -> SavedDense:
+    saved = SavedDense(values=written[0][2])
     for file, entries, _ in written:
         if file is None:
             continue
         for name, pieces in entries.items():
-            here = [replace(piece, file=len(rest.files)) for piece in pieces]
-            rest.entries.setdefault(name, []).extend(here)
-        rest.files.append(file)
-    return rest
+            here = [replace(piece, file=len(saved.files)) for piece in pieces]
+            saved.entries.setdefault(name, []).extend(here)
+        saved.files.append(file)
+    return saved
 
 
 def finish_folder(disk: Disk, folder: Path, target: Path, uuid: str, manifest: Manifest) -> None:
-    """What makes a folder of files a checkpoint."""
+    """Turn a folder of files into a checkpoint."""
     for file in manifest.files():
         path = folder / file.path
         size = path.stat().st_size if path.exists() else 0

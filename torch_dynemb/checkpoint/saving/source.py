@@ -1,4 +1,4 @@
-"""What a save reads of a group of tables: the tables themselves, or copies of them."""
+"""Source of a save: the tables of a group, or copies of them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from torch_dynemb.table.tables import Tables
 
 
 class SlabRows(NamedTuple):
-    """The used rows of a slab.
+    """Used rows of a slab.
 
     Attributes:
-        used: how many there are.
+        used: number of rows.
         weights: [rows, dim].
         generations: int32 [rows].
         state: optimizer state by name: [rows] or [rows, columns].
-        in_store: what reads the rows piece by piece, where they lie in a store; the tensors have no
-            rows then.
-        copy_on_write: reads them while training goes on, where no copies are made; the weights and
-            the state have no rows then.
+        in_store: reader of rows that lie in a store; the tensors have no rows then.
+        copy_on_write: reader of rows during training, if they are not copied; weights and state
+            have no rows then.
     """
 
     used: int
@@ -41,7 +40,7 @@ class SlabRows(NamedTuple):
 
     @property
     def reader(self) -> StoredRows | CopyOnWriteRows | None:
-        """What reads the rows, where they are not in the tensors."""
+        """Reader of the rows, if they are not in the tensors."""
         return self.copy_on_write if self.in_store is None else self.in_store
 
     @property
@@ -52,7 +51,7 @@ class SlabRows(NamedTuple):
 
 
 class RowConstants(NamedTuple):
-    """What initial rows are computed from, of the CPU.
+    """Inputs of initial rows, on the CPU.
 
     Attributes:
         meta: int64 [tables, 16].
@@ -64,16 +63,16 @@ class RowConstants(NamedTuple):
 
 
 class GroupSource(NamedTuple):
-    """A group of tables as it is at one time.
+    """State of a group of tables at one time.
 
     Attributes:
-        config: of the group.
-        entries: what ``table.state`` has of the group, without rows; what is small is of the CPU.
-        slabs: by slab.
-        hyper: float64 [tables, 24], of the CPU.
-        now: seconds of the lookups that follow, as far as this rank knows.
-        unwritten: rows of ids that were never trained may have no values yet, which
-            :func:`write_initial_rows` computes from this; None: all have.
+        config: config of the group.
+        entries: entries of ``table.state``, without rows; small ones are on the CPU.
+        slabs: rows by slab.
+        hyper: float64 [tables, 24], on the CPU.
+        now: seconds of the next lookups, as far as this rank knows.
+        unwritten: inputs for :func:`write_initial_rows`, if rows of untrained ids may lack values;
+            None if all rows have values.
     """
 
     config: GroupConfig
@@ -89,32 +88,32 @@ class GroupSource(NamedTuple):
         return self.entries["tables"]
 
     def buckets(self, table: int) -> Tensor:
-        """The buckets in use, int64 [buckets, 8]: four keys and four stored words each.
+        """Return the buckets in use, int64 [buckets, 8]: four keys and four stored words each.
 
         Args:
-            table: its number.
+            table: number of the table.
         """
         return self.entries[f"{self.config.names[table]}.buckets"]
 
     def scores(self, table: int) -> Tensor:
-        """The scores of these, int64 [buckets, 4 * words]; no buckets where nothing is kept.
+        """Return their scores, int64 [buckets, 4 * words]; empty if none are kept.
 
         Args:
-            table: its number.
+            table: number of the table.
         """
         none = self.buckets(table)[:0]
         return self.entries.get(f"{self.config.names[table]}.scores", none)
 
 
 def source_of(tables: Tables, *, to_be_copied: bool = False) -> GroupSource:
-    """What a group holds: the tensors themselves, of which small ones are copies.
+    """Collect the state of a group. Large tensors are shared, small ones copied.
 
     Args:
-        tables: of the group.
-        to_be_copied: the large tensors will be copied, too, but rows that can be read while
-            training goes on. Then rows that have no values yet get them in the copies, which takes
-            a scan of the index that training need not wait for; on a GPU, whose kernels no copy
-            meets, they get them at once.
+        tables: tables of the group.
+        to_be_copied: whether the caller will copy large tensors, except rows that can be read
+            during training. Then missing initial values are written into the copies, so that
+            training need not wait for a scan of the index. On a GPU they are written at once,
+            because its kernels do not run on copies.
     """
     later = to_be_copied and isinstance(tables.memory, HostMemory)
     copy_on_write = CopyOnWriteRows(tables) if to_be_copied and can_copy_on_write(tables) else None
@@ -153,22 +152,22 @@ def source_of(tables: Tables, *, to_be_copied: bool = False) -> GroupSource:
 
 
 def next_now(tables: Tables) -> int:
-    """Seconds of the lookups that follow, as far as this rank knows.
+    """Return the seconds of the next lookups, as far as this rank knows.
 
     Args:
-        tables: of the group.
+        tables: tables of the group.
     """
     proposed = tables.host.proposed_now
     return max(int(tables.index.clock[Clock.NOW]), 0 if proposed is None else int(proposed))
 
 
 def sketch_cells(config: GroupConfig, sketch: Tensor, table: int) -> Tensor | None:
-    """The counting sketch of a table, int32 [rows, width]; None: it has none.
+    """Return the counting sketch of a table, int32 [rows, width]; None if it has none.
 
     Args:
-        config: of the group.
+        config: config of the group.
         sketch: int32 [cells], of the group.
-        table: its number.
+        table: number of the table.
     """
     rows = config.layout.rows
     width = rows[table].get(PolicyColumn.SKETCH_WIDTH, 0) if rows else 0
@@ -179,7 +178,7 @@ def sketch_cells(config: GroupConfig, sketch: Tensor, table: int) -> Tensor | No
 
 
 def write_initial_rows(source: GroupSource) -> None:
-    """Gives rows of copies the values that they lack."""
+    """Write missing initial values into copied rows."""
     if source.unwritten is None:
         return
     slabs = source.slabs
@@ -187,7 +186,7 @@ def write_initial_rows(source: GroupSource) -> None:
     none = source.tables.new_empty(0)
     for t in range(len(source.config.tables)):
         buckets = source.buckets(t)
-        meta = source.unwritten.meta[t : t + 1].clone()  # of an index with this table alone
+        meta = source.unwritten.meta[t : t + 1].clone()  # describes an index with only this table
         meta[:, Meta.REGION_BEGIN], meta[:, Meta.REGION_BUCKETS] = 0, buckets.shape[0]
         ops.materialize_(
             IndexTensors.read_only(buckets, source.tables[t : t + 1], meta),

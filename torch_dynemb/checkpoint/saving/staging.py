@@ -1,4 +1,4 @@
-"""Copies of what a save in the background writes, while training goes on."""
+"""Copies for a save that writes in the background."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from torch_dynemb.storage.address_space import what_ran_out
 
 T = TypeVar("T")
 
-_HUGE_FROM = 4 << 20  # bytes from which on large pages are worth their address space
+_HUGE_FROM = 4 << 20  # smallest size in bytes for large pages
 
 
 def staged(ranks: Ranks, source: T, spare: int) -> T:
-    """Copies, on the CPU, of all tensors of what a rank saves; all ranks call it.
+    """Copy all tensors of a rank's source to the CPU. All ranks call it.
 
-    A copy waits for what the GPU of its tensor has been given to do, in whatever stream.
+    A copy waits for pending GPU work on its tensor, in any stream.
 
     Args:
-        ranks: that save.
+        ranks: ranks that save.
         source: named tuples, lists and dicts with tensors.
-        spare: bytes of memory that the save takes besides.
+        spare: bytes of memory that the save needs besides.
 
     Returns:
-        The same with copies.
+        The same structure with copies.
 
     Raises:
-        HostMemoryError: memory is short on a machine, which all ranks say before any has made a
-            copy; or there are no addresses.
+        HostMemoryError: a machine has too little memory, raised on all ranks before any copy; or
+            address space is exhausted.
     """
     tensors = [leaf for leaf in pytree.tree_leaves(source) if isinstance(leaf, Tensor)]
     needed = sum(_bytes_of(tensor) for tensor in tensors) + spare
     machine = socket.gethostname()
-    told = ranks.gather((machine, needed))
-    here = [of_rank for name, of_rank in told if name == machine]
+    gathered = ranks.gather((machine, needed))
+    here = [of_rank for name, of_rank in gathered if name == machine]
     ranks.run(lambda: _check_memory(here))
     return ranks.run(lambda: _copied(source, tensors))
 
 
 def _check_memory(needed: list[int]) -> None:
-    """Raises HostMemoryError where the ranks of this machine need more than is free."""
+    """Raise HostMemoryError if the ranks of this machine need more than is free."""
     free = ops.available_memory()
     if sum(needed) > free:
         ranks = f" for {len(needed)} ranks on this machine" if len(needed) > 1 else ""
@@ -70,7 +70,7 @@ def _bytes_of(tensor: Tensor) -> int:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """A contiguous copy on the CPU."""
+    """Copy a tensor to the CPU, contiguous."""
     size = _bytes_of(tensor)
     if size < _HUGE_FROM:
         return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)

@@ -1,4 +1,4 @@
-"""Rows in a store, which a save reads piece by piece."""
+"""Rows in a store, read piece by piece by a save."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ from torch_dynemb.table.tables import Tables
 
 
 class StoredRows:
-    """The rows of a group that lie in a store: as they are, or as they were when they were held.
+    """Rows of a group in a store: current rows, or rows as of the time they were pinned.
 
     Args:
-        tables: of the group.
+        tables: tables of the group.
     """
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._held: HeldRows | None = None
+        self._pinned: HeldRows | None = None
 
     def hold(self) -> None:
-        """From now on the rows are read as they are now, by another thread than that which trains.
+        """Pin the rows: later reads return them as they are now, also from another thread.
 
         Raises:
             RuntimeError: the disk is full, or fails.
         """
         tiers, rows = self._tables.tiers, self._tables.rows
         assert isinstance(tiers, SSDTiers)  # as save() has checked
-        # what rows that nobody has written begin with
+        # inputs for the initial values of unwritten rows
         small = rows._replace(
             hyper=rows.hyper.clone(), meta=rows.meta.clone(), init_data=rows.init_data.clone()
         )
-        held = tiers.hold()
-        self._tables, self._held = replace(self._tables, rows=small), held
+        pinned = tiers.hold()
+        self._tables, self._pinned = replace(self._tables, rows=small), pinned
 
     def release(self) -> None:
-        """Ends :meth:`hold`, if it has begun: the store need not keep the rows any longer."""
-        held, self._held = self._held, None
-        if held is not None:
-            held.release()
+        """Unpin the rows, if they are pinned."""
+        pinned, self._pinned = self._pinned, None
+        if pinned is not None:
+            pinned.release()
 
     def read(self, table: int, ids: Tensor, handles: Tensor) -> RowValues:
-        """Copies of rows; those that nobody has written have the values that they start with.
+        """Copy rows. Unwritten rows have their initial values.
 
         Args:
-            table: that the ids are of.
+            table: number of the table.
             ids: int64 [n].
             handles: int64 [n], of the ids.
 
         Raises:
             RuntimeError: a row is damaged, or cannot be read.
         """
-        if self._held is None:
+        if self._pinned is None:
             return read_rows(self._tables, table, ids, handles)
-        return read_records(self._tables, self._held, table, ids, handles)
+        return read_records(self._tables, self._pinned, table, ids, handles)
 
 
 __all__ = ["StoredRows"]

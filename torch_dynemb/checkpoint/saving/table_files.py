@@ -1,4 +1,4 @@
-"""Writes the tables of a group as files."""
+"""Files of the tables of a group."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from torch_dynemb.table.row_access import RowValues
 from torch_dynemb.table.shards import IdSlots
 
 FILE_BYTES = 2 << 30
-_MOST_ENDED = 32  # files that are open at once
+_MOST_ENDED = 32  # most files that are open at once
 Progress = Callable[[int], object]
 
 
@@ -52,13 +52,13 @@ class SourcePart(NamedTuple):
     """A part of a table that this rank saves.
 
     Attributes:
-        name: of the table.
-        number: of the table in its group.
-        columns: its columns of the whole table.
-        ids: which ids it has.
+        name: name of the table.
+        number: number of the table in its group.
+        columns: columns of the part within the whole table.
+        ids: ids that it owns.
         embedding_dim: columns of the whole table.
-        dtype: of its rows, as the manifest names it.
-        optimized: it has an optimizer of its own.
+        dtype: dtype of the rows, as the manifest names it.
+        optimized: whether its rows have an optimizer.
     """
 
     name: str
@@ -76,18 +76,18 @@ class SourcePart(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A tensor of a file, and what gives the values of a range of its rows."""
+    """A tensor of a file, and a function that yields the values of a range of its rows."""
 
     shape: TensorShape
     pieces: Callable[[range], Iterator[Tensor]]
 
     @staticmethod
     def of(name: str, values: Tensor) -> Section:
-        """A whole tensor of any device, piece by piece.
+        """Make a section of a whole tensor of any device, written piece by piece.
 
         Args:
-            name: of the tensor.
-            values: of it.
+            name: name of the tensor.
+            values: the tensor.
         """
         step = max(1, PIECE_BYTES // max(1, values[:1].numel() * values.element_size()))
         shape = TensorShape(name, values.dtype, tuple(values.shape))
@@ -96,19 +96,19 @@ class Section(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Indices of the first dimension."""
+        """Size of the first dimension."""
         return self.shape.shape[0] if self.shape.shape else 1
 
 
 @dataclass(frozen=True)
 class Folder:
-    """Where a rank writes; as a context, its files are on the disk at the end.
+    """Destination of a rank's files; as a context, it syncs them to the disk at the end.
 
     Attributes:
         disk: the file system.
-        path: of the unfinished checkpoint.
-        rank, ranks: who writes, of how many.
-        progress: is told of bytes that were written.
+        path: path of the unfinished checkpoint.
+        rank, ranks: rank that writes, and number of ranks.
+        progress: called with the number of bytes written.
     """
 
     disk: Disk
@@ -118,15 +118,15 @@ class Folder:
     progress: Progress
     _ended: list[ChecksummedWriter | ScatteredFile] = field(
         default_factory=list
-    )  # on their way to the disk
+    )  # written, but perhaps not on the disk yet
 
     def write(self, name: str, sections: Sequence[Section], rows: int) -> SavedFile:
-        """Writes a file.
+        """Write a file.
 
         Args:
-            name: its path in the checkpoint.
-            sections: its tensors, in order.
-            rows: what the manifest says of it.
+            name: path in the checkpoint.
+            sections: tensors, in order.
+            rows: number of rows for the manifest.
         """
 
         def pieces() -> Iterator[Tensor]:
@@ -146,12 +146,12 @@ class Folder:
         return self.write_pieces(name, pieces(), rows)
 
     def write_pieces(self, name: str, pieces: Iterator[Tensor], rows: int) -> SavedFile:
-        """Writes a file of tensors whose bytes follow each other.
+        """Write a file of consecutive pieces of bytes.
 
         Args:
-            name: its path in the checkpoint.
-            pieces: contiguous, of the CPU.
-            rows: what the manifest says of it.
+            name: path in the checkpoint.
+            pieces: contiguous CPU tensors.
+            rows: number of rows for the manifest.
         """
         path = self.path / name
         with space_errors(path.parent):
@@ -175,14 +175,14 @@ class Folder:
         pieces: Iterator[RowValues],
         rows: int,
     ) -> SavedFile:
-        """Writes a file of rows whose weights and state come together.
+        """Write a file of rows with weights and state that are read together.
 
         Args:
-            name: its path in the checkpoint.
+            name: path in the checkpoint.
             sections: its first tensors, in order.
-            values: the weights, and each tensor of state, which follow.
+            values: the weights and each state tensor, which follow.
             pieces: the rows. They are written first, because training may wait for them.
-            rows: how many there are.
+            rows: number of rows.
         """
         path = self.path / name
         with space_errors(path.parent):
@@ -208,7 +208,7 @@ class Folder:
     def _file(
         self, name: str, rows: int, writer: ChecksummedWriter | ScatteredFile, sums: FileSums
     ) -> SavedFile:
-        """What is known of a file that has been written and is not on the disk yet."""
+        """Return the manifest entry of a written file, and sync older files to the disk."""
         self._ended.append(writer)
         if len(self._ended) > _MOST_ENDED:
             self._ended.pop(0).sync()
@@ -235,13 +235,13 @@ class Folder:
 def write_group(
     folder: Folder, source: GroupSource, parts: Sequence[SourcePart], number: int
 ) -> tuple[SavedGroup, list[SavedPart]]:
-    """Writes the tables of a group that are saved; returns what the manifest says of the parts.
+    """Write the saved tables of a group. Return its manifest entries.
 
     Args:
-        folder: where to.
-        source: what the group holds.
-        parts: of it.
-        number: of the group on this rank.
+        folder: destination.
+        source: state of the group.
+        parts: saved parts of it.
+        number: number of the group on this rank.
     """
     saved: dict[int, SavedPart] = {}
     for slab in range(len(source.slabs)):
@@ -263,7 +263,7 @@ def _write_part(
     folder: Folder, source: GroupSource, part: SourcePart, order: RowOrder, group: int
 ) -> SavedPart:
     number = part.number
-    # Ranks that have other columns of the same ids must write them in one order.
+    # ranks with other columns of the same ids must write them in the same order
     table = TableSource(source, number, order, by_id=part.split)
     reader = source.slabs[source.config.slab_of(number)].copy_on_write
     sections = _id_sections(source, part, table)
@@ -314,12 +314,12 @@ def _ids_crc32c(table: TableSource) -> int:
 
 
 def _id_sections(source: GroupSource, part: SourcePart, table: TableSource) -> list[Section]:
-    """What a part's files have of its ids: only once, where columns are split."""
+    """Return the sections of a part's ids and scores; only the first columns have them."""
     if part.columns.start > 0:
         return []
     count = table.count
     sections = [Section(TensorShape(ID, torch.int64, (count,)), table.ids)]
-    # also those that other tables of the group keep: a step writes them for all ids
+    # also scores that only other tables of the group keep: a step writes them for all ids
     for word, name in enumerate(source.config.layout.score_words):
         shape = TensorShape(score_entry(name), torch.int64, (count,))
         sections.append(Section(shape, _scores(table, word)))
@@ -327,7 +327,7 @@ def _id_sections(source: GroupSource, part: SourcePart, table: TableSource) -> l
 
 
 def _value_sections(source: GroupSource, part: SourcePart, table: TableSource) -> list[Section]:
-    """The weights of a part's rows and their state."""
+    """Return the sections of a part's weights and state."""
     count = table.count
     slab = source.slabs[source.config.slab_of(part.number)]
     weights = TensorShape(WEIGHT, slab.weights.dtype, (count, slab.weights.shape[1]))
@@ -347,7 +347,7 @@ def _state(table: TableSource, name: str) -> Callable[[range], Iterator[Tensor]]
 
 
 def _rows_of(section: Section, rows: range) -> Section:
-    """Some rows of a section."""
+    """Restrict a section to some rows."""
     shape = section.shape._replace(shape=(len(rows), *section.shape.shape[1:]))
     return Section(shape, lambda _: section.pieces(rows))
 
@@ -355,7 +355,7 @@ def _rows_of(section: Section, rows: range) -> Section:
 def _write_counts(
     folder: Folder, source: GroupSource, part: SourcePart
 ) -> tuple[SavedFile | None, int]:
-    """Ids that wait for admission: only once, where columns are split."""
+    """Write the ids that wait for admission; only the part with the first columns has them."""
     counters = source.config.layout.counters[part.number]
     if counters is None or part.columns.start > 0:
         return None, 0

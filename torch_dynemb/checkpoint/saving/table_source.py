@@ -1,4 +1,4 @@
-"""What a save reads of a table, piece by piece: its ids, their rows, state and scores."""
+"""Ids, rows, state and scores of a table, read piece by piece by a save."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _GENERATIONS = (1 << GENERATION_BITS) - 1
 
 
 def _ranges(rows: range, row_bytes: int) -> Iterator[tuple[int, int]]:
-    """Pieces of a range of rows: where they begin and end."""
+    """Split a range of rows into pieces. Yield begin and end of each."""
     step = max(1, PIECE_BYTES // row_bytes)
     for begin in range(rows.start, rows.stop, step):
         yield begin, min(begin + step, rows.stop)
 
 
 class TableSource:
-    """The ids of a table and what belongs to them, in the order of their rows, or of the ids.
+    """Ids of a table with their rows, state and scores, ordered by row or by id.
 
-    Its methods give values of a range of them, piece by piece.
+    Methods return values of a range of them, piece by piece.
 
     Args:
         source: the group.
-        table: its number.
-        order: of its slab.
-        by_id: ids ascend; else rows do.
+        table: number of the table.
+        order: owners of the rows of its slab.
+        by_id: whether to order by id, not by row.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class TableSource:
         self._buffer: Tensor | None = None
 
     def _numbers(self, begin: int, end: int) -> Tensor | slice:
-        """Rows of some ids: a slice where they follow each other."""
+        """Return the rows of some ids: a slice if they are consecutive."""
         if self._rows is None:
             return slice(begin, end)
         rows = self._rows[begin:end]
@@ -65,7 +65,7 @@ class TableSource:
         return slice(first, last + 1) if follow else rows
 
     def ids(self, rows: range) -> Iterator[Tensor]:
-        """int64 [n] each."""
+        """Iterate over ids, int64 [n] each."""
         yield from self._pieces(rows, self._order.ids)
 
     def _handles(self, numbers: Tensor | slice) -> Tensor:
@@ -80,7 +80,7 @@ class TableSource:
         return (places << GENERATION_BITS) | generations.cpu().long()
 
     def weights(self, rows: range) -> Iterator[Tensor]:
-        """[n, columns] each."""
+        """Iterate over weights, [n, columns] each."""
         if self._slab.in_store is None:
             yield from self._pieces(rows, self._slab.weights)
         else:
@@ -88,7 +88,7 @@ class TableSource:
                 yield values.weights
 
     def state(self, rows: range, name: str) -> Iterator[Tensor]:
-        """[n] or [n, columns] each."""
+        """Iterate over a state tensor, [n] or [n, columns] each."""
         if self._slab.in_store is None:
             yield from self._pieces(rows, self._slab.state[name])
         else:
@@ -96,11 +96,11 @@ class TableSource:
                 yield values.state[name]
 
     def rows_and_state(self, rows: range, reader: CopyOnWriteRows) -> Iterator[RowValues]:
-        """Weights and state of the rows together; each piece is valid until the next one.
+        """Iterate over weights and state together. Each piece is valid until the next one.
 
         Args:
-            rows: of the table.
-            reader: of the slab.
+            rows: rows of the table.
+            reader: reader of the slab.
         """
         for begin, end in _ranges(rows, self._slab.row_bytes):
             numbers = self._numbers(begin, end)
@@ -110,14 +110,16 @@ class TableSource:
             yield reader.read(self._table, self._order.ids[places], handles, written)
 
     def _stored_rows(self, stored: StoredRows, rows: range) -> Iterator[RowValues]:
-        """Rows that lie in a store, as many at a time as fit in a piece with their state."""
+        """Iterate over rows in a store. A piece holds rows with their state."""
         for begin, end in _ranges(rows, self._slab.row_bytes):
             numbers = self._numbers(begin, end)
             places = numbers if isinstance(numbers, slice) else numbers.long()
             yield stored.read(self._table, self._order.ids[places], self._handles(numbers))
 
     def scores(self, rows: range, word: int) -> Iterator[Tensor]:
-        """int64 [n] each; ``word`` is one of those that the group keeps."""
+        """Iterate over scores, int64 [n] each; ``word`` is the index of one that the group
+        keeps.
+        """
         for slots in self._pieces(rows, self._order.slots):
             places = slots.long()
             flat = self._scores.reshape(-1)
@@ -125,7 +127,7 @@ class TableSource:
             yield flat[(at + places % BUCKET_WIDTH).to(flat.device)].cpu()
 
     def _pieces(self, rows: range, values: Tensor) -> Iterator[Tensor]:
-        """Values of the rows; each piece is valid until the next one is asked for."""
+        """Iterate over values of the rows. Each piece is valid until the next one is requested."""
         row_bytes = values.element_size() * (values[:1].numel() if values.shape[0] > 0 else 1)
         for begin, end in _ranges(rows, row_bytes):
             numbers = self._numbers(begin, end)
@@ -135,7 +137,7 @@ class TableSource:
                 yield self._gathered(values, numbers.to(values.device)).cpu()
 
     def _gathered(self, values: Tensor, rows: Tensor) -> Tensor:
-        """Rows in a buffer that is used again and again: new memory costs more than the copy."""
+        """Gather rows into a reused buffer: new memory costs more than the copy."""
         buffer = self._buffer
         if (
             buffer is None

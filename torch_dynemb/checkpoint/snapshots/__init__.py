@@ -1,1 +1,1 @@
-"""Snapshots of tables whose rows lie on a disk: what makes the files there go on after a crash."""
+"""Snapshots of tables with rows on a disk, from which training resumes after a crash."""

@@ -1,7 +1,10 @@
-"""Everything of a group but the rows in its store: written to a file, and put back.
+"""State of a group without the rows in its store: written to a file, and restored.
 
-A file has the entries of ``table.state``, where the records of rows are, and the ids that were
-evicted and that nobody has taken yet.
+A file has three kinds of entries:
+
+* the entries of ``table.state``,
+* the places of row records, by slab,
+* the evicted ids that no call has taken yet.
 """
 
 from __future__ import annotations
@@ -24,21 +27,21 @@ from torch_dynemb.table import state as table_state
 from torch_dynemb.table.clock import propose
 from torch_dynemb.table.tables import Tables
 
-_EVICTED = "evicted"  # int64 [1 + n, 4], ids that nobody has taken
+_EVICTED = "evicted"  # int64 [1 + n, 4], evicted ids that no call has taken
 _PAGE = 4096
 _OTHER_TABLES = (
-    "construct the tables as they were when it was made, or take a checkpoint of "
+    "construct the tables as they were when it was saved, or use a checkpoint of "
     "torch_dynemb.checkpoint.save, which other tables can load"
 )
 
 
 def _records(slab: str) -> str:
-    """The entry with where the records of a slab are, int64 [rows]."""
+    """Return the name of the entry with the places of a slab's records, int64 [rows]."""
     return f"records/{slab}"
 
 
 def _evicted_rows(table: str) -> str:
-    """The entry with rows of evicted ids, float32 [n, dim]."""
+    """Return the name of the entry with rows of evicted ids, float32 [n, dim]."""
     return f"evicted_rows/{table}"
 
 
@@ -46,23 +49,23 @@ def _evicted_rows(table: str) -> str:
 
 
 def write_state(folder: Folder, stored: StoredGroup, rows: ops.StoreSnapshot) -> SavedFile:
-    """Writes the file of a group.
+    """Write the file of a group.
 
     Args:
-        folder: where to.
+        folder: destination.
         stored: the group.
-        rows: what the store said when it was synced.
+        rows: result of syncing the store.
     """
     tables = stored.group.tables
     entries = dict(table_state.used_tensors(tables))
     for slab, records in zip(tables.config.slabs, rows.records, strict=True):
         entries[_records(slab.name)] = records
-    entries.update(_taken_by_nobody(tables))
+    entries.update(_pending_evictions(tables))
     entries["format"] = table_state.format_entry(tables)
     return folder.write(STATE, [Section.of(name, of) for name, of in entries.items()], 0)
 
 
-def _taken_by_nobody(tables: Tables) -> dict[str, Tensor]:
+def _pending_evictions(tables: Tables) -> dict[str, Tensor]:
     evicted = tables.index.evicted
     count = min(int(evicted[0, 0]), evicted.shape[0] - 1)
     entries = {_EVICTED: evicted[: 1 + count]}
@@ -73,11 +76,11 @@ def _taken_by_nobody(tables: Tables) -> dict[str, Tensor]:
 
 
 def saved_segments(stored: StoredGroup, rows: ops.StoreSnapshot) -> list[SavedSegments]:
-    """The files that the rows are in, by slab.
+    """List the files of rows, by slab.
 
     Args:
         stored: the group.
-        rows: what the store said when it was synced.
+        rows: result of syncing the store.
     """
     saved = []
     for slab, pairs in zip(stored.group.config.slabs, rows.segments, strict=True):
@@ -89,7 +92,7 @@ def saved_segments(stored: StoredGroup, rows: ops.StoreSnapshot) -> list[SavedSe
 
 
 def _header(path: Path) -> int:
-    """crc32c of the first page of a file."""
+    """Return the crc32c of the first page of a file."""
     with path.open("rb") as file:
         return ops.crc32c(torch.frombuffer(bytearray(file.read(_PAGE)), dtype=torch.uint8))
 
@@ -98,13 +101,13 @@ def _header(path: Path) -> int:
 
 
 class SnapshotState(NamedTuple):
-    """What a group goes back to, read and checked.
+    """State that a group goes back to, read and checked.
 
     Attributes:
         stored: the group.
-        record: of the snapshot.
-        entries: of the tables.
-        rows: of the store.
+        record: record of the snapshot in the store.
+        entries: entries of the tables.
+        rows: rows of the store.
         evicted: entries of evicted ids.
     """
 
@@ -116,12 +119,12 @@ class SnapshotState(NamedTuple):
 
 
 def read_state(stored: StoredGroup, folder: Path, record: SavedStore) -> SnapshotState:
-    """Reads and checks what a group goes back to; changes nothing.
+    """Read and check the state that a group goes back to. Changes nothing.
 
     Args:
         stored: the group.
-        folder: with its file.
-        record: of the snapshot.
+        folder: folder with its file.
+        record: record of the snapshot in the store.
 
     Raises:
         DamagedStoreError: a file is missing or damaged.
@@ -161,7 +164,7 @@ def _pairs(places: list[int], files: list[int]) -> Tensor:
 
 
 def _check_segments(stored: StoredGroup, segments: SavedSegments) -> None:
-    """Raises where a file is missing or another one."""
+    """Raise an error if a file is missing or was replaced."""
     own = stored.tiers.storage.segment_bytes
     if segments.files and segments.bytes != own:
         raise RuntimeError(
@@ -176,27 +179,27 @@ def _check_segments(stored: StoredGroup, segments: SavedSegments) -> None:
         if size != segments.bytes:
             raise damaged(path, f"the file has {size} bytes, expected {segments.bytes}")
         if _header(path) != header:
-            raise damaged(path, "the first page is damaged or another file's")
+            raise damaged(path, "the first page is damaged or belongs to another file")
 
 
 def _check_evicted(tables: Tables, evicted: Mapping[str, Tensor]) -> None:
-    """Raises ValueError where there is no room for the evicted ids that nobody has taken."""
+    """Raise ValueError if the tables have too little room for the evicted ids of the snapshot."""
     count = evicted[_EVICTED].shape[0] - 1
     room = tables.index.evicted.shape[0] - 1
     rows = len(evicted) > 1
     if count > 0 and (count > room or rows != (tables.evictions.rows is not None)):
         raise ValueError(
-            f"the snapshot has {count} evicted ids that nobody has taken, "
+            f"the snapshot has {count} pending evicted ids, "
             f"{'with' if rows else 'without'} their rows, but the tables have room for {room}: "
-            f"call evicted.record({count}, rows={rows}) on them before"
+            f"call evicted.record({count}, rows={rows}) on them first"
         )
 
 
 def put_back(state: SnapshotState) -> None:
-    """Makes a group what it was; whatever stops it leaves the group half of it.
+    """Restore a group. After an error it is in an undefined state: call :func:`give_up`.
 
     Raises:
-        RuntimeError: memory is short, or the disk fails.
+        RuntimeError: there is too little memory, or the disk fails.
     """
     tables = state.stored.group.tables
     state.stored.tiers.restore(state.rows)
@@ -216,7 +219,7 @@ def put_back(state: SnapshotState) -> None:
 
 
 def give_up(state: SnapshotState) -> None:
-    """After :func:`put_back` has failed midway: better no ids than some."""
+    """Clear the tables after :func:`put_back` has failed."""
     table_state.give_up(state.stored.group.tables)
 
 

@@ -1,7 +1,7 @@
-"""Which snapshots stay, and what a store keeps for them.
+"""Snapshots that stay, and the files that a store keeps for them.
 
-A snapshot is there while its file in ``snapshots/`` is: whoever deletes that has deleted it, and
-the next save gives the space back.
+A snapshot exists while its file in ``snapshots/`` exists. Deleting that file deletes the snapshot,
+and the next save frees its space.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from torch_dynemb.checkpoint.snapshots.records import (
 )
 from torch_dynemb.storage.tiers.ssd import SSDTiers
 
-# uuids of the snapshots that the tables have come from or made, by their first store
+# by first store: uuids of the snapshots that the tables were loaded from or saved as
 _histories: weakref.WeakKeyDictionary[SSDTiers, set[str]] = weakref.WeakKeyDictionary()
 
 
 def snapshots_of(store: Path) -> list[Snapshot]:
-    """The snapshots of models that have this store first; those of later ones come later.
+    """List the snapshots of models that have this store first, in the order of their numbers.
 
     Raises:
         DamagedStoreError: a file is damaged.
@@ -46,7 +46,7 @@ def snapshots_of(store: Path) -> list[Snapshot]:
 
 
 def histories_of(store: Path) -> dict[Path, SavedStore]:
-    """What a store keeps, by its folder.
+    """Return the records that a store keeps, by folder.
 
     Raises:
         DamagedStoreError: a file is damaged.
@@ -55,38 +55,38 @@ def histories_of(store: Path) -> dict[Path, SavedStore]:
 
 
 def history(first: SSDTiers) -> set[str]:
-    """uuids of the snapshots that the tables go on from.
+    """Return the uuids of the snapshots that the tables continue.
 
     Args:
-        first: the first store of the model.
+        first: first store of the model.
     """
     return _histories.get(first, set())
 
 
 def goes_on_from(first: SSDTiers, snapshot: Snapshot) -> None:
-    """Takes note that the tables have been saved as this snapshot, or loaded from it.
+    """Note that the tables were saved as this snapshot, or loaded from it.
 
     Args:
-        first: the first store of the model.
-        snapshot: that it is.
+        first: first store of the model.
+        snapshot: the snapshot.
     """
     _histories[first] = {*snapshot.history, snapshot.uuid}
 
 
 def outdated(there: Sequence[Snapshot], new: Snapshot, keep: int) -> list[Snapshot]:
-    """Which snapshots go when another one is there.
+    """Return the snapshots that a new one replaces.
 
     Args:
-        there: those of the first store, ascending.
-        new: the other one.
-        keep: how many of its history stay, itself included.
+        there: snapshots of the first store, ascending.
+        new: the new one.
+        keep: number of snapshots of its history that stay, itself included.
     """
     own = [of for of in there if of.uuid in new.history and of.name != new.name]
     return own[: max(0, len(own) - (keep - 1))]
 
 
 def forget(disk: Disk, store: Path, snapshots: Sequence[Snapshot]) -> None:
-    """Deletes snapshots: their names, after which nobody finds them.
+    """Delete the names of snapshots, so that they no longer exist.
 
     Raises:
         OSError: the disk fails.
@@ -98,18 +98,18 @@ def forget(disk: Disk, store: Path, snapshots: Sequence[Snapshot]) -> None:
 
 
 def clean(disk: Disk, stored: StoredGroup, first: Path, there: Collection[str]) -> None:
-    """Deletes what a store keeps for snapshots that are no more, and the rows that only they need.
+    """Delete what a store keeps for deleted snapshots, and the rows that only they need.
 
-    What models keep that have another store first stays.
+    Files of models with another first store stay.
 
     Args:
         disk: the file system.
         stored: the store.
-        first: the directory of the model's first store.
-        there: uuids of the snapshots that are named there.
+        first: directory of the model's first store.
+        there: uuids of the snapshots that exist in it.
 
     Raises:
-        DamagedStoreError: a file of a snapshot that is there is damaged.
+        DamagedStoreError: a file of an existing snapshot is damaged.
         RuntimeError, OSError: the disk fails.
     """
     for folder in unfinished_folders(stored.path):
@@ -121,10 +121,10 @@ def clean(disk: Disk, stored: StoredGroup, first: Path, there: Collection[str]) 
     for folder, record in histories_of(stored.path).items():
         named = Path(os.path.normpath(stored.path / record.first))
         if named == first and record.uuid not in there:
-            # who dies while it is removed leaves something that is known to be no more
-            doomed = folder.with_name(f"{folder.name}.tmp-{record.uuid}")
-            disk.rename(folder, doomed)
-            disk.remove(doomed)
+            # a crash leaves a folder that is already marked deleted
+            deleted = folder.with_name(f"{folder.name}.tmp-{record.uuid}")
+            disk.rename(folder, deleted)
+            disk.remove(deleted)
             continue
         for of in record.segments:
             names.setdefault(of.slab, []).extend(of.files)

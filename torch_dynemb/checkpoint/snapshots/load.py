@@ -1,4 +1,4 @@
-"""Goes back to a snapshot."""
+"""Loading of a snapshot."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from torch_dynemb.checkpoint.snapshots.kept import (
     snapshots_of,
 )
 from torch_dynemb.checkpoint.snapshots.places import (
-    REST,
+    MODEL,
     StoredGroup,
     checked_name,
     first_store,
@@ -46,13 +46,13 @@ _DISK = Disk()
 
 
 class _Chosen(NamedTuple):
-    """What all ranks know of the snapshot that is loaded.
+    """Facts about the snapshot to load that all ranks share.
 
     Attributes:
-        snapshot: the one.
-        there: uuids of all that are there.
+        snapshot: the snapshot.
+        there: uuids of all existing snapshots.
         first: directory of the first store.
-        first_rank: which rank has that store.
+        first_rank: rank with that store.
     """
 
     snapshot: Snapshot
@@ -62,10 +62,10 @@ class _Chosen(NamedTuple):
 
 
 def snapshots(model: nn.Module | str | PathLike[str]) -> list[str]:
-    """Names of the snapshots that a model can go back to; the last one is the newest.
+    """List the names of the snapshots of a model; the last one is the newest.
 
     Args:
-        model: one whose rows lie on disks, or the path of its first store.
+        model: model with rows on disks, or the path of its first store.
 
     Raises:
         TypeError: it is neither.
@@ -84,32 +84,32 @@ def load_snapshot(
     process_group: dist.ProcessGroup | None = None,
     progress: bool | None = None,
 ) -> LoadReport:
-    """Goes back to a snapshot; all ranks call it together.
+    """Restore a snapshot. All ranks call it together.
 
-    Tables, and with them every later result, are bit for bit what they were. The model is as it was
-    when the snapshot was made: the same tables, optimizers, policies and ranks. Hyper-parameters
-    stay those of the model, as with :func:`load`. What the stores have written since the snapshot
-    is deleted, other snapshots stay.
+    Tables, and with them all later results, are bit for bit what they were. The model must have the
+    same tables, optimizers, policies and ranks as when the snapshot was saved. Hyper-parameters
+    stay those of the model, as with :func:`load`. What the stores wrote after the snapshot is
+    deleted. Other snapshots stay.
 
     Args:
-        model: between two training steps, whose stores have the paths with the snapshot.
-        name: of the snapshot; default: the newest one.
-        strict: for what lies in no store, as of :func:`load`.
-        process_group: of the ranks that load together; default: all.
-        progress: show a progress bar for what lies in no store; default: where the standard error
+        model: model between two training steps, with stores at the paths of the snapshot.
+        name: name of the snapshot; default: the newest one.
+        strict: for what lies outside stores, as in :func:`load`.
+        process_group: ranks that load together; default: all.
+        progress: show a progress bar for what lies outside stores; default: if the standard error
             is a terminal.
 
     Returns:
-        As :func:`load`; ``state`` is what :func:`save_snapshot` was given.
+        As :func:`load`; ``state`` is that given to :func:`save_snapshot`.
 
     Raises:
-        TypeError, ValueError: a wrong argument, or what lies in no store does not fit the model.
-        FileNotFoundError: there is no such snapshot.
+        TypeError, ValueError: a wrong argument, or what lies outside stores does not fit the model.
+        FileNotFoundError: the snapshot does not exist.
         DamagedStoreError: a file of it is missing or damaged.
-        UnsupportedFormatError: it is of another version.
+        UnsupportedFormatError: it has another version.
         RuntimeError: it is of other tables, or of another number of ranks. In all these cases all
-            ranks raise, and the model is as it was. Or memory is short, or the disk fails, while
-            tables are replaced: these are empty then.
+            ranks raise, and the model is unchanged. A RuntimeError is also raised if memory or the
+            disk fails while tables are replaced: these are empty then.
     """
     ranks = ranks_of(process_group)
 
@@ -128,17 +128,17 @@ def load_snapshot(
     ranks.agree("load_snapshot", name=name, strict=strict)
     chosen = _chosen(ranks, stores, name)
     found = ranks.run(lambda: _found(stores, chosen))
-    folders = ranks.gather(str(found[0][1] / REST) if ranks.rank == chosen.first_rank else "")
-    rest = Path(folders[chosen.first_rank])
+    folders = ranks.gather(str(found[0][1] / MODEL) if ranks.rank == chosen.first_rank else "")
+    model_folder = Path(folders[chosen.first_rank])
     states = ranks.run(lambda: [state for state, _ in found])
-    manifest = ranks.run(lambda: _manifest(rest))
+    manifest = ranks.run(lambda: _manifest(model_folder))
     stored_ids = {id(stored.group) for stored in stores}
     in_memory = [part for part in parts if id(part.group) not in stored_ids]
     try:
         report = load_parts(
             ranks,
             "load_snapshot",
-            rest,
+            model_folder,
             manifest,
             in_memory,
             model,
@@ -163,14 +163,14 @@ def load_snapshot(
 
 
 def _chosen(ranks: Ranks, stores: Sequence[StoredGroup], name: str | None) -> _Chosen:
-    told = ranks.gather([str(stored.path) for stored in stores])
-    first_rank = next((rank for rank, paths in enumerate(told) if paths), None)
+    gathered = ranks.gather([str(stored.path) for stored in stores])
+    first_rank = next((rank for rank, paths in enumerate(gathered) if paths), None)
     if first_rank is None:
         raise RuntimeError(
-            "load_snapshot: no table of the model has storage=SSDStore(...), beside whose rows a "
-            "snapshot would lie: use torch_dynemb.checkpoint.load"
+            "load_snapshot: no table of the model has storage=SSDStore(...), which a "
+            "snapshot needs: use torch_dynemb.checkpoint.load"
         )
-    first = Path(told[first_rank][0])
+    first = Path(gathered[first_rank][0])
 
     def choose() -> tuple[Snapshot, list[str]] | None:
         if ranks.rank != first_rank:
@@ -181,34 +181,34 @@ def _chosen(ranks: Ranks, stores: Sequence[StoredGroup], name: str | None) -> _C
             names = [snapshot.name for snapshot in there]
             raise FileNotFoundError(
                 f"load_snapshot: {snapshot_folder(first)} has no snapshot"
-                f"{'' if name is None else f' {name!r}'}: there are {names}"
+                f"{'' if name is None else f' {name!r}'}: it has {names}"
             )
         return named[-1], [snapshot.uuid for snapshot in there]
 
     found = ranks.gather(ranks.run(choose))[first_rank]
     assert found is not None
     snapshot, there = found
-    count = sum(len(paths) for paths in told)
+    count = sum(len(paths) for paths in gathered)
     if (snapshot.ranks, snapshot.stores) != (ranks.size, count):
         raise RuntimeError(
-            f"load_snapshot: {snapshot_folder(first) / snapshot.name} was made by {snapshot.ranks} "
-            f"ranks with {snapshot.stores} stores, but the model has {ranks.size} with {count}: "
-            "load it with as many, and save it with torch_dynemb.checkpoint.save, which any number "
-            "of ranks loads"
+            f"load_snapshot: {snapshot_folder(first) / snapshot.name} was saved by "
+            f"{snapshot.ranks} ranks with {snapshot.stores} stores, but the model has {ranks.size} "
+            f"with {count}: load it with as many, and save it with torch_dynemb.checkpoint.save, "
+            "which any number of ranks loads"
         )
     return _Chosen(snapshot, there, first, first_rank)
 
 
 def _found(stores: Sequence[StoredGroup], chosen: _Chosen) -> list[tuple[SnapshotState, Path]]:
-    """What the stores of this rank go back to, and the folders that have it."""
+    """Read the states of this rank's stores, and find the folders that have them."""
     result = []
     for stored in stores:
         kept = histories_of(stored.path)
         folders = [folder for folder, of in kept.items() if of.uuid == chosen.snapshot.uuid]
         if not folders:
             raise DamagedStoreError(
-                f"load_snapshot: {stored.path} has nothing of snapshot {chosen.snapshot.name!r}: "
-                "its tables were not part of the model, or the directory is another one: copy "
+                f"load_snapshot: {stored.path} has no files of snapshot {chosen.snapshot.name!r}: "
+                "its tables were not part of the model, or the directory was replaced: copy "
                 "it back, or load another snapshot",
                 path=stored.path,
             )
@@ -217,15 +217,15 @@ def _found(stores: Sequence[StoredGroup], chosen: _Chosen) -> list[tuple[Snapsho
     return result
 
 
-def _manifest(rest: Path) -> Manifest:
+def _manifest(folder: Path) -> Manifest:
     try:
-        return read_manifest(rest)
+        return read_manifest(folder)
     except (FileNotFoundError, DamagedFileError) as error:
-        raise DamagedStoreError(f"load_snapshot: {error}: {REMEDY}", path=rest) from error
+        raise DamagedStoreError(f"load_snapshot: {error}: {REMEDY}", path=folder) from error
 
 
 def _put_back(states: Sequence[SnapshotState]) -> None:
-    """Replaces the tables of this rank; where that fails, all of them are empty."""
+    """Restore the tables of this rank. On failure all of them are cleared."""
     try:
         for state in states:
             put_back(state)

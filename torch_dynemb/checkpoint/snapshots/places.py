@@ -1,8 +1,8 @@
-"""Where snapshots lie: beside the rows, in the directory of a group's store.
+"""Paths of snapshots: beside the rows, in the directory of a group's store.
 
-``snapshots/NAME`` is written last, in the directory of the model's first store, and says that the
-snapshot is there. Every store has what it needs to go back in ``index/NUMBER``, which is found by
-the uuid of the snapshot.
+``snapshots/NAME`` is written last, in the directory of the model's first store. It makes the
+snapshot exist. Every store has its own files of the snapshot in ``index/NUMBER``, found by the
+snapshot's uuid.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
 from torch_dynemb.storage.tiers.ssd import KEPT_FOLDER, SSDTiers
 from torch_dynemb.table.group import TableGroup
 
-REST = "model"  # of index/NUMBER: a checkpoint of what lies in no store
+MODEL = "model"  # of index/NUMBER: a checkpoint of what lies outside stores
 MANIFEST = "manifest.json"  # of index/NUMBER
 STATE = "state.safetensors"  # of index/NUMBER
 
@@ -30,12 +30,12 @@ _UNFINISHED = re.compile(r"[0-9]{8,}\.tmp-[0-9a-f]{32}")
 
 
 class StoredGroup(NamedTuple):
-    """A group whose rows lie on a disk.
+    """A group with rows on a disk.
 
     Attributes:
         group: the tables.
         tiers: their cache and store.
-        path: of the store.
+        path: path of the store.
     """
 
     group: TableGroup
@@ -44,11 +44,11 @@ class StoredGroup(NamedTuple):
 
 
 def checked_name(call: str, name: object) -> str:
-    """A name of a snapshot, which is one of a file.
+    """Check the name of a snapshot. Return it.
 
     Raises:
-        TypeError: it is no text.
-        ValueError: it cannot be the name of a file everywhere.
+        TypeError: it is not a text.
+        ValueError: it is not a portable file name.
     """
     if not isinstance(name, str):
         raise TypeError(f"{call}: name is {described(name)}, expected a str")
@@ -61,10 +61,10 @@ def checked_name(call: str, name: object) -> str:
 
 
 def stored_groups(call: str, parts: Sequence[TablePart]) -> list[StoredGroup]:
-    """The groups of some parts that have a store on a disk.
+    """List the groups of some parts that have a store on a disk.
 
     Raises:
-        RuntimeError: a group has a store of another kind, whose rows a snapshot has not.
+        RuntimeError: a group has a store of another kind, which snapshots do not support.
     """
     found = []
     for group in groups_of(parts):
@@ -73,7 +73,7 @@ def stored_groups(call: str, parts: Sequence[TablePart]) -> list[StoredGroup]:
             continue
         if not isinstance(tiers, SSDTiers):
             raise RuntimeError(
-                f"{call}: tables {group.names} have an ExternalStore, of which there are no "
+                f"{call}: tables {group.names} have an ExternalStore, which does not support "
                 "snapshots: use torch_dynemb.checkpoint.save"
             )
         found.append(StoredGroup(group, tiers, Path(os.path.realpath(tiers.storage.path))))
@@ -81,10 +81,11 @@ def stored_groups(call: str, parts: Sequence[TablePart]) -> list[StoredGroup]:
 
 
 def first_store(call: str, model: nn.Module | str | os.PathLike[str]) -> Path | None:
-    """The directory with the names of snapshots; None: the model has no store on this rank.
+    """Return the directory with the names of snapshots; None if the model has no store on this
+    rank.
 
     Args:
-        call: what errors begin with.
+        call: prefix of errors.
         model: the model, or the directory.
 
     Raises:
@@ -105,33 +106,35 @@ def first_store(call: str, model: nn.Module | str | os.PathLike[str]) -> Path | 
 
 
 def snapshot_folder(store: Path) -> Path:
-    """The folder whose files are the snapshots of models that have this store first."""
+    """Return the folder with one file for each snapshot, in the first store of a model."""
     return store / "snapshots"
 
 
 def snapshot_files(store: Path) -> list[Path]:
-    """The files of all snapshots, in no order."""
+    """List the files of all snapshots, in no order."""
     folder = snapshot_folder(store)
     return [p for p in folder.iterdir() if _NAME.fullmatch(p.name)] if folder.is_dir() else []
 
 
 def index_folder(store: Path) -> Path:
-    """The folder of what a store keeps of snapshots."""
+    """Return the folder in which a store keeps the files of snapshots."""
     return store / KEPT_FOLDER
 
 
 def index_folders(store: Path) -> list[Path]:
-    """What a store keeps of snapshots, finished or abandoned; ascending by number."""
+    """List the folders that a store keeps for snapshots, also abandoned ones; ascending by
+    number.
+    """
     return _matching(index_folder(store), _NUMBER)
 
 
 def unfinished_folders(store: Path) -> list[Path]:
-    """What saves that have died left."""
+    """List the folders that dead saves left."""
     return _matching(index_folder(store), _UNFINISHED)
 
 
 def next_index(store: Path) -> Path:
-    """A folder that is not there yet."""
+    """Return a folder that does not exist yet."""
     there = [*index_folders(store), *unfinished_folders(store)]
     last = max((int(folder.name.partition(".")[0]) for folder in there), default=0)
     return index_folder(store) / f"{last + 1:08}"
@@ -144,19 +147,19 @@ def _matching(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
 
 
 def segment_file(store: Path, slab: str, number: int) -> Path:
-    """A file of rows.
+    """Return the path of a file of rows.
 
     Args:
-        store: whose.
+        store: directory of the store.
         slab: name of the slab.
-        number: of the file.
+        number: number of the file.
     """
     return store / "rows" / slab / f"{number:08x}"
 
 
 __all__ = [
     "MANIFEST",
-    "REST",
+    "MODEL",
     "STATE",
     "StoredGroup",
     "checked_name",

@@ -1,6 +1,6 @@
-"""What the files of a snapshot say: the one that names it, and one of each store.
+"""Records in the files of a snapshot: one that names it, and one for each store.
 
-They are JSON texts with a checksum of their own.
+They are JSON texts that contain their own checksum.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Snapshot:
     """A snapshot of a model.
 
     Attributes:
-        name: of the snapshot.
-        uuid: no two have the same.
-        number: those of later ones are larger.
-        ranks: that have made it.
-        stores: of all ranks.
-        history: uuids of the snapshots that it goes on from and that were there.
+        name: name of the snapshot.
+        uuid: unique id.
+        number: increases from snapshot to snapshot.
+        ranks: number of ranks that saved it.
+        stores: number of stores on all ranks.
+        history: uuids of the earlier snapshots that it continues, and that existed.
     """
 
     name: str
@@ -51,12 +51,12 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class SavedSegments:
-    """The files of rows of a slab.
+    """Files with the rows of a slab.
 
     Attributes:
-        slab: its name.
-        bytes: of each file.
-        places: of the segments, as records name them.
+        slab: name of the slab.
+        bytes: size of each file.
+        places: places of the segments, as records name them.
         files: their numbers.
         headers: crc32c of the first page of each.
     """
@@ -70,15 +70,15 @@ class SavedSegments:
 
 @dataclass(frozen=True)
 class SavedStore:
-    """What a store keeps of a snapshot.
+    """Files of a snapshot in one store.
 
     Attributes:
-        uuid: of the snapshot.
-        first: where the store with its name is, seen from this one.
-        state: file with everything but the rows.
-        segments: of all slabs; those that are in memory have no files.
-        batch_scored: numbers of the tables whose lookups have a custom score.
-        proposed_now: seconds that the rank proposed; None: its group was on its own.
+        uuid: uuid of the snapshot.
+        first: path of the first store, relative to this one.
+        state: file with the state without the rows.
+        segments: files of all slabs; a slab in memory has none.
+        batch_scored: numbers of the tables with a custom score per lookup.
+        proposed_now: seconds that the rank proposed; None for a group on a single rank.
     """
 
     uuid: str
@@ -90,23 +90,22 @@ class SavedStore:
 
 
 REMEDY = (
-    "copy it back from where there is a copy; or load another snapshot, and delete this one's file "
-    "in snapshots/"
+    "copy it back from a backup; or load another snapshot, and delete this one's file in snapshots/"
 )
 
 
 def damaged(path: Path, what: object) -> DamagedStoreError:
-    """Return the error of a file of a snapshot that is not what was written.
+    """Return the error for a damaged file of a snapshot.
 
     Args:
-        path: of the file.
-        what: is wrong.
+        path: the file.
+        what: what is wrong with it.
     """
     return DamagedStoreError(f"{path}: {what}: {REMEDY}", path=path)
 
 
 def write_record(disk: Disk, path: Path, record: Snapshot | SavedStore) -> None:
-    """Writes a new file and waits until it is on the disk; its name may not be.
+    """Write a new file, and wait until it is on the disk. Its name may not be there yet.
 
     Raises:
         OSError: the disk is full, or fails.
@@ -124,29 +123,30 @@ def write_record(disk: Disk, path: Path, record: Snapshot | SavedStore) -> None:
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """The snapshot that a file names.
+    """Read the snapshot that a file names.
 
     Raises:
         DamagedStoreError: it is damaged.
-        UnsupportedFormatError: it is of another version.
+        UnsupportedFormatError: it has another version.
     """
     content = _read(path, _SNAPSHOT)
     try:
         snapshot = Snapshot(**content)
-        _check(path, snapshot.name == path.name, f"it is that of {snapshot.name!r}")
-        _check(path, _counts(snapshot.number, snapshot.ranks, snapshot.stores), "it has no numbers")
-        _check(path, all(isinstance(of, str) for of in snapshot.history), "it has no history")
+        _check(path, snapshot.name == path.name, f"it belongs to snapshot {snapshot.name!r}")
+        numbers = (snapshot.number, snapshot.ranks, snapshot.stores)
+        _check(path, _counts(*numbers), "its numbers are wrong")
+        _check(path, all(isinstance(of, str) for of in snapshot.history), "its history is wrong")
     except (TypeError, AttributeError) as error:
         raise damaged(path, f"an entry is missing or wrong: {error}") from error
     return snapshot
 
 
 def read_store(path: Path) -> SavedStore:
-    """What a store keeps of a snapshot.
+    """Read the record of a store.
 
     Raises:
         DamagedStoreError: the file is missing or damaged.
-        UnsupportedFormatError: it is of another version.
+        UnsupportedFormatError: it has another version.
     """
     content = _read(path, _STORE)
     try:
@@ -171,7 +171,7 @@ def _check(path: Path, sound: bool, what: str) -> None:
 
 
 def _read(path: Path, kind: str) -> dict[str, Any]:
-    """What the file says, without its format and checksum."""
+    """Read the content of a file, without its format and checksum."""
     try:
         _check(path, path.stat().st_size <= _MOST_BYTES, "the file is larger than any of its kind")
         content = json.loads(path.read_bytes())
@@ -180,10 +180,10 @@ def _read(path: Path, kind: str) -> dict[str, Any]:
     except DamagedStoreError:
         raise
     except (ValueError, RecursionError) as error:
-        raise damaged(path, f"the file is no JSON text: {error}") from error
+        raise damaged(path, f"the file is not JSON: {error}") from error
     if not isinstance(content, dict):
-        raise damaged(path, "the file is no JSON object")
-    _check(path, content.get("format") == kind, f"the file is no {kind}")
+        raise damaged(path, "the file is not a JSON object")
+    _check(path, content.get("format") == kind, f"the file is not a {kind}")
     version = content.get("version")
     if version != VERSION:
         raise UnsupportedFormatError(
@@ -195,7 +195,7 @@ def _read(path: Path, kind: str) -> dict[str, Any]:
     try:
         found = sums_of_bytes(canonical(content))
     except (ValueError, RecursionError) as error:
-        raise damaged(path, f"the file is no JSON text: {error}") from error
+        raise damaged(path, f"the file is not JSON: {error}") from error
     _check(path, found == expected, "the checksum is wrong: the file was damaged or edited")
     del content["format"], content["version"]
     return content

@@ -1,4 +1,4 @@
-"""Makes a snapshot of a model whose rows lie on disks."""
+"""Saving of a snapshot of a model with rows on disks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from torch_dynemb.checkpoint.snapshots.kept import (
 )
 from torch_dynemb.checkpoint.snapshots.places import (
     MANIFEST,
-    REST,
+    MODEL,
     StoredGroup,
     checked_name,
     index_folder,
@@ -52,13 +52,13 @@ _DISK = Disk()
 
 
 class _Plan(NamedTuple):
-    """What all ranks know of a snapshot that is made.
+    """Facts about the new snapshot that all ranks share.
 
     Attributes:
-        snapshot: that it will be.
+        snapshot: the new snapshot.
         first: directory of the first store.
-        there: snapshots that are there, ascending.
-        first_rank: which rank has that store.
+        there: existing snapshots, ascending.
+        first_rank: rank with that store.
     """
 
     snapshot: Snapshot
@@ -68,7 +68,7 @@ class _Plan(NamedTuple):
 
 
 class _UnfinishedStore(NamedTuple):
-    """What a store has for a snapshot, under a name that says that it is not whole."""
+    """Files of a store for a snapshot, under a name that marks them as unfinished."""
 
     stored: StoredGroup
     unfinished: Path
@@ -85,41 +85,41 @@ def save_snapshot(
     process_group: dist.ProcessGroup | None = None,
     progress: bool | None = None,
 ) -> None:
-    """Saves a model whose rows lie on disks, beside these rows; all ranks call it together.
+    """Save a model with rows on disks, beside these rows. All ranks call it together.
 
-    Rows that have changed go to the store; those that were there already are not written again, so
-    a snapshot takes the time and the space of what has changed, and of the index. What lies in no
-    store (other tables, the dense part, ``state``) is saved as :func:`save` does. The snapshot is
-    there as a whole or not at all: whoever dies on the way finds the one before.
-    :func:`load_snapshot` goes on from it bit for bit, with as many ranks, and tables as they are
-    now; for other ranks or tables, and as a backup on another disk, there is :func:`save`.
+    Changed rows are written to the store; others are there already. So a snapshot takes the time
+    and space of changed rows and of the index. What lies outside stores (other tables, the dense
+    state, ``state``) is saved as by :func:`save`. The snapshot appears as a whole or not at all:
+    after a crash, the one before is still there. :func:`load_snapshot` resumes from it bit for bit,
+    with the same number of ranks and the same tables. For other ranks or tables, and for backups on
+    another disk, use :func:`save`.
 
-    It lies in the ``path`` of the stores. A file in ``snapshots/`` of the first one names it: who
-    deletes that file has deleted the snapshot, and the next save gives its space back.
+    It lies in the ``path`` of the stores. A file in ``snapshots/`` of the first store names it.
+    Deleting that file deletes the snapshot, and the next save frees its space.
 
     Args:
-        model: between two training steps; at least one table has an :class:`SSDStore`.
-        name: letters, digits, ``.``, ``_`` and ``-``. A snapshot of this name that the tables go on
-            from is replaced, when the new one is whole.
-        state: what else the program needs to go on; see :func:`save`.
-        keep: how many of the snapshots that the tables have made or gone on from stay, the new one
-            included. Others are never deleted: a model that was not loaded from the snapshots of
-            its directory leaves them there, with the space that they take.
-        process_group: of the ranks that save together; default: all.
-        progress: show a progress bar for what lies in no store; default: where the standard error
+        model: model between two training steps; at least one table has an :class:`SSDStore`.
+        name: letters, digits, ``.``, ``_`` and ``-``. A snapshot of this name that the tables
+            continue is replaced once the new one is whole.
+        state: other values that the program needs to resume; see :func:`save`.
+        keep: number of snapshots that stay of those that the tables were saved as or continue, the
+            new one included. Others are never deleted: a model that was not loaded from the
+            snapshots of its directory leaves them there, with their space.
+        process_group: ranks that save together; default: all.
+        progress: show a progress bar for what lies outside stores; default: if the standard error
             is a terminal.
 
     Raises:
-        TypeError, ValueError: a wrong argument, or ``state`` is such as :func:`save` refuses.
-        FileExistsError: there is a snapshot of this name that the tables do not go on from.
+        TypeError, ValueError: a wrong argument, or a ``state`` that :func:`save` rejects.
+        FileExistsError: a snapshot of this name exists that the tables do not continue.
         InUseError: another thread trains or changes the model.
         RuntimeError: no table has a store, or one has an :class:`ExternalStore`; gradients are
-            pending for an optimizer's ``step()``; or a disk fails that has rows.
+            pending for an optimizer's ``step()``; or a disk with rows fails.
         DamagedStoreError: a file of another snapshot is damaged.
         DiskFullError: the disk is full.
-        OSError: the disk fails. In all cases all ranks raise, the snapshots that were there are as
-            they were, and training can go on, unless it is rows that could not be written: then
-            every later call raises that.
+        OSError: the disk fails. In all cases all ranks raise, earlier snapshots are unchanged, and
+            training can continue. One exception: if rows could not be written, every later call
+            raises that.
 
     Example:
         >>> import tempfile, torch, torch_dynemb as td
@@ -153,7 +153,7 @@ def save_snapshot(
         for group in groups_of(parts):
             check_saveable("save_snapshot", group)
         for stored in stores:
-            histories_of(stored.path)  # what is damaged is told before anything is written
+            histories_of(stored.path)  # raises for a damaged file, before anything is written
         return parts, stores
 
     parts, stores = ranks.run(prepare)
@@ -167,12 +167,12 @@ def save_snapshot(
     named: list[Path] = []
     naming = False
     try:
-        # so that no crash brings a name back whose rows are deleted now
+        # so that no crash brings back a name after its rows are deleted
         ranks.run(lambda: _sync_names(disk, plan) if _is_first(ranks, plan) else None)
         ranks.run(lambda: written.extend(_written(disk, ranks, plan, stores)))
-        rest = ranks.gather(str(written[0].unfinished / REST) if _is_first(ranks, plan) else "")
+        folders = ranks.gather(str(written[0].unfinished / MODEL) if _is_first(ranks, plan) else "")
         write_checkpoint(
-            ranks, disk, Path(rest[plan.first_rank]), plan.snapshot.uuid, source, progress
+            ranks, disk, Path(folders[plan.first_rank]), plan.snapshot.uuid, source, progress
         )
         ranks.run(reading.check)
         with defer_signals():
@@ -180,16 +180,16 @@ def save_snapshot(
             naming = True
             ranks.run(lambda: _name(disk, plan, named) if _is_first(ranks, plan) else None)
     except BaseException:
-        # once the first rank has begun to name it, the others cannot know whether it is there
+        # once the first rank has begun to name it, other ranks cannot know whether it exists
         if not naming or (_is_first(ranks, plan) and not named):
             _abandon(disk, plan, stores, written)
         raise
     with defer_signals():
-        gone = outdated(plan.there, plan.snapshot, keep)
+        removed = outdated(plan.there, plan.snapshot, keep)
         if _is_first(ranks, plan):
             goes_on_from(stores[0].tiers, plan.snapshot)
-        ranks.run(lambda: forget(disk, plan.first, gone) if _is_first(ranks, plan) else None)
-        _clean_all(ranks, disk, plan, stores, gone)
+        ranks.run(lambda: forget(disk, plan.first, removed) if _is_first(ranks, plan) else None)
+        _clean_all(ranks, disk, plan, stores, removed)
 
 
 def _is_first(ranks: Ranks, plan: _Plan) -> bool:
@@ -197,13 +197,13 @@ def _is_first(ranks: Ranks, plan: _Plan) -> bool:
 
 
 def _planned(ranks: Ranks, stores: Sequence[StoredGroup], name: str) -> _Plan:
-    """What will be made; the rank with the first store knows what is there."""
-    told = ranks.gather((uuids.uuid4().hex, [str(stored.path) for stored in stores]))
-    first_rank = next((rank for rank, (_, paths) in enumerate(told) if paths), None)
+    """Plan the snapshot; the rank with the first store knows the existing ones."""
+    gathered = ranks.gather((uuids.uuid4().hex, [str(stored.path) for stored in stores]))
+    first_rank = next((rank for rank, (_, paths) in enumerate(gathered) if paths), None)
     if first_rank is None:
         raise RuntimeError(
-            "save_snapshot: no table of the model has storage=SSDStore(...), beside whose rows a "
-            "snapshot lies: use torch_dynemb.checkpoint.save"
+            "save_snapshot: no table of the model has storage=SSDStore(...), which a "
+            "snapshot needs: use torch_dynemb.checkpoint.save"
         )
 
     def look() -> tuple[list[Snapshot], set[str]]:
@@ -214,7 +214,7 @@ def _planned(ranks: Ranks, stores: Sequence[StoredGroup], name: str) -> _Plan:
         if taken:
             raise FileExistsError(
                 f"save_snapshot: {stores[0].path} has a snapshot {name!r} that the tables do not "
-                "go on from: give another name, load that one first, or delete "
+                "continue: give another name, load that one first, or delete "
                 f"{snapshot_folder(stores[0].path) / name}"
             )
         return there, own
@@ -222,15 +222,15 @@ def _planned(ranks: Ranks, stores: Sequence[StoredGroup], name: str) -> _Plan:
     there, own = ranks.gather(ranks.run(look))[first_rank]
     number = max((of.number for of in there), default=0) + 1
     known = [of.uuid for of in there if of.uuid in own]
-    count = sum(len(paths) for _, paths in told)
-    snapshot = Snapshot(name, told[0][0], number, ranks.size, count, known)
-    return _Plan(snapshot, Path(told[first_rank][1][0]), there, first_rank)
+    count = sum(len(paths) for _, paths in gathered)
+    snapshot = Snapshot(name, gathered[0][0], number, ranks.size, count, known)
+    return _Plan(snapshot, Path(gathered[first_rank][1][0]), there, first_rank)
 
 
 def _written(
     disk: Disk, ranks: Ranks, plan: _Plan, stores: Sequence[StoredGroup]
 ) -> list[_UnfinishedStore]:
-    """Makes rows durable, and writes what the stores of this rank keep, on the disk."""
+    """Make rows durable, and write the files of this rank's stores."""
     for stored in stores:
         clean(disk, stored, plan.first, {of.uuid for of in plan.there})
     result = []
@@ -258,7 +258,7 @@ def _written(
 
 
 def _finish(disk: Disk, written: Sequence[_UnfinishedStore]) -> None:
-    """What the stores keep gets its names; no snapshot needs it yet."""
+    """Rename the files of the stores to their final names; no snapshot needs them yet."""
     for of in written:
         disk.sync_folder(of.unfinished)
         disk.rename(of.unfinished, of.folder)
@@ -272,7 +272,7 @@ def _sync_names(disk: Disk, plan: _Plan) -> None:
 
 
 def _name(disk: Disk, plan: _Plan, named: list[Path]) -> None:
-    """From here on, the snapshot is there; then ``named`` has its file."""
+    """Write the file that makes the snapshot exist, then add it to ``named``."""
     folder = snapshot_folder(plan.first)
     draft = folder / f".{plan.snapshot.name}.tmp-{plan.snapshot.uuid}"
     disk.make_folder(folder)
@@ -288,9 +288,9 @@ def _clean_all(
     disk: Disk,
     plan: _Plan,
     stores: Sequence[StoredGroup],
-    gone: Sequence[Snapshot],
+    removed: Sequence[Snapshot],
 ) -> None:
-    left = {of.uuid for of in plan.there if of not in gone and of.name != plan.snapshot.name}
+    left = {of.uuid for of in plan.there if of not in removed and of.name != plan.snapshot.name}
 
     def work() -> None:
         for stored in stores:
@@ -302,7 +302,7 @@ def _clean_all(
 def _abandon(
     disk: Disk, plan: _Plan, stores: Sequence[StoredGroup], written: Sequence[_UnfinishedStore]
 ) -> None:
-    """After a failure: gives back what has been written, as far as the disk lets it."""
+    """Delete what was written, after a failure, as far as the disk allows."""
     with defer_signals():
         draft = f".{plan.snapshot.name}.tmp-{plan.snapshot.uuid}"
         try:
@@ -313,7 +313,7 @@ def _abandon(
             for stored in stores:
                 clean(disk, stored, plan.first, there)
         except (OSError, RuntimeError):
-            pass  # what is left is deleted by the next save; the error that is raised says why
+            pass  # the next save deletes the rest; the caller raises the error
 
 
 __all__ = ["save_snapshot"]

@@ -1,1 +1,1 @@
-"""What is done with checkpoints on their own: resharding, export, commands."""
+"""Tools for checkpoints without a model: resharding, merging, export, commands."""

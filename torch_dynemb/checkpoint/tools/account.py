@@ -1,4 +1,4 @@
-"""A readable account of a checkpoint: what its manifest says, and the headers of the dense part."""
+"""Description of a checkpoint, from its manifest and the headers of the dense files."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from torch_dynemb.checkpoint.entries import NO_GROUP
 from torch_dynemb.checkpoint.lines import aligned, in_bytes, optimizer_name
 from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart, SavedTable
+from torch_dynemb.checkpoint.reading.dense_files import dense_shapes
 from torch_dynemb.checkpoint.reading.reader import Checkpoint
-from torch_dynemb.checkpoint.reading.rest_files import dense_shapes
 
 
 def account(saved: Checkpoint) -> dict[str, Any]:
-    """What a checkpoint holds, as JSON has it.
+    """Describe the content of a checkpoint as JSON values.
 
     Raises:
-        DamagedFileError: a file of the dense part is damaged or missing.
+        DamagedFileError: a dense file is damaged or missing.
     """
     manifest = saved.manifest
     tables = {name: _table(table) for name, table in manifest.tables.items()}
@@ -85,10 +85,10 @@ def _part(part: SavedPart) -> dict[str, Any]:
 
 
 def described(about: dict[str, Any]) -> str:
-    """An account as text.
+    """Format a description as text.
 
     Args:
-        about: what :func:`account` gives.
+        about: result of :func:`account`.
     """
     lines = [
         f"{about['path']}: {about['kind']} checkpoint {about['uuid']}, "
@@ -98,8 +98,7 @@ def described(about: dict[str, Any]) -> str:
     if about["parent"] is not None:
         gone = sum(table["removed"] for table in about["tables"].values())
         lines += [
-            f"an increment of the checkpoint {about['parent']}: ids that have changed, and "
-            f"{gone} that are gone"
+            f"an increment of the checkpoint {about['parent']}: changed ids, and {gone} removed ids"
         ]
     if about["tables"]:
         lines += ["", *_table_lines(about["tables"])]
@@ -107,12 +106,12 @@ def described(about: dict[str, Any]) -> str:
     if any(len(of) > 1 for of in parts.values()):
         lines += ["", *_part_lines(parts)]
     if about["groups"]:
-        lines += ["", "groups of tables, which the same model goes on from exactly:"]
+        lines += ["", "groups of tables, which the same model loads exactly:"]
         lines += [f"rank {of['rank']}: {', '.join(of['tables'])}" for of in about["groups"]]
     elif about["tables"]:
-        lines += ["", "places of ids and rows were not saved: a load gives them new ones"]
+        lines += ["", "places of ids and rows were not saved: a load assigns new ones"]
     dense = about["dense"]
-    lines += ["", f"dense part: {len(dense['entries'])} tensors, {in_bytes(dense['bytes'])}"]
+    lines += ["", f"dense state: {len(dense['entries'])} tensors, {in_bytes(dense['bytes'])}"]
     if dense["entries"]:
         lines += aligned(
             [

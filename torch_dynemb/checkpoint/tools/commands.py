@@ -1,4 +1,4 @@
-"""The commands of ``python -m torch_dynemb``: they look at checkpoints and write them anew."""
+"""Commands of ``python -m torch_dynemb``: they inspect and rewrite checkpoints."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ Command = Callable[[argparse.Namespace], int | None]  # an exit status; None: it
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong with arguments."""
+    """A parser that reports wrong arguments in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(_USAGE, f"error: {message} ({self.prog} --help says what there is)\n")
+        self.exit(_USAGE, f"error: {message} ({self.prog} --help lists the options)\n")
 
 
 def run(
     arguments: Sequence[str] | None = None, *, more: Sequence[Callable[[Any], None]] = ()
 ) -> int:
-    """Runs a command.
+    """Run a command.
 
     Args:
-        arguments: of the command line; default: those of this process.
-        more: functions that add further commands to what ``add_subparsers`` returned.
+        arguments: command line; default: that of this process.
+        more: functions that add commands to the result of ``add_subparsers``.
 
     Returns:
-        The exit status: 0 or what the command says, 1 where it has failed, 130 where it was
-        interrupted, 141 where nobody reads what it prints any more, as ``head`` does not.
+        The exit status: 0 or that of the command; 1: failed; 130: interrupted; 141: the reader of
+            the output, such as ``head``, has closed the pipe.
 
     Raises:
         SystemExit: the arguments are wrong (2), or ask for help (0).
@@ -54,14 +54,14 @@ def run(
         return _USAGE
     chosen = parser.parse_args(given)
     command: Command = chosen.run
-    for stream in (sys.stdout, sys.stderr):  # a path may have bytes that are no text
+    for stream in (sys.stdout, sys.stderr):  # a path may have bytes that are not text
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
         status = command(chosen)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes it once more at the end
+        # Python flushes it once more at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _NOT_READ
     except _EXPECTED as error:
@@ -76,15 +76,15 @@ def run(
 def _parser(more: Sequence[Callable[[Any], None]]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m torch_dynemb",
-        description="Looks into saved tables and checkpoints, plans tables before they are there, "
-        "and checks this machine. None of it needs the model or a GPU.",
-        epilog="python -m torch_dynemb COMMAND --help says what a command takes.",
+        description="Inspect saved tables and checkpoints, plan tables in advance, "
+        "and check this machine. The model and a GPU are not needed.",
+        epilog="python -m torch_dynemb COMMAND --help lists the options of a command.",
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     inspect = commands.add_parser(
         "inspect",
         help="sizes and policies of the tables in a file of torch.save, histograms of scores",
-        description="Describes the tables in a file of torch.save, or in a checkpoint.",
+        description="Describe the tables in a file of torch.save, or in a checkpoint.",
     )
     inspect.add_argument(
         "path", type=Path, metavar="FILE", help="a file that torch.save wrote, or a checkpoint"
@@ -111,42 +111,45 @@ def _add_checkpoint_commands(parser: argparse.ArgumentParser) -> None:
         command.set_defaults(run=run)
         return command
 
-    inspect = add("inspect", _inspect, "Say what a checkpoint holds")
+    inspect = add("inspect", _inspect, "Describe the content of a checkpoint")
     inspect.add_argument("--json", action="store_true", help="as JSON, with more detail")
     add("verify", _verify, "Read all files and compare them with their checksums")
-    to = add("reshard", _reshard, "Write it as another number of ranks would have saved it")
-    to.add_argument("out", type=Path, metavar="OUT", help="where the new checkpoint goes")
+    to = add("reshard", _reshard, "Rewrite it as another number of ranks would save it")
+    to.add_argument("out", type=Path, metavar="OUT", help="path of the new checkpoint")
     to.add_argument(
-        "--parts", type=_positive, required=True, metavar="N", help="ranks that it is for"
+        "--parts", type=_positive, required=True, metavar="N", help="ranks that load it"
     )
     to.add_argument(
         "--columns",
         type=_positive,
         metavar="N",
-        help="the most column shards of a table, with multiples of 4 columns (default: as saved)",
+        help="most column shards of a table, with multiples of 4 columns (default: as saved)",
     )
     to.add_argument(
         "--slots",
         type=_positive,
         metavar="N",
-        help="slots that ids are dealt to (default: as many as parts, or as saved where ranks "
-        "shared out a larger number, as RecIS's engine does)",
+        help="slots that ids are assigned to (default: as many as parts, or as saved if the ranks "
+        "shared a larger number, as RecIS's engine does)",
     )
     merging = commands.add_parser(
         "merge",
-        help="Write one checkpoint of another one and its increments",
-        description="Write one checkpoint of another one and the increments that go on from it.",
+        help="Merge a checkpoint and its increments into one",
+        description="Merge a checkpoint and the increments that continue it into one.",
     )
     merging.add_argument(
         "paths", type=Path, nargs="+", metavar="PATH", help="a whole checkpoint, then increments"
     )
-    merging.add_argument("out", type=Path, metavar="OUT", help="where the new checkpoint goes")
+    merging.add_argument("out", type=Path, metavar="OUT", help="path of the new checkpoint")
     merging.add_argument(
-        "--parts", type=_positive, metavar="N", help="ranks that it is for (default: as the last)"
+        "--parts",
+        type=_positive,
+        metavar="N",
+        help="ranks that will load it (default: as the last)",
     )
     merging.set_defaults(run=_merge)
     to = add("export", _export, "Write ids, rows and scores for other programs")
-    to.add_argument("out", type=Path, metavar="OUT", help="where the folders of the tables go")
+    to.add_argument("out", type=Path, metavar="OUT", help="folder for the folders of the tables")
     to.add_argument(
         "--format",
         choices=("npz", "parquet"),
@@ -157,9 +160,9 @@ def _add_checkpoint_commands(parser: argparse.ArgumentParser) -> None:
         "--table",
         action="append",
         metavar="NAME",
-        help="a table, may be given several times (default: all)",
+        help="name of a table; repeat for several (default: all)",
     )
-    to.add_argument("--state", action="store_true", help="write optimizer state, too")
+    to.add_argument("--state", action="store_true", help="also write optimizer state")
 
 
 def _positive(text: str) -> int:
@@ -168,7 +171,7 @@ def _positive(text: str) -> int:
     except ValueError:
         number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
     return number
 
 

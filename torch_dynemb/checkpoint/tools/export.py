@@ -1,4 +1,4 @@
-"""Writes the tables of a checkpoint as files that other programs read: npz or Parquet."""
+"""Export of the tables of a checkpoint as npz or Parquet files."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ ExportFormat = Literal["npz", "parquet"]
 SUMMARY = "tables.json"
 
 _DISK = Disk()
-_NPZ_BYTES = 64 << 20  # a file is one batch
-_GROUP_BYTES = 32 << 20  # of a row group of Parquet
-_GROUPS = 32  # of a file
+_NPZ_BYTES = 64 << 20  # size of a file, which is one batch
+_GROUP_BYTES = 32 << 20  # size of a Parquet row group
+_GROUPS = 32  # row groups of a file
 
 Columns = dict[str, Tensor]  # [n] or [n, k] each
 
@@ -44,7 +44,7 @@ class _Appends(Protocol):
 
 
 class _Format(Protocol):
-    """How files are written: ``batches`` of about ``batch_bytes`` each."""
+    """A file format, with ``batches`` of about ``batch_bytes`` in each file."""
 
     suffix: str
     batch_bytes: int
@@ -81,8 +81,7 @@ class _ParquetWriter:
     def append(self, columns: Columns) -> None:
         table = self._arrow.table({name: self._array(of) for name, of in columns.items()})
         if self._writer is None:
-            # values of rows seldom repeat
-            # Arrow opens no path that is not UTF-8
+            # values of rows seldom repeat, so no dictionary; Arrow opens only UTF-8 paths itself
             self._file = self._path.open("xb")
             self._writer = self._parquet.ParquetWriter(
                 self._file, table.schema, use_dictionary=False
@@ -90,7 +89,7 @@ class _ParquetWriter:
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
 
     def _array(self, values: Tensor) -> Any:
-        """An array over the memory of a tensor; one of lists where it has columns."""
+        """Return an array over the memory of a tensor; an array of lists if it has columns."""
         values = values.contiguous()
         size = values.numel() * values.element_size()
         memory = self._arrow.py_buffer(b"")
@@ -151,29 +150,33 @@ def export(
     state: bool = False,
     progress: bool | None = None,
 ) -> None:
-    """Writes the tables of a checkpoint for other programs, a folder for each.
+    """Write the tables of a checkpoint for other programs, in one folder each.
 
-    Files are numbered, ``part-00000.npz`` and so on, and have columns ``id`` (int64 [n]), ``row``
-    ([n, dim]), ``score.NAME`` (int64 [n]) and, where asked for, ``state.NAME`` ([n] or [n, dim]).
-    In Parquet, what has columns is a list of fixed size. bfloat16 becomes float32, which loses
-    nothing; 8-bit state stays uint8 as it was saved. ``tables.json`` has the folder of each table
-    and what is known of it. An npz file takes about 64 MiB, a Parquet file about 1 GiB; that much,
-    or 32 MiB for Parquet, is in memory at once.
+    Files are numbered, ``part-00000.npz`` and so on. They have these columns:
+
+    * ``id``: int64 [n];
+    * ``row``: [n, dim];
+    * ``score.NAME``: int64 [n];
+    * ``state.NAME``: [n] or [n, dim], if requested.
+
+    In Parquet, columns with a second dimension are lists of fixed size. bfloat16 becomes float32,
+    without loss; 8-bit state stays uint8 as saved. ``tables.json`` has the folder and the
+    description of each table. An npz file takes about 64 MiB, and a Parquet file about 1 GiB.
+    Memory use is 64 MiB, or 32 MiB for Parquet.
 
     Args:
-        path: of the checkpoint.
-        out: where the folders go; nothing may be there. It is there as a whole or not at all.
-        file_format: ``"npz"``, which numpy is needed for, or ``"parquet"``, which needs pyarrow.
-        tables: names of those that are written; default: all.
-        state: write optimizer state, too.
-        progress: show a progress bar; default: where the standard error is a terminal.
+        path: path of the checkpoint.
+        out: folder to create. It must not exist, and appears as a whole or not at all.
+        file_format: ``"npz"``, which needs numpy, or ``"parquet"``, which needs pyarrow.
+        tables: names of the tables to write; default: all.
+        state: also write optimizer state.
+        progress: show a progress bar; default: if the standard error is a terminal.
 
     Raises:
-        TypeError, ValueError: a wrong argument, a name that no table has, or a table of rows of 8
-            bits.
+        TypeError, ValueError: a wrong argument, an unknown table, or a table of 8-bit rows.
         ModuleNotFoundError: numpy or pyarrow is missing.
-        FileNotFoundError: ``path`` is no checkpoint.
-        FileExistsError: something is at ``out``.
+        FileNotFoundError: ``path`` is not a checkpoint.
+        FileExistsError: ``out`` exists.
         DamagedFileError: a file is damaged or missing.
         OSError: the disk is full, or fails. In all cases nothing is left at ``out``.
 
@@ -209,7 +212,7 @@ def export(
                 f"programs cannot read: give tables without {packed}"
             )
         if target.exists():
-            raise FileExistsError(f"export: {target} is there already: give another path")
+            raise FileExistsError(f"export: {target} exists already: give another path")
         folder = unfinished(target, uuids.uuid4().hex)
         chosen = [source.tables[name] for name in names]
         total = sum(table.ids * _id_bytes(table, state) for table in chosen)
@@ -241,7 +244,7 @@ def _id_bytes(table: CheckpointTable, state: bool) -> int:
 def _write_table(
     folder: Path, table: CheckpointTable, writer: _Format, state: bool, progress: Any
 ) -> int:
-    """Writes the files of a table; returns how many."""
+    """Write the files of a table. Return their number."""
     size = max(1, writer.batch_bytes // _id_bytes(table, state))
     batches = table.batches(size, state=state)
     inner = folder / table_folder(table.name)
@@ -256,7 +259,7 @@ def _write_table(
                     break
                 file.append(_columns(batch))
                 progress(batch.ids.numel() * _id_bytes(table, state))
-                batch = None  # its memory is that of the next one
+                batch = None  # freed before the next one is read
                 batch = next(batches, None)
         _sync(path)
         files += 1
@@ -272,7 +275,7 @@ def _columns(batch: SavedBatch) -> Columns:
 
 
 def _empty(table: CheckpointTable, state: bool) -> SavedBatch:
-    """A batch of a table without ids, whose file says at least which columns there are."""
+    """Return an empty batch, so that the file of a table without ids still has its columns."""
     dim = table.embedding_dim
     tensors = {
         of.name: torch.empty((0,) if of.per_row else (0, of.columns(dim)), dtype=of.dtype)
@@ -296,7 +299,7 @@ def _summary(table: CheckpointTable, state: bool) -> dict[str, Any]:
 
 
 def _sync(path: Path) -> None:
-    """Waits until a file that others have written is on the disk."""
+    """Wait until a file is on the disk."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _DISK.sync(file)

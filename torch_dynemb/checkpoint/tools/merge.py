@@ -1,4 +1,4 @@
-"""Writes one checkpoint of a whole one and the increments that go on from it."""
+"""Merging of a whole checkpoint and its increments into one checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torch_dynemb.optim.base import StateTensor
 from torch_dynemb.table.content import CountedIds
 
 _IDS_AT_ONCE = 1 << 18
-# what increments of a table must have in common with it
+# fields that a table and its increments must have in common
 _SAME = ("embedding_dim", "dtype", "seed", "optimizer", "scores", "padding_idx")
 
 
@@ -37,26 +37,26 @@ def merge(
     parts: int | None = None,
     progress: bool | None = None,
 ) -> None:
-    """Makes one whole checkpoint of another one and increments that go on from it.
+    """Merge a whole checkpoint and its increments into one whole checkpoint.
 
-    It holds what a save without ``since=`` would have saved instead of the last increment: every
-    id with the row, state and scores of the last checkpoint that has it. Where ids and rows stood
-    in the tables is lost, as it is by :func:`reshard`. It takes some blocks of memory, and 8 bytes
-    for every id that increments have, and needs neither the model nor its ranks.
+    The result has the content of a save without ``since=`` in place of the last increment. Every id
+    has its row, state and scores from the last checkpoint that has it. Places of ids and rows are
+    lost, as with :func:`reshard`. It takes some blocks of memory, and 8 bytes per id of the
+    increments. Neither the model nor its ranks are needed.
 
     Args:
         paths: a whole checkpoint, then increments (:func:`save` with ``since=``), each of which
-            goes on from the one before it.
-        out: where the new one goes; nothing may be there. It is there as a whole or not at all.
-        parts: how many ranks it is for; see :func:`reshard`. Default: as many as have saved the
+            continues the one before it.
+        out: path of the new checkpoint. It must not exist, and appears as a whole or not at all.
+        parts: number of ranks that will load it; see :func:`reshard`. Default: as many as saved the
             last one.
-        progress: show a progress bar; default: where the standard error is a terminal.
+        progress: show a progress bar; default: if the standard error is a terminal.
 
     Raises:
         TypeError, ValueError: a wrong argument, or checkpoints of other tables.
-        NewBaseNeededError: an increment does not go on from the one before it; it is a ValueError.
-        FileNotFoundError: one of them is no checkpoint.
-        FileExistsError: something is at ``out``.
+        NewBaseNeededError: an increment does not continue the one before it; it is a ValueError.
+        FileNotFoundError: one of the paths is not a checkpoint.
+        FileExistsError: ``out`` exists.
         DamagedFileError: a file is damaged or missing.
         OSError: the disk is full, or fails. In all cases nothing is left at ``out``.
 
@@ -79,14 +79,15 @@ def merge(
 
 
 def _check_chain(chain: Sequence[Checkpoint]) -> None:
-    """Raises NewBaseNeededError unless each increment goes on from the one before it."""
+    """Raise NewBaseNeededError unless each increment continues the one before it."""
     check_full("merge: the first of paths", chain[0].folder, chain[0].manifest)
     for before, after in pairwise(chain):
         if after.kind != DELTA or after.parent != before.uuid:
-            goes_on = "it is a whole one" if after.parent is None else f"from {after.parent}"
+            parent = after.parent
+            continues = "it is a whole one" if parent is None else f"it continues {parent}"
             raise NewBaseNeededError(
-                f"merge: {after.folder} does not go on from {before.folder}, whose uuid is "
-                f"{before.uuid}: {goes_on}; give the increments in the order in which they were "
+                f"merge: {after.folder} does not continue {before.folder} (uuid "
+                f"{before.uuid}): {continues}; give the increments in the order in which they were "
                 "saved, without gaps",
                 path=after.folder,
             )
@@ -114,13 +115,13 @@ def _check_same(
     if blocks and shards[0] != shards[1]:
         raise ValueError(
             f"merge: table {name!r} has 8-bit state of columns {sorted(shards[1])} in "
-            f"{after.folder}, but of {sorted(shards[0])} in {before.folder}, which cannot be put "
-            "together: save without since after the columns have been sharded otherwise"
+            f"{after.folder}, but of {sorted(shards[0])} in {before.folder}, which cannot be "
+            "combined: save without since after the column shards have changed"
         )
 
 
 class _MergedTable(CheckpointTable):
-    """A table of several checkpoints, of which later ones say what holds.
+    """A table of several checkpoints, of which later ones overrule earlier ones.
 
     Args:
         layers: the table in each of them.
@@ -132,8 +133,8 @@ class _MergedTable(CheckpointTable):
         overruled = torch.empty(0, dtype=torch.int64)
         self._layers = [(self._last, overruled)]
         for before, after in zip(reversed(older), reversed(layers), strict=False):
-            told = [*after.id_batches(_IDS_AT_ONCE), *after.removed_batches(_IDS_AT_ONCE)]
-            overruled = torch.cat([overruled, *told]).unique()
+            changed = [*after.id_batches(_IDS_AT_ONCE), *after.removed_batches(_IDS_AT_ONCE)]
+            overruled = torch.cat([overruled, *changed]).unique()
             self._layers.insert(0, (before, overruled))
         self.ids = sum(ids.numel() for ids in self.id_batches(_IDS_AT_ONCE))
 
@@ -171,7 +172,7 @@ class _MergedTable(CheckpointTable):
 
 
 def _outside(ids: Tensor, ascending: Tensor) -> Tensor:
-    """Which ids are not among others, bool [n]."""
+    """Return which ids are not in a sorted list, bool [n]."""
     if ascending.numel() == 0:
         return torch.ones_like(ids, dtype=torch.bool)
     places = torch.searchsorted(ascending, ids).clamp_(max=ascending.numel() - 1)

@@ -1,4 +1,4 @@
-"""Writes parts of a table whose rows come batch by batch, mixed with those of other parts."""
+"""Writer of the parts of a table from batches that mix rows of several parts."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from torch_dynemb.checkpoint.saving.table_files import FILE_BYTES
 
 
 class TensorFiles(NamedTuple):
-    """Where files are written.
+    """Destination of files.
 
     Attributes:
         disk: the file system.
-        path: of the unfinished checkpoint.
+        path: path of the unfinished checkpoint.
     """
 
     disk: Disk
     path: Path
 
     def create(self, name: str, tensors: Sequence[TensorShape]) -> ScatteredFile:
-        """Begins a file, whose name is within the checkpoint."""
+        """Create a file; its name is relative to the checkpoint."""
         path = self.path / name
         self.disk.make_folder(path.parent)
         return ScatteredFile(self.disk, path, tensors)
 
     def write(self, name: str, tensors: Sequence[tuple[str, Tensor]], rows: int) -> SavedFile:
-        """Writes a file of tensors that are there as a whole."""
+        """Write a file of complete tensors."""
         shapes = [TensorShape(of, values.dtype, tuple(values.shape)) for of, values in tensors]
         file = self.create(name, shapes)
         try:
@@ -49,21 +49,21 @@ class TensorFiles(NamedTuple):
 
 
 def saved_file(name: str, file: ScatteredFile, rows: int) -> SavedFile:
-    """Ends a file; returns what the manifest says of it."""
+    """Finish a file. Return its manifest entry."""
     sums = file.finish()
     return SavedFile(name, rows, sums.bytes, sums.block_bytes, list(sums.sums))
 
 
 class PartOfTable(NamedTuple):
-    """A part that is written.
+    """A part to be written.
 
     Attributes:
-        number: of the part.
-        parts: how many there are.
-        ids: how many ids it has.
-        columns: of the whole table.
-        state_columns: by state tensor: which elements of what whole rows keep of it are the part's;
-            None: it has one value for a row.
+        number: number of the part.
+        parts: number of parts.
+        ids: number of ids.
+        columns: columns of the part within the whole table.
+        state_columns: by state tensor, the part's slice of a whole row's state; None for one value
+            per row.
     """
 
     number: int
@@ -74,17 +74,17 @@ class PartOfTable(NamedTuple):
 
 
 class PartWriter:
-    """Writes the rows of a part into files of at most 2 GiB.
+    """Writer of the rows of a part into files of at most 2 GiB.
 
     Args:
-        files: where to.
-        table: of whose rows some are written.
-        part: which.
+        files: destination.
+        table: table of the rows.
+        part: part to write.
 
     Attributes:
         part: as given.
-        files: what the manifest says of the files that are whole.
-        ids_crc32c: of the ids that were written.
+        files: manifest entries of the finished files.
+        ids_crc32c: checksum of the written ids.
     """
 
     def __init__(self, files: TensorFiles, table: CheckpointTable, part: PartOfTable) -> None:
@@ -94,11 +94,11 @@ class PartWriter:
         self._most = max(1, FILE_BYTES // max(1, sum(of.bytes for of in self._tensors(1))))
         self._file: ScatteredFile | None = None
         self._name = ""
-        self._rows = self._written = 0  # of the file: that it will have, and has
+        self._rows = self._written = 0  # rows of the file: expected and written
         self._done = 0  # rows in files that are whole
 
     def _tensors(self, count: int) -> list[TensorShape]:
-        """What a file of so many rows has."""
+        """List the tensors of a file with this number of rows."""
         columns = self.part.columns
         tensors = []
         if columns.start == 0:
@@ -113,11 +113,11 @@ class PartWriter:
         return tensors
 
     def append(self, batch: SavedBatch, places: Tensor) -> None:
-        """Writes the next rows.
+        """Write the next rows.
 
         Args:
             batch: whole rows, with all scores and all state.
-            places: int64 [n], which of its ids are the part's.
+            places: int64 [n], positions of the part's ids in the batch.
 
         Raises:
             OSError: the disk is full, or fails.
@@ -163,7 +163,7 @@ class PartWriter:
         self._done += self._rows
 
     def finish(self) -> None:
-        """Ends the part; one without ids has a file without rows."""
+        """Finish the part. A part without ids has one file without rows."""
         if not self.files and self.part.ids == 0:
             self._next_file()
             self._end_file()
@@ -174,7 +174,7 @@ class PartWriter:
             )
 
     def close(self) -> None:
-        """Closes the file that is open, whole or not."""
+        """Close the file that is open, complete or not."""
         if self._file is not None:
             self._file.close()
 

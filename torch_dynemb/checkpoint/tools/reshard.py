@@ -1,4 +1,4 @@
-"""Writes a checkpoint as another number of ranks would have saved it."""
+"""Resharding: rewrites a checkpoint as another number of ranks would save it."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.shards import IdSlots
 
 _DISK = Disk()
-_FILES_AT_ONCE = 256  # that are open; more parts take several passes
+_FILES_AT_ONCE = 256  # open files; more parts take several passes
 _IDS_AT_ONCE = 1 << 18
-_COLUMNS_TOGETHER = 4  # a shard has a multiple of so many columns
+_COLUMNS_TOGETHER = 4  # the columns of a shard are a multiple of this
 _COUNTERS = slice(Table.INSERTED, Table.DEFAULT_SERVED + 1)
 
 Batch = TypeVar("Batch")
@@ -66,13 +66,13 @@ Progress = Callable[[int], object]
 
 
 class Split(NamedTuple):
-    """How a table is dealt out to parts.
+    """Assignment of a table to parts.
 
     Attributes:
-        table: what is read.
-        saved: what the manifest says of it.
-        ids: which ids the parts have.
-        columns: which columns the shards of each part have.
+        table: table to read.
+        saved: its manifest entry.
+        ids: ids of each part.
+        columns: columns of each column shard.
     """
 
     table: CheckpointTable
@@ -82,11 +82,11 @@ class Split(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """To how many slots ids are dealt."""
+        """Number of slots that ids are assigned to."""
         return self.ids[0].slots
 
     def owners(self, ids: Tensor) -> Tensor:
-        """The part of each id."""
+        """Return the part of each id."""
         return ops.id_owners(ids, parts=len(self.ids), slots=self.slots)
 
 
@@ -100,30 +100,30 @@ def reshard(
     slots: int | None = None,
     progress: bool | None = None,
 ) -> None:
-    """Writes a checkpoint with the same content as so many ranks would have saved it.
+    """Rewrite a checkpoint as another number of ranks would save it, with the same content.
 
-    As many ranks that shard their tables by rows then read only their own files. Where ids and rows
-    stood in the tables is lost: a load gives every id its row, but not its place. It takes some
-    blocks of memory, whatever the size of the tables, and needs no ranks.
+    That number of ranks, with tables sharded by rows, then reads only its own files. Places of ids
+    and rows are lost: a load gives every id its row, but at a new place. It takes a few blocks of
+    memory, for tables of any size, and needs no ranks.
 
-    Counts of admission go to the part of their id. Sketches cannot be taken apart: parts share one
-    where they had ids of the same one before, and it is the sum of theirs.
+    Admission counts go to the part of their id. Sketches cannot be split: parts share one if their
+    ids shared one before, and it is the sum of the saved ones.
 
     Args:
-        path: of the checkpoint.
-        out: where the new one goes; nothing may be there. It is there as a whole or not at all.
-        parts: how many ranks it is for: ids are dealt out among as many parts, by
+        path: path of the checkpoint.
+        out: path of the new checkpoint. It must not exist, and appears as a whole or not at all.
+        parts: number of ranks that will load it. Ids are assigned to as many parts by
             :func:`torch_dynemb.ops.id_owners`.
-        columns: the most column shards of each part, with multiples of 4 columns; 1: rows are put
-            together; default: as they are. 8-bit state has to stay as it is.
-        slots: to how many slots ids are dealt, at least ``parts``; default: ``parts``, or as before
-            where the parts shared a larger number of slots, as RecIS's engine does.
-        progress: show a progress bar; default: where the standard error is a terminal.
+        columns: most column shards of each part, with multiples of 4 columns; 1: whole rows;
+            default: as saved. 8-bit state has to stay as saved.
+        slots: number of slots that ids are assigned to, at least ``parts``; default: ``parts``, or
+            as saved if the parts shared a larger number of slots, as RecIS's engine does.
+        progress: show a progress bar; default: if the standard error is a terminal.
 
     Raises:
         TypeError, ValueError: a wrong argument.
-        FileNotFoundError: ``path`` is no checkpoint.
-        FileExistsError: something is at ``out``.
+        FileNotFoundError: ``path`` is not a checkpoint.
+        FileExistsError: ``out`` exists.
         DamagedFileError: a file is damaged or missing.
         OSError: the disk is full, or fails. In all cases nothing is left at ``out``.
 
@@ -151,25 +151,25 @@ def reshard(
         write_parts("resharding", source, target, splits, parts, progress)
 
 
-# -- what goes where -----------------------------------------------------------------------------
+# -- assignment ----------------------------------------------------------------------------------
 
 
 def split_of(
     table: CheckpointTable, saved: SavedTable, parts: int, columns: int | None, slots: int | None
 ) -> Split:
-    """How a table is dealt out to parts.
+    """Assign a table to parts.
 
     Args:
-        table: what is read.
-        saved: what the manifest says of it.
+        table: table to read.
+        saved: its manifest entry.
         parts, columns, slots: see :func:`reshard`.
 
     Raises:
-        ValueError: its 8-bit state cannot have these columns.
+        ValueError: its 8-bit state does not allow these columns.
     """
     if slots is None:
         before = saved.parts[0].slots
-        # ranks that share out a number of slots go on with it, whatever the number of ranks
+        # ranks that share a number of slots keep it, for any number of ranks
         shared = before > len(saved.first_parts) and before >= parts
         slots = before if shared else parts
     ranges = [slots_of(part, parts, slots) for part in range(parts)]
@@ -181,14 +181,14 @@ def split_of(
     if blocks and wanted != kept:
         raise ValueError(
             f"reshard: columns is {columns}, but table {table.name!r} was saved with 8-bit "
-            f"{blocks[0]} of columns {[(of.start, of.stop) for of in kept]}, whose blocks cannot "
-            "be split or put together: leave columns out"
+            f"{blocks[0]} of columns {[(of.start, of.stop) for of in kept]}, which cannot "
+            "be split or combined: leave columns out"
         )
     return Split(table, saved, ids, wanted)
 
 
 def _column_shards(dim: int, most: int) -> list[range]:
-    """Ranges of columns, nearly equal, of multiples of 4 where there are as many."""
+    """Split columns into nearly equal ranges, of multiples of 4 if possible."""
     groups = -(-dim // _COLUMNS_TOGETHER)
     shards = [slots_of(k, min(most, groups), groups) for k in range(min(most, groups))]
     return [
@@ -199,7 +199,7 @@ def _column_shards(dim: int, most: int) -> list[range]:
 def _state_columns(
     table: CheckpointTable, shards: Sequence[range]
 ) -> list[dict[str, slice | None]]:
-    """By shard and state tensor: where the shard's elements are in that of whole rows."""
+    """Return, by shard and state tensor, the slice of a whole row's state that the shard has."""
     result: list[dict[str, slice | None]] = [{} for _ in shards]
     for tensor in table.state_tensors:
         begin = 0
@@ -221,37 +221,37 @@ def write_parts(
     parts: int,
     progress: bool | None,
 ) -> None:
-    """Writes a checkpoint as so many ranks would have saved it.
+    """Write a checkpoint as a number of ranks would save it.
 
     Args:
-        doing: what the progress bar says.
-        source: the rest of the model is copied from it.
-        target: where to.
-        splits: the tables, by name.
-        parts: how many ranks.
+        doing: label of the progress bar.
+        source: checkpoint from which the dense state is copied.
+        target: path of the new checkpoint.
+        splits: assignments of the tables, by name.
+        parts: number of ranks.
         progress: show a progress bar.
 
     Raises:
-        FileExistsError: something is there.
+        FileExistsError: ``target`` exists.
         DamagedFileError: a file is damaged or missing.
         OSError: the disk is full, or fails. In all cases nothing is left of it.
     """
     if is_there(target):
-        raise FileExistsError(f"{target} is there already: give another path")
+        raise FileExistsError(f"{target} exists already: give another path")
     uuid = uuids.uuid4().hex
-    rest = [*source.manifest.dense.files, *source.manifest.state.files]
+    files_of_dense = [*source.manifest.dense.files, *source.manifest.state.files]
     total = sum(split.table.ids * split.table.row_bytes for split in splits.values())
-    total += sum(file.bytes for file in rest)
+    total += sum(file.bytes for file in files_of_dense)
     with claimed(_DISK, target, uuid) as folder:
-        if is_there(target):  # which a dead one has left
-            raise FileExistsError(f"{target} is there already: give another path")
+        if is_there(target):  # put in place from what a dead save left
+            raise FileExistsError(f"{target} exists already: give another path")
         try:
             files = TensorFiles(_DISK, folder)
             with progress_bar(f"{doing} {source.folder.name}", total, progress) as bar:
                 tables = {
                     name: _write_table(files, split, bar.update) for name, split in splits.items()
                 }
-                for file in rest:
+                for file in files_of_dense:
                     _copy(source.folder, files, file, bar.update)
             before = source.manifest
             manifest = Manifest(uuid, FULL, None, parts, tables, [], before.dense, before.state)
@@ -263,7 +263,7 @@ def write_parts(
 
 
 def _copy(folder: Path, files: TensorFiles, file: SavedFile, progress: Progress) -> None:
-    """Copies a file, block by block."""
+    """Copy a file, block by block."""
     path = files.path / file.path
     files.disk.make_folder(path.parent)
     reader = SummedReader(folder / file.path, file.sums)
@@ -288,7 +288,7 @@ def _write_table(files: TensorFiles, split: Split, progress: Progress) -> SavedT
     rows = _write_rows(files, split, progress)
     counts = _write_counts(files, split)
     sketches = _write_sketches(files, split)
-    # what has happened to the table is not divided by ids
+    # event counters of the table are not divided by ids
     happened = torch.tensor([part.counters for part in saved.first_parts]).sum(0)[_COUNTERS]
     written = []
     for writer in rows:
@@ -325,7 +325,7 @@ def _write_table(files: TensorFiles, split: Split, progress: Progress) -> SavedT
 
 
 def _write_rows(files: TensorFiles, split: Split, progress: Progress) -> list[PartWriter]:
-    """Writes all rows: in one pass, or in several where there are many parts."""
+    """Write all rows, in one pass or in several if there are many parts."""
     table, parts = split.table, len(split.ids)
     sizes = _sizes(split, table.id_batches(_IDS_AT_ONCE))
     of_state = _state_columns(table, split.columns)
@@ -355,7 +355,7 @@ def _write_rows(files: TensorFiles, split: Split, progress: Progress) -> list[Pa
 
 
 def _sizes(split: Split, batches: Iterable[Tensor]) -> list[int]:
-    """How many of the ids each part has."""
+    """Count the ids of each part."""
     counts = torch.zeros(len(split.ids), dtype=torch.int64)
     for ids in batches:
         counts += torch.bincount(split.owners(ids), minlength=len(split.ids))
@@ -363,7 +363,7 @@ def _sizes(split: Split, batches: Iterable[Tensor]) -> list[int]:
 
 
 def _dealt(owners: Tensor, numbers: range) -> Iterator[tuple[int, Tensor]]:
-    """By part: where its ids are in a batch."""
+    """Split a batch by part: positions of the ids of each part."""
     order = torch.argsort(owners, stable=True)
     bounds = torch.searchsorted(owners[order], torch.arange(numbers.start, numbers.stop + 1))
     for number, (begin, end) in zip(
@@ -374,7 +374,7 @@ def _dealt(owners: Tensor, numbers: range) -> Iterator[tuple[int, Tensor]]:
 
 
 def _write_counts(files: TensorFiles, split: Split) -> list[SavedFile]:
-    """Writes the ids that wait for admission, a file for each part; none where none are counted."""
+    """Write the ids that wait for admission, in one file per part; none if they are not counted."""
     table, parts = split.table, len(split.ids)
     if not table.counts_ids:
         return []
@@ -400,9 +400,9 @@ def _write_counts(files: TensorFiles, split: Split) -> list[SavedFile]:
 
 
 def _write_sketches(files: TensorFiles, split: Split) -> dict[int, tuple[SavedFile, int]]:
-    """Writes the sketches; returns the file of each part, which others may share, and its width."""
+    """Write the sketches. Return the file of each part, which parts may share, and its width."""
     sources = [part for part in split.saved.first_parts if part.sketch_width > 0]
-    together: list[tuple[set[int], set[int]]] = []  # new parts, and sources that they have ids of
+    together: list[tuple[set[int], set[int]]] = []  # new parts, and the sources of their ids
     for number, ids in enumerate(split.ids):
         parts = {number}
         needed = {k for k, part in enumerate(sources) if part.id_slots.shares(ids)}

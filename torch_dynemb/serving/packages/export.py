@@ -23,7 +23,7 @@ from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape, header_of
 from torch_dynemb.checkpoint.manifest.places import checked_path, make_parents, unfinished
 from torch_dynemb.checkpoint.parts import table_name
-from torch_dynemb.checkpoint.saving.rest import dense_state
+from torch_dynemb.checkpoint.saving.dense_state import dense_state
 from torch_dynemb.nn.features import exports_for_compiled_code
 from torch_dynemb.ops.columns import LiveSlab, Meta
 from torch_dynemb.serving.freeze import freeze

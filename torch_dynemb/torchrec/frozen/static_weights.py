@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from torch_dynemb.checkpoint.saving.rest import Piece, dense_source
+from torch_dynemb.checkpoint.saving.dense_state import Piece, dense_source
 from torch_dynemb.checkpoint.together import Ranks as Together
 from torch_dynemb.checkpoint.together import ranks_of
 from torch_dynemb.distributed.exchange import from_rank

@@ -1,7 +1,7 @@
-"""What a checkpoint has beside tables: the dense part of the model, and what the program gives.
+"""Dense state of a model, and what a program gives as ``state=``.
 
-Tensors are those of the first rank, except ShardedTensors and DTensors, of which every rank saves
-its own shards. Other values must be such as JSON has: nothing is pickled.
+Tensors of the first rank are saved, except ShardedTensors and DTensors: each rank saves its own
+shards of these. Other values must be JSON values: nothing is pickled.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _TENSOR, _LIST, _DICT, _TUPLE = "tensor", "list", "dict", "tuple"
 
 
 class Piece(NamedTuple):
-    """A tensor, or the part of one that a rank has.
+    """A tensor, or a rank's part of one.
 
     Attributes:
-        name: of the whole tensor.
-        values: of the piece.
-        offsets, sizes: where it lies; empty: it is the whole tensor.
+        name: name of the whole tensor.
+        values: values of the piece.
+        offsets, sizes: place of the piece, and sizes of the whole tensor; empty for a whole tensor.
     """
 
     name: str
@@ -44,13 +44,13 @@ class Piece(NamedTuple):
     sizes: tuple[int, ...]
 
 
-class RestSource(NamedTuple):
-    """What a rank saves of the rest.
+class DenseSource(NamedTuple):
+    """Dense tensors and values that a rank saves.
 
     Attributes:
-        kind: of its file.
+        kind: kind of its file.
         pieces: its tensors.
-        values: what else there is, as JSON: on the first rank.
+        values: other values as JSON, on the first rank.
     """
 
     kind: str
@@ -59,18 +59,18 @@ class RestSource(NamedTuple):
 
 
 def dense_state(model: nn.Module) -> dict[str, Any]:
-    """The state dict of a model without its tables."""
+    """Return the state dict of a model without its tables."""
     with dense_only():
         return dict(model.state_dict())
 
 
-def dense_source(kind: str, model: nn.Module, rank: int) -> RestSource:
-    """The dense part of a model.
+def dense_source(kind: str, model: nn.Module, rank: int) -> DenseSource:
+    """Collect the dense state of a model.
 
     Args:
-        kind: of its file.
+        kind: kind of its file.
         model: the model.
-        rank: of this process.
+        rank: rank of this process.
 
     Raises:
         TypeError: an entry of the state dict cannot be saved.
@@ -82,29 +82,28 @@ def dense_source(kind: str, model: nn.Module, rank: int) -> RestSource:
             pieces += _pieces_of(name, value, rank)
         else:
             values[name] = plain(f"checkpoint: entry {name!r} of the model's state dict", value)
-    return RestSource(kind, pieces, values if rank == 0 else None)
+    return DenseSource(kind, pieces, values if rank == 0 else None)
 
 
-def state_source(kind: str, state: Any, rank: int) -> RestSource:
-    """What a program gives to save with the model: of the first rank.
+def state_source(kind: str, state: Any, rank: int) -> DenseSource:
+    """Collect what a program gives as ``state=``. Only that of the first rank is saved.
 
     Args:
-        kind: of its file.
-        state: nested dicts with keys of text or numbers, lists and tuples of tensors and JSON
-            values.
-        rank: of this process.
+        kind: kind of its file.
+        state: nested dicts with text or int keys, lists and tuples of tensors and JSON values.
+        rank: rank of this process.
 
     Raises:
-        TypeError: something else is in it.
+        TypeError: it contains something else.
     """
     tensors: dict[str, Tensor] = {}
     values = _skeleton("state", state, tensors)
     pieces = [piece for name, tensor in tensors.items() for piece in _pieces_of(name, tensor, rank)]
-    return RestSource(kind, pieces, values if rank == 0 else None)
+    return DenseSource(kind, pieces, values if rank == 0 else None)
 
 
 def _pieces_of(name: str, value: Tensor, rank: int) -> list[Piece]:
-    """What this rank saves of an entry."""
+    """List what this rank saves of an entry."""
     if isinstance(value, ShardedTensor):
         return [
             Piece(
@@ -130,7 +129,7 @@ def _pieces_of(name: str, value: Tensor, rank: int) -> list[Piece]:
 
 
 def _is_replica(value: DTensor) -> bool:
-    """Whether another rank, the first of those that have the same, saves it."""
+    """Return whether another rank saves it: the first of the ranks with the same shard."""
     coordinate = value.device_mesh.get_coordinate()
     if coordinate is None:
         return True
@@ -145,12 +144,12 @@ def _is_replica(value: DTensor) -> bool:
     return False
 
 
-def write_rest(folder: Folder, source: RestSource) -> tuple[SavedFile | None, dict[str, Any]]:
-    """Writes what this rank has.
+def write_dense(folder: Folder, source: DenseSource) -> tuple[SavedFile | None, dict[str, Any]]:
+    """Write the pieces of this rank.
 
     Returns:
-        Its file, None where there are no tensors, and the entries of the manifest by name: their
-        number of the file is 0.
+        Its file, or None without tensors, and the entries of the manifest by name, with file number
+        0.
     """
     if not source.pieces:
         return None, {}
@@ -167,14 +166,14 @@ def write_rest(folder: Folder, source: RestSource) -> tuple[SavedFile | None, di
     return file, entries
 
 
-# -- values that are no tensors ------------------------------------------------------------------
+# -- values other than tensors --------------------------------------------------------------------
 
 
 def plain(owner: str, value: Any) -> Any:
-    """A value as JSON has it.
+    """Check that a value is a JSON value. Return it.
 
     Raises:
-        TypeError: JSON has no such values, or gives others back.
+        TypeError: JSON cannot represent it, or changes it.
     """
     try:
         if json.loads(json.dumps(value, allow_nan=False)) == value:
@@ -182,12 +181,12 @@ def plain(owner: str, value: Any) -> Any:
     except (TypeError, ValueError):
         pass
     raise TypeError(
-        f"{owner} is {described(value)}, expected a tensor, or what JSON has: nothing is pickled"
+        f"{owner} is {described(value)}, expected a tensor or a JSON value: nothing is pickled"
     )
 
 
 def _skeleton(path: str, value: Any, tensors: dict[str, Tensor]) -> Any:
-    """The nesting of a value, with names where its tensors are."""
+    """Return the nesting of a value, with names in place of its tensors."""
     if isinstance(value, Tensor):
         tensors[path] = value
         return {_TENSOR: path}
@@ -214,7 +213,7 @@ def _skeleton(path: str, value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def filled(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The value that a skeleton is of."""
+    """Rebuild the value of a skeleton."""
     ((kind, value),) = skeleton.items()
     if kind == _TENSOR:
         return tensors[value]
@@ -227,18 +226,20 @@ def filled(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def tensor_pieces(value: Any) -> Iterator[tuple[Tensor, tuple[int, ...], tuple[int, ...]]]:
-    """Where the values of an entry lie on this rank: tensor, offsets in the whole, whole sizes."""
+    """Iterate over the values of an entry on this rank: tensor, offsets in the whole, whole
+    sizes.
+    """
     if isinstance(value, ShardedTensor):
         for shard in value.local_shards():
             begin, sizes = shard.metadata.shard_offsets, value.metadata().size
             yield shard.tensor.detach(), tuple(begin), tuple(sizes)
     elif is_dtensor(value):
-        # not at the top: it takes long, and who has no DTensors need not wait for it
+        # imported here, because it takes long and only DTensors need it
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
         local: Any = value.to_local()
         if _holds_shards(local):
-            # without any, there is an offset nevertheless
+            # a rank without shards has an offset nevertheless
             for tensor, begin in zip(local.local_shards(), local.local_offsets(), strict=False):
                 yield tensor.detach(), tuple(begin), tuple(value.shape)
             return
@@ -251,21 +252,21 @@ def tensor_pieces(value: Any) -> Iterator[tuple[Tensor, tuple[int, ...], tuple[i
 
 
 def _holds_shards(local: Any) -> bool:
-    """Whether the local tensor of a DTensor is TorchRec's LocalShardsWrapper.
+    """Return whether the local tensor of a DTensor is TorchRec's LocalShardsWrapper.
 
-    It has several shards, and knows where they lie; placements of the DTensor do not say it.
+    It has several shards and their places, which placements of the DTensor do not give.
     """
     return hasattr(local, "local_shards")
 
 
 def is_sharded(value: Any) -> bool:
-    """Whether ranks have different parts of it."""
+    """Return whether ranks have different parts of it."""
     return isinstance(value, ShardedTensor) or is_dtensor(value)
 
 
 __all__ = [
+    "DenseSource",
     "Piece",
-    "RestSource",
     "dense_source",
     "dense_state",
     "filled",
@@ -273,5 +274,5 @@ __all__ = [
     "plain",
     "state_source",
     "tensor_pieces",
-    "write_rest",
+    "write_dense",
 ]

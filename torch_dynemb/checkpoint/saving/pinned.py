@@ -1,4 +1,4 @@
-"""Keeps rows as they are for a save that goes on while training does, where they are not copied."""
+"""Pinning of rows that a background save reads in place, without a copy."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from torch_dynemb.checkpoint.saving.stored_rows import StoredRows
 from torch_dynemb.table.copy_on_write import CopyOnWriteRows
 
 
-def hold_rows(groups: Sequence[GroupSource]) -> None:
-    """Has rows that are not copied kept as they are now; whatever stops it, call release_rows().
+def pin_rows(groups: Sequence[GroupSource]) -> None:
+    """Pin rows that are not copied. If it fails, call :func:`unpin_rows`.
 
     Args:
-        groups: that are saved.
+        groups: groups that are saved.
 
     Raises:
-        RuntimeError: a disk is full, or fails, or there are no addresses.
+        RuntimeError: a disk is full or fails, or address space is exhausted.
     """
     for rows in _readers_of(groups):
         rows.hold()
 
 
-def release_rows(groups: Sequence[GroupSource]) -> None:
-    """Ends what :func:`hold_rows` has begun.
+def unpin_rows(groups: Sequence[GroupSource]) -> None:
+    """Unpin the rows that :func:`pin_rows` pinned.
 
     Args:
-        groups: that were saved.
+        groups: groups that were saved.
     """
     for rows in _readers_of(groups):
         rows.release()
 
 
 def _readers_of(groups: Sequence[GroupSource]) -> list[StoredRows | CopyOnWriteRows]:
-    """Each once, though it reads the rows of several slabs of a group."""
+    """List the readers of the groups, each once: one may read several slabs."""
     found = [slab.reader for group in groups for slab in group.slabs]
     return list(dict.fromkeys(reader for reader in found if reader is not None))
 
 
-__all__ = ["hold_rows", "release_rows"]
+__all__ = ["pin_rows", "unpin_rows"]

@@ -1,4 +1,4 @@
-"""Loads what a checkpoint has beside tables."""
+"""Loading of the dense state and of ``state=`` from a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,29 +13,34 @@ from torch import Tensor, nn
 from torch_dynemb.checkpoint.entries import MANIFEST
 from torch_dynemb.checkpoint.files.checksummed_files import SummedReader, SummedReaders
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
-from torch_dynemb.checkpoint.manifest.records import SavedEntry, SavedRest
-from torch_dynemb.checkpoint.saving.rest import dense_state, filled, is_sharded, tensor_pieces
+from torch_dynemb.checkpoint.manifest.records import SavedDense, SavedEntry
+from torch_dynemb.checkpoint.saving.dense_state import (
+    dense_state,
+    filled,
+    is_sharded,
+    tensor_pieces,
+)
 from torch_dynemb.errors import DamagedFileError
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.dense_state import dense_only
 
 
 class DenseLoad(NamedTuple):
-    """The dense part of a model as it was read, before the model has it.
+    """Dense state that was read, before the model takes it.
 
     Attributes:
-        state: what ``load_state_dict`` takes; shards are those of the model.
-        shards: what their values become.
+        state: argument of ``load_state_dict``; shards are those of the model.
+        shards: shards of the model, and their new values.
     """
 
     state: dict[str, Any]
     shards: list[tuple[Tensor, Tensor]]
 
     def apply(self, model: nn.Module) -> None:
-        """Gives it to the model, as a whole, while signals wait.
+        """Load it into the model, while signals are deferred.
 
         Raises:
-            RuntimeError: the model does not take it, and has what it had.
+            RuntimeError: the model rejects it, and is unchanged.
         """
         with defer_signals():
             shards = [(target, target.clone()) for target, _ in self.shards]
@@ -60,17 +65,17 @@ def _give(model: nn.Module, state: dict[str, Any], shards: list[tuple[Tensor, Te
         model.load_state_dict(state, strict=False)
 
 
-def read_dense(folder: Path, saved: SavedRest, model: nn.Module, *, strict: bool) -> DenseLoad:
-    """Reads the dense part of a model.
+def read_dense(folder: Path, saved: SavedDense, model: nn.Module, *, strict: bool) -> DenseLoad:
+    """Read the dense state for a model.
 
     Args:
-        folder: of the checkpoint.
-        saved: what it has.
-        model: that takes it.
-        strict: whether the names must be the model's.
+        folder: folder of the checkpoint.
+        saved: the saved dense state.
+        model: model that will take it.
+        strict: whether the names must be those of the model.
 
     Raises:
-        ValueError: names or shapes are not the model's.
+        ValueError: names or shapes differ from the model's.
         DamagedFileError: a file is damaged.
     """
     own = dense_state(model)
@@ -79,15 +84,15 @@ def read_dense(folder: Path, saved: SavedRest, model: nn.Module, *, strict: bool
     if strict and names != own.keys():
         missing, unexpected = sorted(own.keys() - names), sorted(names - own.keys())
         raise ValueError(
-            f"checkpoint.load: the model has {missing or 'nothing'} that was not saved, and "
-            f"{unexpected or 'nothing'} was saved that it has not: give strict=False to load what "
+            f"checkpoint.load: the checkpoint lacks {missing or 'nothing'}, and has "
+            f"{unexpected or 'nothing'} that the model lacks: give strict=False to load what "
             "both have"
         )
     for name in names & own.keys():
         if (name in saved.entries) != isinstance(own[name], Tensor):
             raise ValueError(
-                f"checkpoint.load: entry {name!r} is a tensor either in the model or in "
-                "the checkpoint, and something else in the other: load it into the model that "
+                f"checkpoint.load: entry {name!r} is a tensor in only one of the model "
+                "and the checkpoint: load it into the model that "
                 "was saved"
             )
     with _Files(folder, saved) as files:
@@ -107,8 +112,8 @@ def read_dense(folder: Path, saved: SavedRest, model: nn.Module, *, strict: bool
     return DenseLoad(state, shards)
 
 
-def read_all(folder: Path, saved: SavedRest) -> dict[str, Any]:
-    """The dense part of whatever model was saved, whole tensors of the CPU.
+def read_all(folder: Path, saved: SavedDense) -> dict[str, Any]:
+    """Read the dense state of any model, as whole CPU tensors.
 
     Raises:
         DamagedFileError: a file is damaged.
@@ -116,8 +121,8 @@ def read_all(folder: Path, saved: SavedRest) -> dict[str, Any]:
     return {**_tensors(folder, saved), **(saved.values or {})}
 
 
-def dense_shapes(folder: Path, saved: SavedRest) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """Dtypes and shapes of the whole tensors of the dense part; only headers are read.
+def dense_shapes(folder: Path, saved: SavedDense) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Return dtypes and shapes of the whole dense tensors. Only headers are read.
 
     Raises:
         DamagedFileError: a file is damaged.
@@ -127,8 +132,8 @@ def dense_shapes(folder: Path, saved: SavedRest) -> dict[str, tuple[torch.dtype,
         return {name: files.shape(entries) for name, entries in saved.entries.items()}
 
 
-def read_state(folder: Path, saved: SavedRest) -> Any:
-    """What the program had given to save.
+def read_state(folder: Path, saved: SavedDense) -> Any:
+    """Read the ``state`` that the program gave to ``save``.
 
     Raises:
         DamagedFileError: a file is damaged.
@@ -138,13 +143,13 @@ def read_state(folder: Path, saved: SavedRest) -> Any:
         return None if saved.values is None else filled(saved.values, tensors)
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise DamagedFileError(
-            f"{folder / MANIFEST}: what was given as state cannot be made again: {error!r}",
+            f"{folder / MANIFEST}: the state given to save cannot be rebuilt: {error!r}",
             path=folder / MANIFEST,
         ) from error
 
 
-def _tensors(folder: Path, saved: SavedRest) -> dict[str, Tensor]:
-    """All tensors by name."""
+def _tensors(folder: Path, saved: SavedDense) -> dict[str, Tensor]:
+    """Read all tensors by name."""
     with _Files(folder, saved) as files:
         tensors = {name: files.whole(name, entries) for name, entries in saved.entries.items()}
         files.finish()
@@ -152,9 +157,9 @@ def _tensors(folder: Path, saved: SavedRest) -> dict[str, Tensor]:
 
 
 class _Files(SummedReaders):
-    """The files of the rest."""
+    """Files of the dense state."""
 
-    def __init__(self, folder: Path, saved: SavedRest) -> None:
+    def __init__(self, folder: Path, saved: SavedDense) -> None:
         super().__init__()
         self._folder = folder
         try:
@@ -180,12 +185,12 @@ class _Files(SummedReaders):
         return out
 
     def shape(self, entries: Sequence[SavedEntry]) -> tuple[torch.dtype, tuple[int, ...]]:
-        """What a whole tensor is like."""
+        """Return dtype and shape of a whole tensor."""
         section = self._section(entries[0])
         return section.dtype, tuple(entries[0].sizes) or section.shape
 
     def whole(self, name: str, entries: Iterable[SavedEntry]) -> Tensor:
-        """A tensor that may have been saved in pieces."""
+        """Read a tensor that may have been saved in pieces."""
         entries = list(entries)
         if not entries[0].offsets:
             return self._read(entries[0])
@@ -194,7 +199,9 @@ class _Files(SummedReaders):
         return self.piece(name, entries, (0,) * len(sizes), sizes, sizes)
 
     def _check_size(self, name: str, entries: list[SavedEntry], sizes: tuple[int, ...]) -> None:
-        """Raises DamagedFileError where the pieces cannot be all of a tensor: it may be huge."""
+        """Raise DamagedFileError if the saved pieces are too few for a tensor of a huge claimed
+        size.
+        """
         readers = [(self._readers[entry.file], entry.tensor) for entry in entries]
         found = sum(
             math.prod(reader.tensors[tensor].shape)
@@ -203,7 +210,7 @@ class _Files(SummedReaders):
         )
         if math.prod(sizes) > found:
             raise DamagedFileError(
-                f"{self._folder}: of entry {name!r}, {found} elements of {sizes} were saved",
+                f"{self._folder}: entry {name!r} has {found} saved elements, too few for {sizes}",
                 path=self._folder,
             )
 
@@ -215,10 +222,10 @@ class _Files(SummedReaders):
         shape: tuple[int, ...],
         sizes: tuple[int, ...],
     ) -> Tensor:
-        """A piece of a tensor, from whatever pieces it was saved in."""
+        """Read a piece of a tensor from saved pieces of any shape."""
         entries = list(entries)
         out: Tensor | None = None
-        # pieces may cover each other, so that their sizes do not tell whether all is there
+        # pieces may overlap, so the sum of their sizes does not prove that all elements are there
         given = torch.zeros(shape if len(entries) > 1 else 0, dtype=torch.bool)
         found = 0
         for entry in entries:
@@ -255,7 +262,7 @@ class _Files(SummedReaders):
         found = int(given.sum()) if len(entries) > 1 else found
         if out is None or found < out.numel():
             raise DamagedFileError(
-                f"{self._folder}: of entry {name!r}, {found} elements of {shape} were saved",
+                f"{self._folder}: entry {name!r} has {found} saved elements, too few for {shape}",
                 path=self._folder,
             )
         return out
