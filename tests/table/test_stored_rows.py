@@ -311,5 +311,5 @@ def test_what_needs_all_rows_in_memory_is_refused(call: str) -> None:
 
 def test_tables_of_another_slab_are_named() -> None:
     _, group, _ = pair_of_groups(td.SGD(lr=0.1), "c")
-    with pytest.raises(RuntimeError, match=r"the rows of \['c'\] lie in a store"):
+    with pytest.raises(RuntimeError, match=r"the rows of \['c'\] are in a store"):
         group.state.tensors()
