@@ -161,7 +161,7 @@ _SERVES_HOST = (
     "embedding_inference"
 )
 _SERVING_OPS = ("serve_lookup", "serve_apply_")
-_COPIES = "preserves rows in host memory: saves of tables on other devices copy them"
+_COPIES = "copies rows of host memory on write: saves of tables on other devices copy all rows"
 _COPY_OPS = ("copy_before_write_", "take_unchanged_rows_")
 _IN_HOST_MEMORY = {
     ("crc32c", "data"): "sums bytes in host memory: copy to the CPU first, with .cpu()",
