@@ -132,7 +132,7 @@ def condition_of(tables: Tables, table: int, conditions: Conditions) -> Conditio
     """
     names = list(Conditions.__annotations__)
     if unknown := [name for name in conditions if name not in names]:
-        raise TypeError(f"remove: {unknown} are unknown conditions, expected one of {names}")
+        raise TypeError(f"remove: {unknown} are no conditions, expected one of {names}")
     given = {
         name: value
         for name, value in conditions.items()
