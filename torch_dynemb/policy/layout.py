@@ -234,7 +234,7 @@ def _share_budget(
         least = max(row[PolicyColumn.ID_BYTES] for row in rows) * len(rows) * RESERVED_SHARE
         raise ValueError(
             f"TableGroup: memory_budget leaves {budget} bytes for {len(rows)} tables, expected at "
-            f"least {least}: the sketches of admission come first"
+            f"least {least}: sketches of admission take their bytes first"
         )
 
 

@@ -1,20 +1,20 @@
-"""Compaction of a group: returns the memory of removed ids.
+"""Compaction of a group: gives back the memory of removed ids.
 
-Steps for the rows of a slab::
+A slab before and after; ``.`` is a free row, ``end`` the number of used rows::
 
-    rows        [used .. free .. used | used .. free .. used]   before
-                 <-------- end ------->  rows beyond ``end`` move into free rows
-    rows        [used ......... used ]                          after
+    before    A . B . . C D        rows C and D are at or beyond end = 4
+    after     A C B D              memory beyond ``end`` is given back
 
-1. Choose free rows below ``end`` for the ids with rows beyond it.
+Steps for a slab:
+
+1. Choose free rows below ``end`` for the ids with rows from ``end`` on.
 2. Copy their rows. Free rows have no owner, so an interrupt has no effect so far.
-3. With signals deferred: empty the free list, give the ids their new rows, and set the new end of
-   rows.
+3. With signals deferred: empty the free list, give the ids their new rows, and set the new end.
 
 Invariants:
 
 * Two ids never share a row: a row leaves the free list before an id gets it.
-* Handles from before compaction are stale afterwards: later rows get a newer generation.
+* Handles from before are stale afterwards: later rows get a newer generation.
 """
 
 from __future__ import annotations
