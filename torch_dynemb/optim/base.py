@@ -90,8 +90,8 @@ class OptimizerConfig:
         lr: learning rate, at least 0; a tensor gives its value. Defaults are those of torch.optim
             (SGD and the Adam family 1e-3, Adagrad 1e-2) and of TensorFlow's Ftrl (1e-3).
         weight_decay: at least 0. L2: added to the gradient as ``weight_decay * w``.
-        decoupled_weight_decay: True: shrink the weights of touched rows instead, ``w -= lr *
-            weight_decay * w``, as in AdamW (Loshchilov, Hutter 2019).
+        decoupled_weight_decay: True: shrink the weights of touched rows instead, by
+            ``w -= lr * weight_decay * w``, as in AdamW (Loshchilov, Hutter 2019).
         clip_value: elements of g are clipped to plus and minus this, a number above 0.
         clip_norm: g of a row is scaled down to this L2 norm, a number above 0. For one norm over
             all parameters, see :func:`torch_dynemb.clip_grad_norm_`.

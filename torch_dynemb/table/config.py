@@ -69,9 +69,9 @@ class TableConfig:
         embedding_dim: columns of a row, at least 1.
         feature_names: features that look it up (default: one, named as the table).
         initializer: of new rows; default: uniform within 1 / sqrt(embedding_dim) of 0. The
-            normal(0, 1) of nn.Embedding learns less from few occurrences of an id (``python -m
-            tutorials.initial_rows``). By ``eval_default``, an id that was never trained reads such
-            values, too.
+            normal(0, 1) of nn.Embedding learns less from few occurrences of an id
+            (``python -m tutorials.initial_rows``). By ``eval_default``, an id that was never
+            trained reads such values, too.
         padding_idx: an id that reads as zeros, is never inserted or trained, and does not count in
             a mean. Default: each id has a row.
         eval_default: result of a read for an id without a row: ``"initial"`` (its initial value),
