@@ -91,7 +91,7 @@ shuffle shut sign signal simulate skip sleep slice snapshot solve sort spawn spl
 stage start state step stop store stream strip submit subtract sum summarize swap switch
 synchronize tabulate take tell test throw tile time touch trace track train transfer translate
 transpose traverse trim truncate try tune turn unbind undo unfold union unlink unlock unpack
-unpickle unregister unwrap update upgrade upload use validate verify view visit wait walk warm
+unpickle unpin unregister unwrap update upgrade upload use validate verify view visit wait walk warm
 warn weigh widen wire withdraw work wrap write yield zero zip
 """
 VERBS = frozenset(_VERBS.split())
