@@ -1,4 +1,4 @@
-"""Checks of arguments: errors name the argument, what was given and what was expected."""
+"""Checks of arguments: errors name the argument, the value and what was expected."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _LONGEST = 60
 
 
 def described(value: object) -> str:
-    """What an error says of a value: a short one itself, of others what they are."""
+    """Describe a value for an error message: short values by their repr, others by their type."""
     if isinstance(value, Tensor):
         if value.layout != torch.strided:
             return f"a tensor of layout {value.layout}"
         return f"a tensor of dtype {value.dtype} and shape {tuple(value.shape)}"
     try:
         text = repr(value)
-    except Exception:  # of a class that an error must not depend on
+    except Exception:  # a broken __repr__ must not hide the error
         text = ""
     if not text or len(text) > _LONGEST or "\n" in text:
         return f"a {type(value).__name__}"
@@ -32,15 +32,15 @@ def described(value: object) -> str:
 def integer(
     owner: str, value: object, *, least: int = -_INT64, most: int = _INT64 - 1, what: str = "int"
 ) -> int:
-    """``value`` as an int.
+    """Return ``value`` as an int.
 
     Args:
-        owner: what the error begins with: the function and the argument.
+        owner: function and argument, with which the error begins.
         least, most: the range; default: that of int64.
-        what: that was expected.
+        what: the expected type, for the message.
 
     Raises:
-        TypeError: it is no whole number; a bool is none.
+        TypeError: ``value`` is not an integer; bool is rejected, too.
         ValueError: it is outside of the range.
     """
     if isinstance(value, bool) or (
@@ -66,10 +66,10 @@ def integer(
 
 
 def integers(owner: str, values: object, **bounds: Any) -> list[int]:
-    """A list of :func:`integer`.
+    """Return a list of :func:`integer`.
 
     Raises:
-        TypeError, ValueError: it is no sequence, or an element is wrong.
+        TypeError, ValueError: ``values`` is not a sequence, or an element is wrong.
     """
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise TypeError(f"{owner} is {described(values)}, expected a sequence of ints")
@@ -77,10 +77,10 @@ def integers(owner: str, values: object, **bounds: Any) -> list[int]:
 
 
 def number(owner: str, value: object, expected: str = "a number") -> float:
-    """``value`` as a float; a tensor of one element gives its value.
+    """Return ``value`` as a float; a tensor of one element gives its value.
 
     Raises:
-        TypeError: it is no real number; a bool is none.
+        TypeError: ``value`` is not a real number; bool is rejected, too.
     """
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         return float(value)
@@ -96,7 +96,7 @@ def number(owner: str, value: object, expected: str = "a number") -> float:
 
 
 def flag(owner: str, value: object) -> bool:
-    """``value``, which must be True or False.
+    """Return ``value``, which must be True or False.
 
     Raises:
         TypeError: it is neither.
@@ -107,10 +107,10 @@ def flag(owner: str, value: object) -> bool:
 
 
 def text(owner: str, value: object) -> str:
-    """``value``, which must be a str.
+    """Return ``value``, which must be a str.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it has another type.
     """
     if not isinstance(value, str):
         raise TypeError(f"{owner} is {described(value)}, expected str")
@@ -118,10 +118,10 @@ def text(owner: str, value: object) -> str:
 
 
 def tensor(owner: str, value: object, expected: str = "a Tensor") -> Tensor:
-    """``value``, which must be a strided tensor.
+    """Return ``value``, which must be a strided tensor.
 
     Raises:
-        TypeError: it is none, or sparse.
+        TypeError: it is not a tensor, or sparse or nested.
     """
     if not isinstance(value, Tensor):
         raise TypeError(f"{owner} is {described(value)}, expected {expected}")
@@ -132,10 +132,10 @@ def tensor(owner: str, value: object, expected: str = "a Tensor") -> Tensor:
 
 
 def on_device(owner: str, value: Tensor, device: torch.device) -> Tensor:
-    """``value``, which must be on the device of the table.
+    """Return ``value``, which must be on the device of the table.
 
     Raises:
-        ValueError: it is on another one.
+        ValueError: it is on another device.
     """
     if value.device != device:
         raise ValueError(f"{owner} is on {value.device}, but the table is on {device}")
@@ -143,10 +143,10 @@ def on_device(owner: str, value: Tensor, device: torch.device) -> Tensor:
 
 
 def flat_int64(owner: str, value: object, device: torch.device) -> Tensor:
-    """``value`` as int64 [n], ids or scores.
+    """Return ``value`` (ids or scores) as int64 [n].
 
     Raises:
-        TypeError: it is no dense tensor of int64.
+        TypeError: it is not a dense int64 tensor.
         ValueError: it is on another device.
     """
     given = tensor(owner, value, "an int64 Tensor")
@@ -159,10 +159,10 @@ def flat_int64(owner: str, value: object, device: torch.device) -> Tensor:
 
 
 def float_rows(owner: str, value: object, device: torch.device) -> Tensor:
-    """``value``, which must be a dense tensor of real numbers.
+    """Return ``value``, which must be a dense tensor of real numbers.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is something else.
         ValueError: it is on another device.
     """
     given = tensor(owner, value, "a float Tensor")

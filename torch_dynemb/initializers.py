@@ -1,9 +1,11 @@
 """Initial values of rows.
 
-A row's initial value is a pure function of (seed, table, id, column): the same whenever the id
-arrives, on every rank, device and instruction set. Xavier and Kaiming scales are those of
-``torch.nn.init`` for a matrix [num_embeddings, dim], so fan_in is dim; a table without vocabulary
-has no num_embeddings, so fan_out is an argument and dim if it is not given.
+A row's initial value is a pure function of (seed, table, id, column). It is the same whenever the
+id arrives, on every rank, device and instruction set.
+
+Xavier and Kaiming scales are those of ``torch.nn.init`` for a matrix [num_embeddings, dim], so
+fan_in is dim. A table without a vocabulary has no num_embeddings, so fan_out is an argument
+(default: dim).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from torch_dynemb.ops.columns import INIT_RECORD_COLUMNS, InitKind
 
 @dataclass(frozen=True)
 class InitRecord:
-    """One initializer in the form the kernels read: a kind and up to six parameters."""
+    """An initializer as kernels read it: a kind and up to six parameters."""
 
     kind: InitKind
     parameters: tuple[float, ...]
@@ -29,16 +31,17 @@ class InitRecord:
 
 @dataclass(frozen=True)
 class Initializer:
-    """Base of the initializers. Instances are values: they hold no random state."""
+    """Base of the initializers. Instances are values without random state."""
 
     def record(self, dim: int) -> InitRecord:
-        """The form in which kernels read it.
+        """Return the form that kernels read.
 
         Args:
             dim: columns of a row, at least 1.
 
         Raises:
-            NotImplementedError: the class defines none: :class:`ByColumn` has one for each part.
+            NotImplementedError: the class defines none. :class:`ByColumn` has a record for each
+                part.
         """
         raise NotImplementedError(
             f"{type(self).__name__} does not define record(): a subclass says there what rows "
@@ -78,7 +81,7 @@ class Constant(Initializer):
         value: finite in single precision.
 
     Raises:
-        TypeError: ``value`` is no number.
+        TypeError: ``value`` is not a number.
         ValueError: it is not finite.
     """
 
@@ -99,7 +102,7 @@ class Uniform(Initializer):
         low, high: the bounds; they and their difference are finite in single precision.
 
     Raises:
-        TypeError: a bound is no number.
+        TypeError: a bound is not a number.
         ValueError: a bound, or the difference, is not finite, or low is more than high.
     """
 
@@ -117,10 +120,10 @@ class Uniform(Initializer):
 
 
 def default_initializer(embedding_dim: int) -> Uniform:
-    """Uniform within 1 / sqrt(embedding_dim) of 0: of tables that are given no initializer.
+    """Return the initializer of tables that are given none: uniform within 1 / sqrt(embedding_dim).
 
-    Of the rows of a two-tower model its recall is best or close to it with every optimizer and dim
-    that ``python -m tutorials.initial_rows`` compares.
+    ``python -m tutorials.initial_rows`` compares initial values by the recall of a two-tower model.
+    This one is best, or close to the best, with every optimizer and dim there.
 
     Args:
         embedding_dim: columns of a row.
@@ -138,7 +141,7 @@ class Normal(Initializer):
         std: at least 0, and finite in single precision.
 
     Raises:
-        TypeError: a value is no number.
+        TypeError: a value is not a number.
         ValueError: a value is not finite, or std is less than 0.
     """
 
@@ -159,14 +162,14 @@ class TruncatedNormal(Initializer):
     """Normal with ``mean`` and ``std`` within [low, high], as ``torch.nn.init.trunc_normal_``.
 
     Args:
-        mean: of the normal distribution before it is cut off.
+        mean: of the normal distribution before truncation.
         std: its standard deviation, more than 0.
         low, high: the bounds, values and not multiples of std; low is less than high.
 
     Raises:
-        TypeError: a value is no number.
-        ValueError: a value is not finite in single precision, or out of its range, or less than
-            1e-6 of the normal distribution lies between the bounds.
+        TypeError: a value is not a number.
+        ValueError: a value is not finite in single precision, or out of its range. Or the bounds
+            contain less than 1e-6 of the normal distribution.
     """
 
     mean: float = 0.0
@@ -204,10 +207,10 @@ class XavierUniform(Initializer):
 
     Args:
         gain: more than 0.
-        fan_out: number of rows to assume, more than 0; None: as many as a row has columns.
+        fan_out: number of rows to assume, more than 0; None: the dim.
 
     Raises:
-        TypeError: a value is no number.
+        TypeError: a value is not a number.
         ValueError: a value is not finite in single precision, or not more than 0.
     """
 
@@ -230,7 +233,7 @@ class XavierNormal(Initializer):
         gain, fan_out: as in :class:`XavierUniform`.
 
     Raises:
-        TypeError: a value is no number.
+        TypeError: a value is not a number.
         ValueError: a value is not finite in single precision, or not more than 0.
     """
 
@@ -257,7 +260,7 @@ class KaimingUniform(Initializer):
         slope: of a leaky ReLU for negative inputs; 0: of a ReLU.
 
     Raises:
-        TypeError: ``slope`` is no number.
+        TypeError: ``slope`` is not a number.
         ValueError: it is not finite in single precision.
     """
 
@@ -279,7 +282,7 @@ class KaimingNormal(Initializer):
         slope: of a leaky ReLU for negative inputs; 0: of a ReLU.
 
     Raises:
-        TypeError: ``slope`` is no number.
+        TypeError: ``slope`` is not a number.
         ValueError: it is not finite in single precision.
     """
 
@@ -297,11 +300,11 @@ class ByColumn(Initializer):
     """Different initializers for ranges of columns.
 
     Args:
-        parts: (number of columns, initializer) from the first column on; the numbers must add up to
-            the table's dim, which is checked when the table is made.
+        parts: (number of columns, initializer) from the first column on. The numbers must add up
+            to the table's dim; construction of the table checks that.
 
     Raises:
-        TypeError: ``parts`` are no such pairs, or an initializer is a ByColumn itself.
+        TypeError: ``parts`` has other elements than such pairs, or contains a ByColumn.
         ValueError: a part has less than one column.
 
     Example:
@@ -333,7 +336,7 @@ class ByColumn(Initializer):
 
 
 class InitData:
-    """Collects the records of a group's tables into one float64 tensor."""
+    """Collection of the records of a group's tables in one float64 tensor."""
 
     def __init__(self) -> None:
         self._records: list[list[float]] = []
@@ -342,7 +345,7 @@ class InitData:
     def add(
         self, initializer: Initializer, dim: int, columns: range | None = None
     ) -> tuple[int, int]:
-        """Adds an initializer; returns (first element of its records, number of records).
+        """Add an initializer; return (first element of its records, number of records).
 
         Args:
             dim: columns of a row.
@@ -373,7 +376,7 @@ class InitData:
         return first, count
 
     def add_vector(self, values: Tensor) -> tuple[int, int]:
-        """Adds a fixed vector, float [dim]."""
+        """Add a fixed vector, float [dim]."""
         first = len(self._records) * INIT_RECORD_COLUMNS
         self._vectors.append((len(self._records), values.detach().double().cpu()))
         self._add_record(0, values.numel(), InitKind.VECTOR, (0.0,))
@@ -384,7 +387,7 @@ class InitData:
         self._records.append(record + [0.0] * (INIT_RECORD_COLUMNS - len(record)))
 
     def tensor(self) -> Tensor:
-        """float64 [n]: all records, then the vectors they point to."""
+        """Return float64 [n]: all records, then the vectors they point to."""
         records = torch.tensor(self._records, dtype=torch.float64, device="cpu")
         offset = records.numel()
         for record, values in self._vectors:

@@ -304,7 +304,7 @@ def test_a_machine_without_addresses(
     train(model, range(3))
     with monkeypatch.context() as patched:
         patched.setattr(ops, "reserve", none)
-        with pytest.raises(RuntimeError, match=r"no addresses for \d+ bytes, in which rows are"):
+        with pytest.raises(RuntimeError, match=r"no addresses for \d+ bytes, the buffer of"):
             checkpoint.save(tmp_path / "c", model, asynchronous=True)
     assert list(tmp_path.iterdir()) == []
     checkpoint.save(tmp_path / "c", model, asynchronous=True).wait()

@@ -191,7 +191,7 @@ REFUSED: dict[str, tuple[Callable[[Any], None], str]] = {
     ),
     "format: twice": (
         as_format(lambda text: text[:-1] + ', "version": 3}'),
-        "'format' is corrupted: a key is there twice",
+        "'format' is corrupted: a key occurs twice",
     ),
     "format: a long number": (
         as_format(lambda text: text.replace('"version": 3', '"version": ' + "3" * 10_000)),
@@ -199,7 +199,7 @@ REFUSED: dict[str, tuple[Callable[[Any], None], str]] = {
     ),
     "format: NaN": (
         as_format(lambda text: text.replace('"version": 3', '"version": NaN')),
-        "'format' is corrupted: NaN is no number",
+        "'format' is corrupted: NaN is not a number of JSON",
     ),
     "format: true for 1": (
         as_format(lambda text: text.replace('"bucket_width": 4', '"bucket_width": 4.0')),

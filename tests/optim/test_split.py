@@ -199,7 +199,7 @@ def test_a_step_counts_for_every_table() -> None:
 
 
 def test_a_step_after_one_that_was_skipped_and_scaled() -> None:
-    """What GradScaler set does not stay, not in a copy either, whose optimizer is another one."""
+    """What GradScaler set does not stay, nor does a copy, which has another optimizer, get it."""
     module, ids = embedding(td.SGD(lr=1.0)), torch.arange(4)
     train(module, ids, torch.ones(4, DIM))
     module.optimizer.step()
@@ -359,7 +359,7 @@ def test_copies_and_files_stay_split() -> None:
     for twin in (copy.deepcopy(module), torch.load(file, weights_only=False)):
         assert isinstance(twin.optimizer, td.SplitOptimizer)
         (stand_in,) = twin.optimizer.stand_ins()
-        assert stand_in.grad is None  # gradients are no part of a module's state
+        assert stand_in.grad is None  # a module's state excludes gradients
         before = twin.group.read(0, ids)
         train(twin, ids, torch.ones(4, DIM))
         twin.optimizer.step()

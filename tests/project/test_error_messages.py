@@ -80,7 +80,7 @@ IN_OTHER_WORDS = {
     "pg does not have this process as a member: construct it on members only",
     "ByColumn: a part is a ByColumn itself: write its parts out",
     "a table that is written has no files to be read",
-    "a key is there twice",
+    "a key occurs twice",
 }
 LISTED = COMPOSED | OF_THE_PROCESS | BETWEEN_TENSORS | IN_OTHER_WORDS
 

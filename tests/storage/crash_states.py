@@ -213,7 +213,7 @@ class _Replay:
         self.name_changes.append(change)
 
     def _change_content(self, path: str, change: Change) -> None:
-        if path.endswith(" (deleted)"):  # as the kernel calls it; nobody will see it
+        if path.endswith(" (deleted)"):  # the kernel's name of it; no program will see it
             return
         file = self.files[self.names[path]]
         file.changes.append(change)

@@ -1,4 +1,4 @@
-"""Run in a process whose disk fails while a file is there: prints what the store says, as JSON.
+"""Run in a process with a disk that fails while a file exists: print the store's errors as JSON.
 
 Arguments: a folder with the stores, and the three files.
 """

@@ -56,7 +56,7 @@ def until_it_fails(model: StoredModel, losses: list[str]) -> str:
 
 
 def full(path: Path, switch: Path) -> Happened:
-    """There is no room for a while; the step that could not be made is made again."""
+    """Fill the disk for a while; the step that failed is made again."""
     model, losses = with_snapshot(path)
     switch.touch()
     error = until_it_fails(model, losses)
@@ -149,7 +149,7 @@ def logged(root: Path) -> Path:
 
 
 def make_snapshots(folder: Path) -> None:
-    """Makes those of ``LOGGED``; a file tells that each is there."""
+    """Make those of ``LOGGED``; a file marks each that is done."""
     model = StoredModel(folder / "rows")
     for steps, name in LOGGED:
         model.train_steps(steps - model.steps)

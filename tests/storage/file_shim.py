@@ -1,4 +1,4 @@
-"""Processes whose calls of the file system fail, wait or are written down, as a test says.
+"""Processes with calls of the file system that fail, wait or are logged, as a test says.
 
 A library in ``shim/`` stands before the C library's functions (``LD_PRELOAD``). It sees the calls
 of our C++ code and of Python's ``os`` and ``open``; not C's own streams (``fopen``), memory mapped
@@ -78,10 +78,10 @@ class Hold:
 
 @cache
 def library() -> Path:
-    """The compiled library; skips the test where there is no C compiler."""
+    """Return the compiled library; skip the test without a C compiler."""
     compiler = shlex.split(os.environ.get("CC", "cc"))
     if shutil.which(compiler[0]) is None:
-        pytest.skip(f"there is no C compiler {compiler[0]}")
+        pytest.skip(f"C compiler {compiler[0]} is missing")
     sources = sorted(SOURCES.glob("*.c"))
     text = b"".join(path.read_bytes() for path in [*sources, SOURCES / "shim.h"])
     built = OUTPUT / f"file_shim_{hashlib.sha256(text).hexdigest()[:16]}.so"

@@ -24,7 +24,7 @@ from torch_dynemb import ops
 
 DIM = 24
 IDS = 600
-CACHE = "160 rows"  # more than what is used at once: who gives memory back waits for the thread
+CACHE = "160 rows"  # more than a step uses: giving memory back would wait for the thread
 SEGMENT = 64 << 10
 STEPS = 60
 SECONDS = 60  # after which a thread that never stands still is an error
@@ -50,7 +50,7 @@ class Paused:
         path: of the store.
         hold: what lets its thread wait.
         io: how it reads.
-        disk: bytes; 0: without a bound, so that nobody waits for the thread to make room.
+        disk: bytes; 0: without a bound, so that no call waits for the thread to make room.
     """
 
     def __init__(self, path: Path, hold: Hold, io: str, disk: int) -> None:
@@ -90,7 +90,7 @@ class Paused:
         raise AssertionError("the thread neither ends its work nor stands still")
 
     def cached(self) -> Tensor:
-        """Ids whose rows are in memory."""
+        """Return ids with rows in memory."""
         tiers = self.tiered.group.tables.tiers
         assert tiers is not None
         ids = torch.arange(IDS)
@@ -117,7 +117,7 @@ class Paused:
         there = self.cached()
         there = there[~torch.isin(there, ids)][:40]
         if len(there) > 0:
-            self.train(there)  # what is in memory waits for nobody
+            self.train(there)  # rows in memory need not wait
         assert self.queued() > 0
         let_go = threading.Thread(target=self.hold.switch.unlink)
         if self.waits_for_room:

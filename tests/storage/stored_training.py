@@ -1,4 +1,4 @@
-"""A model whose rows lie on a disk, beside a table in memory, and batches known in advance."""
+"""A model with rows on a disk, beside a table in memory, and batches known in advance."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class StoredModel(nn.Module):
 
 
 class _ToldDisk(Disk):
-    """Tells of every call that a save makes, before it."""
+    """A disk that reports every call of a save, before it."""
 
     def __init__(self, tell: Callable[[str], object]) -> None:
         self._tell = tell
@@ -111,7 +111,7 @@ def train(
         path: of the store.
         steps: until which it trains.
         save_at: after which steps it makes a snapshot.
-        tell: is told what is done: ``step 3``, ``saved 3``, and calls of the file system.
+        tell: called with events: ``step 3``, ``saved 3``, and calls of the file system.
     """
     torch.set_num_threads(1)
     for of in ("snapshots.save", "saving.save"):

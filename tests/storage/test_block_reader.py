@@ -45,7 +45,7 @@ def program(folder: Path, *, uring: setup.Uring | None) -> Path:
 def test_readers_with_liburing(tmp_path: Path) -> None:
     uring = setup.wanted_uring(os.environ)
     if uring is None:
-        pytest.skip("there is no liburing")
+        pytest.skip("liburing is missing")
     reply = subprocess.run(
         [program(tmp_path, uring=uring), tmp_path], capture_output=True, text=True, check=False
     )

@@ -1,7 +1,7 @@
 """Compiled lookups of tables in files: order of the calls, no copies, and the bits of eager ones.
 
-``stage_`` writes rows that are no arguments of it. What reads and trains them has its result, so
-compilers keep the order; rows that nobody trains are read in the same call.
+``stage_`` writes rows that are not among its arguments. Ops that read and train them take its
+result, so compilers keep the order; rows that no op trains are read in the same call.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """Makes tables whose rows are in files, or with ``storage=None`` in memory."""
+    """Make tables with rows in files, or with ``storage=None`` in memory."""
 
     def table(**arguments: Any) -> td.DynamicEmbedding:
         path = tmp_path_factory.mktemp("store")

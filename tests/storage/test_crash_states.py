@@ -1,4 +1,4 @@
-"""The states that a power failure may leave: of small programs, all that can be told apart."""
+"""The states that a power failure may leave: of small programs, all that differ."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_sync_covers_what_came_before_it_only(programs: Programs) -> None:
 
 
 def test_a_sync_covers_nothing_that_was_written_while_it_ran() -> None:
-    """Made by hand: the log knows when calls began."""
+    """With a log written by the test: it says when calls began."""
 
     def change(kind: int, at: int, begin: int, data: bytes = b"") -> Change:
         return Change(kind, "a", None, os.O_CREAT, 0, len(data), begin, at, data)

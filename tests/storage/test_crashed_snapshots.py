@@ -74,7 +74,7 @@ def check(run: Run, folder: Path, prefixes: Collection[int] | None, drawn: int) 
 
 def test_some_states_after_a_power_failure(run: Run, tmp_path: Path) -> None:
     told = list(run.told.values())
-    # when a snapshot is named, which is shortly before it is told of, and some others
+    # when a snapshot is named, which is shortly before it is reported, and some others
     names = [
         n for n, change in enumerate(run.changes, 1) if (change.other or "").startswith("rows/sn")
     ]

@@ -107,7 +107,7 @@ POLICIES = {
 
 @pytest.mark.parametrize("kind", POLICIES)
 def test_policies(kind: str, new_storage: NewStorage) -> None:
-    """Who is evicted does not follow from where rows lie."""
+    """Evictions do not depend on the place of rows."""
     policy = POLICIES[kind]
     timed = policy.ttl is not None or "timestamp" in str(policy.score)
     pair = Pair(tables(policy=policy), td.Adam(lr=0.1), new_storage(), timed=timed)

@@ -264,7 +264,7 @@ def test_a_wrong_configuration_ends_the_process(tmp_path: Path) -> None:
 def test_the_compiled_reader_reads_on_after_short_and_interrupted_reads(
     tmp_path: Path, work: Path
 ) -> None:
-    """By threads, whose calls the shim sees: whole blocks, and an error where there is one."""
+    """By threads, with calls that the shim sees: whole blocks, and an error where one occurs."""
     pages = 200
     data = os.urandom(4096 * pages)
     (work / "rows").write_bytes(data)

@@ -63,7 +63,7 @@ def killed(server: ForkServerContext, path: Path, messages: int) -> list[str]:
 
 
 def check(path: Path, told: list[str], undisturbed: tuple[list[str], torch.Tensor]) -> int:
-    """The last snapshot that was told of is there, or the next one; training goes on from it."""
+    """The last reported snapshot is there, or the next one; training goes on from it."""
     losses, values = undisturbed
     saved = max((int(of.split()[1]) for of in told if of.startswith("saved")), default=0)
     model = StoredModel(path)

@@ -102,7 +102,7 @@ def test_files_that_no_store_has_written_stay(tmp_path: Path) -> None:
     names = ("notes.txt", "20261125", "2026112", "DEADBEEF")
     for name in names:
         (folder / name).write_text("of the user")
-    module = table(tmp_path)  # there is no snapshot: it deletes the segments that are there
+    module = table(tmp_path)  # without a snapshot it deletes the segments that are there
     train(module, 20)
     assert all((folder / name).read_text() == "of the user" for name in names)
 

@@ -1,7 +1,7 @@
-"""A full disk is told before the ids of a lookup are inserted and counted.
+"""A full disk raises before the ids of a lookup are inserted and counted.
 
-So a step that has been refused can be made again when there is room, and training goes on with the
-bits of training that nothing has stopped: rows, counts, who is admitted and who is evicted.
+So a refused step can be repeated when there is room, and training goes on with the bits of
+undisturbed training: rows, counts, admitted ids and evicted ids.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def index_of(group: td.TableGroup) -> list[Tensor]:
 
 
 def refused(group: td.TableGroup, lookup: Callable[[], object]) -> bool:
-    """Whether there is no room for a lookup; the index, and the cache, are then as they were."""
+    """Return whether room for a lookup is missing; index and cache are unchanged then."""
     before = index_of(group)
     tiers = group.tables.tiers
     assert tiers is not None
@@ -83,11 +83,11 @@ class LookedUp(NamedTuple):
 def lookup_with_room(
     pair: Pair, lookup: Callable[[td.DynamicEmbeddingBagCollection], Tensor], oldest: Tensor
 ) -> LookedUp:
-    """Looks up in files; of both modules, the oldest ids go where there is no room for it."""
+    """Look up in files; on a full disk the oldest ids of both modules are removed."""
     outputs: list[Tensor] = []
     refusals = 0
     while refused(pair.tiered.group, lambda: outputs.append(lookup(pair.tiered))):
-        assert refusals == 0, "there is no room where all other ids have gone"
+        assert refusals == 0, "the disk is full although all other ids were removed"
         refusals += 1
         pair.groups(lambda group: [group.erase(0, oldest), group.erase(1, oldest * 3 + 1)])
     return LookedUp(outputs[0], refusals)
@@ -151,7 +151,7 @@ def trained(table: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
 
 
 def until_full(table: td.DynamicEmbedding, step: Callable[[Tensor], object]) -> list[Tensor]:
-    """Trains on new ids; returns the batches, of which there is no room for the last one."""
+    """Train on new ids until the disk is full; return the batches, the last of which failed."""
     batches: list[Tensor] = []
     while not batches or not refused(table.group, lambda: step(batches[-1])):
         if batches:

@@ -1,4 +1,4 @@
-"""Stores of rows: what was written comes back, files stay bounded, and damage is told by name."""
+"""Stores of rows: reads return what was written, files stay bounded, errors name damaged files."""
 
 from __future__ import annotations
 
@@ -143,14 +143,14 @@ def first_error(writes: Iterator[None]) -> str:
 
 
 def fill(store: OpenedStore, step: int = 200) -> str:
-    """Writes more and more rows; returns what is said when there is no room for the next."""
+    """Write more and more rows; return the error of the full disk."""
     return first_error(
         store.write(0, range(begin, begin + step)) for begin in range(0, MAX_ROWS, step)
     )
 
 
 def first_refusal(store: OpenedStore, rows: int) -> str:
-    """Writes the same rows again and again; returns what is said when there is no room."""
+    """Write the same rows again and again; return the error of the full disk."""
     return first_error(store.write(0, range(rows), seed=seed) for seed in range(10))
 
 
@@ -345,7 +345,7 @@ def overwrite_until_it_fails(store: OpenedStore, rows: int) -> str:
 
 
 def test_a_failure_of_the_thread_is_told_for_ever(tmp_path: Path) -> None:
-    """What collection finds damaged is not copied: nobody could tell later that it was."""
+    """Garbage collection does not copy damaged records: the damage could not be seen later."""
     rows = 10 * A_SEGMENT
     with opened(tmp_path, disk=16 * SEGMENT) as store:
         store.write(0, range(rows))

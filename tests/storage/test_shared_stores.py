@@ -19,7 +19,7 @@ def embedding(name: str, storage: td.ExternalStore) -> td.DynamicEmbedding:
 
 
 def test_two_tables_of_a_name_do_not_share_a_store() -> None:
-    """Else each would read the rows of the other, whose handles may be equal."""
+    """Else each would read the rows of the other, which may have equal handles."""
     store = RecordDict()
     storage = td.ExternalStore(store, cache="64 rows")
     users = embedding("users", storage)

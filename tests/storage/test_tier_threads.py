@@ -1,4 +1,4 @@
-"""Who may look tiered tables up: the process that made them, and one of its threads at a time."""
+"""Lookups of tiered tables: by the process that made them, in one of its threads at a time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def trained(storage: Storage) -> td.DynamicEmbedding:
 def all_rows(table: td.DynamicEmbedding) -> Tensor:
     """Of all ids; in memory are those of the last ones alone."""
     rows = torch.cat([table.eval()(batch) for batch in IDS.split(50)])
-    table.optimizer.step()  # the cache has the size that it is to have
+    table.optimizer.step()  # the cache has its intended size
     return rows.clone()
 
 
@@ -153,7 +153,7 @@ def test_two_threads_in_one_cache() -> None:
 
 
 def test_threads_that_look_up_at_once_are_refused_or_right(tmp_path: Path) -> None:
-    """By one file store; nobody gets rows of another id."""
+    """By one file store; no lookup returns rows of another id."""
     table = trained(storage_of("threads", tmp_path))
     expected = all_rows(table)
     wrong: list[object] = []

@@ -124,7 +124,7 @@ class Trainer {
       float* row = weights_.data() + slot * kDim;
       const int64_t before = expected_[rows[i]];
       if (before == 0) {
-        expect(generations_[slot] != generation, "a row that nobody has written is there");
+        expect(generations_[slot] != generation, "an unwritten row is there");
       } else {
         expect(generations_[slot] == generation, "a row is not there");
         expect(state_[slot] == before, "the state of a row is another one's");
@@ -163,11 +163,11 @@ class Trainer {
                          records.data(), found.data());
         for (int64_t i = 0; i < kBatch; ++i) {
           const int64_t value = held[begin + i];
-          expect((found[i] != 0) == (value != 0), "a row is held that was not written");
+          expect((found[i] != 0) == (value != 0), "an unwritten row is pinned");
           if (value == 0) continue;
           float first = 0;
           std::memcpy(&first, records.data() + i * bytes + sizeof(RecordHeader), sizeof(first));
-          expect(first == static_cast<float>(value * 100), "a row that is held has changed");
+          expect(first == static_cast<float>(value * 100), "a pinned row has changed");
         }
       }
       store->release(hold);
@@ -201,7 +201,7 @@ class Trainer {
   std::vector<float> weights_;
   std::vector<int32_t> state_;
   std::vector<int32_t> generations_;
-  std::vector<int64_t> expected_;  // by row, how far it has come; 0: nobody has written it
+  std::vector<int64_t> expected_;  // by row, how far it has come; 0: unwritten
   std::vector<int64_t> saved_;
   TierTensors tiers_;
   std::shared_ptr<RowStore> store_;

@@ -170,7 +170,7 @@ class Pair:
         for module in self.modules:
             try:
                 results.append(call(module.group))
-            except RuntimeError as error:  # such as that there is no room for all ids
+            except RuntimeError as error:  # such as too little room for all ids
                 results.append(str(error))
         plain, tiered = results
         if isinstance(plain, Tensor):

@@ -173,7 +173,7 @@ def victim_of(
     result: Expected,
     taken: set[int],
 ) -> int | None:
-    """Who has to go for a new id."""
+    """Return the id to evict for a new one."""
     policy = group.config.tables[table].policy
     if policy.on_full == "default":
         return None

@@ -344,8 +344,8 @@ def test_hooks_run_in_compiled_code() -> None:
 
 
 def test_wrong_hooks() -> None:
-    with pytest.raises(ValueError, match=r"no admission hook is named 'nobody', only .*register"):
-        td.AdmitBy("nobody")
+    with pytest.raises(ValueError, match=r"no admission hook is named 'nothing', only .*register"):
+        td.AdmitBy("nothing")
     with pytest.raises(ValueError, match="'multiples of three' is already multiples_of_three"):
         td.register_admission("multiples of three")(lambda new: new.known)
     for wrong, message in (

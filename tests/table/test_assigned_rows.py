@@ -59,14 +59,14 @@ def content(group: td.TableGroup) -> dict[int, tuple[list[float], dict[str, list
 
 
 def fresh_state(optimizer: Any, dtype: torch.dtype) -> dict[str, list[float]]:
-    """What a row has whose initial value has been written, and nothing else."""
+    """Return the state of a row with a written initial value, and nothing else."""
     group = make_group(optimizer, dtype=dtype)
     group.insert(0, torch.tensor([1]))
     return content(group)[1][1]
 
 
 def freed(group: td.TableGroup) -> Tensor:
-    """After training and removal: ids whose rows lie scattered among those of others."""
+    """Train and remove; return ids with rows scattered among those of others."""
     for step in range(3):
         train(group, 0, torch.arange(60), values(60, step))
         train(group, 1, torch.arange(20), values(20, step))

@@ -1,4 +1,4 @@
-"""Which ids have changed: what readers of changes are told, whatever happens to the tables."""
+"""Changed and removed ids: what readers of changes get, whatever happens to the tables."""
 
 from __future__ import annotations
 

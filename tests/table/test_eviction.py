@@ -1,4 +1,4 @@
-"""Capacity and eviction: who goes, who stays, and what is counted."""
+"""Capacity and eviction: which ids go, which stay, and what is counted."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def test_capacity_and_budget_hold_together() -> None:
     assert group.usage.memory()["total"] <= 100_000
 
 
-# -- who was evicted -----------------------------------------------------------------------------
+# -- evicted ids ---------------------------------------------------------------------------------
 
 
 def test_evicted_ids_and_their_rows_go_to_who_asks() -> None:

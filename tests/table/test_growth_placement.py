@@ -44,8 +44,8 @@ def grown(group: td.TableGroup, old: np.ndarray, bucket_count: int) -> np.ndarra
     """The lines after a growth.
 
     Entries are taken from the last bucket down, in each from the first slot on. Those that were in
-    their first buckets go to their new ones, then the others to theirs; who finds it full goes
-    to the second one when all have been there, and from there on to the buckets after it.
+    their first buckets go to their new ones, then the others to theirs. An entry that finds it full
+    goes to the second one after all others, and from there on to the buckets after it.
     """
     new = np.zeros((bucket_count, *old.shape[1:]), np.int64)
     used = np.zeros(bucket_count, np.int64)

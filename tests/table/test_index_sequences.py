@@ -113,7 +113,7 @@ class Sequence(RuleBasedStateMachine):
         return results
 
     def insert(self, call: Call, features: list[tuple[int, list[int]]]) -> list[Tensor]:
-        """find_or_insert on both groups and the oracle; [] if there was no room."""
+        """Call find_or_insert on both groups and the oracle; return [] if the table was full."""
         try:
             expected = self.oracle.find_or_insert(features)
         except TableFullError:

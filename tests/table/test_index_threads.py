@@ -121,7 +121,7 @@ def cpu_seconds_of_insertion(kind: str, ids_per_call: int) -> list[float]:
 def test_both_threads_work_on_crowded_buckets(
     kind: str, ids_per_call: int, least_share: float
 ) -> None:
-    """In a process whose threads sleep while they wait, so that processor time is work."""
+    """Run in a process with threads that sleep while they wait: processor time is work."""
     program = (
         "import json, torch, test_index_threads as test; torch.set_num_threads(2); "
         f"print(json.dumps(test.cpu_seconds_of_insertion({kind!r}, {ids_per_call})))"

@@ -1,4 +1,4 @@
-"""Tables whose rows lie in a store, against the same tables with all rows in memory."""
+"""Tables with rows in a store, against the same tables with all rows in memory."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def pair_of_groups(
     plain = make_module(optimizer)
     other = make_module(optimizer, stored_tables=stored_tables, where=stored(store))
     for module in (plain, other):
-        module.group.owner = None  # nobody else uses it
+        module.group.owner = None  # the module is not used any more
     return plain.group, other.group, store
 
 
@@ -128,7 +128,7 @@ def do(
         try:
             group.insert_or_assign(table, ids, rows_of(table, ids.numel(), seed))
         except RuntimeError as error:
-            return str(error)  # there is no room for all
+            return str(error)  # too little room for all ids
     elif what == "insert":
         return (group.insert(table, ids) >= 0).tolist()
     elif what == "erase":
@@ -311,5 +311,5 @@ def test_what_needs_all_rows_in_memory_is_refused(call: str) -> None:
 
 def test_tables_of_another_slab_are_named() -> None:
     _, group, _ = pair_of_groups(td.SGD(lr=0.1), "c")
-    with pytest.raises(RuntimeError, match=r"the rows of \['c'\] lie in a store"):
+    with pytest.raises(RuntimeError, match=r"the rows of \['c'\] are in a store"):
         group.state.tensors()

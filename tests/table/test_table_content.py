@@ -63,7 +63,7 @@ def test_content_arrives_whole(optimizer: td.optim.OptimizerConfig) -> None:
             assert torch.equal(counted.ids, again.ids)
             assert torch.equal(counted.counts, again.counts)
         after = target.usage.tables()[target.names[table]]
-        assert after.not_admitted == before.not_admitted  # nobody has looked anything up
+        assert after.not_admitted == before.not_admitted  # without any lookup
         assert after.default_served == before.default_served
 
 

@@ -1,1 +1,1 @@
-"""The compiled library of ops, and what Python adds to them."""
+"""The compiled library of ops, and Python's additions to them."""

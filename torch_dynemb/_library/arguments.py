@@ -1,8 +1,8 @@
-"""What the arguments of ``torch.ops.dynemb`` are, for calls that no kernel sees.
+"""Checks of arguments of ``torch.ops.dynemb`` for calls that reach no kernel.
 
-Kernels check what they are given. Fake implementations, which run in their place while a program is
-traced and on the meta device, check here what they read: the same words, before Python's own errors
-about an index, an attribute or a negative dimension.
+Kernels check their arguments. Fake implementations run in their place while a program is traced,
+and on the meta device. They check here what they read, in the words of the kernels, before Python
+raises an error about an index, an attribute or a negative dimension.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch._subclasses import FakeTensor
 
 
 class Expected(NamedTuple):
-    """What a tensor, or each of a list, has to be; None: any.
+    """Expected properties of a tensor, or of each of a list; None: any.
 
     Attributes:
         dtype: of its elements.
@@ -34,7 +34,7 @@ _FLOATS, _FLOAT_ROWS = Expected(torch.float32, 1), Expected(torch.float32, 2)
 _ANY = Expected(None, None)
 _ANY_ROW = Expected(None, 1)
 
-# by the name of the argument, which is the same thing wherever it occurs, but for those below
+# by the name of the argument, which means the same in all ops, except those in _OTHERWISE
 _TENSORS = {
     **dict.fromkeys(
         ("ids", "offsets", "handles", "positions", "quotients", "clock", "row_clock"), _WORDS
@@ -65,10 +65,10 @@ _TENSORS = {
     "free": _WORD_ROWS,
     "packed": Expected(torch.uint8, 2),
 }
-# of the entries of a slab; of its cache
+# entries of lists: a slab's pending tables; slots of its cache
 _IN_LISTS = {"tables": _WORDS, "slots": _WORD_ROWS}
 _ROW_WEIGHTS = Expected(None, 2)  # of one of the dtypes that rows are stored in
-# where an argument of that name is another thing
+# (op, argument) with another meaning of the name
 _OTHERWISE = {
     ("ids_concat", "ids"): _ANY,
     ("ids_encode", "ids"): Expected(_INT64, None),
@@ -123,10 +123,10 @@ _LEAST = {
     "most": 1,
     "optimizer": -1,
 }
-# numbers of an op that may be any, unlike those of the same name elsewhere
+# numbers without a least value, unlike those of the same name in other ops
 _ANY_NUMBER = (("murmurhash64a", "seed"),)
 
-# offsets say where parts begin and the last one ends; those of one bag may be left out
+# ops with offsets that are never empty: the begin of each part, and the end of the last
 _NEVER_EMPTY = (
     *("unique_ids", "unique_ids_padded", "ids_partition", "pool_rows", "pool_rows_grad"),
     *("pool_rows_weight_grad", "ragged_tile", "ragged_tile_grad", "ragged_tile_weight_grad"),
@@ -146,7 +146,7 @@ _FEATURE_NUMBERS = {
 _LAST_DTYPE_CODE = 5  # of reserve
 _LARGE = 1 << 20  # a size that can make a result too large
 _LARGEST_CRC = 2**32 - 1
-# tensors that an op reads by the CPU, whatever devices others have kernels for
+# the rest of the message about a tensor that must be in host memory
 _READS_FILES = "reads files to host memory: copy to the CPU first, with .cpu()"
 _MOVES_ROWS = (
     "moves rows in host memory: tables with storage are on the CPU, and so are their tensors"
@@ -161,7 +161,7 @@ _SERVES_HOST = (
     "embedding_inference"
 )
 _SERVING_OPS = ("serve_lookup", "serve_apply_")
-_COPIES = "preserves rows in host memory: saves of tables on other devices copy them"
+_COPIES = "copies rows of host memory on write: saves of tables on other devices copy all rows"
 _COPY_OPS = ("copy_before_write_", "take_unchanged_rows_")
 _IN_HOST_MEMORY = {
     ("crc32c", "data"): "sums bytes in host memory: copy to the CPU first, with .cpu()",
@@ -193,7 +193,7 @@ _LAST_IO_PATH = 2
 _RAGGED = ("values", "offsets")
 _LOOKUP = ("feature_tables", "feature_dims")
 _SLABS = ("weights", "generations")
-# lists of an op that have one length
+# lists of an op that have equal lengths
 _SAME_LENGTH: dict[str, tuple[tuple[str, ...], ...]] = {
     "mod": (("values", "divisors"),),
     "bucketize": (("values", "boundaries"),),
@@ -233,7 +233,7 @@ _SAME_LENGTH: dict[str, tuple[tuple[str, ...], ...]] = {
     "serve_lookup": (("weights", "formats"), _LOOKUP),
     "serve_apply_": (("weights", "formats"),),
 }
-# ops whose only feature need not be described, where there is one table
+# ops that need no list of features if there is one table
 _ONE_FEATURE = ("find_and_read",)
 # lists that may have no entry
 _MAY_BE_EMPTY = (
@@ -252,7 +252,7 @@ def _refuse(op: str, text: str) -> NoReturn:
 
 
 def _entries(name: str, given: Any) -> Iterator[tuple[str, Any]]:
-    """An argument, or those of a list, and what they are called."""
+    """Yield an argument, or each entry of a list, with its name."""
     if isinstance(given, list | tuple):
         yield from ((f"{name}[{i}]", entry) for i, entry in enumerate(given))
     else:
@@ -288,7 +288,7 @@ def _check_tensor(op: str, name: str, entry: str, tensor: Tensor) -> None:
 
 
 def _check_devices(op: str, tensors: Sequence[tuple[str, Tensor]]) -> None:
-    """Tensors without memory do not meet others: what the others hold would not be changed."""
+    """Check that meta tensors are not mixed with others, which would stay unchanged."""
     meta = [name for name, tensor in tensors if _is_meta(tensor)]
     others = [(name, tensor) for name, tensor in tensors if not _is_meta(tensor)]
     if meta and others:
@@ -302,7 +302,7 @@ def _is_meta(tensor: Tensor) -> bool:
 
 @functools.cache
 def _argument_types(op: str) -> tuple[tuple[str, bool, bool], ...]:
-    """The name of each argument, whether it has tensors, and whether it may be None."""
+    """Return (name, has tensors, is optional) of each argument."""
     schema = getattr(torch.ops.dynemb, op).default._schema
     return tuple(
         (a.name, "Tensor" in str(a.type), str(a.type).startswith("Optional"))
@@ -312,20 +312,21 @@ def _argument_types(op: str) -> tuple[tuple[str, bool, bool], ...]:
 
 @functools.cache
 def _default_values(op: str) -> dict[str, Any]:
-    """Of arguments that a call may leave out."""
+    """Return the default values of arguments that a call may leave out."""
     schema = getattr(torch.ops.dynemb, op).default._schema
     return {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
 
 
 def check_arguments(op: str, arguments: Sequence[Any]) -> None:
-    """Checks what can be known of a call without values of tensors.
+    """Check everything about a call that does not depend on the values of tensors.
 
     Args:
         op: without namespace.
         arguments: of the call, in the order of its schema.
 
     Raises:
-        RuntimeError: names the op, the argument, what is wrong and what was expected.
+        RuntimeError: an argument is wrong. The message names the op, the argument, its value and
+            the expectation.
     """
     given = dict(zip((name for name, _, _ in _argument_types(op)), arguments, strict=False))
     given = _default_values(op) | given
@@ -360,7 +361,7 @@ def check_arguments(op: str, arguments: Sequence[Any]) -> None:
 
 
 def _check_sums(op: str, given: dict[str, Any]) -> None:
-    """Numbers that others follow from."""
+    """Check numbers that have to match other arguments."""
     if "depths" in given and sum(given["depths"]) != len(given["offsets"]):
         _refuse(
             op,
@@ -412,7 +413,7 @@ def _check_sums(op: str, given: dict[str, Any]) -> None:
 
 
 def _check_format(op: str, given: dict[str, Any]) -> None:
-    """Of rows that are quantized, or of codes."""
+    """Check the format of quantized rows or codes."""
     form = given["format"]
     if form not in _ROW_FORMATS:
         _refuse(op, f"format is {form}, expected 1 (int8), 2 (int4) or 3 (fp8)")
@@ -433,7 +434,7 @@ def _check_format(op: str, given: dict[str, Any]) -> None:
 
 
 def _check_formats(op: str, given: dict[str, Any]) -> None:
-    """Of slabs, which may be rows of floats, or of live tables."""
+    """Check the formats of slabs, which may have float rows, or belong to live tables."""
     formats, weights = given["formats"], given["weights"]
     if given.get("live", False):
         for slab in weights:
@@ -456,7 +457,7 @@ def _check_formats(op: str, given: dict[str, Any]) -> None:
 
 
 def refuse_size(op: str, arguments: Sequence[Any]) -> None:
-    """Raise RuntimeError for the largest number of a call whose result torch could not make.
+    """Raise RuntimeError for the largest number of a call if it makes the result too large.
 
     Nothing is raised if the call has no large number: then something else is wrong.
     """
@@ -472,7 +473,7 @@ def refuse_size(op: str, arguments: Sequence[Any]) -> None:
 
 
 def refuse_sparse(op: str) -> Callable[..., NoReturn]:
-    """A kernel of ``dynemb::op`` for layouts that it does not have."""
+    """Return a kernel of ``dynemb::op`` that rejects sparse layouts."""
 
     def refuse(*arguments: Any) -> NoReturn:
         check_arguments(op, arguments)

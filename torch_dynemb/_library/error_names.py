@@ -1,4 +1,4 @@
-"""Names of tables and features in errors of ops, which know them by their numbers only."""
+"""Names of tables and features in errors of ops; ops only know their numbers."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _names: MutableMapping[Tensor, list[str]] = WeakIdKeyDictionary()
 
 
 def know_names(meta: Tensor, names: Sequence[str]) -> None:
-    """Notes what tables are called, until their tensor is gone.
+    """Store the names of tables for as long as their tensor lives.
 
     Args:
-        meta: the tensor of constants that all ops on the tables are given.
+        meta: the tensor of constants, an argument of all ops on the tables.
         names: in the order of their numbers.
     """
     _names[meta] = list(names)
 
 
 def known_names(meta: Tensor) -> list[str] | None:
-    """What :func:`know_names` has noted of a tensor, or None."""
+    """Return the names that :func:`know_names` stored for a tensor, or None."""
     return _names.get(meta)
 
 
 def name_tables_of(error: RuntimeError, arguments: Sequence[object]) -> None:
-    """:func:`name_tables` of an op's error, where its tables have noted names.
+    """Apply :func:`name_tables` to an op's error if the names of its tables are stored.
 
     Args:
-        error: what the op raised.
+        error: the op's error.
         arguments: of the op: tensors, and records of them with a ``meta`` or ``rows.meta``.
     """
     for meta in _constants(arguments):
@@ -52,7 +52,7 @@ def named(error: RuntimeError, arguments: Sequence[object]) -> RuntimeError:
     """Return an op's error after :func:`name_tables_of`.
 
     Args:
-        error: what the op raised.
+        error: the op's error.
         arguments: of the op.
     """
     name_tables_of(error, arguments)
@@ -60,10 +60,10 @@ def named(error: RuntimeError, arguments: Sequence[object]) -> RuntimeError:
 
 
 def name_tables(error: RuntimeError, names: Sequence[str]) -> None:
-    """Puts names into the message of an error: for a number, or else behind the message.
+    """Replace the numbers of tables in a message by names, or append the names.
 
     Args:
-        error: what an op raised; its message changes, unless it has a name already. A
+        error: the op's error. Its message changes unless it has a name already. A
             :class:`DynembError` gets ``tables``, too.
         names: of the tables of the call, in the order of their numbers.
     """
@@ -91,10 +91,10 @@ def name_tables(error: RuntimeError, names: Sequence[str]) -> None:
 
 
 def name_feature(error: RuntimeError, features: Sequence[str], bags: int) -> None:
-    """Says of which feature the offset is that an error names, as one of all features together.
+    """Add the feature's name to an error about an offset that counts over all features.
 
     Args:
-        error: what an op raised.
+        error: the op's error.
         features: their names, in the order of their bags.
         bags: of all features.
     """
@@ -104,7 +104,7 @@ def name_feature(error: RuntimeError, features: Sequence[str], bags: int) -> Non
     found = _OFFSET.search(message)
     if found is None:
         return
-    bag = max(int(found[1]) - 1, 0)  # which ends there
+    bag = max(int(found[1]) - 1, 0)  # the bag that ends at this offset
     name = features[min(bag // (bags // len(features)), len(features) - 1)]
     error.args = (f"{message[: found.end()]}, of feature {name!r},{message[found.end() :]}",)
 

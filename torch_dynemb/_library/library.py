@@ -1,4 +1,4 @@
-"""The compiled library, which registers ``torch.ops.dynemb``, and what Python adds to its ops."""
+"""The compiled library, which registers ``torch.ops.dynemb``, and Python's additions to its ops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def load_library() -> None:
-    """Loads ``torch_dynemb/_C.abi3.so`` into the process; does nothing if it is loaded.
+    """Load ``torch_dynemb/_C.abi3.so`` into the process; do nothing if it is loaded.
 
     Raises:
         ImportError: the library has not been built.
@@ -40,7 +40,7 @@ _SPARSE_KEYS = ("SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA")
 
 @functools.cache
 def _refuse_sparse_tensors() -> None:
-    """Ops say which argument is sparse; torch would list the kernels that they have."""
+    """Register kernels for sparse tensors that name the argument; torch would list its kernels."""
     for op in filter(takes_tensors, op_names()):
         for key in _SPARSE_KEYS:
             _implementations.impl(op, refuse_sparse(op), key)
@@ -49,9 +49,9 @@ def _refuse_sparse_tensors() -> None:
 def raises_typed_errors(function: Function) -> Function:
     """Give a function that calls ops the exceptions of :mod:`torch_dynemb.errors`.
 
-    Errors call tables by the names that :func:`know_names` has noted. Code that ``torch.compile``
-    has compiled calls ops without these functions: it gets a ``RuntimeError`` with the same words,
-    a mark of the class at their end, and numbers of tables.
+    Errors call tables by the names that :func:`know_names` stored. Code from ``torch.compile``
+    calls ops without these functions. There, the error is a ``RuntimeError`` with the same message,
+    a mark of the class at its end, and numbers of tables.
     """
 
     @functools.wraps(function)
@@ -60,7 +60,7 @@ def raises_typed_errors(function: Function) -> Function:
             return function(*arguments, **keywords)
         except RuntimeError as error:
             if is_marked(error):
-                # not by a variable: its frame and the traceback would be a reference cycle
+                # a variable would make a reference cycle of its frame and the traceback
                 raise named(typed_error(error), arguments) from None
             name_tables_of(error, arguments)
             raise
@@ -69,7 +69,7 @@ def raises_typed_errors(function: Function) -> Function:
 
 
 def register_fake(op: str) -> Callable[[Function], Function]:
-    """``torch.library.register_fake`` for ``dynemb::op``; arguments are checked before the call."""
+    """Register a fake implementation of ``dynemb::op`` that checks arguments before the call."""
 
     def register(function: Function) -> Function:
         @functools.wraps(function)
@@ -78,7 +78,7 @@ def register_fake(op: str) -> Callable[[Function], Function]:
             try:
                 return function(*arguments)
             except (RuntimeError, TypeError) as error:
-                # not of a subclass, such as those of sizes that torch.compile does not know
+                # subclasses pass: torch.compile raises them for sizes that it does not know
                 if type(error) in (RuntimeError, TypeError):
                     refuse_size(op, arguments)
                 raise

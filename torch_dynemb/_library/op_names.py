@@ -12,13 +12,13 @@ _PREFIX = "dynemb::"
 
 
 def op_names() -> list[str]:
-    """Names of all ops, without namespace, in order."""
+    """Return the names of all ops, without namespace, sorted."""
     names = torch._C._dispatch_get_all_op_names()
     return sorted(name.removeprefix(_PREFIX) for name in names if name.startswith(_PREFIX))
 
 
 def op_tags() -> dict[str, OpTag]:
-    """Tags by name, of the ops that have no kernel for every device.
+    """Return the tags of ops that lack a kernel for some device, by name.
 
     Returns:
         ``"host"`` of ops on host memory, ``"store"`` of those on the tensors of an open store, and
@@ -29,12 +29,12 @@ def op_tags() -> dict[str, OpTag]:
 
 
 def tagged_ops(*tags: OpTag) -> set[str]:
-    """Names of the ops that have one of these tags."""
+    """Return the names of ops that have one of these tags."""
     return {name for name, tag in op_tags().items() if tag in tags}
 
 
 def takes_tensors(op: str) -> bool:
-    """Whether an op has an argument with tensors; where it has none, no device selects a kernel."""
+    """Return whether an op has tensor arguments; without them, no device selects a kernel."""
     schema = getattr(torch.ops.dynemb, op).default._schema
     return any("Tensor" in str(argument.type) for argument in schema.arguments)
 

@@ -1,6 +1,6 @@
 """Classes of errors that the compiled library raises.
 
-torch turns whatever an op throws into a RuntimeError with its text, so the library ends messages
+torch turns every exception of an op into a RuntimeError with its text. So the library ends messages
 with a mark of the class (``csrc/core/runtime/error_class.h``).
 """
 
@@ -10,24 +10,24 @@ import re
 
 from torch_dynemb import errors
 
-# at the end of a message, before the place in the source where there is one
+# at the end of a message, before the place in the source if the message has one
 _MARK = re.compile(r" \[(?P<name>\w+Error)\](?P<place> \(csrc/[^()]*\))?$", re.MULTILINE)
 
 
 def is_marked(error: RuntimeError) -> bool:
-    """Return whether the message of an op's error names a class.
+    """Return whether the message of an op's error ends with the mark of a class.
 
     Args:
-        error: what the op raised.
+        error: the op's error.
     """
     return not isinstance(error, errors.DynembError) and _MARK.search(str(error)) is not None
 
 
 def typed_error(error: RuntimeError) -> RuntimeError:
-    """Return the error of the class that a mark names, without the mark.
+    """Return an error of the marked class, without the mark.
 
     Args:
-        error: what the op raised; it is marked.
+        error: the op's error; it is marked.
     """
     message = str(error)
     found = _MARK.search(message)

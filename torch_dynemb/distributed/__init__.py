@@ -1,1 +1,1 @@
-"""What ranks that share tables have in common."""
+"""State and data that ranks share: seed, owners of ids, agreement on options, exchange of rows."""

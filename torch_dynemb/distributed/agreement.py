@@ -1,4 +1,4 @@
-"""Compares what the ranks of a group must have alike, when a module is made."""
+"""Comparison of options that all ranks of a group must share, when a module is constructed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torch_dynemb.storage.tiers import ExternalStore
 
 _SHOWN_CHARACTERS = 200
 _SHOWN_RANKS = 8
-_SENT = 8  # differences that a rank tells the others
+_SENT = 8  # differences that a rank sends to the others
 
 
 class Option(NamedTuple):
-    """What is compared.
+    """An option that is compared.
 
     Attributes:
         table: name of a table; empty: all of the module.
@@ -36,10 +36,10 @@ Described = dict[Option, str]
 
 
 def comparable(value: object) -> str:
-    """A value as text that is equal in two processes if the values are.
+    """Return a text that is equal in two processes if the values are.
 
-    Unlike repr, it has no addresses and all of a tensor, and what a dataclass derives from its
-    arguments is left out. Of a store it has the type: each rank has one of its own.
+    Unlike repr, it has no addresses, covers all of a tensor, and skips derived fields of
+    dataclasses. A store is represented by its type, since each rank has its own store.
     """
     if isinstance(value, Tensor):
         values = value.detach().cpu()
@@ -70,7 +70,7 @@ def comparable(value: object) -> str:
 
 
 def options_of(table: str, prefix: str, value: object) -> Described:
-    """An option for each field of a dataclass or entry of a mapping, named after it."""
+    """Return an option for each field of a dataclass or entry of a mapping."""
     if isinstance(value, Mapping):
         return {Option(table, f"{prefix}[{key!r}]"): comparable(of) for key, of in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
@@ -85,13 +85,13 @@ def options_of(table: str, prefix: str, value: object) -> Described:
 def check_agreement(
     owner: str, options: Described, process_group: dist.ProcessGroup | None
 ) -> None:
-    """Raises on all ranks of a group unless all of them have the same options.
+    """Raise on all ranks of a group unless all of them have the same options.
 
-    Collective; without a group, or on a group of one, nothing is sent. Where all is well, every
-    rank sends one hash.
+    Collective; without a group, or in a group of one, nothing is sent. If all agree, every rank
+    sends one hash.
 
     Raises:
-        ValueError: they differ; it names a table, an option, and the values by rank.
+        ValueError: options differ. The message names a table, an option, and the values by rank.
     """
     if process_group is None or process_group.size() < 2:
         return

@@ -1,4 +1,4 @@
-"""Whether a tensor is a DTensor, without the half second that it takes to import DTensors."""
+"""A test for DTensors that does not import their module, which takes half a second."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def is_dtensor(value: Any) -> TypeIs[DTensor]:
-    """Whether a value is a DTensor: there are none before somebody has imported their module."""
+    """Return whether a value is a DTensor; False while the module of DTensors is not imported."""
     module = sys.modules.get("torch.distributed.tensor")
     kind = getattr(module, "DTensor", None)
     return kind is not None and isinstance(value, kind)

@@ -1,4 +1,4 @@
-"""Rows that ranks send each other: to the ranks that own them, and back."""
+"""Exchange of rows between ranks: to the ranks that own them, and back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.distributed import _functional_collectives as collectives
 from torch_dynemb import ops
 from torch_dynemb.distributed.ranks import RankGroup
 
-# Page faults of a fresh tensor of this size cost more than what is written into it.
+# Page faults of a fresh tensor of this size cost more than writing it.
 _HUGE_PAGES_FROM = 16 << 20
 
 # -- rows, by collectives ----------------------------------------------------------------------
@@ -23,12 +23,12 @@ _HUGE_PAGES_FROM = 16 << 20
 def all_to_all(
     rows: Tensor, received: Sequence[int], sent: Sequence[int], ranks: RankGroup
 ) -> Tensor:
-    """Sends ``sent[r]`` rows to rank r; the result arrives later: :func:`arrived` waits for it.
+    """Send ``sent[r]`` rows to rank r; the result arrives later: :func:`arrived` waits for it.
 
-    Differentiable, and code with it can be compiled.
+    Differentiable and compilable.
 
     Args:
-        rows: [sum of sent, ...], those for one rank after those for another.
+        rows: [sum of sent, ...], in the order of ranks.
         received: rows that come from each rank.
 
     Returns:
@@ -39,14 +39,14 @@ def all_to_all(
 
 
 def arrived(rows: Tensor) -> Tensor:
-    """What :func:`all_to_all` has sent, once it is there."""
+    """Wait for the result of :func:`all_to_all` and return it."""
     if isinstance(rows, collectives.AsyncCollectiveTensor):
         return rows.wait()
     return rows
 
 
 def one_to_each(rows: Tensor, ranks: RankGroup) -> Tensor:
-    """Sends row r to rank r and waits for what comes: [ranks, ...], as ``rows`` is."""
+    """Send row r to rank r; wait for and return [ranks, ...], as ``rows`` is."""
     equal = [1] * ranks.size
     return arrived(all_to_all(rows, equal, equal, ranks))
 
@@ -54,7 +54,7 @@ def one_to_each(rows: Tensor, ranks: RankGroup) -> Tensor:
 def move_rows(
     rows: Tensor, received: Sequence[int], sent: Sequence[int], ranks: RankGroup
 ) -> Tensor:
-    """Sends rows of any dtype as :func:`all_to_all` does, and waits; no gradient comes back.
+    """Send rows of any dtype as :func:`all_to_all` does, and wait; no gradient flows back.
 
     Args:
         rows: [sum of sent, ...].
@@ -79,12 +79,12 @@ def from_rank(
     *,
     to_all: bool,
 ) -> Tensor | None:
-    """Sends a tensor of one rank to all, or to the first; all ranks call it.
+    """Send a tensor of one rank to all, or to the first; all ranks call it.
 
     Args:
-        tensor: of the rank that sends; None on the others.
+        tensor: on the rank that sends; None on the others.
         shape, dtype: of the tensor, on all ranks.
-        device: that it arrives on.
+        device: on which it arrives.
         source: rank that sends.
         to_all: False: only the first rank gets it.
 
@@ -116,13 +116,13 @@ def from_rank(
 
 
 def is_gloo(process_group: dist.ProcessGroup) -> bool:
-    """Whether ranks of the group exchange tensors by :func:`start_exchange`."""
+    """Return whether ranks of the group exchange tensors by :func:`start_exchange`."""
     several = process_group.size() > 1 and not torch.compiler.is_compiling()
     return several and dist.get_backend(process_group) == "gloo"
 
 
 def room_for(like: Tensor, size: Sequence[int]) -> Tensor:
-    """Memory for a tensor that is about to be received, in huge pages if it is large.
+    """Allocate a tensor to receive into, in huge pages if it is large.
 
     Args:
         like: of the same dtype and device.
@@ -136,7 +136,7 @@ def room_for(like: Tensor, size: Sequence[int]) -> Tensor:
 def start_exchange(
     sent: Sequence[Tensor], received: Sequence[Tensor], process_group: dist.ProcessGroup
 ) -> list[dist.Work]:
-    """Sends a tensor to every other rank and receives one from each.
+    """Send a tensor to every other rank and receive one from each.
 
     Over gloo, this takes less time than its collectives.
 
@@ -144,7 +144,7 @@ def start_exchange(
         sent, received: by rank; those of this rank are left alone.
 
     Returns:
-        What to wait for.
+        Works to wait for.
     """
     others = [rank for rank in range(process_group.size()) if rank != process_group.rank()]
     works = [dist.irecv(received[rank], group=process_group, group_src=rank) for rank in others]
@@ -156,15 +156,15 @@ class RowsUnderWay(NamedTuple):
     """Result of :func:`start_rows`.
 
     Attributes:
-        rows: [sum of received, ...], filled by the time that ``works`` are done.
-        works: what to wait for.
+        rows: [sum of received, ...], complete as soon as ``works`` are done.
+        works: to wait for.
     """
 
     rows: Tensor
     works: list[dist.Work]
 
     def wait(self) -> Tensor:
-        """The rows, when all are there."""
+        """Wait for all rows and return them."""
         for work in self.works:
             work.wait()
         return self.rows
@@ -173,13 +173,13 @@ class RowsUnderWay(NamedTuple):
 def start_rows(
     local: Tensor, sent: list[int], received: list[int], process_group: dist.ProcessGroup
 ) -> RowsUnderWay:
-    """Sends ``sent[r]`` rows to rank r by gloo's all-to-all; no gradient comes back.
+    """Send ``sent[r]`` rows to rank r by gloo's all-to-all; no gradient flows back.
 
-    Where rows are few, :func:`start_exchange` takes twice as long: gloo's thread polls while
-    sender and receiver tell each other that they are ready.
+    For few rows it takes half the time of :func:`start_exchange`: there, gloo's thread polls while
+    sender and receiver announce that they are ready.
 
     Args:
-        local: [sum of sent, ...], those for one rank after those for another.
+        local: [sum of sent, ...], in the order of ranks.
         received: rows that come from each rank.
     """
     local = local.detach().contiguous()
@@ -191,7 +191,7 @@ def start_rows(
 
 
 def _carried(rows: Tensor) -> Tensor:
-    """The same memory as gloo carries it: not all dtypes."""
+    """View rows as a dtype that gloo carries."""
     if rows.dtype == torch.float32:
         return rows
     return rows.view(rows.shape[0], math.prod(rows.shape[1:])).view(torch.uint8)

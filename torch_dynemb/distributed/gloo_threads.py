@@ -1,4 +1,4 @@
-"""How the threads that gloo receives with are scheduled."""
+"""Scheduling of the threads that gloo receives with."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pathlib import Path
 import torch.distributed as dist
 
 _RECEIVES = "gloo_tcp_loop"
-"""Name of the thread that waits for what comes from other ranks."""
+"""Name of the thread that receives from other ranks."""
 
 _TASKS = Path("/proc/self/task")
 
 
 def let_senders_finish(process_group: dist.ProcessGroup | None) -> None:
-    """Has the threads of this process that receive by gloo wait until a processor is free.
+    """Schedule gloo's receiving threads of this process as batch jobs.
 
-    A thread that sends to a rank holds a lock until the system has taken all bytes. The one that
-    receives from that rank needs the lock, too, and asks again and again while bytes are there. By
-    default it is started at once when bytes arrive, also in place of the sender, whose lock it then
-    asks for until its time is up. Linux's SCHED_BATCH starts it when its turn comes, with an equal
-    share of the processor, and any process may ask for it.
+    A thread that sends to a rank holds a lock until the system has taken all bytes. The thread that
+    receives from that rank needs the lock, too, and polls for it while bytes are there. By default
+    the system starts it when bytes arrive, even in place of the sender, and it polls for the
+    sender's lock until its time slice ends. Linux's SCHED_BATCH starts it in turn, with an equal
+    share of the processor. Any process may ask for it.
 
-    Nothing changes where the group has no other ranks or gloo is not its backend, where somebody
-    has chosen another scheduling policy, or where the system refuses.
+    Nothing changes in these cases: the group has one rank, or another backend than gloo; a thread
+    has another scheduling policy already; the system refuses.
 
     Args:
-        process_group: of the ranks; None: this process is on its own.
+        process_group: of the ranks; None: this process is alone.
     """
     if process_group is None or process_group.size() == 1 or not hasattr(os, "SCHED_BATCH"):
         return

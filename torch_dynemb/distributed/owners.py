@@ -1,4 +1,4 @@
-"""Who owns what: which of several parts of a table has an id, and how much a part has."""
+"""Owners of ids: the part of a table that has an id, and the size of each part."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch_dynemb import ops
 
 
 def part_of(ids: Tensor, parts: int) -> Tensor:
-    """Which part owns each id, int64 [N]: ``mix_ids(ids)`` modulo parts, unsigned.
+    """Return the part that owns each id, int64 [N]: ``mix_ids(ids)`` modulo parts, unsigned.
 
     Args:
         ids: int64 [N], contiguous.
@@ -22,11 +22,11 @@ def part_of(ids: Tensor, parts: int) -> Tensor:
         >>> part_of(torch.tensor([1, 2, -3]), 3)
         tensor([2, 1, 1])
     """
-    return ops.id_owners(ids, parts=parts, slots=parts)  # of as many slots, each part has one
+    return ops.id_owners(ids, parts=parts, slots=parts)  # one slot for each part
 
 
 def slots_of(part: int, parts: int, slots: int) -> range:
-    """The slots of a part, as :func:`torch_dynemb.ops.id_owners` deals them out.
+    """Return the slots of a part, in the distribution of :func:`torch_dynemb.ops.id_owners`.
 
     They are contiguous; the first ``slots % parts`` parts have one more than the others.
 
@@ -40,7 +40,7 @@ def slots_of(part: int, parts: int, slots: int) -> range:
 
 
 def rows_of(part: int, parts: int, rows: int) -> range:
-    """The rows that a part takes of rows that nobody owns: contiguous, and as many as others take.
+    """Return a part's share of rows without an owner: contiguous, with equal sizes up to one row.
 
     Example:
         >>> [rows_of(part, 3, 8) for part in range(3)]
@@ -50,7 +50,7 @@ def rows_of(part: int, parts: int, rows: int) -> range:
 
 
 def share_of(whole: int, parts: int) -> int:
-    """A part's share of what a table may have in all, such as its capacity: rounded up."""
+    """Return a part's share of a table's total, such as its capacity, rounded up."""
     return -(-whole // parts)
 
 

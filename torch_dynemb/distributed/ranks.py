@@ -1,4 +1,4 @@
-"""The ranks that share tables: a process group as modules can hold it, and what ranks tell."""
+"""The ranks that share tables: a process group that modules can store, and exchange of objects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class RankGroup(NamedTuple):
-    """A process group in a form that modules can hold, copy and compile.
+    """A process group in a form that modules can store, copy and compile.
 
     Attributes:
         name: of the group.
@@ -26,17 +26,17 @@ class RankGroup(NamedTuple):
 
 
 def default_group() -> dist.ProcessGroup | None:
-    """The default process group; None: this process is on its own."""
+    """Return the default process group; None: this process is alone."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
     return dist.group.WORLD
 
 
 def rank_group(process_group: dist.ProcessGroup | None) -> RankGroup | None:
-    """The given group, else the default one, else None: one process on its own.
+    """Return the given group, else the default one, else None: this process is alone.
 
     Raises:
-        ValueError: this process is no member of the group.
+        ValueError: this process is not a member of the group.
     """
     if process_group is None:
         process_group = default_group()
@@ -49,10 +49,10 @@ def rank_group(process_group: dist.ProcessGroup | None) -> RankGroup | None:
 
 
 def process_group_of(ranks: RankGroup | None) -> dist.ProcessGroup | None:
-    """The process group of ranks; None: there are no others than this one."""
+    """Return the process group of ranks; None: this rank is the only one."""
     if ranks is None or ranks.size == 1:
         return None
-    c10d: Any = distributed_c10d  # the function is private, and what functional collectives use
+    c10d: Any = distributed_c10d  # a private function, which functional collectives use, too
     process_group: dist.ProcessGroup = c10d._resolve_process_group(ranks.name)
     return process_group
 
@@ -60,12 +60,12 @@ def process_group_of(ranks: RankGroup | None) -> dist.ProcessGroup | None:
 def from_first_rank(
     value: T, process_group: dist.ProcessGroup | None, *, device: torch.device | None = None
 ) -> T:
-    """What the group's first rank gives, on all of them; a collective.
+    """Return the value of the group's first rank on all ranks; a collective.
 
     Args:
-        value: picklable on the first rank; those of others are ignored.
+        value: picklable on the first rank; ignored on the others.
         process_group: None: all ranks.
-        device: what is sent from; default: the one that torch chooses for the group.
+        device: to send from; default: torch's choice for the group.
     """
     sent = [value]
     dist.broadcast_object_list(sent, group=process_group, device=device, group_src=0)
@@ -73,7 +73,7 @@ def from_first_rank(
 
 
 def from_all_ranks(value: T, process_group: dist.ProcessGroup | None) -> list[T]:
-    """What every rank gives, by rank; a collective.
+    """Return the values of all ranks, by rank; a collective.
 
     Args:
         value: picklable.

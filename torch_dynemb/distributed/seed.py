@@ -1,4 +1,4 @@
-"""What tables begin with: a seed of initial rows and a time, those of the group's first rank."""
+"""The seed and the time that tables begin with: those of the group's first rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_dynemb.distributed.ranks import default_group, from_first_rank
 
 
 class CommonStart(NamedTuple):
-    """What tables begin with, equal on all ranks of a group.
+    """Seed and time of new tables, equal on all ranks of a group.
 
     Attributes:
         seed: of initial values.
@@ -24,17 +24,17 @@ class CommonStart(NamedTuple):
 
 
 def common_seed() -> int:
-    """``torch.initial_seed()``, that of rank 0 where there are ranks: ids start equal on all.
+    """Return ``torch.initial_seed()`` of rank 0, so that initial rows are equal on all ranks.
 
-    Collective where there is a default process group.
+    Collective if a default process group exists.
     """
     return _of_first_rank(torch.initial_seed())
 
 
 def drawn_seed() -> int:
-    """A number from torch's generator of the CPU, that of rank 0 where there are ranks.
+    """Draw a seed from torch's CPU generator, that of rank 0.
 
-    Collective where there is a default process group.
+    Collective if a default process group exists.
     """
     drawn = torch.randint((1 << 63) - 1, (), dtype=torch.int64, device="cpu")
     return _of_first_rank(int(drawn))
@@ -51,14 +51,14 @@ def common_start(
     own_seed: int | None = None,
     device: torch.device | None = None,
 ) -> CommonStart:
-    """The seed of the group's first rank, and what its clock says.
+    """Return the seed and the clock of the group's first rank.
 
-    Collective; without a group, or on a group of one, nothing is sent.
+    Collective; without a group, or in a group of one, nothing is sent.
 
     Args:
-        process_group: None: this process is on its own.
+        process_group: None: this process is alone.
         own_seed: the seed of this rank; default: ``torch.initial_seed()``.
-        device: what collectives send from; default: the one that torch chooses for the group.
+        device: to send from; default: torch's choice for the group.
     """
     start = CommonStart(torch.initial_seed() if own_seed is None else own_seed, int(time.time()))
     if process_group is None or process_group.size() == 1:

@@ -1,4 +1,4 @@
-"""Optimizers of rows: small config objects, and the torch optimizer that a module shows."""
+"""Optimizers of rows: configs, and the torch optimizer of a module."""
 
 from torch_dynemb.optim.adagrad import Adagrad, RowWiseAdagrad
 from torch_dynemb.optim.adam import (

@@ -20,11 +20,11 @@ class Adagrad(OptimizerConfig):
     Attributes:
         lr: learning rate, at least 0.
         eps: at least 0.
-        initial_accumulator_value: what s starts with, at least 0.
+        initial_accumulator_value: initial value of s, at least 0.
         state_dtype: of s: float32 or bfloat16.
 
     Raises:
-        TypeError, ValueError: a value that is no number, or outside of its range.
+        TypeError, ValueError: a value is not a number, or out of its range.
     """
 
     lr: float = 1e-2
@@ -54,10 +54,10 @@ class RowWiseAdagrad(OptimizerConfig):
     Attributes:
         lr: learning rate, at least 0.
         eps: at least 0.
-        initial_accumulator_value: what s starts with, at least 0.
+        initial_accumulator_value: initial value of s, at least 0.
 
     Raises:
-        TypeError, ValueError: a value that is no number, or outside of its range.
+        TypeError, ValueError: a value is not a number, or out of its range.
     """
 
     lr: float = 1e-2

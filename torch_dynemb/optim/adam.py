@@ -23,14 +23,14 @@ class Adam(OptimizerConfig):
         lr: learning rate, at least 0.
         betas: b1 and b2, each in [0, 1).
         eps: at least 0.
-        row_steps: keep a step count per row (int32 ``step``): a rare row is corrected like a young
-            one.
-        state_dtype: of m and v: float32, bfloat16, or uint8 for 8-bit floats with a scale per 128
-            columns, stochastically rounded (m: 4 bits of exponent and 3 of mantissa, v: 5 and 3;
-            the blocks are those of Dettmers et al. 2022).
+        row_steps: True: t is counted per row (int32 ``step``), so a rare row gets the bias
+            correction of a new one.
+        state_dtype: of m and v: float32, bfloat16, or uint8. uint8 means 8-bit floats with a scale
+            per 128 columns and stochastic rounding (m: 4 bits of exponent and 3 of mantissa, v: 5
+            and 3). The blocks are those of Dettmers et al. 2022.
 
     Raises:
-        TypeError, ValueError: a value that is no number, or outside of its range.
+        TypeError, ValueError: a value is not a number, or out of its range.
     """
 
     lr: float = 1e-3
@@ -72,11 +72,11 @@ class AdamW(Adam):
     Loshchilov, Hutter 2019.
 
     Attributes:
-        weight_decay: at least 0; the others are those of :class:`Adam`.
-        decoupled_weight_decay: False is Adam with L2.
+        weight_decay: at least 0; the other fields are those of :class:`Adam`.
+        decoupled_weight_decay: False: L2 is added to the gradient, as in Adam.
 
     Raises:
-        TypeError, ValueError: a value that is no number, or outside of its range.
+        TypeError, ValueError: a value is not a number, or out of its range.
     """
 
     weight_decay: float = field(default=1e-2, kw_only=True)
@@ -90,11 +90,11 @@ class AdamWTF(AdamW):
     The "epsilon hat" of Kingma, Ba 2015, section 2: eps is not multiplied by the correction of v.
 
     Attributes:
-        decay_by_lr: False: the decoupled decay is ``w -= weight_decay * w``, whatever lr is, as in
+        decay_by_lr: False: the decoupled decay is ``w -= weight_decay * w`` for any lr, as in
             RecIS.
 
     Raises:
-        TypeError, ValueError: a value that is no number, or outside of its range.
+        TypeError, ValueError: a value is not a number, or out of its range.
     """
 
     decay_by_lr: bool = field(default=True, kw_only=True)
@@ -126,16 +126,17 @@ class AMSGrad(Adam):
 
 @dataclass(frozen=True)
 class SmartDecayAdam(Adam):
-    """Adam whose rows catch up with the k - 1 steps since they were last touched.
+    """Adam with updates that make up for the k - 1 steps since a row's last update.
 
     m' = b1^k * m + (1 - b1) * g; v' = b2^k * v + (1 - b2) * g^2;
     w -= lr / (1 - b1^t) * (m' + (b1 + ... + b1^(k - 1)) * m) / (sqrt(v' / (1 - b2^t)) + eps).
 
-    Caffe2's and OneFlow's smart_decay_sparse_adam. Keeps the step of a row's last update (int32
-    ``last_step``). Arguments are those of :class:`Adam`.
+    Caffe2's and OneFlow's smart_decay_sparse_adam. The state has the step of a row's last update
+    (int32 ``last_step``). Arguments are those of :class:`Adam`.
 
     Raises:
-        TypeError, ValueError: a value that is no number, or outside of its range, or ``row_steps``.
+        TypeError, ValueError: a value is not a number, or out of its range, or ``row_steps`` is
+            True.
     """
 
     op_name: ClassVar[str] = "smart_decay_adam"

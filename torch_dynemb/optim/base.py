@@ -1,8 +1,8 @@
-"""Which optimizer updates the rows, and its hyper-parameters.
+"""Configs of optimizers: the base of all, and the state tensors.
 
-Only rows touched by a batch move, and bias corrections count the steps of the table, as in
+Only rows touched by a batch move. Bias corrections count the steps of the table, as in
 ``torch.optim.SparseAdam``. Arithmetic is fp32. g is the sum of the gradients of all occurrences of
-an id in the batch; ``weight_decay * w`` has been added to it unless weight decay is decoupled.
+an id in the batch. Unless weight decay is decoupled, g includes ``weight_decay * w``.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class StateTensor:
     """One tensor of optimizer state: a value per weight, or one per row.
 
     Attributes:
-        name: as torch.optim names it, where it does.
+        name: that of torch.optim, if torch has such a tensor.
         per_row: [rows] instead of [rows, dim].
-        dtype: of its values; uint8 holds 8-bit floats with a float32 scale per 128 of them.
+        dtype: of its values; uint8: 8-bit floats with a float32 scale per 128 of them.
     """
 
     name: str
@@ -42,7 +42,7 @@ class StateTensor:
     dtype: torch.dtype = torch.float32
 
     def columns(self, dim: int) -> int:
-        """Elements of a row's entry."""
+        """Return the number of elements of a row's entry."""
         if self.per_row:
             return 1
         if self.dtype == torch.uint8:
@@ -50,19 +50,20 @@ class StateTensor:
         return dim
 
     def row_bytes(self, dim: int) -> int:
-        """Bytes of a row's entry."""
+        """Return the bytes of a row's entry."""
         return self.columns(dim) * self.dtype.itemsize
 
 
 def check_config(owner: str, value: object) -> OptimizerConfig:
-    """``value``, which must be an optimizer config.
+    """Return ``value``, which must be an optimizer config.
 
     Args:
-        owner: what the error begins with: the function and the argument.
+        owner: function and argument, with which the error begins.
         value: of the argument.
 
     Raises:
-        TypeError: it is none; the message has the config of the same name, if there is one.
+        TypeError: it is something else; the message suggests the config of the same name, if one
+            exists.
     """
     if isinstance(value, OptimizerConfig):
         return value
@@ -71,8 +72,8 @@ def check_config(owner: str, value: object) -> OptimizerConfig:
     alike = [config for config in _configs(OptimizerConfig) if config.__name__.lower() == wanted]
     example = f"{alike[0].__name__}()" if alike else "Adam(lr=1e-3)"
     raise TypeError(
-        f"{owner} is {described(value)}, expected a config such as torch_dynemb.{example}: the "
-        "rows are no torch parameters"
+        f"{owner} is {described(value)}, expected a config such as torch_dynemb.{example}: "
+        "optimizers of torch cannot update rows"
     )
 
 
@@ -83,37 +84,38 @@ def _configs(base: type[OptimizerConfig]) -> list[type[OptimizerConfig]]:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """Base of the optimizer configs: what all of them can do.
+    """Base of the optimizer configs: settings that all of them have.
 
     Attributes:
         lr: learning rate, at least 0; a tensor gives its value. Defaults are those of torch.optim
             (SGD and the Adam family 1e-3, Adagrad 1e-2) and of TensorFlow's Ftrl (1e-3).
         weight_decay: at least 0. L2: added to the gradient as ``weight_decay * w``.
-        decoupled_weight_decay: it shrinks the weight instead, ``w -= lr * weight_decay * w``, as in
-            AdamW (Loshchilov, Hutter 2019); touched rows only.
-        clip_value: elements of g are cut off at plus and minus this, a number above 0.
+        decoupled_weight_decay: True: shrink the weights of touched rows instead, by
+            ``w -= lr * weight_decay * w``, as in AdamW (Loshchilov, Hutter 2019).
+        clip_value: elements of g are clipped to plus and minus this, a number above 0.
         clip_norm: g of a row is scaled down to this L2 norm, a number above 0. For one norm over
             all parameters, see :func:`torch_dynemb.clip_grad_norm_`.
-        non_finite: rows whose gradient has NaN or infinity are updated with it (``"propagate"``),
-            left alone and counted (``"skip"``, see ``optimizer.non_finite_gradients()``), or
-            nothing is updated and an error raised (``"raise"``; on a GPU in ``step()``).
-        delayed_gradients: what becomes of gradients whose rows others have updated between the
-            forward and the backward. ``"raise"``: an error, because they were computed from rows
-            that are no more. ``"apply"``: they update the rows as they are by then, as asynchronous
-            and semi-synchronous training does (delayed SGD: Langford et al. 2009); each backward is
-            an update of its own, also a second one of the same lookup. Gradients of ids whose row
-            another id has by then are dropped and counted in any case
-            (``group.usage.stale_gradients()``). In split mode this is about the gradients of
-            per_sample_weights, which read the rows: others are pending until ``step()`` anyway.
-        stochastic_rounding: of rows, and state, of less than float32: up or down with the
-            probability of the remainder, else to nearest. Reproducible: the random bits are a
+        non_finite: treatment of rows if their gradient has NaN or infinity. ``"propagate"``: update
+            them with it. ``"skip"``: leave them alone and count them, see
+            ``optimizer.non_finite_gradients()``. ``"raise"``: update nothing and raise; on a GPU in
+            ``step()``.
+        delayed_gradients: treatment of gradients if their rows were updated between forward and
+            backward. ``"raise"``: an error, because they were computed from old values of the rows.
+            ``"apply"``: they update the rows, as in asynchronous and semi-synchronous training
+            (delayed SGD: Langford et al. 2009). Each backward is a separate update, also a second
+            one of the same lookup. In any case a gradient is dropped and counted if its row has
+            passed to another id (``group.usage.stale_gradients()``). In split mode, only gradients
+            of per_sample_weights read the rows and are concerned; others are pending until
+            ``step()`` anyway.
+        stochastic_rounding: of rows and state of less than float32. True: up or down with the
+            probability of the remainder; False: to nearest. Reproducible: the random bits are a
             function of seed, id, step and column.
 
-    Configs that keep a value per weight also take ``state_dtype``, float32 or bfloat16 (the Adam
-    family also uint8, see :class:`Adam`); a value per row is float32 always.
+    Configs with a value per weight also take ``state_dtype``, float32 or bfloat16 (the Adam family
+    also uint8, see :class:`Adam`). A value per row is always float32.
 
     Raises:
-        TypeError, ValueError: a value that is no number, or outside of its range.
+        TypeError, ValueError: a value is not a number, or out of its range.
     """
 
     lr: float = 1e-3
@@ -143,7 +145,7 @@ class OptimizerConfig:
 
     @property
     def state(self) -> tuple[StateTensor, ...]:
-        """Its state tensors: per weight, then per row."""
+        """State tensors: per weight, then per row."""
         dtype = getattr(self, "state_dtype", torch.float32)
         tensors = [StateTensor(name, dtype=dtype) for name in self.element_state]
         tensors += [StateTensor(name, per_row=True) for name in self.row_state]
@@ -153,20 +155,20 @@ class OptimizerConfig:
         return tuple(tensors)
 
     def row_steps_name(self) -> str | None:
-        """The int32 state tensor that counts steps by row, if there is one."""
+        """Return the name of the int32 state tensor that counts steps per row, or None."""
         return None
 
     @property
     def hyper_columns(self) -> dict[str, tuple[Hyper, ...]]:
-        """Param-group entry -> columns of ``hyper``."""
+        """Columns of ``hyper`` by entry of a param group."""
         return {**self.common_columns, **self.own_columns}
 
     def hyper(self) -> dict[str, float | tuple[float, ...] | None]:
-        """Param-group entries with their values."""
+        """Return the entries of a param group with their values."""
         return {name: getattr(self, name) for name in self.hyper_columns}
 
     def hyper_row(self) -> list[float]:
-        """The row of ``hyper`` for a table with this config."""
+        """Return the row of ``hyper`` for a table with this config."""
         row = [0.0] * HYPER_COLUMNS
         row[Hyper.DOWN_SCALE_BY] = 1.0
         row[Hyper.DECOUPLED] = float(self.decoupled_weight_decay)
@@ -178,7 +180,7 @@ class OptimizerConfig:
         return row
 
     def description(self) -> dict[str, Any]:
-        """What a saved state must have been written with: optimizer and state tensors."""
+        """Return the optimizer and state tensors that a saved state must have been written with."""
         return {
             "name": self.name,
             "state": [[t.name, t.per_row, str(t.dtype).removeprefix("torch.")] for t in self.state],
@@ -231,10 +233,10 @@ class OptimizerConfig:
 
 
 def hyper_values(name: str, value: Any) -> list[float]:
-    """A param-group entry as numbers; None of a clip is no limit.
+    """Return a param-group entry as numbers; a clip of None becomes infinity.
 
     Raises:
-        ValueError: None for anything else.
+        ValueError: another entry is None.
     """
     if value is None:
         if name not in ("clip_value", "clip_norm"):

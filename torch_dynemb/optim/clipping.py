@@ -1,4 +1,4 @@
-"""One norm over the gradients of a model, of its rows too, wherever these lie."""
+"""Clipping of one norm over all gradients of a model, rows included."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch_dynemb.optim.split import SplitOptimizer
 
 
 class SharedRows(NamedTuple):
-    """Ranks that have a table's rows, each some of them: ``shared_rows`` of a module.
+    """Ranks that share the rows of a table: ``shared_rows`` of a module.
 
     Attributes:
         ranks: their process group.
@@ -33,12 +33,12 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
 ) -> Tensor:
-    """Clips one norm over the gradients of all parameters and of all rows, as torch's does.
+    """Clip one norm over the gradients of all parameters and rows, as torch's function does.
 
-    Rows of tables that ranks share (TorchRec's, and those of :mod:`torch_dynemb.recis` with a
-    process group) count on whichever rank they lie: then all ranks of the group call it, and get
-    one norm. Gradients of parameters are taken to be equal on them, as DistributedDataParallel
-    makes them.
+    Ranks may share tables: TorchRec's, and those of :mod:`torch_dynemb.recis` with a process group.
+    Then all ranks of the group call this function and get one norm, over the rows of all ranks.
+    Gradients of parameters are assumed to be equal on all ranks, as DistributedDataParallel makes
+    them.
 
     Args:
         modules: one, or several, with their parameters and the dynamic tables in them.
@@ -48,11 +48,11 @@ def clip_grad_norm_(
         The norm before clipping, 0-d.
 
     Raises:
-        TypeError: ``modules`` are no modules, or ``max_norm`` or ``norm_type`` is no number.
-        ValueError: a table updates its rows in backward, so that its gradients are gone: construct
-            it with ``split=True``, or clip each row with the optimizer's ``clip_norm``.
-        RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is True. In all cases no
-            gradient has been changed.
+        TypeError: ``modules`` are not modules, or ``max_norm`` or ``norm_type`` is not a number.
+        ValueError: a table updates its rows in backward, so its gradients are gone. Construct it
+            with ``split=True``, or clip each row with the optimizer's ``clip_norm``.
+        RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is True. After an error,
+            all gradients are unchanged.
     """
     found = modules_in("clip_grad_norm_", modules)
     max_norm = number("clip_grad_norm_: max_norm", max_norm)
@@ -96,7 +96,7 @@ def _norm(parameters: Sequence[nn.Parameter], norm_type: float) -> Tensor:
 
 
 def _norm_over(rows: SharedRows, parameters: Sequence[nn.Parameter], norm_type: float) -> Tensor:
-    """The norm of gradients of which every rank has others."""
+    """Return the norm of gradients that are split over ranks."""
     norm = _norm(parameters, norm_type).to(rows.device)
     if norm_type == float("inf"):
         dist.all_reduce(norm, dist.ReduceOp.MAX, rows.ranks)

@@ -19,21 +19,21 @@ class Ftrl(OptimizerConfig):
     w = 0 where |z| <= l1, else (sign(z) * l1 - z) / ((beta + sqrt(s')) / lr + l2).
 
     McMahan et al. 2013, algorithm 1; TensorFlow's Ftrl with learning_rate_power -0.5 and half its
-    l2. A row's weights follow from z and s alone: its initial value is forgotten as s grows.
-    Decoupled weight decay comes after the update, of touched rows: w *= 1 - lr * weight_decay. It
-    does not add up over steps, because the next update makes w of z anew; z sees the decayed w.
+    l2. A row's weights follow from z and s alone: its initial value fades as s grows.
+
+    Decoupled weight decay follows the update of touched rows: w *= 1 - lr * weight_decay. It does
+    not add up over steps, because each update computes w from z again; z sees the decayed w.
 
     Attributes:
         lr: learning rate, above 0.
         l1: at least 0.
         l2: at least 0.
         beta: at least 0.
-        initial_accumulator_value: what s starts with, at least 0, and above 0 where beta and l2
-            are 0.
+        initial_accumulator_value: initial value of s, at least 0, and above 0 if beta and l2 are 0.
         state_dtype: of s and z: float32 or bfloat16.
 
     Raises:
-        TypeError, ValueError: a value that is no number, or outside of its range.
+        TypeError, ValueError: a value is not a number, or out of its range.
     """
 
     lr: float = 1e-3
@@ -66,9 +66,10 @@ class Ftrl(OptimizerConfig):
 
 @dataclass(frozen=True)
 class GroupFtrl(Ftrl):
-    """FTRL with a penalty on the row as a group: rows that do not matter become zero.
+    """FTRL with a penalty on each row as a group: unimportant rows become zero.
 
-    u = what Ftrl shrinks z to, sign(z) * l1 - z or 0; w = 0 if |u| <= group_l1 * sqrt(dim), else
+    u = sign(z) * l1 - z where |z| > l1, else 0, as in Ftrl; w = 0 if |u| <= group_l1 * sqrt(dim),
+    else
     (1 - group_l1 * sqrt(dim) / |u|) * u / ((beta + sqrt(s')) / lr + l2).
     Decoupled weight decay comes after that, as in :class:`Ftrl`; |u| does not see it.
 
@@ -76,10 +77,10 @@ class GroupFtrl(Ftrl):
     prediction".
 
     Attributes:
-        group_l1: at least 0; the others are those of :class:`Ftrl`.
+        group_l1: at least 0; the other fields are those of :class:`Ftrl`.
 
     Raises:
-        TypeError, ValueError: a value that is no number, or outside of its range.
+        TypeError, ValueError: a value is not a number, or out of its range.
     """
 
     group_l1: float = 0.0

@@ -1,4 +1,4 @@
-"""The torch optimizer of dynamic tables, whose updates run inside backward."""
+"""The torch optimizer of dynamic tables, with updates inside backward."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from torch_dynemb.process.interrupts import defer_signals
 
 
 class ParamGroup(dict[str, Any]):
-    """A param group that writes hyper-parameters through to the tensor that the kernels read.
+    """A param group that writes hyper-parameters through to the tensor that kernels read.
 
-    ``group["lr"]`` is a 0-d float64 view, so schedulers that fill it in place work; an assignment
+    ``group["lr"]`` is a 0-d float64 view, so schedulers that fill it in place work. An assignment
     writes into it instead of replacing it.
     """
 
@@ -31,7 +31,7 @@ class ParamGroup(dict[str, Any]):
         super().__setitem__("lr", row[Hyper.LR])
 
     def rebind(self, row: Tensor) -> None:
-        """Writes to another tensor from now on."""
+        """Write to another tensor from now on."""
         self._row = row
         super().__setitem__("lr", row[Hyper.LR])
 
@@ -57,7 +57,7 @@ class ParamGroup(dict[str, Any]):
         return self
 
     def plain(self) -> dict[str, Any]:
-        """The entries without tensors, for a state dict."""
+        """Return the entries without tensors, for a state dict."""
         return {
             key: float(value) if isinstance(value, Tensor) else value
             for key, value in self.items()
@@ -68,25 +68,26 @@ class ParamGroup(dict[str, Any]):
 class FusedOptimizer(torch.optim.Optimizer):
     """Optimizer of a group of tables: one param group per table, updates inside backward.
 
-    The backward of a lookup has updated the rows when it returns. :meth:`step` marks the end of a
-    training step: it advances the index clock (call it once a step, outside compiled code).
-    ``state_dict`` holds hyper-parameters only; the state of rows is in the module's state dict.
+    The rows are updated when the backward of a lookup returns. :meth:`step` ends a training step
+    and advances the index clock: call it once a step, outside compiled code. ``state_dict``
+    contains hyper-parameters only; the module's state dict has the state of rows.
 
     Args:
         names: one per table, in the order of the rows of ``rows.hyper``.
-        config: what the tables start with.
+        config: initial settings of the tables.
         rows: the tensors of the rows, see :class:`torch_dynemb.ops.RowTensors`.
         end_step: called by :meth:`step` with ``now``; ends the step of the tables.
-        check_step: called by :meth:`step` with ``now`` before it does anything; raises where it
-            must not.
+        check_step: called by :meth:`step` with ``now`` before it changes anything; raises if the
+            step is not allowed.
 
     Attributes:
-        lookups_since_step: at most so many backwards of eager training on the CPU there were.
+        lookups_since_step: upper bound of the backwards since the last step, of eager training on
+            the CPU.
     """
 
     lookups_since_step = 0
-    # How many steps of compiled code, whose lookups are not counted, may still ask the kernels
-    # for the number of backwards; -1: nothing asks.
+    # Lookups of compiled code are not counted: so many more of its steps ask the kernels for the
+    # number of backwards; -1: no step asks.
     _watched_steps = 32
     _step_supports_amp_scaling = True  # so that GradScaler.step reaches `found_inf` below
 
@@ -106,7 +107,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._config = config
         self._complete = False
         self._retired = False
-        # .data: writes through it do not count as changes of `hyper` between forward and backward
+        # .data: autograd ignores writes to `hyper` between forward and backward
         hyper = rows.hyper.data
         groups = [
             {"params": [torch.nn.Parameter(torch.empty(0))], "name": name, **config.hyper()}
@@ -120,10 +121,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._complete = True
 
     def rebind(self, *, rows: RowTensors, end_step: Callable[[int | None], None]) -> None:
-        """Follows the tables to another device; param groups stay the same objects.
+        """Follow the tables to another device; param groups stay the same objects.
 
         Args:
-            rows: as in :class:`FusedOptimizer`, with the hyper-parameters that hold from now on.
+            rows: as in :class:`FusedOptimizer`, with the new hyper-parameters.
             end_step: as in :class:`FusedOptimizer`.
         """
         self._rows, self._end_step = rows, end_step
@@ -132,9 +133,9 @@ class FusedOptimizer(torch.optim.Optimizer):
                 group.rebind(rows.hyper.data[table])
 
     def add_table(self, name: str) -> None:
-        """Adds the param group of a table that was added to the group; call :meth:`rebind` first.
+        """Add the param group of a table that was added to the group; call :meth:`rebind` first.
 
-        Schedulers made before do not know it: torch's keep one learning rate per param group.
+        Existing schedulers do not know the table: torch's keep one learning rate per param group.
 
         Args:
             name: of the table; the param group gets it as ``"name"``.
@@ -149,7 +150,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._complete = True
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises RuntimeError: the groups are the tables; nothing would update other parameters."""
+        """Raise RuntimeError: the groups are the tables; nothing would update other parameters."""
         if self._complete:
             raise RuntimeError(
                 "add_param_group: module.optimizer has one param group per table and updates "
@@ -180,7 +181,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None, *, now: int | None = None
     ) -> float | None:
-        """Ends a training step.
+        """End a training step.
 
         Args:
             closure: re-evaluates the model and returns the loss; its backward updates the rows.
@@ -188,16 +189,17 @@ class FusedOptimizer(torch.optim.Optimizer):
                 machine's clock.
 
         Returns:
-            What ``closure`` has returned; None without one.
+            The result of ``closure``; None without one.
 
         Raises:
-            TypeError, ValueError: ``now`` is no int, or out of its range, or ``closure`` is no
-                function; nothing has been done.
-            RuntimeError: ``now`` is given, but no table keeps times, or this process is a fork of
-                the one that made the tables, or the tables have got another optimizer by
-                ``set_optimizer()``, or an asynchronous checkpoint of the tables has failed, and
-                nobody has been told yet; nothing has been done. Or ids found no room in a table
-                whose policy says ``check="error"``; on a GPU, whatever kernels have found wrong.
+            TypeError, ValueError: ``now`` is not an int, or out of its range, or ``closure`` is not
+                a function. Nothing has been done.
+            RuntimeError: nothing has been done, because ``now`` is given, but no table keeps times.
+                Or this process is a fork of the process that made the tables. Or
+                ``set_optimizer()`` gave the tables another optimizer. Or an asynchronous checkpoint
+                of the tables has failed, which is reported once.
+            RuntimeError: the step has ended, but ids found no room in a table with
+                ``check="error"``; on a GPU, also for errors that kernels found.
         """
         if not self._is_observed():
             return self._end_step_with(closure, now)
@@ -205,12 +207,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         keywords: dict[str, Any] = {} if now is None else {"now": now}
         return _observed_step(self, *arguments, **keywords)
 
-    # To torch: it need not put its wrapper around step(), whose hooks and profiler take twice as
-    # long as step() even where there are none.
+    # Keeps torch's wrapper for hooks and profiler away from step(): even without hooks it takes
+    # twice as long as step() itself.
     step.hooked = True  # type: ignore[attr-defined]
 
     def _is_observed(self) -> bool:
-        """Whether somebody has registered a hook of steps, or a profiler is running."""
+        """Return whether a hook of steps is registered, or a profiler is running."""
         return bool(
             self._optimizer_step_pre_hooks
             or self._optimizer_step_post_hooks
@@ -255,7 +257,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return loss
 
     def accumulation_is_known(self) -> None:
-        """Have :meth:`step` not report that several backwards came before it."""
+        """Turn off the warning of :meth:`step` about several backwards."""
         self._watched_steps = -1
 
     def _report_accumulation(self) -> None:
@@ -264,7 +266,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             if self._watched_steps == 0:
                 return
             self._watched_steps -= 1
-        if not self._rows.row_clock.is_cpu:  # a GPU would have to be waited for
+        if not self._rows.row_clock.is_cpu:  # reading it would wait for the GPU
             return
         backwards = self.updates_since_step()
         if backwards < 2:
@@ -282,29 +284,29 @@ class FusedOptimizer(torch.optim.Optimizer):
         )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Does nothing: gradients of rows end with the backward, which has applied them.
+        """Do nothing: backward has applied the gradients of rows and kept none.
 
         Args:
             set_to_none: as in torch.
         """
 
     def _apply_gradients(self) -> None:
-        """Nothing: the backward has done it."""
+        """Do nothing: backward has applied the gradients."""
 
     def retire(self) -> None:
-        """After the tables got another optimizer: :meth:`step` raises RuntimeError."""
+        """Make :meth:`step` raise RuntimeError, after the tables got another optimizer."""
         self._retired = True
 
     def updates_since_step(self) -> int:
-        """How many backwards have updated the rows since the last :meth:`step`."""
+        """Return how many backwards have updated the rows since the last :meth:`step`."""
         return int(self._rows.row_clock[self._tables + RowClock.SINCE_STEP])
 
     def non_finite_gradients(self) -> int:
-        """Rows left alone because of NaN or infinity in their gradient; see ``non_finite``."""
+        """Return the number of rows skipped because their gradient has NaN or infinity."""
         return int(self._rows.row_clock[self._tables + RowClock.NON_FINITE])
 
     def state_dict(self) -> dict[str, Any]:
-        """Hyper-parameters by param group."""
+        """Return hyper-parameters by param group."""
         groups = [
             {**group.plain(), "params": [i]}
             for i, group in enumerate(self.param_groups)
@@ -325,11 +327,11 @@ class FusedOptimizer(torch.optim.Optimizer):
             )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Writes hyper-parameters into the tensor the kernels read.
+        """Write hyper-parameters into the tensor that kernels read.
 
         Raises:
-            ValueError: other tables than this optimizer's, or other hyper-parameters; nothing has
-                been changed.
+            ValueError: ``state_dict`` has other tables than this optimizer, or other
+                hyper-parameters; nothing has been changed.
         """
         optimizer, saved = state_dict.get("optimizer"), state_dict.get("param_groups")
         if optimizer != self._config.name:

@@ -1,4 +1,4 @@
-"""LAMB: Adam whose steps follow the norms of rows."""
+"""LAMB: Adam with steps scaled by the norms of rows."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class LAMB(Adam):
     u = m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + weight_decay * w;
     w -= lr * |w| / |u| * u, or lr * u where |w| or |u| is 0.
 
-    You et al. 2020; FBGEMM's LAMB. Weight decay is part of the direction: it counts as decoupled,
-    which is the default here; L2 otherwise.
+    You et al. 2020; FBGEMM's LAMB. Weight decay is part of the direction. This counts as decoupled,
+    which is the default here.
 
     Attributes:
-        decoupled_weight_decay: False adds it to the gradient; the others are those of
+        decoupled_weight_decay: False: L2 is added to the gradient. The other fields are those of
             :class:`Adam`.
 
     Raises:
-        TypeError, ValueError: a value that is no number, or outside of its range.
+        TypeError, ValueError: a value is not a number, or out of its range.
     """
 
     decoupled_weight_decay: bool = field(default=True, kw_only=True)

@@ -12,18 +12,18 @@ from torch_dynemb.optim.fused import FusedOptimizer
 
 
 def table_optimizers(modules: nn.Module | Iterable[nn.Module]) -> list[FusedOptimizer]:
-    """The optimizers of all dynamic tables in a model, on which a training step calls ``step()``.
+    """Return the optimizers of all dynamic tables in a model; call ``step()`` of each once a step.
 
-    ``torch.optim`` does not know the tables, because they are no parameters.
+    Optimizers of ``torch.optim`` do not update tables, because tables are not parameters.
 
     Args:
         modules: a model, or several modules, with the dynamic tables in them.
 
     Returns:
-        One for each module with trainable tables, each once.
+        One for each module with trainable tables, without duplicates.
 
     Raises:
-        TypeError: ``modules`` are no modules.
+        TypeError: ``modules`` are not modules.
 
     Example:
         >>> import torch, torch_dynemb as td
@@ -43,14 +43,14 @@ def table_optimizers(modules: nn.Module | Iterable[nn.Module]) -> list[FusedOpti
 
 
 def modules_in(call: str, modules: nn.Module | Iterable[nn.Module]) -> list[nn.Module]:
-    """Modules and all that are in them, each once.
+    """Return modules and all their submodules, without duplicates.
 
     Args:
-        call: what an error begins with.
+        call: function with which an error begins.
         modules: one or several.
 
     Raises:
-        TypeError: they are no modules.
+        TypeError: they are not modules.
     """
     if not isinstance(modules, nn.Module | Iterable):
         raise TypeError(f"{call}: modules is {described(modules)}, expected a module or several")
@@ -64,7 +64,7 @@ def modules_in(call: str, modules: nn.Module | Iterable[nn.Module]) -> list[nn.M
 
 
 def row_optimizers(module: Any) -> Sequence[FusedOptimizer]:
-    """Those of the dynamic tables of a module, but not of modules in it."""
+    """Return the optimizers of a module's dynamic tables, without those of submodules."""
     if hasattr(module, "row_optimizers"):
         optimizers: Sequence[FusedOptimizer] = module.row_optimizers()
         return optimizers

@@ -19,7 +19,7 @@ class SGD(OptimizerConfig):
         lr: learning rate, at least 0.
 
     Raises:
-        TypeError, ValueError: a value that is no number, or outside of its range.
+        TypeError, ValueError: a value is not a number, or out of its range.
     """
 
     lr: float = 1e-3
@@ -31,8 +31,8 @@ class SGD(OptimizerConfig):
 class MomentumSGD(OptimizerConfig):
     """v = momentum * v + g; w -= lr * v, or lr * (g + momentum * v) with nesterov.
 
-    Polyak 1964, Sutskever et al. 2013; torch.optim.SGD without dampening. A row's v decays in the
-    steps that touch it only.
+    Polyak 1964, Sutskever et al. 2013; torch.optim.SGD without dampening. A row's v decays only in
+    steps that touch the row.
 
     Attributes:
         lr: learning rate, at least 0.
@@ -41,7 +41,7 @@ class MomentumSGD(OptimizerConfig):
         state_dtype: of v: float32 or bfloat16.
 
     Raises:
-        TypeError, ValueError: a value that is no number, or outside of its range.
+        TypeError, ValueError: a value is not a number, or out of its range.
     """
 
     lr: float = 1e-3
@@ -66,12 +66,13 @@ class MomentumSGD(OptimizerConfig):
 
 @dataclass(frozen=True)
 class LARSSGD(OptimizerConfig):
-    """SGD with momentum whose rate follows the norms of the row.
+    """SGD with momentum and a learning rate that follows the norms of the row.
 
     rate = lr * trust_coefficient * |w| / (|g| + weight_decay * |w|), or lr where |w| or |g| is 0;
     v = momentum * v + rate * (g + weight_decay * w); w -= v.
-    With decoupled weight decay, rate and v have no weight_decay, and touched rows decay before v is
-    taken off, by lr and not by rate: w = (1 - lr * weight_decay) * w - v. |w| is that before.
+
+    With decoupled weight decay, rate and v have no weight_decay. Touched rows first decay by lr,
+    not by rate: w = (1 - lr * weight_decay) * w - v. |w| is the norm before that.
 
     You, Gitman, Ginsburg 2017; FBGEMM's LARS_SGD.
 
@@ -82,7 +83,7 @@ class LARSSGD(OptimizerConfig):
         state_dtype: of v: float32 or bfloat16.
 
     Raises:
-        TypeError, ValueError: a value that is no number, or outside of its range.
+        TypeError, ValueError: a value is not a number, or out of its range.
     """
 
     lr: float = 1e-3

@@ -1,4 +1,4 @@
-"""Updates apart from the backward: gradients are pending until ``step()`` applies them."""
+"""Updates apart from backward: gradients are pending until ``step()`` applies them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from torch_dynemb.process.interrupts import defer_signals
 
 
 class RowGradients(torch.nn.Parameter):
-    """Stands for the rows of one dim where torch looks for gradients, such as ``GradScaler``.
+    """Parameter that shows the gradients of the rows of one dim to torch.
 
-    ``grad`` is float32 [n, dim], one row per row touched since the last step, or None. Reading it
-    sums what several lookups gave; on a GPU it waits for their number. Changes in place count:
-    clipping, unscaling. It has no values of its own.
+    ``GradScaler`` and gradient clipping use it. ``grad`` is float32 [n, dim], one row per row
+    touched since the last step, or None. Reading it sums the gradients of all lookups; on a GPU it
+    waits for their number. In-place changes such as clipping and unscaling take effect. The
+    parameter has no values.
     """
 
     _slab: int
-    _rows: RowTensors  # not the optimizer, which has this: a cycle would keep the tables' memory
+    _rows: RowTensors  # not the optimizer: a reference cycle would keep the tables' memory
     _sort: Callable[[int], None] | None
 
     def __new__(
@@ -64,22 +65,22 @@ class SplitOptimizer(FusedOptimizer):
     """Optimizer of a group of tables that updates the rows in :meth:`step`.
 
     Every backward adds to the pending gradients, so several micro-batches, and several lookups of a
-    table in one forward, count as one batch. :meth:`step` applies the sum once and clears it; it
-    is one step of every table.
+    table in one forward, count as one batch. :meth:`step` applies the sum once and clears it; it is
+    one step of every table.
 
-    Works with ``torch.amp.GradScaler``, whose ``step`` skips the update where a gradient has
-    overflowed, and with :func:`torch_dynemb.clip_grad_norm_`.
+    Works with ``torch.amp.GradScaler``, which skips the update after an overflow, and with
+    :func:`torch_dynemb.clip_grad_norm_`.
 
     Args:
         names, config, rows, end_step, check_step: as for :class:`FusedOptimizer`.
-        sort: called with the number of a slab before its pending gradients are shown; puts them in
-            the order of rows, where they have another one.
+        sort: called with the number of a slab before its pending gradients are read; sorts them by
+            row if they have another order.
     """
 
     grad_scale: Tensor  # set by GradScaler.step, and deleted after it
     _found_inf: Tensor | None = None
-    _watched_steps = -1  # several backwards before a step are what it is for
-    _plain = False  # whether the tables' hyper-parameters say: no scale, and nothing to skip
+    _watched_steps = -1  # no warning: several backwards before a step are the purpose
+    _plain = False  # whether the hyper-parameters have neither a scale nor a skip condition
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class SplitOptimizer(FusedOptimizer):
         self._show_gradients()
 
     def rebind(self, *, rows: RowTensors, end_step: Callable[[int | None], None]) -> None:
-        """Follows the tables to another device, or to other dims.
+        """Follow the tables to another device, or to other dims.
 
         Args:
             rows, end_step: as in :meth:`FusedOptimizer.rebind`.
@@ -121,7 +122,7 @@ class SplitOptimizer(FusedOptimizer):
 
     @found_inf.setter
     def found_inf(self, value: Tensor | int | None) -> None:
-        # GradScaler gives 0, no tensor, where no gradient is pending
+        # GradScaler sets 0 instead of a tensor if no gradient is pending
         self._found_inf = value if isinstance(value, Tensor) else None
 
     @found_inf.deleter
@@ -129,23 +130,23 @@ class SplitOptimizer(FusedOptimizer):
         self._found_inf = None
 
     def stand_ins(self) -> list[RowGradients]:
-        """What shows the pending gradients to torch: one for each dim and dtype of the tables."""
+        """Return the parameters that show pending gradients to torch: one per dim and dtype."""
         return list(self._stand_ins)
 
     def gradients(self, slab: int) -> Tensor | None:
-        """The pending gradients of the rows of one dim and dtype.
+        """Return the pending gradients of the rows of one dim and dtype.
 
         Args:
             slab: number of the dim and dtype, as in :meth:`stand_ins`.
 
         Returns:
-            float32 [n, dim], or None where no gradient is pending.
+            float32 [n, dim], or None if no gradient is pending.
         """
         return self._stand_ins[slab].grad
 
     @torch.no_grad()
     def discard(self, slab: int | None = None) -> None:
-        """Forgets the pending gradients, of one dim and dtype or of all.
+        """Discard the pending gradients, of one dim and dtype or of all.
 
         Args:
             slab: number of the dim and dtype, as in :meth:`stand_ins`; None: all.
@@ -154,7 +155,7 @@ class SplitOptimizer(FusedOptimizer):
         (counts if slab is None else counts[slab]).zero_()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets the pending gradients. :meth:`step` does so, too."""
+        """Discard the pending gradients. :meth:`step` does so, too."""
         self.discard()
 
     @torch.no_grad()
@@ -165,7 +166,7 @@ class SplitOptimizer(FusedOptimizer):
         # the op compares this with the clock before it changes it
         updates = rows.row_clock.narrow(0, self._tables + RowClock.UPDATES, 1)
         update = getattr(torch.ops.dynemb, f"{self._config.op_name}_update_")
-        # gradients that were applied and not forgotten would count twice
+        # an interrupt between update and clearing would apply the gradients twice
         with nullcontext() if torch.compiler.is_compiling() else defer_signals():
             try:
                 update(
@@ -186,7 +187,7 @@ class SplitOptimizer(FusedOptimizer):
             pending.counts.zero_()
 
     def _take_scale(self) -> None:
-        """Writes what GradScaler has set to where the kernels read it, or that it has not."""
+        """Write GradScaler's scale and skip condition, or that there are none, for the kernels."""
         scale: Tensor | None = getattr(self, "grad_scale", None)
         plain = scale is None and self._found_inf is None
         if plain and self._plain:

@@ -1,4 +1,4 @@
-"""Which ids get a row, and how long they keep it."""
+"""Life-cycle policies: admission of new ids, and the lifetime of their rows."""
 
 from torch_dynemb.policy.admission import (
     AdmitBy,

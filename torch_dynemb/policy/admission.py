@@ -1,4 +1,4 @@
-"""Which new ids get a row."""
+"""Admission: rules that decide which new ids get a row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class AdmissionRule:
 def _check_threshold(rule: AdmissionRule, threshold: int) -> None:
     if isinstance(threshold, bool) or not isinstance(threshold, int):
         raise TypeError(f"{type(rule).__name__}: threshold is {threshold!r}, expected int")
-    if not 1 <= threshold < 1 << 31:  # cells of a sketch count no further
+    if not 1 <= threshold < 1 << 31:  # the largest count of a sketch's cell
         raise ValueError(
             f"{type(rule).__name__}: threshold is {threshold}, expected at least 1 and less than "
             "2^31"
@@ -32,17 +32,21 @@ def _check_threshold(rule: AdmissionRule, threshold: int) -> None:
 class AdmitFrequent(AdmissionRule):
     """An id gets a row with its ``threshold``-th occurrence in training.
 
-    Occurrences of ids without a row are counted exactly, in a hash table of its own: about 23 bytes
-    for every id that has been seen less often, or for which a full table had no room: it keeps its
-    count and gets a row as soon as it is seen and there is room. The counts are part of the state.
-    They may take a sixth of the memory; in a table with a capacity they are of 64 times as many ids
-    at most, but at least of 67 million. ``group.reset_counts`` forgets them.
+    Occurrences of ids without a row are counted exactly, in a separate hash table:
+
+    * It takes about 23 bytes for each id below the threshold, and for each id without room in a
+      full table. Such an id keeps its count and gets a row as soon as it occurs and the table has
+      room.
+    * The counts are part of the state.
+    * They may take a sixth of the memory. In a table with a capacity, at most 64 times as many ids
+      are counted, but at least 67 million.
+    * ``group.reset_counts`` clears them.
 
     Args:
         threshold: occurrences, from 1 to 2^31 - 1.
 
     Raises:
-        TypeError: ``threshold`` is no int.
+        TypeError: ``threshold`` is not an int.
         ValueError: it is out of its range.
 
     Example:
@@ -62,20 +66,21 @@ class AdmitFrequentSketch(AdmissionRule):
     """As :class:`AdmitFrequent`, with counts in a sketch of bounded memory.
 
     A count-min sketch (Cormode, Muthukrishnan 2005) of four rows with conservative update (Estan,
-    Varghese 2002). A count is never too small. With cells = memory / 16 it exceeds the true one by
-    more than e / cells of all occurrences counted so far with probability below e^-4 = 1.8 %, so
-    that some ids are admitted too early. Counts are not forgotten on admission: a sketch cannot
-    forget one id. The sketch is part of the state.
+    Varghese 2002). A count is never too small, but it may be too large, so some ids are admitted
+    too early. With cells = memory / 16, the error exceeds e / cells of all occurrences so far with
+    probability below e^-4 = 1.8 %.
+
+    Admission keeps an id's count: a sketch cannot forget one id. The sketch is part of the state.
 
     Args:
         threshold: occurrences, from 1 to 2^31 - 1.
         memory: bytes of the sketch, a number or a text such as ``"16MB"``; at least 16.
-        halve_every: steps, at least 1, after which all counts are halved, so that they speak of
-            recent times; it bounds the error in a table that lives for months. None: never.
+        halve_every: steps, at least 1, after which all counts are halved. Recent occurrences then
+            weigh more, and the error stays bounded in a table that trains for months. None: never.
 
     Raises:
-        TypeError: a value of another type.
-        ValueError: a value is out of its range, or ``memory`` is no text of that form.
+        TypeError: a value has the wrong type.
+        ValueError: a value is out of its range, or ``memory`` is a text of another form.
     """
 
     threshold: int
@@ -100,7 +105,7 @@ class AdmitFrequentSketch(AdmissionRule):
 
 @dataclass(frozen=True)
 class AdmitByChance(AdmissionRule):
-    """An id gets a row with this probability in each step that sees it.
+    """An id gets a row with this probability in each step that looks it up.
 
     The draw is a function of (seed, table, id, step): the same in every run and on every device.
 
@@ -108,7 +113,7 @@ class AdmitByChance(AdmissionRule):
         probability: more than 0, at most 1.
 
     Raises:
-        TypeError: ``probability`` is no number.
+        TypeError: ``probability`` is not a number.
         ValueError: it is out of its range.
     """
 
@@ -126,15 +131,15 @@ class AdmitByChance(AdmissionRule):
 
 @dataclass(frozen=True)
 class AdmitNone(AdmissionRule):
-    """Training inserts nothing and trains the ids that are there."""
+    """Training inserts no ids; it only trains ids that have a row."""
 
 
 class NewIds(NamedTuple):
-    """What an admission hook sees of a lookup.
+    """Argument of an admission hook: the ids of a lookup.
 
     Attributes:
         ids: int64 [n], the ids of the lookups in this table.
-        known: bool [n], which have a row.
+        known: bool [n], whether each id has a row.
         step: int64 [1], the optimizer step.
         table: name.
     """
@@ -150,20 +155,20 @@ _hooks: dict[str, AdmissionHook] = {}
 
 
 def register_admission(name: str) -> Callable[[AdmissionHook], AdmissionHook]:
-    """Registers a function that decides which ids get a row, for :class:`AdmitBy`.
+    """Register a function that decides which ids get a row, for :class:`AdmitBy`.
 
-    It gets :class:`NewIds` and returns bool [n]: a new id that is False at all its places gets no
-    row. It runs in every training lookup, without grad; to be compiled it must consist of torch
-    operations whose shapes do not depend on values.
+    The function takes :class:`NewIds` and returns bool [n]. A new id gets no row if it is False at
+    all its places. The function runs in every training lookup, without grad. To be compiled, it
+    must consist of torch operations with shapes that do not depend on values.
 
     Args:
         name: by which :class:`AdmitBy` finds the function.
 
     Returns:
-        A decorator, which returns the function as it is.
+        A decorator, which returns the function unchanged.
 
     Raises:
-        TypeError: ``name`` is no str, or what is decorated is no function.
+        TypeError: ``name`` is not a str, or the decorated object is not a function.
         ValueError: another function has the name; that one stays registered.
 
     Example:
@@ -182,7 +187,7 @@ def register_admission(name: str) -> Callable[[AdmissionHook], AdmissionHook]:
                 f"register_admission: hook is {described(hook)}, expected a function of NewIds"
             )
         known = _hooks.get(name)
-        # the same function again, when a module is reloaded or a notebook's cell is run twice
+        # allowed: the same function again, from a reloaded module or a notebook's cell
         if known is not None and (known.__module__, known.__qualname__) != (
             hook.__module__,
             hook.__qualname__,
@@ -195,10 +200,10 @@ def register_admission(name: str) -> Callable[[AdmissionHook], AdmissionHook]:
 
 
 def admission_hook(name: str) -> AdmissionHook:
-    """The function registered under a name.
+    """Return the function registered under a name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the name is unknown.
     """
     if text("AdmitBy: name", name) not in _hooks:
         raise ValueError(
@@ -213,11 +218,11 @@ class AdmitBy(AdmissionRule):
     """A registered function decides; see :func:`register_admission`.
 
     Args:
-        name: that the function has been registered under before.
+        name: of a registered function.
 
     Raises:
-        TypeError: ``name`` is no str.
-        ValueError: no function has been registered under it.
+        TypeError: ``name`` is not a str.
+        ValueError: the name is unknown.
     """
 
     name: str
@@ -231,7 +236,7 @@ _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 
 def parse_bytes(owner: str, size: int | str) -> int:
-    """A number of bytes, from a number or a text such as ``"4GB"`` or ``"1.5 GiB"``.
+    """Return a number of bytes, from a number or a text such as ``"4GB"`` or ``"1.5 GiB"``.
 
     Raises:
         TypeError, ValueError: neither, or less than 1.

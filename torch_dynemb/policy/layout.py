@@ -29,7 +29,7 @@ from torch_dynemb.policy.admission import (
 )
 from torch_dynemb.policy.policy import SCORES, FeaturePolicy, Policy
 
-# Of a memory budget, a table's equal share divided by this is kept for it.
+# Each table keeps an equal share of the memory budget, divided by this.
 RESERVED_SHARE = 16
 # The index grows by steps of a quarter.
 INDEX_STEP = 1.25
@@ -37,28 +37,28 @@ _ON_FULL = {name.lower(): number for name, number in OnFull.__members__.items()}
 
 
 class Governed(Protocol):
-    """A table, as far as policies are concerned."""
+    """A table with its policies."""
 
     @property
     def policy(self) -> Policy:
-        """How its ids come and go."""
+        """The policy of the table."""
 
     @property
     def feature_policies(self) -> Mapping[str, FeaturePolicy]:
-        """What some of its features do otherwise."""
+        """Policies of features that differ from the table's, by name."""
 
 
 @dataclass(frozen=True)
 class PolicyLayout:
-    """What the policies of a group need.
+    """Tensors and numbers that the policies of a group need.
 
     Attributes:
-        score_words: what is kept of an id, in order; empty: nothing. May end with ``"expiry"``.
+        score_words: scores stored for an id, in order; empty: none. May end with ``"expiry"``.
         rows: of the tensor ``policy``, by column; empty: no table has a policy.
-        of_feature: the row of each feature that has one of its own, by table and feature name.
+        of_feature: the row of each feature with a policy, by table and feature name.
         counters: by table, the number of its counter table, or None.
-        counter_tables: by counter table, the table whose ids it counts.
-        assign_rows: by table, the row under which ids are inserted whatever admission says.
+        counter_tables: by counter table, the table that it counts ids of.
+        assign_rows: by table, the row to insert ids under without admission.
         sketch_cells: of all sketches.
         sketches: of each, its first cell, its cells, and the steps after which it is halved.
     """
@@ -73,7 +73,7 @@ class PolicyLayout:
     sketches: list[tuple[int, int, int]]
 
     def policy_tensor(self) -> Tensor:
-        """int64 [policies, 20]."""
+        """Return int64 [policies, 20]."""
         tensor = torch.zeros(
             len(self.rows), POLICY_COLUMNS, dtype=torch.int64, device=torch.device("cpu")
         )
@@ -83,10 +83,10 @@ class PolicyLayout:
         return tensor
 
     def word(self, score: str) -> int:
-        """The place of a score among the words.
+        """Return the place of a score among the words.
 
         Raises:
-            ValueError: it is not kept.
+            ValueError: the score is not stored.
         """
         if score not in self.score_words:
             raise ValueError(
@@ -97,7 +97,7 @@ class PolicyLayout:
 
 
 def index_bytes_per_id(words: int) -> float:
-    """Bytes of the index for each id that it has slots for."""
+    """Return the bytes of the index for each id that it has slots for."""
     line = 8 * (BUCKET_WORDS + words * BUCKET_WIDTH)
     return line / BUCKET_WIDTH * 100 / MAX_LOAD_PERCENT
 
@@ -105,10 +105,10 @@ def index_bytes_per_id(words: int) -> float:
 def layout_of(
     tables: Sequence[Governed], row_bytes: Sequence[int], budget: int | None
 ) -> PolicyLayout:
-    """The layout for tables whose rows have these bytes.
+    """Return the layout for tables with these bytes per row.
 
     Raises:
-        ValueError: policies that contradict the budget, or a budget that is too small.
+        ValueError: policies contradict the budget, or the budget is too small.
     """
     words = score_words_of(tables, budget is not None)
     counter_tables = [
@@ -210,7 +210,7 @@ def _admission(rule: AdmissionRule | None) -> Admission:
         return Admission.BY_CHANCE
     if isinstance(rule, AdmitNone):
         return Admission.NONE
-    return Admission.ALL  # hooks are asked before
+    return Admission.ALL  # also AdmitBy: its hook has run already
 
 
 def _feature_row(table: dict[PolicyColumn, int], policy: FeaturePolicy) -> dict[PolicyColumn, int]:
@@ -234,7 +234,7 @@ def _share_budget(
         least = max(row[PolicyColumn.ID_BYTES] for row in rows) * len(rows) * RESERVED_SHARE
         raise ValueError(
             f"TableGroup: memory_budget leaves {budget} bytes for {len(rows)} tables, expected at "
-            f"least {least}: the sketches of admission come first"
+            f"least {least}: sketches of admission take their bytes first"
         )
 
 

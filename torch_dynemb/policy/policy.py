@@ -1,4 +1,4 @@
-"""Life-cycle policies: what is kept about an id, when it gets a row, and when it loses it."""
+"""Life-cycle policies: scores of ids, admission, eviction and expiry."""
 
 from __future__ import annotations
 
@@ -18,46 +18,47 @@ Check = Literal["ignore", "warning", "error"]
 Default = Literal["initial", "zeros"] | Tensor | Initializer
 
 SCORES = ("step", "timestamp", "frequency", "custom")
-# names of eviction rules, and the scores that make them
+# usual names of eviction rules, and the scores to write instead
 _ACRONYMS = {"lru": "step", "lfu": "frequency"}
 
 
 def check_default(owner: str, value: object) -> None:
-    """Raises TypeError for a vector of default values that is no dense tensor of floats."""
+    """Raise TypeError unless a vector of default values is a dense tensor of floats."""
     if isinstance(value, Tensor) and not tensor(owner, value).is_floating_point():
         raise TypeError(f"{owner} has dtype {value.dtype}, expected floats")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Policy:
-    """How a table keeps its ids.
+    """Rules for the ids of a table: scores, capacity, admission, eviction and expiry.
 
     Args:
-        score: what is kept of an id and decides who is evicted, the least first (then the one seen
-            longest ago, then the least id): ``"step"`` (the optimizer step at which training last
-            saw it: LRU), ``"timestamp"`` (the same in seconds; see ``optimizer.step(now=...)``),
-            ``"frequency"`` (occurrences in training: LFU), ``"custom"`` (given with the lookups),
-            ``"none"``. Or several, such as ``("timestamp", "frequency")``: the first decides.
-            Default: ``"step"`` if ids can be evicted, else ``"none"``.
-        capacity: ids that the table may hold; None: as many as memory.
-        on_full: what becomes of a new id for which there is no room. ``"evict"``: another one goes;
-            tables of up to 89 ids look at all, larger ones at about 20 of them.
-            ``"default"``: it gets no row and is looked up as ``refused``. ``"error"``: the lookup
-            raises. ``"grow"``: the table exceeds its capacity. Default: ``"evict"``. What admission
-            has counted of an id that gets no row is kept.
-        protected_steps: ids that training saw in the last so many steps, the current one included,
-            are not evicted. More than 1 where batches are looked up ahead of their backward.
-        admission: which new ids get a row, such as ``AdmitFrequent(2)``; None: all.
-        refused: what an id that was refused a row is looked up as in training: ``"initial"``,
-            ``"zeros"``, a float tensor [embedding_dim], or an initializer: what a row of that id
-            would begin with by it. Default: the table's ``eval_default``.
-        ttl: seconds after its last training lookup from which on an id is looked up as if it were
-            not there, until training sees it again or ``remove(expired=True)`` takes it out.
-        check: what ``optimizer.step()`` does when ids found no place: ``"ignore"``, ``"warning"``
-            or ``"error"``. They are counted as ``rejected`` in any case.
+        score: values stored for an id. The id with the least score is evicted first; ties go by the
+            oldest lookup, then by the least id. ``"step"``: the optimizer step of the last training
+            lookup (LRU). ``"timestamp"``: the same in seconds; see ``optimizer.step(now=...)``.
+            ``"frequency"``: occurrences in training (LFU). ``"custom"``: given with the lookups.
+            ``"none"``: nothing. Or several, such as ``("timestamp", "frequency")``: the first
+            decides. Default: ``"step"`` if ids can be evicted, else ``"none"``.
+        capacity: maximal number of ids; None: limited by memory alone.
+        on_full: what happens to a new id if the table is full. ``"evict"``: another id is evicted;
+            tables of up to 89 ids compare all ids, larger ones a sample of about 20. ``"default"``:
+            it gets no row and reads as ``refused`` says. ``"error"``: the lookup raises.
+            ``"grow"``: the table exceeds its capacity. Default: ``"evict"``. An id without a row
+            keeps its count of admission.
+        protected_steps: ids are safe from eviction for so many steps after a training lookup,
+            counting the current one. Use more than 1 if batches are looked up ahead of their
+            backward.
+        admission: rule for new ids, such as ``AdmitFrequent(2)``; None: all get a row.
+        refused: value in training of an id that got no row: ``"initial"``, ``"zeros"``, a float
+            tensor [embedding_dim], or an initializer, by which a row of that id would begin.
+            Default: the table's ``eval_default``.
+        ttl: seconds after its last training lookup until an id expires. An expired id reads as
+            unknown until training looks it up again; ``remove(expired=True)`` removes it.
+        check: what ``optimizer.step()`` does if ids found no room: ``"ignore"``, ``"warning"`` or
+            ``"error"``. They are counted as ``rejected`` in any case.
 
     Raises:
-        TypeError, ValueError: a wrong value, or a contradiction.
+        TypeError, ValueError: a value is wrong, or values contradict each other.
 
     Example:
         >>> import torch_dynemb as td
@@ -136,13 +137,13 @@ class Policy:
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """Names of the scores; the first decides who is evicted."""
+        """Names of the scores; eviction goes by the first."""
         if self.score is None:
             return ("step" if self.capacity is not None and self.on_full != "grow" else "none",)
         return (self.score,) if isinstance(self.score, str) else tuple(self.score)
 
     def full(self, *, budget: bool) -> str:
-        """What becomes of a new id without room, in a group with or without a memory budget.
+        """Return what happens to a new id without room, in a group with or without a memory budget.
 
         Args:
             budget: whether the group has one.
@@ -151,7 +152,8 @@ class Policy:
             ``"evict"``, ``"grow"``, ``"default"`` or ``"error"``.
 
         Raises:
-            ValueError: it says what to do without anything that could be full, or contradicts.
+            ValueError: ``on_full`` is given, but the table cannot be full; or it contradicts the
+                budget or the score.
         """
         bounded = budget or self.capacity is not None
         if not bounded and self.on_full not in (None, "grow"):
@@ -181,7 +183,7 @@ class Policy:
         return f"Policy({', '.join(changed)})"
 
     def description(self) -> dict[str, Any]:
-        """What a checkpoint says about the policy, in plain values."""
+        """Return the policy in plain values, for a checkpoint."""
         return {
             "score": "+".join(self.scores),
             "capacity": self.capacity,
@@ -193,20 +195,20 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturePolicy:
-    """What a feature does otherwise than the policy of its table.
+    """Settings of a feature that differ from the policy of its table.
 
     Args:
-        threshold: occurrences, at least 1, from which on an id that this feature brings gets a row;
-            needs a table that admits frequent ids. Of several features that bring an id in one
-            lookup, the least threshold counts. None: that of the table.
+        threshold: occurrences, at least 1, from which on an id of this feature gets a row. The
+            table's admission must be by frequency. If several features of a lookup have the id, the
+            least threshold counts. None: that of the table.
         ttl: seconds, at least 1; an id stays for the longest ttl of the features that looked it up.
             None: that of the table.
         updates_scores: False: lookups by this feature do not refresh timestamps, frequencies,
-            custom scores and expiry, and do not count towards admission. A new id that only such
-            features bring starts with all of them, but with a frequency of 0.
+            custom scores and expiry, and do not count towards admission. A new id with such
+            features alone starts with all scores, but with a frequency of 0.
 
     Raises:
-        TypeError: a value of another type.
+        TypeError: a value has the wrong type.
         ValueError: ``threshold`` or ``ttl`` is less than 1.
 
     Example:
@@ -235,7 +237,7 @@ class FeaturePolicy:
 def check_feature_policies(
     owner: str, policy: Policy, features: tuple[str, ...], given: Mapping[str, FeaturePolicy]
 ) -> None:
-    """Raises ValueError or TypeError for policies of features that do not fit their table."""
+    """Raise ValueError or TypeError if policies of features do not fit their table."""
     if not isinstance(given, Mapping):
         raise TypeError(
             f"{owner}: feature_policies is {described(given)}, expected a dict of FeaturePolicy by "

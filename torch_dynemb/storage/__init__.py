@@ -1,1 +1,1 @@
-"""Where the tensors of tables lie."""
+"""Memory for the tensors of tables: of the CPU, of GPUs, and stores of rows."""

@@ -1,4 +1,4 @@
-"""How many addresses the process can still reserve, and what to do where they run out."""
+"""The addresses that the process can still reserve, and remedies if they run out."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ ADDRESS_SPACE = 1 << 47
 
 
 class AddressLimit(NamedTuple):
-    """A limit of the process or the machine that is less than the addresses there are.
+    """A limit of the process or the machine below the size of the address space.
 
     Attributes:
         name: as a user knows it.
         left: bytes that can still be reserved.
-        remedy: how it is lifted.
+        remedy: how to raise it.
     """
 
     name: str
@@ -26,7 +26,7 @@ class AddressLimit(NamedTuple):
 
 
 def read_text(path: str) -> str:
-    """The text of a file of the system; empty if it cannot be read."""
+    """Return the text of a system file; empty if it cannot be read."""
     try:
         return Path(path).read_text()
     except OSError:
@@ -34,7 +34,7 @@ def read_text(path: str) -> str:
 
 
 def address_limits() -> list[AddressLimit]:
-    """The limits on what can be reserved; empty: none below the addresses there are."""
+    """Return the limits on reserved addresses; empty: only the size of the address space."""
     limits = []
     # sizes in pages: total, resident, shared, text, libraries, data and stack
     pages = [int(word) for word in read_text("/proc/self/statm").split()] or [0] * 6
@@ -62,7 +62,7 @@ def address_limits() -> list[AddressLimit]:
         )
         limits.append(
             AddressLimit(
-                "vm.overcommit_memory=2, which counts what is reserved as memory",
+                "vm.overcommit_memory=2, which counts reserved addresses as memory",
                 max(0, limit - used),
                 "set it to 0 or 1 (sysctl vm.overcommit_memory=0)",
             )
@@ -71,7 +71,7 @@ def address_limits() -> list[AddressLimit]:
 
 
 def what_ran_out(wanted: int) -> str:
-    """Says why so many bytes could not be reserved, and what to do."""
+    """Return a text with the reason why so many bytes could not be reserved, and the remedy."""
     reasons = [limit for limit in address_limits() if limit.left < wanted]
     bound = "give the tables a smaller max_rows or a capacity"
     if reasons:

@@ -13,7 +13,7 @@ from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 
 
 class CudaMemory:
-    """A GPU's: memory is mapped into reserved addresses, which the index ops do as ids arrive.
+    """Memory of a GPU, mapped into reserved addresses by the index ops as ids arrive.
 
     Args:
         device: of CUDA.

@@ -1,4 +1,4 @@
-"""Which device tables lie on, and whether they can lie there."""
+"""Selection of the device of tables, and checks that tables can be there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_dynemb.storage.memory import TableMemory
 
 
 def check_device(owner: str, device: torch.device) -> None:
-    """Raises RuntimeError for a device on which tables cannot lie."""
+    """Raise RuntimeError for a device that tables cannot be on."""
     if device.type == "cpu":
         return
     if device.type != "cuda":
@@ -31,11 +31,11 @@ def check_device(owner: str, device: torch.device) -> None:
 
 
 def device_of(owner: str, device: object) -> torch.device:
-    """The device of that name.
+    """Return the device of that name.
 
     Raises:
         TypeError: it is neither a device nor a name.
-        RuntimeError: there is no such kind of device.
+        RuntimeError: this kind of device is unknown.
     """
     if isinstance(device, bool) or not isinstance(device, torch.device | str | int):
         raise TypeError(f"{owner}: device is {described(device)}, expected a torch.device or str")
@@ -46,10 +46,10 @@ def device_of(owner: str, device: object) -> torch.device:
 
 
 def memory_of(owner: str, device: torch.device | str | None) -> TableMemory:
-    """The memory of a device; None: torch's default device.
+    """Return the memory of a device; None: torch's default device.
 
     Raises:
-        RuntimeError: tables cannot lie there.
+        RuntimeError: tables cannot be on the device.
     """
     chosen = torch.get_default_device() if device is None else device_of(owner, device)
     check_device(owner, chosen)

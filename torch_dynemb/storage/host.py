@@ -18,7 +18,7 @@ from torch_dynemb.storage.address_space import what_ran_out
 
 
 class HostMemory:
-    """The CPU's: pages are taken when they are touched, so there is nothing to bind."""
+    """Memory of the CPU: pages are allocated at the first write, so ``bind`` does nothing."""
 
     device = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""What tables ask of the device that they lie on."""
+"""Protocol of the memory of a device, for the tensors of tables."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 
 
 class TableMemory(Protocol):
-    """The memory of a device, as the tensors of a group take it and give it back."""
+    """Memory of a device that the tensors of a group take and give back."""
 
     @property
     def device(self) -> torch.device:
-        """Of all tensors of the group."""
+        """Device of all tensors of the group."""
 
     def total_bytes(self) -> int:
-        """Memory of the machine or the GPU."""
+        """Return the memory of the machine or the GPU."""
 
     def reserve(self, size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool) -> Tensor:
-        """A zero-filled tensor that takes memory as the group grows.
+        """Return a zero-filled tensor that takes memory as the group grows.
 
         Args:
-            size: shape; may far exceed what there is.
+            size: shape; may far exceed the memory.
             dtype: of its elements.
-            huge_pages: whether its memory should come in large pages, where there are such.
+            huge_pages: whether its memory should come in large pages, if the system has them.
 
         Raises:
             RuntimeError: addresses are short.
@@ -40,32 +40,32 @@ class TableMemory(Protocol):
         table_buckets: Sequence[int] = (),
         slab_rows: Sequence[int] = (),
     ) -> None:
-        """Takes note of what a group holds; needed after its counts were written from outside.
+        """Provide memory for the contents of a group, after its counts were written from outside.
 
-        ``rows.dirty_bits`` that have been added since grow with the rows from then on.
+        From then on, ``rows.dirty_bits`` that were added since also grow with the rows.
 
         Args:
             index, rows: of the group.
-            table_buckets, slab_rows: buckets of each table and rows of each slab to make room for
-                at least.
+            table_buckets, slab_rows: least number of buckets of each table and rows of each slab to
+                provide memory for.
 
         Raises:
             RuntimeError: too little memory.
         """
 
     def end_step(self, index: IndexTensors, rows: RowTensors) -> None:
-        """Ends a training step.
+        """End a training step.
 
         Raises:
-            RuntimeError: what kernels of earlier calls have found wrong.
+            RuntimeError: kernels of earlier calls found an error.
         """
 
     def release(self, index: IndexTensors, rows: RowTensors, slab_rows: Sequence[int]) -> None:
-        """Gives memory back beyond what the group holds; generations of rows stay.
+        """Give back memory that the group does not use; generations of rows stay.
 
         Args:
             index, rows: of the group.
-            slab_rows: for how many rows each slab needs memory.
+            slab_rows: number of rows that each slab needs memory for.
         """
 
 

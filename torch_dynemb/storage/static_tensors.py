@@ -1,4 +1,4 @@
-"""Tells torch.compile that tensors of a table never change their shape or address."""
+"""Marks for torch.compile: the shape and address of a table's tensors never change."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 
 
 def mark_static(tensors: Iterable[Tensor]) -> None:
-    """Marks tensors for torch.compile."""
+    """Mark tensors as static for torch.compile."""
     if "torch._dynamo" not in sys.modules:
         importlib.import_module("torch._dynamo")
-        # torch.fx.wrap leaves frames in a cycle: that of the import, and of all who have called.
-        # The first table of a process would live in one of them until a garbage collection.
+        # torch.fx.wrap leaves a cycle of frames: of the import and of all its callers. Without a
+        # collection, they would keep the first table of a process alive.
         gc.collect()
     for tensor in tensors:
-        # else dynamic=True takes a batch size that equals a dim of a table for that dim
+        # else dynamic=True confuses a dim of a table with a batch size of the same value
         torch._dynamo.mark_static(tensor)
         if tensor.is_cuda:
             # else CUDA graphs of compiled code would copy it before every replay

@@ -1,4 +1,4 @@
-"""Groups of tables: their tensors, and what is done to them."""
+"""Groups of tables: their tensors, and the operations on them."""
 
 from torch_dynemb.table.clock import TableClock
 from torch_dynemb.table.config import TableConfig

@@ -1,4 +1,4 @@
-"""Makes the tensors of a table group, empty, in the reserved memory of a device."""
+"""Allocation of the tensors of a table group, empty, in the reserved memory of a device."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ from torch_dynemb.table.group_config import TIERED_ROW_BYTES, GroupConfig
 from torch_dynemb.table.host_state import EvictionRecords, HostState
 from torch_dynemb.table.tables import Tables
 
-# Exact counts of a table with a capacity: so many times the capacity, but at least so many ids.
+# Ids with exact counts in a table with a capacity: a multiple of the capacity, and a minimum.
 _COUNTED_PER_ID = 64
 _LEAST_COUNTED = 1 << 26
 # Slots are numbered with 32 bits.
 _MOST_TIERED_ROWS = (1 << 31) - 2
-# Bytes of addresses that groups have taken.
+# Bytes of addresses that each group has reserved.
 _reserved: weakref.WeakKeyDictionary[HostState, int] = weakref.WeakKeyDictionary()
 
 
 def allocate(config: GroupConfig, memory: TableMemory) -> Tables:
-    """Empty tables. None of their tensors ever changes its shape or address.
+    """Allocate empty tables. None of their tensors ever changes its shape or address.
 
     Raises:
-        RuntimeError: too little memory, or addresses.
+        RuntimeError: too little memory, or too few addresses.
     """
     host = HostState(rejected=[0] * len(config.tables))
     rows, _reserved[host] = _reserved_rows(config, memory)
@@ -69,7 +69,7 @@ def allocate(config: GroupConfig, memory: TableMemory) -> Tables:
         memory.bind(index, row_tensors)
         tiers = _tiers(config, memory, rows, index, row_tensors)
     except BaseException:
-        del _reserved[host]  # the error may keep the state for longer
+        del _reserved[host]  # the error's traceback may keep `host` alive
         raise
     one_bag = torch.zeros(0, dtype=torch.int64, device=memory.device)
     tables = Tables(config, memory, index, row_tensors, host, EvictionRecords(), one_bag, tiers)
@@ -81,9 +81,9 @@ def allocate(config: GroupConfig, memory: TableMemory) -> Tables:
 
 
 def _free_share() -> int:
-    """Bytes of addresses for a group that would take any number: 4 TB, or 10 GB after 1,000.
+    """Return the bytes of addresses for a group without a bound: 4 TB, or 10 GB after 1,000 groups.
 
-    A quarter of what is left at first where the process or the machine has a limit of its own.
+    A limit of the process or the machine lowers it: at first to a quarter of what is left.
     """
     groups = len(_reserved)
     share = (ADDRESS_SPACE - sum(_reserved.values())) // (4 * (groups + 8))
@@ -91,9 +91,10 @@ def _free_share() -> int:
 
 
 def _reserved_rows(config: GroupConfig, memory: TableMemory) -> tuple[list[int], int]:
-    """Rows to reserve by slab, and their bytes: what tables hold at most, or memory does.
+    """Return the rows to reserve by slab, and their bytes.
 
-    Addresses are cheap but not endless, so groups without a bound get fewer where many exist.
+    A slab gets the rows that its tables or the memory can have at most. Addresses are cheap but
+    limited, so groups without a bound get fewer if many groups exist.
     """
     slabs = config.slabs
     tables = [sum(table.slab == slab for table in config.tables) for slab in slabs]
@@ -117,7 +118,7 @@ def _reserved_rows(config: GroupConfig, memory: TableMemory) -> tuple[list[int],
 
 
 def _most_rows(config: GroupConfig, memory: TableMemory, slab: SlabConfig) -> int:
-    """Rows that fill the machine's memory, or what the store may take."""
+    """Return the number of rows that fill the machine's memory, or the store."""
     if not slab.tiered:
         return memory.total_bytes() // _addresses_of_row(config, slab, 1)
     storage = config.storage
@@ -128,7 +129,7 @@ def _most_rows(config: GroupConfig, memory: TableMemory, slab: SlabConfig) -> in
 
 
 def _counted_ids(config: GroupConfig, memory: TableMemory, rows: list[int]) -> int:
-    """Ids that each counter table has room for."""
+    """Return the number of ids that each counter table is for."""
     if config.max_rows is not None:
         return 4 * max(rows)
     counters = max(len(config.layout.counter_tables), 1)
@@ -141,7 +142,7 @@ def _counted_ids(config: GroupConfig, memory: TableMemory, rows: list[int]) -> i
 
 
 def _addresses_of_row(config: GroupConfig, slab: SlabConfig, tables: int) -> int:
-    """Bytes of addresses that a row of a slab takes, whose ids may be of any of so many tables."""
+    """Return the bytes of addresses of a slab's row; its id may be in any of ``tables`` tables."""
     slots = 100 / MAX_LOAD_PERCENT
     index = 8 * (BUCKET_WORDS / BUCKET_WIDTH + len(config.layout.score_words)) * slots
     pending = 2 * (3 * 8 + 4 * slab.dim) if config.split else 0
@@ -163,7 +164,7 @@ def _region_buckets(ids: int) -> int:
 
 
 class _Constants(NamedTuple):
-    """What kernels read of the tables, and the buckets of all of them."""
+    """Constants of the tables for kernels, and the number of buckets of all tables."""
 
     meta: Tensor
     row_meta: Tensor
@@ -209,7 +210,7 @@ def _describe_tables(config: GroupConfig, memory: TableMemory, rows: list[int]) 
         row[Meta.REGION_BEGIN] = region_begin
         row[Meta.REGION_BUCKETS] = region
         region_begin += region
-    # counters lie in the same index, and take no rows
+    # counter tables are in the same index, without rows
     region = _region_buckets(_counted_ids(config, memory, rows)) if counted else 0
     for number, t in enumerate(counted):
         row = meta[len(config.tables) + number]
@@ -220,7 +221,7 @@ def _describe_tables(config: GroupConfig, memory: TableMemory, rows: list[int]) 
         row[Meta.UNSCORED] = 1
         region_begin += region
     meta = meta.to(memory.device)
-    # the tables that have rows; the same tensor if all have: a view would be an input of its own
+    # tables with rows; the same tensor if all have rows: a view would be another input of ops
     row_meta = meta[: len(config.tables)] if counted else meta
     return _Constants(meta, row_meta, init.tensor().to(memory.device), region_begin)
 
@@ -308,8 +309,8 @@ def _tiers(
         return None
     if memory.device.type != "cpu":
         raise RuntimeError(
-            f"TableGroup: storage is {config.storage}, but the device is {memory.device}: rows "
-            "that need not be in memory are built for the CPU only"
+            f"TableGroup: storage is {config.storage}, but the device is {memory.device}: stores "
+            "of rows are built for the CPU only"
         )
     slabs = list(enumerate(config.slabs))
 
@@ -338,7 +339,7 @@ def _tiers(
 def _pending_gradients(
     config: GroupConfig, memory: TableMemory, rows: list[int]
 ) -> PendingGradients:
-    # twice the rows: what has been merged, and one more lookup of all of them
+    # twice the rows: merged gradients, and one more lookup of all rows
     room = [(2 * n, slab.dim) for n, slab in zip(rows, config.slabs, strict=True)]
     handles, ids, tables = (
         [memory.reserve((n,), torch.int64, huge_pages=True) for n, _ in room] for _ in range(3)

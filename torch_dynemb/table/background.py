@@ -1,4 +1,4 @@
-"""Work that a thread does for tables while they train, and what becomes of its error."""
+"""Work of a thread for tables while they train, and the report of its error."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import weakref
 _logger = logging.getLogger("torch_dynemb")
 
 
-class BackgroundTraceback(Exception):  # noqa: N818 - no error of its own
-    """Where an error was raised, as text: it is the cause of the error that is raised elsewhere."""
+class BackgroundTraceback(Exception):  # noqa: N818 - the cause of another error
+    """Traceback of a thread's error, as text: the cause of the error raised in another thread."""
 
 
 class BackgroundWork:
-    """What a thread does for tables, such as writing a checkpoint.
+    """Work of a thread for tables, such as writing a checkpoint.
 
-    Its error is told once to those who did not ask for it, such as the next step. Where nobody has
-    been told when the program ends, or when nothing is left that could tell, it is logged.
+    An error is reported once by a call that did not ask for it, such as the next step. It is logged
+    if the program ends, or the tables are freed, before any report.
 
     Args:
-        what: names the work in messages.
+        what: name of the work in messages.
 
     Attributes:
-        what: names the work in messages.
+        what: name of the work in messages.
     """
 
     def __init__(self, what: str) -> None:
@@ -33,9 +33,9 @@ class BackgroundWork:
         weakref.finalize(self, _log, what, self._untold)
 
     def fail(self, error: BaseException) -> None:
-        """Keeps an error, of whose traceback only the text remains.
+        """Keep an error, with its traceback as text.
 
-        The frames have what the thread has worked on, such as copies of tables.
+        The frames of the traceback would keep the thread's data alive, such as copies of tables.
         """
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         error.__cause__, error.__context__ = BackgroundTraceback(f"\n{text}"), None
@@ -43,12 +43,12 @@ class BackgroundWork:
         self._untold.append(error)
 
     def error(self) -> BaseException | None:
-        """The error, if there is one, for somebody who asks; counts as told from now on."""
+        """Return the error, or None; it counts as reported from now on."""
         self.untold_error()
         return self._error
 
     def untold_error(self) -> BaseException | None:
-        """The error, if there is one that nobody has been told; told from now on."""
+        """Return the error if it has not been reported, else None; it is reported from now on."""
         try:
             return self._untold.pop()
         except IndexError:
@@ -57,7 +57,7 @@ class BackgroundWork:
 
 def _log(what: str, untold: list[BaseException]) -> None:
     for error in untold:
-        _logger.error("%s has failed, and nobody has asked for it", what, exc_info=error)
+        _logger.error("%s has failed, and no call has reported it", what, exc_info=error)
 
 
 __all__ = ["BackgroundTraceback", "BackgroundWork"]

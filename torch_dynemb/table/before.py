@@ -1,4 +1,4 @@
-"""What tables are like before a load: a failure puts it back."""
+"""The content of tables before a load, to restore after a failure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch_dynemb.table.tables import Tables
 
 
 class Before:
-    """The content of a group some of whose tables are to be loaded.
+    """Content of a group before some of its tables are loaded.
 
     Args:
         tables: of the group.
-        numbers: of the tables of the index that are to be loaded, those that count ids included.
-        copied: keep copies of all ids and rows, in the memory of the host. False: these tables have
-            no ids, and rows of other tables stay where they are.
+        numbers: of the index tables to load, counter tables included.
+        copied: True: copy all ids and rows to host memory. False: the tables to load have no ids,
+            and rows of other tables stay in place.
     """
 
     def __init__(self, tables: Tables, numbers: Iterable[int], *, copied: bool) -> None:
@@ -36,12 +36,12 @@ class Before:
         self._told = tables.host.steps, list(tables.host.rejected)
 
     def put_back(self, ends: Sequence[int] = ()) -> None:
-        """Takes ids and rows away that have come since then, and brings those back that have gone.
+        """Remove ids and rows that were added since, and restore those that were removed.
 
         Memory that the tables have taken since then is released.
 
         Args:
-            ends: by slab, the end of rows that were written, though no id has them.
+            ends: by slab, the end of rows that were written without an id.
         """
         tables = self._tables
         index, slabs = tables.index, len(tables.config.slabs)
@@ -60,7 +60,7 @@ class Before:
         for tensor, values in self._content:
             tensor.copy_(values)
         if not self._copied:
-            # of ids that were there before a load
+            # tombstones of ids before the load
             index.tables[self._numbers, Table.TOMBSTONES] = 0
         for reader, since, owners in self._readers:
             reader.since, reader.owners = since, owners

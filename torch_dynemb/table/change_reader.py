@@ -1,4 +1,4 @@
-"""What somebody who reads the changes of tables remembers of them."""
+"""The state of a reader of changes of tables."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch import Tensor
 
 @dataclass(eq=False)
 class ChangeReader:
-    """Somebody who wants to know what changes in the tables of a group.
+    """A reader of the changes of a group's tables, such as a checkpoint of increments.
 
-    It takes 16 bytes for every row, and 8 more for each word of scores that it looks at.
+    It takes 16 bytes per row, and 8 more per score word that it compares.
 
     Attributes:
-        name: whose reader it is.
-        bit: its own in the bytes of rows.
-        scores: changed scores count as changes.
-        since: names what changes are counted from; None: nothing, so that all there is is new.
-        owners: of rows, by slab, when changes were taken last, as
-            :func:`torch_dynemb.ops.changed_ids_` knows them; none: they never were.
+        name: of the reader.
+        bit: its bit in the dirty bits of rows.
+        scores: True: changed scores count as changes.
+        since: name of the state that changes are counted from; None: all ids count as new.
+        owners: by slab, owners of rows at the last :func:`take_changes`, in the format of
+            :func:`torch_dynemb.ops.changed_ids_`; empty: no changes were taken yet.
     """
 
     name: str
@@ -29,7 +29,7 @@ class ChangeReader:
     owners: list[Tensor] = field(default_factory=list)
 
     def forget(self) -> None:
-        """After all that the tables hold has been replaced: there is nothing to count from."""
+        """Start from nothing again, after all contents of the tables were replaced."""
         self.since = None
         self.owners = []
 

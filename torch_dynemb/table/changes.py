@@ -1,8 +1,12 @@
-"""What has changed in tables since somebody asked last.
+"""Changes of tables since a reader last took them.
 
-The ops that write rows set the dirty bits of each row that they write, one for every reader. Which
-ids are new or gone is found by a comparison of the index with the owners of rows that the reader
-has met before, so no lookup pays for it, and nothing overflows.
+How changes are found:
+
+1. Ops that write a row set its dirty bits, one for every reader.
+2. A scan of the index compares the owner of each row with the owner that the reader has seen last.
+   The difference gives new and removed ids.
+
+Why: lookups do no extra work, and no list of changes can overflow.
 """
 
 from __future__ import annotations
@@ -29,12 +33,12 @@ _IDS_AT_ONCE = 1 << 20
 
 
 class ChangedIds(NamedTuple):
-    """What has changed in a table.
+    """New, changed and removed ids of a table.
 
     Attributes:
-        ids: int64 [n], ids that are new, or whose row or scores have changed.
+        ids: int64 [n], ids that are new, or that have a changed row or score.
         handles: int64 [n], of the ids.
-        removed: int64 [m], ids that were there and are gone.
+        removed: int64 [m], ids that were removed.
     """
 
     ids: Tensor
@@ -43,11 +47,11 @@ class ChangedIds(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What has changed in a group, and what the reader has met meanwhile.
+    """New, changed and removed ids of a group, and the new state of the reader.
 
     Attributes:
         tables: by table.
-        owners: by slab, of the rows that are in use now, as in :class:`ChangeReader`.
+        owners: by slab, of the rows in use now, as in :class:`ChangeReader`.
     """
 
     tables: list[ChangedIds]
@@ -55,7 +59,7 @@ class Changes(NamedTuple):
 
 
 class ChangedRows(NamedTuple):
-    """Ids with everything that is kept of them; on the CPU.
+    """Ids with their rows, state and scores; on the CPU.
 
     Attributes:
         ids: int64 [n].
@@ -73,14 +77,14 @@ class ChangedRows(NamedTuple):
 def copy_rows(
     tables: Tables, table: int, changed: ChangedIds, *, state: bool, scores: Sequence[str]
 ) -> ChangedRows:
-    """Copies of the rows of changed ids.
+    """Copy the rows of changed ids.
 
     Args:
         tables: of the group, in memory.
         table: its number.
-        changed: ids that have rows; ids that are gone are passed over.
-        state: with the optimizer state.
-        scores: names of those that are copied.
+        changed: the ids; removed ids are skipped.
+        state: copy the optimizer state, too.
+        scores: names of the scores to copy.
     """
     ids, handles, slab = changed.ids, changed.handles, tables.config.slab_of(table)
     numbers = handle_rows(handles)
@@ -88,7 +92,7 @@ def copy_rows(
     of_slab = state_tensors(tables, slab) if state else {}
     of_rows = {name: tensor.index_select(0, numbers) for name, tensor in of_slab.items()}
     generations = tables.rows.generations[slab].index_select(0, numbers)
-    # which nobody has written yet
+    # rows that were never written
     new = (generations != (handles & _GENERATIONS)).nonzero()[:, 0]
     if new.numel() > 0:
         values = read_rows(tables, table, ids[new], handles[new])
@@ -107,9 +111,9 @@ def copy_rows(
 
 
 def read_changes(tables: Tables, reader: ChangeReader) -> Changes:
-    """What has changed since the last :func:`take_changes`; nothing is forgotten yet.
+    """Return the changes since the last :func:`take_changes`, without taking them.
 
-    It takes a scan of the index.
+    It scans the index.
 
     Args:
         tables: of the group, between two training steps.
@@ -128,13 +132,13 @@ def read_changes(tables: Tables, reader: ChangeReader) -> Changes:
 
 
 def take_changes(tables: Tables, reader: ChangeReader, changes: Changes, since: str | None) -> None:
-    """Forgets changes that have been dealt with.
+    """Mark changes as processed.
 
     Args:
-        tables: of the group, as they were at :func:`read_changes`.
-        reader: whose changes they are.
-        changes: what that has given.
-        since: names what changes are counted from, from now on.
+        tables: of the group, unchanged since :func:`read_changes`.
+        reader: of the changes.
+        changes: result of :func:`read_changes`.
+        since: name of the state that later changes are counted from.
     """
     with defer_signals():
         for dirty, owners in zip(tables.rows.dirty_bits, changes.owners, strict=True):
@@ -144,13 +148,13 @@ def take_changes(tables: Tables, reader: ChangeReader, changes: Changes, since: 
 
 
 def mark_changed(tables: Tables, changes: Changes) -> None:
-    """Has all rows count as changed, for every reader.
+    """Mark all rows as changed, for every reader.
 
-    For bits that :func:`take_changes` may have cleared after another thread had set them.
+    Use it if another thread may have set dirty bits before :func:`take_changes` cleared them.
 
     Args:
         tables: of the group.
-        changes: what was taken.
+        changes: the taken changes.
     """
     for dirty, owners in zip(tables.rows.dirty_bits, changes.owners, strict=True):
         dirty[: owners.shape[0]] = DIRTY
@@ -159,10 +163,10 @@ def mark_changed(tables: Tables, changes: Changes) -> None:
 def _read_slab(
     tables: Tables, reader: ChangeReader, slab: int, changed: list[ChangedIds]
 ) -> Tensor:
-    """Finds new and changed ids of the tables of a slab; gives the owners that rows have now."""
+    """Find new and changed ids of the tables of a slab; return the current owners of rows."""
     now, before = _no_owners(tables, reader, slab), _no_owners(tables, reader, slab)
     if slab < len(reader.owners):
-        known = min(before.shape[0], reader.owners[slab].shape[0])  # compact() gives rows back
+        known = min(before.shape[0], reader.owners[slab].shape[0])  # fewer after compact()
         before[:known] = reader.owners[slab][:known]
     find_changed = _scanned if tables.device.type == "cpu" else _compared
     for table in _tables_of(tables, slab):
@@ -174,7 +178,7 @@ def _read_slab(
 def _scanned(
     tables: Tables, reader: ChangeReader, table: int, before: Tensor, now: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Changed ids and their handles, in one pass over the index."""
+    """Return changed ids and their handles, by one pass over the index."""
     slab = tables.config.slab_of(table)
     found = ops.changed_ids_(
         tables.index,
@@ -191,7 +195,7 @@ def _scanned(
 def _compared(
     tables: Tables, reader: ChangeReader, table: int, before: Tensor, now: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same by operations that every device has."""
+    """Return changed ids and their handles, by torch operations of any device."""
     slab = tables.config.slab_of(table)
     dirty, generations = tables.rows.dirty_bits[slab], tables.rows.generations[slab]
     ids, handles = [_no_ids(tables)], [_no_ids(tables)]
@@ -211,7 +215,7 @@ def _compared(
 def _find_removed(
     tables: Tables, reader: ChangeReader, slab: int, now: Tensor, changed: list[ChangedIds]
 ) -> None:
-    """Ids whose row has another owner are gone, or have another row."""
+    """Find removed ids: their row has another owner, and they have no other row."""
     if slab >= len(reader.owners):
         return
     before = reader.owners[slab][:, :2]
@@ -243,33 +247,34 @@ def _no_owners(tables: Tables, reader: ChangeReader, slab: int) -> Tensor:
 
 
 def reader_of(tables: Tables, name: str) -> ChangeReader | None:
-    """A reader that :func:`record_changes` has made for these tables, if it has.
+    """Return a reader that :func:`record_changes` made for these tables, or None.
 
     Args:
         tables: of the group.
-        name: whose reader it is.
+        name: of the reader.
     """
     return tables.host.readers.get(name)
 
 
 def record_changes(tables: Tables, name: str, *, scores: bool) -> ChangeReader:
-    """Has changes recorded for a reader from now on; between two training steps.
+    """Record changes for a reader from now on; between two training steps.
 
-    The first reader adds dirty bits to what updates are given: compiled code is compiled again, and
-    CUDA graphs must be captured again. A second call with the same name gives the same reader.
+    The first reader adds dirty bits to the arguments of updates: compiled code is compiled again,
+    and CUDA graphs must be captured again. A second call with the same name returns the same
+    reader.
 
     Args:
         tables: of the group.
-        name: whose reader it is.
-        scores: changed scores count as changes.
+        name: of the reader.
+        scores: True: changed scores count as changes.
 
     Raises:
-        RuntimeError: rows lie in a store, or there are eight readers.
+        RuntimeError: rows are in a store, or the tables have eight readers.
     """
     tables.check_own()
     tables.check_in_memory(
         "record_changes",
-        "save them with torch_dynemb.checkpoint.save_snapshot, which writes what has changed",
+        "save them with torch_dynemb.checkpoint.save_snapshot, which writes changed rows only",
     )
     host = tables.host
     known = host.readers.get(name)
@@ -289,20 +294,20 @@ def record_changes(tables: Tables, name: str, *, scores: bool) -> ChangeReader:
                 for weights in tables.rows.weights
             ]
             mark_static(dirty_bits)
-            # the device knows them before any update is given them
+            # bind them before any update uses them
             tables.memory.bind(tables.index, tables.rows._replace(dirty_bits=dirty_bits))
-            # the list itself is what modules and optimizers hold
+            # in place: modules and optimizers share this list
             tables.rows.dirty_bits.extend(dirty_bits)
         host.readers[name] = ChangeReader(name, free[0], scores)
     return host.readers[name]
 
 
 def stop_recording(tables: Tables, name: str) -> None:
-    """Forgets a reader, whose place another one may take; dirty bits of rows stay and mean nothing.
+    """Remove a reader and free its bit for another; dirty bits of rows stay without a meaning.
 
     Args:
         tables: of the group.
-        name: whose reader it is; there may be none.
+        name: of the reader; may be unknown.
     """
     tables.check_own()
     tables.host.readers.pop(name, None)

@@ -1,9 +1,15 @@
-"""What the time is: of one group, or agreed on by the ranks that share tables.
+"""The time of a group: its own, or agreed on by the ranks that share tables.
 
-On its own, a group reads the machine's clock when a step ends. Clocks of several machines differ,
-so shards of one table would give one id different times and evict different ids. There, a rank only
-proposes what it has read (``HostState.proposed_now``); proposals travel with the ids, and a lookup
-takes the latest one of all ranks.
+A group on one rank reads the machine's clock when a step ends.
+
+Ranks that share tables agree on a time:
+
+1. A rank only proposes the time that it has read (``HostState.proposed_now``).
+2. Proposals travel with the ids of a lookup.
+3. The lookup takes the latest proposal of all ranks.
+
+Why: clocks of machines differ, so shards of one table would give an id different times and evict
+different ids.
 """
 
 from __future__ import annotations
@@ -29,16 +35,16 @@ class TableClock:
         self._tables = tables
 
     def set_now(self, seconds: int) -> None:
-        """Sets the time that lookups give their ids, until the next ``optimizer.step()``.
+        """Set the time that lookups give their ids, until the next ``optimizer.step()``.
 
-        Where the group lies on several ranks, all of them call it.
+        If ranks share the group, all of them call it.
 
         Args:
-            seconds: from 0 to 2^62, such as those of Unix time.
+            seconds: from 0 to 2^62, such as Unix time.
 
         Raises:
-            TypeError, ValueError: ``seconds`` is no int, or out of its range.
-            RuntimeError: no table keeps times. In all cases the time has not been changed.
+            TypeError, ValueError: ``seconds`` is not an int, or out of its range.
+            RuntimeError: no table keeps times. After an error, the time is unchanged.
         """
         tables = self._tables
         check_now(tables, seconds)
@@ -48,7 +54,7 @@ class TableClock:
             tables.host.proposed_now.fill_(seconds)
 
     def share(self, now: int) -> None:
-        """Takes the time from :meth:`agree_on` from now on, instead of the machine's clock.
+        """Take the time from :meth:`agree_on` from now on, instead of the machine's clock.
 
         Args:
             now: seconds to begin with, equal on all ranks.
@@ -61,24 +67,24 @@ class TableClock:
         self.set_now(now)
 
     def agree_on(self, proposals: Tensor) -> None:
-        """Sets the time to the latest that ranks propose, unless it is later already.
+        """Set the time to the latest proposal of all ranks; it never goes back.
 
-        Waits for no device, so that it can be compiled and captured.
+        Waits for no device, so it can be compiled and captured.
 
         Args:
-            proposals: int64 [ranks], what each has in :attr:`proposed`.
+            proposals: int64 [ranks], :attr:`proposed` of each rank.
         """
         now = self._tables.index.clock[Clock.NOW]
         now.copy_(torch.maximum(now, proposals.max()))
 
     @property
     def proposed(self) -> Tensor | None:
-        """int64 [1], seconds that this rank proposes; None: the group is on its own."""
+        """int64 [1], seconds that this rank proposes; None: the group is on one rank."""
         return self._tables.host.proposed_now
 
 
 def check_now(tables: Tables, seconds: int) -> None:
-    """Raises TypeError, ValueError or RuntimeError for a time that cannot be set."""
+    """Raise TypeError, ValueError or RuntimeError for a time that cannot be set."""
     if isinstance(seconds, bool) or not isinstance(seconds, int):
         raise TypeError(f"clock.set_now: seconds is {seconds!r}, expected int")
     if seconds < 0:
@@ -93,7 +99,7 @@ def check_now(tables: Tables, seconds: int) -> None:
 
 
 def propose(tables: Tables, now: int) -> None:
-    """Proposes a time to the other ranks, from now on."""
+    """Set the time that this rank proposes to the others."""
     host = tables.host
     if host.proposed_now is None:
         host.proposed_now = torch.zeros(1, dtype=torch.int64, device=tables.device)
@@ -102,21 +108,21 @@ def propose(tables: Tables, now: int) -> None:
 
 
 def share_time_as(tables: Tables, other: Tables) -> None:
-    """Proposes what other tables propose, if they do."""
+    """Copy the proposed time of other tables, if they have one."""
     if other.host.proposed_now is not None:
         propose(tables, int(other.host.proposed_now))
         tables.host.last_reading = other.host.last_reading
 
 
 def now_of_step(tables: Tables, now: int | None) -> int | None:
-    """The time from the end of a step on; None: it stays until a lookup sets it."""
+    """Return the time from the end of a step on; None: it stays until a lookup sets it."""
     host = tables.host
     if now is not None:
         check_now(tables, now)
     elif tables.config.keeps_time:
         now = int(time.time())
         if host.proposed_now is not None:
-            # the machine's clock may have been set back meanwhile
+            # the machine's clock may have been set back
             host.last_reading = max(host.last_reading, now)
             propose(tables, host.last_reading)
             return None

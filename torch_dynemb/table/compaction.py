@@ -1,4 +1,21 @@
-"""Gives memory back that removed ids have left behind."""
+"""Compaction of a group: gives back the memory of removed ids.
+
+A slab before and after; ``.`` is a free row, ``end`` the number of used rows::
+
+    before    A . B . . C D        rows C and D are at or beyond end = 4
+    after     A C B D              memory beyond ``end`` is given back
+
+Steps for a slab:
+
+1. Choose free rows below ``end`` for the ids with rows from ``end`` on.
+2. Copy their rows. Free rows have no owner, so an interrupt has no effect so far.
+3. With signals deferred: empty the free list, give the ids their new rows, and set the new end.
+
+Invariants:
+
+* Two ids never share a row: a row leaves the free list before an id gets it.
+* Handles from before are stale afterwards: later rows get a newer generation.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +35,10 @@ _GENERATIONS = (1 << GENERATION_BITS) - 1
 
 
 class _Move(NamedTuple):
-    """Ids of a table whose rows move.
+    """Ids of a table that get another row.
 
     Attributes:
+        table: its number.
         ids: int64 [n].
         old, new: int64 [n], handles.
         written: bool [n], whether a backward has written the row.
@@ -34,7 +52,7 @@ class _Move(NamedTuple):
 
 
 def compact(tables: Tables) -> int:
-    """See :meth:`torch_dynemb.TableGroup.compact`."""
+    """Compact the tables as :meth:`torch_dynemb.TableGroup.compact` does."""
     tables.check_own()
     tables.wait_until_read()
     before = used_bytes(tables)["total"]
@@ -54,15 +72,15 @@ def _has_no_ids(tables: Tables, slab: int) -> bool:
 
 
 def _compact_rows(tables: Tables, slab: int) -> None:
-    """Rows at the end move to where ids were removed; the order follows the index."""
+    """Move rows from the end to free rows, in the order of the index."""
     used, count = (int(tables.index.slabs[slab, c]) for c in (Slab.NEXT_ROW, Slab.FREE_COUNT))
     if count == 0:
         return
     end = used - count
     free = tables.index.free_rows[slab, :count].clone()
     moves, newest = _moves(tables, slab, end, free)
-    # Handles that are still out there are older, and what comes next is newer, and not 0. Also than
-    # what an earlier compact() has left behind the rows, or a new row would count as written.
+    # Newer than any handle in use, and not 0. Also newer than generations that an earlier compact()
+    # left beyond the last row: else a new row would count as written.
     newest = max(newest, int(tables.index.slabs[slab, Slab.GENERATION]))
     generation = newest % _GENERATIONS + 1
     after = tables.index.slabs[slab].clone()
@@ -73,12 +91,12 @@ def _compact_rows(tables: Tables, slab: int) -> None:
         (Slab.GENERATION, generation),
     ):
         after[column] = value
-    # free rows belong to nobody, whatever their values: an interrupt has no effect up to here
+    # free rows have no owner, so their values do not matter: an interrupt has no effect up to here
     for move in moves:
         _copy_rows(tables, slab, move)
     with defer_signals():
         try:
-            # A row leaves the free list before an id gets it. So no two ids ever share one.
+            # A row leaves the free list before an id gets it, so two ids never share one.
             tables.index.slabs[slab, Slab.FREE_COUNT] = 0
             for move in moves:
                 _give_rows(tables, slab, move)
@@ -92,7 +110,7 @@ def _compact_rows(tables: Tables, slab: int) -> None:
 
 
 def _moves(tables: Tables, slab: int, end: int, free: Tensor) -> tuple[list[_Move], int]:
-    """The ids with rows from ``end`` on and free places for them; the newest generation."""
+    """Return ids with rows from ``end`` on, with free rows for them, and the newest generation."""
     generations = tables.rows.generations[slab]
     places = free[(free >> GENERATION_BITS) < end].sort().values
     newest = int((free & _GENERATIONS).max())
@@ -134,7 +152,7 @@ def _give_rows(tables: Tables, slab: int, move: _Move) -> None:
 def _find_free_rows(
     tables: Tables, slab: int, used: int, moves: list[_Move], free: Tensor, generation: int
 ) -> None:
-    """After a failure: what no id has is free. Their next handles get a generation."""
+    """Rebuild the free list after a failure; its rows get a new generation."""
     unused = torch.zeros(used, dtype=torch.bool, device=tables.device)
     unused[free >> GENERATION_BITS] = True
     for move in moves:

@@ -1,4 +1,4 @@
-"""What one table of a group is like."""
+"""Settings of one table of a group."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ EvalDefault = Literal["initial", "zeros"] | Tensor | Initializer
 
 
 ROW_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Saved states have slabs in this order, whatever the order above: a new dtype gets a new number.
+# Saved states sort slabs by these numbers: a new dtype gets a new number.
 _SAVED_ORDER = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class SlabConfig(NamedTuple):
-    """What the tables of a group have in common whose rows lie in one tensor."""
+    """Kind of the rows in one tensor of a group: tables with equal settings share it."""
 
     dim: int
     dtype: torch.dtype
@@ -31,7 +31,7 @@ class SlabConfig(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Names the rows in saved states."""
+        """Name of the rows in saved states."""
         name = f"dim{self.dim}"
         if self.dtype != torch.float32:
             name += f"_{str(self.dtype).removeprefix('torch.')}"
@@ -39,12 +39,12 @@ class SlabConfig(NamedTuple):
 
     @property
     def order(self) -> tuple[int, int, bool]:
-        """By which the slabs of a group, and so the rows of ``slabs``, are sorted."""
+        """Sort key of the slabs of a group, and so of the rows of ``slabs``."""
         return self.dim, _SAVED_ORDER[self.dtype], self.tiered
 
 
 class ColumnShard(NamedTuple):
-    """Which columns of a wider table a table has: new rows start with what the wider one's would.
+    """Columns of a wider table; new rows start with these columns of the wider table's rows.
 
     Attributes:
         table: name of the wider table, which seeds the initial values.
@@ -62,26 +62,31 @@ _LARGEST_DIM = 1 << 24
 
 @dataclass(frozen=True, eq=False)
 class TableConfig:
-    """One table of a group.
+    """Settings of one table of a group.
 
     Args:
         name: names the table in checkpoints and seeds its initial values; unique in its group.
-        embedding_dim: columns of a row.
+        embedding_dim: columns of a row, at least 1.
         feature_names: features that look it up (default: one, named as the table).
-        initializer: of new rows; default: uniform within 1 / sqrt(embedding_dim) of 0.
-        padding_idx: an id that is looked up as zeros, never inserted and never trained.
-        eval_default: what a read gives for an id that is not in the table: ``"initial"`` (the value
-            it would start with), ``"zeros"``, a float tensor [embedding_dim], or an initializer:
-            what it would start with by that one.
-        policy: how ids come and go.
-        feature_policies: what some of its features do otherwise.
-        dtype: of the rows: float32, bfloat16 or float16. Sums and updates are float32; how rows are
-            rounded is the optimizer's ``stochastic_rounding``.
-        shard: the columns of a wider table that it has; None: it is a table of its own.
-        storage: where its rows lie that are not in memory; None: all are.
+        initializer: of new rows; default: uniform within 1 / sqrt(embedding_dim) of 0. The
+            normal(0, 1) of nn.Embedding learns less from few occurrences of an id
+            (``python -m tutorials.initial_rows``). By ``eval_default``, an id that was never
+            trained reads such values, too.
+        padding_idx: an id that reads as zeros, is never inserted or trained, and does not count in
+            a mean. Default: each id has a row.
+        eval_default: result of a read for an id without a row: ``"initial"`` (its initial value),
+            ``"zeros"``, a float tensor [embedding_dim], or another initializer.
+        policy: rules for ids: scores, capacity and eviction, admission, ttl. Default: every id gets
+            a row and keeps it.
+        feature_policies: by feature name, settings that differ from the policy.
+        dtype: of the rows: float32, bfloat16 or float16. Sums and updates are float32; the
+            optimizer's ``stochastic_rounding`` sets the rounding of rows.
+        shard: the columns of a wider table that it has; None: it is a whole table.
+        storage: store of the rows that are not in memory, such as :class:`torch_dynemb.SSDStore`;
+            None: all are in memory.
 
     Raises:
-        TypeError, ValueError: a wrong value, or a contradiction.
+        TypeError, ValueError: a value is wrong, or values contradict each other.
     """
 
     name: str
@@ -97,7 +102,7 @@ class TableConfig:
     storage: Storage | None = None
 
     def summary(self) -> str:
-        """Name, dim, and whatever else of dtype, policy and storage is not the default."""
+        """Return name, dim, and other settings of dtype, policy and storage than the defaults."""
         parts = [f"name={self.name!r}", f"dim={self.embedding_dim}"]
         if self.dtype != torch.float32:
             parts.append(f"dtype={self.dtype}")
@@ -194,11 +199,11 @@ class TableConfig:
 
     @property
     def slab(self) -> SlabConfig:
-        """Which rows of its group the table's lie with."""
+        """Kind of the table's rows."""
         return SlabConfig(self.embedding_dim, self.dtype, self.storage is not None)
 
     def description(self) -> dict[str, Any]:
-        """What identifies the table in a checkpoint."""
+        """Return the description that identifies the table in a checkpoint."""
         return {
             "name": self.name,
             "embedding_dim": self.embedding_dim,
@@ -207,10 +212,10 @@ class TableConfig:
 
 
 def check_tables(owner: str, tables: object) -> tuple[TableConfig, ...]:
-    """The configs of tables, at least one.
+    """Return the configs of tables, at least one.
 
     Raises:
-        TypeError: it is no sequence of them.
+        TypeError: ``tables`` is not a sequence of configs.
         ValueError: it is empty.
     """
     if isinstance(tables, str) or not isinstance(tables, Iterable):

@@ -1,4 +1,4 @@
-"""The content of one table, apart from where its rows lie: what moves between groups and ranks."""
+"""The content of one table without the places of its rows, to move between groups and ranks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _BATCH = 1 << 20
 
 
 class TableContent(NamedTuple):
-    """Ids of a table with everything that is kept of them.
+    """Ids of a table with their rows, state and scores.
 
     Attributes:
         ids: int64 [n], ascending.
         rows: [n, dim], of the dtype of the table.
         state: optimizer state by name: [n, columns]; empty: fresh.
-        scores: int64 [n, words], in the order of :func:`score_names` where it was read.
+        scores: int64 [n, words], in the order of :func:`score_names` of the table that was read.
     """
 
     ids: Tensor
@@ -31,7 +31,7 @@ class TableContent(NamedTuple):
 
 
 class CountedIds(NamedTuple):
-    """Ids that have no row, and how often they have been seen: too seldom, or there was no room.
+    """Ids without a row and their occurrences: not admitted yet, or without room.
 
     Attributes:
         ids: int64 [n], ascending.
@@ -43,12 +43,12 @@ class CountedIds(NamedTuple):
 
 
 def score_names(tables: Tables, table: int) -> tuple[str, ...]:
-    """What a table keeps of its ids: its own scores, not those of other tables of the group."""
+    """Return the scores that a table itself stores, without those of other tables of the group."""
     return score_words_of([tables.config.tables[table]], tables.config.memory_budget is not None)
 
 
 def _sorted_entries(tables: Tables, table: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids of an index table, ascending, with their handles and score words."""
+    """Return the ids of an index table, ascending, with their handles and score words."""
     batches = list(exported(tables, table, _BATCH))
     if not batches:
         none = torch.empty(0, dtype=torch.int64, device=tables.device)
@@ -61,7 +61,7 @@ def _sorted_entries(tables: Tables, table: int) -> tuple[Tensor, Tensor, Tensor]
 
 
 def read_content(tables: Tables, table: int) -> TableContent:
-    """A copy of a table's content."""
+    """Copy a table's content."""
     ids, handles, words = _sorted_entries(tables, table)
     rows = row_access.read_rows(tables, table, ids, handles)
     state = {
@@ -74,21 +74,21 @@ def read_content(tables: Tables, table: int) -> TableContent:
 
 
 def read_counts(tables: Tables, table: int) -> CountedIds | None:
-    """Ids that wait for admission; None: the table does not count them by id."""
+    """Return ids below admission with their counts; None: the table does not count them by id."""
     counters = tables.config.layout.counters[table]
     if counters is None:
         return None
     ids, counts, _ = _sorted_entries(tables, counters)
-    return CountedIds(ids, counts + 1)  # stored as handles are, where 0 is an empty slot
+    return CountedIds(ids, counts + 1)  # stored like handles, where 0 means an empty slot
 
 
 def optimizer_steps(tables: Tables, table: int) -> int:
-    """Updates that a table's optimizer has made."""
+    """Return the number of updates of a table's optimizer."""
     return int(tables.rows.row_clock[table])
 
 
 def set_optimizer_steps(tables: Tables, table: int, steps: int) -> None:
-    """Goes on counting updates from here."""
+    """Set the number of updates of a table's optimizer."""
     tables.rows.row_clock[table] = steps
 
 

@@ -1,8 +1,19 @@
-"""Rows in memory as they are at one time, for a thread that reads them while training goes on.
+"""Copy-on-write of rows in memory: a thread reads them as of one time while training goes on.
 
-Nothing is copied at that time. Updates that write a row which has not been read yet copy it first
-(``csrc/cpu/rows/copy_on_write.h``), to bounded memory: where that is full, a writer waits until the
-thread has read the row (backpressure).
+Steps:
+
+1. :meth:`CopyOnWriteRows.hold` pins all rows and copies nothing.
+2. An update that writes a pinned row copies it to a buffer first
+   (``csrc/cpu/rows/copy_on_write.h``).
+3. The thread reads each row once, from its copy or in place; the row is no longer pinned then.
+4. :meth:`CopyOnWriteRows.release` ends it.
+
+The buffer is bounded. While it is full, an update waits until the thread has read the row
+(backpressure).
+
+Layout of the words of a slab, each part in whole pages::
+
+    header | marks: int32 per reserved row | free places: int32 each | buffer: rows with state
 """
 
 from __future__ import annotations
@@ -34,8 +45,8 @@ from torch_dynemb.table.row_access import (
 )
 from torch_dynemb.table.tables import Tables
 
-# Rows of a slab that are preserved at once: a quarter of them, but all where they take little, and
-# no more than this allows.
+# Places in a slab's buffer: for a quarter of the rows, or for as many as the least bytes allow, but
+# at most for as many as the most bytes allow.
 _SHARE = 4
 _LEAST_BYTES = 32 << 20
 _MOST_BYTES = 1 << 30
@@ -43,10 +54,10 @@ _PAGE_WORDS = 4096 // 8
 
 
 def can_copy_on_write(tables: Tables) -> bool:
-    """Whether rows can be read while training goes on: those in the memory of the CPU can.
+    """Return whether rows can be read while training goes on: they are in the CPU's memory.
 
-    Not where a backend of ``torch.compile`` changes copies of the tables, of which the thread that
-    reads knows nothing.
+    False if a backend of ``torch.compile`` changes copies of the tables, which the reading thread
+    would miss.
 
     Args:
         tables: of the group.
@@ -56,7 +67,7 @@ def can_copy_on_write(tables: Tables) -> bool:
 
 
 def places(rows: int, row_bytes: int) -> int:
-    """How many of the rows of a slab can be preserved at once.
+    """Return the number of a slab's rows that the buffer has places for.
 
     Args:
         rows: of the slab.
@@ -67,10 +78,10 @@ def places(rows: int, row_bytes: int) -> int:
 
 
 class CopyOnWriteRows:
-    """The rows of a group as they are when :meth:`hold` is called.
+    """The rows of a group as of the call of :meth:`hold`.
 
     Args:
-        tables: of the group, for which :func:`can_copy_on_write` is true.
+        tables: of the group; :func:`can_copy_on_write` is True for them.
     """
 
     def __init__(self, tables: Tables) -> None:
@@ -80,41 +91,42 @@ class CopyOnWriteRows:
 
     @property
     def forked(self) -> bool:
-        """Whether this process got it by a fork, without the thread that reads."""
+        """Whether this process got the rows by a fork, without the reading thread."""
         return self._tables.host.forked
 
     @forked.setter
     def forked(self, forked: bool) -> None:
-        """In the child nobody reads, and nothing may wait for that."""
+        """End copy-on-write in the child: without a reader, an update would wait for ever."""
         self._end()
 
     def bytes_of(self, slab: int) -> int:
-        """What preserving takes of memory, at most.
+        """Return the memory that copy-on-write takes at most.
 
         Args:
-            slab: whose rows are preserved.
+            slab: of the rows.
         """
         used, row_bytes = self._tables.index.used_rows(slab), _row_bytes(self._tables, slab)
         return 4 * used + (4 + row_bytes) * places(used, row_bytes)
 
     def hold(self) -> None:
-        """From now on :meth:`read` gives the rows as they are now; between two training steps.
+        """Pin the rows: from now on :meth:`read` returns their current values.
 
-        The first time it adds a tensor to what updates are given: compiled code is compiled again.
+        Call it between two training steps. The first call adds a tensor to the arguments of
+        updates: compiled code is compiled again.
 
         Raises:
-            RuntimeError: there are no addresses.
+            RuntimeError: too few addresses.
         """
         tables = self._tables
         words = tables.rows.copy_on_write
         if not words:
             new = [_new_words(tables, slab) for slab in range(len(tables.config.slabs))]
             mark_static(new)
-            words.extend(new)  # the list itself is what modules and optimizers hold
+            words.extend(new)  # in place: modules and optimizers share this list
         for slab, of_slab in enumerate(words):
             _begin(tables, slab, of_slab)
         rows = tables.rows
-        # what rows that nobody has written begin with
+        # inputs for the initial values of unwritten rows
         small = rows._replace(
             hyper=rows.hyper.clone(), meta=rows.meta.clone(), init_data=rows.init_data.clone()
         )
@@ -125,14 +137,14 @@ class CopyOnWriteRows:
         self._tables = replace(tables, rows=small)
 
     def read(self, table: int, ids: Tensor, handles: Tensor, written: Tensor) -> RowValues:
-        """Rows as they were, each once; they are valid until the next call.
+        """Read rows as of :meth:`hold`, each once; the result is valid until the next call.
 
         Args:
-            table: that the ids are of.
+            table: of the ids.
             ids: int64 [n].
-            handles: int64 [n], that the ids had.
-            written: bool [n], whether the rows had been written by then; the others get the values
-                that they start with.
+            handles: int64 [n], of the ids at that time.
+            written: bool [n], whether the rows had been written by then; the others get their
+                initial values.
         """
         tables, count = self._tables, ids.shape[0]
         slab = tables.config.slab_of(table)
@@ -142,8 +154,8 @@ class CopyOnWriteRows:
             {name: tensor[:count] for name, tensor in buffer.state.items()},
             written,
         )
-        # .data: compiled code keeps these tensors for its backward, and autograd counts who changes
-        # them meanwhile
+        # .data: compiled code saves these tensors for its backward, and autograd would count this
+        # call as a change of them
         ops.take_unchanged_rows_(
             tables.rows.weights[slab].data,
             [of.data for of in state_tensors(tables, slab).values()],
@@ -155,7 +167,7 @@ class CopyOnWriteRows:
         return with_initial_values(tables, table, ids, values)
 
     def _buffer(self, slab: int, count: int) -> RowValues:
-        """Used again and again: new memory costs more than the copy."""
+        """Return a buffer to read into. It is reused: new memory costs more than the copy."""
         known = self._buffers.get(slab)
         if known is None or known.weights.shape[0] < count:
             tables = self._tables
@@ -170,7 +182,7 @@ class CopyOnWriteRows:
         return known
 
     def release(self) -> None:
-        """Ends :meth:`hold`, if it has begun: nothing waits from now on, and memory is given back.
+        """End copy-on-write, if it has begun: no update waits from now on, and memory is released.
 
         Any thread may call it.
         """
@@ -186,7 +198,7 @@ class CopyOnWriteRows:
 
 
 def _row_bytes(tables: Tables, slab: int) -> int:
-    """Bytes of a place: those of a row with its state, whole words."""
+    """Return the bytes of a place: those of a row with its state, in whole words."""
     tensors = [tables.rows.weights[slab], *state_tensors(tables, slab).values()]
     return -(-sum(of.shape[1:].numel() * of.element_size() for of in tensors) // 8) * 8
 
@@ -196,7 +208,10 @@ def _pages(words: int) -> int:
 
 
 def _new_words(tables: Tables, slab: int) -> Tensor:
-    """Words for as many rows as the slab can ever have; pages are taken when they are touched."""
+    """Reserve words for all rows that the slab can ever have.
+
+    Memory is taken at the first write.
+    """
     reserved, row_bytes = tables.rows.weights[slab].shape[0], _row_bytes(tables, slab)
     most = places(reserved, row_bytes)
     marks = _pages(COPY_ON_WRITE_COLUMNS)
@@ -207,8 +222,8 @@ def _new_words(tables: Tables, slab: int) -> Tensor:
         words = tables.memory.reserve((size,), torch.int64, huge_pages=True)
     except RuntimeError:
         raise HostMemoryError(
-            f"checkpoint.save: asynchronous=True: no addresses for {8 * size} bytes, in which rows "
-            f"are preserved: {what_ran_out(8 * size)}",
+            f"checkpoint.save: asynchronous=True: no addresses for {8 * size} bytes, the buffer of "
+            f"copy-on-write: {what_ran_out(8 * size)}",
             tables=tables.config.names,
         ) from None
     words[CopyOnWrite.MARKS], words[CopyOnWrite.FREE], words[CopyOnWrite.BUFFER] = (
@@ -221,8 +236,8 @@ def _new_words(tables: Tables, slab: int) -> Tensor:
 
 
 def _begin(tables: Tables, slab: int, words: Tensor) -> None:
-    """No row is read yet, all places are free; not active yet."""
-    # also what a writer may have left behind when the save before this one ended
+    """Reset the words of a slab: no row is read yet, all places are free; not active yet."""
+    # also clears marks that a writer left when the previous save ended
     ops.release_(words, COPY_ON_WRITE_COLUMNS, words.shape[0])
     used = tables.index.used_rows(slab)
     count = places(used, int(words[CopyOnWrite.ROW_BYTES]))
@@ -231,7 +246,7 @@ def _begin(tables: Tables, slab: int, words: Tensor) -> None:
     halves = words.view(torch.int32)
     free = 2 * int(words[CopyOnWrite.FREE])
     halves[free : free + count] = torch.arange(count, dtype=torch.int32, device=tables.device)
-    # rows that no id has are never read
+    # rows without an id are never read
     unused = tables.index.free_rows[slab, : int(tables.index.slabs[slab, Slab.FREE_COUNT])]
     marks = halves[2 * int(words[CopyOnWrite.MARKS]) :][:used]
     marks[unused >> GENERATION_BITS] = int(CopyMark.READ)

@@ -1,4 +1,4 @@
-"""State dicts of models without their tables, which are saved apart."""
+"""State dicts of the dense state: models without their tables, which are saved apart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _left_out: ContextVar[bool] = ContextVar("tables are left out of state dicts", d
 
 @contextmanager
 def dense_only() -> Iterator[None]:
-    """While it lasts, ``state_dict()`` and ``load_state_dict()`` of models pass over the tables."""
+    """Make ``state_dict()`` and ``load_state_dict()`` of models skip the tables in this context."""
     token = _left_out.set(True)
     try:
         yield
@@ -20,7 +20,7 @@ def dense_only() -> Iterator[None]:
 
 
 def leaves_tables_out() -> bool:
-    """Whether state dicts have no entries of tables now."""
+    """Return whether state dicts currently have no entries of tables."""
     return _left_out.get()
 
 

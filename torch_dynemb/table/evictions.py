@@ -1,4 +1,4 @@
-"""Who has been evicted."""
+"""Records of evicted ids."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch_dynemb.table.tables import Tables
 
 
 class _Owner(Protocol):
-    """Has tables that others may take the place of."""
+    """An object with tables that can be replaced."""
 
     @property
     def tables(self) -> Tables: ...
@@ -27,31 +27,31 @@ class _Owner(Protocol):
 
 
 class Evictions:
-    """Ids that a group evicts: ``group.evicted``.
+    """Evicted ids of a group: ``group.evicted``.
 
     Args:
-        group: whose tables are given room for records.
+        group: of the tables.
     """
 
     def __init__(self, group: _Owner) -> None:
         self._group = group
 
     def record(self, records: int, *, rows: bool = False) -> None:
-        """Keeps the ids that are evicted from now on, until :meth:`take`.
+        """Record the ids that are evicted from now on, until :meth:`take`.
 
-        Replaces a tensor: compiled code is compiled again, graphs must be captured again. What has
-        been recorded and not taken is dropped; a callback of :meth:`call` stays.
+        Replaces a tensor: compiled code is compiled again, and graphs must be captured again.
+        Records that were not taken are dropped; a callback of :meth:`call` stays.
 
         Args:
-            records: how many ids to keep room for, at least 1; more are counted and lost.
-            rows: keep their rows, too. Every lookup then waits for the device, and cannot be
-                compiled.
+            records: number of ids to record at most, at least 1; more are counted and lost.
+            rows: True: record their rows, too. Every lookup then waits for the device, and cannot
+                be compiled.
 
         Raises:
-            TypeError: ``records`` is no int, or ``rows`` is no bool.
+            TypeError: ``records`` is not an int, or ``rows`` is not a bool.
             ValueError: ``records`` is less than 1.
-            RuntimeError: there is too little memory for so many. In all cases nothing has been
-                changed, and what had been recorded is kept.
+            RuntimeError: too little memory for so many. After an error nothing has changed, and
+                earlier records are kept.
         """
         tables = self._group.tables
         self._group.become(_recording(tables, records, rows, tables.evictions.callback))
@@ -59,31 +59,29 @@ class Evictions:
     def call(
         self, callback: EvictionCallback, *, records: int = 1 << 16, rows: bool = False
     ) -> None:
-        """Has ``optimizer.step()`` call ``callback(table name, EvictedIds)``; waits for the device.
+        """Make ``optimizer.step()`` call ``callback(table name, EvictedIds)``.
 
-        What the callback raises, ``optimizer.step()`` raises: the step has ended, and the ids that
-        the callback has not got are lost.
+        ``optimizer.step()`` then waits for the device. It raises the callback's errors after the
+        step has ended. Ids that the callback had not received by then are lost.
 
         Args:
-            callback: is called once for each table that has evicted ids in the step.
+            callback: called once for each table that has evicted ids in the step.
             records, rows: as in :meth:`record`; records of one step.
 
         Raises:
-            TypeError: ``callback`` is no function, or as in :meth:`record`.
-            ValueError, RuntimeError: as in :meth:`record`. In all cases nothing has been changed.
-                ``optimizer.step()`` raises RuntimeError where a step evicts more ids than there is
-                room to record.
+            TypeError: ``callback`` is not a function, or as in :meth:`record`.
+            ValueError, RuntimeError: as in :meth:`record`. After an error nothing has changed.
+                ``optimizer.step()`` raises RuntimeError if a step evicts more ids than ``records``.
         """
         if not callable(callback):
             raise TypeError(f"evicted.call: callback is {callback!r}, expected a function")
         self._group.become(_recording(self._group.tables, records, rows, callback))
 
     def take(self) -> dict[str, EvictedIds]:
-        """What has been recorded since the last call, by table; waits for the device.
+        """Return the records since the last call, by table; waits for the device.
 
         Raises:
-            RuntimeError: more ids were evicted than there was room to record; what was recorded is
-                lost.
+            RuntimeError: more ids were evicted than ``records``; the records are lost.
         """
         return take_evicted(self._group.tables)
 
@@ -101,7 +99,7 @@ def _recording(
 
 
 def record_as(tables: Tables, other: Tables) -> Tables:
-    """The tables with the records of others, which are the first of theirs."""
+    """Return the tables with the records of others, which are their first tables."""
     records = other.index.evicted.shape[0] - 1
     if records == 0:
         return dataclasses.replace(tables, evictions=EvictionRecords(other.evictions.callback))
@@ -115,7 +113,7 @@ def record_as(tables: Tables, other: Tables) -> Tables:
 
 
 def take_evicted(tables: Tables) -> dict[str, EvictedIds]:
-    """See :meth:`Evictions.take`."""
+    """Take the records as :meth:`Evictions.take` does."""
     tables.check_own()
     count, lost = tables.index.evicted[0, :2].tolist()
     records = tables.index.evicted[1 : 1 + count].clone()
@@ -142,7 +140,7 @@ def take_evicted(tables: Tables) -> dict[str, EvictedIds]:
 
 
 def keep_evicted_rows(tables: Tables, before: int) -> None:
-    """The new owners have not been written yet: the rows are still those of the old ones."""
+    """Record the rows of evicted ids, before their new owners overwrite them."""
     if tables.evictions.rows is None:
         return
     records = tables.index.evicted[1 + before : 1 + int(tables.index.evicted[0, 0])]

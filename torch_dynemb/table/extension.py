@@ -1,4 +1,4 @@
-"""Adds a table to a group that is in use, or gives it another optimizer."""
+"""Replacement of tables in use: with one more table, another optimizer, or another device."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.evictions import record_as
 from torch_dynemb.table.tables import Tables
 
-# what to do instead of replacing tables
+# the remedy in messages, for tables that cannot be replaced
 AS_NEW = (
-    "save the model with torch_dynemb.checkpoint.save, construct it as it shall be, and load that "
+    "save the model with torch_dynemb.checkpoint.save, construct it with the change, and load that "
     "checkpoint into it"
 )
-NEVER = (1 << 63) - 1  # expiry of ids that come from a time without one
+NEVER = (1 << 63) - 1  # expiry of ids from tables without a ttl
 
 
 def extend(tables: Tables, table: TableConfig) -> Tables:
-    """Tables with the content of others, and one more, empty table.
+    """Return tables with the content of others, and one more, empty table.
 
-    All tensors are new: compiled code is compiled again, graphs must be captured again. While it is
-    made, the content is in memory twice. Where the new table keeps scores that the others did not
-    keep, theirs start from zero.
+    All tensors are new: compiled code is compiled again, and graphs must be captured again.
+    Meanwhile the content is in memory twice. If the new table stores scores that the others did
+    not, theirs start from zero.
 
     Raises:
-        ValueError: the tables do not go together.
-        RuntimeError: rows lie in a store.
+        ValueError: the tables do not fit together.
+        RuntimeError: rows are in a store.
     """
     tables.check_in_memory("add_table", AS_NEW)
     config = dataclasses.replace(tables.config, tables=(*tables.config.tables, table))
@@ -46,14 +46,14 @@ def extend(tables: Tables, table: TableConfig) -> Tables:
 
 
 def reoptimize(tables: Tables, optimizer: OptimizerConfig) -> Tables:
-    """Tables with the content of others, another optimizer and fresh state for it.
+    """Return tables with the content of others, another optimizer and fresh optimizer state.
 
-    All tensors are new: compiled code is compiled again, graphs must be captured again. While it is
-    made, the content is in memory twice. Steps are counted from 0 again.
+    All tensors are new: compiled code is compiled again, and graphs must be captured again.
+    Meanwhile the content is in memory twice. Steps are counted from 0 again.
 
     Raises:
-        TypeError: ``optimizer`` is no optimizer config.
-        RuntimeError: rows lie in a store.
+        TypeError: ``optimizer`` is not an optimizer config.
+        RuntimeError: rows are in a store.
     """
     tables.check_in_memory("set_optimizer", AS_NEW)
     check_config("set_optimizer: config", optimizer)
@@ -77,10 +77,10 @@ def reoptimize(tables: Tables, optimizer: OptimizerConfig) -> Tables:
 
 
 def move(tables: Tables, memory: TableMemory) -> Tables:
-    """Tables with the content of others, on another device.
+    """Return tables with the content of others, on another device.
 
     Raises:
-        RuntimeError: rows lie in a store.
+        RuntimeError: rows are in a store.
     """
     tables.check_in_memory("to")
     moved = allocate(tables.config, memory)
@@ -90,18 +90,18 @@ def move(tables: Tables, memory: TableMemory) -> Tables:
 
 
 def on_device(tables: Tables, device: torch.device) -> Tables:
-    """The tables where they are there, or else others with their content.
+    """Return the tables if they are on the device, else new tables there with their content.
 
     Raises:
         TypeError: ``device`` is neither a device nor the name of one.
-        RuntimeError: tables cannot lie there, or rows lie in a store, or too little memory.
+        RuntimeError: tables cannot be on the device, or rows are in a store, or too little memory.
     """
     memory = memory_of("TableGroup.to", device)
     return tables if memory.device == tables.device else move(tables, memory)
 
 
 def take_over(tables: Tables, before: Tables) -> Tables:
-    """Where tables with the same first tables are: what is not part of a state."""
+    """Copy what a state leaves out from earlier tables to tables that begin with them."""
     tables.host.batch_scored = set(before.host.batch_scored)
     tables.host.background = before.host.background
     share_time_as(tables, before)
@@ -109,10 +109,10 @@ def take_over(tables: Tables, before: Tables) -> Tables:
 
 
 def _merged(tables: Tables, extended: Tables) -> dict[str, Tensor]:
-    """The state of an extended group with the content of the old one."""
+    """Return the state of an extended group with the content of the old one."""
     old, state = table_state.save(tables), table_state.save(extended)
     count = len(tables.config.tables)
-    # counter tables come after all tables, in the order of the tables whose ids they count
+    # counter tables come after all tables, in the order of the tables that they count ids of
     counters = [extended.config.layout.counters[t] for t in tables.config.layout.counter_tables]
     rows = [*range(count), *(number for number in counters if number is not None)]
     for name in ("tables", "seeds"):
@@ -135,7 +135,7 @@ def _merged(tables: Tables, extended: Tables) -> dict[str, Tensor]:
 
 
 def _widened(tables: Tables, extended: Tables, old: dict[str, Tensor], name: str) -> Tensor:
-    """Scores of a table with the words of the extended group."""
+    """Return the scores of a table with the words of the extended group."""
     buckets = old[f"{name}.buckets"].shape[0]
     words = []
     for word in extended.config.layout.score_words:

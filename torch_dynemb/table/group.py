@@ -1,4 +1,4 @@
-"""A group of tables as an object: its config, its tensors, and what is done to them."""
+"""A group of tables as an object: its settings, its tensors, and operations on them."""
 
 from __future__ import annotations
 
@@ -35,15 +35,14 @@ from torch_dynemb.table.tables import Tables, one_table
 class TableGroup:
     """Tables that are looked up together: one index, one slab of rows per distinct dim.
 
-    Memory is reserved as address space for as many rows as the machine could hold and taken as ids
-    arrive: rows never move, and no tensor changes shape. One thread may insert or train at a time,
-    any number may read while none writes.
+    Address space is reserved for as many rows as fit the machine, and memory is taken as ids
+    arrive: rows never move, and no tensor changes shape. One thread may insert or train at a time.
+    Any number of threads may read while none writes.
 
-    Methods take tables by their numbers. They raise IndexError for a table that does not exist,
-    TypeError for tables and ids of another type, ValueError for ids on another device. Those that
-    change something raise InUseError where another thread inserts (on the CPU), and
-    ForkedProcessError in a forked process. Unless a method says otherwise, nothing has been changed
-    then.
+    Methods take tables by their numbers. They raise IndexError for an unknown table, TypeError for
+    tables and ids of another type, and ValueError for ids on another device. Methods that change
+    something raise InUseError if another thread inserts (on the CPU), and ForkedProcessError in a
+    forked process. Unless a method says otherwise, an error leaves the group unchanged.
 
     Args:
         tables: at least one; names must differ.
@@ -88,21 +87,21 @@ class TableGroup:
         )
         self._tables = allocate(config, memory_of("TableGroup", device))
 
-    # -- what it is made of --------------------------------------------------------------------
+    # -- settings and tensors ------------------------------------------------------------------
 
     @property
     def tables(self) -> Tables:
-        """Config and tensors as one record, which the functions of this package take."""
+        """Config and tensors as one record, the argument of the functions of this package."""
         return self._tables
 
     @property
     def config(self) -> GroupConfig:
-        """What the tables are like."""
+        """Settings of the tables."""
         return self._tables.config
 
     @property
     def index(self) -> ops.IndexTensors:
-        """Which ids there are."""
+        """The index of ids."""
         return self._tables.index
 
     @property
@@ -117,14 +116,14 @@ class TableGroup:
 
     @property
     def device(self) -> torch.device:
-        """Where all tensors of the group lie."""
+        """Device of all tensors of the group."""
         return self._tables.device
 
     # -- views ---------------------------------------------------------------------------------
 
     @property
     def scores(self) -> Scores:
-        """What is kept of ids, and decides who is evicted."""
+        """Scores of ids, which evictions go by."""
         return Scores(self._tables)
 
     @property
@@ -134,7 +133,7 @@ class TableGroup:
 
     @property
     def evicted(self) -> Evictions:
-        """Ids that had to go for others."""
+        """Evicted ids."""
         return Evictions(self)
 
     @property
@@ -147,26 +146,26 @@ class TableGroup:
         """The raw, bit-exact state as named tensors."""
         return GroupState(self._tables)
 
-    # -- other tables in their place -----------------------------------------------------------
+    # -- replacement of the tables -------------------------------------------------------------
 
     def to(self, device: torch.device) -> None:
-        """Moves everything to another device: new tensors, the old ones are given back.
+        """Move everything to another device: new tensors replace the old ones.
 
         Args:
             device: the CPU or a CUDA device.
 
         Raises:
             TypeError: ``device`` is neither a device nor the name of one.
-            RuntimeError: tables cannot lie there, or rows lie in a store, or too little memory, or
-                the group is a module's.
+            RuntimeError: tables cannot be on the device, or rows are in a store, or too little
+                memory, or the group belongs to a module.
         """
         self._check_no_owner("to")
         self.become(extension.on_device(self._tables, device))
 
     def become(self, tables: Tables) -> None:
-        """Puts other tables in the place of its own, in one step.
+        """Replace the tables by others, in one assignment.
 
-        The backward of a lookup in the former ones raises RuntimeError.
+        The backward of a lookup in the former tables raises RuntimeError.
 
         Args:
             tables: made from the group's.
@@ -181,23 +180,23 @@ class TableGroup:
         if self.owner is not None:
             raise RuntimeError(
                 f"TableGroup.{method}: the group is part of a {self.owner}, which would not "
-                f"follow: call the module's own {method}()"
+                f"follow: call {method}() of the module"
             )
 
     def add_table(self, table: TableConfig) -> int:
-        """Adds a table, between training steps; see :func:`torch_dynemb.table.extension.extend`.
+        """Add a table, between training steps; see :func:`torch_dynemb.table.extension.extend`.
 
         Args:
-            table: what it is like; its name must differ from the others.
+            table: its settings; its name must differ from the others.
 
         Returns:
             Its number.
 
         Raises:
-            TypeError: ``table`` is no :class:`TableConfig`.
+            TypeError: ``table`` is not a :class:`TableConfig`.
             ValueError: its name is taken, or its policy contradicts the group's budget.
-            RuntimeError: the group is a module's, or rows lie in a store, or too little memory, or
-                addresses.
+            RuntimeError: the group belongs to a module, or rows are in a store, or too little
+                memory, or too few addresses.
         """
         check_tables("add_table", [table])
         self._check_no_owner("add_table")
@@ -205,15 +204,15 @@ class TableGroup:
         return len(self.config.tables) - 1
 
     def set_optimizer(self, config: OptimizerConfig) -> None:
-        """Gives the tables another optimizer; see :func:`torch_dynemb.table.extension.reoptimize`.
+        """Give the tables another optimizer; see :func:`torch_dynemb.table.extension.reoptimize`.
 
         Args:
             config: of the optimizer of all tables; its state starts fresh, rows stay.
 
         Raises:
-            TypeError: ``config`` is no optimizer config.
-            RuntimeError: the group is a module's, or rows lie in a store, or too little memory, or
-                addresses.
+            TypeError: ``config`` is not an optimizer config.
+            RuntimeError: the group belongs to a module, or rows are in a store, or too little
+                memory, or too few addresses.
         """
         self._check_no_owner("set_optimizer")
         self.become(extension.reoptimize(self._tables, config))
@@ -221,16 +220,16 @@ class TableGroup:
     # -- lookup --------------------------------------------------------------------------------
 
     def find(self, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]) -> ops.FoundIds:
-        """Handles of ids; changes nothing.
+        """Find handles of ids, without changing anything.
 
         Args:
             ids: int64 [N], feature after feature.
-            offsets: int64 [F * B + 1], ascending from 0 to N: where the bags begin, B of each
-                feature; may be empty where there is one feature.
+            offsets: int64 [F * B + 1], ascending from 0 to N: begins of the bags, B of each
+                feature; may be empty for one feature.
             feature_tables: F numbers of tables, from 0.
 
         Returns:
-            Handles of the ids, and how many of them are missing; see
+            Handles of the ids, and the number of missing ids; see
             :class:`torch_dynemb.ops.FoundIds`.
 
         Raises:
@@ -250,7 +249,7 @@ class TableGroup:
         scores: Tensor | None = None,
         counts: Tensor | None = None,
     ) -> Tensor:
-        """Handles of ids; new ids get a row, if their policy lets them.
+        """Find handles of ids; new ids get a row if their policy admits them.
 
         See :func:`torch_dynemb.ops.find_or_insert_`.
 
@@ -258,19 +257,20 @@ class TableGroup:
             ids, offsets, feature_tables: as in :meth:`find`.
             feature_policies: F rows of ``policy``; default: those of the tables.
             scores: int64 [N], custom scores of the ids.
-            counts: int64 [N], how often each id occurs, at least 1; default: once where it stands.
+            counts: int64 [N], occurrences of each id, at least 1; default: 1 each.
 
         Returns:
-            int64 [N]; -2 for padding ids, -3 for ids that were refused a row.
+            int64 [N]; -2 for padding ids, -3 for ids that got no row.
 
         Raises:
-            TypeError: dtype of an argument, or an admission hook has returned no mask.
-            ValueError: shape or device of an argument; a table keeps custom scores, and none have
-                been given; or none keeps any, and some have been given.
+            TypeError: dtype of an argument, or an admission hook has returned another value than a
+                mask.
+            ValueError: shape or device of an argument; a table stores custom scores, and none were
+                given; or none stores any, and some were given.
             IndexError: a table number is too large.
             RuntimeError: values of offsets or feature_policies.
             NoRoomError: a table is full, or memory is short.
-            On a GPU, a later call raises what depends on values of tensors.
+                On a GPU, a later call raises errors that depend on values of tensors.
         """
         call = (ids, offsets, feature_tables, feature_policies)
         return lookup.find_or_insert(self._tables, *call, scores=scores, counts=counts)
@@ -278,65 +278,64 @@ class TableGroup:
     def prefetch(
         self, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int], *, ahead: int = 1
     ) -> None:
-        """Begins to bring rows into memory that a lookup will want, and returns at once.
+        """Start to load the rows of a later lookup into memory, and return at once.
 
-        Does nothing where all rows are in memory. Nothing is inserted.
+        Does nothing if all rows are in memory. Nothing is inserted.
 
         Args:
             ids, offsets, feature_tables: as in :meth:`find`.
-            ahead: in how many training steps the lookup comes, at least 1; the rows stay until
-                then.
+            ahead: number of training steps until the lookup, at least 1; the rows stay until then.
 
         Raises:
-            TypeError, ValueError: as :meth:`find`, or ``ahead`` is no int, or less than 1.
-            RuntimeError: the storage has failed, or there is no room in memory or on the disk.
+            TypeError, ValueError: as :meth:`find`, or ``ahead`` is not an int, or less than 1.
+            RuntimeError: the storage has failed, or memory or the disk is full.
         """
         lookup.prefetch(self._tables, ids, offsets, feature_tables, ahead=ahead)
 
     def insert(self, table: int, ids: Tensor, *, scores: Tensor | None = None) -> Tensor:
-        """Gives rows to ids of one table, as far as its policy lets them, as in training.
+        """Insert ids into one table, as training does; its policy may refuse some a row.
 
         Args:
             table: its number.
             ids: int64 of any shape, n of them.
-            scores: int64 [n], custom scores of the ids; of several for one id the largest counts.
+            scores: int64 [n], custom scores of the ids; if an id occurs several times, the largest
+                counts.
 
         Returns:
-            Handles, int64 [n]; -2 for padding ids, -3 for ids that were refused a row.
+            Handles, int64 [n]; -2 for padding ids, -3 for ids that got no row.
 
         Raises:
-            TypeError: scores are no int64.
-            ValueError: scores are on another device, or have another shape; the table keeps custom
-                scores, and none have been given; or none keeps any, and some have.
+            TypeError: scores are not int64.
+            ValueError: scores are on another device, or have another shape; the table stores custom
+                scores, and none were given; or it stores none, and some were given.
             NoRoomError: the table is full, or memory is short.
         """
         call = one_table(self._tables, table, ids, "insert")
         return lookup.find_or_insert(self._tables, *call, scores=scores)
 
     def contains(self, table: int, ids: Tensor) -> Tensor:
-        """Which ids are in a table.
+        """Return which ids are in a table.
 
         Args:
             table: its number.
             ids: int64 of any shape.
 
         Returns:
-            bool of the shape of ``ids``; False for the padding id, True for an id whose ttl has
-            passed.
+            bool of the shape of ``ids``; False for the padding id, True for an expired id.
         """
         return removal.contains(self._tables, table, ids)
 
     def reserve(self, table: int, ids: int) -> None:
-        """Grows a table's index once, so that ``ids`` ids fit without another growth.
+        """Grow a table's index once, for ``ids`` ids without another growth.
 
         Args:
             table: its number.
-            ids: how many, those in the table included; at least 0. Rows are not reserved.
+            ids: number of ids, those in the table included; at least 0. Rows are not reserved.
 
         Raises:
-            TypeError: ``ids`` is no int.
+            TypeError: ``ids`` is not an int.
             ValueError: ``ids`` is less than 0.
-            NoRoomError: there is no room for so many (see ``max_rows``), or memory is short.
+            NoRoomError: the table cannot have so many (see ``max_rows``), or memory is short.
         """
         self.config.table(table, "reserve")
         ids = integer("reserve: ids", ids, least=0)
@@ -346,24 +345,24 @@ class TableGroup:
     # -- rows ----------------------------------------------------------------------------------
 
     def read(self, table: int, ids: Tensor) -> Tensor:
-        """Rows of ids; changes nothing.
+        """Return rows of ids, without changing anything.
 
         Args:
             table: its number.
             ids: int64 of any shape, n of them.
 
         Returns:
-            float32 [n, dim]. An id that is not in the table gives its ``eval_default``, the padding
-            id zeros, an id whose ttl has passed its row.
+            float32 [n, dim]. An unknown id gives the table's ``eval_default``, the padding id
+            zeros, an expired id its row.
         """
         return table_rows.read(self._tables, table, ids)
 
     def insert_or_assign(self, table: int, ids: Tensor, rows: Tensor) -> None:
-        """Sets rows of ids, inserting those that are new; optimizer state of a new row is fresh.
+        """Set rows of ids, and insert new ids; optimizer state of a new row is fresh.
 
-        Admission does not apply, and exact counts of these ids are forgotten (a sketch cannot
-        forget one id); other ids are evicted where there is no room. Where many batches of new ids
-        are to come, :meth:`reserve` grows the index for them once.
+        Admission does not apply, and exact counts of these ids are cleared (a sketch cannot forget
+        one id). Other ids are evicted if the table is full. Before many batches of new ids,
+        :meth:`reserve` grows the index for all of them at once.
 
         Args:
             table: its number.
@@ -371,30 +370,29 @@ class TableGroup:
             rows: float [n, dim], rounded to the table's dtype.
 
         Raises:
-            TypeError: rows are no real numbers.
+            TypeError: rows are not real numbers.
             ValueError: shapes or devices do not match, an id is given twice, or one is padding.
-            NoRoomError: the table is full, or memory is short; no row has been written, and none of
-                the new ids is there, nor is a count forgotten. Ids that were evicted to make room
-                stay away.
+            NoRoomError: the table is full, or memory is short. No row has been written, no new id
+                inserted and no count cleared. Ids that were evicted for the new ones stay away.
         """
         table_rows.insert_or_assign(self._tables, table, ids, rows)
 
     def materialize(self) -> int:
-        """Writes the rows that no backward has written yet; returns how many.
+        """Write the rows that no backward has written yet; return how many.
 
-        Rows that lie in a store stay as they are: who reads them gets their initial values.
+        Rows in a store are skipped: a read returns their initial values.
         """
         return row_access.materialize(self._tables)
 
     def fill(self, table: int, value: float) -> None:
-        """Sets the rows of all ids of a table to a value; optimizer state stays.
+        """Set the rows of all ids of a table to a value; optimizer state stays.
 
         Args:
             table: its number.
             value: rounded to the table's dtype.
 
         Raises:
-            TypeError: ``value`` is no number.
+            TypeError: ``value`` is not a number.
         """
         removal.fill(self._tables, table, value)
 
@@ -406,20 +404,21 @@ class TableGroup:
         since: int | None = None,
         score: str | None = None,
     ) -> Iterator[ExportedRows]:
-        """Ids of a table with their rows and scores, at most ``batch_size`` at a time.
+        """Yield ids of a table with their rows and scores, at most ``batch_size`` at a time.
 
-        The table must not change while it is iterated. What is wrong is raised by the first batch.
+        The table must not change during the iteration. The first batch raises errors of the
+        arguments.
 
         Args:
             table: its number.
             batch_size: ids of a batch, at least 4.
-            since: only ids whose score is at least this: what has changed since a step or a time.
-            score: which one ``since`` is about; default: the one that decides who is evicted.
+            since: only ids with at least this score, such as ids that changed since a step or a
+                time.
+            score: the score that ``since`` refers to; default: the one that evictions go by.
 
         Raises:
-            TypeError: ``batch_size`` or ``since`` is no int, or ``score`` is no str.
-            ValueError: the score that ``since`` is about is not kept, or ``batch_size`` is less
-                than 4.
+            TypeError: ``batch_size`` or ``since`` is not an int, or ``score`` is not a str.
+            ValueError: the score of ``since`` is not stored, or ``batch_size`` is less than 4.
         """
         return table_rows.export(
             self._tables, table, batch_size=batch_size, since=since, score=score
@@ -428,36 +427,36 @@ class TableGroup:
     # -- steps ---------------------------------------------------------------------------------
 
     def end_step(self) -> None:
-        """Ends a training step of the device alone; see :func:`torch_dynemb.ops.end_step`."""
+        """End a training step of the device alone; see :func:`torch_dynemb.ops.end_step`."""
         self._tables.memory.end_step(self.index, self.rows)
 
     @property
     def steps(self) -> int:
-        """Training steps that have ended."""
+        """Number of training steps that have ended."""
         return self._tables.host.steps
 
     def step(self, now: int | None = None) -> None:
-        """Ends a training step: what ``optimizer.step()`` does for the index.
+        """End a training step: the part of ``optimizer.step()`` for the index.
 
         Args:
-            now: seconds, such as those of Unix time; default: the machine's clock. Where the
-                group lies on several ranks, all of them give it, or none.
+            now: seconds, such as Unix time; default: the machine's clock. If ranks share the group,
+                either all of them give it, or none.
 
         Raises:
-            TypeError, ValueError: ``now`` is no int, is negative or exceeds 2^62.
-            BackgroundError: an asynchronous checkpoint of the tables has failed, and nothing has
-                raised that yet.
-            NoRoomError: ids found no place, and a policy says ``check="error"``; everything else
-                has been done.
+            TypeError, ValueError: ``now`` is not an int, is negative or exceeds 2^62.
+            BackgroundError: an asynchronous checkpoint of the tables has failed, which is reported
+                once.
+            NoRoomError: ids found no room in a table with ``check="error"``; everything else has
+                been done.
             RuntimeError: ``now`` is given, but no table keeps times. Or more ids were evicted than
-                there was room to record for ``evicted.call``; the step has ended.
+                ``evicted.call`` can record; the step has ended.
         """
         table_steps.step(self._tables, now)
 
     # -- removal -------------------------------------------------------------------------------
 
     def erase(self, table: int, ids: Tensor) -> int:
-        """Removes ids from a table; returns how many were there. Later ids reuse their rows.
+        """Remove ids from a table; return how many were there. Later ids reuse their rows.
 
         Args:
             table: its number.
@@ -472,27 +471,27 @@ class TableGroup:
         batch_size: int = 1 << 20,
         **condition: Unpack[removal.Conditions],
     ) -> int:
-        """Removes the ids of a table for which one condition holds; later ids get their rows.
+        """Remove the ids of a table that meet a condition; later ids reuse their rows.
 
-        Between training steps only: handles of a forward whose backward is still to come become
-        stale, and their gradients are dropped and counted.
+        Between training steps only: handles of a forward before its backward become stale, and
+        their gradients are dropped and counted.
 
         Args:
             table: its number.
-            batch_size: ids looked at at a time, at least 4.
+            batch_size: ids to check at a time, at least 4.
             condition: one of those that :class:`~torch_dynemb.table.removal.Conditions` has.
 
         Returns:
-            How many ids were removed.
+            Number of removed ids.
 
         Raises:
             ValueError, TypeError: no condition or several, or one that does not fit the table, or
-                ``predicate`` has returned no such mask.
+                ``predicate`` has returned another value than such a mask.
         """
         return removal.remove(self._tables, table, batch_size=batch_size, **condition)
 
     def clear(self, table: int) -> int:
-        """Removes all ids of a table; returns how many. Its index keeps its size.
+        """Remove all ids of a table; return how many. Its index keeps its size.
 
         Args:
             table: its number.
@@ -500,7 +499,7 @@ class TableGroup:
         return removal.clear(self._tables, table)
 
     def reset_counts(self, table: int) -> None:
-        """Forgets how often the ids that were not admitted have been seen.
+        """Clear the counts of ids that were not admitted.
 
         Args:
             table: its number.
@@ -511,24 +510,24 @@ class TableGroup:
         removal.reset_counts(self._tables, table)
 
     def compact(self) -> int:
-        """Moves rows together, shrinks the indexes, and gives the memory beyond them back.
+        """Move rows together, shrink the indexes, and give back the free memory.
 
-        Rows that lie in a store keep their places there, of which later ids take the free ones.
+        Rows in a store keep their places there; later ids take the free ones.
 
-        Between training steps only: handles of a forward whose backward is still to come become
-        stale, and their gradients are dropped and counted. Tensors keep shape and address.
+        Between training steps only: handles of a forward before its backward become stale, and
+        their gradients are dropped and counted. Tensors keep shape and address.
 
-        Interrupted, it has been done for some of the tables: all ids keep their rows.
+        An interrupt leaves some tables compact and others not; all ids keep their rows.
 
         Returns:
-            By how many bytes ``usage.memory()`` has shrunk.
+            Bytes by which ``usage.memory()`` has shrunk.
         """
         return compaction.compact(self._tables)
 
     # -- sizes ---------------------------------------------------------------------------------
 
     def size(self, table: int) -> int:
-        """Number of ids in a table.
+        """Return the number of ids in a table.
 
         Args:
             table: its number.
@@ -537,7 +536,7 @@ class TableGroup:
         return int(self.index.tables[table, Table.SIZE])
 
     def sizes(self) -> dict[str, int]:
-        """Number of ids by table name."""
+        """Return the number of ids by table name."""
         return {name: self.size(table) for table, name in enumerate(self.names)}
 
     # -- copies --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a group of tables is like: its tables, their optimizer, and how much it may hold."""
+"""Settings of a group of tables: its tables, their optimizer, and its memory."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from torch_dynemb.policy.layout import PolicyLayout, layout_of
 from torch_dynemb.storage.tiers import Storage
 from torch_dynemb.table.config import SlabConfig, TableConfig, check_tables
 
-# Of a row that need not be in memory: where it is in the cache, and where in the store.
+# Bytes in memory of a tiered row: its place in the cache, and its place in the store.
 TIERED_ROW_BYTES = 12
 
 
 @dataclass(frozen=True, eq=False)
 class GroupConfig:
-    """What the tensors of a group are made from; see :class:`torch_dynemb.TableGroup`.
+    """Settings of a group, from which its tensors are made; see :class:`torch_dynemb.TableGroup`.
 
     Attributes:
         tables: at least one; their names differ.
         optimizer: of the rows; None: they are only read.
-        max_rows: rows to reserve for each slab; None: as many as make sense.
-        memory_budget: bytes that the tables may take together; None: what there is.
+        max_rows: rows to reserve for each slab; None: chosen from capacities and memory.
+        memory_budget: bytes that the tables may take together; None: no limit.
         seed: of the initial values.
         split: whether gradients wait for the optimizer's ``step()``.
-        slabs: what differs between the tensors of rows, in their order.
+        slabs: kinds of rows (dim, dtype, tiered) in the order of their tensors.
         storage: of the tables that have one; None: all rows are in memory.
         layout: the policies as kernels read them.
-        hooked: of each table, whether a hook decides who is admitted.
-        optimizer_code: what lookups are given, see :func:`torch_dynemb.ops.embedding_bag`.
+        hooked: by table, whether a hook decides on admission.
+        optimizer_code: argument of lookups, see :func:`torch_dynemb.ops.embedding_bag`.
 
     Raises:
-        TypeError, ValueError: a wrong value, or tables that do not go together.
+        TypeError, ValueError: a wrong value, or tables that do not fit together.
     """
 
     tables: tuple[TableConfig, ...]
@@ -58,8 +58,8 @@ class GroupConfig:
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(
-                    f"TableGroup: {names.count(name)} tables are named {name!r}: give each a "
-                    "name of its own"
+                    f"TableGroup: {names.count(name)} tables are named {name!r}: give each "
+                    "another name"
                 )
         slabs = sorted({table.slab for table in self.tables}, key=lambda slab: slab.order)
         object.__setattr__(self, "slabs", tuple(slabs))
@@ -81,19 +81,19 @@ class GroupConfig:
 
     @property
     def keeps_time(self) -> bool:
-        """Whether a table keeps timestamps, or when ids expire."""
+        """Whether a table stores timestamps or expiry times."""
         return "timestamp" in self.layout.score_words or "expiry" in self.layout.score_words
 
     def table(self, number: int, call: str = "TableGroup") -> TableConfig:
-        """The config of a table.
+        """Return the config of a table.
 
         Args:
             number: of the table.
-            call: what an error begins with.
+            call: beginning of an error's message.
 
         Raises:
-            TypeError: ``number`` is no int.
-            IndexError: there is no such table.
+            TypeError: ``number`` is not an int.
+            IndexError: the number is out of range.
         """
         number = integer(f"{call}: table", number, what="the number of a table, int")
         if not 0 <= number < len(self.tables):
@@ -101,24 +101,24 @@ class GroupConfig:
         return self.tables[number]
 
     def slab_of(self, table: int) -> int:
-        """The slab of a table's rows."""
+        """Return the slab of a table's rows."""
         return self.slabs.index(self.tables[table].slab)
 
     def state_bytes(self, slab: SlabConfig) -> int:
-        """Bytes of optimizer state of one row."""
+        """Return the bytes of optimizer state of one row."""
         state = () if self.optimizer is None else self.optimizer.state
         return sum(tensor.row_bytes(slab.dim) for tensor in state)
 
     def row_bytes(self, slab: SlabConfig) -> int:
-        """Bytes of weights, generation and optimizer state of one row."""
+        """Return the bytes of weights, generation and optimizer state of one row."""
         return slab.dim * slab.dtype.itemsize + 4 + self.state_bytes(slab)
 
     def memory_row_bytes(self, slab: SlabConfig) -> int:
-        """Bytes of memory that a row takes, in the cache or not: all but what a cache is given."""
+        """Return the bytes of memory per row, without the memory of a cache."""
         return TIERED_ROW_BYTES if slab.tiered else self.row_bytes(slab)
 
     def capacity_bound(self, table: int) -> int | None:
-        """Ids that a table can never exceed; None: as many as there are rows."""
+        """Return the number of ids that a table can never exceed; None: bounded by rows alone."""
         if not self.layout.rows:
             return None
         row = self.layout.rows[table]
@@ -130,7 +130,7 @@ class GroupConfig:
         return min(bounds, default=None)
 
     def arguments(self) -> dict[str, Any]:
-        """What :class:`torch_dynemb.TableGroup` is called with to make an equal, empty group."""
+        """Return arguments of :class:`torch_dynemb.TableGroup` that make an equal, empty group."""
         return {
             "tables": self.tables,
             "optimizer": self.optimizer,
@@ -144,27 +144,27 @@ class GroupConfig:
 def check_stored_gradients(
     owner: str, storage: Storage | None, optimizer: OptimizerConfig | None
 ) -> None:
-    """Checks that rows with storage are in memory when their gradients come.
+    """Check that rows with storage are in memory when their gradients arrive.
 
     Args:
-        owner: what an error begins with.
+        owner: beginning of an error's message.
         storage: of a table, or None.
         optimizer: of its rows, or None.
 
     Raises:
-        ValueError: gradients may come steps after the lookup, which keeps rows in memory.
+        ValueError: gradients may arrive steps after the lookup, when the rows have left memory.
     """
     if storage is None or optimizer is None or optimizer.delayed_gradients != "apply":
         return
     raise ValueError(
         f"{owner} has storage {storage} and an optimizer with delayed_gradients='apply', but rows "
-        "stay in memory until the end of the step that looks them up only, and gradients that come "
-        "later would be lost: leave delayed_gradients 'raise', or storage out"
+        "stay in memory only until the end of the step that looks them up, so later gradients "
+        "would be lost: leave delayed_gradients 'raise', or storage out"
     )
 
 
 def _common_storage(tables: tuple[TableConfig, ...]) -> Storage | None:
-    """The storage of the tables that have one.
+    """Return the storage of the tables that have one.
 
     Raises:
         ValueError: two differ.
@@ -196,10 +196,10 @@ def checked_config(
     seed: int | None,
     split: bool,
 ) -> GroupConfig:
-    """The config that the arguments of :class:`torch_dynemb.TableGroup` describe.
+    """Return the config for the arguments of :class:`torch_dynemb.TableGroup`.
 
     Raises:
-        TypeError, ValueError: a wrong value, or tables that do not go together.
+        TypeError, ValueError: a wrong value, or tables that do not fit together.
     """
     tables = check_tables("TableGroup", tables)
     if optimizer is not None:

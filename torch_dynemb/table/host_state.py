@@ -1,4 +1,4 @@
-"""What the host knows of a group of tables, beside their tensors."""
+"""State of a group of tables on the host, beside the tensors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class EvictedIds(NamedTuple):
 
     Attributes:
         ids: int64 [n].
-        scores: int64 [n], what they were evicted for.
-        rows: float32 [n, dim], their last values; None if they were not asked for.
+        scores: int64 [n], the scores at their eviction.
+        rows: float32 [n, dim], their last values; None if they were not recorded.
     """
 
     ids: Tensor
@@ -32,11 +32,11 @@ EvictionCallback = Callable[[str, EvictedIds], object]
 
 @dataclass(eq=False)
 class EvictionRecords:
-    """What is done about evicted ids.
+    """Settings and rows of the records of evicted ids.
 
     Attributes:
-        callback: is called at the end of a step.
-        rows: by table, rows of the ids in ``index.evicted``; None: they are not kept.
+        callback: called at the end of a step.
+        rows: by table, rows of the ids in ``index.evicted``; None: they are not recorded.
     """
 
     callback: EvictionCallback | None = None
@@ -45,20 +45,18 @@ class EvictionRecords:
 
 @dataclass(eq=False)
 class HostState:
-    """What changes in the course of training, and no kernel needs.
+    """State that changes during training and that kernels do not read.
 
     Attributes:
         rejected: by table, the new ids without room at the end of the last step.
         steps: training steps that have ended.
-        batch_scored: the tables whose lookups have a custom score.
-        proposed_now: int64 [1], seconds that this rank proposes; None: the group is on its own.
+        batch_scored: the tables that have a custom score from their lookups.
+        proposed_now: int64 [1], seconds that this rank proposes; None: the group is on one rank.
         last_reading: of this machine's clock, seconds.
-        forked: whether this process got the tables from its parent.
-        background: what a thread does for the tables, or has done last; the next step raises its
-            error.
-        readers: who reads the changes of the tables, by name.
-        rows_read: is set when the save in the background that reads the rows, if there is one, has
-            read them.
+        forked: whether this process inherited the tables by a fork.
+        background: current or last work of a thread for the tables; the next step raises its error.
+        readers: readers of the changes of the tables, by name.
+        rows_read: set as soon as a save in the background has read the rows; None: no such save.
     """
 
     rejected: list[int]

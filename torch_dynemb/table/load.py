@@ -1,8 +1,23 @@
-"""The one loader of rows that come from elsewhere: checkpoints, state dicts, files of others.
+"""The loader of rows from outside: checkpoints, state dicts, files of other libraries.
 
-Rows go into rows that no id has, and ids are published last. So a source that fails on the way has
-changed nothing that a lookup sees. Where tables had ids, these go first, and a failure brings them
-back, if memory has room for both.
+Steps:
+
+1. :meth:`RowLoader.begin`: if the tables have ids, copy their content and clear them. Choose rows
+   without an id, behind all others.
+2. :meth:`RowLoader.write`: write weights and state to these rows.
+3. :meth:`RowLoader.publish`: insert the ids, which get the written rows.
+4. :meth:`RowLoader.end`, or after an error :meth:`RowLoader.undo`.
+
+Layout of a slab during a load::
+
+    [ rows of other ids | rows of table 1 | rows of table 2 | reserved ... ]
+                        ^ begin_of(1)     ^ begin_of(2)
+
+Invariants:
+
+* Until an id is published, no lookup sees its row. So an error of the source changes nothing
+  visible.
+* An error restores cleared tables if memory has room for both contents; else they are empty.
 """
 
 from __future__ import annotations
@@ -36,19 +51,19 @@ from torch_dynemb.table.tables import Tables, exported, one_table, used_bytes
 
 _IDS_AT_ONCE = 1 << 20
 _GENERATIONS = (1 << GENERATION_BITS) - 1
-_INDEX_BYTES = 2 * 8 * BUCKET_WORDS // BUCKET_WIDTH  # of an id; an index is at least half full
+_INDEX_BYTES = 2 * 8 * BUCKET_WORDS // BUCKET_WIDTH  # per id, in an index that is half full
 _LOOKUPS = [Table.FOUND, Table.MISSED, Table.REJECTED, Table.NOT_ADMITTED, Table.DEFAULT_SERVED]
 
 
 class RowBlock(NamedTuple):
-    """Some columns of some rows of a table, and what else is kept of their ids.
+    """Some columns of some rows of a table, with state and scores.
 
     Attributes:
-        ids: int64 [n], every id once.
-        first_column: which column of the table the first one is.
+        ids: int64 [n], without duplicates.
+        first_column: column of the table that the block begins with.
         rows: [n, columns].
-        state: optimizer state by name: [n, columns], or [n, 1] where a row has one value.
-        scores: int64 [n, words]; None: they stay as they are.
+        state: optimizer state by name: [n, columns], or [n, 1] for one value per row.
+        scores: int64 [n, words]; None: they stay unchanged.
     """
 
     ids: Tensor
@@ -59,12 +74,12 @@ class RowBlock(NamedTuple):
 
 
 def check_ids(tables: Tables, table: int, ids: Tensor) -> None:
-    """Finds what would make a load fail, memory apart, before anything changes.
+    """Check ids before anything changes: a load of them can then fail for memory only.
 
     Args:
         tables: of the group.
         table: its number.
-        ids: int64 [n], those that the table is to have.
+        ids: int64 [n], the ids to load.
 
     Raises:
         ValueError: the table has too small a capacity, or ids has its padding id.
@@ -78,29 +93,29 @@ def check_ids(tables: Tables, table: int, ids: Tensor) -> None:
         )
     if config.padding_idx is not None and bool((ids == config.padding_idx).any()):
         raise ValueError(
-            f"table {config.name!r} has the padding id {config.padding_idx}, which has no row, but "
-            "there is a row for it: give the table the padding_idx it was saved with"
+            f"table {config.name!r} has the padding id {config.padding_idx}, but the load has a "
+            "row for it: give the table the padding_idx it was saved with"
         )
 
 
 class RowLoader:
-    """Replaces some tables of a group; see the module.
+    """Replacement of the content of some tables of a group; see the module.
 
-    :meth:`begin` comes first, then :meth:`write` for all columns of all rows, :meth:`publish` for
-    each table in the order of ``counts``, and :meth:`end`. After an error comes :meth:`undo`.
+    Call :meth:`begin` first, then :meth:`write` for all columns of all rows, :meth:`publish` for
+    each table in the order of ``counts``, and :meth:`end`. After an error call :meth:`undo`.
 
     Args:
         tables: of the group.
-        counts: by number of the table, how many ids it gets.
-        in_place: ids and rows go to the places that they had in another group, which the caller
-            knows: it writes them and publishes them itself.
+        counts: number of ids that each table gets, by number of the table.
+        in_place: True: ids and rows go to the places that they had in another group. The caller
+            writes and publishes them.
 
     Attributes:
-        replaces: whether there is something that goes first.
-        keeps: whether a failure leaves the tables as they were. Otherwise they are empty then:
-            their rows lie in a store, or memory has no room for both.
-        newest: by slab, the newest generation of handles under which a caller that loads in place
-            has written rows to a store.
+        replaces: whether content must be removed first.
+        keeps: whether an error leaves the tables unchanged. Otherwise they are empty afterwards:
+            their rows are in a store, or memory has no room for both contents.
+        newest: by slab, the newest generation of handles that a caller with ``in_place`` has
+            written rows to a store under.
     """
 
     def __init__(
@@ -117,10 +132,10 @@ class RowLoader:
         self.keeps = not self.replaces or self._has_room_for_both()
 
     def begin(self) -> None:
-        """Makes room: takes away what the tables hold.
+        """Clear the tables and provide memory for their new rows.
 
         Raises:
-            NoRoomError: there are too few rows, or memory is short.
+            NoRoomError: too few rows, or too little memory.
             ForkedProcessError: this process is a fork of the one that made the tables.
         """
         tables = self._tables
@@ -145,7 +160,7 @@ class RowLoader:
         tables.memory.bind(tables.index, tables.rows, slab_rows=ends)
 
     def begin_of(self, table: int) -> int:
-        """The row of the first id of a table; the others follow.
+        """Return the row of a table's first id; the others follow.
 
         Args:
             table: its number.
@@ -155,19 +170,20 @@ class RowLoader:
     def write(
         self, table: int, block: RowBlock, places: int | Tensor, words: Sequence[str] = ()
     ) -> None:
-        """Writes rows that no id has yet; :meth:`publish` gives them to their ids.
+        """Write rows before they have an id; :meth:`publish` gives them to their ids.
 
-        Optimizer state that is not given with the first columns of a row is that of a new row.
+        Optimizer state that is missing in the block with a row's first columns starts fresh.
 
         Args:
             table: its number.
             block: rows of it.
-            places: int64 [n], which ones of the ids of the table these are; or that of the first.
-            words: of the columns of ``block.scores``. Those that the table does not keep are left
-                out; those that it keeps and that are not there are those of new ids.
+            places: int64 [n], numbers of the rows among those of the table; or the number of the
+                first.
+            words: scores in the columns of ``block.scores``. Scores that the table does not store
+                are skipped; those that are missing start as those of new ids.
 
         Raises:
-            RuntimeError: rows lie on a disk that has no room, or fails.
+            RuntimeError: rows are on a disk that is full, or fails.
         """
         tables, count = self._tables, block.ids.numel()
         if count == 0:
@@ -203,16 +219,16 @@ class RowLoader:
         counted: CountedIds | None = None,
         scores: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Gives a table its ids, which have their rows from then on; signals must wait.
+        """Give a table its ids, which have their rows from then on; the caller defers signals.
 
         Args:
             table: its number.
-            ids: int64 [n] each, every id once, in the order of their rows.
-            counted: ids that wait for a row; None: none do.
-            scores: int64 [ids] by word, in that order; default: what was written.
+            ids: int64 [n] each, without duplicates, in the order of their rows.
+            counted: ids below admission with their counts; None: there are none.
+            scores: int64 [ids] by word, in that order; default: the scores of :meth:`write`.
 
         Raises:
-            ValueError: an id is there twice.
+            ValueError: an id occurs twice.
             NoRoomError: the table is full, or memory is short.
         """
         tables, index = self._tables, self._tables.index
@@ -221,7 +237,7 @@ class RowLoader:
         if counted is not None and counted.ids.numel() > 0:
             _write_counts(tables, table, counted)
         free = index.slabs[slab, Slab.FREE_COUNT].clone()
-        # so that new ids get the rows that were written
+        # makes new ids take the written rows
         index.slabs[slab, Slab.FREE_COUNT] = 0
         index.slabs[slab, Slab.NEXT_ROW] = self._begins[table]
         tables.bind_memory()
@@ -232,7 +248,7 @@ class RowLoader:
             done += some.numel()
         if int(index.tables[table, Table.SIZE]) != count:
             raise self._twice(table)
-        # after all ids: scores could make them old enough for an eviction
+        # last: old scores could get ids evicted during insertion
         for word, values in (self._scores.get(table, {}) if scores is None else scores).items():
             number, begin = tables.config.layout.score_words.index(word), 0
             for some in pieces:
@@ -244,40 +260,40 @@ class RowLoader:
         tables.bind_memory()
 
     def end(self) -> None:
-        """Ends the load: what the host knows of the tables follows what they hold.
+        """End the load and update the host state.
 
-        A backward of an older forward raises from then on, and none is forgotten.
+        A backward of an earlier forward raises from then on; none is missed.
         """
-        if not self._in_place:  # else the clock is that of the other group
+        if not self._in_place:  # in place, the other group's clock was loaded
             end = len(self._tables.config.tables)
             self._tables.rows.row_clock[end + RowClock.UPDATES] += 1
             self._tables.rows.row_clock[end + RowClock.SINCE_STEP] = 0
         recount(self._tables)
 
     def undo(self) -> None:
-        """Puts back what the tables held; see ``keeps``."""
+        """Restore the former content; see ``keeps``."""
         tables = self._tables
         with defer_signals():
             if self._before is not None:
                 self._before.put_back(self._ends)
             elif self._cleared:
-                self._clear()  # better none of them than some
+                self._clear()  # empty rather than half loaded
             for slab, newest in enumerate(self.newest):
                 if tables.stored(slab) is not None:
-                    # what was written under handles that no id has must never be found
+                    # records under handles without an id must never be found
                     newest = max(newest, row_access.first_generation(tables, slab))
                     tables.index.slabs[slab, Slab.GENERATION] = newest
             tables.release_memory()
 
-    # -- what goes first -------------------------------------------------------------------------
+    # -- former content --------------------------------------------------------------------------
 
     def _numbers(self) -> list[int]:
-        """The tables of the index: those of ids, and those that count ids without a row."""
+        """Return the index tables: those to load, and their counter tables."""
         counters = [self._tables.config.layout.counters[table] for table in self._counts]
         return [*self._counts, *(number for number in counters if number is not None)]
 
     def _holds_anything(self) -> bool:
-        """Whether the tables hold something, or ids have left something behind."""
+        """Return whether the tables have content, or traces of removed ids."""
         index, layout = self._tables.index, self._tables.config.layout
         if bool(index.tables[self._numbers()][:, [Table.SIZE, Table.TOMBSTONES]].any()):
             return True
@@ -291,7 +307,7 @@ class RowLoader:
         return False
 
     def _needs_free_rows(self) -> bool:
-        """Whether rows that other tables have given up have to be brought together."""
+        """Return whether free rows must be gathered at the end to have enough."""
         tables = self._tables
         for slab, (next_row, free) in enumerate(
             tables.index.slabs[:, [Slab.NEXT_ROW, Slab.FREE_COUNT]].tolist()
@@ -328,13 +344,13 @@ class RowLoader:
     # -- ids -------------------------------------------------------------------------------------
 
     def _insert(self, table: int, ids: Tensor, begin: int) -> None:
-        """Inserts ids, of which the first one gets row ``begin``."""
+        """Insert ids; the first one gets row ``begin``."""
         tables, slab = self._tables, self._tables.config.slab_of(table)
         flat, offsets, features = one_table(tables, table, ids)
         rule = tables.config.layout.assign_rows[table : table + 1]
         handles = ops.find_or_insert_(tables.index, flat, offsets, None, features, rule)
         if bool((handles < 0).any()):
-            # if a GPU has refused the ids, it says why here
+            # raises the error of a GPU's kernel, if it refused the ids
             tables.memory.end_step(tables.index, tables.rows)
             raise self._no_room(table)
         rows = row_access.handle_rows(handles)
@@ -350,10 +366,10 @@ class RowLoader:
         if tables.stored(slab) is None:
             tables.rows.generations[slab][first : last + 1] = handles & _GENERATIONS
         else:
-            # rows of a store have been written for these handles
+            # the store has the rows under these handles
             assert bool((handles & _GENERATIONS == row_access.first_generation(tables, slab)).all())
         counters = tables.config.layout.counters[table]
-        if counters is not None:  # ids that have a row wait no longer
+        if counters is not None:  # ids with a row are not counted any more
             ops.erase_(tables.index, flat, offsets, [counters])
 
     def _no_room(self, table: int) -> NoRoomError:
@@ -370,13 +386,14 @@ class RowLoader:
 
 @contextmanager
 def undone_after_error(loaders: Iterable[RowLoader]) -> Iterator[Callable[[], None]]:
-    """CopyOnWrite loads after an error in the context, or an interrupt.
+    """Roll loads back after an error or an interrupt in the context.
 
     Args:
         loaders: of the loads.
 
     Yields:
-        A function to call when all loads have ended, while signals wait: they stay then.
+        A function to call when all loads have ended, while signals are deferred: the loads are
+            final then.
     """
     begun = list(loaders)
     try:
@@ -389,7 +406,7 @@ def undone_after_error(loaders: Iterable[RowLoader]) -> Iterator[Callable[[], No
 
 
 def _write_counts(tables: Tables, table: int, counted: CountedIds) -> None:
-    """Counts ids that have no row, also those that wait for room only; none is counted yet."""
+    """Write counts of ids without a row, also of ids without room; no count exists yet."""
     counters = tables.config.layout.counters[table]
     assert counters is not None
     policy = tables.index.policy.clone()
@@ -399,7 +416,7 @@ def _write_counts(tables: Tables, table: int, counted: CountedIds) -> None:
     index = tables.index._replace(policy=policy)
     ops.find_or_insert_(index, flat, offsets, None, features, features)
     tables.index.tables[table, _LOOKUPS] = before  # nothing has been looked up
-    # stored as handles are, where 0 is an empty slot
+    # stored like handles, where 0 means an empty slot
     counts = counted.counts.to(tables.device) - 1
     ops.set_handles_(tables.index, flat, offsets, [counters], counts)
 

@@ -1,4 +1,4 @@
-"""Handles of the ids of a batch: what lookups that train do to the index."""
+"""Handles of the ids of a batch: the index part of training lookups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch_dynemb.table.tables import Tables
 def find(
     tables: Tables, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]
 ) -> ops.FoundIds:
-    """See :func:`torch_dynemb.ops.find`."""
+    """Find handles as :func:`torch_dynemb.ops.find` does."""
     return ops.find(tables.index, ids, offsets, feature_tables)
 
 
@@ -35,7 +35,7 @@ def find_or_insert(
     scores: Tensor | None = None,
     counts: Tensor | None = None,
 ) -> Tensor:
-    """See :meth:`torch_dynemb.TableGroup.find_or_insert`."""
+    """Find or insert ids as :meth:`torch_dynemb.TableGroup.find_or_insert` does."""
     if counts is not None:
         ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         handles = find_or_insert(
@@ -66,12 +66,12 @@ def find_or_insert(
 
 
 def reserve_space(tables: Tables, batch: LookupBatch) -> None:
-    """Before ids are inserted for a lookup that trains: raises where a disk has no room for it.
+    """Reserve space on disk for the ids of a training lookup, before they are inserted.
 
-    Their counts are as they were then, so the step can be repeated.
+    Counts of ids are unchanged after an error, so the step can be repeated.
 
     Raises:
-        NoRoomError: there is no room.
+        NoRoomError: the disk is full.
         RuntimeError: the store has failed.
         ForkedProcessError: this process is a fork of the one that made the tables.
     """
@@ -82,10 +82,10 @@ def reserve_space(tables: Tables, batch: LookupBatch) -> None:
 
 
 def stage(tables: Tables, batch: LookupBatch, handles: Tensor) -> Tensor:
-    """Handles with which rows are trained; those that are not in memory are fetched.
+    """Load the rows of a training lookup into memory; return the handles to train with.
 
     Args:
-        handles: int64 [N], which the index has given for the ids.
+        handles: int64 [N], of the ids in the index.
     """
     if tables.tiers is None:
         return handles
@@ -95,10 +95,10 @@ def stage(tables: Tables, batch: LookupBatch, handles: Tensor) -> Tensor:
 
 
 def read(tables: Tables, batch: LookupBatch, handles: Tensor) -> Tensor:
-    """A lookup that trains nothing.
+    """Look rows up without training.
 
     Args:
-        handles: int64 [N], which the index has given for the ids.
+        handles: int64 [N], of the ids in the index.
 
     Returns:
         float32 [B, sum of feature_dims], or [N, dim] without pooling.
@@ -110,7 +110,7 @@ def read(tables: Tables, batch: LookupBatch, handles: Tensor) -> Tensor:
 
 
 def find_and_read(tables: Tables, batch: LookupBatch) -> Tensor:
-    """:func:`read` of ids whose handles nobody knows yet; ids whose ttl has passed are missing.
+    """Find ids and :func:`read` their rows; expired ids count as missing.
 
     Returns:
         As :func:`read`.
@@ -126,10 +126,10 @@ def find_and_read(tables: Tables, batch: LookupBatch) -> Tensor:
 
 
 def _check_has_store(tables: Tables) -> None:
-    """Raises ForkedProcessError in a fork, in which nothing brings rows from the store."""
+    """Raise ForkedProcessError in a fork, which cannot load rows from the store."""
     if tables.host.forked:
         raise ForkedProcessError(
-            "this process is a fork of the one that made the tables, whose rows are in a store: "
+            "this process is a fork of the one that made the tables, and the rows are in a store: "
             "only that process can look them up. Do so there, or in its threads, and let workers "
             "of a DataLoader give ids; or give them td.freeze(model), which has all rows in memory"
         )
@@ -143,7 +143,7 @@ def prefetch(
     *,
     ahead: int = 1,
 ) -> None:
-    """See :meth:`torch_dynemb.TableGroup.prefetch`."""
+    """Start to load rows as :meth:`torch_dynemb.TableGroup.prefetch` does."""
     ahead = integer("prefetch: ahead", ahead, least=1)
     if tables.tiers is None:
         return
@@ -156,7 +156,7 @@ def prefetch(
 def without_expired(
     tables: Tables, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int], handles: Tensor
 ) -> Tensor:
-    """Handles in which ids whose ttl has passed are missing."""
+    """Return handles with those of expired ids marked as missing."""
     if "expiry" not in tables.config.layout.score_words:
         return handles
     word = tables.config.layout.word("expiry")
@@ -197,7 +197,7 @@ def _check_custom_scores(
 def _admitted_by_hooks(
     tables: Tables, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]
 ) -> Tensor | None:
-    """bool [N], or None where no hook is asked."""
+    """Return the hooks' decisions, bool [N], or None if no table has a hook."""
     hooked = sorted({t for t in feature_tables if tables.config.hooked[t]})
     if not hooked:
         return None

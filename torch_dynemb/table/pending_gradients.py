@@ -1,4 +1,4 @@
-"""The pending gradients of one table, apart from where they lie."""
+"""The pending gradients of one table, independent of the places of its rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_dynemb.ops.pending import PendingGradients, accumulate_grad_, merge_g
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.table.tables import Tables
 
-# Gradients of a lookup from which on they are sorted table by table; csrc/cpu/gradient/runs.cpp.
+# From this number on, gradients of a lookup are sorted by table; csrc/cpu/gradient/runs.cpp.
 _MANY = 1 << 16
 _ROW_BITS = 36
 
@@ -33,7 +33,7 @@ class TableGradients(NamedTuple):
 
 @torch.no_grad()
 def read_pending(tables: Tables, table: int) -> TableGradients:
-    """A copy of the pending gradients of a table; waits for a GPU to count them."""
+    """Copy the pending gradients of a table; waits for a GPU to count them."""
     pending = PendingGradients.of(tables.rows.pending)
     merge_grad_(pending, tables.rows)
     slab = int(tables.index.meta[table, Meta.SLAB])
@@ -48,12 +48,12 @@ def read_pending(tables: Tables, table: int) -> TableGradients:
 
 @torch.no_grad()
 def sort_pending(tables: Tables, slab: int) -> None:
-    """Puts the pending gradients of a slab in the order of rows, if they are in that of slots.
+    """Sort the pending gradients of a tiered slab by row instead of by slot.
 
-    A sum over them, such as a norm, has the same bits then as one of a table in memory.
+    A sum over them, such as a norm, then has the same bits as for a table in memory.
 
     Args:
-        tables: whose gradients have been merged.
+        tables: of the group; their gradients have been merged.
         slab: its number.
     """
     tiers = tables.tiers
@@ -64,8 +64,8 @@ def sort_pending(tables: Tables, slab: int) -> None:
     of_slab = (part[slab] for part in (pending.handles, pending.ids, pending.tables))
     entries = [entry[:count] for entry in (*of_slab, pending.gradients[slab])]
     slots, tables_of = entries[0] >> GENERATION_BITS, entries[2]
-    # The rows of one table come after those of another where they are many, else all in one order.
-    # What is in neither has been sorted here before.
+    # Many gradients are grouped by table, few are in one order. Gradients in neither order were
+    # sorted here before.
     table_begins = tables_of[1:] != tables_of[:-1]
     in_one_order = _ascends(slots)
     if in_one_order and len(slots) >= _MANY:
@@ -87,7 +87,7 @@ def _ascends(values: Tensor) -> bool:
 
 @torch.no_grad()
 def add_pending(tables: Tables, table: int, added: TableGradients) -> None:
-    """Adds gradients to the pending ones; negative handles, which have no row, are left out."""
+    """Add gradients to the pending ones; negative handles (ids without a row) are skipped."""
     if added.ids.shape[0] == 0:
         return
     updates = tables.rows.row_clock[len(tables.config.tables) + RowClock.UPDATES].reshape(1).clone()

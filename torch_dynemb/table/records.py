@@ -1,4 +1,9 @@
-"""Rows as the records of a store, and back (csrc/core/storage/record.h)."""
+"""Rows as records of a store, and back (``csrc/core/storage/record.h``).
+
+A record, see :class:`torch_dynemb.storage.tiers.RecordStore`::
+
+    header, 24 bytes | weights | state 1 | state 2 ... | zeros to a multiple of 8 bytes
+"""
 
 from __future__ import annotations
 
@@ -15,22 +20,22 @@ _ALIGNMENT = 8
 
 
 def record_bytes(config: GroupConfig, slab: int) -> int:
-    """Bytes of a record.
+    """Return the bytes of a record.
 
     Args:
         config: of the group.
-        slab: whose rows they are.
+        slab: of the rows.
     """
     *_, (_, _, end) = _fields(config, slab)
     return -(-end // _ALIGNMENT) * _ALIGNMENT
 
 
 def packed(config: GroupConfig, slab: int, weights: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-    """Records with headers of zeros, uint8 [n, bytes].
+    """Pack rows into records with headers of zeros, uint8 [n, bytes].
 
     Args:
         config: of the group.
-        slab: whose rows they are.
+        slab: of the rows.
         weights: [n, dim], of the dtype of the slab.
         state: all optimizer state by name: [n], or [n, columns].
     """
@@ -44,18 +49,18 @@ def packed(config: GroupConfig, slab: int, weights: Tensor, state: Mapping[str, 
 
 
 def weights_of(config: GroupConfig, slab: int, records: Tensor) -> Tensor:
-    """The weights of records, [n, dim]: a copy.
+    """Copy the weights of records, [n, dim].
 
     Args:
         config: of the group.
-        slab: whose rows they are.
+        slab: of the rows.
         records: uint8 [n, bytes].
     """
     return _values(records, next(_fields(config, slab)))
 
 
 def state_of(config: GroupConfig, slab: int, records: Tensor) -> dict[str, Tensor]:
-    """The optimizer state of records by name, [n] or [n, columns]: copies.
+    """Copy the optimizer state of records by name, [n] or [n, columns].
 
     Args:
         config, slab, records: as for :func:`weights_of`.
@@ -68,9 +73,9 @@ def state_of(config: GroupConfig, slab: int, records: Tensor) -> dict[str, Tenso
 
 
 def _values(records: Tensor, field: tuple[torch.dtype, int, int]) -> Tensor:
-    """[n, columns]."""
+    """Copy a field of records as [n, columns]."""
     dtype, begin, end = field
-    # new memory, because bytes of a record may begin anywhere
+    # a copy, because a field of a record may be unaligned
     values = records.new_empty(records.shape[0], end - begin).copy_(records[:, begin:end])
     return values.view(dtype)
 
@@ -80,7 +85,7 @@ def _state(config: GroupConfig) -> tuple[StateTensor, ...]:
 
 
 def _fields(config: GroupConfig, slab: int) -> Iterator[tuple[torch.dtype, int, int]]:
-    """Of weights, then of each tensor of state: dtype, and where its bytes begin and end."""
+    """Yield dtype, begin and end of the bytes of weights, then of each tensor of state."""
     of = config.slabs[slab]
     end = HEADER_BYTES + of.dim * of.dtype.itemsize
     yield of.dtype, HEADER_BYTES, end

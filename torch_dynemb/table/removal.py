@@ -32,15 +32,15 @@ Condition = Callable[[ops.ExportedBatch], Tensor]
 
 
 class Conditions(TypedDict, total=False):
-    """Which ids of a table are removed: one of these.
+    """Conditions for the removal of ids of a table: give one.
 
     Attributes:
-        not_seen_for: that no training lookup of the last so many steps, at least 1, has met.
-        expired: True: ids of which the ttl has passed.
-        score_below: ids with a lower score (the one that decides who is evicted).
-        norm_below: ids with a row of a smaller L2 norm (an untrained row: its initial value); more
-            than 0.
-        predicate: from ids int64 [n] and scores int64 [n] of a batch to bool [n].
+        not_seen_for: steps, at least 1: ids without a training lookup in the last so many steps.
+        expired: True: ids past their ttl.
+        score_below: ids with a lower score (the score that eviction goes by).
+        norm_below: ids with a row of a smaller L2 norm (of an untrained row: that of its initial
+            value); more than 0.
+        predicate: function of ids int64 [n] and scores int64 [n] of a batch, with result bool [n].
     """
 
     not_seen_for: int | None
@@ -51,13 +51,13 @@ class Conditions(TypedDict, total=False):
 
 
 def contains(tables: Tables, table: int, ids: Tensor) -> Tensor:
-    """See :meth:`torch_dynemb.TableGroup.contains`."""
+    """Return which ids are in a table, as :meth:`torch_dynemb.TableGroup.contains` does."""
     handles = find(tables, *one_table(tables, table, ids, "contains")).handles
     return (handles >= 0).reshape(ids.shape)
 
 
 def erase(tables: Tables, table: int, ids: Tensor) -> int:
-    """See :meth:`torch_dynemb.TableGroup.erase`."""
+    """Remove ids as :meth:`torch_dynemb.TableGroup.erase` does."""
     tables.check_own()
     flat, offsets, features = one_table(tables, table, ids, "erase")
     slab = tables.config.slab_of(table)
@@ -73,24 +73,24 @@ def erase(tables: Tables, table: int, ids: Tensor) -> int:
 def remove(
     tables: Tables, table: int, *, batch_size: int = 1 << 20, **conditions: Unpack[Conditions]
 ) -> int:
-    """See :meth:`torch_dynemb.TableGroup.remove`."""
+    """Remove ids as :meth:`torch_dynemb.TableGroup.remove` does."""
     tables.config.table(table, "remove")
     batch_size = integer("remove: batch_size", batch_size, least=BUCKET_WIDTH)
     condition = condition_of(tables, table, conditions)
     tables.check_own()
-    # removed together, so that a predicate that raises, or an interrupt, removes nothing
+    # in one erase: an error of a predicate, or an interrupt, removes nothing
     chosen = [batch.ids[condition(batch)] for batch in exported(tables, table, batch_size)]
     return erase(tables, table, torch.cat(chosen)) if chosen else 0
 
 
 def clear(tables: Tables, table: int) -> int:
-    """See :meth:`torch_dynemb.TableGroup.clear`."""
+    """Remove all ids as :meth:`torch_dynemb.TableGroup.clear` does."""
     tables.config.table(table, "clear")
     return remove(tables, table, predicate=lambda ids, _: torch.ones_like(ids, dtype=torch.bool))
 
 
 def fill(tables: Tables, table: int, value: float) -> None:
-    """See :meth:`torch_dynemb.TableGroup.fill`."""
+    """Set all rows as :meth:`torch_dynemb.TableGroup.fill` does."""
     value = number("fill: value", value)
     dim = tables.config.table(table, "fill").embedding_dim
     tables.check_own()
@@ -103,7 +103,7 @@ def fill(tables: Tables, table: int, value: float) -> None:
 
 
 def reset_counts(tables: Tables, table: int) -> None:
-    """See :meth:`torch_dynemb.TableGroup.reset_counts`."""
+    """Reset counts of admission as :meth:`torch_dynemb.TableGroup.reset_counts` does."""
     rule = tables.config.table(table, "reset_counts").policy.admission
     tables.check_own()
     counters = tables.config.layout.counters[table]
@@ -124,10 +124,10 @@ def reset_counts(tables: Tables, table: int) -> None:
 
 
 def condition_of(tables: Tables, table: int, conditions: Conditions) -> Condition:
-    """The one condition that is given.
+    """Return the given condition as a function of a batch.
 
     Raises:
-        ValueError: none or several were given, or one that the table cannot tell.
+        ValueError: none or several were given, or the table has no data for it.
         TypeError: the predicate is not callable.
     """
     names = list(Conditions.__annotations__)
@@ -191,7 +191,7 @@ def _checked(mask: object, ids: Tensor) -> Tensor:
 
 
 def _norms(tables: Tables, table: int, batch: ops.ExportedBatch) -> Tensor:
-    """L2 norms of rows, float32 [n]."""
+    """Return L2 norms of rows, float32 [n]."""
     source, handles = readable(tables, table, batch.ids, batch.handles)
     bag = torch.tensor([0, batch.ids.numel()], device=batch.ids.device)
     dim = int(tables.index.meta[table, Meta.DIM])

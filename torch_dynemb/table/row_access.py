@@ -1,7 +1,7 @@
-"""The one way to the values of rows that ids have: reads and writes them where they lie.
+"""Reads and writes of rows by their handles, in memory or in a store.
 
-Ops that look rows up or train them take the tensors of a group as they are. Whatever else reads or
-writes rows by their handles does it here, so that it need not know where a row lies.
+Ops that look rows up or train them take the tensors of a group directly. All other code reads and
+writes rows here, so it does not depend on where a row is.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from torch_dynemb.table.records import packed, record_bytes, state_of, weights_o
 from torch_dynemb.table.tables import Tables
 
 _GENERATIONS = (1 << GENERATION_BITS) - 1
-DIRTY = 255  # the dirty bits of a row after it has been written: one for every reader
-_PIECE_BYTES = 8 << 20  # of records that are read from a store together
+DIRTY = 255  # the dirty bits of a written row, one for every reader
+_PIECE_BYTES = 8 << 20  # of records in one read from a store
 
 
 class RowValues(NamedTuple):
-    """Copies of the rows of some ids.
+    """Rows of some ids, as copies.
 
     Attributes:
         weights: [n, dim], of the dtype of the table.
         state: optimizer state by name: [n] or [n, columns].
-        written: bool [n]; a row that no backward and no assignment has written has the values that
-            it starts with.
+        written: bool [n], whether a backward or an assignment has written the row. Other rows have
+            their initial values.
     """
 
     weights: Tensor
@@ -49,19 +49,19 @@ class RowValues(NamedTuple):
 
 
 class ReadsRecords(Protocol):
-    """A store, or what one holds of another time."""
+    """A store, or its pinned rows."""
 
     def read(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> Records:
-        """Rows of ids; see :meth:`torch_dynemb.storage.tiers.Tiers.read`."""
+        """Read rows of ids; see :meth:`torch_dynemb.storage.tiers.Tiers.read`."""
 
 
 def handle_rows(handles: Tensor) -> Tensor:
-    """Row numbers of handles, int64; handles must not be negative."""
+    """Return the row numbers of handles, int64; handles must not be negative."""
     return handles >> GENERATION_BITS
 
 
 def first_generation(tables: Tables, slab: int) -> int:
-    """The generation of handles of rows that have had no owner yet; waits for a GPU.
+    """Return the generation of handles of rows without an earlier owner; waits for a GPU.
 
     Args:
         tables: of the group.
@@ -71,28 +71,30 @@ def first_generation(tables: Tables, slab: int) -> int:
 
 
 def state_names(tables: Tables) -> list[str]:
-    """Names of the optimizer state of a row, in the order of ``RowTensors.state``."""
+    """Return the names of the optimizer state of a row, in the order of ``RowTensors.state``."""
     config = tables.config.optimizer
     return [] if config is None else [tensor.name for tensor in config.state]
 
 
 def state_tensors(tables: Tables, slab: int) -> dict[str, Tensor]:
-    """The optimizer state of a slab by name: the tensors themselves."""
+    """Return the optimizer state of a slab by name, without a copy."""
     of_slab = tables.rows.state[slab :: len(tables.config.slabs)]
     return dict(zip(state_names(tables), of_slab, strict=True))
 
 
 def readable(tables: Tables, table: int, ids: Tensor, handles: Tensor) -> tuple[RowTensors, Tensor]:
-    """What ops that only read rows are given, such as :func:`torch_dynemb.ops.embedding_inference`.
+    """Return rows and handles for ops that only read rows, such as ``embedding_inference``.
+
+    Rows in memory are used in place; rows in a store are copied.
 
     Args:
         tables: of the group.
-        table: that the ids are of.
+        table: of the ids.
         ids: int64 [n].
-        handles: int64 [n], of the ids; negative where an id has no row.
+        handles: int64 [n], of the ids; negative if an id has no row.
 
     Returns:
-        Rows, and the handles int64 [n] with which ops find them there.
+        Rows, and the handles int64 [n] of the ids in them.
     """
     slab = tables.config.slab_of(table)
     stored = tables.stored(slab)
@@ -117,13 +119,13 @@ def readable(tables: Tables, table: int, ids: Tensor, handles: Tensor) -> tuple[
 
 
 def read_rows(tables: Tables, table: int, ids: Tensor, handles: Tensor) -> RowValues:
-    """Copies of rows; those that nobody has written yet have the values that they start with.
+    """Copy rows; unwritten rows have their initial values.
 
     Args:
         tables: of the group.
-        table: that the ids are of.
+        table: of the ids.
         ids: int64 [n].
-        handles: int64 [n], of the ids; all of rows.
+        handles: int64 [n], of the ids; all have a row.
     """
     slab, numbers = tables.config.slab_of(table), handle_rows(handles)
     stored = tables.stored(slab)
@@ -140,27 +142,27 @@ def read_rows(tables: Tables, table: int, ids: Tensor, handles: Tensor) -> RowVa
 def read_records(
     tables: Tables, store: ReadsRecords, table: int, ids: Tensor, handles: Tensor
 ) -> RowValues:
-    """Copies of rows that lie in a store, like :func:`read_rows`.
+    """Copy rows from a store, like :func:`read_rows`.
 
     Args:
         tables: of the group.
-        store: where the rows lie.
-        table: that the ids are of.
+        store: of the rows.
+        table: of the ids.
         ids: int64 [n].
-        handles: int64 [n], of the ids; all of rows.
+        handles: int64 [n], of the ids; all have a row.
     """
     values = _read_stored(tables, store, table, ids, handles)
     return with_initial_values(tables, table, ids, values)
 
 
 def with_initial_values(tables: Tables, table: int, ids: Tensor, values: RowValues) -> RowValues:
-    """The same copies of rows, of which those that nobody has written get what they start with.
+    """Fill unwritten rows of copies with their initial values, and return the copies.
 
     Args:
         tables: of the group.
-        table: that the ids are of.
+        table: of the ids.
         ids: int64 [n].
-        values: of the ids; they change.
+        values: of the ids; changed in place.
     """
     if not bool(values.written.all()):
         _write_initial_values(tables, table, ids, values)
@@ -178,25 +180,25 @@ def write_rows(
     first_column: int = 0,
     next_row: Tensor | None = None,
 ) -> None:
-    """Writes rows, which are then those of their ids; waits for a GPU.
+    """Write rows of ids; waits for a GPU.
 
-    Of a row that is written for the first time, columns that are not given have no values, and
-    state that is not given is that of a new row.
+    In a row that is written for the first time, missing columns stay undefined, and missing state
+    is that of a new row.
 
     Args:
         tables: of the group.
-        table: that the ids are of.
-        ids: int64 [n], every id once.
-        handles: int64 [n], of the ids; all of rows.
+        table: of the ids.
+        ids: int64 [n], without duplicates.
+        handles: int64 [n], of the ids; all have a row.
         weights: [n, columns].
-        state: optimizer state by name: [n, columns], or [n] or [n, 1] where a row has one value.
-            State that is not of columns (such as that of 8 bits) is given as a whole.
-        first_column: which column of the table the first one is.
-        next_row: int64 [], the first row that had never had an owner before these ids had their
-            handles, where that is known: memory beyond it is not touched in vain.
+        state: optimizer state by name: [n, columns], or [n] or [n, 1] for one value per row. State
+            without columns (such as 8-bit state) is given as a whole.
+        first_column: column of the table that ``weights`` begins with.
+        next_row: int64 [], the first row without an owner before these ids got their handles, if
+            known: state of new rows is not zeroed a second time.
 
     Raises:
-        RuntimeError: rows lie on a disk that has no room, and nothing has been written; or that
+        RuntimeError: rows are on a disk that is full, and nothing has been written; or the disk
             fails.
     """
     if ids.numel() == 0:
@@ -220,16 +222,16 @@ def write_rows(
     for name, values in state.items():
         target = _columns_of(tensors[name], values, first_column)
         _put(target, places, values if values.dim() == target.dim() else values[:, 0])
-    # last: it makes the rows those of the ids
+    # last: from here on the ids own the rows
     _put(tables.rows.generations[slab], places, places.generations)
     for dirty in tables.rows.dirty_bits[slab : slab + 1]:
         dirty[places.numbers if places.run is None else places.run] = DIRTY
 
 
 def materialize(tables: Tables) -> int:
-    """Writes the rows that no backward has written yet; returns how many.
+    """Write the rows that no backward has written yet; return how many.
 
-    Rows in a store stay as they are: who reads them gets the values that they start with.
+    Rows in a store are skipped: a read returns their initial values.
     """
     return int(ops.materialize_(tables.index, tables.rows))
 
@@ -238,7 +240,7 @@ def materialize(tables: Tables) -> int:
 
 
 def _pieces(tables: Tables, slab: int, count: int) -> Iterator[slice]:
-    """Ranges of rows that are read from a store together."""
+    """Yield ranges of rows that fit into one read from a store."""
     step = max(1, _PIECE_BYTES // record_bytes(tables.config, slab))
     for begin in range(0, count, step):
         yield slice(begin, min(begin + step, count))
@@ -251,7 +253,7 @@ def _with(tensors: list[Tensor], number: int, tensor: Tensor) -> list[Tensor]:
 def _read_stored(
     tables: Tables, stored: ReadsRecords, table: int, ids: Tensor, handles: Tensor
 ) -> RowValues:
-    """What there is; rows that nobody has written have no values."""
+    """Read records; unwritten rows have undefined values."""
     config, slab = tables.config, tables.config.slab_of(table)
     count = ids.numel()
     values = RowValues(
@@ -281,7 +283,7 @@ def _write_stored(
     state: Mapping[str, Tensor],
     first_column: int,
 ) -> None:
-    """All rows together, so that a disk without room has changed nothing."""
+    """Write all rows in one call, so a full disk has changed nothing."""
     config, slab = tables.config, tables.config.slab_of(table)
     whole = RowValues(weights, dict(state), torch.empty(0))
     shapes = state_tensors(tables, slab)
@@ -300,18 +302,18 @@ def _write_stored(
     stored.write(slab, table, ids, handles, packed(config, slab, own, of_state))
 
 
-# -- where rows lie ------------------------------------------------------------------------------
+# -- places of rows ------------------------------------------------------------------------------
 
 
 class _Places(NamedTuple):
-    """Where the rows of distinct ids lie in their slab.
+    """Places of the rows of distinct ids in their slab.
 
     Attributes:
         numbers: int64 [n], their row numbers.
-        run: the same rows where they follow each other in the order of the ids, else None: what is
-            copied as a whole takes a fraction of the time.
+        run: the rows as a slice if they are consecutive in the order of the ids, else None. A slice
+            is copied in a fraction of the time.
         generations: int32 [n], those of the ids.
-        first_owners: whether no row has ever had an owner before these ids.
+        first_owners: whether these ids are the first owners of their rows.
     """
 
     numbers: Tensor
@@ -321,7 +323,7 @@ class _Places(NamedTuple):
 
 
 def _places(handles: Tensor, next_row: Tensor | None) -> _Places:
-    """The places that handles name; waits for a GPU once.
+    """Return the places of handles; waits for a GPU once.
 
     Args:
         handles: int64 [n], n at least 1.
@@ -336,32 +338,32 @@ def _places(handles: Tensor, next_row: Tensor | None) -> _Places:
 
 
 def _generations(handles: Tensor) -> Tensor:
-    """int32 [n]."""
+    """Return the generations of handles, int32 [n]."""
     return (handles & _GENERATIONS).to(torch.int32)
 
 
 def _columns_of(tensor: Tensor, values: Tensor, first_column: int) -> Tensor:
-    """The columns of a tensor of state that values, of some columns or of all, are for."""
+    """Return the part of a state tensor that ``values`` are for: some columns, or all."""
     if tensor.dim() == 1 or tensor.shape[1] == values.shape[1]:
         return tensor
     return tensor[:, first_column : first_column + values.shape[1]]
 
 
 def _put(target: Tensor, places: _Places, values: Tensor) -> None:
-    """Writes rows of a tensor."""
+    """Write rows of a tensor."""
     if places.run is not None:
         target[places.run] = values
     else:
         target.index_copy_(0, places.numbers, values.to(target.dtype))
 
 
-# -- rows that nobody has written ----------------------------------------------------------------
+# -- unwritten rows ------------------------------------------------------------------------------
 
 
 def _freshen_state(
     tables: Tables, table: int, places: _Places, fresh: Mapping[str, Tensor]
 ) -> None:
-    """Optimizer state of the rows that their ids have not written yet; waits for a GPU.
+    """Reset the optimizer state of rows that their ids have not written yet; waits for a GPU.
 
     Args:
         fresh: tensors of state by name.
@@ -378,8 +380,8 @@ def _freshen_state(
     if count < places.numbers.numel():
         run = None
     numbers = places.numbers[unwritten] if run is None else places.numbers
-    # Memory is zeros until it is written. A row that had an owner may have been given up by
-    # `compact`, or left half copied by it, so its state is not known to be.
+    # Memory is zero until it is written. A row that had an owner may be one that `compact` freed
+    # or copied in part, so its state may be anything.
     zeros = places.first_owners and never_written
     first, *_ = state_names(tables)
     for name, tensor in fresh.items():
@@ -393,10 +395,10 @@ def _freshen_state(
 
 
 def _write_initial_values(tables: Tables, table: int, ids: Tensor, values: RowValues) -> None:
-    """Gives copies of rows that nobody has written the values that they start with."""
+    """Write initial values into copies of unwritten rows."""
     count = ids.numel()
     local = (torch.arange(count, device=ids.device) << GENERATION_BITS) | 1
-    generations = values.written.to(torch.int32)  # 0: nobody has written the row
+    generations = values.written.to(torch.int32)  # 0: an unwritten row
     buckets = -(-count // BUCKET_WIDTH)
     lines = ids.new_zeros(buckets, BUCKET_WORDS)
     for column, words in ((0, ids), (BUCKET_WIDTH, local + 1)):  # 0: an empty slot

@@ -1,4 +1,4 @@
-"""Rows from elsewhere that change some ids of a table, and leave the others as they are."""
+"""Change of some ids of a table by rows from outside, such as a commit of a log."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from torch_dynemb.table.tables import Tables, one_table
 
 
 class RowUpdate:
-    """Writes rows of a table, with new ids where there are some, and removes other ids.
+    """Update of a table: writes rows, inserts new ids, and removes other ids.
 
-    :meth:`prepare` and :meth:`apply` come first, and :meth:`finish` last. After an error in
-    between, :meth:`undo` brings back what was. New ids get rows whatever admission says, and no
-    other id is evicted for them.
+    Call :meth:`prepare`, then :meth:`apply`, then :meth:`finish`. After an error in between,
+    :meth:`undo` restores the table. New ids get rows without admission, and no id is evicted for
+    them.
 
     Args:
-        where: begins errors.
+        where: beginning of an error's message.
         tables: of the group.
         table: its number.
-        ids: int64 [n], every id once.
+        ids: int64 [n], without duplicates.
         rows: [n, columns].
-        state: optimizer state by name, [n] or [n, columns] each; that of a new row is fresh, and of
-            other rows it stays, where it is not given.
-        scores: int64 [n] by word; others stay, or are those of new ids.
-        gone: int64 [m], ids that are removed; those that are not there, or among ``ids``, are left
-            out.
-        first_column: which column of the table the first one of ``rows`` is.
-        steps: that the optimizer has made then; None: they stay.
+        state: optimizer state by name, [n] or [n, columns] each. Missing state starts fresh in new
+            rows and stays in others.
+        scores: int64 [n] by word. Missing scores are those of new ids, or stay.
+        gone: int64 [m], ids to remove; unknown ids, and those in ``ids``, are skipped.
+        first_column: column of the table that ``rows`` begins with.
+        steps: number of the optimizer's updates afterwards; None: unchanged.
 
     Attributes:
-        ids, gone: as given, without what is left out.
+        ids: as given.
+        gone: ids to remove, without the skipped ones.
         new: bool [n], which ids are new.
     """
 
@@ -68,7 +68,7 @@ class RowUpdate:
         self._back: Callable[[], RowUpdate] | None = None
 
     def prepare(self) -> None:
-        """Makes room, and copies of what will change.
+        """Grow the index for the new ids, and copy the content that will change.
 
         Raises:
             RuntimeError: memory is short.
@@ -95,10 +95,10 @@ class RowUpdate:
         )
 
     def apply(self) -> None:
-        """Makes the change.
+        """Apply the update.
 
         Raises:
-            RuntimeError: memory is short, or the group's budget is used by other tables.
+            RuntimeError: memory is short, or other tables use up the group's budget.
         """
         tables, table = self._tables, self._table
         if self.gone.numel() > 0:
@@ -118,12 +118,12 @@ class RowUpdate:
             set_optimizer_steps(tables, table, self._steps)
 
     def undo(self) -> None:
-        """Brings everything back as it was before :meth:`apply`, at whatever point that failed."""
+        """Restore the content from before :meth:`apply`, wherever that failed."""
         assert self._back is not None
         self._back().apply()
 
     def finish(self) -> None:
-        """Forgets how often the new ids have been seen: they wait for a row no longer."""
+        """Clear the admission counts of new ids, since they have a row now."""
         tables = self._tables
         counters = tables.config.layout.counters[self._table]
         new = self.ids[self.new]
@@ -152,11 +152,11 @@ class RowUpdate:
         flat, offsets, features = one_table(tables, table, ids)
         handles = ops.find_or_insert_(index, flat, offsets, None, features, rule)
         if bool((handles < 0).any()):
-            # if a GPU has refused the ids, it says why here
+            # raises the error of a GPU's kernel, if it refused the ids
             tables.memory.end_step(tables.index, tables.rows)
             raise NoRoomError(
-                f"{self._where} has no room for {ids.numel()} new ids: give the group more memory "
-                "or rows, as the one has that they come from. None of them stays",
+                f"{self._where} has no room for {ids.numel()} new ids, and none was inserted: give "
+                "the group as much memory or as many rows as the group that they come from",
                 tables=[tables.config.names[table]],
             )
 

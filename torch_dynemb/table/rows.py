@@ -1,4 +1,4 @@
-"""Rows of ids: reading, writing, exporting them."""
+"""Rows of ids: read, write and export."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ExportedRows(NamedTuple):
     Attributes:
         ids: int64 [n].
         rows: float32 [n, dim].
-        scores: int64 [n], by which the table evicts; zeros if it keeps none.
+        scores: int64 [n], the score that eviction goes by; zeros if the table stores none.
     """
 
     ids: Tensor
@@ -35,7 +35,7 @@ class ExportedRows(NamedTuple):
 
 
 def read(tables: Tables, table: int, ids: Tensor) -> Tensor:
-    """See :meth:`torch_dynemb.TableGroup.read`."""
+    """Read rows as :meth:`torch_dynemb.TableGroup.read` does."""
     flat, offsets, features = one_table(tables, table, ids, "read")
     rows, handles = readable(tables, table, flat, find(tables, flat, offsets, features).handles)
     dim = tables.config.tables[table].embedding_dim
@@ -44,7 +44,7 @@ def read(tables: Tables, table: int, ids: Tensor) -> Tensor:
 
 
 def insert_or_assign(tables: Tables, table: int, ids: Tensor, rows: Tensor) -> None:
-    """See :meth:`torch_dynemb.TableGroup.insert_or_assign`."""
+    """Write rows as :meth:`torch_dynemb.TableGroup.insert_or_assign` does."""
     config = tables.config.table(table, "insert_or_assign")
     ids, offsets, features = one_table(tables, table, ids, "insert_or_assign")
     rows = float_rows("insert_or_assign: rows", rows, tables.device)
@@ -61,7 +61,7 @@ def insert_or_assign(tables: Tables, table: int, ids: Tensor, rows: Tensor) -> N
             "row: leave it out"
         )
     rule = tables.config.layout.assign_rows[table : table + 1]
-    # Handles tell later who was new, unless an id may get the row of another one that is evicted.
+    # Without policies, handles show later which ids were new. With evictions they do not.
     there = contains(tables, table, ids) if rule else None
     slab = tables.config.slab_of(table)
     values = rows.detach().to(tables.config.slabs[slab].dtype)
@@ -72,7 +72,7 @@ def insert_or_assign(tables: Tables, table: int, ids: Tensor, rows: Tensor) -> N
             return
         try:
             if bool((handles < 0).any()):
-                # if a GPU has refused the ids, it says why here
+                # raises the error of a GPU's kernel, if it refused the ids
                 tables.memory.end_step(tables.index, tables.rows)
                 raise NoRoomError(
                     f"insert_or_assign: table {config.name!r} has no room for all ids; none "
@@ -90,10 +90,10 @@ def insert_or_assign(tables: Tables, table: int, ids: Tensor, rows: Tensor) -> N
 
 
 def _had_no_owner(tables: Tables, slab: int, handles: Tensor, before: Tensor) -> Tensor:
-    """bool [n], of which handles nobody had the row, where nobody was evicted.
+    """Return which handles have a row that was free before, bool [n]; valid without evictions.
 
     Args:
-        handles: int64 [n], which ids have now.
+        handles: int64 [n], current ones of ids.
         before: int64 [8], the slab's row of ``slabs`` before.
     """
     free = tables.index.free_rows[slab, : int(before[Slab.FREE_COUNT])]
@@ -101,12 +101,12 @@ def _had_no_owner(tables: Tables, slab: int, handles: Tensor, before: Tensor) ->
 
 
 def _whole(ids: Tensor) -> Tensor:
-    """The offsets of one group of all ids; made on their device, so that nothing waits."""
+    """Return the offsets of one group of all ids; made on their device, so nothing waits."""
     return torch.arange(2, device=ids.device) * ids.numel()
 
 
 def _forget_counts(tables: Tables, table: int, ids: Tensor) -> None:
-    """Ids that have a row wait for admission no longer."""
+    """Clear the admission counts of ids, since they have a row now."""
     counters = tables.config.layout.counters[table]
     if counters is not None:
         flat, offsets, _ = one_table(tables, table, ids)
@@ -126,7 +126,7 @@ def export(
     since: int | None = None,
     score: str | None = None,
 ) -> Iterator[ExportedRows]:
-    """See :meth:`torch_dynemb.TableGroup.export`."""
+    """Export rows as :meth:`torch_dynemb.TableGroup.export` does."""
     batch_size = integer("export: batch_size", batch_size, least=BUCKET_WIDTH)
     dim = tables.config.table(table, "export").embedding_dim
     since = None if since is None else integer("export: since", since, what="int or None")

@@ -1,4 +1,4 @@
-"""Whether saved scores and counts are such as lookups write."""
+"""Checks that saved scores and counts are valid values of lookups."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch_dynemb.ops.columns import MAX_COUNT, STEP_AGES
 
 
 def check_score(where: str, word: str, values: Tensor, step: int) -> None:
-    """Raises ValueError for scores that evictions would misunderstand.
+    """Raise ValueError for scores that eviction would misread.
 
     Args:
-        where: of whom they are.
+        where: owner of the scores, for the message.
         word: the score; times and custom scores may be any numbers.
         values: int64 [n], of the CPU.
-        step: where the clock is.
+        step: of the clock.
     """
     if values.numel() == 0 or word not in ("step", "frequency"):
         return
@@ -22,7 +22,7 @@ def check_score(where: str, word: str, values: Tensor, step: int) -> None:
     if word == "step" and (least < 0 or least <= step - STEP_AGES):
         raise ValueError(
             f"{where} has an id of step {least}, expected 0 or more, and less than 2^32 before "
-            f"{step}, where its clock is"
+            f"{step}, the step of its clock"
         )
     if word == "frequency" and not 0 <= least <= most <= MAX_COUNT:
         wrong = least if least < 0 else most
@@ -30,10 +30,10 @@ def check_score(where: str, word: str, values: Tensor, step: int) -> None:
 
 
 def check_waiting(where: str, ids: Tensor, counts: Tensor) -> None:
-    """Raises ValueError unless ids that wait for admission are distinct and have been counted.
+    """Raise ValueError unless ids below admission are distinct and have valid counts.
 
     Args:
-        where: of whom they are.
+        where: owner of the ids, for the message.
         ids, counts: int64 [n].
     """
     if ids.numel() == 0:

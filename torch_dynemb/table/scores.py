@@ -1,4 +1,4 @@
-"""Scores of ids: what is kept of them."""
+"""Scores of ids: the values that eviction and removal go by."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch_dynemb.table.tables import Tables, one_table
 
 
 def deciding_score(tables: Tables, table: int) -> str:
-    """See :meth:`Scores.deciding`."""
+    """Return the score that eviction goes by, as :meth:`Scores.deciding` does."""
     name = tables.config.table(table).policy.scores[0]
     rows = tables.config.layout.rows
     evicts = bool(rows) and rows[table][PolicyColumn.ON_FULL] == OnFull.EVICT
@@ -37,7 +37,7 @@ def score_word(tables: Tables, table: int, score: str | None, call: str = "Table
 
 
 def eviction_scores(tables: Tables, table: int, batch: ops.ExportedBatch) -> Tensor:
-    """int64 [n]; zeros if the table keeps none."""
+    """Return the scores that eviction goes by, int64 [n]; zeros if the table stores none."""
     if deciding_score(tables, table) == "none":
         return torch.zeros_like(batch.ids)
     return batch.scores[:, score_word(tables, table, None)].contiguous()
@@ -54,7 +54,7 @@ class Scores:
         self._tables = tables
 
     def deciding(self, table: int) -> str:
-        """The score that decides who is evicted from a table; ``"none"``: it keeps none.
+        """Return the score that eviction from a table goes by; ``"none"``: it stores none.
 
         Args:
             table: its number.
@@ -62,38 +62,38 @@ class Scores:
         return deciding_score(self._tables, table)
 
     def get(self, table: int, ids: Tensor, *, score: str | None = None) -> ops.ScoredIds:
-        """Scores of ids of one table; changes nothing.
+        """Return scores of ids of one table, without changing any.
 
         Args:
             table: its number.
             ids: int64 of any shape, n of them.
-            score: which of those that are kept; default: the one that decides who is evicted.
+            score: one that the table stores; default: the one that eviction goes by.
 
         Returns:
-            ``scores``, int64 [n], 0 for an id that is not there, and ``found``, bool [n].
+            ``scores``, int64 [n], 0 for an unknown id, and ``found``, bool [n].
 
         Raises:
-            TypeError: ids are no int64, or ``score`` is no str.
-            ValueError: the score is not kept, or ids are on another device.
+            TypeError: ids are not int64, or ``score`` is not a str.
+            ValueError: the score is not stored, or ids are on another device.
         """
         word = score_word(self._tables, table, score, "scores.get")
         flat, offsets, features = one_table(self._tables, table, ids, "scores.get")
         return ops.get_scores(self._tables.index, flat, offsets, features, word=word)
 
     def set(self, table: int, ids: Tensor, scores: Tensor, *, score: str | None = None) -> int:
-        """Sets scores of the ids that are in a table; returns how many of ``ids`` are.
+        """Set scores of the ids in a table; return how many of ``ids`` it has.
 
         Args:
             table: its number.
             ids: int64 [n].
-            scores: int64 [n]; of several for one id the largest counts. Steps from 0 on,
-                frequencies from 0 to 2^62, others any.
+            scores: int64 [n]; if an id occurs several times, the largest counts. Steps from 0 on,
+                frequencies from 0 to 2^62, other scores without limit.
             score: as in :meth:`get`.
 
         Raises:
-            TypeError: ids or scores are no int64, or ``score`` is no str.
-            ValueError: number, device or values of scores, or a score that is not kept. In both
-                cases no score has been changed.
+            TypeError: ids or scores are not int64, or ``score`` is not a str.
+            ValueError: wrong number, device or values of scores, or a score that is not stored.
+                After an error, all scores are unchanged.
         """
         tables, call = self._tables, "scores.set"
         word = score_word(tables, table, score, call)
@@ -110,15 +110,15 @@ class Scores:
         return int(found.sum())
 
     def set_batch(self, table: int, score: int) -> None:
-        """The custom score that lookups give the ids of a table from now on.
+        """Set the custom score that lookups give the ids of a table from now on.
 
         Args:
             table: its number.
-            score: an int64; scores that come with a lookup go before it.
+            score: an int64; scores given with a lookup take precedence.
 
         Raises:
-            TypeError: ``score`` is no int.
-            ValueError: the table keeps no custom scores, or the score leaves int64.
+            TypeError: ``score`` is not an int.
+            ValueError: the table stores no custom scores, or the score exceeds int64.
         """
         tables = self._tables
         config = tables.config.table(table, "scores.set_batch")
@@ -135,7 +135,7 @@ class Scores:
 
 
 def _check_given_scores(name: str, scores: Tensor) -> None:
-    """Raises ValueError for scores that training would not leave, nor a state have."""
+    """Raise ValueError for scores that training cannot produce."""
     if name not in ("step", "frequency") or scores.numel() == 0:
         return
     least, largest = int(scores.min()), int(scores.max())

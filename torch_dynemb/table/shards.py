@@ -1,4 +1,4 @@
-"""Which ids and columns of a table a rank has."""
+"""Shards of a table: the ids and columns of one rank."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch_dynemb import ops
 
 
 class IdSlots(NamedTuple):
-    """Which ids a part has: those whose slot, of so many that ids are dealt to, is in a range.
+    """The ids of a part: those with a slot in a range.
 
-    See :func:`torch_dynemb.ops.id_owners`, which deals ids to slots.
+    :func:`torch_dynemb.ops.id_owners` gives each id a slot.
 
     Attributes:
         begin, end: the range.
-        slots: how many there are.
+        slots: number of all slots.
     """
 
     begin: int = 0
@@ -27,11 +27,11 @@ class IdSlots(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether it has all ids."""
+        """Whether the part has all ids."""
         return self.begin == 0 and self.end == self.slots
 
     def owned(self, ids: Tensor) -> Tensor:
-        """Which ids are its own.
+        """Return which ids belong to the part.
 
         Args:
             ids: int64 [n], of the CPU.
@@ -45,18 +45,18 @@ class IdSlots(NamedTuple):
         return (slots >= self.begin) & (slots < self.end)
 
     def shares(self, other: IdSlots) -> bool:
-        """Whether an id may be of both.
+        """Return whether both parts can have the same id.
 
         Args:
             other: slots of another part.
         """
-        # An id of slot m modulo a and of slot n modulo b exists where m and n are equal modulo
-        # what divides both a and b.
+        # An id with slot m modulo a and slot n modulo b exists if m and n are equal modulo
+        # gcd(a, b).
         common = math.gcd(self.slots, other.slots)
         return not self._modulo(common).isdisjoint(other._modulo(common))
 
     def _modulo(self, slots: int) -> set[int]:
-        """Its slots, of fewer ones that divide theirs."""
+        """Return the slots modulo a divisor of their number."""
         return {slot % slots for slot in range(self.begin, min(self.end, self.begin + slots))}
 
 
@@ -66,8 +66,8 @@ class TableShard(NamedTuple):
     Attributes:
         name: of the whole table.
         embedding_dim: columns of the whole table.
-        columns: which of them it has.
-        ids: which ids it has.
+        columns: of the shard.
+        ids: of the shard.
     """
 
     name: str
@@ -77,12 +77,12 @@ class TableShard(NamedTuple):
 
     @property
     def first_column(self) -> int:
-        """Its first column in the rows of the whole table."""
+        """First column of the shard in rows of the whole table."""
         return self.columns.start
 
     @property
     def split(self) -> bool:
-        """Whether other shards have other columns of its ids."""
+        """Whether other shards have other columns of the same ids."""
         return len(self.columns) < self.embedding_dim
 
 

@@ -1,4 +1,20 @@
-"""The state of a table group as named tensors: saving, checking and loading it."""
+"""The state of a table group as named tensors: saving, checking and loading it.
+
+Entries::
+
+    format                                   JSON in uint8: version, tables, optimizer, policies
+    <table>.buckets, .scores                 active part of the index of a table
+    <table>.counts                           active part of its counter table, if it has one
+    <slab>.weights, .generations, .<state>   rows up to the last used one
+    <slab>.free_rows                         handles of free rows
+    seeds, tables, slabs, clock, sketch, row_clock   complete
+
+Invariants:
+
+* A load writes everything, or nothing if the state does not fit.
+* A failure during the write (too little memory, a device error) leaves empty tables.
+* Training continues bit for bit after a load.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +35,12 @@ from torch_dynemb.table.state_entries import check_format, plain_entries, read_f
 from torch_dynemb.table.tables import Tables
 
 FORMAT_VERSION = 3
-# Entries whose shape depends on the group alone; the lengths of the others are written in them.
+# Entries with a shape that follows from the group; these contain the lengths of the others.
 _FIXED = ("seeds", "tables", "slabs", "clock", "sketch", "row_clock")
 
 
 def describe(tables: Tables) -> dict[str, Any]:
-    """What a group must have in common with a state that it loads."""
+    """Return what a group must have in common with a state that it loads."""
     config = tables.config.optimizer
     return {
         "tables": [table.description() for table in tables.config.tables],
@@ -37,11 +53,11 @@ def describe(tables: Tables) -> dict[str, Any]:
 
 
 def used_tensors(tables: Tables, *, rows: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """Names and used parts (views) of everything that is saved, without ``format``.
+    """Yield names and used parts (views) of all saved tensors, without ``format``.
 
     Args:
         tables: of the group.
-        rows: with weights, generations and optimizer state of rows that lie in no store.
+        rows: True: with weights, generations and optimizer state of rows outside of stores.
     """
     for t, table in enumerate(tables.config.tables):
         active = tables.index.active_buckets(t)
@@ -76,25 +92,25 @@ def used_tensors(tables: Tables, *, rows: bool = True) -> Iterator[tuple[str, Te
 
 
 def _as_text(description: dict[str, Any]) -> Tensor:
-    """JSON as uint8."""
+    """Encode as JSON in uint8."""
     return torch.frombuffer(bytearray(json.dumps(description).encode()), dtype=torch.uint8)
 
 
 def format_entry(tables: Tables) -> Tensor:
-    """The entry ``format`` of a state: what :func:`check` compares, as JSON in uint8."""
+    """Return the entry ``format`` of a state, which :func:`check` compares: JSON in uint8."""
     policies = {table.name: table.policy.description() for table in tables.config.tables}
     return _as_text({"version": FORMAT_VERSION, **describe(tables), "policies": policies})
 
 
 def entry_owners(entry: object) -> set[str] | None:
-    """What stands before the last dot in names of entries of a group.
+    """Return the prefixes, up to the last dot, of names of entries of a group.
 
     Args:
         entry: of a state dict, named ``format``.
 
     Returns:
-        Names of tables and slabs, and ``""`` for what belongs to all; None: the entry is not of a
-        table group.
+        Names of tables and slabs, and ``""`` for common entries; None: the entry is not of a table
+        group.
     """
     if type(entry) is not Tensor or entry.is_meta:
         return None
@@ -107,16 +123,16 @@ def entry_owners(entry: object) -> set[str] | None:
 
 
 def clamp_counts(state: Mapping[str, Tensor]) -> None:
-    """Bounds copies of what goes on counting to what a load takes."""
+    """Clamp copies of running counts to the range that a load accepts."""
     for name in ("tables", "row_clock"):
         state[name].clamp_(max=MAX_COUNT)
 
 
 def save(tables: Tables) -> dict[str, Tensor]:
-    """Copies of the used part of everything, after writing the rows that are not written yet.
+    """Copy the used part of everything, after writing unwritten rows.
 
     Raises:
-        RuntimeError: rows lie in a store.
+        RuntimeError: rows are in a store.
     """
     tables.check_in_memory("state_dict")
     materialize(tables)
@@ -127,13 +143,13 @@ def save(tables: Tables) -> dict[str, Tensor]:
 
 
 def load(tables: Tables, tensors: Mapping[str, Tensor]) -> None:
-    """Replaces everything by a saved state, in place, or nothing.
+    """Replace everything by a saved state, in place, or nothing.
 
-    Signals wait while tensors are copied: a state that is half there would train on.
+    Signals are deferred during the copy: training would go on with half a state.
 
     Raises:
         ValueError: the state does not fit; nothing has been changed.
-        RuntimeError: rows lie in a store; nothing has been changed.
+        RuntimeError: rows are in a store; nothing has been changed.
     """
     tables.check_in_memory("load_state_dict", "load a checkpoint with torch_dynemb.checkpoint.load")
     tensors = in_own_order(tables, tensors)
@@ -148,25 +164,25 @@ def load(tables: Tables, tensors: Mapping[str, Tensor]) -> None:
 
 
 def give_up(tables: Tables) -> None:
-    """After a failure midway, for want of memory or of a device: better no ids than some."""
+    """Clear the tables after a failure during a write: empty rather than half written."""
     empty(tables)
     tables.bind_memory()
 
 
 def fill(tables: Tables, tensors: Mapping[str, Tensor]) -> None:
-    """As :func:`load`, for new tables that nobody sees where it fails."""
+    """Load as :func:`load` does, into new tables, which a failure may leave half written."""
     tensors = in_own_order(tables, tensors)
     check(tables, tensors)
     write(tables, tensors)
 
 
 def write(tables: Tables, tensors: Mapping[str, Tensor], *, rows: bool = True) -> None:
-    """Replaces everything by a checked state; whatever stops it leaves the group half written.
+    """Replace everything by a checked state; a failure leaves the group half written.
 
     Args:
         tables: of the group.
         tensors: the state.
-        rows: see :func:`used_tensors`; without them, unused rows stay as they are.
+        rows: see :func:`used_tensors`; False: unused rows stay unchanged.
     """
     row_bytes = tables.index.slabs[:, Slab.ROW_BYTES].clone()
     generation = tables.index.slabs[:, Slab.GENERATION].clone()
@@ -180,21 +196,21 @@ def write(tables: Tables, tensors: Mapping[str, Tensor], *, rows: bool = True) -
     for name, target in (("tables", tables.index.tables), ("slabs", tables.index.slabs)):
         target.copy_(tensors[name])
     tables.index.slabs[:, Slab.ROW_BYTES] = row_bytes
-    # rows that were given back here remember how new their next handle must be
+    # rows freed in this group need later generations for their next handles
     tables.index.slabs[:, Slab.GENERATION].clamp_(min=generation)
     clamp_committed(tables)
-    # of the lengths that `tables` and `slabs` give now
+    # with the lengths that `tables` and `slabs` have now
     for name, target in used_tensors(tables, rows=rows):
-        # an entry that has no values may be absent
+        # an entry without values may be missing
         if name not in ("tables", "slabs") and target.numel() > 0:
-            # a state may be of parameters, which the tables must not become
+            # .detach(): entries may be parameters, and the tables must not become such
             target.copy_(tensors[name].detach())
     tables.bind_memory()
     recount(tables)
 
 
 def recount(tables: Tables) -> None:
-    """What the host knows of the content of tensors follows it."""
+    """Update the host state to the content of the tensors."""
     for reader in tables.host.readers.values():
         reader.forget()
     tables.host.steps = int(tables.index.clock[Clock.STEP])
@@ -202,19 +218,19 @@ def recount(tables: Tables) -> None:
 
 
 def empty(tables: Tables) -> None:
-    """Takes all ids away, those that wait for admission, and all rows."""
+    """Remove all ids, their counts of admission, and all rows."""
     for name, tensor in used_tensors(tables):
         if name not in _FIXED:
             tensor.zero_()
     tables.index.tables.zero_()
     tables.index.tables[:, Table.BUCKET_COUNT] = MIN_BUCKETS
     tables.index.slabs[:, [Slab.NEXT_ROW, Slab.FREE_COUNT]] = 0
-    for counts in tables.rows.pending[-1:]:  # gradients of rows that are no more
+    for counts in tables.rows.pending[-1:]:  # gradients of removed rows
         counts.zero_()
 
 
 def check(tables: Tables, tensors: Mapping[str, Tensor]) -> None:
-    """Raises ValueError unless ``tensors`` is the complete, sound state of a group like this."""
+    """Raise ValueError unless ``tensors`` is the complete, valid state of a group like this."""
     check_format(tensors, FORMAT_VERSION, describe(tables))
     check_content(tables, entries_of(tables, tensors))
 
@@ -222,7 +238,7 @@ def check(tables: Tables, tensors: Mapping[str, Tensor]) -> None:
 def entries_of(
     tables: Tables, tensors: Mapping[str, Tensor], *, rows: bool = True
 ) -> dict[str, Tensor]:
-    """The entries of a state, of the dtypes and columns of this group's, on the CPU where whole.
+    """Return the entries of a state with this group's dtypes and columns, integers on the CPU.
 
     Args:
         tables: of the group.
@@ -240,11 +256,11 @@ def entries_of(
 def _empty_entries(
     tables: Tables, expected: Mapping[str, Tensor], slabs: Tensor | None
 ) -> list[str]:
-    """Names of the entries that have no values by the config, or by the state's ``slabs``.
+    """Return names of entries that have no values by the config, or by the state's ``slabs``.
 
     Args:
         expected: the entries of the tables now.
-        slabs: the entry of the state; what is wrong with it is left to :func:`check`.
+        slabs: the entry of the state; :func:`check` reports its errors.
     """
     empty = [name for name in _FIXED if expected[name].numel() == 0]
     own = tables.index.slabs
@@ -263,9 +279,9 @@ def _empty_entries(
 
 
 def in_own_order(tables: Tables, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """A state with the score words in the order of this group: they are found by their names.
+    """Return a state with the score words in the order of this group, matched by name.
 
-    What is wrong with the state is left to :func:`check`.
+    :func:`check` reports errors of the state.
     """
     own = list(tables.config.layout.score_words)
     try:
@@ -289,7 +305,7 @@ def in_own_order(tables: Tables, tensors: Mapping[str, Tensor]) -> Mapping[str, 
 
 
 def pickled(tables: Tables) -> dict[str, Any]:
-    """What a copy of the group in another process, or beside it, is made of."""
+    """Return the content for a copy of the group, in another process or in this one."""
     tables.check_in_memory("pickle, copy.deepcopy")
     host = tables.host
     return {
@@ -302,7 +318,7 @@ def pickled(tables: Tables) -> dict[str, Any]:
 
 
 def fill_pickled(tables: Tables, saved: dict[str, Any]) -> None:
-    """Fills new tables with the content of :func:`pickled`."""
+    """Fill new tables with the content of :func:`pickled`."""
     fill(tables, saved["state"])
     tables.rows.hyper.copy_(saved["hyper"])
     tables.host.batch_scored = set(saved["batch_scored"])
@@ -321,33 +337,32 @@ class GroupState:
         self._tables = tables
 
     def names(self) -> set[str]:
-        """Names of the entries of :meth:`tensors`."""
+        """Return the names of the entries of :meth:`tensors`."""
         return {"format", *(name for name, _ in used_tensors(self._tables))}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Copies of the used part of everything, after writing the rows that are not written yet.
+        """Copy the used part of everything, after writing unwritten rows.
 
-        Loading it continues bit for bit. ``format`` is a JSON text as uint8.
+        Training continues bit for bit after :meth:`load`. ``format`` is a JSON text as uint8.
 
         Raises:
-            RuntimeError: rows lie in a store and need not fit in memory.
+            RuntimeError: rows are in a store and need not fit in memory.
         """
         return save(self._tables)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replaces everything by a saved state, in place: compiled code knows the addresses.
+        """Replace everything by a saved state, in place: compiled code keeps the addresses.
 
-        Ctrl-C waits until it is done. Where it fails midway, such as for want of memory, no ids are
-        left.
+        Ctrl-C takes effect after it. A failure during the write, such as too little memory, leaves
+        empty tables.
 
         Args:
-            tensors: by name, with the dtypes and shapes of those of :meth:`tensors`; on any
-                device.
+            tensors: by name, with the dtypes and shapes of those of :meth:`tensors`; on any device.
 
         Raises:
             ValueError: ``tensors`` is not the state of a group like this one, or is damaged;
                 nothing has been changed.
-            RuntimeError: rows lie in a store, or memory is short.
+            RuntimeError: rows are in a store, or memory is short.
         """
         self._tables.check_own()
         load(self._tables, tensors)

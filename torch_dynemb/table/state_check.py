@@ -1,7 +1,7 @@
-"""Whether the state of a table group is complete and sound: what loads must train and save again.
+"""Checks that the state of a table group is complete and valid.
 
-A state may come from anywhere. Whatever kernels take on trust, because only they write it, is
-looked at here: addresses, counts that are added to, words in which eviction keeps its claims.
+A state may come from anywhere. Kernels trust values that only they write, so these are checked
+here: addresses, running counts, and score words that eviction marks temporarily.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _GENERATION_MASK = (1 << GENERATION_BITS) - 1
 
 
 def check_content(tables: Tables, entries: Mapping[str, Tensor]) -> list[Tensor]:
-    """Checks that the entries of a group's state go together.
+    """Check that the entries of a group's state fit together.
 
     Args:
         tables: of the group.
-        entries: all, or all without rows, as ``torch_dynemb.table.state.entries_of`` gives them.
+        entries: all, or all without rows, from ``torch_dynemb.table.state.entries_of``.
 
     Returns:
         By slab the handles of ids by row, int64 [rows]; 0: a free row.
@@ -50,7 +50,7 @@ def check_content(tables: Tables, entries: Mapping[str, Tensor]) -> list[Tensor]
     Raises:
         ValueError: they do not.
     """
-    check_counts("clock", entries["clock"][:CLOCK_HEAD])  # behind it are custom scores: any number
+    check_counts("clock", entries["clock"][:CLOCK_HEAD])  # custom scores follow: any numbers
     check_counts("row_clock", entries["row_clock"])
     check_counts("sketch", entries["sketch"])
     counters = [f"counts of {tables.config.names[t]}" for t in tables.config.layout.counter_tables]
@@ -68,14 +68,14 @@ def check_content(tables: Tables, entries: Mapping[str, Tensor]) -> list[Tensor]
 
 
 def check_counts(name: str, counts: Tensor) -> None:
-    """0 to 2^62: far from overflow, whatever is added."""
+    """Check that counts are from 0 to 2^62, so that sums cannot overflow."""
     if counts.numel() == 0:
         return
     if _least(counts) < 0:
         raise ValueError(
             f"state entry {name!r} is corrupted: a count is negative: {_least(counts)}"
         )
-    if _most(counts) > MAX_COUNT:  # as numbers of Python: int32 cannot be compared with it
+    if _most(counts) > MAX_COUNT:  # as Python ints: MAX_COUNT exceeds int32
         raise ValueError(
             f"state entry {name!r} is corrupted: a count is above 2^62: {_most(counts)}"
         )
@@ -92,7 +92,7 @@ def _most(values: Tensor) -> int:
 def check_columns(
     name: str, rows: Tensor, columns: Iterable[IntEnum], owners: Iterable[str]
 ) -> None:
-    """Counts in the columns that mean something, 0 in the others."""
+    """Check that columns with a meaning have counts, and others 0."""
     meant = {column.value: column.name for column in columns}
     for owner, row in zip(owners, rows.tolist(), strict=True):
         for number, value in enumerate(row):
@@ -113,7 +113,7 @@ def _index_damage(entry: str, what: str) -> ValueError:
 
 
 def _check_index(tables: Tables, entries: Mapping[str, Tensor], t: int, entry: str) -> Tensor:
-    """Handles of a table's ids, int64 [n], if every id is found where the state says."""
+    """Check that lookups find every id of a table; return their handles, int64 [n]."""
     keys, stored = _slots(tables, entries, t, entry)
     if tables.config.layout.score_words:
         _check_scores(tables, entries, f"{entry.rpartition('.')[0]}.scores", stored > 0)
@@ -121,26 +121,26 @@ def _check_index(tables: Tables, entries: Mapping[str, Tensor], t: int, entry: s
 
 
 def _occupied(keys: Tensor, stored: Tensor) -> tuple[Tensor, Tensor]:
-    """Ids and stored words, int64 [n] each."""
+    """Return ids and stored words, int64 [n] each."""
     words = stored.reshape(-1)
     slots = words.nonzero()[:, 0]
     return keys.reshape(-1)[slots], words[slots]
 
 
 def _check_counters(tables: Tables, entries: Mapping[str, Tensor], t: int, entry: str) -> None:
-    """The same of an index whose stored words are counts, not handles."""
+    """Check a counter table, with counts as stored words."""
     keys, stored = _slots(tables, entries, t, entry)
     ids, counts = _occupied(keys, stored)
     _check_found(tables, entries, t, entry, ids, counts)
     check_counts(entry, counts)
-    if ids.unique().numel() != ids.numel():  # of rows, their handles would tell
+    if ids.unique().numel() != ids.numel():  # for ids with rows, handles show it
         raise _index_damage(entry, "counts an id twice")
 
 
 def _slots(
     tables: Tables, entries: Mapping[str, Tensor], t: int, entry: str
 ) -> tuple[Tensor, Tensor]:
-    """Keys and stored words, int64 [buckets, 4], if they are as many as the state says."""
+    """Return keys and stored words, int64 [buckets, 4], after checking their numbers."""
     buckets, row = entries[entry], entries["tables"][t].tolist()
     count, slots = row[Table.BUCKET_COUNT], row[Table.BUCKET_COUNT] * BUCKET_WIDTH
     if count < MIN_BUCKETS or buckets.shape[0] != count:
@@ -167,7 +167,7 @@ def _slots(
             f"has {ids} ids and {tombstones} tombstones, but 'tables' says {row[Table.SIZE]} and "
             f"{row[Table.TOMBSTONES]}",
         )
-    if ids > slots * MAX_LOAD_PERCENT // 100:  # else probes find no end, and growth no place
+    if ids > slots * MAX_LOAD_PERCENT // 100:  # else probes and growth would not end
         raise _index_damage(
             entry, f"has {ids} ids in {slots} slots, expected at most {MAX_LOAD_PERCENT} %"
         )
@@ -182,7 +182,7 @@ def _check_found(
     ids: Tensor,
     stored: Tensor,
 ) -> Tensor:
-    """The handles, if a lookup of the ids finds them."""
+    """Check that a lookup finds the ids; return their handles."""
     meta = tables.index.meta[t : t + 1].cpu().clone()
     meta[0, Meta.SEED] = entries["seeds"][t]
     meta[0, Meta.REGION_BEGIN] = 0
@@ -206,7 +206,7 @@ def _check_found(
 def _check_scores(
     tables: Tables, entries: Mapping[str, Tensor], entry: str, occupied: Tensor
 ) -> None:
-    """The words of the ids by what they mean; times and custom scores may be any numbers."""
+    """Check the score words of ids; times and custom scores may be any numbers."""
     scores = entries[entry]
     if scores.shape[0] != occupied.shape[0]:
         raise _index_damage(
@@ -216,12 +216,12 @@ def _check_scores(
     steps = scores[:, :BUCKET_WIDTH]
     if bool((steps[~occupied] != 0).any()):
         raise _index_damage(entry, "has a step where no id is, expected 0")
-    steps = steps[occupied]  # a caller may set steps to come; an eviction's claim is negative
+    steps = steps[occupied]  # future steps are allowed; eviction marks ids by negative ones
     if bool((steps < 0).any()) or bool((steps <= now - STEP_AGES).any()):
         raise _index_damage(
             entry,
-            f"has step {_least(steps)}, expected 0 or more, and less than 2^32 before {now}, where "
-            "'clock' is",
+            f"has step {_least(steps)}, expected 0 or more, and less than 2^32 before {now}, the "
+            "step of 'clock'",
         )
     if "frequency" in tables.config.layout.score_words:
         first = tables.config.layout.word("frequency") * BUCKET_WIDTH
@@ -237,7 +237,7 @@ def _check_scores(
 def _check_rows(
     tables: Tables, entries: Mapping[str, Tensor], s: int, handles: list[Tensor]
 ) -> Tensor:
-    """Handles of ids by row: every used row belongs to one id, or to the free list."""
+    """Check that every used row belongs to one id, or to the free list; return handles by row."""
     prefix = tables.config.slabs[s].name
 
     def damage(entry: str, what: str) -> ValueError:
@@ -250,7 +250,7 @@ def _check_rows(
     used, free = slab[Slab.NEXT_ROW], entries[f"{prefix}.free_rows"]
     config = tables.config.optimizer
     state = () if config is None else config.state
-    stored = f"{prefix}.generations" not in entries  # the reader of the rows checks them
+    stored = f"{prefix}.generations" not in entries  # the reader of rows in a store checks them
     names = ("weights", "generations", *(tensor.name for tensor in state))
     for name in () if stored else names:
         rows_given = entries[f"{prefix}.{name}"].shape[0]
@@ -297,7 +297,7 @@ def _check_rows(
 
 
 def clamp_committed(tables: Tables) -> None:
-    """Forgets that there is memory for more rows than a table of this kind asks about at once."""
+    """Clamp the number of rows with checked memory to what a table of this kind checks ahead."""
     slabs = tables.index.slabs
     for s, config in enumerate(tables.config.slabs):
         row_bytes = TIERED_ROW_BYTES if config.tiered else config.dim * config.dtype.itemsize
@@ -306,11 +306,11 @@ def clamp_committed(tables: Tables) -> None:
 
 
 def check_slab(tables: Tables, s: int, slab: list[int]) -> None:
-    """Rows whose memory has been checked, and the generation of rows given out next."""
+    """Check the number of rows with checked memory, and the next generation."""
     config = tables.config.slabs[s]
     used, committed = slab[Slab.NEXT_ROW], slab[Slab.COMMITTED_ROWS]
-    # by the smallest rows: set_optimizer makes rows larger and leaves this as it was, and a table
-    # in memory may become one with storage, or the other way round
+    # by the smallest rows: set_optimizer makes rows larger without a change of this number, and a
+    # table may move between memory and storage
     row_bytes = min(TIERED_ROW_BYTES, config.dim * config.dtype.itemsize)
     most = used + COMMIT_STEP_BYTES // row_bytes
     if committed > most:
@@ -324,7 +324,7 @@ def check_slab(tables: Tables, s: int, slab: list[int]) -> None:
             f"state entry 'slabs' is corrupted: GENERATION of {config.name!r} is {generation}, "
             f"expected at most {_GENERATION_MASK}"
         )
-    # rows that compact() has given back here remember theirs, and only half of the others are newer
+    # rows that compact() freed keep their generation, and only half of all values count as newer
     own = int(tables.index.slabs[s, Slab.GENERATION])
     if own > 0 and generation - own > _GENERATION_MASK >> 1:
         raise ValueError(
@@ -340,7 +340,7 @@ def _check_generations(
     free: Tensor,
     damage: Callable[[str, str], ValueError],
 ) -> None:
-    """Rows are live where an id has them, and older than their next owner where none has.
+    """Check that rows of ids are live, and free rows older than the handle of their next owner.
 
     Args:
         entry: its name.

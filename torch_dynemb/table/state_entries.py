@@ -1,4 +1,4 @@
-"""The entries of a saved state: what its format says, and what kind of thing each of them is."""
+"""The entries of a saved state: checks of its format, and of the kind of each entry."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor, nn
 
 from torch_dynemb.errors import UnsupportedFormatError
 
-_SHOWN = 200  # characters of what was given, in errors
+_SHOWN = 200  # characters of a given value in errors
 
 
 # -- format --------------------------------------------------------------------------------------
 
 
 def read_format(tensors: Mapping[str, Tensor]) -> Any:
-    """What the entry ``format`` says.
+    """Decode the entry ``format``.
 
     Raises:
-        ValueError: it is missing, or no JSON text.
+        ValueError: it is missing, or not a JSON text.
     """
     if "format" not in tensors:
         raise ValueError("state has no entry 'format': it is not one of torch_dynemb's")
@@ -42,18 +42,18 @@ def read_format(tensors: Mapping[str, Tensor]) -> Any:
 def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key occurs twice")
     return result
 
 
 def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number of JSON")
 
 
 def check_format(
     tensors: Mapping[str, Tensor], version: int, description: Mapping[str, Any]
 ) -> None:
-    """Raises ValueError unless a state is of this version and says of its group what we say."""
+    """Raise ValueError unless a state has this version and this description of its group."""
     saved = read_format(tensors)
     given = saved.get("version") if isinstance(saved, dict) else None
     if not isinstance(saved, dict) or not _same(given, version):
@@ -70,7 +70,7 @@ def check_format(
 
 
 def _same(given: Any, expected: Any) -> bool:
-    """As texts: True is not 1, and 4.0 is not 4."""
+    """Compare as JSON texts, in which True differs from 1, and 4.0 from 4."""
     return json.dumps(given, sort_keys=True) == json.dumps(expected, sort_keys=True)
 
 
@@ -83,11 +83,10 @@ def _shown(value: Any) -> str:
 
 
 def _check_kind(name: str, given: Any) -> None:
-    """Raises ValueError for what is no plain tensor with values."""
+    """Raise ValueError unless an entry is a plain tensor with values."""
     if not isinstance(given, Tensor):
         raise ValueError(
-            f"state entry {name!r} is a {type(given).__name__}, expected a tensor: it was saved as "
-            "one"
+            f"state entry {name!r} is a {type(given).__name__}, expected a tensor, as it was saved"
         )
     if given.is_meta:
         raise ValueError(
@@ -97,7 +96,7 @@ def _check_kind(name: str, given: Any) -> None:
     if type(given) not in (Tensor, nn.Parameter):
         raise ValueError(
             f"state entry {name!r} is a {type(given).__name__}, expected a plain tensor: gather "
-            "what is distributed (full_tensor()), and take others as torch.Tensor (as_subclass)"
+            "a DTensor (full_tensor()), and convert others to torch.Tensor (as_subclass)"
         )
     if given.layout != torch.strided:
         raise ValueError(
@@ -113,12 +112,13 @@ def plain_entries(
     *,
     empty: Collection[str] = (),
 ) -> dict[str, Tensor]:
-    """The entries by name; whole numbers in memory of the CPU, as kernels read them.
+    """Return the entries by name; integers in memory of the CPU, as kernels read them.
 
     Args:
-        expected: entries of dtypes and shapes that ``tensors`` must have.
-        fixed: those that must have all of the shape; the others may have another length.
-        empty: those without a value: writers that take two empty tensors for shared ones drop them.
+        expected: entries with the dtypes and shapes that ``tensors`` must have.
+        fixed: names of entries with a fixed shape; the others may have another length.
+        empty: names of entries without values. They may be missing: some writers drop empty
+            tensors, which they take for shared ones.
 
     Raises:
         ValueError: entries are missing, or of another kind, dtype or shape.

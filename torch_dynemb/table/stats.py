@@ -1,4 +1,4 @@
-"""What tables hold, and what has happened to them."""
+"""Statistics of tables: sizes, counters and memory."""
 
 from __future__ import annotations
 
@@ -13,43 +13,42 @@ from torch_dynemb.table.tables import Tables, used_bytes
 
 
 class ScalarWriter(Protocol):
-    """What ``torch.utils.tensorboard.SummaryWriter`` and others have."""
+    """Interface of ``torch.utils.tensorboard.SummaryWriter`` and similar writers."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
-        """Logs one number.
+        """Log one number.
 
         Args:
-            tag: what it is called, ``table/name``.
+            tag: its name, ``table/name``.
             scalar_value: the number.
-            global_step: when it was that.
+            global_step: its step.
         """
 
 
 @dataclass(frozen=True)
 class TableStats:
-    """What a table holds and what has happened to it.
+    """Sizes and counters of a table.
 
     Attributes:
         size: ids with a row.
-        capacity: ids that it may hold; 0: as many as memory.
+        capacity: maximal number of ids; 0: limited by memory alone.
         slots: places for ids in the index, used or not.
         load: size / slots; the index grows beyond 0.7.
         inserted: ids that have ever got a row.
-        found: ids of training lookups that had a row, every occurrence counted; without policies,
+        found: ids of training lookups with a row; every occurrence counts. Without policies,
             activation checkpointing's second lookup counts, too.
-        missed: those that had none, but for padding.
-        evicted: ids that had to go for others.
-        rejected: new ids, once per lookup, for which there was no room.
-        not_admitted: new ids, once per lookup, that were not admitted.
-        default_served: ids of training lookups that were looked up without a row, every occurrence
-            counted.
-        stale: gradients dropped because their row had been given to another id; of the whole group.
+        missed: ids of training lookups without a row, except padding.
+        evicted: ids evicted for others.
+        rejected: new ids without room, once per lookup.
+        not_admitted: new ids without admission, once per lookup.
+        default_served: ids that training lookups served without a row; every occurrence counts.
+        stale: gradients dropped because their row had passed to another id; of the whole group.
         removed: ids that have been erased or removed.
         growths: rehashes of the index.
         tombstones: places of removed ids that probes still have to pass.
-        counted: ids without a row whose occurrences are counted exactly.
+        counted: ids without a row that have an exact count.
         index_bytes: of the table's index, with scores.
-        counter_bytes: of what admission counts.
+        counter_bytes: of the counts of admission.
         row_bytes: of the rows of its ids, with generations and optimizer state, in memory or in a
             store.
     """
@@ -75,12 +74,12 @@ class TableStats:
     row_bytes: int
 
     def as_dict(self) -> dict[str, float]:
-        """All figures by their names, as loggers take them."""
+        """Return all figures by name, for loggers."""
         return asdict(self)
 
 
 class Usage:
-    """What the tables of a group hold, and what has happened to them: ``group.usage``.
+    """Sizes, counters and memory of the tables of a group: ``group.usage``.
 
     Args:
         tables: of the group.
@@ -90,12 +89,12 @@ class Usage:
         self._tables = tables
 
     def tables(self, *, wait: bool = False) -> dict[str, TableStats]:
-        """What each table holds and what has happened to it, by name.
+        """Return the sizes and counters of each table, by name.
 
         Args:
-            wait: for the device, to count everything until now. Else nothing is waited for; on a
-                GPU the figures are those of the last ``optimizer.step()`` that it has finished,
-                which may be a step or two behind.
+            wait: True: wait for the device, to count everything until now. False: do not wait; on a
+                GPU the figures are those of the last finished ``optimizer.step()``, which may be a
+                step or two behind.
         """
         tables = self._tables
         counts, row_clock = tables.index.tables, tables.rows.row_clock
@@ -137,34 +136,34 @@ class Usage:
         return result
 
     def memory(self) -> dict[str, int]:
-        """Bytes in use: ``rows`` (with generations), ``state``, ``index``, ``total``.
+        """Return bytes in use: ``rows`` (with generations), ``state``, ``index``, ``total``.
 
-        ``index`` includes scores and what admission counts. Of rows that lie in a store, those
-        that are in memory count.
+        ``index`` includes scores and counts of admission. Of rows in a store, only cached ones
+        count.
         """
         return used_bytes(self._tables)
 
     def storage(self) -> StorageStats | None:
-        """What the cache and the store of tiered tables have done; None: all rows are in memory."""
+        """Return counters of the cache and the store of tiered tables; None: no table is tiered."""
         if self._tables.tiers is None:
             return None
         self._tables.check_own()
         return self._tables.tiers.stats()
 
     def stale_gradients(self) -> int:
-        """Gradients dropped because their row had been given to another id."""
+        """Return the number of gradients dropped because their row had passed to another id."""
         tables = self._tables
         return int(tables.rows.row_clock[len(tables.config.tables) + RowClock.STALE])
 
     def log_to(self, writer: ScalarWriter, step: int | None = None) -> None:
-        """Writes :meth:`tables` to a ``torch.utils.tensorboard.SummaryWriter``, as ``table/name``.
+        """Write :meth:`tables` to a ``torch.utils.tensorboard.SummaryWriter``, as ``table/name``.
 
         Args:
-            writer: anything with its ``add_scalar``.
+            writer: any object with such an ``add_scalar``.
             step: default: the number of ``optimizer.step()`` so far.
 
         Raises:
-            TypeError: ``writer`` has no ``add_scalar``, or ``step`` is no int.
+            TypeError: ``writer`` has no ``add_scalar``, or ``step`` is not an int.
         """
         if not callable(getattr(writer, "add_scalar", None)):
             raise TypeError(

@@ -1,4 +1,4 @@
-"""The end of a training step, as the index sees it."""
+"""The end of a training step for the index."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_dynemb.table.tables import Tables
 
 
 def step(tables: Tables, now: int | None = None) -> None:
-    """See :meth:`torch_dynemb.TableGroup.step`."""
+    """End a training step as :meth:`torch_dynemb.TableGroup.step` does."""
     check_step(tables, now)
     now = now_of_step(tables, now)
     ops.advance_step_(tables.index, tables.rows, now=now)
@@ -56,7 +56,7 @@ def _check_rejected(tables: Tables) -> None:
 
 
 def check_step(tables: Tables, now: int | None) -> None:
-    """Raises what :func:`step` raises before it changes anything."""
+    """Raise the errors of :func:`step` that come before any change."""
     tables.check_own()
     if now is not None:
         check_now(tables, now)

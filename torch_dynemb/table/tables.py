@@ -1,4 +1,4 @@
-"""The tables of a group as one record: what they are like, and the tensors that they live in."""
+"""The tables of a group as one record: their settings and their tensors."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from torch_dynemb.storage.tiers import Tiers
 from torch_dynemb.table.group_config import TIERED_ROW_BYTES, GroupConfig
 from torch_dynemb.table.host_state import EvictionRecords, HostState
 
-# what to do instead of a copy of all rows
+# the remedy in messages, for rows that are too many to copy
 STREAM = (
-    "save the model with torch_dynemb.checkpoint.save, which streams them, and load that where it "
-    "is wanted"
+    "save the model with torch_dynemb.checkpoint.save, which streams them, and load that "
+    "checkpoint elsewhere"
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """The tables of a group. What is done to them are the functions of this package.
+    """The tables of a group. The functions of this package are operations on them.
 
     Attributes:
-        config: what they are like.
-        memory: of the device that they lie on.
-        index: which ids there are.
+        config: settings of the tables.
+        memory: of their device.
+        index: their ids.
         rows: of these ids.
-        host: what no kernel needs.
-        evictions: what is done about evicted ids.
-        one_bag: int64 [0], the offsets of a call of one feature whose ids are not pooled.
-        tiers: the cache and the store of the rows that need not be in memory; None: all are.
-        read_by_one_op: whether ``find_and_read`` does all that a lookup for inference has to do.
+        host: state that kernels do not read.
+        evictions: settings of the records of evicted ids.
+        one_bag: int64 [0], the offsets of a call with one feature without pooling.
+        tiers: the cache and the store of tiered rows; None: all rows are in memory.
+        read_by_one_op: whether ``find_and_read`` does a whole lookup for inference.
     """
 
     config: GroupConfig
@@ -73,11 +73,11 @@ class Tables:
 
     @property
     def device(self) -> torch.device:
-        """Where all tensors lie."""
+        """Device of all tensors."""
         return self.memory.device
 
     def tensors(self) -> list[Tensor]:
-        """All tensors; none of them ever changes its shape or address."""
+        """Return all tensors; none of them ever changes its shape or address."""
         index, rows = self.index, self.rows
         result = [index.buckets, index.scores, index.tables, index.slabs, index.free_rows]
         result += [index.clock, index.sketch, index.evicted]
@@ -89,16 +89,16 @@ class Tables:
         return [*result, rows.hyper, index.meta, rows.meta, rows.init_data, index.policy]
 
     def check_own(self) -> None:
-        """Raises RuntimeError in a process that got the tables by a fork."""
+        """Raise RuntimeError in a process that inherited the tables by a fork."""
         check_own(self.host)
 
     def retire(self) -> None:
-        """After others have taken their place: gradients that come to these raise RuntimeError."""
-        clock = self.rows.row_clock.data  # so that the op's error comes, not autograd's
+        """Make backwards of these tables raise RuntimeError, after others have replaced them."""
+        clock = self.rows.row_clock.data  # .data: the op raises, not autograd
         clock[len(self.config.tables) + RowClock.UPDATES] = TABLES_REPLACED
 
     def stored(self, slab: int) -> Tiers | None:
-        """Where the rows of a slab lie, if that is not in ``rows``.
+        """Return the tiers of a slab's rows, or None if they are in ``rows``.
 
         Args:
             slab: its number.
@@ -106,11 +106,11 @@ class Tables:
         return self.tiers if self.tiers is not None and self.tiers.holds(slab) else None
 
     def check_in_memory(self, call: str, remedy: str = STREAM) -> None:
-        """Raises RuntimeError where rows lie in a store beneath memory.
+        """Raise RuntimeError if rows are in a store beneath memory.
 
         Args:
-            call: what needs them in memory.
-            remedy: what to do instead.
+            call: the function that needs them in memory.
+            remedy: for the message.
         """
         names = [
             table.name
@@ -119,11 +119,11 @@ class Tables:
         ]
         if names:
             raise RuntimeError(
-                f"{call}: the rows of {names} lie in a store and need not fit in memory: {remedy}"
+                f"{call}: the rows of {names} are in a store and need not fit in memory: {remedy}"
             )
 
     def rows_in_memory(self, slab: int) -> int:
-        """For how many rows a slab takes memory; waits for a GPU.
+        """Return the number of rows that a slab has memory for; waits for a GPU.
 
         Args:
             slab: its number.
@@ -132,38 +132,41 @@ class Tables:
         return self.index.used_rows(slab) if stored is None else stored.used_slots(slab)
 
     def wait_until_read(self) -> None:
-        """Waits until a save in the background has read the rows, before they move or go.
+        """Wait until a save in the background has read the rows, before they move or are removed.
 
-        Updates, and who writes single rows, need not wait.
+        Updates and writes of single rows need not wait.
         """
         if self.host.rows_read is not None and not self.host.forked:
             self.host.rows_read.wait()
 
     def release_memory(self) -> None:
-        """Gives memory back beyond what the tables hold."""
+        """Give back memory that the tables do not use."""
         slabs = [self.rows_in_memory(slab) for slab in range(len(self.config.slabs))]
         self.memory.release(self.index, self.rows, slabs)
 
     def bind_memory(self) -> None:
-        """After counts were written from outside; see :meth:`TableMemory.bind`."""
+        """Provide memory after counts were written from outside; see :meth:`TableMemory.bind`."""
         self.memory.bind(self.index, self.rows)
 
 
 def one_table(
     tables: Tables, table: int, ids: Tensor, call: str = "TableGroup"
 ) -> tuple[Tensor, Tensor, list[int]]:
-    """Ids, offsets and the table of its one feature, as ops take them.
+    """Return ids, offsets and the table of one feature, as arguments of ops.
 
     Raises:
-        TypeError, ValueError, IndexError: no such table, or no int64 ids of this device; the error
-            begins with ``call``.
+        TypeError, ValueError, IndexError: the table is unknown, or ids are not int64 on its device;
+            the message begins with ``call``.
     """
     tables.config.table(table, call)
     return flat_int64(f"{call}: ids", ids, tables.device), tables.one_bag, [int(table)]
 
 
 def exported(tables: Tables, table: int, batch_size: int) -> Iterator[ops.ExportedBatch]:
-    """All ids of a table with handles and scores; ids of past batches may be erased meanwhile."""
+    """Yield all ids of a table with handles and scores.
+
+    Ids of past batches may be erased during the iteration.
+    """
     begin = 0
     while begin >= 0:
         batch = ops.export_batch(tables.index, table=table, begin=begin, max_ids=batch_size)
@@ -173,7 +176,7 @@ def exported(tables: Tables, table: int, batch_size: int) -> Iterator[ops.Export
 
 
 def used_bytes(tables: Tables) -> dict[str, int]:
-    """Bytes in use: ``rows`` (with generations), ``state``, ``index``, ``total``."""
+    """Return bytes in use: ``rows`` (with generations), ``state``, ``index``, ``total``."""
     config, index = tables.config, tables.index
     rows = state = tiered = 0
     for s, slab in enumerate(config.slabs):

@@ -1,8 +1,11 @@
-"""The guard of calls that read whole tables, beside threads that may train them.
+"""A guard for calls that read whole tables while other threads may train them.
 
-A save between two steps of one thread needs no lock, and training must not pay for one. So a
-training call never waits here: the reader compares counters that every change advances, before
-and after, and refuses its own result where they differ.
+1. The reader copies counters that every change advances.
+2. It reads the tables.
+3. It compares the counters, and rejects its result if they differ.
+
+Why: a save between two steps of one thread needs no lock, and training must not wait or pay for
+one.
 """
 
 from __future__ import annotations
@@ -21,16 +24,16 @@ from torch_dynemb.table.tables import Tables
 
 
 class Undisturbed:
-    """A context in which tables are read that no other thread may train.
+    """A context for reading tables that no other thread may train meanwhile.
 
-    What was read is whole if the context ends without an error. Inside it, :meth:`check` says so
-    at once; call it before anything that cannot be undone. An error that is raised inside becomes
-    the refusal if another thread has caused it.
+    The result is consistent if the context ends without an error. Inside it, :meth:`check` raises
+    at once; call it before anything that cannot be undone. If another thread caused an error
+    inside, InUseError replaces it.
 
     Args:
-        call: begins errors.
-        groups: the tables that are read.
-        dense: tensors that are read with them, whose changes torch counts.
+        call: beginning of an error's message.
+        groups: the tables to read.
+        dense: other tensors to read, with changes that torch counts.
 
     Raises:
         InUseError: another thread is changing the tables now.
@@ -48,7 +51,7 @@ class Undisturbed:
     ) -> None:
         self._call, self._groups, self._dense = call, list(groups), list(dense)
         self._tables = [group.tables for group in self._groups]
-        # before the check, so that a change that has ended by then has been counted before
+        # before the check: a change that ends in between shows in the next comparison
         self._before = self._counters()
         self._versions = [_version(tensor) for tensor in self._dense]
         if self._being_changed():
@@ -98,15 +101,15 @@ class Undisturbed:
         names = [name for group in self._groups for name in group.names]
         return InUseError(
             f"{self._call}: another thread trains or changes tables {names} or the model's dense "
-            "part at the same time, so what was read of them belongs to no step and was not "
-            "kept: make this call in the thread that trains, between two steps, or let both take "
-            "a lock around forward, backward and step",
+            "state at the same time, so the copy mixes steps and was dropped: make this call in "
+            "the thread that trains, between two steps, or let both take a lock around forward, "
+            "backward and step",
             tables=names,
         )
 
 
 def _held_words(tables: Tables) -> list[Tensor]:
-    """What an op of the CPU holds while it changes the tables."""
+    """Return the tensors that an op of the CPU locks while it changes the tables."""
     rows = tables.rows
     words = [tables.index.tables, *rows.weights[:1]]
     if rows.pending:
@@ -115,13 +118,13 @@ def _held_words(tables: Tables) -> list[Tensor]:
 
 
 def _counted(tables: Tables) -> list[Tensor]:
-    """What every training call and every change of an index advances."""
+    """Return the tensors that every training call and every change of an index advance."""
     index, rows = tables.index, tables.rows
     return [index.tables, index.slabs, index.clock, rows.row_clock]
 
 
 def _version(tensor: Tensor) -> int:
-    # torch counts no changes of an inference tensor
+    # torch does not count changes of an inference tensor
     return 0 if tensor.is_inference() else tensor._version
 
 

@@ -23,7 +23,7 @@ extern int shim_is_ready;
 void shim_die(const char* what);
 int shim_exists(const char* path);
 int shim_starts_with(const char* path, const char* prefix);
-// The path of a descriptor, as it is called now; empty for what is no file.
+// The present path of a descriptor; empty if it is not a file.
 void shim_path_of(int file, char path[PATH_MAX]);
 // The path of a name in a folder, absolute; its folder without links, the last part as it is.
 void shim_path_at(int folder, const char* name, char path[PATH_MAX]);

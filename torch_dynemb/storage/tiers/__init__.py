@@ -1,4 +1,4 @@
-"""Tables whose rows need not fit in memory: a cache of rows above a store of them."""
+"""Tables larger than memory: a cache of rows above a store of rows."""
 
 from torch_dynemb.storage.tiers.configs import ExternalStore, SSDStore, Storage, check_storage
 from torch_dynemb.storage.tiers.opening import open_tiers

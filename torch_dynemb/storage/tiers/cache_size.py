@@ -1,4 +1,4 @@
-"""How many rows of a table stay in memory."""
+"""The number of rows of a table that stay in memory."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from torch_dynemb.argument_checks import described
 from torch_dynemb.policy.admission import parse_bytes
 
 LEAST_SLOTS = 64
-_ALL = 1 << 62  # more than there can be
+_ALL = 1 << 62  # more than any table has
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
 _ROWS = re.compile(r"\s*([0-9][0-9_]*)\s*rows\s*")
 
 
 @dataclass(frozen=True)
 class CacheSize:
-    """Rows that stay in memory, in one of three units.
+    """Number of rows that stay in memory, in one of three units.
 
     Attributes:
-        value: how many.
+        value: in the unit.
         unit: ``"bytes"``, of rows with their optimizer state; ``"rows"``; or ``"fraction"``, of the
-            rows that the tables have at the time.
+            current rows of the tables.
     """
 
     value: float
     unit: Literal["bytes", "rows", "fraction"]
 
     def slots(self, rows: int, slot_bytes: int, share: float) -> int:
-        """Slots of a slab.
+        """Return the number of slots of a slab.
 
         Args:
-            rows: that the slab has.
+            rows: number of the slab's rows.
             slot_bytes: memory of a slot with its row.
-            share: of the slab, in those of all slabs.
+            share: of the slab among all slabs, from 0 to 1.
         """
         if self.unit == "fraction" and self.value == 1:
-            return _ALL  # rows that are new in a step, too
+            return _ALL  # includes rows that a step adds
         if self.unit == "fraction":
             wanted = self.value * rows
         else:
@@ -46,16 +46,16 @@ class CacheSize:
 
 
 def parse_cache(owner: str, value: object) -> CacheSize:
-    """The size that an argument names.
+    """Return the cache size that an argument describes.
 
     Args:
-        owner: what an error begins with.
+        owner: beginning of an error's message.
         value: bytes (an int, or a text such as ``"4GB"``), a text such as ``"100000 rows"``, or a
             fraction (a float from 0 to 1, or a text such as ``"25%"``).
 
     Raises:
         TypeError: it is neither a number nor a text.
-        ValueError: it is none of these, or not more than 0.
+        ValueError: it has another form, or is not more than 0.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise TypeError(

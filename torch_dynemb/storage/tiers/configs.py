@@ -1,4 +1,4 @@
-"""Where the rows of a table lie that are not in memory, as users say it."""
+"""Configs of stores: where rows are that are not in memory."""
 
 from __future__ import annotations
 
@@ -20,33 +20,31 @@ IO_PATHS = ("auto", "io_uring", "threads")
 
 @dataclass(frozen=True)
 class SSDStore:
-    """Rows on a disk, of which a cache in memory has those in use.
+    """Rows on a disk, with a cache in memory for rows in use.
 
     Ids, handles and scores stay in memory: about 35 bytes an id. Rows and optimizer state go to
-    files in ``path``, a log of segments that is collected as rows are overwritten. What has been
-    written since the last snapshot is lost when the process ends without another one.
+    files in ``path``, a log of segments. Segments with overwritten rows are garbage-collected. Rows
+    written after the last snapshot are lost when the process ends.
 
-    A lookup that trains raises "disk full" before it inserts or counts an id, so its step can be
-    made again when ids have been erased, an asynchronous save has ended, or the file system has
-    room. Where a step looks several modules up, or one of them several times, what came before the
-    lookup that raises has been counted.
+    A training lookup raises "disk full" before it inserts or counts an id. So the step can be
+    repeated after ids were erased, an asynchronous save has ended, or the file system has room
+    again. If a step has several lookups, those before the failed one have been counted.
 
-    The stores of a process have at most a quarter of its open files (``ulimit -n``). Files that
-    were used longest ago are closed, and opened again on demand. Files in ``path`` that no store
-    has written stay.
+    The stores of a process open at most a quarter of its open files (``ulimit -n``). The least
+    recently used files are closed, and reopened on demand. Other files in ``path`` stay untouched.
 
     Args:
-        path: a directory of this table group's own; made where there is none.
+        path: a directory for this table group alone; created if missing.
         cache: rows in memory: bytes (an int, or a text such as ``"4GB"``), ``"100000 rows"``, or a
-            fraction of the rows that the tables have (0.25, or ``"25%"``). A step that needs more
-            at once gets more, with a warning, but for one that needs half of the rows of a table
-            whose cache is a fraction.
-        disk: bytes that the files may take, a number or a text such as ``"200GB"``; default: what
-            the file system has free. Collection wants a third more than the rows take, a snapshot
-            as much again as all of that; at least 4 segments for each dim and dtype of rows.
-        segment: bytes of a file, a multiple of 4096; at least two stay free.
-        io: how rows are read: ``"io_uring"``; ``"threads"``, with pread; or ``"auto"``, which is
-            io_uring where this build and the kernel have it.
+            fraction of the tables' rows (0.25, or ``"25%"``). A step that needs more rows at once
+            gets them, with a warning. The warning is left out if the cache is a fraction and the
+            step needs half of a table's rows.
+        disk: bytes that the files may take, a number or a text such as ``"200GB"``; default: the
+            free space of the file system. Rows need a third more for garbage collection, and a
+            snapshot needs as much again. At least 4 segments for each dim and dtype of rows.
+        segment: bytes of a file, a multiple of 4096; at least two segments stay free.
+        io: how rows are read: ``"io_uring"``; ``"threads"``, with pread; or ``"auto"``: io_uring if
+            this build and the kernel have it.
 
     Raises:
         TypeError, ValueError: a wrong value.
@@ -83,7 +81,7 @@ class SSDStore:
         if 0 < disk < 4 * segment:
             raise ValueError(
                 f"SSDStore: disk is {self.disk!r}, expected at least 4 segments of {segment} "
-                "bytes: two are kept free for collection"
+                "bytes: two are kept free for garbage collection"
             )
         object.__setattr__(self, "disk_bytes", disk)
         object.__setattr__(self, "segment_bytes", segment)
@@ -91,7 +89,7 @@ class SSDStore:
             raise ValueError(f"SSDStore: io is {self.io!r}, expected one of {list(IO_PATHS)}")
 
     def total_bytes(self) -> int:
-        """Bytes that the files may take: those of ``disk``, or what there is room for."""
+        """Return the bytes that the files may take: ``disk``, or the space of the file system."""
         if self.disk_bytes > 0:
             return self.disk_bytes
         there = Path(self.path)
@@ -101,21 +99,21 @@ class SSDStore:
         return own + shutil.disk_usage(there).free
 
     def within(self, name: str) -> SSDStore:
-        """The same in a directory below, for one of several groups or ranks.
+        """Return the same store in a subdirectory, for one of several groups or ranks.
 
         Args:
-            name: of the directory.
+            name: of the subdirectory.
         """
         return dataclasses.replace(self, path=str(Path(self.path) / name))
 
 
 @dataclass(frozen=True)
 class ExternalStore:
-    """Rows in a store of your own, of which a cache in memory has those in use.
+    """Rows in a user's store, with a cache in memory for rows in use.
 
     Args:
         store: reads and writes records; see :class:`torch_dynemb.storage.tiers.RecordStore`.
-            Several modules may be given one if their tables have different names.
+            Several modules may share one if their tables have different names.
         cache: rows in memory, as of :class:`SSDStore`.
 
     Raises:
@@ -140,22 +138,22 @@ Storage = SSDStore | ExternalStore
 
 
 def set_cache(storage: Storage, cache: object) -> None:
-    """Gives a new storage config the size of its cache.
+    """Set the cache size of a new storage config.
 
     Raises:
-        TypeError, ValueError: ``cache`` is none.
+        TypeError, ValueError: ``cache`` is not a size.
     """
     size = parse_cache(f"{type(storage).__name__}: cache", cache)
     object.__setattr__(storage, "cache_size", size)
 
 
 def check_storage(owner: str, storage: object, *, argument: str = "storage") -> None:
-    """Checks the ``storage`` of a table.
+    """Check the ``storage`` of a table.
 
     Args:
-        owner: what an error begins with.
-        storage: says where rows lie; None: in memory.
-        argument: how the caller calls it.
+        owner: beginning of an error's message.
+        storage: config of the store; None: rows stay in memory.
+        argument: its name in the caller.
 
     Raises:
         TypeError: it is something else.

@@ -1,4 +1,4 @@
-"""Rows in a store that is written in Python."""
+"""Tiers over a store that is written in Python."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from torch_dynemb.storage.tiers.protocol import RecordStore
 from torch_dynemb.storage.tiers.sharing import StoreOfModule
 from torch_dynemb.storage.tiers.tiers import Records, Tiers
 
-# Words of the header of a record: 4-byte ones, then 8-byte ones.
+# Header of a record: offsets in 4-byte words, then in 8-byte words.
 _GENERATION, _TABLE = 0, 1
 _HANDLE, _ID = 1, 2
 
 
-# by store and name of a table, which group of this process has its rows there
+# (store, table name) -> the group of this process with rows there
 _in_use: WeakValueDictionary[tuple[int, str], ExternalTiers] = WeakValueDictionary()
 
 
@@ -35,12 +35,12 @@ def _stored_names(store: RecordStore, names: Sequence[str]) -> list[tuple[int, s
 
 
 class ExternalTiers(Tiers):
-    """A cache over a :class:`RecordStore`, which is called by the thread that looks up.
+    """A cache over a :class:`RecordStore`, which the looking-up thread calls.
 
     Args:
         store: reads and writes records.
         names: of the tables.
-        index: of the tables: whose rows there are.
+        index: of the tables; finds the current row of an id.
         cache, tensors, rows, cached, slot_bytes: as for :class:`Tiers`.
 
     Raises:
@@ -76,7 +76,7 @@ class ExternalTiers(Tiers):
 
     @contextmanager
     def _one_thread(self) -> Iterator[None]:
-        """Raises RuntimeError where another thread is in here: rows may be on their way for it."""
+        """Raise RuntimeError if another thread is in here, with moves that may be incomplete."""
         if not self._in_use.acquire(blocking=False):
             raise InUseError(
                 "ExternalStore: another thread is looking these tables up, or prefetches: lookups "
@@ -89,7 +89,7 @@ class ExternalTiers(Tiers):
             self._in_use.release()
 
     def reserve_space(self, index: IndexTensors, batch: ops.LookupBatch) -> None:
-        """Raises only where the store has failed: it does not say what room it has."""
+        """Raise only if the store has failed before: its free space is unknown."""
         self.check()
 
     def stage(self, staged: ops.StagedIds, *, trains: bool) -> Tensor:
@@ -133,14 +133,14 @@ class ExternalTiers(Tiers):
             for slab, table, some in _by_table(moves[loads]):
                 self._load(slab, table, some)
         except BaseException as error:
-            # places and slots say that rows are where they are not
+            # places and slots are wrong from now on
             self._failure = f"{type(error).__name__}: {error}"
             raise
 
     def _save(self, slab: int, table: int, moves: Tensor) -> None:
         records = ops.gather_records(self._rows, slab, moves[:, Move.SLOT].contiguous())
         live = records.view(torch.int32)[:, _GENERATION] == moves[:, Move.GENERATION]
-        # The store has one record of an id: an earlier row of it must not replace the present one.
+        # The store has one record per id: an earlier row must not overwrite the current one.
         ids = moves[:, Move.ID].contiguous()
         present = ops.find(self._index, ids, self._one_bag, [table]).handles
         live &= present == moves[:, Move.HANDLE]
@@ -203,7 +203,7 @@ class ExternalTiers(Tiers):
 
 
 def _by_table(moves: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-    """Moves of one table of one slab at a time."""
+    """Yield slab, table and moves, for each table of each slab."""
     keys = moves[:, [Move.SLAB, Move.TABLE]]
     for slab, table in torch.unique(keys, dim=0).tolist():
         chosen = (keys[:, 0] == slab) & (keys[:, 1] == table)

@@ -1,4 +1,4 @@
-"""Rows of a store as they were at one time."""
+"""Pinned rows of a store: their values at one time."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from torch_dynemb.storage.tiers.tiers import Records, Tiers
 
 
 class HeldRows:
-    """What a store on a disk keeps: another thread reads it while training goes on.
+    """Pinned rows of a store on a disk: another thread can read them while training goes on.
 
     Args:
-        tiers: whose store has all rows, also those of the cache.
+        tiers: their store has the current values of all rows, cached ones included.
 
     Raises:
         RuntimeError: the disk fails.
     """
 
     def __init__(self, tiers: Tiers) -> None:
-        self._tiers = tiers  # with which the store is open
+        self._tiers = tiers  # keeps the store open
         self._number = ops.store_hold(tiers.tensors.clock)
 
     def read(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> Records:
-        """Rows of ids.
+        """Read rows of ids, with their values at the time of the pin.
 
         Args:
-            slab: that is tiered.
-            table: whose ids they are.
+            slab: a tiered one.
+            table: of the ids.
             ids: int64 [n].
-            handles: int64 [n], that their rows had, at least 0.
+            handles: int64 [n], of the rows at that time, at least 0.
 
         Raises:
             RuntimeError: a record is damaged, or cannot be read.
@@ -39,7 +39,7 @@ class HeldRows:
         )
 
     def release(self) -> None:
-        """The store need not keep them any longer, nor can they be read; call it once."""
+        """Unpin the rows, after which they cannot be read; call it once."""
         ops.store_release(self._tiers.tensors.clock, self._number)
 
 

@@ -1,4 +1,4 @@
-"""Makes the cache of a group with tiered tables, and opens its store."""
+"""Construction of the cache of a group with tiered tables, over its open store."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def open_tiers(
     slab_names: Sequence[str],
     table_names: Sequence[str],
 ) -> Tiers:
-    """The cache and the store of a group.
+    """Make the cache of a group and open its store.
 
     Args:
-        storage: where rows lie.
+        storage: config of the store.
         index: of the group.
         tensors, rows, cached, slot_bytes: see :class:`Tiers`.
         slab_names, table_names: of the group.
 
     Raises:
-        RuntimeError: the store is in use, or of other tables.
+        RuntimeError: the store is in use, or has rows of other tables.
     """
     if isinstance(storage, ExternalStore):
         cache = storage.cache_size

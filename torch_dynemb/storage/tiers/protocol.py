@@ -1,4 +1,4 @@
-"""What a store of rows that is written elsewhere has to do."""
+"""Protocol of a user's store of rows."""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ from torch import Tensor
 class RecordStore(Protocol):
     """Records by table and id, such as in a key-value store. Called by one thread.
 
-    A record is uint8 [bytes], the same number of bytes for all ids of a table: a header of 24 bytes
-    (4 that the store may use, such as for a checksum, and that are not read; table number, int32;
-    handle of the row, int64; id, int64), the weights, each tensor of optimizer state, and zeros up
-    to a multiple of 8. The store gives back what it was given last for an id. It may give records
-    of ids that have been evicted meanwhile: the handle tells them apart.
+    A record is uint8 [bytes], with the same size for all ids of a table::
+
+        offset  bytes  content
+        0       4      free for the store, such as for a checksum; never read
+        4       4      table number, int32
+        8       8      handle of the row, int64
+        16      8      id, int64
+        24             weights, then each tensor of optimizer state
+                       zeros up to a multiple of 8
+
+    The store returns the last record written for an id. It may return records of evicted ids: their
+    handle differs from the current one.
     """
 
     def read(self, table: str, ids: Tensor, out: Tensor) -> Tensor:
-        """Reads records.
+        """Read records.
 
         Args:
             table: its name.
@@ -26,11 +33,11 @@ class RecordStore(Protocol):
             out: uint8 [n, bytes], to be filled.
 
         Returns:
-            bool [n], which ids have a record.
+            bool [n], whether each id has a record.
         """
 
     def write(self, table: str, ids: Tensor, records: Tensor) -> object:
-        """Writes records, in place of those that there are; it may keep neither tensor.
+        """Write records, in place of earlier ones; the store must not keep the tensors.
 
         Args:
             table: its name.
@@ -39,7 +46,7 @@ class RecordStore(Protocol):
         """
 
     def erase(self, table: str, ids: Tensor) -> object:
-        """Is told that ids have been removed from the table.
+        """Erase records of ids that were removed from the table.
 
         Args:
             table: its name.

@@ -1,4 +1,4 @@
-"""One storage for tables of several groups, or of several ranks: each has its own part of it."""
+"""Division of one storage among several groups or ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_dynemb.storage.tiers.configs import ExternalStore, Storage
 from torch_dynemb.storage.tiers.protocol import RecordStore
 
-# File systems take 255 bytes; what is longer is cut, and a hash tells it from others.
+# File systems allow 255 bytes: longer names are cut, and a hash keeps them distinct.
 _LONGEST_NAME = 100
 
 
@@ -22,15 +22,15 @@ class StoreOfModule:
     """The tables of one module in a store that other modules use as well.
 
     Args:
-        store: of all of them.
-        module: comes before the names of its tables: ``<module>.<table>``.
+        store: of all modules.
+        module: prefix of the names of its tables: ``<module>.<table>``.
     """
 
     store: RecordStore
     module: str
 
     def name(self, table: str) -> str:
-        """What the store calls a table.
+        """Return the name of a table in the store.
 
         Args:
             table: its name in the module.
@@ -38,33 +38,33 @@ class StoreOfModule:
         return f"{self.module}.{table}"
 
     def read(self, table: str, ids: Tensor, out: Tensor) -> Tensor:
-        """See :meth:`RecordStore.read`."""
+        """Read records as :meth:`RecordStore.read`."""
         return self.store.read(self.name(table), ids, out)
 
     def write(self, table: str, ids: Tensor, records: Tensor) -> object:
-        """See :meth:`RecordStore.write`."""
+        """Write records as :meth:`RecordStore.write`."""
         return self.store.write(self.name(table), ids, records)
 
     def erase(self, table: str, ids: Tensor) -> object:
-        """See :meth:`RecordStore.erase`."""
+        """Erase records as :meth:`RecordStore.erase`."""
         return self.store.erase(self.name(table), ids)
 
 
 def part_of_storage(
     storage: Storage, module: str, tables: Sequence[str], *, rank: int, ranks: int
 ) -> Storage:
-    """What a group of tables has of a storage that other groups and ranks are given, too.
+    """Return a group's part of a storage that other groups and ranks use, too.
 
     Args:
         storage: of all of them.
-        module: names the module that has the group; empty: names of tables say enough.
-        tables: names of those of the group; a table is in one group of its module and rank only.
-        rank, ranks: which rank of how many has the group.
+        module: name of the group's module; empty: names of tables are unique without it.
+        tables: names of the group's tables; within a module and rank, a table is in one group only.
+        rank, ranks: the group's rank, and the number of ranks.
 
     Returns:
         An SSDStore in the directory ``<path>/<module>/<tables>/rank<r>of<n>``, the same in every
-        run of the same job. An ExternalStore whose tables are called ``<module>.<table>``: ranks
-        have different ids, or different tables.
+        run of the same job. Or an ExternalStore with tables called ``<module>.<table>``: ranks have
+        different ids, or different tables.
     """
     if isinstance(storage, ExternalStore):
         if not module:
@@ -75,7 +75,7 @@ def part_of_storage(
 
 
 def _file_name(names: Sequence[str]) -> str:
-    """Names as that of one file, different for other names."""
+    """Encode names as one file name, distinct for distinct names."""
     safe = "+".join(quote(name, safe="") for name in names)
     if safe.startswith("."):
         safe = f"%2E{safe[1:]}"

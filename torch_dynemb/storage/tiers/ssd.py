@@ -1,4 +1,4 @@
-"""Rows in files of a directory."""
+"""Tiers over files of a directory."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from torch_dynemb.storage.tiers.configs import IO_PATHS, SSDStore
 from torch_dynemb.storage.tiers.held_rows import HeldRows
 from torch_dynemb.storage.tiers.tiers import Records, Tiers
 
-# In the directory of a store: what it keeps for snapshots.
+# Subdirectory of a store with its snapshots.
 KEPT_FOLDER = "index"
 
 
 def _keeps_snapshots(path: Path) -> bool:
-    """Whether a store has rows that snapshots need.
+    """Return whether a store has rows that snapshots need.
 
     Raises:
-        RuntimeError: it cannot be read: nothing is deleted then.
+        RuntimeError: the directory cannot be read; nothing has been deleted.
     """
     folder = path / KEPT_FOLDER
     try:
@@ -35,8 +35,8 @@ def _keeps_snapshots(path: Path) -> bool:
         return False
     except OSError as error:
         raise RuntimeError(
-            f"SSDStore: {folder} cannot be listed ({error.strerror}), so whether snapshots need "
-            "the rows there is not known: nothing has been deleted; make it readable"
+            f"SSDStore: {folder} cannot be listed ({error.strerror}), so snapshots may need the "
+            "rows there: nothing has been deleted; make it readable"
         ) from error
 
 
@@ -44,14 +44,14 @@ class SSDTiers(Tiers):
     """A cache over files, which a thread of the library reads and writes.
 
     Args:
-        storage: where the files are.
-        slab_names: name the directories of slabs.
+        storage: config of the files.
+        slab_names: names of the directories of slabs.
         tensors, rows, cached, slot_bytes: as for :class:`Tiers`.
 
     Raises:
-        InUseError: another process, or another group, has the directory.
-        DamagedStoreError, UnsupportedFormatError: its files are damaged, or of another version.
-        RuntimeError: its files are of other tables.
+        InUseError: another process or group uses the directory.
+        DamagedStoreError, UnsupportedFormatError: files are damaged, or of another version.
+        RuntimeError: files belong to other tables.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class SSDTiers(Tiers):
             disk_bytes=storage.disk_bytes,
             io=IO_PATHS.index(storage.io),
         )
-        # The thread knows addresses only: it ends before the tensors go, which this object has.
+        # The thread only knows addresses: it must end before this object frees the tensors.
         self._end = weakref.finalize(self, ops.store_close, tensors.clock)
         if not _keeps_snapshots(Path(storage.path)):
-            # rows of a run that made no snapshot cannot be read any more
+            # without a snapshot, rows of an earlier run cannot be read any more: delete them
             self.keep([torch.empty(0, dtype=torch.int64) for _ in slab_names])
 
     def reserve_space(self, index: IndexTensors, batch: ops.LookupBatch) -> None:
@@ -126,11 +126,10 @@ class SSDTiers(Tiers):
         return {**stats, "waited": counts[StoreStat.WAITED_US] / 1e6}
 
     def sync(self) -> ops.StoreSnapshot:
-        """Makes all rows durable, those of the cache too.
+        """Make all rows durable, cached ones included.
 
         Returns:
-            What :meth:`restore` needs to come back to here. Its files stay until :meth:`keep` says
-            that nobody needs them.
+            The state to :meth:`restore`. Its files stay until a call of :meth:`keep` without them.
 
         Raises:
             DiskFullError: the disk is full.
@@ -141,7 +140,7 @@ class SSDTiers(Tiers):
         return ops.store_sync(self.tensors.clock)
 
     def hold(self) -> HeldRows:
-        """Keeps the rows that there are now, those of the cache too, until they are released.
+        """Pin the current rows, cached ones included.
 
         Raises:
             DiskFullError: the disk is full.
@@ -152,7 +151,7 @@ class SSDTiers(Tiers):
         return HeldRows(self)
 
     def keep(self, files: Sequence[Tensor]) -> None:
-        """Says which files are needed by others than the tables as they are.
+        """Keep these files although the current tables do not need them; others may be deleted.
 
         Args:
             files: int64 [files] of each slab, their numbers.
@@ -163,14 +162,13 @@ class SSDTiers(Tiers):
         ops.store_keep(self.tensors.clock, files)
 
     def restore(self, snapshot: ops.StoreSnapshot) -> None:
-        """Goes back to what :meth:`sync` has given; the cache is empty then.
+        """Restore the state of an earlier :meth:`sync`; afterwards the cache is empty.
 
         Args:
             snapshot: of these files.
 
         Raises:
-            DamagedStoreError: a file is missing or damaged: the files and the cache are as they
-                were.
+            DamagedStoreError: a file is missing or damaged; files and cache are unchanged.
             RuntimeError: the disk fails.
         """
         self.drain()

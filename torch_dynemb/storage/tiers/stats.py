@@ -1,4 +1,4 @@
-"""What the cache and the store of tiered tables have done."""
+"""Counters of the cache and the store of tiered tables."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class StorageStats:
-    """What the cache and the store of a group have done, all tiered tables together.
+    """Counters of the cache and the store of a group, for all tiered tables together.
 
     Attributes:
-        slots: rows that the cache is to have; a step that needs more gets more.
-        cached: rows in it.
-        hits: ids of lookups whose row was in memory, every occurrence counted.
-        misses: rows that lookups had to wait for, or that were new.
-        prefetched: rows that prefetches have brought.
+        slots: intended size of the cache in rows; a step that needs more gets more.
+        cached: rows in the cache.
+        hits: ids of lookups with the row in memory; every occurrence counts.
+        misses: rows that lookups waited for, or that were new.
+        prefetched: rows loaded by prefetches.
         evicted: rows that left memory for others.
-        write_backs: rows that went to the store, because they had changed.
-        reads: rows that were read from files.
-        bytes_read, bytes_written: of files, what collection reads and writes included.
-        collected: rows that were copied so that the space of old ones could be used again.
+        write_backs: changed rows written to the store.
+        reads: rows read from files.
+        bytes_read, bytes_written: of files, garbage collection included.
+        collected: rows copied by garbage collection.
         stored: rows in files.
-        disk_bytes: that files take.
-        queued: jobs of the storage thread that are not done, at most one for each call.
-        most_queued: the most there ever were.
+        disk_bytes: size of the files.
+        queued: pending jobs of the storage thread, at most one for each call.
+        most_queued: maximum of ``queued`` so far.
         waited: seconds that calls have waited for the thread.
 
-    What an :class:`torch_dynemb.ExternalStore` reads and writes is not counted: it stays 0.
+    Reads and writes of a :class:`torch_dynemb.ExternalStore` are not counted and stay 0.
     """
 
     slots: int
@@ -47,7 +47,7 @@ class StorageStats:
     waited: float = 0.0
 
     def as_dict(self) -> dict[str, float]:
-        """All figures by their names, as loggers take them."""
+        """Return all figures by name, for loggers."""
         return asdict(self)
 
 

@@ -1,4 +1,4 @@
-"""The cache of tiered tables, and the store beneath it."""
+"""The base of tiers: a cache of rows, and the store beneath it."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _GENERATIONS = (1 << GENERATION_BITS) - 1
 _EPOCH_SHIFT = 32  # of the last use, in ``Slot.USE``
 _DIRTY = 1 << GENERATION_BITS  # of a slot's marks
 _SAVED_AT_ONCE = 1 << 14
-# A cache gives memory back when it is larger than it should be by this part.
+# A cache gives memory back when it exceeds its limit by 1 / _SLACK.
 _SLACK = 16
 
 
 class Records(NamedTuple):
-    """Rows as stores keep them.
+    """Rows in the format of stores.
 
     Attributes:
-        records: uint8 [n, bytes]; anything where there is no row.
+        records: uint8 [n, bytes]; undefined where ``found`` is False.
         found: bool [n]: False for rows that were never written, which have their initial values.
     """
 
@@ -49,7 +49,7 @@ class Tiers(ABC):
     """The tiered slabs of a group: a cache of rows in memory, and a store.
 
     Args:
-        cache: how many rows should be in memory.
+        cache: intended number of rows in memory.
         tensors: of the cache, empty.
         rows: of the group; those of tiered slabs have a row for each slot.
         cached: numbers of the tiered slabs.
@@ -69,7 +69,7 @@ class Tiers(ABC):
         self._cache = cache
         self._rows = rows
         self._slot_bytes = slot_bytes
-        # Reading a number of a tensor takes microseconds, and there are several in every step.
+        # Reading an element of a tensor takes microseconds, and every step reads several.
         words = ctypes.c_int64 * tensors.clock.numel()
         self._clock = words.from_address(tensors.clock.data_ptr())
         self._clock[TierHead.EPOCH] = 1
@@ -82,7 +82,7 @@ class Tiers(ABC):
         return (1 + slab) * TIER_COLUMNS + column
 
     def holds(self, slab: int) -> bool:
-        """Whether the rows of a slab are tiered.
+        """Return whether the rows of a slab are tiered.
 
         Args:
             slab: its number.
@@ -93,18 +93,18 @@ class Tiers(ABC):
 
     @abstractmethod
     def reserve_space(self, index: IndexTensors, batch: ops.LookupBatch) -> None:
-        """Before ids are inserted for :meth:`stage`: sees that the store has room for its rows.
+        """Reserve space in the store for the rows of ids that will be inserted for :meth:`stage`.
 
         Args:
             index, batch: as of :func:`torch_dynemb.ops.reserve_space_`.
 
         Raises:
-            RuntimeError: it has not, or has failed; nothing has changed.
+            RuntimeError: the store lacks space, or has failed; nothing has changed.
         """
 
     @abstractmethod
     def stage(self, staged: ops.StagedIds, *, trains: bool) -> Tensor:
-        """Brings the rows of a lookup into memory; see :func:`torch_dynemb.ops.stage_`.
+        """Load the rows of a lookup into memory; see :func:`torch_dynemb.ops.stage_`.
 
         Args:
             staged, trains: as there.
@@ -112,7 +112,7 @@ class Tiers(ABC):
 
     @abstractmethod
     def lookup(self, batch: ops.LookupBatch, handles: Tensor) -> Tensor:
-        """A lookup that trains nothing; see :func:`torch_dynemb.ops.staged_lookup_`.
+        """Look rows up without training; see :func:`torch_dynemb.ops.staged_lookup_`.
 
         Args:
             batch, handles: as there.
@@ -120,7 +120,7 @@ class Tiers(ABC):
 
     @abstractmethod
     def prefetch(self, staged: ops.StagedIds, *, ahead: int) -> None:
-        """Begins to bring rows into memory; see :func:`torch_dynemb.ops.prefetch_`.
+        """Start to load rows into memory; see :func:`torch_dynemb.ops.prefetch_`.
 
         Args:
             staged, ahead: as there.
@@ -129,11 +129,11 @@ class Tiers(ABC):
     # -- rows without a lookup -----------------------------------------------------------------
 
     def read(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> Records:
-        """Rows of ids, from the cache or the store; moves nothing.
+        """Read rows of ids, from the cache or the store, without moving them.
 
         Args:
-            slab: that is tiered.
-            table: whose ids they are.
+            slab: a tiered one.
+            table: of the ids.
             ids: int64 [n].
             handles: int64 [n], of their rows, at least 0.
         """
@@ -152,9 +152,9 @@ class Tiers(ABC):
         return Records(stored.records, torch.where(there, live, stored.found))
 
     def write(self, slab: int, table: int, ids: Tensor, handles: Tensor, records: Tensor) -> None:
-        """Rows of ids, into their slots, or into the store where they have none.
+        """Write rows of ids, cached ones into their slots and others into the store.
 
-        A row keeps its slot: gradients that are pending name it.
+        A row keeps its slot, because pending gradients name it.
 
         Args:
             slab, table, ids, handles: as for :meth:`read`; ids are distinct.
@@ -178,10 +178,10 @@ class Tiers(ABC):
             slots[at, Slot.MARKS] = marks | _DIRTY
 
     def _make_stale(self, slab: int, at: Tensor) -> None:
-        """Has gradients that name slots be dropped, as those of rows with a new owner are."""
+        """Make gradients of slots stale, as after a change of the row's owner."""
         slots = self.tensors.slots[slab]
         marks = slots[at, Slot.MARKS]
-        following = ((marks & _GENERATIONS) % _GENERATIONS) + 1  # 0 is of no row
+        following = ((marks & _GENERATIONS) % _GENERATIONS) + 1  # 0 means: no row
         slots[at, Slot.MARKS] = (marks & ~_GENERATIONS) | following
         self._rows.generations[slab][at] = following.to(torch.int32)
 
@@ -195,28 +195,28 @@ class Tiers(ABC):
 
     @abstractmethod
     def _move(self, moves: Tensor) -> None:
-        """Begins to move rows between slots and the store; see ``columns.Move``."""
+        """Start to move rows between slots and the store; see ``columns.Move``."""
 
     @abstractmethod
     def drain(self) -> None:
-        """Waits until everything has moved.
+        """Wait until all moves are done.
 
         Raises:
-            RuntimeError: something could not be read or written.
+            RuntimeError: a read or write has failed.
         """
 
     @abstractmethod
     def check(self) -> None:
-        """Raises RuntimeError if something could not be read or written; waits for nothing."""
+        """Raise RuntimeError if a read or write has failed, without waiting."""
 
     def drop(self, slab: int, handles: Tensor) -> None:
-        """Has rows that nobody owns any more leave the cache without being saved.
+        """Drop rows without an owner from the cache without writing them to the store.
 
-        Those of this step's lookups keep their slots until it ends, since gradients may come.
+        Rows in lookups of this step keep their slots until it ends, since gradients may follow.
 
         Args:
-            slab: that is tiered.
-            handles: int64 [n], that the rows had.
+            slab: a tiered one.
+            handles: int64 [n], of the rows while they had an owner.
         """
         slots = self.tensors.slots[slab]
         at = self.tensors.places[slab][handles >> GENERATION_BITS].long() - 1
@@ -227,30 +227,30 @@ class Tiers(ABC):
 
     @abstractmethod
     def erase(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> None:
-        """Drops rows whose ids have been removed from their table.
+        """Drop rows of ids that were removed from their table.
 
         Args:
-            slab: that is tiered.
+            slab: a tiered one.
             table: its number.
             ids: int64 [n].
-            handles: int64 [n], that their rows had.
+            handles: int64 [n], of their rows before the removal.
         """
 
     # -- steps ---------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
-        """Number of the present step: rows of its lookups stay in memory until it ends."""
+        """Number of the current step: rows of its lookups stay in memory until it ends."""
         return self._clock[TierHead.EPOCH]
 
     def end_step(self, used_rows: Sequence[int]) -> None:
-        """After a training step: rows of its lookups may lose their slots from now on.
+        """End a training step: from now on, rows of its lookups may lose their slots.
 
         Args:
             used_rows: by slab, rows that have ever had an owner.
 
         Raises:
-            RuntimeError: something could not be read or written.
+            RuntimeError: a read or write has failed.
         """
         self.check()
         clock = self._clock
@@ -260,7 +260,7 @@ class Tiers(ABC):
         for slab in self.cached:
             limit, most = clock[self._at(slab, Tier.LIMIT)], self._at(slab, Tier.MOST_USED)
             used = clock[self._at(slab, Tier.USED)]
-            # a part of few rows is less than what a batch has at the beginning of a training
+            # early in training, a batch has more rows than a fraction of the few rows so far
             growing = self._cache.unit == "fraction" and 2 * clock[most] > used_rows[slab]
             if clock[most] > limit + limit // _SLACK and not growing:
                 self._warn(slab, clock[most], limit)
@@ -274,8 +274,8 @@ class Tiers(ABC):
         self._warned = used
         warnings.warn(
             f"a step needed {used} rows of {self._slot_bytes[slab]} bytes in memory at once, but "
-            f"the cache is to have {limit}: it was larger for that step. Give storage a larger "
-            "cache, or take smaller batches, or step() more often",
+            f"the cache is for {limit}: it grew for that step. Give storage a larger cache, or "
+            "take smaller batches, or step() more often",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -286,9 +286,9 @@ class Tiers(ABC):
             self._save_changed(slab, limit)
         except DiskFullError:
             self.check()
-            return  # rows stay where they are until there is room
+            return  # rows stay in memory until the disk has room
         self.drain()
-        ops.shrink_cache_(self.tensors, slab, limit)  # of rows that are all saved
+        ops.shrink_cache_(self.tensors, slab, limit)  # drops saved rows only
         slabs = len(self._rows.weights)
         for tensor in (self._rows.weights[slab], *self._rows.state[slab::slabs]):
             ops.release_(tensor, limit, used)
@@ -305,17 +305,17 @@ class Tiers(ABC):
             self._clock[self._at(slab, Tier.LIMIT)] = min(limit, max(most, LEAST_SLOTS))
 
     def flush(self) -> None:
-        """Begins to write all rows that have changed to the store.
+        """Start to write all changed rows to the store.
 
         Raises:
-            RuntimeError: the disk is full: some may have been written, and the others are still to
-                be. Or something could not be read or written.
+            RuntimeError: the disk is full: rows that were not written stay marked as changed. Or a
+                read or write has failed.
         """
         for slab in self.cached:
             self._save_changed(slab, 0)
 
     def _save_changed(self, slab: int, begin: int) -> None:
-        """Begins to write rows that have changed, of slots from ``begin`` on."""
+        """Start to write the changed rows of slots from ``begin`` on."""
         while True:
             moves = ops.take_dirty_(self.tensors, slab, begin, _SAVED_AT_ONCE)
             if moves.shape[0] == 0:
@@ -328,25 +328,25 @@ class Tiers(ABC):
             begin = int(moves[-1, Move.SLOT]) + 1
 
     def empty(self) -> None:
-        """Takes all rows out of the cache; what has changed since they were saved is lost.
+        """Clear the cache; changes since the last save are lost.
 
-        Handles of slots that lookups have given before become stale with the next row.
+        Handles that earlier lookups returned become stale with the next row of their slot.
 
         Raises:
-            RuntimeError: something could not be read or written.
+            RuntimeError: a read or write has failed.
         """
         self.drain()
         slabs = len(self._rows.weights)
         for slab in self.cached:
             used = self.used_slots(slab)
-            ops.shrink_cache_(self.tensors, slab, 0)  # and what should be saved is not
+            ops.shrink_cache_(self.tensors, slab, 0)  # without saving changed rows
             places = self.tensors.places[slab]
             ops.release_(places, 0, places.shape[0])
             for tensor in (self._rows.weights[slab], *self._rows.state[slab::slabs]):
                 ops.release_(tensor, 0, used)
 
     def used_slots(self, slab: int) -> int:
-        """Slots of a slab that have memory.
+        """Return the number of a slab's slots with memory.
 
         Args:
             slab: its number.
@@ -354,7 +354,7 @@ class Tiers(ABC):
         return self._clock[self._at(slab, Tier.USED)]
 
     def stats(self) -> StorageStats:
-        """What the cache and the store have done, all slabs together."""
+        """Return the counters of the cache and the store, for all slabs together."""
         columns = {
             "slots": Tier.LIMIT,
             "hits": Tier.HITS,
@@ -372,7 +372,7 @@ class Tiers(ABC):
         return StorageStats(cached=cached, **counts, **self._store_stats())
 
     def _store_stats(self) -> dict[str, Any]:
-        """Those of :class:`StorageStats` that the store counts."""
+        """Return the fields of :class:`StorageStats` that the store counts."""
         return {}
 
 
