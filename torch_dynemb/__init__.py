@@ -20,9 +20,11 @@ from torch_dynemb.nn import (
     DynamicEmbeddingBagCollection,
     DynamicEmbeddingCollection,
     KeyedJagged,
+    StepWith,
     prefetched,
     private_to_rank,
     register_module,
+    step_with,
 )
 from torch_dynemb.optim import (
     LAMB,
@@ -102,6 +104,7 @@ __all__ = [
     "SSDStore",
     "SmartDecayAdam",
     "SplitOptimizer",
+    "StepWith",
     "StorageStats",
     "TableConfig",
     "TableGroup",
@@ -118,5 +121,6 @@ __all__ = [
     "private_to_rank",
     "register_admission",
     "register_module",
+    "step_with",
     "table_optimizers",
 ]

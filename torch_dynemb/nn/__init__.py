@@ -8,6 +8,7 @@ from torch_dynemb.nn.features import KeyedJagged
 from torch_dynemb.nn.module_kinds import register_module
 from torch_dynemb.nn.prefetching import prefetched
 from torch_dynemb.nn.private_tables import private_to_rank
+from torch_dynemb.nn.step_with import StepWith, step_with
 
 average_tables_too()
 
@@ -17,7 +18,9 @@ __all__ = [
     "DynamicEmbeddingBagCollection",
     "DynamicEmbeddingCollection",
     "KeyedJagged",
+    "StepWith",
     "prefetched",
     "private_to_rank",
     "register_module",
+    "step_with",
 ]

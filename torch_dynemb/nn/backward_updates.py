@@ -23,6 +23,11 @@ def updated_in_backward() -> list[Any]:
     return [m for m in list(_modules) if m.trainable and not m.group.config.split]
 
 
+def split_modules() -> list[Any]:
+    """Return the registered modules whose backward gathers gradients for ``optimizer.step()``."""
+    return [m for m in list(_modules) if m.trainable and m.group.config.split]
+
+
 def names_of(modules: Iterable[Any]) -> str:
     """Return modules with the names of their first tables, for an error."""
     found = []
@@ -33,4 +38,4 @@ def names_of(modules: Iterable[Any]) -> str:
     return " and ".join(sorted(found))
 
 
-__all__ = ["names_of", "register", "updated_in_backward"]
+__all__ = ["names_of", "register", "split_modules", "updated_in_backward"]

@@ -1,8 +1,8 @@
 """Lookups with a backward still to come, and lookups of the same tables that meet in one backward.
 
-A backward updates the rows once for a lookup. Where one backward reaches several lookups of the
-same tables, all but the last leave their gradients here, and the last one applies the sum once, as
-the gradient of a shared ``nn.Embedding`` is the sum over its uses.
+A backward updates the rows once for a lookup. Where it reaches several lookups of the same tables,
+all but the last leave their gradients here. The last one applies the sum once: the gradient of a
+shared ``nn.Embedding`` is the sum over its uses, too.
 """
 
 from __future__ import annotations
