@@ -6,6 +6,7 @@ from torch_dynemb.nn.collection import DynamicEmbeddingBagCollection, DynamicEmb
 from torch_dynemb.nn.embedding import DynamicEmbedding
 from torch_dynemb.nn.features import KeyedJagged
 from torch_dynemb.nn.module_kinds import register_module
+from torch_dynemb.nn.options import ModuleOptions, SingleTableOptions
 from torch_dynemb.nn.prefetching import prefetched
 from torch_dynemb.nn.private_tables import private_to_rank
 
@@ -17,6 +18,8 @@ __all__ = [
     "DynamicEmbeddingBagCollection",
     "DynamicEmbeddingCollection",
     "KeyedJagged",
+    "ModuleOptions",
+    "SingleTableOptions",
     "prefetched",
     "private_to_rank",
     "register_module",
