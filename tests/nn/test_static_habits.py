@@ -45,7 +45,8 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
         TypeError,
         r"DynamicEmbeddingCollection: there is no argument ttl.*Policy\(ttl=...\)",
     ),
-    (lambda: table(colour=1), TypeError, "unexpected keyword argument 'colour'"),
+    (lambda: table(colour=1), TypeError, "unexpected keyword argument 'colour'$"),
+    (lambda: bag(optimiser=SGD), TypeError, "'optimiser'. Did you mean 'optimizer'"),
     (lambda: table(optimizer="adagrad"), TypeError, r"'adagrad', .* torch_dynemb.Adagrad\(\)"),
     (lambda: table(optimizer="lion"), TypeError, r"'lion', .* torch_dynemb.Adam\(lr=1e-3\)"),
     (lambda: table(optimizer=td.AdamW), TypeError, r"torch_dynemb.AdamW\(\)"),
@@ -134,6 +135,17 @@ def test_from_embedding_takes_modules() -> None:
     twin = td.DynamicEmbeddingBag.from_embedding(pooled, optimizer=SGD).eval()
     offsets = torch.tensor([0, 1, 4])
     assert torch.equal(twin(ids.flatten(), offsets), pooled(ids.flatten(), offsets))
+
+
+def test_from_embedding_takes_rows_to_the_device_that_is_given() -> None:
+    weight = torch.arange(12.0, device="cpu").reshape(3, 4)
+    device = torch.empty(0).device
+    module = td.DynamicEmbedding.from_embedding(
+        weight, torch.tensor([7, 8, 9], device="cpu"), optimizer=SGD, device=device, padding_idx=8
+    )
+    assert module.group.device == device
+    rows = module.eval()(torch.tensor([9, 8, 7]))
+    assert torch.equal(rows, torch.stack([weight[2], 0 * weight[1], weight[0]]).to(device))
 
 
 def test_bags_have_the_mode_of_torch() -> None:

@@ -6,8 +6,10 @@ from torch_dynemb.nn.collection import DynamicEmbeddingBagCollection, DynamicEmb
 from torch_dynemb.nn.embedding import DynamicEmbedding
 from torch_dynemb.nn.features import KeyedJagged
 from torch_dynemb.nn.module_kinds import register_module
+from torch_dynemb.nn.options import ModuleOptions, SingleTableOptions
 from torch_dynemb.nn.prefetching import prefetched
 from torch_dynemb.nn.private_tables import private_to_rank
+from torch_dynemb.nn.replacing import Replaced, ReplacementReport, replace_embeddings
 from torch_dynemb.nn.step_with import StepWith, step_with
 
 average_tables_too()
@@ -18,9 +20,14 @@ __all__ = [
     "DynamicEmbeddingBagCollection",
     "DynamicEmbeddingCollection",
     "KeyedJagged",
+    "ModuleOptions",
+    "Replaced",
+    "ReplacementReport",
+    "SingleTableOptions",
     "StepWith",
     "prefetched",
     "private_to_rank",
     "register_module",
+    "replace_embeddings",
     "step_with",
 ]

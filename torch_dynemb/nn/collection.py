@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
@@ -13,9 +12,9 @@ from torch_dynemb._library.error_names import name_feature
 from torch_dynemb.nn.features import Features
 from torch_dynemb.nn.forwards import BagsOfFeatures, RowsOfFeatures
 from torch_dynemb.nn.inputs import pooling_of
+from torch_dynemb.nn.options import ModuleOptions
 from torch_dynemb.nn.static_arguments import advises
-from torch_dynemb.nn.table_module import ModuleOptions, TableModule
-from torch_dynemb.optim import OptimizerConfig
+from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table import extension as table_extension
 from torch_dynemb.table.config import TableConfig, check_tables
@@ -46,11 +45,7 @@ class Collection(TableModule):
     feature_dims: list[int]
     feature_policies: list[int]
 
-    def __init__(
-        self,
-        tables: Sequence[TableConfig],
-        **options: Unpack[ModuleOptions],
-    ) -> None:
+    def __init__(self, tables: Sequence[TableConfig], **options: Unpack[ModuleOptions]) -> None:
         super().__init__(check_tables(type(self).__name__, tables), **options)
         self._set_features(self._named_features(self._group.config))
 
@@ -126,10 +121,8 @@ class DynamicEmbeddingBagCollection(BagsOfFeatures, Collection):
     Args:
         tables: one config per table, at least one; a table may serve several features, but a
             feature has one table.
-        optimizer: of all tables; one param group each. None only where ``trainable`` is False.
         mode: ``"sum"`` or ``"mean"``.
-        trainable, output_dtype, split, device, max_rows, memory_budget: as in
-            :class:`DynamicEmbedding`.
+        **options: those of :class:`torch_dynemb.ModuleOptions`.
 
     Raises:
         TypeError: an argument has a wrong type.
@@ -154,26 +147,11 @@ class DynamicEmbeddingBagCollection(BagsOfFeatures, Collection):
         self,
         tables: Sequence[TableConfig],
         *,
-        optimizer: OptimizerConfig | None = None,
         mode: str = "sum",
-        trainable: bool = True,
-        output_dtype: torch.dtype = torch.float32,
-        split: bool = False,
-        device: torch.device | str | None = None,
-        max_rows: int | None = None,
-        memory_budget: int | str | None = None,
+        **options: Unpack[ModuleOptions],
     ) -> None:
         pooling = pooling_of(mode)
-        super().__init__(
-            tables,
-            optimizer=optimizer,
-            trainable=trainable,
-            output_dtype=output_dtype,
-            split=split,
-            device=device,
-            max_rows=max_rows,
-            memory_budget=memory_budget,
-        )
+        super().__init__(tables, **options)
         self.mode = mode
         self._pooling = pooling
 
@@ -219,8 +197,8 @@ class DynamicEmbeddingCollection(RowsOfFeatures, Collection):
     """A vector per id for many features; all tables have one dim.
 
     Args:
-        tables, optimizer, trainable, output_dtype, split, device, max_rows, memory_budget: as in
-            :class:`DynamicEmbeddingBagCollection`.
+        tables: as in :class:`DynamicEmbeddingBagCollection`.
+        **options: those of :class:`torch_dynemb.ModuleOptions`.
 
     Raises:
         ValueError: tables differ in dim, or as in :class:`DynamicEmbeddingBagCollection`.
@@ -237,18 +215,7 @@ class DynamicEmbeddingCollection(RowsOfFeatures, Collection):
     """
 
     @advises("tables")
-    def __init__(
-        self,
-        tables: Sequence[TableConfig],
-        *,
-        optimizer: OptimizerConfig | None = None,
-        trainable: bool = True,
-        output_dtype: torch.dtype = torch.float32,
-        split: bool = False,
-        device: torch.device | str | None = None,
-        max_rows: int | None = None,
-        memory_budget: int | str | None = None,
-    ) -> None:
+    def __init__(self, tables: Sequence[TableConfig], **options: Unpack[ModuleOptions]) -> None:
         tables = check_tables("DynamicEmbeddingCollection", tables)
         dims = {table.name: table.embedding_dim for table in tables}
         if len(set(dims.values())) > 1:
@@ -256,16 +223,7 @@ class DynamicEmbeddingCollection(RowsOfFeatures, Collection):
                 f"DynamicEmbeddingCollection: tables have embedding_dim {dims}, expected one dim: "
                 "use one collection per dim, or DynamicEmbeddingBagCollection"
             )
-        super().__init__(
-            tables,
-            optimizer=optimizer,
-            trainable=trainable,
-            output_dtype=output_dtype,
-            split=split,
-            device=device,
-            max_rows=max_rows,
-            memory_budget=memory_budget,
-        )
+        super().__init__(tables, **options)
 
     def forward(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Looks up all features.

@@ -11,17 +11,15 @@ from typing_extensions import Unpack
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer, tensor
 from torch_dynemb.distributed.seed import drawn_seed
-from torch_dynemb.initializers import Initializer
+from torch_dynemb.keyword_options import part_of
 from torch_dynemb.nn.forwards import rows_in_shape
 from torch_dynemb.nn.inputs import are_ready, flat_ids, flat_scores
+from torch_dynemb.nn.options import ModuleOptions, RowOptions, SingleTableOptions
 from torch_dynemb.nn.static_arguments import ARGUMENTS, ClassAttribute, advises
-from torch_dynemb.nn.table_module import ModuleOptions, TableModule
+from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.tensors import LookupBatch
-from torch_dynemb.optim import OptimizerConfig
-from torch_dynemb.policy.policy import Policy
-from torch_dynemb.storage.tiers import Storage
-from torch_dynemb.table.config import EvalDefault, TableConfig
+from torch_dynemb.table.config import TableConfig
 
 # Of a table without a name of its own: the path of its module tells it from others.
 UNNAMED = "embedding"
@@ -30,30 +28,13 @@ UNNAMED = "embedding"
 class SingleTable(TableModule):
     """One table: what :class:`DynamicEmbedding` and :class:`DynamicEmbeddingBag` share."""
 
-    def __init__(
-        self,
-        embedding_dim: int,
-        *,
-        name: str | None,
-        padding_idx: int | None,
-        initializer: Initializer | None,
-        eval_default: EvalDefault,
-        dtype: torch.dtype,
-        policy: Policy | None,
-        storage: Storage | None,
-        **options: Unpack[ModuleOptions],
-    ) -> None:
-        table = TableConfig(
-            name=UNNAMED if name is None else name,
-            embedding_dim=embedding_dim,
-            initializer=initializer,  # type: ignore[arg-type]  # None: by its dim
-            padding_idx=padding_idx,
-            eval_default=eval_default,
-            policy=Policy() if policy is None else policy,
-            dtype=dtype,
-            storage=storage,
-        )
-        super().__init__([table], seed=drawn_seed() if name is None else None, **options)
+    def __init__(self, embedding_dim: int, **options: Unpack[SingleTableOptions]) -> None:
+        rows = part_of(RowOptions, options)
+        seed = None
+        if rows["name"] is None:
+            rows["name"], seed = UNNAMED, drawn_seed()
+        table = TableConfig(embedding_dim=embedding_dim, **rows)  # type: ignore[arg-type]  # None
+        super().__init__([table], seed=seed, **part_of(ModuleOptions, options))
 
     from_pretrained = ClassAttribute()
 
@@ -90,7 +71,12 @@ class SingleTable(TableModule):
             return torch.empty(0, dtype=torch.int64, device=self._group.device)
         return torch.cat(batches)
 
-    def _fill(self, weight: Tensor, ids: Tensor) -> None:
+    def _fill(self, static: StaticRows) -> None:
+        """Insert rows of a static table, from whichever device."""
+        device, padding_idx = self._group.device, self.padding_idx
+        ids, weight = static.ids.to(device), static.weight.detach().to(device)
+        if padding_idx is not None:
+            ids, weight = ids[ids != padding_idx], weight[ids != padding_idx]
         self._group.reserve(0, ids.numel())
         self._group.insert_or_assign(0, ids, weight)
 
@@ -115,6 +101,11 @@ class StaticRows(NamedTuple):
     weight: Tensor
     ids: Tensor
     padding_idx: int | None
+
+    def options(self, given: SingleTableOptions) -> SingleTableOptions:
+        """Return the options of a table that starts with these rows, on their device by default."""
+        device = self.weight.device if given["device"] is None else given["device"]
+        return {**given, "padding_idx": self.padding_idx, "device": device}
 
 
 def static_rows(
@@ -169,31 +160,7 @@ class DynamicEmbedding(SingleTable):
 
     Args:
         embedding_dim: columns of a row, at least 1.
-        name: names the table in state dicts and seeds its initial values, together with
-            ``torch.initial_seed()``. Default: state dicts call it ``"embedding"``, and the seed of
-            its initial values is drawn from torch's generator, as nn.Embedding draws its weight.
-        padding_idx: an id that is looked up as zeros, never inserted and never trained.
-        initializer: of new rows; default: uniform within 1 / sqrt(embedding_dim) of 0. The
-            normal(0, 1) of nn.Embedding learns less from few sights of an id
-            (``python -m tutorials.initial_rows``). By ``eval_default``, an id that was never
-            trained reads such values, too.
-        optimizer: config of the rows' optimizer, such as ``Adam(lr=1e-3)``; None only where
-            ``trainable`` is False.
-        trainable: False: insert nothing, train nothing.
-        eval_default: what a read gives for an id that is not there: ``"initial"``, ``"zeros"``, a
-            float tensor [embedding_dim] or an initializer.
-        dtype: of the rows: float32, bfloat16 or float16; arithmetic is float32.
-        output_dtype: of what a lookup returns: float32, bfloat16 or float16.
-        split: backward only gathers gradients, and ``module.optimizer.step()`` applies them: for
-            gradient accumulation, clipping by one norm, ``GradScaler``, and for several lookups in
-            one forward.
-        device: of the rows; default: torch's default device.
-        policy: how ids come and go: scores, capacity and eviction, admission, ttl; default: every
-            id gets a row and keeps it.
-        max_rows: rows to reserve; default: the capacity, or what would fill the machine's memory.
-        memory_budget: bytes that the table may take, such as ``"4GB"``, instead of a capacity.
-        storage: where rows lie that are not in memory, such as :class:`torch_dynemb.SSDStore`;
-            default: all rows are in memory.
+        **options: those of :class:`torch_dynemb.SingleTableOptions`.
 
     Raises:
         TypeError: an argument has a wrong type.
@@ -211,42 +178,8 @@ class DynamicEmbedding(SingleTable):
     """
 
     @advises("embedding_dim")
-    def __init__(
-        self,
-        embedding_dim: int,
-        *,
-        padding_idx: int | None = None,
-        name: str | None = None,
-        initializer: Initializer | None = None,
-        optimizer: OptimizerConfig | None = None,
-        trainable: bool = True,
-        eval_default: EvalDefault = "initial",
-        dtype: torch.dtype = torch.float32,
-        output_dtype: torch.dtype = torch.float32,
-        split: bool = False,
-        device: torch.device | str | None = None,
-        policy: Policy | None = None,
-        max_rows: int | None = None,
-        memory_budget: int | str | None = None,
-        storage: Storage | None = None,
-    ) -> None:
-        super().__init__(
-            embedding_dim,
-            name=name,
-            padding_idx=padding_idx,
-            initializer=initializer,
-            optimizer=optimizer,
-            trainable=trainable,
-            eval_default=eval_default,
-            dtype=dtype,
-            output_dtype=output_dtype,
-            split=split,
-            device=device,
-            policy=policy,
-            max_rows=max_rows,
-            memory_budget=memory_budget,
-            storage=storage,
-        )
+    def __init__(self, embedding_dim: int, **options: Unpack[SingleTableOptions]) -> None:
+        super().__init__(embedding_dim, **options)
 
     def forward(self, input: Tensor, *, scores: Tensor | None = None) -> Tensor:
         """Looks up ids.
@@ -309,18 +242,7 @@ class DynamicEmbedding(SingleTable):
         cls,
         weight: Tensor | nn.Embedding,
         ids: Tensor | None = None,
-        *,
-        padding_idx: int | None = None,
-        name: str | None = None,
-        initializer: Initializer | None = None,
-        optimizer: OptimizerConfig | None = None,
-        trainable: bool = True,
-        eval_default: EvalDefault = "initial",
-        dtype: torch.dtype = torch.float32,
-        output_dtype: torch.dtype = torch.float32,
-        split: bool = False,
-        policy: Policy | None = None,
-        memory_budget: int | str | None = None,
+        **options: Unpack[SingleTableOptions],
     ) -> DynamicEmbedding:
         """A dynamic table that starts with the rows of a static one, on its device.
 
@@ -329,10 +251,9 @@ class DynamicEmbedding(SingleTable):
             ids: int64 or int32 [n], distinct; default: 0 to n - 1.
             padding_idx: as in :class:`DynamicEmbedding`; its row is left out. Default: that of an
                 ``nn.Embedding``, if ``ids`` is not given.
-            name, initializer, optimizer, trainable, eval_default, dtype, output_dtype: as in
-                :class:`DynamicEmbedding`.
-            split, memory_budget: as in :class:`DynamicEmbedding`.
             policy: as in :class:`DynamicEmbedding`; admission does not apply to ``ids``.
+            device: of the rows; default: that of ``weight``.
+            **options: those of :class:`torch_dynemb.SingleTableOptions`.
 
         Raises:
             TypeError: ``weight`` is no dense tensor of floats, ``ids`` holds no integers, or
@@ -343,24 +264,9 @@ class DynamicEmbedding(SingleTable):
             RuntimeError: tables cannot lie on the device of ``weight``, the policy leaves no room
                 for all ids, or memory is short.
         """
-        weight, ids, padding_idx = static_rows("from_embedding", weight, ids, padding_idx)
-        module = cls(
-            weight.shape[1],
-            padding_idx=padding_idx,
-            name=name,
-            initializer=initializer,
-            optimizer=optimizer,
-            trainable=trainable,
-            eval_default=eval_default,
-            dtype=dtype,
-            output_dtype=output_dtype,
-            split=split,
-            policy=policy,
-            memory_budget=memory_budget,
-            device=weight.device,
-        )
-        keep = ids != padding_idx if padding_idx is not None else torch.ones_like(ids).bool()
-        module._fill(weight.detach()[keep], ids[keep])
+        static = static_rows("from_embedding", weight, ids, options["padding_idx"])
+        module = cls(static.weight.shape[1], **static.options(options))
+        module._fill(static)
         return module
 
     def to_embedding(self) -> tuple[torch.nn.Embedding, Tensor]:

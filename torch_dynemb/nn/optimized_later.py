@@ -58,11 +58,9 @@ class OptimizedLater(TableModule):
             tables if storage is None or trainable else _stored(tables, storage),
             optimizer=_NO_OPTIMIZER_YET if trainable else None,
             trainable=trainable,
-            output_dtype=torch.float32,
             split=True,
             device=device,
             max_rows=max_rows,
-            memory_budget=None,
             seed=seed,
         )
         self.name = name

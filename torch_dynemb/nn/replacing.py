@@ -16,9 +16,8 @@ from torch_dynemb.argument_checks import described
 from torch_dynemb.initializers import Constant, Initializer, Normal, Uniform
 from torch_dynemb.nn.bag import DynamicEmbeddingBag
 from torch_dynemb.nn.embedding import DynamicEmbedding
-from torch_dynemb.nn.options import ReplacementOptions
+from torch_dynemb.nn.options import SingleTableOptions
 from torch_dynemb.nn.static_arguments import ARGUMENTS
-from torch_dynemb.optim import OptimizerConfig
 
 Static = nn.Embedding | nn.EmbeddingBag
 Dynamic = DynamicEmbedding | DynamicEmbeddingBag
@@ -80,10 +79,9 @@ class _Place(NamedTuple):
 def replace_embeddings(
     model: nn.Module,
     *,
-    optimizer: OptimizerConfig,
     only: str | Iterable[str] | Callable[[str, nn.Module], bool] | None = None,
     ids: Literal["raw", "rows"] = "raw",
-    **options: Unpack[ReplacementOptions],
+    **options: Unpack[SingleTableOptions],
 ) -> ReplacementReport:
     """Replace every ``nn.Embedding`` and ``nn.EmbeddingBag`` of a model by a dynamic table.
 
@@ -95,12 +93,12 @@ def replace_embeddings(
 
     Args:
         model: changes in place.
-        optimizer: config of the rows' optimizer, such as ``Adam(lr=1e-3)``.
         only: paths of modules to replace, with ``*`` for any text, or a function of path and
             module; default: all.
         ids: ``"raw"``: ids are values of any kind, and the table begins empty. ``"rows"``: ids are
             row numbers of the static table, and all rows are taken over, such as trained ones.
-        **options: of each table, such as ``split=True`` or ``policy=td.Policy(capacity=10**6)``.
+        **options: of each table: ``optimizer``, such as ``td.Adam(lr=1e-3)``, and any other of
+            :class:`torch_dynemb.SingleTableOptions` but ``name``, ``padding_idx`` and ``device``.
 
     Returns:
         What was replaced, with the initializers, and what was left and why.
@@ -110,7 +108,8 @@ def replace_embeddings(
         ValueError: a static table to be replaced has ``max_norm``, ``scale_grad_by_freq``,
             ``sparse=True``, ``mode="max"``, a weight on the meta device, hooks, or a weight that
             another module uses, as a tied output layer does; or the model has nothing to replace,
-            or is itself a static table. Nothing has changed; the error names the module.
+            or is itself a static table; or an option is wrong. Nothing has changed; the error names
+            the module.
 
     Example:
         >>> import torch, torch_dynemb as td
@@ -125,6 +124,12 @@ def replace_embeddings(
         )
     if ids not in ("raw", "rows"):
         raise ValueError(f"replace_embeddings: ids is {ids!r}, expected 'raw' or 'rows'")
+    for name in ("name", "padding_idx", "device"):
+        if name in options:
+            raise ValueError(
+                f"replace_embeddings: {name} is {options[name]!r}, but each table gets its own"  # type: ignore[literal-required]
+                f"{_OWN[name]}: leave it out"
+            )
     if isinstance(model, Static):
         raise ValueError(
             f"replace_embeddings: model is {type(model).__name__} itself, expected a module that "
@@ -141,7 +146,7 @@ def replace_embeddings(
     shared = _by_weight(chosen)
     for places in shared:
         _check(model, places)
-    made = [_dynamic(places, optimizer, ids, options) for places in shared]
+    made = [_dynamic(places, ids, options) for places in shared]
     for places, (module, _) in zip(shared, made, strict=True):
         for place in places:
             place.parent._modules[place.attribute] = module
@@ -156,7 +161,9 @@ def _choose(
     chosen, left = [], {}
     for path, parent, attribute, module in _children(model):
         if not isinstance(module, Static):
-            if type(module).__module__.startswith("torch.ao.nn") and "Embedding" in str(type(module)):
+            if type(module).__module__.startswith("torch.ao.nn") and "Embedding" in str(
+                type(module)
+            ):
                 left[path] = f"a quantized {type(module).__name__}"
             continue
         if not chooses(path, module):
@@ -244,14 +251,19 @@ def _check(model: nn.Module, places: list[_Place]) -> None:
             )
 
 
+# what each table gets by itself
+_OWN = {
+    "name": ", the path in the model",
+    "padding_idx": ", that of the static module",
+    "device": ", that of the weight",
+}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def _dynamic(
     places: list[_Place],
-    optimizer: OptimizerConfig,
     ids: Literal["raw", "rows"],
-    options: ReplacementOptions,
+    options: SingleTableOptions,
 ) -> tuple[Dynamic, Replaced]:
     """Make the dynamic table of modules that share a weight."""
     static = places[0].module
@@ -259,31 +271,29 @@ def _dynamic(
     keep = torch.ones(len(weight), dtype=torch.bool, device=weight.device)
     if static.padding_idx is not None:
         keep[static.padding_idx] = False
-    initializer = fitted_initializer(weight[keep])
-    common = {
+    settings: SingleTableOptions = {
+        "initializer": fitted_initializer(weight[keep]),
+        "trainable": static.weight.requires_grad,
+        **options,
         "name": places[0].path,
         "padding_idx": static.padding_idx,
-        "initializer": initializer,
-        "optimizer": optimizer,
-        "trainable": static.weight.requires_grad,
         "device": weight.device,
-        **options,
     }
     dim = static.embedding_dim
     module: Dynamic
     if isinstance(static, nn.EmbeddingBag):
         module = DynamicEmbeddingBag(
-            dim, mode=static.mode, include_last_offset=static.include_last_offset, **common
+            dim, mode=static.mode, include_last_offset=static.include_last_offset, **settings
         )
     else:
-        module = DynamicEmbedding(dim, **common)
+        module = DynamicEmbedding(dim, **settings)
     taken = 0
     if ids == "rows":
         taken = int(keep.sum())
         module._fill(weight[keep], torch.arange(len(weight), device=weight.device)[keep])
     module.train(static.training)
     paths = [place.path for place in places]
-    return module, Replaced(paths, dim, len(weight), taken, initializer)
+    return module, Replaced(paths, dim, len(weight), taken, module.table.initializer)
 
 
 def fitted_initializer(weight: Tensor) -> Initializer:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from torch_dynemb.argument_checks import described
+from torch_dynemb.keyword_options import takes_options
 
 _NO_VOCABULARY = (
     "ids need no vocabulary: any int64 is an id, and policy=torch_dynemb.Policy(capacity=N) bounds "
@@ -58,12 +60,13 @@ def advises(*first: str) -> Callable[[Maker], Maker]:
         *first: the only arguments that may be given by position.
 
     Returns:
-        A decorator of ``__init__``, or of a function beneath ``classmethod``. What it returns
-        raises TypeError.
+        A decorator of ``__init__``, or of a function beneath ``classmethod``, that takes options as
+        :func:`torch_dynemb.keyword_options.takes_options` says. What it returns raises TypeError.
     """
 
     def of(make: Maker) -> Maker:
-        known = {*(make.__kwdefaults__ or ()), *first}
+        make = takes_options(make)
+        known = inspect.signature(make).parameters
         suffix = "" if make.__name__ == "__init__" else f".{make.__name__}"
 
         @functools.wraps(make)

@@ -6,16 +6,19 @@ import copy
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import flag
 from torch_dynemb.distributed.ranks import default_group
+from torch_dynemb.keyword_options import part_of, takes_options
 from torch_dynemb.nn import backward_updates, gradient_clipping, loss_scaling
 from torch_dynemb.nn.distributed_checkpoint import StateNames, support_default_planner
+from torch_dynemb.nn.options import ModuleOptions
 from torch_dynemb.nn.recomputation import repeats_a_forward
 from torch_dynemb.nn.replication import (
     WORLD,
@@ -37,6 +40,7 @@ from torch_dynemb.table import lookup as table_lookup
 from torch_dynemb.table.config import ROW_DTYPES, TableConfig
 from torch_dynemb.table.dense_state import leaves_tables_out
 from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.options import GroupOptions
 from torch_dynemb.table.pending_gradients import sort_pending
 from torch_dynemb.table.steps import check_step
 from torch_dynemb.table.tables import Tables
@@ -67,30 +71,13 @@ def _watch(module: TableModule) -> None:
     gradient_clipping.watch_clipping()
 
 
-class ModuleOptions(TypedDict):
-    """What every module gives :class:`TableModule`; see :class:`torch_dynemb.DynamicEmbedding`."""
-
-    optimizer: OptimizerConfig | None
-    trainable: bool
-    output_dtype: torch.dtype
-    split: bool
-    device: torch.device | str | None
-    max_rows: int | None
-    memory_budget: int | str | None
-
-
 class TableModule(nn.Module):
     """Base of the modules. Its tables are not parameters: the optimizer updates them in backward.
 
     Args:
         tables: of the group.
-        optimizer: config; required if trainable.
-        trainable: False: lookups insert nothing and backward changes nothing.
-        output_dtype: of what lookups return: float32, bfloat16 or float16. Sums are float32.
-        split: backward only gathers gradients, and ``optimizer.step()`` applies them; see
-            :class:`torch_dynemb.SplitOptimizer`.
-        device: of the rows; default: torch's default device.
-        max_rows, memory_budget, seed: see :class:`torch_dynemb.table.TableGroup`.
+        seed: see :class:`torch_dynemb.TableGroup`.
+        **options: those of :class:`torch_dynemb.ModuleOptions`.
 
     Under activation checkpointing policies count ids once. With ``use_reentrant=True`` the forward
     runs without grad first, which only reads: a new id gives its ``eval_default`` there, and gets
@@ -103,21 +90,18 @@ class TableModule(nn.Module):
     # Of a copy: the version of its anchor, to which writing to all parameters() adds.
     _copied_anchor: int | None = None
 
+    @takes_options
     def __init__(
         self,
         tables: Sequence[TableConfig],
         *,
-        optimizer: OptimizerConfig | None,
-        trainable: bool,
-        output_dtype: torch.dtype,
-        split: bool,
-        device: torch.device | str | None,
-        max_rows: int | None,
-        memory_budget: int | str | None,
         seed: int | None = None,
+        **options: Unpack[ModuleOptions],
     ) -> None:
         super().__init__()
         owner = type(self).__name__
+        optimizer, trainable = options["optimizer"], options["trainable"]
+        output_dtype, device = options["output_dtype"], options["device"]
         if trainable and optimizer is None:
             raise ValueError(
                 f"{owner}: optimizer is None, but the rows of a trainable table are updated in "
@@ -134,15 +118,8 @@ class TableModule(nn.Module):
         if device is not None:
             check_device(owner, device_of(owner, device))
         self.trainable = trainable
-        self._group = TableGroup(
-            tables,
-            optimizer=optimizer,
-            max_rows=max_rows,
-            memory_budget=memory_budget,
-            device=device,
-            split=split,
-            seed=seed,
-        )
+        of_group = part_of(GroupOptions, options)
+        self._group = TableGroup(tables, optimizer=optimizer, seed=seed, **of_group)
         self._group.owner = owner
         self.output_dtype = output_dtype
         # Not a weight: autograd runs the backward of a lookup because of it. Shape (1,): FSDP2

@@ -66,19 +66,25 @@ class TableConfig:
 
     Args:
         name: names the table in checkpoints and seeds its initial values; unique in its group.
-        embedding_dim: columns of a row.
+        embedding_dim: columns of a row, at least 1.
         feature_names: features that look it up (default: one, named as the table).
-        initializer: of new rows; default: uniform within 1 / sqrt(embedding_dim) of 0.
-        padding_idx: an id that is looked up as zeros, never inserted and never trained.
+        initializer: of new rows; default: uniform within 1 / sqrt(embedding_dim) of 0. The
+            normal(0, 1) of nn.Embedding learns less from few sights of an id
+            (``python -m tutorials.initial_rows``). By ``eval_default``, an id that was never
+            trained reads such values, too.
+        padding_idx: an id that is looked up as zeros, never inserted and never trained; it does not
+            count in a mean. Default: each id has a row.
         eval_default: what a read gives for an id that is not in the table: ``"initial"`` (the value
             it would start with), ``"zeros"``, a float tensor [embedding_dim], or an initializer:
             what it would start with by that one.
-        policy: how ids come and go.
+        policy: how ids come and go: scores, capacity and eviction, admission, ttl. Default: every
+            id gets a row and keeps it.
         feature_policies: what some of its features do otherwise.
         dtype: of the rows: float32, bfloat16 or float16. Sums and updates are float32; how rows are
             rounded is the optimizer's ``stochastic_rounding``.
         shard: the columns of a wider table that it has; None: it is a table of its own.
-        storage: where its rows lie that are not in memory; None: all are.
+        storage: where its rows lie that are not in memory, such as :class:`torch_dynemb.SSDStore`;
+            None: all are in memory.
 
     Raises:
         TypeError, ValueError: a wrong value, or a contradiction.
@@ -90,7 +96,7 @@ class TableConfig:
     initializer: Initializer = None  # type: ignore[assignment]  # __post_init__ fills it in
     padding_idx: int | None = None
     eval_default: EvalDefault = "initial"
-    policy: Policy = field(default_factory=Policy)
+    policy: Policy = None  # type: ignore[assignment]  # __post_init__ fills it in
     feature_policies: Mapping[str, FeaturePolicy] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     shard: ColumnShard | None = None
@@ -138,6 +144,8 @@ class TableConfig:
                 f"TableConfig {self.name!r}: dtype is {self.dtype}, expected one of "
                 f"{list(ROW_DTYPES)}: rows of other types cannot be trained"
             )
+        if self.policy is None:
+            object.__setattr__(self, "policy", Policy())
         if not isinstance(self.policy, Policy):
             raise TypeError(
                 f"TableConfig {self.name!r}: policy is {self.policy!r}, expected "
