@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 from torch_dynemb.argument_checks import described
 from torch_dynemb.initializers import Constant, Initializer, Normal, Uniform
 from torch_dynemb.nn.bag import DynamicEmbeddingBag
-from torch_dynemb.nn.embedding import DynamicEmbedding
+from torch_dynemb.nn.embedding import DynamicEmbedding, StaticRows
 from torch_dynemb.nn.options import SingleTableOptions
 from torch_dynemb.nn.static_arguments import ARGUMENTS
 
@@ -127,7 +127,7 @@ def replace_embeddings(
     for name in ("name", "padding_idx", "device"):
         if name in options:
             raise ValueError(
-                f"replace_embeddings: {name} is {options[name]!r}, but each table gets its own"  # type: ignore[literal-required]
+                f"replace_embeddings: {name} is {options[name]!r}, but each table gets its own"
                 f"{_OWN[name]}: leave it out"
             )
     if isinstance(model, Static):
@@ -290,7 +290,7 @@ def _dynamic(
     taken = 0
     if ids == "rows":
         taken = int(keep.sum())
-        module._fill(weight[keep], torch.arange(len(weight), device=weight.device)[keep])
+        module._fill(StaticRows(weight, torch.arange(len(weight)), static.padding_idx))
     module.train(static.training)
     paths = [place.path for place in places]
     return module, Replaced(paths, dim, len(weight), taken, module.table.initializer)

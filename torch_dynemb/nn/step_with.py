@@ -89,7 +89,8 @@ def _without_reference(method: Callable[..., None]) -> Callable[..., None]:
     of = getattr(method, "__self__", None)
     if of is None:
         return method
-    function, owner = method.__func__, weakref.ref(of)
+    function: Callable[..., None] = method.__func__  # type: ignore[attr-defined]
+    owner = weakref.ref(of)
 
     @functools.wraps(function)
     def call(*arguments: Any, **keywords: Any) -> None:
