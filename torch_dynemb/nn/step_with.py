@@ -17,7 +17,12 @@ from torch_dynemb.optim.of_modules import modules_in
 
 
 class StepWith:
-    """Handle of :func:`step_with`; :meth:`remove` ends what it does."""
+    """Handle of :func:`step_with`; :meth:`remove` ends what it does.
+
+    Args:
+        optimizer: of the dense parameters.
+        modules: with the tables.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, modules: list[nn.Module]) -> None:
         self._modules = modules
