@@ -83,9 +83,7 @@ def test_rows_are_taken_over() -> None:
 )
 def test_only_some(only: Any) -> None:
     model, normal = Towers(), td.Normal(0.0, 1.0)
-    report = td.replace_embeddings(
-        model, only=only, optimizer=ADAM, initializer=normal
-    )
+    report = td.replace_embeddings(model, only=only, optimizer=ADAM, initializer=normal)
     assert [of.paths for of in report.replaced] == [["more.0"]]
     assert report.replaced[0].initializer == normal
     assert set(report.left) == {"items", "again", "tags"}

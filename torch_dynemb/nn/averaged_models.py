@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import swa_utils
 
+from torch_dynemb.distributed.ranks import process_group_of
 from torch_dynemb.nn.collection import Collection
 from torch_dynemb.nn.embedding import SingleTable
 from torch_dynemb.nn.table_module import TableModule
@@ -50,6 +51,12 @@ def _tables_of(model: nn.Module) -> list[tuple[str, TableModule]]:
             raise TypeError(
                 f"AveragedModel: model has a {type(module).__name__} at {path!r}, and only rows of "
                 "torch_dynemb's own modules, such as DynamicEmbedding, are averaged: average the "
+                "model without it, or save checkpoints with torch_dynemb.checkpoint instead"
+            )
+        if process_group_of(module.sharing_ranks) is not None:
+            raise TypeError(
+                f"AveragedModel: model has a {type(module).__name__} at {path!r} whose rows ranks "
+                "share by process_group=, and only rows of one process are averaged: average the "
                 "model without it, or save checkpoints with torch_dynemb.checkpoint instead"
             )
     return found

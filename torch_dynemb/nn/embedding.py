@@ -10,11 +10,13 @@ from typing_extensions import Unpack
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer, tensor
+from torch_dynemb.distributed.ranks import process_group_of
 from torch_dynemb.distributed.seed import drawn_seed
 from torch_dynemb.keyword_options import part_of
 from torch_dynemb.nn.forwards import rows_in_shape
 from torch_dynemb.nn.inputs import are_ready, flat_ids, flat_scores
 from torch_dynemb.nn.options import ModuleOptions, RowOptions, SingleTableOptions
+from torch_dynemb.nn.shared_rows import are_own, ranks_of_option
 from torch_dynemb.nn.static_arguments import ARGUMENTS, ClassAttribute, advises
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.ops.columns import Pooling
@@ -32,7 +34,8 @@ class SingleTable(TableModule):
         rows = part_of(RowOptions, options)
         seed = None
         if rows["name"] is None:
-            rows["name"], seed = UNNAMED, drawn_seed()
+            ranks = ranks_of_option(type(self).__name__, options["process_group"])
+            rows["name"], seed = UNNAMED, drawn_seed(process_group_of(ranks))
         table = TableConfig(embedding_dim=embedding_dim, **rows)  # type: ignore[arg-type]  # None
         super().__init__([table], seed=seed, **part_of(ModuleOptions, options))
 
@@ -77,6 +80,9 @@ class SingleTable(TableModule):
         ids, weight = static.ids.to(device), static.weight.detach().to(device)
         if padding_idx is not None:
             ids, weight = ids[ids != padding_idx], weight[ids != padding_idx]
+        if self._ranks is not None:
+            own = are_own(ids, self._ranks)
+            ids, weight = ids[own], weight[own]
         self._group.reserve(0, ids.numel())
         self._group.insert_or_assign(0, ids, weight)
 

@@ -15,14 +15,13 @@ from torch_dynemb.table.group import TableGroup
 
 
 class SharedTable(Protocol):
-    """A table that ranks share, each with some of its ids.
+    """A table that ranks share, each with some of its ids."""
 
-    Attributes:
-        grad_reduce_by: ``"worker"``: the gradient of an id is the sum of what ranks send, divided
-            by the number of ranks; ``"id"``: by the number of ranks that sent it.
-    """
-
-    grad_reduce_by: str
+    @property
+    def grad_reduce_by(self) -> str:
+        """``"worker"``: the gradient of an id is the sum of what ranks send, divided by the number
+        of ranks; ``"id"``: by the number of ranks that sent it.
+        """
 
     @property
     def group(self) -> TableGroup:
@@ -129,7 +128,7 @@ class IdExchange:
         lengths = self._received_lengths.reshape(-1)
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         children = self._children * self._ranks.size
-        columns = self._table.group.config.tables[0].embedding_dim
+        columns = self._table.group.config.tables[self._children[0]].embedding_dim
         return LookupBatch.of_rows(arrived(self._ids), offsets, children, columns)
 
     def prefetch(self) -> None:

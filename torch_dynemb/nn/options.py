@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import torch
+import torch.distributed as dist
 from typing_extensions import TypedDict
 
 from torch_dynemb.initializers import Initializer
@@ -26,11 +27,18 @@ class ModuleOptions(GroupOptions, total=False):
         trainable: bool; False: insert nothing, train nothing. Default: True.
         output_dtype: of what a lookup returns: float32, the default, bfloat16 or float16. Sums are
             float32.
+        process_group: the ranks that share the rows: each has the rows of some ids, and a lookup
+            exchanges ids and rows. All ranks construct the module alike, call forward and backward
+            together, and may wrap it in DDP or FSDP2. Gradients are averaged over the ranks, and a
+            capacity is divided by them. ``len()``, ``ids()``, ``group`` and ``state_dict()`` are
+            about this rank's rows. Default: the rows are of this process alone, and training in a
+            process group of several ranks raises ReplicatedTableError.
     """
 
     optimizer: Annotated[OptimizerConfig | None, None]
     trainable: Annotated[bool, True]
     output_dtype: Annotated[torch.dtype, torch.float32]
+    process_group: Annotated[dist.ProcessGroup | None, None]
 
 
 class RowOptions(TypedDict, total=False):

@@ -88,8 +88,8 @@ def replace_embeddings(
     Call it after the model has been initialized, or loaded, and before its optimizer is made. A
     table keeps dim, ``padding_idx``, ``mode`` and ``include_last_offset``, is trainable if the
     weight required grad, and lies on the weight's device. Its name is the path in the model.
-    Modules that share a weight become one table. The padding id reads zeros. New ids begin with values like those of the
-    weight: constant, uniform or normal, by its moments.
+    Modules that share a weight become one table. The padding id reads zeros. New ids begin with
+    values like those of the weight: constant, uniform or normal, by its moments.
 
     Args:
         model: changes in place.

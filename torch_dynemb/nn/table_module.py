@@ -14,7 +14,8 @@ from typing_extensions import Unpack
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import flag
-from torch_dynemb.distributed.ranks import default_group
+from torch_dynemb.distributed.ranks import RankGroup, default_group, process_group_of
+from torch_dynemb.distributed.seed import common_start
 from torch_dynemb.keyword_options import part_of, takes_options
 from torch_dynemb.nn import backward_updates, gradient_clipping, loss_scaling
 from torch_dynemb.nn.distributed_checkpoint import StateNames, support_default_planner
@@ -27,11 +28,19 @@ from torch_dynemb.nn.replication import (
     refuse_other_ranks,
     refuse_replicated,
 )
+from torch_dynemb.nn.shared_rows import (
+    RowsHere,
+    lookup_of_ranks,
+    own_configs,
+    own_slots,
+    ranks_of_option,
+)
 from torch_dynemb.nn.static_arguments import ATTRIBUTES, missing_attribute
 from torch_dynemb.ops.columns import NO_HANDLE, REFUSED_HANDLE
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.ops.update import NO_OPTIMIZER
 from torch_dynemb.optim import FusedOptimizer, OptimizerConfig, SplitOptimizer, check_config
+from torch_dynemb.optim.clipping import SharedRows
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.storage.device import check_device, device_of
 from torch_dynemb.storage.tiers import Tiers
@@ -42,6 +51,7 @@ from torch_dynemb.table.dense_state import leaves_tables_out
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.options import GroupOptions
 from torch_dynemb.table.pending_gradients import sort_pending
+from torch_dynemb.table.shards import IdSlots
 from torch_dynemb.table.steps import check_step
 from torch_dynemb.table.tables import Tables
 
@@ -53,6 +63,7 @@ FORGOTTEN_SPLIT_STEPS = 256
 NEVER = -(1 << 62)
 # Attributes that a copy makes anew.
 _NOT_COPIED = ("_optimizer", "_own_anchor", "_copied_anchor")
+_SLOTS_ENTRY = "id_slots"  # of the state of tables that ranks share: which ids this rank has
 
 
 def _check_same_step(owner: str, tiers: Tiers, epoch: int, gradient: Tensor) -> None:
@@ -118,6 +129,19 @@ class TableModule(nn.Module):
         if device is not None:
             check_device(owner, device_of(owner, device))
         self.trainable = trainable
+        self._ranks = ranks_of_option(owner, options["process_group"])
+        if self._ranks is not None:
+            tables = own_configs(
+                owner,
+                tables,
+                self._ranks,
+                optimizer,
+                trainable=trainable,
+                output_dtype=output_dtype,
+                split=options["split"],
+            )
+            shared_by = process_group_of(self._ranks)
+            seed = common_start(shared_by, own_seed=seed, device=None).seed
         of_group = part_of(GroupOptions, options)
         self._group = TableGroup(tables, optimizer=optimizer, seed=seed, **of_group)
         self._group.owner = owner
@@ -127,6 +151,8 @@ class TableModule(nn.Module):
         anchor = torch.zeros(1, device=self._group.device)
         self.grad_anchor = nn.Parameter(anchor, requires_grad=trainable)
         self._own_anchor = (self.grad_anchor,)
+        # in a tuple: no parameter of the module, which wrappers would replace
+        self._unwrapped_anchor = (anchor.clone().requires_grad_(trainable),)
         self._optimizer = self._make_optimizer()
         _watch(self)
 
@@ -256,7 +282,7 @@ class TableModule(nn.Module):
         Weights of ids, which may get a gradient, are not thought of.
         """
         anchor = self._anchor()
-        if self._learns_by(anchor):
+        if self._learns_by(anchor) or process_group_of(self._ranks) is not None:
             return None
         self._check_call(anchor)
         tables = self._group.tables
@@ -280,9 +306,57 @@ class TableModule(nn.Module):
             inserts: False: training gives no rows to new ids, which read what refused ones read.
             trains: False: as in evaluation, but per_sample_weights may get a gradient.
         """
+        if process_group_of(self._ranks) is not None:
+            return self._lookup_of_ranks(batch, scores=scores, trains=trains)
+        return self._lookup_here(
+            batch,
+            feature_policies=feature_policies,
+            scores=scores,
+            counts=counts,
+            inserts=inserts,
+            trains=trains,
+        )
+
+    def _lookup_of_ranks(
+        self, batch: LookupBatch, *, scores: Tensor | None, trains: bool
+    ) -> Tensor:
+        """Look up ids of which other ranks have the rows; see :meth:`_lookup`."""
+        if scores is not None:
+            raise ValueError(
+                f"{type(self).__name__}: scores are given, but lookups of a table with "
+                "process_group do not send them to other ranks: leave scores out"
+            )
+        assert self._ranks is not None
+        self._check_call(self._anchor())
+        here = RowsHere(self._group, self.learns, self._look_up_own)
+        return self._as_output(lookup_of_ranks(here, batch, self._ranks, trains=trains))
+
+    def _look_up_own(self, batch: LookupBatch, counts: Tensor | None, trains: bool) -> Tensor:
+        """Look up ids that this rank has, for any rank; float32 rows."""
+        return self._lookup_here(batch, counts=counts, trains=trains, converts=False)
+
+    def _lookup_here(
+        self,
+        batch: LookupBatch,
+        *,
+        feature_policies: list[int] | None = None,
+        scores: Tensor | None = None,
+        counts: Tensor | None = None,
+        inserts: bool = True,
+        trains: bool = True,
+        converts: bool = True,
+    ) -> Tensor:
+        """Look up rows of this process; see :meth:`_lookup`.
+
+        Args:
+            batch, feature_policies, scores, counts, inserts, trains: as :meth:`_lookup`.
+            converts: False: rows stay float32.
+        """
         anchor = self._anchor()
         learning = trains and self._learns_by(anchor)
         self._check_call(anchor)
+        if self._ranks is not None and anchor is not self._own_anchor[0]:
+            anchor = self._unwrapped_anchor[0]  # type: ignore[assignment]
         if learning and torch.compiler.is_compiling():
             if has_other_ranks():
                 self._check_other_ranks()
@@ -299,7 +373,8 @@ class TableModule(nn.Module):
         weights_learn = weights is not None and weights.requires_grad and torch.is_grad_enabled()
         tables = self._group.tables
         if not learning and not weights_learn:
-            return self._as_output(table_lookup.find_and_read(tables, batch))
+            rows = table_lookup.find_and_read(tables, batch)
+            return self._as_output(rows) if converts else rows
         if learning and tables.host.forked:
             tables.check_own()
         # Activation checkpointing runs a forward again. Policies have seen its ids then: who has no
@@ -330,7 +405,7 @@ class TableModule(nn.Module):
         if tiers is not None and output.requires_grad and not torch.compiler.is_compiling():
             name = type(self).__name__
             output.register_hook(functools.partial(_check_same_step, name, tiers, tiers.epoch))
-        return self._as_output(output)
+        return self._as_output(output) if converts else output
 
     def _as_output(self, rows: Tensor) -> Tensor:
         return rows if self.output_dtype == torch.float32 else rows.to(self.output_dtype)
@@ -368,6 +443,8 @@ class TableModule(nn.Module):
         self._check_not_replicated(anchor)
 
     def _check_not_replicated(self, anchor: nn.Parameter) -> None:
+        if self._ranks is not None:
+            return
         if is_replicated(anchor, self._own_anchor[0]):
             refuse_replicated(self)
 
@@ -378,7 +455,23 @@ class TableModule(nn.Module):
 
     def _is_shared(self) -> bool:
         """Return whether the rows are those of a table that lies on several ranks."""
-        return False
+        return self._ranks is not None
+
+    @property
+    def sharing_ranks(self) -> RankGroup | None:
+        """The ranks that share the rows; None: they are of this process alone."""
+        return self._ranks
+
+    @property
+    def owned_slots(self) -> IdSlots:
+        """Which ids this rank has."""
+        return own_slots(self._ranks)
+
+    @property
+    def shared_rows(self) -> SharedRows | None:
+        """The ranks whose gradients have one norm; see :func:`torch_dynemb.clip_grad_norm_`."""
+        process_group = process_group_of(self._ranks)
+        return None if process_group is None else SharedRows(process_group, self._group.device)
 
     def _most_backwards(self) -> int:
         return FORGOTTEN_SPLIT_STEPS if self._group.config.split else FORGOTTEN_STEPS
@@ -439,6 +532,8 @@ class TableModule(nn.Module):
         support_default_planner()
         for name, tensor in self._group.state.tensors().items():
             destination[prefix + name] = tensor
+        if process_group_of(self._ranks) is not None:
+            destination[prefix + _SLOTS_ENTRY] = torch.tensor(self.owned_slots)
 
     def _fqn_modifiers(self) -> dict[str, str]:
         """Where ``torch.distributed.checkpoint.state_dict`` finds what names of entries begin with.
@@ -465,6 +560,15 @@ class TableModule(nn.Module):
         if leaves_tables_out():
             return
         entries = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
+        slots = entries.pop(_SLOTS_ENTRY, None)
+        saved = IdSlots() if slots is None else IdSlots(*(int(bound) for bound in slots))
+        if entries and saved != self.owned_slots:
+            error_msgs.append(
+                f"{prefix.rstrip('.') or type(self).__name__}: the state has the ids of "
+                f"{saved}, expected {self.owned_slots}: it is of another rank or number of "
+                "ranks; load each rank's own, or use torch_dynemb.checkpoint, which loads on others"
+            )
+            return
         if strict:
             known = self._group.state.names()
             unexpected_keys.extend(prefix + name for name in entries if name not in known)
@@ -509,6 +613,7 @@ class TableModule(nn.Module):
                 self._group.become(moved)
                 self.grad_anchor = anchor
                 self._own_anchor = (anchor,)
+                self._unwrapped_anchor = (anchor.detach().clone().requires_grad_(),)
                 if self._copied_anchor is not None:
                     self.follows_parameters()
                 self._rebind_optimizer()
