@@ -163,8 +163,7 @@ def refused(rank: int) -> dict[str, str]:
     note("lr", lambda: table(optimizer=td.SGD(lr=0.1 * (1 + rank))))
     note("scores", lambda: table()(torch.tensor([1]), scores=torch.tensor([1])))
     model = nn.Sequential(table())
-    average = torch.optim.swa_utils.AveragedModel(model)
-    note("averaged", lambda: average.update_parameters(model))
+    note("averaged", lambda: torch.optim.swa_utils.AveragedModel(model))
     of_first = dist.new_group([0])
     if rank == 1:
         note("member", lambda: table(process_group=of_first))

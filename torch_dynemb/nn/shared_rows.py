@@ -177,12 +177,7 @@ def lookup_of_ranks(
     """
     outputs: dict[int, Tensor] = {}
     for features, part in _by_dim(here.group, batch):
-        bags = (part.offsets.shape[0] - 1) // len(features) if part.offsets.shape[0] else 0
-        begins = (
-            part.offsets[::bags].contiguous() if bags else part.offsets.new_zeros(len(features) + 1)
-        )
-        if part.offsets.shape[0] == 0:  # rows of one feature
-            begins = torch.tensor([0, part.ids.shape[0]], device=part.ids.device)
+        begins = _begins_of_features(part, len(features))
         exchange = IdExchange(here, part.ids, begins, part.feature_tables, ranks)
         distinct = exchange.rows(reads_only=False, trains=trains)
         if batch.pooling == Pooling.NONE:
@@ -200,6 +195,15 @@ def lookup_of_ranks(
     return torch.cat([outputs[feature] for feature in range(len(outputs))], 1)
 
 
+def _begins_of_features(batch: LookupBatch, features: int) -> Tensor:
+    """Return int64 [features + 1], where each feature begins in the ids, and the last one ends."""
+    offsets = batch.offsets
+    if offsets.shape[0] == 0:  # rows of one feature
+        return torch.tensor([0, batch.ids.shape[0]], device=batch.ids.device)
+    bags = (offsets.shape[0] - 1) // features
+    return offsets[::bags].contiguous() if bags else offsets.new_zeros(features + 1)
+
+
 def _by_dim(group: TableGroup, batch: LookupBatch) -> Iterator[tuple[list[int], LookupBatch]]:
     """Divide a batch into lookups of tables of one dim, without the padding ids of bags."""
     if batch.pooling != Pooling.NONE:
@@ -209,7 +213,7 @@ def _by_dim(group: TableGroup, batch: LookupBatch) -> Iterator[tuple[list[int], 
         yield list(range(len(batch.feature_dims))), batch
         return
     bags = (batch.offsets.shape[0] - 1) // len(batch.feature_dims)
-    ends = batch.offsets[::bags].tolist() if bags else [0] * (len(batch.feature_dims) + 1)
+    ends = _begins_of_features(batch, len(batch.feature_dims)).tolist()
     lengths = batch.offsets.diff()
     for dim in dims:
         features = [f for f, of in enumerate(batch.feature_dims) if of == dim]
