@@ -21,7 +21,7 @@ from torch_dynemb.nn.static_arguments import ARGUMENTS
 
 Static = nn.Embedding | nn.EmbeddingBag
 Dynamic = DynamicEmbedding | DynamicEmbeddingBag
-# Values from which on the kind of a distribution is told from its fourth moment.
+# Number of values from which on the fourth moment decides between distributions.
 _LEAST_VALUES = 64
 # Between the kurtosis of a uniform distribution, 1.8, and that of a normal one, 3.
 _KURTOSIS = 2.4
@@ -68,7 +68,7 @@ class ReplacementReport:
 
 
 class _Place(NamedTuple):
-    """Where a static module is."""
+    """Place of a static module."""
 
     path: str
     parent: nn.Module
@@ -105,11 +105,10 @@ def replace_embeddings(
 
     Raises:
         TypeError: ``model`` is not a module, or an argument has a wrong type.
-        ValueError: a static table to be replaced has ``max_norm``, ``scale_grad_by_freq``,
-            ``sparse=True``, ``mode="max"``, a weight on the meta device, hooks, or a weight that
-            another module uses, as a tied output layer does; or the model has nothing to replace,
-            or is itself a static table; or an option is wrong. Nothing has changed; the error names
-            the module.
+        ValueError: a static table has ``max_norm``, ``scale_grad_by_freq``, ``sparse=True``,
+            ``mode="max"``, hooks, or a weight on the meta device. Or another module uses its
+            weight, as a tied output layer does. Or the model has nothing to replace, or is itself
+            a static table. Or an option is wrong. The error names the module; nothing has changed.
 
     Example:
         >>> import torch, torch_dynemb as td

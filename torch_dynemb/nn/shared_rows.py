@@ -39,12 +39,13 @@ def ranks_of_option(owner: str, process_group: dist.ProcessGroup | None) -> Rank
     """
     if process_group is None:
         return None
-    if not isinstance(process_group, dist.ProcessGroup):
+    outside = process_group is dist.GroupMember.NON_GROUP_MEMBER
+    if not (outside or isinstance(process_group, dist.ProcessGroup)):
         raise TypeError(
             f"{owner}: process_group is {described(process_group)}, expected a ProcessGroup such "
             "as torch.distributed.group.WORLD, or None"
         )
-    if dist.get_rank(process_group) < 0:
+    if outside or dist.get_rank(process_group) < 0:
         raise ValueError(
             f"{owner}: process_group lacks this process (rank {dist.get_rank()}): construct the "
             "module on members only"
