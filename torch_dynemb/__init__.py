@@ -22,9 +22,11 @@ from torch_dynemb.nn import (
     KeyedJagged,
     ModuleOptions,
     SingleTableOptions,
+    clip_grad_norm_,
     prefetched,
     private_to_rank,
     register_module,
+    table_optimizers,
 )
 from torch_dynemb.optim import (
     LAMB,
@@ -44,8 +46,6 @@ from torch_dynemb.optim import (
     RowWiseAdagrad,
     SmartDecayAdam,
     SplitOptimizer,
-    clip_grad_norm_,
-    table_optimizers,
 )
 from torch_dynemb.policy.admission import (
     AdmitBy,

@@ -18,6 +18,7 @@ from torch_dynemb.distributed.ranks import default_group
 from torch_dynemb.keyword_options import part_of, takes_options
 from torch_dynemb.nn import backward_updates, gradient_clipping, loss_scaling
 from torch_dynemb.nn.distributed_checkpoint import StateNames, support_default_planner
+from torch_dynemb.nn.module_kinds import RowOptimizers, SharedRows, register_module
 from torch_dynemb.nn.options import ModuleOptions
 from torch_dynemb.nn.recomputation import repeats_a_forward
 from torch_dynemb.nn.replication import (
@@ -158,6 +159,11 @@ class TableModule(nn.Module):
                 "optimizer: give it one by set_optimizer()"
             )
         return self._optimizer
+
+    @property
+    def shared_rows(self) -> SharedRows | None:
+        """The ranks whose gradients have one norm; see :func:`torch_dynemb.clip_grad_norm_`."""
+        return None
 
     def sizes(self) -> dict[str, int]:
         """Number of ids by table name."""
@@ -579,5 +585,12 @@ class TableModule(nn.Module):
         lines = [*tables, f"optimizer={config.optimizer!r}, trainable={self.trainable}"]
         return ", ".join(lines) if len(tables) == 1 else "\n".join(lines)
 
+
+def _optimizers_in(module: TableModule) -> RowOptimizers:
+    own = [] if module._optimizer is None else [module._optimizer]
+    return RowOptimizers(own, module.shared_rows, module._anchor())
+
+
+register_module(TableModule, optimizers=_optimizers_in)
 
 __all__ = ["FORGOTTEN_SPLIT_STEPS", "FORGOTTEN_STEPS", "TableModule"]
