@@ -100,7 +100,7 @@ def entries(docstring: str | None) -> dict[str, str]:
 
 
 def takes_options(function: Function) -> Function:
-    """Decorate a function that ends in ``**options: Unpack[T]`` of a TypedDict ``T``.
+    """Extend a function that ends in ``**options: Unpack[T]`` of a TypedDict ``T``.
 
     The function gets each option, with its default where a call leaves it out. ``help()`` and
     ``inspect.signature`` show the options by name, and its docstring documents them. An entry of
@@ -110,7 +110,7 @@ def takes_options(function: Function) -> Function:
         function: a function or method, beneath ``classmethod``.
 
     Returns:
-        The decorated function. It raises TypeError for a name that is no option, as Python does.
+        The function. It raises TypeError for an unknown name, in Python's words, with a suggestion.
     """
     own = inspect.signature(function)
     *before, taken = own.parameters.values()

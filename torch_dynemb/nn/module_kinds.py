@@ -145,7 +145,7 @@ def follower_of(module: nn.Module) -> FollowerOf | None:
 
 
 def optimizers_in(module: nn.Module) -> OptimizersOf | None:
-    """The ``optimizers`` of a module's class."""
+    """Return the ``optimizers`` of a module's class."""
     found: OptimizersOf | None = _of("optimizers", module)
     return found
 
