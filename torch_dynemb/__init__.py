@@ -25,11 +25,13 @@ from torch_dynemb.nn import (
     ReplacementReport,
     SingleTableOptions,
     StepWith,
+    clip_grad_norm_,
     prefetched,
     private_to_rank,
     register_module,
     replace_embeddings,
     step_with,
+    table_optimizers,
 )
 from torch_dynemb.optim import (
     LAMB,
@@ -49,8 +51,6 @@ from torch_dynemb.optim import (
     RowWiseAdagrad,
     SmartDecayAdam,
     SplitOptimizer,
-    clip_grad_norm_,
-    table_optimizers,
 )
 from torch_dynemb.policy.admission import (
     AdmitBy,

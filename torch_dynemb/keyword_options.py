@@ -36,7 +36,7 @@ class FieldOf(NamedTuple):
     config: type[Any]
 
 
-class Option(NamedTuple):
+class KeywordOption(NamedTuple):
     """An option of a TypedDict.
 
     Attributes:
@@ -50,7 +50,7 @@ class Option(NamedTuple):
     text: str
 
 
-def options_of(declared: type) -> dict[str, Option]:
+def options_of(declared: type) -> dict[str, KeywordOption]:
     """List the options of a TypedDict and of its bases.
 
     Args:
@@ -65,7 +65,7 @@ def options_of(declared: type) -> dict[str, Option]:
         if isinstance(default, FieldOf):
             text = entries(default.config.__doc__).get(name, text)
             default = _default_of(default.config, name)
-        found[name] = Option(kind, default, text)
+        found[name] = KeywordOption(kind, default, text)
     return found
 
 
@@ -100,7 +100,7 @@ def entries(docstring: str | None) -> dict[str, str]:
 
 
 def takes_options(function: Function) -> Function:
-    """Decorate a function that ends in ``**options: Unpack[T]`` of a TypedDict ``T``.
+    """Extend a function that ends in ``**options: Unpack[T]`` of a TypedDict ``T``.
 
     The function gets each option, with its default where a call leaves it out. ``help()`` and
     ``inspect.signature`` show the options by name, and its docstring documents them. An entry of
@@ -110,7 +110,7 @@ def takes_options(function: Function) -> Function:
         function: a function or method, beneath ``classmethod``.
 
     Returns:
-        The decorated function. It raises TypeError for a name that is no option, as Python does.
+        The function. It raises TypeError for an unknown name, in Python's words, with a suggestion.
     """
     own = inspect.signature(function)
     *before, taken = own.parameters.values()
@@ -146,7 +146,7 @@ def _declared_by(function: Any, taken: inspect.Parameter) -> type:
     return cast(type, declared)
 
 
-def _documented(docstring: str | None, options: Mapping[str, Option]) -> str:
+def _documented(docstring: str | None, options: Mapping[str, KeywordOption]) -> str:
     """Add the texts of options to the section Args of a docstring."""
     own = inspect.cleandoc(docstring or _ALONE)
     known = entries(own)
@@ -171,4 +171,4 @@ def part_of(declared: type[Options], options: Mapping[str, object]) -> Options:
     return cast(Options, {name: value for name, value in options.items() if name in names})
 
 
-__all__ = ["FieldOf", "Option", "entries", "options_of", "part_of", "takes_options"]
+__all__ = ["FieldOf", "KeywordOption", "entries", "options_of", "part_of", "takes_options"]

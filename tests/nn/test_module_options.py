@@ -24,7 +24,8 @@ GROUP = {"max_rows": None, "memory_budget": None, "split": False, "device": None
 MODULE = {**GROUP, "optimizer": None, "trainable": True, "output_dtype": torch.float32}
 SINGLE_TABLE = {
     **MODULE,
-    **dict.fromkeys(("name", "padding_idx", "initializer", "policy", "storage")),
+    **dict.fromkeys(("name", "padding_idx", "initializer", "storage")),
+    "policy": td.Policy(),
     "eval_default": "initial",
     "dtype": torch.float32,
 }
@@ -62,7 +63,8 @@ def test_signatures_show_options_with_defaults(
     call: Callable[..., Any], defaults: dict[str, Any]
 ) -> None:
     parameters = inspect.signature(call).parameters
-    assert {name: shown.default for name, shown in parameters.items()} == defaults
+    shown_defaults = {name: repr(shown.default) for name, shown in parameters.items()}
+    assert shown_defaults == {name: repr(default) for name, default in defaults.items()}
     by_position = {"embedding_dim", "weight", "ids", "tables"}
     for name, shown in parameters.items():
         assert (shown.kind is shown.KEYWORD_ONLY) == (name not in by_position)

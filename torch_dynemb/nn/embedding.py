@@ -21,6 +21,7 @@ from torch_dynemb.nn.static_arguments import ARGUMENTS, ClassAttribute, advises
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.tensors import LookupBatch
+from torch_dynemb.policy.policy import Policy
 from torch_dynemb.table.config import TableConfig
 
 # Of a table without a name of its own: the path of its module tells it from others.
@@ -36,6 +37,8 @@ class SingleTable(TableModule):
         if rows["name"] is None:
             ranks = ranks_of_option(type(self).__name__, options["process_group"])
             rows["name"], seed = UNNAMED, drawn_seed(process_group_of(ranks))
+        if rows["policy"] is None:
+            rows["policy"] = Policy()
         table = TableConfig(embedding_dim=embedding_dim, **rows)  # type: ignore[arg-type]  # None
         super().__init__([table], seed=seed, **part_of(ModuleOptions, options))
 

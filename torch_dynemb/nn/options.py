@@ -42,7 +42,7 @@ class ModuleOptions(GroupOptions, total=False):
 
 
 class RowOptions(TypedDict, total=False):
-    """What the rows of a module's one table are like.
+    """Options of the rows of a module that has one table.
 
     Attributes:
         name: names the table in state dicts and seeds its initial values, together with
@@ -62,7 +62,10 @@ class RowOptions(TypedDict, total=False):
 
 
 class SingleTableOptions(RowOptions, ModuleOptions, total=False):
-    """Options of a module of one table: those of its rows, and those of each module."""
+    """Options of a module that has one table: those of its rows, and those of each module.
+
+    The constructor of :class:`torch_dynemb.DynamicEmbedding` shows the text of each.
+    """
 
 
 __all__ = ["ModuleOptions", "RowOptions", "SingleTableOptions"]

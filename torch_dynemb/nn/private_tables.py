@@ -7,7 +7,7 @@ from typing import TypeVar
 from torch import nn
 
 from torch_dynemb.nn.table_module import TableModule
-from torch_dynemb.optim.of_modules import modules_in
+from torch_dynemb.nn.table_optimizers import modules_in
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -39,7 +39,8 @@ def ranks_of_option(owner: str, process_group: dist.ProcessGroup | None) -> Rank
     """
     if process_group is None:
         return None
-    outside = process_group is dist.GroupMember.NON_GROUP_MEMBER
+    given: object = process_group  # new_group() gives a number on other ranks
+    outside = given is dist.GroupMember.NON_GROUP_MEMBER
     if not (outside or isinstance(process_group, dist.ProcessGroup)):
         raise TypeError(
             f"{owner}: process_group is {described(process_group)}, expected a ProcessGroup such "

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from torch_dynemb.argument_checks import described
-from torch_dynemb.optim import FusedOptimizer, table_optimizers
-from torch_dynemb.optim.of_modules import modules_in
+from torch_dynemb.nn.table_optimizers import modules_in, table_optimizers
+from torch_dynemb.optim import FusedOptimizer
 
 
 class StepWith:

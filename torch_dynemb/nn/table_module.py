@@ -19,6 +19,7 @@ from torch_dynemb.distributed.seed import common_start
 from torch_dynemb.keyword_options import part_of, takes_options
 from torch_dynemb.nn import backward_updates, gradient_clipping, loss_scaling
 from torch_dynemb.nn.distributed_checkpoint import StateNames, support_default_planner
+from torch_dynemb.nn.module_kinds import RowOptimizers, SharedRows, register_module
 from torch_dynemb.nn.options import ModuleOptions
 from torch_dynemb.nn.recomputation import repeats_a_forward
 from torch_dynemb.nn.replication import (
@@ -40,7 +41,6 @@ from torch_dynemb.ops.columns import NO_HANDLE, REFUSED_HANDLE
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.ops.update import NO_OPTIMIZER
 from torch_dynemb.optim import FusedOptimizer, OptimizerConfig, SplitOptimizer, check_config
-from torch_dynemb.optim.clipping import SharedRows
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.storage.device import check_device, device_of
 from torch_dynemb.storage.tiers import Tiers
@@ -684,5 +684,12 @@ class TableModule(nn.Module):
         lines = [*tables, f"optimizer={config.optimizer!r}, trainable={self.trainable}"]
         return ", ".join(lines) if len(tables) == 1 else "\n".join(lines)
 
+
+def _optimizers_in(module: TableModule) -> RowOptimizers:
+    own = [] if module._optimizer is None else [module._optimizer]
+    return RowOptimizers(own, module.shared_rows, module._anchor())
+
+
+register_module(TableModule, optimizers=_optimizers_in)
 
 __all__ = ["FORGOTTEN_SPLIT_STEPS", "FORGOTTEN_STEPS", "TableModule"]

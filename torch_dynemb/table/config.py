@@ -96,7 +96,7 @@ class TableConfig:
     initializer: Initializer = None  # type: ignore[assignment]  # __post_init__ fills it in
     padding_idx: int | None = None
     eval_default: EvalDefault = "initial"
-    policy: Policy = None  # type: ignore[assignment]  # __post_init__ fills it in
+    policy: Policy = field(default_factory=Policy)
     feature_policies: Mapping[str, FeaturePolicy] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     shard: ColumnShard | None = None
@@ -144,8 +144,6 @@ class TableConfig:
                 f"TableConfig {self.name!r}: dtype is {self.dtype}, expected one of "
                 f"{list(ROW_DTYPES)}: rows of other types cannot be trained"
             )
-        if self.policy is None:
-            object.__setattr__(self, "policy", Policy())
         if not isinstance(self.policy, Policy):
             raise TypeError(
                 f"TableConfig {self.name!r}: policy is {self.policy!r}, expected "

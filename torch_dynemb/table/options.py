@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 
 class GroupOptions(TypedDict, total=False):
-    """How much a group of tables may hold, where, and when gradients are applied.
+    """Options of a group: how much its tables may hold, where, and when gradients are applied.
 
     Attributes:
         max_rows: int, 1 to 2^35 - 1; rows to reserve for the tables of one dim and dtype. Default:
