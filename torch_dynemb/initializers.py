@@ -2,8 +2,8 @@
 
 A row's initial value is a pure function of (seed, table, id, column): the same whenever the id
 arrives, on every rank, device and instruction set. Xavier and Kaiming scales are those of
-``torch.nn.init`` for a matrix [num_embeddings, dim], so fan_in is dim; a table without vocabulary
-has no num_embeddings, so fan_out is an argument and dim if it is not given.
+``torch.nn.init`` for a matrix [num_embeddings, dim], so fan_in is dim. A table without vocabulary
+lacks num_embeddings, so fan_out is an argument, and dim by default.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Initializer:
     """Base of the initializers. Instances are values: they hold no random state."""
 
     def record(self, dim: int) -> InitRecord:
-        """The form in which kernels read it.
+        """Return the form in which kernels read it.
 
         Args:
             dim: columns of a row, at least 1.
@@ -117,7 +117,7 @@ class Uniform(Initializer):
 
 
 def default_initializer(embedding_dim: int) -> Uniform:
-    """Uniform within 1 / sqrt(embedding_dim) of 0: of tables that are given no initializer.
+    """Make the default of tables: uniform within 1 / sqrt(embedding_dim) of 0.
 
     Of the rows of a two-tower model its recall is best or close to it with every optimizer and dim
     that ``python -m tutorials.initial_rows`` compares.
@@ -301,7 +301,7 @@ class ByColumn(Initializer):
             the table's dim, which is checked when the table is made.
 
     Raises:
-        TypeError: ``parts`` are no such pairs, or an initializer is a ByColumn itself.
+        TypeError: ``parts`` are other than such pairs, or an initializer is a ByColumn itself.
         ValueError: a part has less than one column.
 
     Example:
@@ -333,7 +333,7 @@ class ByColumn(Initializer):
 
 
 class InitData:
-    """Collects the records of a group's tables into one float64 tensor."""
+    """Collector of the records of a group's tables into one float64 tensor."""
 
     def __init__(self) -> None:
         self._records: list[list[float]] = []
@@ -342,7 +342,7 @@ class InitData:
     def add(
         self, initializer: Initializer, dim: int, columns: range | None = None
     ) -> tuple[int, int]:
-        """Adds an initializer; returns (first element of its records, number of records).
+        """Add an initializer; return (first element of its records, number of records).
 
         Args:
             dim: columns of a row.
@@ -373,7 +373,7 @@ class InitData:
         return first, count
 
     def add_vector(self, values: Tensor) -> tuple[int, int]:
-        """Adds a fixed vector, float [dim]."""
+        """Add a fixed vector, float [dim]."""
         first = len(self._records) * INIT_RECORD_COLUMNS
         self._vectors.append((len(self._records), values.detach().double().cpu()))
         self._add_record(0, values.numel(), InitKind.VECTOR, (0.0,))
@@ -384,7 +384,7 @@ class InitData:
         self._records.append(record + [0.0] * (INIT_RECORD_COLUMNS - len(record)))
 
     def tensor(self) -> Tensor:
-        """float64 [n]: all records, then the vectors they point to."""
+        """Return float64 [n]: all records, then the vectors they point to."""
         records = torch.tensor(self._records, dtype=torch.float64, device="cpu")
         offset = records.numel()
         for record, values in self._vectors:

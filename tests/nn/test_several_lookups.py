@@ -234,7 +234,7 @@ def test_retain_graph() -> None:
     assert rows(module) == [-2.0, -1.0, -1.0]
 
 
-# -- graphs whose backward does not come, or comes on its own ----------------------------------
+# -- graphs without a backward, or with one of their own ---------------------------------------
 
 
 def dropped(module: td.DynamicEmbedding) -> Any:
@@ -280,7 +280,7 @@ def test_graphs_without_a_backward_do_not_count(
 
 
 def test_entries_of_tables_that_are_gone_do_not_count() -> None:
-    """A new table may have the key of one that is gone, whose open lookups were dropped."""
+    """A new table may have the key of one that is gone with its open lookups."""
     module = table()
     key = id(module.group.rows.row_clock)
     gone = weakref.ref(nn.Identity())

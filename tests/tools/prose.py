@@ -78,11 +78,11 @@ insert inspect install integrate interleave interpret interrupt intersect invali
 invert issue iterate join judge keep kill label launch lay lead learn leave let limit link list
 load localize locate lock log look lower make map mark mask match materialize measure merge
 migrate mirror mix model modify mount move multiply name narrow negate normalize note notice
-notify number observe obtain offer open order overlap overwrite own pack pad parse partition pass
-patch pause peek perform permute pick pin place plan plot point poll pool pop populate prefetch
-prefix prepare prepend preserve print process produce project promote propagate protect prove
-provide prune publish pull push put quantize query queue quote raise randomize rank reach read
-rebuild receive recognize record recover reduce refer refuse register reject relabel release
+notify number observe obtain offer open order overlap overwrite own pack pad pair parse partition
+pass patch pause peek perform permute pick pin place plan plot point poll pool pop populate
+prefetch prefix prepare prepend preserve print process produce project promote propagate protect
+prove provide prune publish pull push put quantize query queue quote raise randomize rank reach
+read rebuild receive recognize record recover reduce refer refuse register reject relabel release
 reload remember remove rename render renumber reopen reorder repair repeat replace replay report
 represent request require rescale reserve reset reshape resize resolve restore restrict resume
 retain retire retry return reuse reverse revert rewrite roll rotate round route run sample save

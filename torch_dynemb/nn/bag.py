@@ -32,7 +32,7 @@ def bag_batch(
     dim: int,
     pooling: Pooling,
 ) -> LookupBatch:
-    """Checks the arguments of a bag's forward and brings them into the form of the ops.
+    """Check the arguments of a bag's forward and bring them into the form of the ops.
 
     Args:
         input, offsets, per_sample_weights: of :meth:`DynamicEmbeddingBag.forward`.
@@ -51,7 +51,7 @@ def bag_batch(
     if input.dim() == 2:
         if offsets is not None:
             raise ValueError(
-                "DynamicEmbeddingBag: offsets was given with a 2-D input, whose rows are the "
+                "DynamicEmbeddingBag: offsets was given with a 2-D input, and its rows are the "
                 "bags: leave it out"
             )
         ids, offsets = ops.ids_concat([ids], bags=input.shape[0])
@@ -82,7 +82,7 @@ def bag_batch(
 
 
 class DynamicEmbeddingBag(SingleTable):
-    """Sums or means of bags of ids: ``nn.EmbeddingBag`` without ``num_embeddings``.
+    """Pooled vectors of bags of ids: ``nn.EmbeddingBag`` without ``num_embeddings``.
 
     Args:
         embedding_dim: columns of a row, at least 1.
@@ -126,7 +126,7 @@ class DynamicEmbeddingBag(SingleTable):
         *,
         scores: Tensor | None = None,
     ) -> Tensor:
-        """Looks up and pools ids.
+        """Look up and pool ids.
 
         Args:
             input: int64 or int32; (B, L): B bags of L ids, or (N,) with offsets.
@@ -151,7 +151,7 @@ class DynamicEmbeddingBag(SingleTable):
         )
 
     def prefetch(self, input: Tensor, offsets: Tensor | None = None, *, ahead: int = 1) -> None:
-        """Begins to bring rows into memory; see :meth:`DynamicEmbedding.prefetch`.
+        """Begin to bring rows into memory; see :meth:`DynamicEmbedding.prefetch`.
 
         Args:
             input: int64 or int32; (B, L), or (N,) with offsets, as :meth:`forward` takes it.
@@ -188,7 +188,7 @@ class DynamicEmbeddingBag(SingleTable):
         include_last_offset: bool | None = None,
         **options: Unpack[SingleTableOptions],
     ) -> DynamicEmbeddingBag:
-        """A dynamic table that starts with the rows of a static one, on its device.
+        """Make a dynamic table that starts with the rows of a static one, on its device.
 
         Args:
             weight: an ``nn.EmbeddingBag``, or a weight, float [n, dim]; rounded to ``dtype``.
@@ -202,11 +202,11 @@ class DynamicEmbeddingBag(SingleTable):
             **options: those of :class:`torch_dynemb.SingleTableOptions`.
 
         Raises:
-            TypeError: ``weight`` is no dense tensor of floats, ``ids`` holds no integers, or
+            TypeError: ``weight`` is not a dense tensor of floats, ``ids`` are not integers, or
                 another argument has a wrong type.
             ValueError: ``weight`` has another number of dimensions, or is a module with
-                ``max_norm`` or ``scale_grad_by_freq``; ``ids`` has another shape than [n], or an id
-                twice; or another argument is wrong, such as ``mode``.
+                ``max_norm`` or ``scale_grad_by_freq``. Or ``ids`` has another shape than [n], or an
+                id twice. Or another argument is wrong, such as ``mode``.
             RuntimeError: tables cannot lie on the device of ``weight``, the policy leaves no room
                 for all ids, or memory is short.
         """
@@ -225,7 +225,7 @@ class DynamicEmbeddingBag(SingleTable):
         return module
 
     def to_embedding(self) -> tuple[torch.nn.EmbeddingBag, Tensor]:
-        """A static table with the rows of this one, and its ids int64 [n]: row i is of ids[i]."""
+        """Make a static table of the rows, and return ids int64 [n]: row i is of ids[i]."""
         ids, rows = self._exported()
         static = torch.nn.EmbeddingBag.from_pretrained(
             rows, freeze=False, mode=self.mode, include_last_offset=self.include_last_offset

@@ -20,11 +20,10 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
 ) -> Tensor:
-    """Clips one norm over the gradients of all parameters and of all rows, as torch's does.
+    """Clip one norm over the gradients of all parameters and of all rows, as torch's does.
 
-    Rows of tables that ranks share (TorchRec's, and those of :mod:`torch_dynemb.recis` with a
-    process group) count on whichever rank they lie: then all ranks of the group call it, and get
-    one norm. Gradients of parameters are taken to be equal on them, as DistributedDataParallel
+    Rows of tables that ranks share (TorchRec's, and those with a process group) count on whichever
+    rank they lie. Then all ranks of the group call it, and get one norm. Gradients of parameters are taken to be equal on them, as DistributedDataParallel
     makes them.
 
     Args:
@@ -35,7 +34,7 @@ def clip_grad_norm_(
         The norm before clipping, 0-d.
 
     Raises:
-        TypeError: ``modules`` are no modules, or ``max_norm`` or ``norm_type`` is no number.
+        TypeError: ``modules`` are not modules, or ``max_norm`` or ``norm_type`` is not a number.
         ValueError: a table updates its rows in backward, so that its gradients are gone: construct
             it with ``split=True``, or clip each row with the optimizer's ``clip_norm``.
         RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is True. In all cases no
@@ -81,7 +80,7 @@ def _norm(parameters: Sequence[nn.Parameter], norm_type: float) -> Tensor:
 
 
 def _norm_over(rows: SharedRows, parameters: Sequence[nn.Parameter], norm_type: float) -> Tensor:
-    """The norm of gradients of which every rank has others."""
+    """Compute the norm of gradients that lie on several ranks."""
     norm = _norm(parameters, norm_type).to(rows.device)
     if norm_type == float("inf"):
         dist.all_reduce(norm, dist.ReduceOp.MAX, rows.ranks)

@@ -50,7 +50,7 @@ class Collection(TableModule):
         self._set_features(self._named_features(self._group.config))
 
     def _named_features(self, config: GroupConfig) -> NamedFeatures:
-        """All features, in the order of the tables."""
+        """List all features, in the order of the tables."""
         tables = config.tables
         owners: dict[str, int] = {}
         for t, table in enumerate(tables):
@@ -80,7 +80,7 @@ class Collection(TableModule):
         self.feature_policies = features.policies
 
     def add_table(self, table: TableConfig) -> None:
-        """Adds a table and its features at the end, between training steps.
+        """Add a table and its features at the end, between training steps.
 
         All tensors of the group are replaced: compiled code is compiled again, graphs must be
         captured again. While it is done, the tables are in memory twice. The optimizer gets a param
@@ -90,7 +90,7 @@ class Collection(TableModule):
             table: its name, and those of its features, must differ from the others.
 
         Raises:
-            TypeError: ``table`` is no :class:`TableConfig`.
+            TypeError: ``table`` is not a :class:`TableConfig`.
             ValueError: a name is taken, or the table does not fit.
             RuntimeError: too little memory, or addresses, or this process is a fork of the one that
                 made the tables. In all cases nothing has been changed.
@@ -126,9 +126,9 @@ class DynamicEmbeddingBagCollection(BagsOfFeatures, Collection):
 
     Raises:
         TypeError: an argument has a wrong type.
-        ValueError: there is no table, two have one name, or a feature belongs to two; an argument
-            is out of its range, arguments contradict each other, or a trainable module has no
-            optimizer.
+        ValueError: ``tables`` is empty, two have one name, or a feature belongs to two. Or an
+            argument is out of its range, arguments contradict each other, or a trainable module
+            lacks an optimizer.
         RuntimeError: tables cannot lie on the device, or too little memory, or addresses.
 
     Example:
@@ -156,13 +156,12 @@ class DynamicEmbeddingBagCollection(BagsOfFeatures, Collection):
         self._pooling = pooling
 
     def forward(self, features: Features) -> Tensor:
-        """Looks up and pools all features.
+        """Look up and pool all features.
 
         Args:
             features: a dict name -> ids (B, L) or name -> (values (N,), offsets (B + 1,)), all
-                int64 or int32; or a keyed jagged input such as :class:`KeyedJagged` or TorchRec's
-                KeyedJaggedTensor, whose weights are used if it has any. Features of other names are
-                ignored.
+                int64 or int32. Or a keyed jagged input, such as :class:`KeyedJagged` or TorchRec's
+                KeyedJaggedTensor, with its weights. Features of other names are ignored.
 
         Returns:
             ``output_dtype`` (B, sum of feature_dims), features side by side in the order of
@@ -180,7 +179,7 @@ class DynamicEmbeddingBagCollection(BagsOfFeatures, Collection):
             raise
 
     def prefetch(self, features: Features, *, ahead: int = 1) -> None:
-        """Begins to bring rows into memory; see :meth:`DynamicEmbedding.prefetch`.
+        """Begin to bring rows into memory; see :meth:`DynamicEmbedding.prefetch`.
 
         Args:
             features: ids by name, of any shapes that :meth:`forward` takes.
@@ -226,7 +225,7 @@ class DynamicEmbeddingCollection(RowsOfFeatures, Collection):
         super().__init__(tables, **options)
 
     def forward(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Looks up all features.
+        """Look up all features.
 
         Args:
             features: name -> ids, int64 or int32 of any shape; other names are ignored.
@@ -242,7 +241,7 @@ class DynamicEmbeddingCollection(RowsOfFeatures, Collection):
         return self._split(rows, features)
 
     def prefetch(self, features: Mapping[str, Tensor], *, ahead: int = 1) -> None:
-        """Begins to bring rows into memory; see :meth:`DynamicEmbedding.prefetch`.
+        """Begin to bring rows into memory; see :meth:`DynamicEmbedding.prefetch`.
 
         Args:
             features: ids by name, of any shapes that :meth:`forward` takes.

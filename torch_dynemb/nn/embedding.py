@@ -24,7 +24,7 @@ from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.policy.policy import Policy
 from torch_dynemb.table.config import TableConfig
 
-# Of a table without a name of its own: the path of its module tells it from others.
+# Of a table without a name of its own: the path of its module names it.
 UNNAMED = "embedding"
 
 
@@ -71,7 +71,7 @@ class SingleTable(TableModule):
         return bool(self._group.contains(0, ids))
 
     def ids(self) -> Tensor:
-        """All ids, int64 [n], in the order of the index."""
+        """Return all ids, int64 [n], in the order of the index."""
         batches = [batch.ids for batch in self._group.export(0)]
         if not batches:
             return torch.empty(0, dtype=torch.int64, device=self._group.device)
@@ -104,7 +104,7 @@ class StaticRows(NamedTuple):
     Attributes:
         weight: float [n, dim].
         ids: int64 [n], of the rows.
-        padding_idx: an id whose row is left out, or None.
+        padding_idx: an id without a row here, or None.
     """
 
     weight: Tensor
@@ -123,13 +123,13 @@ def static_rows(
     ids: Tensor | None,
     padding_idx: int | None,
 ) -> StaticRows:
-    """What a dynamic table takes over of a static one.
+    """Read what a dynamic table takes over of a static one.
 
     Args:
         owner: what errors begin with.
         given: a module, or its weight, float [n, dim].
         ids: int64 or int32 [n]; None: 0 to n - 1.
-        padding_idx: None: that of a module whose rows have no other ids.
+        padding_idx: None: that of a module, if ``ids`` is None.
 
     Raises:
         TypeError: ``given`` is neither, or ``ids`` holds no integers.
@@ -191,7 +191,7 @@ class DynamicEmbedding(SingleTable):
         super().__init__(embedding_dim, **options)
 
     def forward(self, input: Tensor, *, scores: Tensor | None = None) -> Tensor:
-        """Looks up ids.
+        """Look up ids.
 
         Args:
             input: int64 or int32, any shape.
@@ -202,7 +202,7 @@ class DynamicEmbedding(SingleTable):
             ``output_dtype``, ``input.shape + (embedding_dim,)``.
 
         Raises:
-            TypeError: input holds no integers, or scores are no int64.
+            TypeError: input is not of integers, or scores are not int64.
             ValueError: scores have another shape or device than input, or the table keeps custom
                 scores and has got none, or keeps none and has got some.
             NoRoomError: the table is full, or memory is short. No id has been inserted then.
@@ -222,15 +222,15 @@ class DynamicEmbedding(SingleTable):
         return rows_in_shape(rows, input, self.embedding_dim)
 
     def prefetch(self, input: Tensor, *, ahead: int = 1) -> None:
-        """Begins to bring rows into memory that a forward will want, and returns at once.
+        """Begin to bring rows into memory that a forward will want, and return at once.
 
         Does nothing for a table without ``storage``. Nothing is inserted: ids that are new then
-        need nothing from the disk. A prefetch whose forward never comes costs its reads only.
+        need nothing from the disk. A prefetch without its forward costs its reads only.
 
         Args:
             input: int64 or int32, any shape; what :meth:`forward` will be given.
-            ahead: in how many training steps, at least 1: 1 for the batch after the one whose
-                forward ran last.
+            ahead: in how many training steps, at least 1: 1 for the batch after that of the
+                last forward.
 
         Raises:
             TypeError, ValueError: ``input`` holds no integers, or ``ahead`` is less than 1.
@@ -253,7 +253,7 @@ class DynamicEmbedding(SingleTable):
         ids: Tensor | None = None,
         **options: Unpack[SingleTableOptions],
     ) -> DynamicEmbedding:
-        """A dynamic table that starts with the rows of a static one, on its device.
+        """Make a dynamic table that starts with the rows of a static one, on its device.
 
         Args:
             weight: an ``nn.Embedding``, or a weight, float [n, dim]; rounded to ``dtype``.
@@ -265,7 +265,7 @@ class DynamicEmbedding(SingleTable):
             **options: those of :class:`torch_dynemb.SingleTableOptions`.
 
         Raises:
-            TypeError: ``weight`` is no dense tensor of floats, ``ids`` holds no integers, or
+            TypeError: ``weight`` is not a dense tensor of floats, ``ids`` are not integers, or
                 another argument has a wrong type.
             ValueError: ``weight`` has another number of dimensions, or is a module with
                 ``max_norm`` or ``scale_grad_by_freq``; ``ids`` has another shape than [n], or an id
@@ -279,6 +279,6 @@ class DynamicEmbedding(SingleTable):
         return module
 
     def to_embedding(self) -> tuple[torch.nn.Embedding, Tensor]:
-        """A static table with the rows of this one, and its ids int64 [n]: row i is of ids[i]."""
+        """Make a static table of the rows, and return ids int64 [n]: row i is of ids[i]."""
         ids, rows = self._exported()
         return torch.nn.Embedding.from_pretrained(rows, freeze=False), ids

@@ -36,15 +36,15 @@ class SharedTable(Protocol):
         """Whether lookups need to know how often an id occurs."""
 
     def learns(self) -> bool:
-        """Whether a lookup now is one of training."""
+        """Return whether a lookup now is one of training."""
 
     def prefetch_lookup(self, batch: LookupBatch) -> None:
-        """Begins to bring the rows of a lookup into memory."""
+        """Begin to bring the rows of a lookup into memory."""
 
     def lookup(
         self, batch: LookupBatch, *, reads_only: bool, trains: bool, counts: Tensor | None
     ) -> Tensor:
-        """Rows [n, columns] of ids that this rank has.
+        """Look up rows [n, columns] of ids that this rank has.
 
         Args:
             batch: a row for each of n ids, child after child.
@@ -69,7 +69,7 @@ class _ScaledGradient(torch.autograd.Function):
 
 
 def _sizes(lengths: Tensor, total: int | None = None) -> list[int]:
-    """Ids by rank, from lengths [ranks, groups]: numbers that the host must know.
+    """Count ids by rank, from lengths [ranks, groups]: numbers that the host must know.
 
     Args:
         total: what they add up to, where that is known.
@@ -132,11 +132,11 @@ class IdExchange:
         return LookupBatch.of_rows(arrived(self._ids), offsets, children, columns)
 
     def prefetch(self) -> None:
-        """Waits for the ids that come here, and begins to bring their rows into memory."""
+        """Wait for the ids that come here, and begin to bring their rows into memory."""
         self._table.prefetch_lookup(self._arrived())
 
     def rows(self, *, reads_only: bool, trains: bool) -> Tensor:
-        """Looks up the ids that came here, and sends the rows back.
+        """Look up the ids that came here, and send the rows back.
 
         Returns:
             [n, columns], rows of the distinct ids; ``inverse`` says which one each id has.
@@ -157,7 +157,7 @@ class IdExchange:
         return arrived(all_to_all(rows, self._sent, self._received, ranks))
 
     def _gradient_factor(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        """What multiplies the gradients that ranks send for an id: [n, 1], or one number."""
+        """Return the factor of the gradients that ranks send for an id: [n, 1], or one number."""
         if self._table.grad_reduce_by == "worker":
             return torch.full((1,), 1.0 / self._ranks.size, device=ids.device)
         # ids of a child come from several ranks: brought together, then counted

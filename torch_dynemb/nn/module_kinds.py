@@ -17,7 +17,7 @@ RANKS: tuple[Ranks, ...] = ("all", "first", "own")
 
 
 class Choices(NamedTuple):
-    """How :func:`torch_dynemb.freeze` copies tables.
+    """Options of :func:`torch_dynemb.freeze` for copies of tables.
 
     Attributes:
         ranks: of tables that several ranks share: ``"all"``: every rank gets all rows, ``"first"``:
@@ -92,7 +92,7 @@ def register_module(
             which look into it all the same.
 
     Raises:
-        TypeError: ``kind`` is no class of modules.
+        TypeError: ``kind`` is not a class of modules.
         ValueError: the class has one of them already, or none is given.
 
     Example:
@@ -127,19 +127,19 @@ def register_module(
 
 
 def tables_in(module: nn.Module) -> TablesOf | None:
-    """The ``tables`` of a module's class; None: neither it nor its base classes have one."""
+    """Return the ``tables`` of a module's class; None: neither it nor its base classes have one."""
     found: TablesOf | None = _of("tables", module)
     return found
 
 
 def frozen_of(module: nn.Module) -> FrozenOf | None:
-    """The ``frozen`` of a module's class."""
+    """Return the ``frozen`` of a module's class."""
     found: FrozenOf | None = _of("frozen", module)
     return found
 
 
 def follower_of(module: nn.Module) -> FollowerOf | None:
-    """The ``follower`` of a module's class."""
+    """Return the ``follower`` of a module's class."""
     found: FollowerOf | None = _of("follower", module)
     return found
 

@@ -13,7 +13,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def private_to_rank(model: M) -> M:
-    """Allow training of tables whose rows no other rank of the process group has.
+    """Allow training of tables that only this rank of the process group has.
 
     A training lookup of a plain module raises in a process group of several ranks, because rows
     that every rank trains on its own diverge. Some programs mean that: one rank has the first stage

@@ -21,7 +21,7 @@ _SHARED_BY = "torch_dynemb.torchrec, torch_dynemb.recis and torch_dynemb.oneembe
 
 
 def is_replicated(anchor: nn.Parameter, own: nn.Parameter) -> bool:
-    """Whether a table is inside DistributedDataParallel, FSDP, or the like.
+    """Return whether a table is inside DistributedDataParallel, FSDP, or the like.
 
     Args:
         anchor: the ``grad_anchor`` that the module has now; a wrapper would replace it.
@@ -31,7 +31,7 @@ def is_replicated(anchor: nn.Parameter, own: nn.Parameter) -> bool:
 
 
 def refuse_replicated(module: nn.Module) -> None:
-    """Raises ReplicatedTableError, which names the wrapper that the table is inside.
+    """Raise ReplicatedTableError, which names the wrapper that the table is inside.
 
     Args:
         module: with the table.
@@ -46,7 +46,7 @@ def refuse_replicated(module: nn.Module) -> None:
         if not replaced_by:
             raise RuntimeError(
                 f"{owner}: torch.func.functional_call was given a new "
-                "grad_anchor, which is no weight and must stay the module's own: leave the "
+                "grad_anchor, which is not a weight and must stay the module's own: leave the "
                 "entries that end in 'grad_anchor' out of the parameters; rows are read and "
                 "written by module.group"
             )

@@ -1,4 +1,4 @@
-"""What only ``nn.Embedding`` and ``nn.EmbeddingBag`` have: errors that say what to use instead."""
+"""Errors for names that only ``nn.Embedding`` and ``nn.EmbeddingBag`` have: what to use instead."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Maker = TypeVar("Maker", bound=Callable[..., Any])
 
 
 def advises(*first: str) -> Callable[[Maker], Maker]:
-    """Makes a constructor refuse arguments of static tables with what to use in their place.
+    """Make a constructor refuse arguments of static tables with what to use in their place.
 
     Args:
         *first: the only arguments that may be given by position.
@@ -76,14 +76,14 @@ def advises(*first: str) -> Callable[[Maker], Maker]:
                 given = ", ".join(described(value) for value in positional)
                 advice = "give other arguments by name"
                 if first == ("embedding_dim",):
-                    advice += f"; there is no num_embeddings, because {_NO_VOCABULARY}"
+                    advice += f"; num_embeddings is unknown here, because {_NO_VOCABULARY}"
                 raise TypeError(
                     f"{owner}: {given} are given by position, expected {' and '.join(first)} "
                     f"alone: {advice}"
                 )
             for name in named:
                 if name not in known and name in ARGUMENTS:
-                    raise TypeError(f"{owner}: there is no argument {name}: {ARGUMENTS[name]}")
+                    raise TypeError(f"{owner}: unknown argument {name}: {ARGUMENTS[name]}")
             return make(self, *positional, **named)
 
         return checked  # type: ignore[return-value]
@@ -92,7 +92,7 @@ def advises(*first: str) -> Callable[[Maker], Maker]:
 
 
 def missing_attribute(owner: str, name: str) -> AttributeError:
-    """The error for an attribute of ``ATTRIBUTES``.
+    """Make the error for an attribute of ``ATTRIBUTES``.
 
     Args:
         owner: the class.

@@ -1,4 +1,4 @@
-"""What every module over a table group shares: lookup, optimizer, state, copies, guards."""
+"""Base of the modules over a table group: lookup, optimizer, state, copies, guards."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _SLOTS_ENTRY = "id_slots"  # of the state of tables that ranks share: which ids 
 
 
 def _check_same_step(owner: str, tiers: Tiers, epoch: int, gradient: Tensor) -> None:
-    """Raises RuntimeError when a gradient comes whose rows need not be in memory any more."""
+    """Raise RuntimeError if rows of a gradient may have left memory."""
     if tiers.epoch != epoch:
         raise RuntimeError(
             f"{owner}: backward of a lookup {tiers.epoch - epoch} steps ago, since when its rows "
@@ -197,7 +197,7 @@ class TableModule(nn.Module):
         return self._optimizer_of(self._group.tables)
 
     def _optimizer_of(self, tables: Tables) -> FusedOptimizer | None:
-        """Of the rows of tables that are the group's, or will be."""
+        """Make the optimizer of the rows of tables that are the group's, or will be."""
         config, group = tables.config, self._group
         if config.optimizer is None:
             return None
@@ -215,7 +215,7 @@ class TableModule(nn.Module):
         )
 
     def _step_end(self) -> Callable[[int | None], None]:
-        """What ``optimizer.step()`` calls after the update.
+        """Return what ``optimizer.step()`` calls after the update.
 
         It must not lead to the module, which has the optimizer: in a cycle, a deleted module would
         keep its memory until the garbage collector comes along.
@@ -223,12 +223,12 @@ class TableModule(nn.Module):
         return self._group.step
 
     def _rebind_optimizer(self) -> None:
-        """After the group's tensors have been replaced."""
+        """Give the optimizer the group's tensors after they have been replaced."""
         if self._optimizer is not None:
             self._optimizer.rebind(rows=self._group.rows, end_step=self._step_end())
 
     def set_optimizer(self, config: OptimizerConfig) -> FusedOptimizer:
-        """Gives the tables an optimizer, or another one; the module is trainable then.
+        """Give the tables an optimizer, or another one; the module is trainable then.
 
         State starts fresh, as with a new optimizer of torch; rows stay. All tensors of the group
         are replaced: compiled code is compiled again, graphs must be captured again. While it is
@@ -260,13 +260,13 @@ class TableModule(nn.Module):
         self.grad_anchor.requires_grad_(True)
 
     def _with_optimizer(self, config: OptimizerConfig) -> Tables:
-        """What the tables become by another optimizer."""
+        """Make tables with another optimizer."""
         return table_extension.reoptimize(self._group.tables, config)
 
     # -- lookup --------------------------------------------------------------------------------
 
     def learns(self) -> bool:
-        """Whether a lookup now is one of training: new ids get rows, and backward changes them."""
+        """Return whether a lookup now trains: new ids get rows, and backward changes them."""
         return self._learns_by(self.grad_anchor)
 
     def _learns_by(self, anchor: nn.Parameter) -> bool:
@@ -277,9 +277,9 @@ class TableModule(nn.Module):
         return self.grad_anchor if anchor is None else anchor  # None: FSDP has replaced it
 
     def _tables_to_read(self) -> Tables | None:
-        """The tables, where a lookup now is one op that changes nothing; None: there is more to do.
+        """Return the tables if a lookup now is one op that changes nothing; None: it is more.
 
-        Weights of ids, which may get a gradient, are not thought of.
+        Weights of ids, which may get a gradient, are ignored.
         """
         anchor = self._anchor()
         if self._learns_by(anchor) or process_group_of(self._ranks) is not None:
@@ -298,7 +298,7 @@ class TableModule(nn.Module):
         inserts: bool = True,
         trains: bool = True,
     ) -> Tensor:
-        """One call of the index and one of the rows for all features; see ``ops.index``.
+        """Call the index once and the rows once for all features; see ``ops.index``.
 
         Args:
             batch: what is asked for, in the tables of the group.
@@ -365,7 +365,7 @@ class TableModule(nn.Module):
                 self._check_other_ranks()
             if loss_scaling.scaled_task >= 0:
                 loss_scaling.check_not_scaled(type(self).__name__)
-            # not on a GPU, whose count would have to be waited for; train(False) and state_dict
+            # not on a GPU, where the count would have to be waited for; train(False) and state_dict
             # report
             if not batch.ids.is_cuda:
                 self._count_lookup()
@@ -377,8 +377,9 @@ class TableModule(nn.Module):
             return self._as_output(rows) if converts else rows
         if learning and tables.host.forked:
             tables.check_own()
-        # Activation checkpointing runs a forward again. Policies have seen its ids then: who has no
-        # row by now was refused one. Without policies to insert them again changes nothing.
+        # Activation checkpointing runs a forward again. Policies have seen its ids then: an id
+        # without a row at this point was not admitted. Without policies, inserting again changes
+        # nothing.
         if learning and (
             not inserts or (tables.config.layout.rows and repeats_a_forward(type(self).__name__))
         ):
@@ -411,7 +412,7 @@ class TableModule(nn.Module):
         return rows if self.output_dtype == torch.float32 else rows.to(self.output_dtype)
 
     def _prefetch(self, batch: LookupBatch, ahead: int) -> None:
-        """Begins to bring the rows of ids into memory; see ``TableGroup.prefetch``."""
+        """Begin to bring the rows of ids into memory; see ``TableGroup.prefetch``."""
         if torch.compiler.is_compiling():
             raise RuntimeError(
                 f"{type(self).__name__}.prefetch: called in compiled code, which runs in its own "
@@ -422,7 +423,7 @@ class TableModule(nn.Module):
     # -- guards --------------------------------------------------------------------------------
 
     def _check_call(self, anchor: nn.Parameter) -> None:
-        """Raises RuntimeError where a live table cannot be looked up.
+        """Raise RuntimeError where a live table cannot be looked up.
 
         Args:
             anchor: the module's now.
@@ -469,7 +470,7 @@ class TableModule(nn.Module):
 
     @property
     def shared_rows(self) -> SharedRows | None:
-        """The ranks whose gradients have one norm; see :func:`torch_dynemb.clip_grad_norm_`."""
+        """The ranks that have one norm of gradients; see :func:`torch_dynemb.clip_grad_norm_`."""
         process_group = process_group_of(self._ranks)
         return None if process_group is None else SharedRows(process_group, self._group.device)
 
@@ -482,12 +483,12 @@ class TableModule(nn.Module):
         # There are no more backwards than lookups, and to read their number is two calls of torch.
         if self._optimizer.lookups_since_step >= self._most_backwards():
             backwards = self._report_forgotten_step()
-            reported = backwards >= self._most_backwards()  # once, until somebody calls step()
+            reported = backwards >= self._most_backwards()  # once, until the next step()
             self._optimizer.lookups_since_step = NEVER if reported else backwards
         self._optimizer.lookups_since_step += 1
 
     def _report_forgotten_step(self) -> int:
-        """Warns if ``optimizer.step()`` is missing; returns how many backwards there were."""
+        """Warn if ``optimizer.step()`` is missing; return how many backwards there were."""
         if self._optimizer is None:
             return 0
         backwards = self._optimizer.updates_since_step()
@@ -506,7 +507,7 @@ class TableModule(nn.Module):
         return backwards
 
     def train(self, mode: bool = True) -> TableModule:
-        """Sets training mode; leaving it reports a forgotten ``optimizer.step()``."""
+        """Set training mode; leaving it reports a forgotten ``optimizer.step()``."""
         if not mode and self.training:
             self._report_forgotten_step()
         super().train(mode)
@@ -536,7 +537,7 @@ class TableModule(nn.Module):
             destination[prefix + _SLOTS_ENTRY] = torch.tensor(self.owned_slots)
 
     def _fqn_modifiers(self) -> dict[str, str]:
-        """Where ``torch.distributed.checkpoint.state_dict`` finds what names of entries begin with.
+        """Return where ``torch.distributed.checkpoint.state_dict`` finds the beginnings of names.
 
         A table may be named as an attribute is, which is not looked at then.
         """
@@ -645,7 +646,7 @@ class TableModule(nn.Module):
         return twin
 
     def follows_parameters(self) -> None:
-        """Says that the rows are right as they are, after ``parameters()`` have been written to.
+        """Declare that the rows are right as they are, after ``parameters()`` have been written to.
 
         A copy of a module refuses to be used after values have been written to its parameters, as
         for an average of a model: rows are not among them. Call this where that was meant.
@@ -653,7 +654,7 @@ class TableModule(nn.Module):
         self._copied_anchor = self._own_anchor[0]._version
 
     def _check_not_averaged(self) -> None:
-        """Raises RuntimeError for a copy whose parameters have been written to without its rows.
+        """Raise RuntimeError for a copy with parameters that have been written to without its rows.
 
         Ranks write to parameters when they begin, to make them equal.
         """
@@ -665,7 +666,7 @@ class TableModule(nn.Module):
             return
         raise RuntimeError(
             f"{type(self).__name__} ({', '.join(self._group.config.names[:3])}): the module is a "
-            "copy to whose parameters() values have been written, such as an average or a target "
+            "copy, and values have been written to its parameters(), as for an average or a target "
             "network, but its rows are not among them and are still those of when it was copied: "
             "use torch.optim.swa_utils.AveragedModel, which averages rows, too (give it an avg_fn "
             "that returns its second argument to copy them), or call follows_parameters() of the "

@@ -12,9 +12,9 @@ from torch_dynemb.optim import FusedOptimizer
 
 
 def table_optimizers(modules: nn.Module | Iterable[nn.Module]) -> list[FusedOptimizer]:
-    """The optimizers of all dynamic tables in a model, on which a training step calls ``step()``.
+    """List the optimizers of all dynamic tables in a model; call their ``step()`` once a step.
 
-    ``torch.optim`` does not know the tables, because they are no parameters.
+    ``torch.optim`` does not know the tables, because they are not parameters.
 
     Args:
         modules: a model, or several modules, with the dynamic tables in them.
@@ -23,7 +23,7 @@ def table_optimizers(modules: nn.Module | Iterable[nn.Module]) -> list[FusedOpti
         One for each module with trainable tables, each once.
 
     Raises:
-        TypeError: ``modules`` are no modules.
+        TypeError: ``modules`` are not modules.
 
     Example:
         >>> import torch, torch_dynemb as td
@@ -43,14 +43,14 @@ def table_optimizers(modules: nn.Module | Iterable[nn.Module]) -> list[FusedOpti
 
 
 def modules_in(call: str, modules: nn.Module | Iterable[nn.Module]) -> list[nn.Module]:
-    """Modules and all that are in them, each once.
+    """List modules and all that are in them, each once.
 
     Args:
         call: what an error begins with.
         modules: one or several.
 
     Raises:
-        TypeError: they are no modules.
+        TypeError: they are not modules.
     """
     if not isinstance(modules, nn.Module | Iterable):
         raise TypeError(f"{call}: modules is {described(modules)}, expected a module or several")
