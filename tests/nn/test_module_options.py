@@ -21,7 +21,10 @@ pytestmark = pytest.mark.cpu_only("signatures, and tables with storage")
 SGD = td.SGD(lr=0.1)
 TABLES = [td.TableConfig("a", 4)]
 GROUP = {"max_rows": None, "memory_budget": None, "split": False, "device": None}
-MODULE = {**GROUP, "optimizer": None, "trainable": True, "output_dtype": torch.float32}
+MODULE = {
+    **{**GROUP, "optimizer": None, "trainable": True, "output_dtype": torch.float32},
+    "process_group": None,
+}
 SINGLE_TABLE = {
     **MODULE,
     **dict.fromkeys(("name", "padding_idx", "initializer", "storage")),

@@ -57,7 +57,7 @@ def _tables_of(model: nn.Module) -> list[tuple[str, TableModule]]:
             raise TypeError(
                 f"AveragedModel: model has a {type(module).__name__} at {path!r} with "
                 "process_group=: ranks share its rows, and only rows of one process are averaged: "
-                "average the model without it, or save checkpoints with torch_dynemb.checkpoint instead"
+                "average the model without it, or save checkpoints with torch_dynemb.checkpoint"
             )
     return found
 

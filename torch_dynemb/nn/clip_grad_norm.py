@@ -23,8 +23,8 @@ def clip_grad_norm_(
     """Clip one norm over the gradients of all parameters and of all rows, as torch's does.
 
     Rows of tables that ranks share (TorchRec's, and those with a process group) count on whichever
-    rank they lie. Then all ranks of the group call it, and get one norm. Gradients of parameters are taken to be equal on them, as DistributedDataParallel
-    makes them.
+    rank they lie. Then all ranks of the group call it, and get one norm. Gradients of
+    parameters are taken to be equal on them, as DistributedDataParallel makes them.
 
     Args:
         modules: one, or several, with their parameters and the dynamic tables in them.

@@ -3,7 +3,8 @@
 Such rows have moved by then, by gradients of any size, and ``parameters()`` has only an anchor of
 them. torch offers no hook around its clipping. ``clip_grad_norm_`` of torch looks a function up in
 its module on every call, by whatever name a program or a framework has imported it. That function
-and ``clip_grad_value_`` are replaced by ones that warn first and then do the same. Programs that scale ``grad`` on their own are not seen.
+and ``clip_grad_value_`` are replaced by ones that warn first and then do the same. Programs that
+scale ``grad`` on their own are not seen.
 """
 
 from __future__ import annotations
