@@ -22,7 +22,7 @@ SGD = td.SGD(lr=0.1)
 TABLES = [td.TableConfig("a", 4)]
 GROUP = {"max_rows": None, "memory_budget": None, "split": False, "device": None}
 MODULE = {
-    **{**GROUP, "optimizer": None, "trainable": True, "output_dtype": torch.float32},
+    **GROUP, "optimizer": None, "trainable": True, "output_dtype": torch.float32,
     "process_group": None,
 }
 SINGLE_TABLE = {
