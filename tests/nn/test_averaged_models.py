@@ -177,7 +177,7 @@ def test_a_copy_whose_parameters_alone_are_averaged_is_refused(
     average = copy.deepcopy(model)
     assert torch.equal(average.eval()(torch.arange(3))[0], model(torch.arange(3))[0])
     update(average, model)
-    stale = r"\(ads\): the module is a copy to whose parameters"
+    stale = r"\(ads\): the module is a copy, and values"
     for use in (
         lambda: average(torch.arange(3)),
         average.state_dict,

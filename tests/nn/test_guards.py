@@ -63,7 +63,7 @@ WRAPPERS: list[tuple[Callable[[nn.Module], nn.Module], str]] = [
     (fsdp2, "FSDP"),
 ]
 NAMES = ["DDP", "FSDP1", "FSDP1 original parameters", "FSDP2"]
-# FSDP warns that there is no accelerator
+# FSDP warns that an accelerator is missing
 QUIET = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import torch_dynemb as td
 from torch_dynemb.checkpoint.parts import parts_of
+from torch_dynemb.nn import RowOptimizers
 
 pytestmark = pytest.mark.cpu_only("looks at modules")
 
@@ -18,6 +19,14 @@ class Items(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.group = td.TableGroup([td.TableConfig("items", 4)], optimizer=td.SGD(lr=0.1))
+
+
+class Trained(nn.Module):
+    """Has a table in an attribute that no walk over modules finds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = [td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1), split=True)]
 
 
 class MoreItems(Items):
@@ -46,6 +55,18 @@ def test_classes_made_from_a_registered_one_are_known() -> None:
     model = nn.ModuleDict({"a": Items(), "b": MoreItems()})
     assert [part.name for part in parts_of(model)] == ["a", "b"]
     assert isinstance(td.freeze(model)["b"], FrozenItems)
+
+
+def test_registered_optimizers_are_stepped_and_clipped() -> None:
+    model = nn.Sequential(Trained(), nn.Linear(4, 1))
+    assert td.table_optimizers(model) == []
+    td.register_module(
+        Trained, optimizers=lambda module: RowOptimizers([module.tables[0].optimizer])
+    )
+    table = model[0].tables[0]
+    assert td.table_optimizers(model) == [table.optimizer]
+    table(torch.tensor([7])).backward(torch.full((1, 4), 2.0))
+    assert td.clip_grad_norm_(model, 1.0).item() == 4.0
 
 
 def test_wrong_registrations_change_nothing() -> None:

@@ -28,24 +28,33 @@ def bag(**options: Any) -> td.DynamicEmbeddingBag:
 
 
 REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (lambda: td.DynamicEmbedding(1000, 16), TypeError, "1000, 16 are given by.*no num_embeddings"),  # type: ignore[misc]
-    (lambda: td.DynamicEmbeddingBag(1000, 16), TypeError, "there is no num_embeddings"),  # type: ignore[misc]
+    (
+        lambda: td.DynamicEmbedding(1000, 16),
+        TypeError,
+        "1000, 16 are given by.*num_embeddings is unknown",
+    ),  # type: ignore[misc]
+    (lambda: td.DynamicEmbeddingBag(1000, 16), TypeError, "num_embeddings is unknown here"),  # type: ignore[misc]
     (lambda: td.DynamicEmbeddingBagCollection(TABLES, SGD), TypeError, "arguments by name"),  # type: ignore[misc]
-    (lambda: table(num_embeddings=9), TypeError, r"no argument num_embeddings.*capacity=N"),
-    (lambda: bag(max_norm=1.0), TypeError, "no argument max_norm.*clip_norm="),
-    (lambda: bag(norm_type=2.0), TypeError, "no argument norm_type.*clip_norm="),
-    (lambda: table(scale_grad_by_freq=True), TypeError, "no argument scale_grad_by_freq"),
-    (lambda: table(sparse=True), TypeError, "no argument sparse: leave it out"),
-    (lambda: table(_weight=PARAMETER), TypeError, "no argument _weight: from_embedding"),
-    (lambda: table(freeze=True), TypeError, "no argument freeze: trainable=False"),
-    (lambda: table(lr=0.1), TypeError, r"no argument lr.*optimizer=torch_dynemb.Adam\(lr=...\)"),
-    (lambda: bag(capacity=9), TypeError, r"no argument capacity.*Policy\(capacity=...\)"),
+    (lambda: table(num_embeddings=9), TypeError, r"unknown argument num_embeddings.*capacity=N"),
+    (lambda: bag(max_norm=1.0), TypeError, "unknown argument max_norm.*clip_norm="),
+    (lambda: bag(norm_type=2.0), TypeError, "unknown argument norm_type.*clip_norm="),
+    (lambda: table(scale_grad_by_freq=True), TypeError, "unknown argument scale_grad_by_freq"),
+    (lambda: table(sparse=True), TypeError, "unknown argument sparse: leave it out"),
+    (lambda: table(_weight=PARAMETER), TypeError, "unknown argument _weight: from_embedding"),
+    (lambda: table(freeze=True), TypeError, "unknown argument freeze: trainable=False"),
+    (
+        lambda: table(lr=0.1),
+        TypeError,
+        r"unknown argument lr.*optimizer=torch_dynemb.Adam\(lr=...\)",
+    ),
+    (lambda: bag(capacity=9), TypeError, r"unknown argument capacity.*Policy\(capacity=...\)"),
     (
         lambda: td.DynamicEmbeddingCollection(TABLES, optimizer=SGD, ttl=3),  # type: ignore[call-arg]
         TypeError,
-        r"DynamicEmbeddingCollection: there is no argument ttl.*Policy\(ttl=...\)",
+        r"DynamicEmbeddingCollection: unknown argument ttl.*Policy\(ttl=...\)",
     ),
-    (lambda: table(colour=1), TypeError, "unexpected keyword argument 'colour'"),
+    (lambda: table(colour=1), TypeError, "unexpected keyword argument 'colour'$"),
+    (lambda: bag(optimiser=SGD), TypeError, "'optimiser'. Did you mean 'optimizer'"),
     (lambda: table(optimizer="adagrad"), TypeError, r"'adagrad', .* torch_dynemb.Adagrad\(\)"),
     (lambda: table(optimizer="lion"), TypeError, r"'lion', .* torch_dynemb.Adam\(lr=1e-3\)"),
     (lambda: table(optimizer=td.AdamW), TypeError, r"torch_dynemb.AdamW\(\)"),
@@ -55,7 +64,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: td.Policy(score="lru"), ValueError, "score is 'lru', expected 'step'"),  # type: ignore[arg-type]
     (lambda: td.Policy(score=("LFU", "step")), ValueError, "'LFU', expected 'frequency'"),  # type: ignore[arg-type]
     (lambda: table().weight, AttributeError, r"DynamicEmbedding has no weight.*group.read\(0, ids"),
-    (lambda: bag().num_embeddings, AttributeError, r"has no num_embeddings.*len\(module\)"),
+    (lambda: bag().num_embeddings, AttributeError, r"has num_embeddings is unknown.*len\(module\)"),
     (lambda: bag().max_norm, AttributeError, "has no max_norm"),
     (lambda: table().reset_parameters(), AttributeError, r"no reset_parameters.*clear\(0\)"),
     (lambda: td.DynamicEmbedding.from_pretrained, AttributeError, "from_embedding"),
@@ -69,7 +78,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: td.DynamicEmbedding.from_embedding(STATIC.weight, freeze=True),  # type: ignore[call-arg]
         TypeError,
-        "DynamicEmbedding.from_embedding: there is no argument freeze: trainable=False",
+        "DynamicEmbedding.from_embedding: unknown argument freeze: trainable=False",
     ),
     (
         lambda: td.DynamicEmbeddingBag.from_embedding(STATIC.weight, None, "sum"),  # type: ignore[misc]
@@ -134,6 +143,17 @@ def test_from_embedding_takes_modules() -> None:
     twin = td.DynamicEmbeddingBag.from_embedding(pooled, optimizer=SGD).eval()
     offsets = torch.tensor([0, 1, 4])
     assert torch.equal(twin(ids.flatten(), offsets), pooled(ids.flatten(), offsets))
+
+
+def test_from_embedding_takes_rows_to_the_device_that_is_given() -> None:
+    weight = torch.arange(12.0, device="cpu").reshape(3, 4)
+    device = torch.empty(0).device
+    module = td.DynamicEmbedding.from_embedding(
+        weight, torch.tensor([7, 8, 9], device="cpu"), optimizer=SGD, device=device, padding_idx=8
+    )
+    assert module.group.device == device
+    rows = module.eval()(torch.tensor([9, 8, 7]))
+    assert torch.equal(rows, torch.stack([weight[2], 0 * weight[1], weight[0]]).to(device))
 
 
 def test_bags_have_the_mode_of_torch() -> None:

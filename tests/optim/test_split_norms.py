@@ -71,6 +71,22 @@ def test_clip_grad_norm_takes_several_modules_once() -> None:
     assert td.clip_grad_norm_(nn.Linear(2, 2), 1.0) == 0
 
 
+class Scaled(td.DynamicEmbedding):
+    """A table with a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(DIM, optimizer=td.SGD(lr=0.5), split=True)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+
+def test_clip_grad_norm_clips_parameters_of_a_table_module_too() -> None:
+    module = Scaled()
+    module.scale.grad = torch.tensor(3.0)
+    train(module, torch.tensor([1]), torch.full((1, DIM), 4.0 / DIM**0.5))
+    torch.testing.assert_close(td.clip_grad_norm_(module, 1.0), torch.tensor(5.0))
+    torch.testing.assert_close(module.scale.grad, torch.tensor(0.6))
+
+
 def test_clip_grad_norm_refuses_fused_tables() -> None:
     dynamic, _, _ = model_pair(split=False)
     with pytest.raises(ValueError, match=r"DynamicEmbedding updates its rows in backward.*split"):

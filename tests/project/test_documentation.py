@@ -10,9 +10,12 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import pytest
+from typing_extensions import TypedDict, Unpack, is_typeddict
+
+from torch_dynemb.keyword_options import options_of, takes_options
 
 pytestmark = pytest.mark.cpu_only("reads docstrings")
 
@@ -128,11 +131,18 @@ def problems(name: str, thing: Any, inherited: dict[str, str]) -> Iterator[str]:
         return
     said = documented(text)
     entries = {**inherited, **said.entries}
+    if is_typeddict(thing):
+        for option, described in options_of(thing).items():
+            if not described.text:
+                yield f"{name}: {option} is not documented"
+        return
     called = thing
     if isinstance(thing, type):
         called = constructor(thing)
         if called is None and not (dataclasses.is_dataclass(thing) or hasattr(thing, "_fields")):
             return
+        if called is not None:  # by its options; see takes_options()
+            entries |= documented(called.__doc__ or "").entries
     for argument, parameter in parameters(thing).items():
         if argument not in entries:
             yield f"{name}: {argument} is not documented"
@@ -178,3 +188,40 @@ def test_public_names_are_documented(package: str) -> None:
             for method, function in methods(thing):
                 found += problems(f"{name}.{method}", function, {})
     assert found == []
+
+
+class HalfDocumented(TypedDict, total=False):
+    """Options for the test below.
+
+    Attributes:
+        capacity: ids, at least 1.
+    """
+
+    capacity: Annotated[int, 1]
+    colour: Annotated[str, "red"]
+
+
+@takes_options
+def half_documented(**options: Unpack[HalfDocumented]) -> None:
+    """Do nothing.
+
+    Args:
+        **options: those of :class:`HalfDocumented`.
+    """
+
+
+class MadeByOptions:
+    """Made by options."""
+
+    @takes_options
+    def __init__(self, size: int, **options: Unpack[HalfDocumented]) -> None: ...
+
+
+def test_an_option_without_a_text_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(problems("f", half_documented, {})) == ["f: colour is not documented"]
+    assert list(problems("T", HalfDocumented, {})) == ["T: colour is not documented"]
+    monkeypatch.setattr(MadeByOptions.__init__, "__module__", "torch_dynemb.example")
+    assert list(problems("M", MadeByOptions, {})) == [
+        "M: size is not documented",
+        "M: colour is not documented",
+    ]

@@ -18,7 +18,7 @@ PACKAGE = Path(torch_dynemb.__file__).parent
 # From below to above; rooms of one line know nothing of each other.
 FLOORS = (
     ("errors",),
-    ("argument_checks", "process", "_version"),
+    ("argument_checks", "keyword_options", "process", "_version"),
     ("_library",),
     ("ops",),
     ("initializers",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 from unittest import mock
 
@@ -106,12 +107,14 @@ def trained(
     grad_reduce_by: str = "worker",
     compiled: bool = False,
     names: list[str] | None = None,
+    forwards: int = 1,
 ) -> tuple[list[dict[str, torch.Tensor]], dict[str, tuple[list[int], torch.Tensor]]]:
     """Trains; returns the outputs of every step, and ids and rows by table.
 
     Args:
         parts: by step, the samples of every rank.
         names: features; default: all.
+        forwards: of each step; samples are dealt to them, and one backward follows.
     """
     torch.manual_seed(SEED if rank == 0 else 99)  # rank 0's counts
     chosen = features(grad_reduce_by)
@@ -126,8 +129,13 @@ def trained(
         torch._dynamo.config.capture_dynamic_output_shape_ops = True
         run = torch.compile(engine, fullgraph=True)  # type: ignore[assignment]
     for step, samples in enumerate(parts):
-        data = batch(samples[rank], step)
-        output = run({name: data[name] for name in names or data})
+        given = [samples[rank]]
+        if forwards > 1:
+            ends = [len(given[0]) * k // forwards for k in range(forwards + 1)]
+            given = [given[0][i:j] for i, j in pairwise(ends)]
+        data = [batch(of, step) for of in given]
+        each = [run({name: of[name] for name in names or of}) for of in data]
+        output = {name: torch.cat([of[name] for of in each]) for name in each[0]}
         total = sum(len(part) for part in samples)
         # the mean over ranks of these gradients is that of the mean loss of all samples
         losses = [out.float().square().sum() for out in output.values()]

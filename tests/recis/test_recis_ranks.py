@@ -59,6 +59,13 @@ def test_two_ranks_do_what_one_process_does(two_ranks: Ranks, parts: list[list[r
     check_same(alone, ranks, parts)
 
 
+def test_several_lookups_of_a_step_are_one_update(two_ranks: Ranks) -> None:
+    names = ["clicked", "candidate", "history", "user", "wide"]
+    alone = trained(0, 1, whole(HALVES), names=names)
+    ranks = two_ranks.run(trained, 2, HALVES, "worker", False, names, 3)
+    check_same(alone, ranks, HALVES)
+
+
 def test_gradients_by_id_are_means_over_the_ranks_that_sent_it(two_ranks: Ranks) -> None:
     """Where both ranks have the same samples, the mean is that of one; other ids are not halved."""
     same = [[range(6), range(6)]]

@@ -202,8 +202,14 @@ OF_ALL_SHARDINGS = (
 )
 
 
-def accumulated(rank: int, split: bool) -> dict[str, list[torch.Tensor]]:
-    """Trains on micro-batches in split mode, else on whole batches; what is saved of this rank."""
+def accumulated(
+    rank: int, split: bool, one_backward: bool = False
+) -> dict[str, list[torch.Tensor]]:
+    """Trains on micro-batches in split mode, else on whole batches; what is saved of this rank.
+
+    Args:
+        one_backward: micro-batches whose losses are added, outside of split mode.
+    """
     options = {
         table.name: TableOptions(initializer=td.Normal(), split=split) for table in OF_ALL_SHARDINGS
     }
@@ -217,9 +223,14 @@ def accumulated(rank: int, split: bool) -> dict[str, list[torch.Tensor]]:
         ]
         whole = Batch({name: [bag for of in parts for bag in of.ids[name]] for name in features})
         model.fused_optimizer.zero_grad()
-        for batch in parts if split else [whole]:
+        losses = []
+        for batch in parts if split or one_backward else [whole]:
             outputs = model(keyed_jagged(batch, "plain"))
-            torch.stack([of.square().sum() for of in outputs.values()]).sum().backward()
+            losses.append(torch.stack([of.square().sum() for of in outputs.values()]).sum())
+            if not one_backward:
+                losses.pop().backward()
+        if losses:
+            torch.stack(losses).sum().backward()
         model.fused_optimizer.step()
     return _local(model.state_dict())
 

@@ -74,8 +74,11 @@ def test_evaluation_inserts_nothing(two_ranks: Ranks) -> None:
         assert trained == evaluated > 0
 
 
-def test_micro_batches_of_split_mode_are_one_batch(two_ranks: Ranks) -> None:
-    in_parts, at_once = two_ranks.run(accumulated, True), two_ranks.run(accumulated, False)
+@pytest.mark.parametrize("split", [True, False], ids=["split", "one backward"])
+def test_micro_batches_are_one_batch(two_ranks: Ranks, split: bool) -> None:
+    """In split mode, or where one backward reaches all their lookups."""
+    in_parts = two_ranks.run(accumulated, split, not split)
+    at_once = two_ranks.run(accumulated, False)
     for one, other in zip(in_parts, at_once, strict=True):
         assert one.keys() == other.keys()
         assert sum(name.endswith(".weight_id") for name in one) == len(OF_ALL_SHARDINGS)

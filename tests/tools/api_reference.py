@@ -128,6 +128,8 @@ def build(folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", category=UserWarning)
+        # an option of a base: a TypedDict forgets its bases, so it is shown as the class's own
+        warnings.filterwarnings("ignore", r"Cannot determine where torch_dynemb\.\w+Options\.")
         shown = {name: Module(importlib.import_module(name)) for name in PACKAGES}
         pages = {f"{name}.html": render.html_module(shown[name], shown) for name in PACKAGES}
         pages["index.html"] = index(list(shown.values()))

@@ -94,7 +94,7 @@ def _tables_of_module(module: TableModule, path: str) -> Iterable[TablePart]:
         if isinstance(module, DynamicEmbedding | DynamicEmbeddingBag):
             # the one table of these modules may be unnamed
             name = path or UNNAMED
-        yield TablePart(name, group, number, config.embedding_dim)
+        yield TablePart(name, group, number, config.embedding_dim, ids=module.owned_slots)
 
 
 register_module(TableModule, tables=_tables_of_module)

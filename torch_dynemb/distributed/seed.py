@@ -31,13 +31,18 @@ def common_seed() -> int:
     return _of_first_rank(torch.initial_seed())
 
 
-def drawn_seed() -> int:
-    """Draw a seed from torch's CPU generator, that of rank 0.
+def drawn_seed(process_group: dist.ProcessGroup | None = None) -> int:
+    """Draw a number from torch's generator of the CPU; that of the first rank counts.
 
-    Collective if a default process group exists.
+    Collective where there is a group.
+
+    Args:
+        process_group: None: the default one, if there is one.
     """
     drawn = torch.randint((1 << 63) - 1, (), dtype=torch.int64, device="cpu")
-    return _of_first_rank(int(drawn))
+    if process_group is None:
+        return _of_first_rank(int(drawn))
+    return from_first_rank(int(drawn), process_group)
 
 
 def _of_first_rank(seed: int) -> int:

@@ -1,9 +1,9 @@
 """``torch.optim.swa_utils.AveragedModel`` of models with tables: rows are averaged by id.
 
-Torch averages ``parameters()``, among which no row is. Importing this package adds the tables to
-``AveragedModel.update_parameters``: an id that the average has not got gets a copy of its row, the
-rows of the others are averaged in float32 by the same function as the parameters, and ids that the
-model has no more leave the average. Scores, times and initial values are then those of the model.
+Torch averages ``parameters()``; rows are not among them. Importing this package adds the tables to
+``AveragedModel.update_parameters``. An id that the average lacks gets a copy of its row. The rows
+of the others are averaged in float32 by the same function as the parameters. Ids that the model
+has lost leave the average. Scores, times and initial values are then those of the model.
 
 An update reads and writes every row, about a million at a time. Call it every n steps where that
 takes too long, with a decay to the power of n. Rows of 16 bits are rounded at every update, so a
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import swa_utils
 
+from torch_dynemb.distributed.ranks import process_group_of
 from torch_dynemb.nn.collection import Collection
 from torch_dynemb.nn.embedding import SingleTable
 from torch_dynemb.nn.table_module import TableModule
@@ -39,7 +40,7 @@ class _Pair(NamedTuple):
 
 
 def _tables_of(model: nn.Module) -> list[tuple[str, TableModule]]:
-    """Modules with tables by their paths.
+    """Find modules with tables by their paths.
 
     Raises:
         TypeError: the rows of one of them are not averaged.
@@ -52,11 +53,17 @@ def _tables_of(model: nn.Module) -> list[tuple[str, TableModule]]:
                 "torch_dynemb's own modules, such as DynamicEmbedding, are averaged: average the "
                 "model without it, or save checkpoints with torch_dynemb.checkpoint instead"
             )
+        if process_group_of(module.sharing_ranks) is not None:
+            raise TypeError(
+                f"AveragedModel: model has a {type(module).__name__} at {path!r} with "
+                "process_group=: ranks share its rows, and only rows of one process are averaged: "
+                "average the model without it, or save checkpoints with torch_dynemb.checkpoint"
+            )
     return found
 
 
 def _pairs(average: nn.Module, model: nn.Module) -> list[_Pair]:
-    """Raises ValueError, or TypeError, unless both have the same tables."""
+    """Pair tables; raise ValueError, or TypeError, unless both have the same tables."""
     ours, theirs = _tables_of(average), _tables_of(model)
     pairs = [_Pair(one, other) for (_, one), (_, other) in zip(ours, theirs, strict=False)]
     described = [_described(one) for _, one in ours], [_described(one) for _, one in theirs]
@@ -76,7 +83,7 @@ Average = Callable[[Tensor, Tensor], Tensor]
 
 
 def _function_of(averaged: Any, device: torch.device) -> Average | None:
-    """How the rows on a device are averaged; None: they are copied, as at the first update."""
+    """Return how rows on a device are averaged; None: copied, as at the first update."""
     count = averaged.n_averaged.to(device)
     if averaged.n_averaged == 0:
         return None
@@ -93,7 +100,7 @@ def _function_of(averaged: Any, device: torch.device) -> Average | None:
 
 
 def _reserve(pair: _Pair) -> None:
-    """Raises RuntimeError while nothing has changed if the index of the average cannot grow."""
+    """Raise RuntimeError before any change if the index of the average cannot grow."""
     for table, size in enumerate(pair.model.group.sizes().values()):
         pair.average.group.reserve(table, size)
 
@@ -132,7 +139,7 @@ def _average_table(
 
 
 def average_tables_too() -> None:
-    """Change torch's AveragedModel, whose copies of tables would stay as they were made."""
+    """Change torch's AveragedModel: its copies of tables would stay as they were made."""
     kind: Any = swa_utils.AveragedModel
     construct, update = kind.__init__, kind.update_parameters
 

@@ -1,4 +1,4 @@
-"""The modules of this process whose rows are updated in backward.
+"""The modules of this process with rows that backward updates.
 
 Calls of torch that change gradients between backward and step come too late for such rows.
 ``loss_scaling.py`` and ``gradient_clipping.py`` find out here whether a call concerns some.
@@ -19,8 +19,13 @@ def register(module: Any) -> None:
 
 
 def updated_in_backward() -> list[Any]:
-    """Return the registered modules whose rows a backward would update now."""
+    """Return the registered modules with rows that a backward would update now."""
     return [m for m in list(_modules) if m.trainable and not m.group.config.split]
+
+
+def split_modules() -> list[Any]:
+    """Return the registered modules in split mode: backward gathers gradients."""
+    return [m for m in list(_modules) if m.trainable and m.group.config.split]
 
 
 def names_of(modules: Iterable[Any]) -> str:
@@ -33,4 +38,4 @@ def names_of(modules: Iterable[Any]) -> str:
     return " and ".join(sorted(found))
 
 
-__all__ = ["names_of", "register", "updated_in_backward"]
+__all__ = ["names_of", "register", "split_modules", "updated_in_backward"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from torch_dynemb import ops
-from torch_dynemb.initializers import Initializer
 from torch_dynemb.nn.embedding import SingleTable, static_rows
 from torch_dynemb.nn.features import any_batch
 from torch_dynemb.nn.inputs import (
@@ -17,13 +17,10 @@ from torch_dynemb.nn.inputs import (
     integer_offsets,
     pooling_of,
 )
+from torch_dynemb.nn.options import SingleTableOptions
 from torch_dynemb.nn.static_arguments import advises
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.tensors import LookupBatch
-from torch_dynemb.optim import OptimizerConfig
-from torch_dynemb.policy.policy import Policy
-from torch_dynemb.storage.tiers import Storage
-from torch_dynemb.table.config import EvalDefault
 
 
 def bag_batch(
@@ -35,7 +32,7 @@ def bag_batch(
     dim: int,
     pooling: Pooling,
 ) -> LookupBatch:
-    """Checks the arguments of a bag's forward and brings them into the form of the ops.
+    """Check the arguments of a bag's forward and bring them into the form of the ops.
 
     Args:
         input, offsets, per_sample_weights: of :meth:`DynamicEmbeddingBag.forward`.
@@ -54,7 +51,7 @@ def bag_batch(
     if input.dim() == 2:
         if offsets is not None:
             raise ValueError(
-                "DynamicEmbeddingBag: offsets was given with a 2-D input, whose rows are the "
+                "DynamicEmbeddingBag: offsets was given with a 2-D input, and its rows are the "
                 "bags: leave it out"
             )
         ids, offsets = ops.ids_concat([ids], bags=input.shape[0])
@@ -85,7 +82,7 @@ def bag_batch(
 
 
 class DynamicEmbeddingBag(SingleTable):
-    """Sums or means of bags of ids: ``nn.EmbeddingBag`` without ``num_embeddings``.
+    """Pooled vectors of bags of ids: ``nn.EmbeddingBag`` without ``num_embeddings``.
 
     Args:
         embedding_dim: columns of a row, at least 1.
@@ -93,10 +90,7 @@ class DynamicEmbeddingBag(SingleTable):
             ``per_sample_weights`` the mean is sum(w_i e_i) / sum(w_i). An empty bag gives zeros.
         include_last_offset: offsets have one element per bag and the number of ids at the end, as
             those of collections and of KeyedJaggedTensors always have.
-        padding_idx: as in :class:`DynamicEmbedding`; the padding id does not count in a mean.
-        name, initializer, optimizer, trainable, eval_default, dtype, output_dtype: as in
-            :class:`DynamicEmbedding`.
-        split, device, policy, max_rows, memory_budget, storage: as in :class:`DynamicEmbedding`.
+        **options: those of :class:`torch_dynemb.SingleTableOptions`.
 
     Raises:
         TypeError, ValueError, RuntimeError: as :class:`DynamicEmbedding`; also ValueError for
@@ -115,43 +109,14 @@ class DynamicEmbeddingBag(SingleTable):
         embedding_dim: int,
         *,
         mode: str = "mean",
-        name: str | None = None,
-        padding_idx: int | None = None,
         include_last_offset: bool = False,
-        initializer: Initializer | None = None,
-        optimizer: OptimizerConfig | None = None,
-        trainable: bool = True,
-        eval_default: EvalDefault = "initial",
-        dtype: torch.dtype = torch.float32,
-        output_dtype: torch.dtype = torch.float32,
-        split: bool = False,
-        device: torch.device | str | None = None,
-        policy: Policy | None = None,
-        max_rows: int | None = None,
-        memory_budget: int | str | None = None,
-        storage: Storage | None = None,
+        **options: Unpack[SingleTableOptions],
     ) -> None:
-        self_pooling = pooling_of(mode)
-        super().__init__(
-            embedding_dim,
-            name=name,
-            padding_idx=padding_idx,
-            initializer=initializer,
-            optimizer=optimizer,
-            trainable=trainable,
-            eval_default=eval_default,
-            dtype=dtype,
-            output_dtype=output_dtype,
-            split=split,
-            device=device,
-            policy=policy,
-            max_rows=max_rows,
-            memory_budget=memory_budget,
-            storage=storage,
-        )
+        pooling = pooling_of(mode)
+        super().__init__(embedding_dim, **options)
         self.mode = mode
         self.include_last_offset = include_last_offset
-        self._pooling = self_pooling
+        self._pooling = pooling
 
     def forward(
         self,
@@ -161,7 +126,7 @@ class DynamicEmbeddingBag(SingleTable):
         *,
         scores: Tensor | None = None,
     ) -> Tensor:
-        """Looks up and pools ids.
+        """Look up and pool ids.
 
         Args:
             input: int64 or int32; (B, L): B bags of L ids, or (N,) with offsets.
@@ -186,7 +151,7 @@ class DynamicEmbeddingBag(SingleTable):
         )
 
     def prefetch(self, input: Tensor, offsets: Tensor | None = None, *, ahead: int = 1) -> None:
-        """Begins to bring rows into memory; see :meth:`DynamicEmbedding.prefetch`.
+        """Begin to bring rows into memory; see :meth:`DynamicEmbedding.prefetch`.
 
         Args:
             input: int64 or int32; (B, L), or (N,) with offsets, as :meth:`forward` takes it.
@@ -220,20 +185,10 @@ class DynamicEmbeddingBag(SingleTable):
         ids: Tensor | None = None,
         *,
         mode: str | None = None,
-        padding_idx: int | None = None,
         include_last_offset: bool | None = None,
-        name: str | None = None,
-        initializer: Initializer | None = None,
-        optimizer: OptimizerConfig | None = None,
-        trainable: bool = True,
-        eval_default: EvalDefault = "initial",
-        dtype: torch.dtype = torch.float32,
-        output_dtype: torch.dtype = torch.float32,
-        split: bool = False,
-        policy: Policy | None = None,
-        memory_budget: int | str | None = None,
+        **options: Unpack[SingleTableOptions],
     ) -> DynamicEmbeddingBag:
-        """A dynamic table that starts with the rows of a static one, on its device.
+        """Make a dynamic table that starts with the rows of a static one, on its device.
 
         Args:
             weight: an ``nn.EmbeddingBag``, or a weight, float [n, dim]; rounded to ``dtype``.
@@ -242,17 +197,16 @@ class DynamicEmbeddingBag(SingleTable):
                 ``nn.EmbeddingBag``.
             padding_idx: as in :class:`DynamicEmbeddingBag`; its row is left out. Default: that of
                 an ``nn.EmbeddingBag``, if ``ids`` is not given.
-            name, initializer, optimizer, trainable, eval_default, dtype, output_dtype: as in
-                :class:`DynamicEmbedding`.
-            split, memory_budget: as in :class:`DynamicEmbedding`.
             policy: as in :class:`DynamicEmbedding`; admission does not apply to ``ids``.
+            device: of the rows; default: that of ``weight``.
+            **options: those of :class:`torch_dynemb.SingleTableOptions`.
 
         Raises:
-            TypeError: ``weight`` is no dense tensor of floats, ``ids`` holds no integers, or
+            TypeError: ``weight`` is not a dense tensor of floats, ``ids`` are not integers, or
                 another argument has a wrong type.
             ValueError: ``weight`` has another number of dimensions, or is a module with
-                ``max_norm`` or ``scale_grad_by_freq``; ``ids`` has another shape than [n], or an id
-                twice; or another argument is wrong, such as ``mode``.
+                ``max_norm`` or ``scale_grad_by_freq``. Or ``ids`` has another shape than [n], or an
+                id twice. Or another argument is wrong, such as ``mode``.
             RuntimeError: tables cannot lie on the device of ``weight``, the policy leaves no room
                 for all ids, or memory is short.
         """
@@ -260,30 +214,18 @@ class DynamicEmbeddingBag(SingleTable):
             mode = weight.mode if mode is None else mode
             if include_last_offset is None:
                 include_last_offset = weight.include_last_offset
-        weight, ids, padding_idx = static_rows("from_embedding", weight, ids, padding_idx)
+        static = static_rows("from_embedding", weight, ids, options["padding_idx"])
         module = cls(
-            weight.shape[1],
+            static.weight.shape[1],
             mode="mean" if mode is None else mode,
-            name=name,
-            padding_idx=padding_idx,
             include_last_offset=bool(include_last_offset),
-            initializer=initializer,
-            optimizer=optimizer,
-            trainable=trainable,
-            eval_default=eval_default,
-            dtype=dtype,
-            output_dtype=output_dtype,
-            split=split,
-            policy=policy,
-            memory_budget=memory_budget,
-            device=weight.device,
+            **static.options(options),
         )
-        keep = ids != padding_idx if padding_idx is not None else torch.ones_like(ids).bool()
-        module._fill(weight.detach()[keep], ids[keep])
+        module._fill(static)
         return module
 
     def to_embedding(self) -> tuple[torch.nn.EmbeddingBag, Tensor]:
-        """A static table with the rows of this one, and its ids int64 [n]: row i is of ids[i]."""
+        """Make a static table of the rows, and return ids int64 [n]: row i is of ids[i]."""
         ids, rows = self._exported()
         static = torch.nn.EmbeddingBag.from_pretrained(
             rows, freeze=False, mode=self.mode, include_last_offset=self.include_last_offset

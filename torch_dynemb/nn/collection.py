@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
@@ -13,9 +12,9 @@ from torch_dynemb._library.error_names import name_feature
 from torch_dynemb.nn.features import Features
 from torch_dynemb.nn.forwards import BagsOfFeatures, RowsOfFeatures
 from torch_dynemb.nn.inputs import pooling_of
+from torch_dynemb.nn.options import ModuleOptions
 from torch_dynemb.nn.static_arguments import advises
-from torch_dynemb.nn.table_module import ModuleOptions, TableModule
-from torch_dynemb.optim import OptimizerConfig
+from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table import extension as table_extension
 from torch_dynemb.table.config import TableConfig, check_tables
@@ -46,16 +45,12 @@ class Collection(TableModule):
     feature_dims: list[int]
     feature_policies: list[int]
 
-    def __init__(
-        self,
-        tables: Sequence[TableConfig],
-        **options: Unpack[ModuleOptions],
-    ) -> None:
+    def __init__(self, tables: Sequence[TableConfig], **options: Unpack[ModuleOptions]) -> None:
         super().__init__(check_tables(type(self).__name__, tables), **options)
         self._set_features(self._named_features(self._group.config))
 
     def _named_features(self, config: GroupConfig) -> NamedFeatures:
-        """All features, in the order of the tables."""
+        """List all features, in the order of the tables."""
         tables = config.tables
         owners: dict[str, int] = {}
         for t, table in enumerate(tables):
@@ -85,7 +80,7 @@ class Collection(TableModule):
         self.feature_policies = features.policies
 
     def add_table(self, table: TableConfig) -> None:
-        """Adds a table and its features at the end, between training steps.
+        """Add a table and its features at the end, between training steps.
 
         All tensors of the group are replaced: compiled code is compiled again, graphs must be
         captured again. While it is done, the tables are in memory twice. The optimizer gets a param
@@ -95,7 +90,7 @@ class Collection(TableModule):
             table: its name, and those of its features, must differ from the others.
 
         Raises:
-            TypeError: ``table`` is no :class:`TableConfig`.
+            TypeError: ``table`` is not a :class:`TableConfig`.
             ValueError: a name is taken, or the table does not fit.
             RuntimeError: too little memory, or addresses, or this process is a fork of the one that
                 made the tables. In all cases nothing has been changed.
@@ -126,16 +121,14 @@ class DynamicEmbeddingBagCollection(BagsOfFeatures, Collection):
     Args:
         tables: one config per table, at least one; a table may serve several features, but a
             feature has one table.
-        optimizer: of all tables; one param group each. None only where ``trainable`` is False.
         mode: ``"sum"`` or ``"mean"``.
-        trainable, output_dtype, split, device, max_rows, memory_budget: as in
-            :class:`DynamicEmbedding`.
+        **options: those of :class:`torch_dynemb.ModuleOptions`.
 
     Raises:
         TypeError: an argument has a wrong type.
-        ValueError: there is no table, two have one name, or a feature belongs to two; an argument
-            is out of its range, arguments contradict each other, or a trainable module has no
-            optimizer.
+        ValueError: ``tables`` is empty, two have one name, or a feature belongs to two. Or an
+            argument is out of its range, arguments contradict each other, or a trainable module
+            lacks an optimizer.
         RuntimeError: tables cannot lie on the device, or too little memory, or addresses.
 
     Example:
@@ -154,37 +147,21 @@ class DynamicEmbeddingBagCollection(BagsOfFeatures, Collection):
         self,
         tables: Sequence[TableConfig],
         *,
-        optimizer: OptimizerConfig | None = None,
         mode: str = "sum",
-        trainable: bool = True,
-        output_dtype: torch.dtype = torch.float32,
-        split: bool = False,
-        device: torch.device | str | None = None,
-        max_rows: int | None = None,
-        memory_budget: int | str | None = None,
+        **options: Unpack[ModuleOptions],
     ) -> None:
         pooling = pooling_of(mode)
-        super().__init__(
-            tables,
-            optimizer=optimizer,
-            trainable=trainable,
-            output_dtype=output_dtype,
-            split=split,
-            device=device,
-            max_rows=max_rows,
-            memory_budget=memory_budget,
-        )
+        super().__init__(tables, **options)
         self.mode = mode
         self._pooling = pooling
 
     def forward(self, features: Features) -> Tensor:
-        """Looks up and pools all features.
+        """Look up and pool all features.
 
         Args:
             features: a dict name -> ids (B, L) or name -> (values (N,), offsets (B + 1,)), all
-                int64 or int32; or a keyed jagged input such as :class:`KeyedJagged` or TorchRec's
-                KeyedJaggedTensor, whose weights are used if it has any. Features of other names are
-                ignored.
+                int64 or int32. Or a keyed jagged input, such as :class:`KeyedJagged` or TorchRec's
+                KeyedJaggedTensor, with its weights. Features of other names are ignored.
 
         Returns:
             ``output_dtype`` (B, sum of feature_dims), features side by side in the order of
@@ -202,7 +179,7 @@ class DynamicEmbeddingBagCollection(BagsOfFeatures, Collection):
             raise
 
     def prefetch(self, features: Features, *, ahead: int = 1) -> None:
-        """Begins to bring rows into memory; see :meth:`DynamicEmbedding.prefetch`.
+        """Begin to bring rows into memory; see :meth:`DynamicEmbedding.prefetch`.
 
         Args:
             features: ids by name, of any shapes that :meth:`forward` takes.
@@ -219,8 +196,8 @@ class DynamicEmbeddingCollection(RowsOfFeatures, Collection):
     """A vector per id for many features; all tables have one dim.
 
     Args:
-        tables, optimizer, trainable, output_dtype, split, device, max_rows, memory_budget: as in
-            :class:`DynamicEmbeddingBagCollection`.
+        tables: as in :class:`DynamicEmbeddingBagCollection`.
+        **options: those of :class:`torch_dynemb.ModuleOptions`.
 
     Raises:
         ValueError: tables differ in dim, or as in :class:`DynamicEmbeddingBagCollection`.
@@ -237,18 +214,7 @@ class DynamicEmbeddingCollection(RowsOfFeatures, Collection):
     """
 
     @advises("tables")
-    def __init__(
-        self,
-        tables: Sequence[TableConfig],
-        *,
-        optimizer: OptimizerConfig | None = None,
-        trainable: bool = True,
-        output_dtype: torch.dtype = torch.float32,
-        split: bool = False,
-        device: torch.device | str | None = None,
-        max_rows: int | None = None,
-        memory_budget: int | str | None = None,
-    ) -> None:
+    def __init__(self, tables: Sequence[TableConfig], **options: Unpack[ModuleOptions]) -> None:
         tables = check_tables("DynamicEmbeddingCollection", tables)
         dims = {table.name: table.embedding_dim for table in tables}
         if len(set(dims.values())) > 1:
@@ -256,19 +222,10 @@ class DynamicEmbeddingCollection(RowsOfFeatures, Collection):
                 f"DynamicEmbeddingCollection: tables have embedding_dim {dims}, expected one dim: "
                 "use one collection per dim, or DynamicEmbeddingBagCollection"
             )
-        super().__init__(
-            tables,
-            optimizer=optimizer,
-            trainable=trainable,
-            output_dtype=output_dtype,
-            split=split,
-            device=device,
-            max_rows=max_rows,
-            memory_budget=memory_budget,
-        )
+        super().__init__(tables, **options)
 
     def forward(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Looks up all features.
+        """Look up all features.
 
         Args:
             features: name -> ids, int64 or int32 of any shape; other names are ignored.
@@ -284,7 +241,7 @@ class DynamicEmbeddingCollection(RowsOfFeatures, Collection):
         return self._split(rows, features)
 
     def prefetch(self, features: Mapping[str, Tensor], *, ahead: int = 1) -> None:
-        """Begins to bring rows into memory; see :meth:`DynamicEmbedding.prefetch`.
+        """Begin to bring rows into memory; see :meth:`DynamicEmbedding.prefetch`.
 
         Args:
             features: ids by name, of any shapes that :meth:`forward` takes.

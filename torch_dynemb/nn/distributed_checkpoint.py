@@ -89,7 +89,7 @@ def _change_planner(module: Any) -> None:
 
 
 def _take_saved_sizes(state_dict: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    """Puts tensors of the saved sizes in the place of the entries of tables.
+    """Put tensors of the saved sizes in the place of the entries of tables.
 
     Args:
         state_dict: nested dicts, in which they are replaced.

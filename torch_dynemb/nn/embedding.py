@@ -10,50 +10,37 @@ from typing_extensions import Unpack
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer, tensor
+from torch_dynemb.distributed.ranks import process_group_of
 from torch_dynemb.distributed.seed import drawn_seed
-from torch_dynemb.initializers import Initializer
+from torch_dynemb.keyword_options import part_of
 from torch_dynemb.nn.forwards import rows_in_shape
 from torch_dynemb.nn.inputs import are_ready, flat_ids, flat_scores
+from torch_dynemb.nn.options import ModuleOptions, RowOptions, SingleTableOptions
+from torch_dynemb.nn.shared_rows import are_own, ranks_of_option
 from torch_dynemb.nn.static_arguments import ARGUMENTS, ClassAttribute, advises
-from torch_dynemb.nn.table_module import ModuleOptions, TableModule
+from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.tensors import LookupBatch
-from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.policy import Policy
-from torch_dynemb.storage.tiers import Storage
-from torch_dynemb.table.config import EvalDefault, TableConfig
+from torch_dynemb.table.config import TableConfig
 
-# Of a table without a name of its own: the path of its module tells it from others.
+# Of a table without a name of its own: the path of its module names it.
 UNNAMED = "embedding"
 
 
 class SingleTable(TableModule):
     """One table: what :class:`DynamicEmbedding` and :class:`DynamicEmbeddingBag` share."""
 
-    def __init__(
-        self,
-        embedding_dim: int,
-        *,
-        name: str | None,
-        padding_idx: int | None,
-        initializer: Initializer | None,
-        eval_default: EvalDefault,
-        dtype: torch.dtype,
-        policy: Policy | None,
-        storage: Storage | None,
-        **options: Unpack[ModuleOptions],
-    ) -> None:
-        table = TableConfig(
-            name=UNNAMED if name is None else name,
-            embedding_dim=embedding_dim,
-            initializer=initializer,  # type: ignore[arg-type]  # None: by its dim
-            padding_idx=padding_idx,
-            eval_default=eval_default,
-            policy=Policy() if policy is None else policy,
-            dtype=dtype,
-            storage=storage,
-        )
-        super().__init__([table], seed=drawn_seed() if name is None else None, **options)
+    def __init__(self, embedding_dim: int, **options: Unpack[SingleTableOptions]) -> None:
+        rows = part_of(RowOptions, options)
+        seed = None
+        if rows["name"] is None:
+            ranks = ranks_of_option(type(self).__name__, options["process_group"])
+            rows["name"], seed = UNNAMED, drawn_seed(process_group_of(ranks))
+        if rows["policy"] is None:
+            rows["policy"] = Policy()
+        table = TableConfig(embedding_dim=embedding_dim, **rows)  # type: ignore[arg-type]  # None
+        super().__init__([table], seed=seed, **part_of(ModuleOptions, options))
 
     from_pretrained = ClassAttribute()
 
@@ -84,13 +71,21 @@ class SingleTable(TableModule):
         return bool(self._group.contains(0, ids))
 
     def ids(self) -> Tensor:
-        """All ids, int64 [n], in the order of the index."""
+        """Return all ids, int64 [n], in the order of the index."""
         batches = [batch.ids for batch in self._group.export(0)]
         if not batches:
             return torch.empty(0, dtype=torch.int64, device=self._group.device)
         return torch.cat(batches)
 
-    def _fill(self, weight: Tensor, ids: Tensor) -> None:
+    def _fill(self, static: StaticRows) -> None:
+        """Insert rows of a static table, from whichever device."""
+        device, padding_idx = self._group.device, self.padding_idx
+        ids, weight = static.ids.to(device), static.weight.detach().to(device)
+        if padding_idx is not None:
+            ids, weight = ids[ids != padding_idx], weight[ids != padding_idx]
+        if self._ranks is not None:
+            own = are_own(ids, self._ranks)
+            ids, weight = ids[own], weight[own]
         self._group.reserve(0, ids.numel())
         self._group.insert_or_assign(0, ids, weight)
 
@@ -109,12 +104,17 @@ class StaticRows(NamedTuple):
     Attributes:
         weight: float [n, dim].
         ids: int64 [n], of the rows.
-        padding_idx: an id whose row is left out, or None.
+        padding_idx: an id without a row here, or None.
     """
 
     weight: Tensor
     ids: Tensor
     padding_idx: int | None
+
+    def options(self, given: SingleTableOptions) -> SingleTableOptions:
+        """Return the options of a table that starts with these rows, on their device by default."""
+        device = self.weight.device if given["device"] is None else given["device"]
+        return {**given, "padding_idx": self.padding_idx, "device": device}
 
 
 def static_rows(
@@ -123,13 +123,13 @@ def static_rows(
     ids: Tensor | None,
     padding_idx: int | None,
 ) -> StaticRows:
-    """What a dynamic table takes over of a static one.
+    """Read what a dynamic table takes over of a static one.
 
     Args:
         owner: what errors begin with.
         given: a module, or its weight, float [n, dim].
         ids: int64 or int32 [n]; None: 0 to n - 1.
-        padding_idx: None: that of a module whose rows have no other ids.
+        padding_idx: None: that of a module, if ``ids`` is None.
 
     Raises:
         TypeError: ``given`` is neither, or ``ids`` holds no integers.
@@ -169,31 +169,7 @@ class DynamicEmbedding(SingleTable):
 
     Args:
         embedding_dim: columns of a row, at least 1.
-        name: names the table in state dicts and seeds its initial values, together with
-            ``torch.initial_seed()``. Default: state dicts call it ``"embedding"``, and the seed of
-            its initial values is drawn from torch's generator, as nn.Embedding draws its weight.
-        padding_idx: an id that is looked up as zeros, never inserted and never trained.
-        initializer: of new rows; default: uniform within 1 / sqrt(embedding_dim) of 0. The
-            normal(0, 1) of nn.Embedding learns less from few sights of an id
-            (``python -m tutorials.initial_rows``). By ``eval_default``, an id that was never
-            trained reads such values, too.
-        optimizer: config of the rows' optimizer, such as ``Adam(lr=1e-3)``; None only where
-            ``trainable`` is False.
-        trainable: False: insert nothing, train nothing.
-        eval_default: what a read gives for an id that is not there: ``"initial"``, ``"zeros"``, a
-            float tensor [embedding_dim] or an initializer.
-        dtype: of the rows: float32, bfloat16 or float16; arithmetic is float32.
-        output_dtype: of what a lookup returns: float32, bfloat16 or float16.
-        split: backward only gathers gradients, and ``module.optimizer.step()`` applies them: for
-            gradient accumulation, clipping by one norm, ``GradScaler``, and for several lookups in
-            one forward.
-        device: of the rows; default: torch's default device.
-        policy: how ids come and go: scores, capacity and eviction, admission, ttl; default: every
-            id gets a row and keeps it.
-        max_rows: rows to reserve; default: the capacity, or what would fill the machine's memory.
-        memory_budget: bytes that the table may take, such as ``"4GB"``, instead of a capacity.
-        storage: where rows lie that are not in memory, such as :class:`torch_dynemb.SSDStore`;
-            default: all rows are in memory.
+        **options: those of :class:`torch_dynemb.SingleTableOptions`.
 
     Raises:
         TypeError: an argument has a wrong type.
@@ -211,45 +187,11 @@ class DynamicEmbedding(SingleTable):
     """
 
     @advises("embedding_dim")
-    def __init__(
-        self,
-        embedding_dim: int,
-        *,
-        padding_idx: int | None = None,
-        name: str | None = None,
-        initializer: Initializer | None = None,
-        optimizer: OptimizerConfig | None = None,
-        trainable: bool = True,
-        eval_default: EvalDefault = "initial",
-        dtype: torch.dtype = torch.float32,
-        output_dtype: torch.dtype = torch.float32,
-        split: bool = False,
-        device: torch.device | str | None = None,
-        policy: Policy | None = None,
-        max_rows: int | None = None,
-        memory_budget: int | str | None = None,
-        storage: Storage | None = None,
-    ) -> None:
-        super().__init__(
-            embedding_dim,
-            name=name,
-            padding_idx=padding_idx,
-            initializer=initializer,
-            optimizer=optimizer,
-            trainable=trainable,
-            eval_default=eval_default,
-            dtype=dtype,
-            output_dtype=output_dtype,
-            split=split,
-            device=device,
-            policy=policy,
-            max_rows=max_rows,
-            memory_budget=memory_budget,
-            storage=storage,
-        )
+    def __init__(self, embedding_dim: int, **options: Unpack[SingleTableOptions]) -> None:
+        super().__init__(embedding_dim, **options)
 
     def forward(self, input: Tensor, *, scores: Tensor | None = None) -> Tensor:
-        """Looks up ids.
+        """Look up ids.
 
         Args:
             input: int64 or int32, any shape.
@@ -260,7 +202,7 @@ class DynamicEmbedding(SingleTable):
             ``output_dtype``, ``input.shape + (embedding_dim,)``.
 
         Raises:
-            TypeError: input holds no integers, or scores are no int64.
+            TypeError: input is not of integers, or scores are not int64.
             ValueError: scores have another shape or device than input, or the table keeps custom
                 scores and has got none, or keeps none and has got some.
             NoRoomError: the table is full, or memory is short. No id has been inserted then.
@@ -280,15 +222,15 @@ class DynamicEmbedding(SingleTable):
         return rows_in_shape(rows, input, self.embedding_dim)
 
     def prefetch(self, input: Tensor, *, ahead: int = 1) -> None:
-        """Begins to bring rows into memory that a forward will want, and returns at once.
+        """Begin to bring rows into memory that a forward will want, and return at once.
 
         Does nothing for a table without ``storage``. Nothing is inserted: ids that are new then
-        need nothing from the disk. A prefetch whose forward never comes costs its reads only.
+        need nothing from the disk. A prefetch without its forward costs its reads only.
 
         Args:
             input: int64 or int32, any shape; what :meth:`forward` will be given.
-            ahead: in how many training steps, at least 1: 1 for the batch after the one whose
-                forward ran last.
+            ahead: in how many training steps, at least 1: 1 for the batch after that of the
+                last forward.
 
         Raises:
             TypeError, ValueError: ``input`` holds no integers, or ``ahead`` is less than 1.
@@ -309,33 +251,21 @@ class DynamicEmbedding(SingleTable):
         cls,
         weight: Tensor | nn.Embedding,
         ids: Tensor | None = None,
-        *,
-        padding_idx: int | None = None,
-        name: str | None = None,
-        initializer: Initializer | None = None,
-        optimizer: OptimizerConfig | None = None,
-        trainable: bool = True,
-        eval_default: EvalDefault = "initial",
-        dtype: torch.dtype = torch.float32,
-        output_dtype: torch.dtype = torch.float32,
-        split: bool = False,
-        policy: Policy | None = None,
-        memory_budget: int | str | None = None,
+        **options: Unpack[SingleTableOptions],
     ) -> DynamicEmbedding:
-        """A dynamic table that starts with the rows of a static one, on its device.
+        """Make a dynamic table that starts with the rows of a static one, on its device.
 
         Args:
             weight: an ``nn.Embedding``, or a weight, float [n, dim]; rounded to ``dtype``.
             ids: int64 or int32 [n], distinct; default: 0 to n - 1.
             padding_idx: as in :class:`DynamicEmbedding`; its row is left out. Default: that of an
                 ``nn.Embedding``, if ``ids`` is not given.
-            name, initializer, optimizer, trainable, eval_default, dtype, output_dtype: as in
-                :class:`DynamicEmbedding`.
-            split, memory_budget: as in :class:`DynamicEmbedding`.
             policy: as in :class:`DynamicEmbedding`; admission does not apply to ``ids``.
+            device: of the rows; default: that of ``weight``.
+            **options: those of :class:`torch_dynemb.SingleTableOptions`.
 
         Raises:
-            TypeError: ``weight`` is no dense tensor of floats, ``ids`` holds no integers, or
+            TypeError: ``weight`` is not a dense tensor of floats, ``ids`` are not integers, or
                 another argument has a wrong type.
             ValueError: ``weight`` has another number of dimensions, or is a module with
                 ``max_norm`` or ``scale_grad_by_freq``; ``ids`` has another shape than [n], or an id
@@ -343,27 +273,12 @@ class DynamicEmbedding(SingleTable):
             RuntimeError: tables cannot lie on the device of ``weight``, the policy leaves no room
                 for all ids, or memory is short.
         """
-        weight, ids, padding_idx = static_rows("from_embedding", weight, ids, padding_idx)
-        module = cls(
-            weight.shape[1],
-            padding_idx=padding_idx,
-            name=name,
-            initializer=initializer,
-            optimizer=optimizer,
-            trainable=trainable,
-            eval_default=eval_default,
-            dtype=dtype,
-            output_dtype=output_dtype,
-            split=split,
-            policy=policy,
-            memory_budget=memory_budget,
-            device=weight.device,
-        )
-        keep = ids != padding_idx if padding_idx is not None else torch.ones_like(ids).bool()
-        module._fill(weight.detach()[keep], ids[keep])
+        static = static_rows("from_embedding", weight, ids, options["padding_idx"])
+        module = cls(static.weight.shape[1], **static.options(options))
+        module._fill(static)
         return module
 
     def to_embedding(self) -> tuple[torch.nn.Embedding, Tensor]:
-        """A static table with the rows of this one, and its ids int64 [n]: row i is of ids[i]."""
+        """Make a static table of the rows, and return ids int64 [n]: row i is of ids[i]."""
         ids, rows = self._exported()
         return torch.nn.Embedding.from_pretrained(rows, freeze=False), ids

@@ -17,7 +17,7 @@ from torch_dynemb.nn.inputs import as_ops_take_them, flat_weights, integer_ids, 
 
 @runtime_checkable
 class KeyedJaggedShaped(Protocol):
-    """What a collection needs of a keyed jagged input; TorchRec's KeyedJaggedTensor has it."""
+    """Protocol of a keyed jagged input, such as TorchRec's KeyedJaggedTensor."""
 
     def keys(self) -> Sequence[str]: ...
     def values(self) -> Tensor: ...
@@ -36,7 +36,7 @@ class KeyedJagged:
         weights: float32, bfloat16 or float16 (N,), or None.
 
     Raises:
-        TypeError: ``keys`` is no sequence of names. The tensors are checked by the lookup.
+        TypeError: ``keys`` is not a sequence of names. The tensors are checked by the lookup.
     """
 
     def __init__(
@@ -50,23 +50,23 @@ class KeyedJagged:
         self._weights = weights
 
     def keys(self) -> list[str]:
-        """Feature names."""
+        """Return feature names."""
         return self._keys
 
     def values(self) -> Tensor:
-        """Ids, (N,)."""
+        """Return ids, (N,)."""
         return self._values
 
     def offsets(self) -> Tensor:
-        """Where bags begin, (F * B + 1,)."""
+        """Return where bags begin, (F * B + 1,)."""
         return self._offsets
 
     def weights_or_none(self) -> Tensor | None:
-        """Weights of the ids, (N,), or None."""
+        """Return weights of the ids, (N,), or None."""
         return self._weights
 
     def stride(self) -> int:
-        """Batch size B."""
+        """Return batch size B."""
         return (self._offsets.shape[0] - 1) // len(self._keys)
 
 
@@ -91,7 +91,7 @@ pytree.register_pytree_node(
     from_dumpable_context=lambda keys: list(keys),
     flatten_with_keys_fn=_flatten_with_keys,
 )
-# torch.export saves example inputs; torch.load refuses classes that it has not been told of
+# torch.export saves example inputs; torch.load refuses unregistered classes
 torch.serialization.add_safe_globals([KeyedJagged])
 
 
@@ -113,7 +113,7 @@ Features = Mapping[str, Any] | KeyedJaggedShaped
 
 
 def group_ids(owner: str, names: list[str], features: Features) -> GroupedIds:
-    """Brings an input into the order of ``names``.
+    """Bring an input into the order of ``names``.
 
     Args:
         features: a dict with, per name, ids (B, L), or (values, offsets) with offsets (B + 1,); or
@@ -146,7 +146,7 @@ class AnyBatch(NamedTuple):
 
 
 def any_batch(offsets: Tensor, features: int) -> AnyBatch:
-    """Offsets from which an exported program does not conclude that there are several samples.
+    """Return offsets from which an exported program does not conclude that samples are several.
 
     Args:
         offsets: [F * B + 1], where bags begin.
@@ -165,7 +165,7 @@ _for_compiled_code = False
 
 @contextmanager
 def exports_for_compiled_code() -> Iterator[None]:
-    """Programs exported inside are for AOTInductor, whose code also serves batches of none and one.
+    """Export programs inside for AOTInductor: their code also serves batches of none and one.
 
     It does not check what torch.export supposes of sizes of inputs; of a number that comes out of
     a tensor it does, so there must be none.
@@ -179,15 +179,15 @@ def exports_for_compiled_code() -> Iterator[None]:
 
 
 def _supposes_sizes() -> bool:
-    """Whether a program is made that supposes of sizes of inputs that they are at least 2."""
+    """Return whether torch is making a program that supposes sizes of inputs of at least 2."""
     return torch.compiler.is_exporting() and not _for_compiled_code
 
 
 def _any_number(size: int, device: torch.device) -> int:
-    """A number of which torch.export supposes nothing.
+    """Return a number of which torch.export supposes nothing.
 
-    Of what is computed from a size of an input, it takes for granted that it is at least 2 where it
-    is so in the example; not of a number that comes out of a tensor.
+    If a size of the example is at least 2, it supposes the same of what is computed from it. It
+    does not of a number that comes out of a tensor.
     """
     number: Any = torch.full((), size, dtype=torch.int64, device=device).item()
     torch._check(number >= 0)
@@ -245,7 +245,7 @@ def _from_dict(owner: str, names: list[str], features: Mapping[str, Any]) -> Gro
 def keyed_ids(
     owner: str, names: list[str], features: KeyedJaggedShaped, *, anew: bool = True
 ) -> GroupedIds:
-    """:func:`group_ids` of a keyed jagged input.
+    """Group ids of a keyed jagged input, as :func:`group_ids` does.
 
     Args:
         owner: what errors begin with.
@@ -287,7 +287,7 @@ def keyed_ids(
 
 
 def _reordered(chosen: list[int], given: GroupedIds, keys: list[str]) -> GroupedIds:
-    """The ids of the chosen features, in their order.
+    """Take the ids of the chosen features, in their order.
 
     Offsets may be wrong, which only the lookup checks: nothing here reads or writes outside of the
     ids, and offsets that decrease, begin or end elsewhere still do so afterwards.

@@ -1,4 +1,4 @@
-"""What forwards do around one lookup, whether its tables are trained or only read."""
+"""Forwards around one lookup, of tables that are trained or only read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BagsOfFeatures:
         return LookupBatch(*grouped, self.feature_tables, self.feature_dims, pooling)
 
     def split(self, output: Tensor) -> dict[str, Tensor]:
-        """The columns of an output by feature name.
+        """Split an output into columns by feature name.
 
         Args:
             output: (B, sum of feature_dims), what :meth:`forward` has returned.
@@ -60,7 +60,7 @@ class RowsOfFeatures:
 
         Raises:
             KeyError: a feature is missing.
-            TypeError: a feature is no tensor of integers.
+            TypeError: a feature is not a tensor of integers.
         """
         owner, names = type(self).__name__, self.feature_names
         if not isinstance(features, Mapping):
@@ -76,7 +76,7 @@ class RowsOfFeatures:
         return LookupBatch(*joined, None, self.feature_tables, self.feature_dims, Pooling.NONE)
 
     def _split(self, rows: Tensor, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Rows (N, dim) by feature, in the shape of its ids + (dim,)."""
+        """Split rows (N, dim) by feature, in the shape of its ids + (dim,)."""
         sizes = [features[name].numel() for name in self.feature_names]
         parts = rows.split(sizes) if len(sizes) > 1 else [rows]
         return {
@@ -86,7 +86,7 @@ class RowsOfFeatures:
 
 
 def rows_in_shape(rows: Tensor, ids: Tensor, dim: int) -> Tensor:
-    """Rows (N, dim) in the shape of their ids + (dim,)."""
+    """Bring rows (N, dim) into the shape of their ids + (dim,)."""
     return rows if ids.dim() == 1 else rows.reshape(*ids.shape, dim)
 
 

@@ -1,10 +1,10 @@
-"""Warns where torch clips the gradients of a model whose rows have been updated in backward.
+"""A warning where torch clips gradients of a model after backward has updated its rows.
 
 Such rows have moved by then, by gradients of any size, and ``parameters()`` has only an anchor of
-them. torch offers no hook around its clipping. ``clip_grad_norm_`` of torch, by whatever name a
-program or a framework (Lightning, accelerate, transformers) has imported it, clips by a function
-that it looks up in its module on every call; that function and ``clip_grad_value_`` are replaced by
-ones that warn first and then do the same. Programs that scale ``grad`` on their own are not seen.
+them. torch offers no hook around its clipping. ``clip_grad_norm_`` of torch looks a function up in
+its module on every call, by whatever name a program or a framework has imported it. That function
+and ``clip_grad_value_`` are replaced by ones that warn first and then do the same. Programs that
+scale ``grad`` on their own are not seen.
 """
 
 from __future__ import annotations

@@ -15,14 +15,13 @@ from torch_dynemb.table.group import TableGroup
 
 
 class SharedTable(Protocol):
-    """A table that ranks share, each with some of its ids.
+    """A table that ranks share, each with some of its ids."""
 
-    Attributes:
-        grad_reduce_by: ``"worker"``: the gradient of an id is the sum of what ranks send, divided
-            by the number of ranks; ``"id"``: by the number of ranks that sent it.
-    """
-
-    grad_reduce_by: str
+    @property
+    def grad_reduce_by(self) -> str:
+        """``"worker"``: the gradient of an id is the sum of what ranks send, divided by the number
+        of ranks; ``"id"``: by the number of ranks that sent it.
+        """
 
     @property
     def group(self) -> TableGroup:
@@ -37,15 +36,15 @@ class SharedTable(Protocol):
         """Whether lookups need to know how often an id occurs."""
 
     def learns(self) -> bool:
-        """Whether a lookup now is one of training."""
+        """Return whether a lookup now is one of training."""
 
     def prefetch_lookup(self, batch: LookupBatch) -> None:
-        """Begins to bring the rows of a lookup into memory."""
+        """Begin to bring the rows of a lookup into memory."""
 
     def lookup(
         self, batch: LookupBatch, *, reads_only: bool, trains: bool, counts: Tensor | None
     ) -> Tensor:
-        """Rows [n, columns] of ids that this rank has.
+        """Look up rows [n, columns] of ids that this rank has.
 
         Args:
             batch: a row for each of n ids, child after child.
@@ -70,7 +69,7 @@ class _ScaledGradient(torch.autograd.Function):
 
 
 def _sizes(lengths: Tensor, total: int | None = None) -> list[int]:
-    """Ids by rank, from lengths [ranks, groups]: numbers that the host must know.
+    """Count ids by rank, from lengths [ranks, groups]: numbers that the host must know.
 
     Args:
         total: what they add up to, where that is known.
@@ -129,15 +128,15 @@ class IdExchange:
         lengths = self._received_lengths.reshape(-1)
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         children = self._children * self._ranks.size
-        columns = self._table.group.config.tables[0].embedding_dim
+        columns = self._table.group.config.tables[self._children[0]].embedding_dim
         return LookupBatch.of_rows(arrived(self._ids), offsets, children, columns)
 
     def prefetch(self) -> None:
-        """Waits for the ids that come here, and begins to bring their rows into memory."""
+        """Wait for the ids that come here, and begin to bring their rows into memory."""
         self._table.prefetch_lookup(self._arrived())
 
     def rows(self, *, reads_only: bool, trains: bool) -> Tensor:
-        """Looks up the ids that came here, and sends the rows back.
+        """Look up the ids that came here, and send the rows back.
 
         Returns:
             [n, columns], rows of the distinct ids; ``inverse`` says which one each id has.
@@ -158,7 +157,7 @@ class IdExchange:
         return arrived(all_to_all(rows, self._sent, self._received, ranks))
 
     def _gradient_factor(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        """What multiplies the gradients that ranks send for an id: [n, 1], or one number."""
+        """Return the factor of the gradients that ranks send for an id: [n, 1], or one number."""
         if self._table.grad_reduce_by == "worker":
             return torch.full((1,), 1.0 / self._ranks.size, device=ids.device)
         # ids of a child come from several ranks: brought together, then counted

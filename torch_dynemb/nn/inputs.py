@@ -23,7 +23,7 @@ def _check_dense(owner: str, given: Tensor) -> None:
 
 
 def are_ready(numbers: Tensor) -> bool:
-    """Whether ids or offsets are what ops of the CPU take, so that they need no other look."""
+    """Return whether ids or offsets are what ops of the CPU take."""
     return (
         isinstance(numbers, Tensor)
         and numbers.dtype is _INT64
@@ -36,7 +36,7 @@ def are_ready(numbers: Tensor) -> bool:
 
 
 def integer_ids(owner: str, ids: Tensor) -> Tensor:
-    """ids, contiguous, of any shape; raises TypeError unless they are int64 or int32."""
+    """Return ids, contiguous, of any shape; raise TypeError unless they are int64 or int32."""
     if are_ready(ids):
         return ids
     if not isinstance(ids, Tensor):
@@ -51,7 +51,7 @@ def integer_ids(owner: str, ids: Tensor) -> Tensor:
 
 
 def flat_ids(owner: str, ids: Tensor) -> Tensor:
-    """ids as int64 [n]; raises TypeError unless they are int64 or int32."""
+    """Return ids as int64 [n]; raise TypeError unless they are int64 or int32."""
     if are_ready(ids):
         return ids
     ids = integer_ids(owner, ids).to(torch.int64)
@@ -59,7 +59,7 @@ def flat_ids(owner: str, ids: Tensor) -> Tensor:
 
 
 def integer_offsets(owner: str, offsets: Tensor) -> Tensor:
-    """offsets, contiguous; raises TypeError or ValueError unless they are a 1-D integer tensor."""
+    """Return offsets, contiguous; raise unless they are a 1-D integer tensor."""
     if are_ready(offsets):
         return offsets
     if not isinstance(offsets, Tensor):
@@ -74,12 +74,12 @@ def integer_offsets(owner: str, offsets: Tensor) -> Tensor:
 
 
 def as_ops_take_them(ids: Tensor, offsets: Tensor) -> bool:
-    """Whether ids and offsets need no conversion."""
+    """Return whether ids and offsets need no conversion."""
     return ids.dim() == 1 and ids.dtype == offsets.dtype == torch.int64
 
 
 def flat_weights(owner: str, weights: Tensor, shape: torch.Size) -> Tensor:
-    """Weights of ids as float32 [n]; raises TypeError or ValueError unless they have ``shape``.
+    """Return weights of ids as float32 [n]; raise unless they have ``shape``.
 
     Under autocast a layer may have made them of less than float32.
     """
@@ -98,7 +98,7 @@ def flat_weights(owner: str, weights: Tensor, shape: torch.Size) -> Tensor:
 
 
 def flat_scores(owner: str, scores: Tensor, input: Tensor) -> Tensor:
-    """Custom scores as int64 [n]; raises TypeError or ValueError unless they fit the ids."""
+    """Return custom scores as int64 [n]; raise unless they fit the ids."""
     if not isinstance(scores, Tensor):
         raise TypeError(f"{owner}: scores is a {type(scores).__name__}, expected a Tensor")
     _check_dense(f"{owner}: scores", scores)
@@ -117,7 +117,7 @@ def flat_scores(owner: str, scores: Tensor, input: Tensor) -> Tensor:
 
 
 def pooling_of(mode: str) -> Pooling:
-    """The pooling of a mode name.
+    """Return the pooling of a mode name.
 
     Raises:
         ValueError: another name than ``"sum"`` or ``"mean"``.

@@ -10,6 +10,7 @@ inherit from ``torch.amp.GradScaler`` are not seen.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 
-from torch_dynemb.nn.backward_updates import names_of, updated_in_backward
+from torch_dynemb.nn.backward_updates import names_of, split_modules, updated_in_backward
 
 # The backward of a scaled loss that began last, for comparison with the one that runs; -1: none.
 scaled_task = -1
@@ -68,25 +69,26 @@ def _watch(kind: type[GradScaler]) -> None:
         scaled = own(self, outputs)
         if torch.compiler.is_compiling() or not self.is_enabled():
             return scaled
-        return _watched(scaled)
+        return _watched(scaled, self)
 
     scale.watches_for = __name__  # type: ignore[attr-defined]
     kind.scale = scale  # type: ignore[method-assign]
 
 
-def _watched(scaled: Any) -> Any:
+def _watched(scaled: Any, scaler: GradScaler) -> Any:
     if isinstance(scaled, Tensor):
         if scaled.requires_grad:
-            scaled.register_hook(_check_backward)
+            by = weakref.ref(scaler)
+            scaled.register_hook(lambda _: _check_backward(by))
     elif isinstance(scaled, Iterator):
-        return map(_watched, scaled)
+        return (_watched(part, scaler) for part in scaled)
     elif isinstance(scaled, list | tuple):
         for part in scaled:
-            _watched(part)
+            _watched(part, scaler)
     return scaled
 
 
-def _check_backward(gradient: Tensor) -> None:
+def _check_backward(scaler: weakref.ref[GradScaler]) -> None:
     """Raise RuntimeError if the backward that begins here reaches rows that it would update."""
     global scaled_task
     scaled_task = torch._C._current_graph_task_id()
@@ -97,6 +99,9 @@ def _check_backward(gradient: Tensor) -> None:
             f"{names_of(reached)} by gradients that are multiplied by the scale: {_REMEDY}. No row "
             "has changed"
         )
+    for module in split_modules():
+        if _is_reached(module.grad_anchor):
+            module.optimizer.scaled_by = scaler
 
 
 def _is_reached(anchor: Tensor) -> bool:

@@ -1,20 +1,23 @@
-"""The registry of modules: their tables, their read-only copies, and what applies commits."""
+"""The registry of modules: their tables and optimizers, read-only copies, what applies commits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
+import torch
+import torch.distributed as dist
 from torch import nn
 
 from torch_dynemb.argument_checks import described
+from torch_dynemb.optim import FusedOptimizer
 
 Ranks = Literal["all", "first", "own"]
 RANKS: tuple[Ranks, ...] = ("all", "first", "own")
 
 
 class Choices(NamedTuple):
-    """How :func:`torch_dynemb.freeze` copies tables.
+    """Options of :func:`torch_dynemb.freeze` for copies of tables.
 
     Attributes:
         ranks: of tables that several ranks share: ``"all"``: every rank gets all rows, ``"first"``:
@@ -24,14 +27,42 @@ class Choices(NamedTuple):
     ranks: Ranks = "all"
 
 
+class SharedRows(NamedTuple):
+    """Ranks that have a table's rows, each some of them.
+
+    Attributes:
+        ranks: their process group.
+        device: of the rows.
+    """
+
+    ranks: dist.ProcessGroup
+    device: torch.device
+
+
+class RowOptimizers(NamedTuple):
+    """The optimizers of a module's tables.
+
+    Attributes:
+        optimizers: of the rows on this rank; empty: the rows are not trained.
+        shared: the ranks that have the rows; None: this process has all of them.
+        anchor: a parameter of the module that is not a weight; None: each is one.
+    """
+
+    optimizers: Sequence[FusedOptimizer] = ()
+    shared: SharedRows | None = None
+    anchor: nn.Parameter | None = None
+
+
 TablesOf = Callable[[Any, str], Iterable[Any]]
 FrozenOf = Callable[[Any, Choices], nn.Module | None]
 FollowerOf = Callable[[nn.Module], Any]
+OptimizersOf = Callable[[Any], RowOptimizers]
 
 _known: dict[str, dict[type[nn.Module], Callable[..., Any]]] = {
     "tables": {},
     "frozen": {},
     "follower": {},
+    "optimizers": {},
 }
 
 
@@ -41,6 +72,7 @@ def register_module(
     tables: TablesOf | None = None,
     frozen: FrozenOf | None = None,
     follower: FollowerOf | None = None,
+    optimizers: OptimizersOf | None = None,
 ) -> None:
     """Register a class of modules that has tables of its own, and classes made from it.
 
@@ -55,9 +87,12 @@ def register_module(
             :func:`torch_dynemb.freeze`. Gives a read-only copy; None on a rank that gets none.
         follower: takes a model that has such a module. Gives the
             :class:`torch_dynemb.checkpoint.FollowTarget` that applies commits to the model.
+        optimizers: takes a module. Gives its :class:`torch_dynemb.nn.RowOptimizers`,
+            for :func:`torch_dynemb.table_optimizers` and :func:`torch_dynemb.clip_grad_norm_`,
+            which look into it all the same.
 
     Raises:
-        TypeError: ``kind`` is no class of modules.
+        TypeError: ``kind`` is not a class of modules.
         ValueError: the class has one of them already, or none is given.
 
     Example:
@@ -74,12 +109,12 @@ def register_module(
     """
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise TypeError(f"register_module: kind is {described(kind)}, expected a class of modules")
-    given = {"tables": tables, "frozen": frozen, "follower": follower}
+    given = {"tables": tables, "frozen": frozen, "follower": follower, "optimizers": optimizers}
     added = {what: function for what, function in given.items() if function is not None}
     if not added:
         raise ValueError(
-            f"register_module: nothing is given for {kind.__name__}, expected tables, frozen or "
-            "follower"
+            f"register_module: nothing is given for {kind.__name__}, expected tables, frozen, "
+            "follower or optimizers"
         )
     for what in added:
         if kind in _known[what]:
@@ -92,20 +127,26 @@ def register_module(
 
 
 def tables_in(module: nn.Module) -> TablesOf | None:
-    """The ``tables`` of a module's class; None: neither it nor its base classes have one."""
+    """Return the ``tables`` of a module's class; None: neither it nor its base classes have one."""
     found: TablesOf | None = _of("tables", module)
     return found
 
 
 def frozen_of(module: nn.Module) -> FrozenOf | None:
-    """The ``frozen`` of a module's class."""
+    """Return the ``frozen`` of a module's class."""
     found: FrozenOf | None = _of("frozen", module)
     return found
 
 
 def follower_of(module: nn.Module) -> FollowerOf | None:
-    """The ``follower`` of a module's class."""
+    """Return the ``follower`` of a module's class."""
     found: FollowerOf | None = _of("follower", module)
+    return found
+
+
+def optimizers_in(module: nn.Module) -> OptimizersOf | None:
+    """Return the ``optimizers`` of a module's class."""
+    found: OptimizersOf | None = _of("optimizers", module)
     return found
 
 
@@ -119,10 +160,14 @@ __all__ = [
     "Choices",
     "FollowerOf",
     "FrozenOf",
+    "OptimizersOf",
     "Ranks",
+    "RowOptimizers",
+    "SharedRows",
     "TablesOf",
     "follower_of",
     "frozen_of",
+    "optimizers_in",
     "register_module",
     "tables_in",
 ]

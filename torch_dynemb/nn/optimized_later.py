@@ -1,4 +1,4 @@
-"""Tables whose optimizer is made after them."""
+"""Tables that get their optimizer later."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NO_OPTIMIZER_YET = SGD(lr=0.0)
 
 
 class OptimizedLater(TableModule):
-    """Base of a module whose optimizer comes when gradients may be pending already.
+    """Base of a module that gets its optimizer when gradients may be pending already.
 
     What a store keeps of a row has the state of its optimizer. So a table that is trained has none
     before its optimizer comes, which therefore comes before any id.
@@ -38,7 +38,7 @@ class OptimizedLater(TableModule):
         storage: where rows lie that are not in memory; None: all are.
 
     Attributes:
-        how_to_optimize: what an error says to who has given it no optimizer.
+        how_to_optimize: how to give it an optimizer, for errors.
     """
 
     how_to_optimize = "call set_optimizer()"
@@ -58,11 +58,9 @@ class OptimizedLater(TableModule):
             tables if storage is None or trainable else _stored(tables, storage),
             optimizer=_NO_OPTIMIZER_YET if trainable else None,
             trainable=trainable,
-            output_dtype=torch.float32,
             split=True,
             device=device,
             max_rows=max_rows,
-            memory_budget=None,
             seed=seed,
         )
         self.name = name
@@ -90,7 +88,7 @@ class OptimizedLater(TableModule):
         return "now" if self._has_optimizer else "later"
 
     def set_optimizer(self, config: OptimizerConfig) -> FusedOptimizer:
-        """Gives the rows an optimizer; pending gradients stay.
+        """Give the rows an optimizer; pending gradients stay.
 
         Args:
             config: such as ``torch_dynemb.Adam(lr=1e-3)``.
@@ -113,7 +111,7 @@ class OptimizedLater(TableModule):
         return super().set_optimizer(config)
 
     def prefetch_lookup(self, batch: LookupBatch) -> None:
-        """Begins to bring the rows of a lookup into memory.
+        """Begin to bring the rows of a lookup into memory.
 
         Args:
             batch: what the lookup will ask for.
@@ -138,11 +136,11 @@ class OptimizedLater(TableModule):
         return f"that nothing applies, because it has no optimizer yet: {self.how_to_optimize}"
 
     def _check_stored(self, call: str) -> None:
-        """Raises RuntimeError if ids would come before the store that their rows go to."""
+        """Raise RuntimeError if ids would come before the store that their rows go to."""
         if self._storage_to_come is not None:
             raise RuntimeError(
                 f"{type(self).__name__} {self.name!r}.{call}: it has storage and no optimizer yet, "
-                f"whose state is stored with every row: {self.how_to_optimize} first, or make it "
+                f"and its state is stored with every row: {self.how_to_optimize} first, or make it "
                 "with trainable=False"
             )
 

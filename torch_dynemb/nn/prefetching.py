@@ -1,4 +1,4 @@
-"""Batches whose rows are on their way to memory while the batch before is trained."""
+"""Batches with rows that come into memory while the batch before is trained."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def prefetched(batches: Iterable[T], prefetch: Callable[[T], object]) -> Iterator[T]:
-    """The batches of a loader; before each one, the rows of the next are prefetched.
+    """Iterate over the batches of a loader; before each one, prefetch the rows of the next.
 
     Args:
         batches: such as a ``torch.utils.data.DataLoader``.

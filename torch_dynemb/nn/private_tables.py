@@ -7,13 +7,13 @@ from typing import TypeVar
 from torch import nn
 
 from torch_dynemb.nn.table_module import TableModule
-from torch_dynemb.optim.of_modules import modules_in
+from torch_dynemb.nn.table_optimizers import modules_in
 
 M = TypeVar("M", bound=nn.Module)
 
 
 def private_to_rank(model: M) -> M:
-    """Allow training of tables whose rows no other rank of the process group has.
+    """Allow training of tables that only this rank of the process group has.
 
     A training lookup of a plain module raises in a process group of several ranks, because rows
     that every rank trains on its own diverge. Some programs mean that: one rank has the first stage

@@ -1,4 +1,4 @@
-"""Whether a forward repeats another one, as it does with activation checkpointing."""
+"""Forwards that repeat another one, as activation checkpointing does."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _AGAIN = "recompute_fn"
 
 
 def repeats_a_forward(owner: str) -> bool:
-    """Whether policies have met the ids of this forward, which has grad, in an earlier one.
+    """Return whether policies have met the ids of this forward, which has grad, in an earlier one.
 
     ``checkpoint(use_reentrant=False)`` runs a forward with grad, and the same again in backward.
     The reentrant kind runs it without grad, which only reads, and then once with grad in backward.
 
     Raises:
-        RuntimeError: it runs inside backward, but not by torch's checkpoint: nobody can tell.
+        RuntimeError: it runs inside backward, but not by torch's checkpoint.
     """
     if torch.compiler.is_compiling():
         return False
@@ -41,7 +41,7 @@ def repeats_a_forward(owner: str) -> bool:
     if in_backward:
         raise RuntimeError(
             f"{owner}: a training lookup inside backward that torch.utils.checkpoint did not "
-            "start: whether policies have counted its ids already cannot be told: use "
+            "start: whether policies have counted its ids already is unknown: use "
             "torch.utils.checkpoint, look the ids up outside of the recomputed part, or call the "
             "module in eval mode or under torch.no_grad()"
         )

@@ -21,7 +21,7 @@ _SHARED_BY = "torch_dynemb.torchrec, torch_dynemb.recis and torch_dynemb.oneembe
 
 
 def is_replicated(anchor: nn.Parameter, own: nn.Parameter) -> bool:
-    """Whether a table is inside DistributedDataParallel, FSDP, or the like.
+    """Return whether a table is inside DistributedDataParallel, FSDP, or the like.
 
     Args:
         anchor: the ``grad_anchor`` that the module has now; a wrapper would replace it.
@@ -31,7 +31,7 @@ def is_replicated(anchor: nn.Parameter, own: nn.Parameter) -> bool:
 
 
 def refuse_replicated(module: nn.Module) -> None:
-    """Raises ReplicatedTableError, which names the wrapper that the table is inside.
+    """Raise ReplicatedTableError, which names the wrapper that the table is inside.
 
     Args:
         module: with the table.
@@ -46,15 +46,16 @@ def refuse_replicated(module: nn.Module) -> None:
         if not replaced_by:
             raise RuntimeError(
                 f"{owner}: torch.func.functional_call was given a new "
-                "grad_anchor, which is no weight and must stay the module's own: leave the "
+                "grad_anchor, which is not a weight and must stay the module's own: leave the "
                 "entries that end in 'grad_anchor' out of the parameters; rows are read and "
                 "written by module.group"
             )
         replicated_by = f"{replaced_by} (its grad_anchor has been replaced)"
     raise ReplicatedTableError(
         f"{owner}: the table is inside {replicated_by}, which would give "
-        "every rank its own diverging copy: ranks share the rows of tables of "
-        f"{_SHARED_BY}; on one rank, wrap only the dense part of the model"
+        "every rank its own diverging copy: construct it with "
+        "process_group=torch.distributed.group.WORLD, so that ranks share the rows, or use tables "
+        f"of {_SHARED_BY}; on one rank, wrap only the dense part of the model"
     )
 
 
@@ -73,7 +74,8 @@ def refuse_other_ranks(module: nn.Module, names: Sequence[str]) -> None:
     raise ReplicatedTableError(
         f"{type(module).__name__} (tables {list(names)}): a training lookup, but the process group "
         f"has {dist.get_world_size()} ranks, and each would train its own diverging copy of the "
-        f"rows: use tables that ranks share, those of {_SHARED_BY}. If only this rank trains the "
+        "rows: construct the module with process_group=torch.distributed.group.WORLD, so that "
+        f"ranks share the rows, or use tables of {_SHARED_BY}. If only this rank trains the "
         "tables, as in a pipeline, or each rank has ids or a model of its own, call "
         "torch_dynemb.private_to_rank(model) first; lookups in eval mode and under "
         "torch.no_grad() are allowed",

@@ -1,12 +1,14 @@
-"""What only ``nn.Embedding`` and ``nn.EmbeddingBag`` have: errors that say what to use instead."""
+"""Errors for names that only ``nn.Embedding`` and ``nn.EmbeddingBag`` have: what to use instead."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from torch_dynemb.argument_checks import described
+from torch_dynemb.keyword_options import takes_options
 
 _NO_VOCABULARY = (
     "ids need no vocabulary: any int64 is an id, and policy=torch_dynemb.Policy(capacity=N) bounds "
@@ -52,18 +54,19 @@ Maker = TypeVar("Maker", bound=Callable[..., Any])
 
 
 def advises(*first: str) -> Callable[[Maker], Maker]:
-    """Makes a constructor refuse arguments of static tables with what to use in their place.
+    """Make a constructor refuse arguments of static tables with what to use in their place.
 
     Args:
         *first: the only arguments that may be given by position.
 
     Returns:
-        A decorator of ``__init__``, or of a function beneath ``classmethod``. What it returns
-        raises TypeError.
+        A decorator of ``__init__``, or of a function beneath ``classmethod``, that takes options as
+        :func:`torch_dynemb.keyword_options.takes_options` says. What it returns raises TypeError.
     """
 
     def of(make: Maker) -> Maker:
-        known = {*(make.__kwdefaults__ or ()), *first}
+        make = takes_options(make)
+        known = inspect.signature(make).parameters
         suffix = "" if make.__name__ == "__init__" else f".{make.__name__}"
 
         @functools.wraps(make)
@@ -73,14 +76,14 @@ def advises(*first: str) -> Callable[[Maker], Maker]:
                 given = ", ".join(described(value) for value in positional)
                 advice = "give other arguments by name"
                 if first == ("embedding_dim",):
-                    advice += f"; there is no num_embeddings, because {_NO_VOCABULARY}"
+                    advice += f"; num_embeddings is unknown here, because {_NO_VOCABULARY}"
                 raise TypeError(
                     f"{owner}: {given} are given by position, expected {' and '.join(first)} "
                     f"alone: {advice}"
                 )
             for name in named:
                 if name not in known and name in ARGUMENTS:
-                    raise TypeError(f"{owner}: there is no argument {name}: {ARGUMENTS[name]}")
+                    raise TypeError(f"{owner}: unknown argument {name}: {ARGUMENTS[name]}")
             return make(self, *positional, **named)
 
         return checked  # type: ignore[return-value]
@@ -89,7 +92,7 @@ def advises(*first: str) -> Callable[[Maker], Maker]:
 
 
 def missing_attribute(owner: str, name: str) -> AttributeError:
-    """The error for an attribute of ``ATTRIBUTES``.
+    """Make the error for an attribute of ``ATTRIBUTES``.
 
     Args:
         owner: the class.

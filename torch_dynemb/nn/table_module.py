@@ -1,4 +1,4 @@
-"""What every module over a table group shares: lookup, optimizer, state, copies, guards."""
+"""Base of the modules over a table group: lookup, optimizer, state, copies, guards."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import copy
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import flag
-from torch_dynemb.distributed.ranks import default_group
+from torch_dynemb.distributed.ranks import RankGroup, default_group, process_group_of
+from torch_dynemb.distributed.seed import common_start
+from torch_dynemb.keyword_options import part_of, takes_options
 from torch_dynemb.nn import backward_updates, gradient_clipping, loss_scaling
 from torch_dynemb.nn.distributed_checkpoint import StateNames, support_default_planner
+from torch_dynemb.nn.module_kinds import RowOptimizers, SharedRows, register_module
+from torch_dynemb.nn.options import ModuleOptions
 from torch_dynemb.nn.recomputation import repeats_a_forward
 from torch_dynemb.nn.replication import (
     WORLD,
@@ -23,6 +28,13 @@ from torch_dynemb.nn.replication import (
     is_replicated,
     refuse_other_ranks,
     refuse_replicated,
+)
+from torch_dynemb.nn.shared_rows import (
+    RowsHere,
+    lookup_of_ranks,
+    own_configs,
+    own_slots,
+    ranks_of_option,
 )
 from torch_dynemb.nn.static_arguments import ATTRIBUTES, missing_attribute
 from torch_dynemb.ops.columns import NO_HANDLE, REFUSED_HANDLE
@@ -37,7 +49,9 @@ from torch_dynemb.table import lookup as table_lookup
 from torch_dynemb.table.config import ROW_DTYPES, TableConfig
 from torch_dynemb.table.dense_state import leaves_tables_out
 from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.options import GroupOptions
 from torch_dynemb.table.pending_gradients import sort_pending
+from torch_dynemb.table.shards import IdSlots
 from torch_dynemb.table.steps import check_step
 from torch_dynemb.table.tables import Tables
 
@@ -49,10 +63,11 @@ FORGOTTEN_SPLIT_STEPS = 256
 NEVER = -(1 << 62)
 # Attributes that a copy makes anew.
 _NOT_COPIED = ("_optimizer", "_own_anchor", "_copied_anchor")
+_SLOTS_ENTRY = "id_slots"  # of the state of tables that ranks share: which ids this rank has
 
 
 def _check_same_step(owner: str, tiers: Tiers, epoch: int, gradient: Tensor) -> None:
-    """Raises RuntimeError when a gradient comes whose rows need not be in memory any more."""
+    """Raise RuntimeError if rows of a gradient may have left memory."""
     if tiers.epoch != epoch:
         raise RuntimeError(
             f"{owner}: backward of a lookup {tiers.epoch - epoch} steps ago, since when its rows "
@@ -67,30 +82,13 @@ def _watch(module: TableModule) -> None:
     gradient_clipping.watch_clipping()
 
 
-class ModuleOptions(TypedDict):
-    """What every module gives :class:`TableModule`; see :class:`torch_dynemb.DynamicEmbedding`."""
-
-    optimizer: OptimizerConfig | None
-    trainable: bool
-    output_dtype: torch.dtype
-    split: bool
-    device: torch.device | str | None
-    max_rows: int | None
-    memory_budget: int | str | None
-
-
 class TableModule(nn.Module):
     """Base of the modules. Its tables are not parameters: the optimizer updates them in backward.
 
     Args:
         tables: of the group.
-        optimizer: config; required if trainable.
-        trainable: False: lookups insert nothing and backward changes nothing.
-        output_dtype: of what lookups return: float32, bfloat16 or float16. Sums are float32.
-        split: backward only gathers gradients, and ``optimizer.step()`` applies them; see
-            :class:`torch_dynemb.SplitOptimizer`.
-        device: of the rows; default: torch's default device.
-        max_rows, memory_budget, seed: see :class:`torch_dynemb.table.TableGroup`.
+        seed: see :class:`torch_dynemb.TableGroup`.
+        **options: those of :class:`torch_dynemb.ModuleOptions`.
 
     Under activation checkpointing policies count ids once. With ``use_reentrant=True`` the forward
     runs without grad first, which only reads: a new id gives its ``eval_default`` there, and gets
@@ -103,21 +101,18 @@ class TableModule(nn.Module):
     # Of a copy: the version of its anchor, to which writing to all parameters() adds.
     _copied_anchor: int | None = None
 
+    @takes_options
     def __init__(
         self,
         tables: Sequence[TableConfig],
         *,
-        optimizer: OptimizerConfig | None,
-        trainable: bool,
-        output_dtype: torch.dtype,
-        split: bool,
-        device: torch.device | str | None,
-        max_rows: int | None,
-        memory_budget: int | str | None,
         seed: int | None = None,
+        **options: Unpack[ModuleOptions],
     ) -> None:
         super().__init__()
         owner = type(self).__name__
+        optimizer, trainable = options["optimizer"], options["trainable"]
+        output_dtype, device = options["output_dtype"], options["device"]
         if trainable and optimizer is None:
             raise ValueError(
                 f"{owner}: optimizer is None, but the rows of a trainable table are updated in "
@@ -134,15 +129,21 @@ class TableModule(nn.Module):
         if device is not None:
             check_device(owner, device_of(owner, device))
         self.trainable = trainable
-        self._group = TableGroup(
-            tables,
-            optimizer=optimizer,
-            max_rows=max_rows,
-            memory_budget=memory_budget,
-            device=device,
-            split=split,
-            seed=seed,
-        )
+        self._ranks = ranks_of_option(owner, options["process_group"])
+        if self._ranks is not None:
+            tables = own_configs(
+                owner,
+                tables,
+                self._ranks,
+                optimizer,
+                trainable=trainable,
+                output_dtype=output_dtype,
+                split=options["split"],
+            )
+            shared_by = process_group_of(self._ranks)
+            seed = common_start(shared_by, own_seed=seed, device=None).seed
+        of_group = part_of(GroupOptions, options)
+        self._group = TableGroup(tables, optimizer=optimizer, seed=seed, **of_group)
         self._group.owner = owner
         self.output_dtype = output_dtype
         # Not a weight: autograd runs the backward of a lookup because of it. Shape (1,): FSDP2
@@ -150,6 +151,8 @@ class TableModule(nn.Module):
         anchor = torch.zeros(1, device=self._group.device)
         self.grad_anchor = nn.Parameter(anchor, requires_grad=trainable)
         self._own_anchor = (self.grad_anchor,)
+        # in a tuple: no parameter of the module, which wrappers would replace
+        self._unwrapped_anchor = (anchor.clone().requires_grad_(trainable),)
         self._optimizer = self._make_optimizer()
         _watch(self)
 
@@ -194,7 +197,7 @@ class TableModule(nn.Module):
         return self._optimizer_of(self._group.tables)
 
     def _optimizer_of(self, tables: Tables) -> FusedOptimizer | None:
-        """Of the rows of tables that are the group's, or will be."""
+        """Make the optimizer of the rows of tables that are the group's, or will be."""
         config, group = tables.config, self._group
         if config.optimizer is None:
             return None
@@ -212,7 +215,7 @@ class TableModule(nn.Module):
         )
 
     def _step_end(self) -> Callable[[int | None], None]:
-        """What ``optimizer.step()`` calls after the update.
+        """Return what ``optimizer.step()`` calls after the update.
 
         It must not lead to the module, which has the optimizer: in a cycle, a deleted module would
         keep its memory until the garbage collector comes along.
@@ -220,12 +223,12 @@ class TableModule(nn.Module):
         return self._group.step
 
     def _rebind_optimizer(self) -> None:
-        """After the group's tensors have been replaced."""
+        """Give the optimizer the group's tensors after they have been replaced."""
         if self._optimizer is not None:
             self._optimizer.rebind(rows=self._group.rows, end_step=self._step_end())
 
     def set_optimizer(self, config: OptimizerConfig) -> FusedOptimizer:
-        """Gives the tables an optimizer, or another one; the module is trainable then.
+        """Give the tables an optimizer, or another one; the module is trainable then.
 
         State starts fresh, as with a new optimizer of torch; rows stay. All tensors of the group
         are replaced: compiled code is compiled again, graphs must be captured again. While it is
@@ -257,13 +260,13 @@ class TableModule(nn.Module):
         self.grad_anchor.requires_grad_(True)
 
     def _with_optimizer(self, config: OptimizerConfig) -> Tables:
-        """What the tables become by another optimizer."""
+        """Make tables with another optimizer."""
         return table_extension.reoptimize(self._group.tables, config)
 
     # -- lookup --------------------------------------------------------------------------------
 
     def learns(self) -> bool:
-        """Whether a lookup now is one of training: new ids get rows, and backward changes them."""
+        """Return whether a lookup now trains: new ids get rows, and backward changes them."""
         return self._learns_by(self.grad_anchor)
 
     def _learns_by(self, anchor: nn.Parameter) -> bool:
@@ -274,12 +277,12 @@ class TableModule(nn.Module):
         return self.grad_anchor if anchor is None else anchor  # None: FSDP has replaced it
 
     def _tables_to_read(self) -> Tables | None:
-        """The tables, where a lookup now is one op that changes nothing; None: there is more to do.
+        """Return the tables if a lookup now is one op that changes nothing; None: it is more.
 
-        Weights of ids, which may get a gradient, are not thought of.
+        Weights of ids, which may get a gradient, are ignored.
         """
         anchor = self._anchor()
-        if self._learns_by(anchor):
+        if self._learns_by(anchor) or process_group_of(self._ranks) is not None:
             return None
         self._check_call(anchor)
         tables = self._group.tables
@@ -295,7 +298,7 @@ class TableModule(nn.Module):
         inserts: bool = True,
         trains: bool = True,
     ) -> Tensor:
-        """One call of the index and one of the rows for all features; see ``ops.index``.
+        """Call the index once and the rows once for all features; see ``ops.index``.
 
         Args:
             batch: what is asked for, in the tables of the group.
@@ -303,9 +306,57 @@ class TableModule(nn.Module):
             inserts: False: training gives no rows to new ids, which read what refused ones read.
             trains: False: as in evaluation, but per_sample_weights may get a gradient.
         """
+        if process_group_of(self._ranks) is not None:
+            return self._lookup_of_ranks(batch, scores=scores, trains=trains)
+        return self._lookup_here(
+            batch,
+            feature_policies=feature_policies,
+            scores=scores,
+            counts=counts,
+            inserts=inserts,
+            trains=trains,
+        )
+
+    def _lookup_of_ranks(
+        self, batch: LookupBatch, *, scores: Tensor | None, trains: bool
+    ) -> Tensor:
+        """Look up ids of which other ranks have the rows; see :meth:`_lookup`."""
+        if scores is not None:
+            raise ValueError(
+                f"{type(self).__name__}: scores are given, but lookups of a table with "
+                "process_group do not send them to other ranks: leave scores out"
+            )
+        assert self._ranks is not None
+        self._check_call(self._anchor())
+        here = RowsHere(self._group, self.learns, self._look_up_own)
+        return self._as_output(lookup_of_ranks(here, batch, self._ranks, trains=trains))
+
+    def _look_up_own(self, batch: LookupBatch, counts: Tensor | None, trains: bool) -> Tensor:
+        """Look up ids that this rank has, for any rank; float32 rows."""
+        return self._lookup_here(batch, counts=counts, trains=trains, converts=False)
+
+    def _lookup_here(
+        self,
+        batch: LookupBatch,
+        *,
+        feature_policies: list[int] | None = None,
+        scores: Tensor | None = None,
+        counts: Tensor | None = None,
+        inserts: bool = True,
+        trains: bool = True,
+        converts: bool = True,
+    ) -> Tensor:
+        """Look up rows of this process; see :meth:`_lookup`.
+
+        Args:
+            batch, feature_policies, scores, counts, inserts, trains: as :meth:`_lookup`.
+            converts: False: rows stay float32.
+        """
         anchor = self._anchor()
         learning = trains and self._learns_by(anchor)
         self._check_call(anchor)
+        if self._ranks is not None and anchor is not self._own_anchor[0]:
+            anchor = self._unwrapped_anchor[0]  # type: ignore[assignment]
         if learning and torch.compiler.is_compiling():
             if has_other_ranks():
                 self._check_other_ranks()
@@ -314,7 +365,7 @@ class TableModule(nn.Module):
                 self._check_other_ranks()
             if loss_scaling.scaled_task >= 0:
                 loss_scaling.check_not_scaled(type(self).__name__)
-            # not on a GPU, whose count would have to be waited for; train(False) and state_dict
+            # not on a GPU, where the count would have to be waited for; train(False) and state_dict
             # report
             if not batch.ids.is_cuda:
                 self._count_lookup()
@@ -322,11 +373,13 @@ class TableModule(nn.Module):
         weights_learn = weights is not None and weights.requires_grad and torch.is_grad_enabled()
         tables = self._group.tables
         if not learning and not weights_learn:
-            return self._as_output(table_lookup.find_and_read(tables, batch))
+            rows = table_lookup.find_and_read(tables, batch)
+            return self._as_output(rows) if converts else rows
         if learning and tables.host.forked:
             tables.check_own()
-        # Activation checkpointing runs a forward again. Policies have seen its ids then: who has no
-        # row by now was refused one. Without policies to insert them again changes nothing.
+        # Activation checkpointing runs a forward again. Policies have seen its ids then: an id
+        # without a row at this point was not admitted. Without policies, inserting again changes
+        # nothing.
         if learning and (
             not inserts or (tables.config.layout.rows and repeats_a_forward(type(self).__name__))
         ):
@@ -353,13 +406,13 @@ class TableModule(nn.Module):
         if tiers is not None and output.requires_grad and not torch.compiler.is_compiling():
             name = type(self).__name__
             output.register_hook(functools.partial(_check_same_step, name, tiers, tiers.epoch))
-        return self._as_output(output)
+        return self._as_output(output) if converts else output
 
     def _as_output(self, rows: Tensor) -> Tensor:
         return rows if self.output_dtype == torch.float32 else rows.to(self.output_dtype)
 
     def _prefetch(self, batch: LookupBatch, ahead: int) -> None:
-        """Begins to bring the rows of ids into memory; see ``TableGroup.prefetch``."""
+        """Begin to bring the rows of ids into memory; see ``TableGroup.prefetch``."""
         if torch.compiler.is_compiling():
             raise RuntimeError(
                 f"{type(self).__name__}.prefetch: called in compiled code, which runs in its own "
@@ -370,7 +423,7 @@ class TableModule(nn.Module):
     # -- guards --------------------------------------------------------------------------------
 
     def _check_call(self, anchor: nn.Parameter) -> None:
-        """Raises RuntimeError where a live table cannot be looked up.
+        """Raise RuntimeError where a live table cannot be looked up.
 
         Args:
             anchor: the module's now.
@@ -391,6 +444,8 @@ class TableModule(nn.Module):
         self._check_not_replicated(anchor)
 
     def _check_not_replicated(self, anchor: nn.Parameter) -> None:
+        if self._ranks is not None:
+            return
         if is_replicated(anchor, self._own_anchor[0]):
             refuse_replicated(self)
 
@@ -401,7 +456,23 @@ class TableModule(nn.Module):
 
     def _is_shared(self) -> bool:
         """Return whether the rows are those of a table that lies on several ranks."""
-        return False
+        return self._ranks is not None
+
+    @property
+    def sharing_ranks(self) -> RankGroup | None:
+        """The ranks that share the rows; None: they are of this process alone."""
+        return self._ranks
+
+    @property
+    def owned_slots(self) -> IdSlots:
+        """Which ids this rank has."""
+        return own_slots(self._ranks)
+
+    @property
+    def shared_rows(self) -> SharedRows | None:
+        """The ranks that have one norm of gradients; see :func:`torch_dynemb.clip_grad_norm_`."""
+        process_group = process_group_of(self._ranks)
+        return None if process_group is None else SharedRows(process_group, self._group.device)
 
     def _most_backwards(self) -> int:
         return FORGOTTEN_SPLIT_STEPS if self._group.config.split else FORGOTTEN_STEPS
@@ -412,12 +483,12 @@ class TableModule(nn.Module):
         # There are no more backwards than lookups, and to read their number is two calls of torch.
         if self._optimizer.lookups_since_step >= self._most_backwards():
             backwards = self._report_forgotten_step()
-            reported = backwards >= self._most_backwards()  # once, until somebody calls step()
+            reported = backwards >= self._most_backwards()  # once, until the next step()
             self._optimizer.lookups_since_step = NEVER if reported else backwards
         self._optimizer.lookups_since_step += 1
 
     def _report_forgotten_step(self) -> int:
-        """Warns if ``optimizer.step()`` is missing; returns how many backwards there were."""
+        """Warn if ``optimizer.step()`` is missing; return how many backwards there were."""
         if self._optimizer is None:
             return 0
         backwards = self._optimizer.updates_since_step()
@@ -436,7 +507,7 @@ class TableModule(nn.Module):
         return backwards
 
     def train(self, mode: bool = True) -> TableModule:
-        """Sets training mode; leaving it reports a forgotten ``optimizer.step()``."""
+        """Set training mode; leaving it reports a forgotten ``optimizer.step()``."""
         if not mode and self.training:
             self._report_forgotten_step()
         super().train(mode)
@@ -462,9 +533,11 @@ class TableModule(nn.Module):
         support_default_planner()
         for name, tensor in self._group.state.tensors().items():
             destination[prefix + name] = tensor
+        if process_group_of(self._ranks) is not None:
+            destination[prefix + _SLOTS_ENTRY] = torch.tensor(self.owned_slots)
 
     def _fqn_modifiers(self) -> dict[str, str]:
-        """Where ``torch.distributed.checkpoint.state_dict`` finds what names of entries begin with.
+        """Return where ``torch.distributed.checkpoint.state_dict`` finds the beginnings of names.
 
         A table may be named as an attribute is, which is not looked at then.
         """
@@ -488,6 +561,15 @@ class TableModule(nn.Module):
         if leaves_tables_out():
             return
         entries = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
+        slots = entries.pop(_SLOTS_ENTRY, None)
+        saved = IdSlots() if slots is None else IdSlots(*(int(bound) for bound in slots))
+        if entries and saved != self.owned_slots:
+            error_msgs.append(
+                f"{prefix.rstrip('.') or type(self).__name__}: the state has the ids of "
+                f"{saved}, expected {self.owned_slots}: it is of another rank or number of "
+                "ranks; load each rank's own, or use torch_dynemb.checkpoint, which loads on others"
+            )
+            return
         if strict:
             known = self._group.state.names()
             unexpected_keys.extend(prefix + name for name in entries if name not in known)
@@ -532,6 +614,7 @@ class TableModule(nn.Module):
                 self._group.become(moved)
                 self.grad_anchor = anchor
                 self._own_anchor = (anchor,)
+                self._unwrapped_anchor = (anchor.detach().clone().requires_grad_(),)
                 if self._copied_anchor is not None:
                     self.follows_parameters()
                 self._rebind_optimizer()
@@ -563,7 +646,7 @@ class TableModule(nn.Module):
         return twin
 
     def follows_parameters(self) -> None:
-        """Says that the rows are right as they are, after ``parameters()`` have been written to.
+        """Declare that the rows are right as they are, after ``parameters()`` have been written to.
 
         A copy of a module refuses to be used after values have been written to its parameters, as
         for an average of a model: rows are not among them. Call this where that was meant.
@@ -571,7 +654,7 @@ class TableModule(nn.Module):
         self._copied_anchor = self._own_anchor[0]._version
 
     def _check_not_averaged(self) -> None:
-        """Raises RuntimeError for a copy whose parameters have been written to without its rows.
+        """Raise RuntimeError for a copy with parameters that have been written to without its rows.
 
         Ranks write to parameters when they begin, to make them equal.
         """
@@ -583,7 +666,7 @@ class TableModule(nn.Module):
             return
         raise RuntimeError(
             f"{type(self).__name__} ({', '.join(self._group.config.names[:3])}): the module is a "
-            "copy to whose parameters() values have been written, such as an average or a target "
+            "copy, and values have been written to its parameters(), as for an average or a target "
             "network, but its rows are not among them and are still those of when it was copied: "
             "use torch.optim.swa_utils.AveragedModel, which averages rows, too (give it an avg_fn "
             "that returns its second argument to copy them), or call follows_parameters() of the "
@@ -602,5 +685,12 @@ class TableModule(nn.Module):
         lines = [*tables, f"optimizer={config.optimizer!r}, trainable={self.trainable}"]
         return ", ".join(lines) if len(tables) == 1 else "\n".join(lines)
 
+
+def _optimizers_in(module: TableModule) -> RowOptimizers:
+    own = [] if module._optimizer is None else [module._optimizer]
+    return RowOptimizers(own, module.shared_rows, module._anchor())
+
+
+register_module(TableModule, optimizers=_optimizers_in)
 
 __all__ = ["FORGOTTEN_SPLIT_STEPS", "FORGOTTEN_STEPS", "TableModule"]

@@ -17,6 +17,7 @@ from torch_dynemb.distributed.owners import share_of, slots_of
 from torch_dynemb.distributed.ranks import process_group_of, rank_group
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.nn.id_exchange import IdExchange
+from torch_dynemb.nn.module_kinds import SharedRows
 from torch_dynemb.nn.optimized_later import OptimizedLater
 from torch_dynemb.oneembedding.ids_by_table import IdsByTable, keys_by_table
 from torch_dynemb.oneembedding.initializers import DEFAULT_INITIALIZER
@@ -26,7 +27,6 @@ from torch_dynemb.oneembedding.stores import StoreOptions
 from torch_dynemb.oneembedding.tables import TableSpec
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim import FusedOptimizer, OptimizerConfig
-from torch_dynemb.optim.clipping import SharedRows
 from torch_dynemb.policy.policy import Policy
 from torch_dynemb.storage.device import device_of
 from torch_dynemb.table.config import ROW_DTYPES, TableConfig
@@ -235,7 +235,7 @@ class Embedding(OptimizedLater):
 
     @property
     def shared_rows(self) -> SharedRows | None:
-        """The ranks whose gradients have one norm; see :func:`torch_dynemb.clip_grad_norm_`."""
+        """The ranks whose gradients have one norm."""
         process_group = process_group_of(self.rank_group)
         return None if process_group is None else SharedRows(process_group, self._group.device)
 

@@ -31,7 +31,9 @@ def refuse_copies(op: str, *changed: Tensor | Iterable[Tensor]) -> None:
         RuntimeError: it would; names the backend to choose.
     """
     tensors = itertools.chain(*([t] if isinstance(t, Tensor) else t for t in changed))
-    wanted = sum(int(t.numel()) * t.element_size() for t in tensors)
+    # reserved memory has a fixed size; what depends on the batch is of the call itself
+    sizes = [(t.numel(), t.element_size()) for t in tensors]
+    wanted = sum(number * size for number, size in sizes if isinstance(number, int))
     if wanted <= MOST_COPIED or not _copies():
         return
     raise RuntimeError(

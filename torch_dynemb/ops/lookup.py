@@ -21,7 +21,15 @@ from torch_dynemb.ops.autograd import below_autograd, needs_grad, register_autog
 from torch_dynemb.ops.columns import ROW_CLOCK_EXTRA, Pooling, RowClock
 from torch_dynemb.ops.gradient import bag_weight_grad
 from torch_dynemb.ops.index import check_ids
-from torch_dynemb.ops.open_lookups import OPEN, SEVERAL, opened_again, update_begins
+from torch_dynemb.ops.open_lookups import (
+    OPEN,
+    SEVERAL,
+    Gradient,
+    end_meeting,
+    meeting_of,
+    opened_again,
+    sum_gradients,
+)
 from torch_dynemb.ops.pending import PendingGradients, accumulate_grad_
 from torch_dynemb.ops.tensors import IndexTensors, LookupBatch, RowTensors
 from torch_dynemb.ops.update import APPLIES_DELAYED, NO_OPTIMIZER, OPTIMIZER_NAMES
@@ -294,8 +302,7 @@ class _Lookup(NamedTuple):
     """What a lookup's backward needs and autograd need not see.
 
     Attributes:
-        update_key: of the tables in ``open_lookups``; 0: the backward updates no rows, or may come
-            after other updates.
+        update_key: of the tables in ``open_lookups``; 0: the backward updates no rows.
     """
 
     rows: RowTensors
@@ -322,8 +329,7 @@ def _checked_lookup(
             f"{OPTIMIZER_NAMES} (plus {APPLIES_DELAYED} for delayed gradients), or {NO_OPTIMIZER} "
             "for none"
         )
-    late = position == NO_OPTIMIZER or applies_delayed or rows.pending
-    key = 0 if late else id(rows.row_clock)
+    key = 0 if position == NO_OPTIMIZER or rows.pending else id(rows.row_clock)
     # an op takes half a microsecond longer to read a member of an enum
     return _Lookup(rows, position, applies_delayed, key, tables, dims, int(pooling))
 
@@ -342,9 +348,7 @@ def _update_rows(
         return
     rows = lookup.rows
     if lookup.applies_delayed:
-        # the op compares this with the clock, which tells it of updates since the forward
-        from_end = ROW_CLOCK_EXTRA - int(RowClock.UPDATES)
-        updates = rows.row_clock.narrow(0, -from_end, 1).clone()
+        updates = _updates_now(rows)
     if rows.pending:
         pending = PendingGradients.of(rows.pending)
         batch = lookup.batch(ids, offsets, per_sample_weights)
@@ -363,6 +367,34 @@ def _update_rows(
         lookup.dims,
         lookup.pooling,
     )
+
+
+@raises_typed_errors
+def _update_rows_once(lookup: _Lookup, gradients: list[Gradient]) -> None:
+    """Update the rows by the sum of the gradients of several lookups."""
+    rows = lookup.rows
+    total = sum_gradients(rows, gradients)
+    # the op compares this with the clock: the oldest lookup has seen the fewest updates
+    updates = torch.cat([gradient.updates for gradient in gradients]).amin(0, keepdim=True)
+    update_op = _UPDATE_OPS[OPTIMIZER_NAMES[lookup.optimizer]]
+    update_op(
+        *rows.updated,
+        total.handles,
+        total.ids,
+        total.tables,
+        total.gradients,
+        total.counts[:, 0].contiguous(),
+        updates,
+        sorted({table for gradient in gradients for table in gradient.batch.feature_tables}),
+    )
+
+
+def _updates_now(rows: RowTensors) -> Tensor:
+    """Copy the count of updates, which the op compares with the clock: updates since the forward
+    are allowed then.
+    """
+    from_end = ROW_CLOCK_EXTRA - int(RowClock.UPDATES)
+    return rows.row_clock.narrow(0, -from_end, 1).clone()
 
 
 def _check_backward() -> None:
@@ -399,6 +431,7 @@ class _DifferentiableLookup(torch.autograd.Function):
         ctx.lookup = lookup
         key = lookup.update_key
         if key:
+            ctx.meeting = None
             if key in OPEN:
                 opened_again(key, ctx)
             OPEN[key] = ref(ctx)
@@ -406,21 +439,35 @@ class _DifferentiableLookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-        weight_grad = None
+        weight_grad = gradient = None
+        lookup = ctx.lookup
+        key = lookup.update_key
+        if key in SEVERAL:
+            meeting = meeting_of(key, ctx)
+        else:
+            meeting = None
+            OPEN.pop(key, None)
         if grad_output is not None:
             _check_backward()
             grad_output = grad_output.contiguous()
             ids, handles, offsets, per_sample_weights, updates = ctx.saved_tensors
-            lookup = ctx.lookup
-            if SEVERAL:
-                update_begins(lookup.update_key, ctx)
-            else:
-                OPEN.pop(lookup.update_key, None)
             if per_sample_weights is not None and ctx.needs_input_grad[5]:
                 # before the update, which changes the rows
                 batch = lookup.batch(ids, offsets, per_sample_weights)
                 weight_grad = bag_weight_grad(lookup.rows, grad_output, batch, handles)
-            _update_rows(lookup, grad_output, ids, handles, offsets, per_sample_weights, updates)
+            if meeting is None:
+                _update_rows(
+                    lookup, grad_output, ids, handles, offsets, per_sample_weights, updates
+                )
+            else:
+                batch = lookup.batch(ids, offsets, per_sample_weights).detached()
+                if lookup.applies_delayed:
+                    updates = _updates_now(lookup.rows)
+                gradient = Gradient(grad_output, batch, handles, updates)
+        if meeting is not None and meeting.ends_with(gradient):
+            end_meeting(key, meeting)
+            if meeting.gradients:
+                _update_rows_once(lookup, meeting.gradients)
         return None, None, None, None, None, weight_grad, None
 
 
@@ -428,6 +475,9 @@ _FORWARD = torch.ops.dynemb.embedding_forward.default
 _FIND_AND_READ = torch.ops.dynemb.find_and_read.default
 _BACKWARD_OPS = {
     name: getattr(torch.ops.dynemb, f"{name}_backward_").default for name in OPTIMIZER_NAMES
+}
+_UPDATE_OPS = {
+    name: getattr(torch.ops.dynemb, f"{name}_update_").default for name in OPTIMIZER_NAMES
 }
 _peek_functorch = torch._C._functorch.peek_interpreter_stack
 

@@ -1,19 +1,20 @@
-"""Lookups whose backward, which updates the rows, is still to come.
+"""Lookups with a backward still to come, and lookups of the same tables that meet in one backward.
 
-A backward updates the rows once for a lookup. The gradients of a second lookup of the same tables
-in the same backward would then meet rows that have changed since it read them. The kernels refuse
-those, but only after the first update; here both are refused before any row changes.
+A backward updates the rows once for a lookup. Where it reaches several lookups of the same tables,
+all but the last leave their gradients here. The last one applies the sum once: the gradient of a
+shared ``nn.Embedding`` is the sum over its uses, too.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from torch_dynemb._library.error_names import known_names
+from torch_dynemb.ops.pending import PendingGradients, accumulate_grad_, merge_grad_
+from torch_dynemb.ops.tensors import LookupBatch, RowTensors
 
 # By the id of the tables' row_clock: the node of the autograd graph that was opened last. An open
 # node has the tensors of its tables, so while it is alive, no other tensor gets that id.
@@ -23,12 +24,52 @@ OPEN: dict[int, weakref.ref[Any]] = {}
 SEVERAL: dict[int, list[weakref.ref[Any]]] = {}
 
 
+class Gradient(NamedTuple):
+    """Gradient of one lookup.
+
+    Attributes:
+        output: float32, of what the lookup returned.
+        batch: of the lookup.
+        handles: int64 [N], as the lookup got them.
+        updates: int64 [1], how often the rows had been updated when they were looked up.
+    """
+
+    output: Tensor
+    batch: LookupBatch
+    handles: Tensor
+    updates: Tensor
+
+
+class Meeting:
+    """Lookups of the same tables in one backward.
+
+    Args:
+        task: number of the backward, as the autograd engine counts them.
+        lookups: how many meet.
+
+    Attributes:
+        gradients: of those that have been reached, in the order of the engine.
+    """
+
+    def __init__(self, task: int, lookups: int) -> None:
+        self.task = task
+        self.gradients: list[Gradient] = []
+        self._left = lookups
+
+    def ends_with(self, gradient: Gradient | None) -> bool:
+        """Take the gradient of a lookup, if it got one; return whether it was the last lookup."""
+        if gradient is not None:
+            self.gradients.append(gradient)
+        self._left -= 1
+        return self._left == 0
+
+
 def opened_again(key: int, node: Any) -> None:
     """Note a lookup of tables that have an open one, or had it.
 
     Args:
         key: of the tables, in ``OPEN``.
-        node: of the autograd graph, with the lookup as ``lookup``.
+        node: of the autograd graph.
     """
     # entries of tables that are gone may have the key, too: an id is used again
     refs = SEVERAL.pop(key, [])
@@ -40,52 +81,89 @@ def opened_again(key: int, node: Any) -> None:
         SEVERAL[key] = [*nodes, weakref.ref(node)]
 
 
-def update_begins(key: int, node: Any) -> None:
-    """Check that a backward updates no rows twice, and note that this lookup has had its own.
+def meeting_of(key: int, node: Any) -> Meeting | None:
+    """Return the meeting that a lookup is part of in the backward that runs.
 
     Args:
-        key: of the tables, in ``OPEN``; 0: the backward does not update them.
-        node: as :func:`opened_again` got it.
+        key: of the tables, in ``SEVERAL``.
+        node: of the lookup, which the engine has just reached.
 
-    Raises:
-        RuntimeError: the backward that runs has several lookups of the same tables; of these or of
-            others. No row has changed.
+    Returns:
+        The same one for all its lookups; None for a lookup that meets no other.
     """
-    _refuse_several()
-    OPEN.pop(key, None)
-    nodes = [ref for ref in SEVERAL.pop(key, []) if ref() is not None and ref() is not node]
-    if nodes:
-        OPEN[key] = nodes[-1]
-    if len(nodes) > 1:
-        SEVERAL[key] = nodes
-
-
-def _refuse_several() -> None:
-    """Raise RuntimeError if the backward that runs has several lookups of the same tables."""
-    for key, refs in list(SEVERAL.items()):
-        nodes = [node for ref in refs if (node := ref()) is not None]
-        if not nodes:
-            del SEVERAL[key]
+    task = torch._C._current_graph_task_id()
+    meeting: Meeting | None = node.meeting
+    if meeting is None or meeting.task != task:
         # a graph that is kept, such as a loss to be printed later, is not part of this backward
-        meeting = [node for node in nodes if torch._C._will_engine_execute_node(node)]
-        if len(meeting) > 1:
-            raise RuntimeError(
-                f"dynemb: {len(meeting)} lookups of {_described(meeting)} meet in one backward, "
-                "which updates the rows once for a lookup, so that the second one would not fit "
-                "them: construct the module with split=True, which sums gradients until "
-                "optimizer.step(), or look the concatenated ids up once and split the result. No "
-                "row has changed"
-            )
+        others = [
+            other
+            for ref in SEVERAL[key]
+            if (other := ref()) is not None
+            and other is not node
+            and torch._C._will_engine_execute_node(other)
+        ]
+        if not others:
+            _close(key, lambda other: other is node)
+            return None
+        meeting = Meeting(task, 1 + len(others))
+        for one in (node, *others):
+            one.meeting = meeting
+    return meeting
 
 
-def _described(nodes: Sequence[Any]) -> str:
-    """Return the names of the tables of lookups; in code that is compiled only their numbers."""
-    tables = sorted({table for node in nodes for table in node.lookup.tables})
-    names = known_names(nodes[0].lookup.rows.meta)
-    if names is None:
-        dims = sorted({dim for node in nodes for dim in node.lookup.dims})
-        return f"compiled tables (numbers {tables} of their group, dims {dims})"
-    return f"tables {[names[table] for table in tables]}"
+def end_meeting(key: int, meeting: Meeting) -> None:
+    """Forget the lookups of a meeting; graphs that are kept stay open."""
+    _close(key, lambda other: other.meeting is meeting)
 
 
-__all__ = ["OPEN", "SEVERAL", "opened_again", "update_begins"]
+def _close(key: int, closed: Any) -> None:
+    """Forget the open lookups of tables for which ``closed`` is true."""
+    OPEN.pop(key, None)
+    refs = SEVERAL.pop(key, [])
+    open_ones = [ref for ref in refs if (other := ref()) is not None and not closed(other)]
+    if open_ones:
+        OPEN[key] = open_ones[-1]
+    if len(open_ones) > 1:
+        SEVERAL[key] = open_ones
+
+
+def sum_gradients(rows: RowTensors, gradients: list[Gradient]) -> PendingGradients:
+    """Sum the gradients of several lookups by row.
+
+    Args:
+        rows: of the tables; nothing changes.
+        gradients: of the lookups, in the order in which they are added.
+
+    Returns:
+        Entries of distinct rows, in tensors of their own.
+    """
+    ids = gradients[0].batch.ids
+    room = sum(gradient.batch.ids.shape[0] for gradient in gradients)
+    handles, row_ids, tables = ([ids.new_empty(room) for _ in rows.weights] for _ in range(3))
+    pending = PendingGradients(
+        handles,
+        row_ids,
+        tables,
+        [ids.new_empty((room, weights.shape[1]), dtype=torch.float32) for weights in rows.weights],
+        ids.new_zeros((len(rows.weights), 2)),
+    )
+    # one update follows, which counts once: the clock of the tables is left alone
+    read = rows._replace(row_clock=rows.row_clock.clone())
+    for gradient in gradients:
+        accumulate_grad_(
+            pending, read, gradient.output, gradient.batch, gradient.handles, gradient.updates
+        )
+    merge_grad_(pending, read)
+    return pending
+
+
+__all__ = [
+    "OPEN",
+    "SEVERAL",
+    "Gradient",
+    "Meeting",
+    "end_meeting",
+    "meeting_of",
+    "opened_again",
+    "sum_gradients",
+]

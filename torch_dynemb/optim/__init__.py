@@ -10,11 +10,9 @@ from torch_dynemb.optim.adam import (
     SmartDecayAdam,
 )
 from torch_dynemb.optim.base import OptimizerConfig, check_config
-from torch_dynemb.optim.clipping import clip_grad_norm_
 from torch_dynemb.optim.ftrl import Ftrl, GroupFtrl
 from torch_dynemb.optim.fused import FusedOptimizer
 from torch_dynemb.optim.lamb import LAMB, PartialRowWiseLAMB
-from torch_dynemb.optim.of_modules import table_optimizers
 from torch_dynemb.optim.sgd import LARSSGD, SGD, MomentumSGD
 from torch_dynemb.optim.split import SplitOptimizer
 
@@ -38,6 +36,4 @@ __all__ = [
     "SmartDecayAdam",
     "SplitOptimizer",
     "check_config",
-    "clip_grad_norm_",
-    "table_optimizers",
 ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -81,11 +83,16 @@ class FusedOptimizer(torch.optim.Optimizer):
             step is not allowed.
 
     Attributes:
-        lookups_since_step: upper bound of the backwards since the last step, of eager training on
-            the CPU.
+        lookups_since_step: at most so many backwards of eager training on the CPU there were.
+        stepped_by: the optimizer that ends the steps of these tables, see
+            :func:`torch_dynemb.step_with`; or None.
+        scaled_by: the ``GradScaler`` that has scaled the pending gradients; or None.
     """
 
     lookups_since_step = 0
+    stepped_by: weakref.ref[torch.optim.Optimizer] | None = None
+    scaled_by: weakref.ref[torch.amp.GradScaler] | None = None
+    _is_stepping = False
     # Lookups of compiled code are not counted: so many more of its steps ask the kernels for the
     # number of backwards; -1: no step asks.
     _watched_steps = 32
@@ -227,6 +234,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                 "optimizer: the tables got another optimizer by set_optimizer(): use "
                 "module.optimizer"
             )
+        if self.stepped_by is not None and not self._is_stepping:
+            self._refuse_own_step(self.stepped_by())
         if now is not None and (isinstance(now, bool) or not isinstance(now, int)):
             raise TypeError(
                 f"optimizer.step: now: seconds is {now!r}, expected int, as int(time.time()) is"
@@ -254,7 +263,27 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._apply_gradients()
         self._end_step(now)
         self.lookups_since_step = 0
+        self.scaled_by = None
         return loss
+
+    def _refuse_own_step(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Raise RuntimeError if another optimizer ends the steps, which would count twice."""
+        if optimizer is not None:
+            names = [group["name"] for group in self.param_groups]
+            raise RuntimeError(
+                f"module.optimizer.step() of tables {names}: step_with has "
+                f"{type(optimizer).__name__} end their steps: leave this call out, or remove() the "
+                "handle of step_with"
+            )
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Allow :meth:`step` although another optimizer ends the steps: it makes this call."""
+        self._is_stepping = True
+        try:
+            yield
+        finally:
+            self._is_stepping = False
 
     def accumulation_is_known(self) -> None:
         """Turn off the warning of :meth:`step` about several backwards."""
@@ -292,6 +321,11 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _apply_gradients(self) -> None:
         """Do nothing: backward has applied the gradients."""
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether the tables have got another optimizer."""
+        return self._retired
 
     def retire(self) -> None:
         """Make :meth:`step` raise RuntimeError, after the tables got another optimizer."""

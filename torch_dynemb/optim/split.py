@@ -153,6 +153,8 @@ class SplitOptimizer(FusedOptimizer):
         """
         counts = self._pending.counts
         (counts if slab is None else counts[slab]).zero_()
+        if slab is None:
+            self.scaled_by = None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Discard the pending gradients. :meth:`step` does so, too."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torch_dynemb._library.error_names import name_feature
+from torch_dynemb.distributed.ranks import process_group_of
 from torch_dynemb.nn.bag import DynamicEmbeddingBag, bag_batch
 from torch_dynemb.nn.collection import (
     DynamicEmbeddingBagCollection,
@@ -18,8 +20,10 @@ from torch_dynemb.nn.features import Features
 from torch_dynemb.nn.forwards import BagsOfFeatures, RowsOfFeatures, rows_in_shape
 from torch_dynemb.nn.inputs import flat_ids, pooling_of
 from torch_dynemb.nn.module_kinds import Choices, register_module
+from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.serving.frozen_tables import FrozenTables
+from torch_dynemb.serving.gathering import whole_group
 from torch_dynemb.serving.live_group import LiveTables
 from torch_dynemb.serving.quantization import quantized_copy
 from torch_dynemb.table.group import TableGroup
@@ -131,11 +135,11 @@ class FrozenEmbedding(FrozenModule):
 
     Args:
         source: the module to copy.
-        choices: of :func:`torch_dynemb.freeze`; no other rank has rows of the module.
+        group: its rows, or those of all ranks that share it.
     """
 
-    def __init__(self, source: DynamicEmbedding, choices: Choices) -> None:
-        super().__init__(source.group, source.output_dtype)
+    def __init__(self, source: DynamicEmbedding, group: TableGroup) -> None:
+        super().__init__(group, source.output_dtype)
         self.embedding_dim = source.embedding_dim
 
     def forward(self, input: Tensor) -> Tensor:
@@ -151,11 +155,11 @@ class FrozenEmbeddingBag(FrozenModule):
 
     Args:
         source: the module to copy.
-        choices: of :func:`torch_dynemb.freeze`; no other rank has rows of the module.
+        group: its rows, or those of all ranks that share it.
     """
 
-    def __init__(self, source: DynamicEmbeddingBag, choices: Choices) -> None:
-        super().__init__(source.group, source.output_dtype)
+    def __init__(self, source: DynamicEmbeddingBag, group: TableGroup) -> None:
+        super().__init__(group, source.output_dtype)
         self.embedding_dim = source.embedding_dim
         self.mode = source.mode
         self.include_last_offset = source.include_last_offset
@@ -183,11 +187,11 @@ class FrozenBagCollection(BagsOfFeatures, FrozenModule):
 
     Args:
         source: the module to copy.
-        choices: of :func:`torch_dynemb.freeze`; no other rank has rows of the module.
+        group: its rows, or those of all ranks that share it.
     """
 
-    def __init__(self, source: DynamicEmbeddingBagCollection, choices: Choices) -> None:
-        super().__init__(source.group, source.output_dtype)
+    def __init__(self, source: DynamicEmbeddingBagCollection, group: TableGroup) -> None:
+        super().__init__(group, source.output_dtype)
         self.mode = source.mode
         self.feature_names = list(source.feature_names)
         self.feature_dims = list(source.feature_dims)
@@ -208,11 +212,11 @@ class FrozenCollection(RowsOfFeatures, FrozenModule):
 
     Args:
         source: the module to copy.
-        choices: of :func:`torch_dynemb.freeze`; no other rank has rows of the module.
+        group: its rows, or those of all ranks that share it.
     """
 
-    def __init__(self, source: DynamicEmbeddingCollection, choices: Choices) -> None:
-        super().__init__(source.group, source.output_dtype)
+    def __init__(self, source: DynamicEmbeddingCollection, group: TableGroup) -> None:
+        super().__init__(group, source.output_dtype)
         self.feature_names = list(source.feature_names)
         self.feature_dims = list(source.feature_dims)
         self.feature_tables = list(source.feature_tables)
@@ -223,10 +227,22 @@ class FrozenCollection(RowsOfFeatures, FrozenModule):
         return self._split(rows, features)
 
 
-register_module(DynamicEmbedding, frozen=FrozenEmbedding)
-register_module(DynamicEmbeddingBag, frozen=FrozenEmbeddingBag)
-register_module(DynamicEmbeddingBagCollection, frozen=FrozenBagCollection)
-register_module(DynamicEmbeddingCollection, frozen=FrozenCollection)
+def _register(kind: type[TableModule], frozen: Callable[[Any, TableGroup], nn.Module]) -> None:
+    """Register the read-only copy of a module, whose rows other ranks may have."""
+
+    def copy_of(source: TableModule, choices: Choices) -> nn.Module | None:
+        owner = f"freeze: {type(source).__name__} {source.group.names}"
+        ranks = process_group_of(source.sharing_ranks)
+        group = whole_group(owner, source.group, ranks, choices.ranks)
+        return None if group is None else frozen(source, group)
+
+    register_module(kind, frozen=copy_of)
+
+
+_register(DynamicEmbedding, FrozenEmbedding)
+_register(DynamicEmbeddingBag, FrozenEmbeddingBag)
+_register(DynamicEmbeddingBagCollection, FrozenBagCollection)
+_register(DynamicEmbeddingCollection, FrozenCollection)
 
 __all__ = [
     "FrozenBagCollection",

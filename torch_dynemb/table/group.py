@@ -11,6 +11,7 @@ from typing_extensions import Unpack
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer
+from torch_dynemb.keyword_options import takes_options
 from torch_dynemb.ops.columns import Table
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.process.sending import sent_as_bytes
@@ -24,6 +25,7 @@ from torch_dynemb.table.clock import TableClock
 from torch_dynemb.table.config import TableConfig, check_tables
 from torch_dynemb.table.evictions import Evictions
 from torch_dynemb.table.group_config import GroupConfig, checked_config
+from torch_dynemb.table.options import GroupOptions
 from torch_dynemb.table.rows import ExportedRows
 from torch_dynemb.table.scores import Scores
 from torch_dynemb.table.state import GroupState
@@ -47,17 +49,8 @@ class TableGroup:
     Args:
         tables: at least one; names must differ.
         optimizer: of the rows; None for a group that is only read.
-        max_rows: rows to reserve per slab; default: what the tables' capacities add up to, or what
-            would fill the device's memory, but less where hundreds of groups share the addresses
-            of the process.
-        memory_budget: bytes that the tables may take together, index and optimizer state included,
-            a number or a text such as ``"4GB"``; whoever needs room first gets it, but for a
-            sixteenth of an equal share that is kept for each; where several need more than is left,
-            they get equal parts. Then ids are evicted, or what their policy says. Exact counts of
-            admission come on top, sketches do not.
         seed: default ``torch.initial_seed()``; with a process group, that of rank 0.
-        device: of all tensors; default: torch's default device.
-        split: backward only gathers gradients, and the optimizer's ``step()`` applies them.
+        **options: those of :class:`torch_dynemb.table.GroupOptions`.
 
     Raises:
         TypeError, ValueError: a wrong value, or tables that do not go together.
@@ -66,26 +59,17 @@ class TableGroup:
 
     owner: str | None = None  # the module that the group is part of
 
+    @takes_options
     def __init__(
         self,
         tables: Sequence[TableConfig],
         *,
         optimizer: OptimizerConfig | None,
-        max_rows: int | None = None,
-        memory_budget: int | str | None = None,
         seed: int | None = None,
-        device: torch.device | str | None = None,
-        split: bool = False,
+        **options: Unpack[GroupOptions],
     ) -> None:
-        config = checked_config(
-            tables,
-            optimizer=optimizer,
-            max_rows=max_rows,
-            memory_budget=memory_budget,
-            seed=seed,
-            split=split,
-        )
-        self._tables = allocate(config, memory_of("TableGroup", device))
+        config = checked_config(tables, optimizer, seed, options)
+        self._tables = allocate(config, memory_of("TableGroup", options["device"]))
 
     # -- settings and tensors ------------------------------------------------------------------
 
@@ -464,12 +448,9 @@ class TableGroup:
         """
         return removal.erase(self._tables, table, ids)
 
+    @takes_options
     def remove(
-        self,
-        table: int,
-        *,
-        batch_size: int = 1 << 20,
-        **condition: Unpack[removal.Conditions],
+        self, table: int, *, batch_size: int = 1 << 20, **condition: Unpack[removal.Conditions]
     ) -> int:
         """Remove the ids of a table that meet a condition; later ids reuse their rows.
 
@@ -479,7 +460,7 @@ class TableGroup:
         Args:
             table: its number.
             batch_size: ids to check at a time, at least 4.
-            condition: one of those that :class:`~torch_dynemb.table.removal.Conditions` has.
+            **condition: one of those that :class:`~torch_dynemb.table.removal.Conditions` has.
 
         Returns:
             Number of removed ids.

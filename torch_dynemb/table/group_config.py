@@ -15,6 +15,7 @@ from torch_dynemb.policy.admission import AdmitBy, parse_bytes
 from torch_dynemb.policy.layout import PolicyLayout, layout_of
 from torch_dynemb.storage.tiers import Storage
 from torch_dynemb.table.config import SlabConfig, TableConfig, check_tables
+from torch_dynemb.table.options import GroupOptions
 
 # Bytes in memory of a tiered row: its place in the cache, and its place in the store.
 TIERED_ROW_BYTES = 12
@@ -189,12 +190,9 @@ def _code_of(optimizer: OptimizerConfig | None) -> int:
 
 def checked_config(
     tables: Sequence[TableConfig],
-    *,
     optimizer: OptimizerConfig | None,
-    max_rows: int | None,
-    memory_budget: int | str | None,
     seed: int | None,
-    split: bool,
+    options: GroupOptions,
 ) -> GroupConfig:
     """Return the config for the arguments of :class:`torch_dynemb.TableGroup`.
 
@@ -204,6 +202,7 @@ def checked_config(
     tables = check_tables("TableGroup", tables)
     if optimizer is not None:
         check_config("TableGroup: optimizer", optimizer)
+    max_rows, memory_budget = options["max_rows"], options["memory_budget"]
     if max_rows is not None:
         max_rows = integer("TableGroup: max_rows", max_rows, what="int or None")
         if not 0 < max_rows <= MAX_ROWS:
@@ -212,7 +211,7 @@ def checked_config(
             )
     if seed is not None:
         seed = integer("TableGroup: seed", seed, most=(1 << 64) - 1, what="int or None")
-    flag("TableGroup: split", split)
+    split = flag("TableGroup: split", options["split"])
     budget = None
     if memory_budget is not None:
         budget = parse_bytes("TableGroup: memory_budget", memory_budget)

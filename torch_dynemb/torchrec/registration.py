@@ -54,7 +54,7 @@ register_module(DistributedModelParallel, tables=_in_wrapped_model, frozen=froze
 register_module(ShardedModule, frozen=frozen_unknown)
 register_module(ShardedEmbeddingBagCollection, frozen=frozen_collection)
 register_module(ShardedEmbeddingCollection, frozen=frozen_collection)
-register_module(ShardedDynamicEmbeddingBagCollection, tables=_in_collection)
-register_module(ShardedDynamicEmbeddingCollection, tables=_in_collection)
+for kind in (ShardedDynamicEmbeddingBagCollection, ShardedDynamicEmbeddingCollection):
+    register_module(kind, tables=_in_collection, optimizers=DynamicPart.row_optimizers)
 
 __all__: list[str] = []

@@ -14,10 +14,10 @@ from torch_dynemb.argument_checks import described, float_rows, integer
 from torch_dynemb.distributed.ranks import RankGroup, process_group_of
 from torch_dynemb.initializers import Constant, Initializer
 from torch_dynemb.nn.inputs import flat_ids
+from torch_dynemb.nn.module_kinds import SharedRows
 from torch_dynemb.nn.optimized_later import OptimizedLater
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim import OptimizerConfig
-from torch_dynemb.optim.clipping import SharedRows
 from torch_dynemb.policy.admission import AdmissionRule
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.recis.initializers import seed_of
@@ -148,7 +148,7 @@ class HashTable(OptimizedLater):
 
     @property
     def shared_rows(self) -> SharedRows | None:
-        """The ranks whose gradients have one norm; see :func:`torch_dynemb.clip_grad_norm_`."""
+        """The ranks whose gradients have one norm."""
         process_group = process_group_of(self.rank_group)
         return None if process_group is None else SharedRows(process_group, self._group.device)
 

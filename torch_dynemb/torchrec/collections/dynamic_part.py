@@ -11,8 +11,7 @@ from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from torch_dynemb.optim.clipping import SharedRows
-from torch_dynemb.optim.fused import FusedOptimizer
+from torch_dynemb.nn.module_kinds import RowOptimizers, SharedRows
 from torch_dynemb.table.dense_state import leaves_tables_out
 from torch_dynemb.torchrec.planning.options import is_dynamic
 from torch_dynemb.torchrec.planning.plans import PLAN, KernelPlan, ModulePlan
@@ -186,17 +185,13 @@ class DynamicPart:
                 if isinstance(module, DynamicKernel):
                     yield module
 
-    def row_optimizers(self) -> list[FusedOptimizer]:
-        """Those of the rows on this rank, by kernel."""
-        return [kernel.tables.optimizer for kernel in self.kernels()]
-
-    @property
-    def shared_rows(self) -> SharedRows | None:
-        """The ranks whose gradients have one norm; see :func:`torch_dynemb.clip_grad_norm_`."""
-        process_group = self._env.process_group
-        if process_group is None or process_group.size() == 1:
-            return None
-        return SharedRows(process_group, self._device)
+    def row_optimizers(self) -> RowOptimizers:
+        """Return those of the rows on this rank, by kernel."""
+        ranks = self._env.process_group
+        shared = None
+        if ranks is not None and ranks.size() > 1:
+            shared = SharedRows(ranks, self._device)
+        return RowOptimizers([kernel.tables.optimizer for kernel in self.kernels()], shared)
 
     def update_shards(self, changed_sharding_params: Any, *arguments: Any, **more: Any) -> None:
         """As TorchRec's, for static tables.

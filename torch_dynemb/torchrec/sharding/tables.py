@@ -144,12 +144,9 @@ class ShardTables(TableModule):
         super().__init__(
             [replace(config, storage=storage) for config in configs],
             optimizer=optimizer,
-            trainable=True,
             output_dtype=output_dtype,
             split=split,
             device=device,
-            max_rows=None,
-            memory_budget=None,
             seed=_plan_of(tables[0]).seed,
         )
         self.shards, self._ids = shards, ids

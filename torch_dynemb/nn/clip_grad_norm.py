@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from torch_dynemb.argument_checks import number
-from torch_dynemb.optim.fused import FusedOptimizer
-from torch_dynemb.optim.of_modules import modules_in, row_optimizers
-from torch_dynemb.optim.split import SplitOptimizer
-
-
-class SharedRows(NamedTuple):
-    """Ranks that share the rows of a table: ``shared_rows`` of a module.
-
-    Attributes:
-        ranks: their process group.
-        device: of the rows.
-    """
-
-    ranks: dist.ProcessGroup
-    device: torch.device
+from torch_dynemb.nn.module_kinds import SharedRows
+from torch_dynemb.nn.table_optimizers import modules_in, row_optimizers
+from torch_dynemb.optim import SplitOptimizer
 
 
 def clip_grad_norm_(
@@ -60,18 +47,16 @@ def clip_grad_norm_(
     here: dict[int, nn.Parameter] = {}
     shared: dict[SharedRows, dict[int, nn.Parameter]] = {}
     for module in found:
-        optimizers = row_optimizers(module)
+        optimizers, rows, anchor = row_optimizers(module)
         splits = [optimizer for optimizer in optimizers if isinstance(optimizer, SplitOptimizer)]
         if len(splits) < len(optimizers):
             raise ValueError(
                 f"clip_grad_norm_: {type(module).__name__} updates its rows in backward, so their "
                 "gradients are gone: construct it with split=True, or give its optimizer clip_norm"
             )
-        rows: SharedRows | None = getattr(module, "shared_rows", None)
         of_rows = here if rows is None else shared.setdefault(rows, {})
         of_rows |= {id(p): p for o in splits for p in o.stand_ins()}
-        if not isinstance(getattr(module, "_optimizer", None), FusedOptimizer):
-            here |= {id(p): p for p in module.parameters(recurse=False)}
+        here |= {id(p): p for p in module.parameters(recurse=False) if p is not anchor}
     if not shared:
         return nn.utils.clip_grad_norm_(here.values(), max_norm, norm_type, error_if_nonfinite)
     norms = [_norm(list(here.values()), norm_type)]
@@ -106,4 +91,4 @@ def _norm_over(rows: SharedRows, parameters: Sequence[nn.Parameter], norm_type: 
     return total ** (1.0 / norm_type)
 
 
-__all__ = ["SharedRows", "clip_grad_norm_"]
+__all__ = ["clip_grad_norm_"]

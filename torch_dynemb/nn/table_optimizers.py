@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 from torch import nn
 
 from torch_dynemb.argument_checks import described
-from torch_dynemb.optim.fused import FusedOptimizer
+from torch_dynemb.nn.module_kinds import RowOptimizers, optimizers_in
+from torch_dynemb.optim import FusedOptimizer
 
 
 def table_optimizers(modules: nn.Module | Iterable[nn.Module]) -> list[FusedOptimizer]:
@@ -37,7 +37,7 @@ def table_optimizers(modules: nn.Module | Iterable[nn.Module]) -> list[FusedOpti
     found = {
         id(optimizer): optimizer
         for module in modules_in("table_optimizers", modules)
-        for optimizer in row_optimizers(module)
+        for optimizer in row_optimizers(module).optimizers
     }
     return list(found.values())
 
@@ -63,13 +63,10 @@ def modules_in(call: str, modules: nn.Module | Iterable[nn.Module]) -> list[nn.M
     return list({id(m): m for root in roots for m in root.modules()}.values())
 
 
-def row_optimizers(module: Any) -> Sequence[FusedOptimizer]:
-    """Return the optimizers of a module's dynamic tables, without those of submodules."""
-    if hasattr(module, "row_optimizers"):
-        optimizers: Sequence[FusedOptimizer] = module.row_optimizers()
-        return optimizers
-    optimizer = getattr(module, "_optimizer", None)
-    return [optimizer] if isinstance(optimizer, FusedOptimizer) else []
+def row_optimizers(module: nn.Module) -> RowOptimizers:
+    """Return what trains the rows of a module's dynamic tables, but not of modules in it."""
+    of = optimizers_in(module)
+    return RowOptimizers() if of is None else of(module)
 
 
 __all__ = ["modules_in", "row_optimizers", "table_optimizers"]

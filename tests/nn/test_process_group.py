@@ -1,0 +1,75 @@
+"""Modules with ``process_group=``: ranks share rows, and do what one process does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import Ranks
+from shared_row_steps import Model, content, refused, saved, trained, unnamed_and_limited
+
+import torch_dynemb as td
+from torch_dynemb import ops
+
+pytestmark = pytest.mark.cpu_only("several processes over gloo")
+
+
+def merged(results: list[dict[str, Any]]) -> list[dict[int, list[float]]]:
+    """Rows of all ranks by table; each id is on the rank that owns it."""
+    for rank, of in enumerate(results):
+        for rows in of["content"]:
+            ids = torch.tensor(list(rows), dtype=torch.int64)
+            assert bool((ops.id_owners(ids, parts=len(results)) == rank).all())
+            assert len(ids) > 0
+    tables = zip(*(of["content"] for of in results), strict=True)
+    return [{id: row for rows in parts for id, row in rows.items()} for parts in tables]
+
+
+@pytest.mark.parametrize(
+    ("wrap", "split"), [("none", False), ("none", True), ("ddp", False), ("fsdp", False)]
+)
+def test_two_ranks_do_what_one_process_does(two_ranks: Ranks, wrap: str, split: bool) -> None:
+    alone = trained(0, "none", split)
+    results = two_ranks.run(trained, wrap, split)
+    for step, expected in enumerate(alone["outputs"]):
+        given = torch.cat([of["outputs"][step] for of in results])
+        torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
+    for found, expected in zip(merged(results), alone["content"], strict=True):
+        assert found.keys() == expected.keys()
+        rows = [torch.tensor([of[id] for id in sorted(expected)]) for of in (found, expected)]
+        torch.testing.assert_close(*rows, rtol=1e-4, atol=1e-5)
+
+
+def test_states_checkpoints_and_frozen_copies(two_ranks: Ranks, tmp_path: Path) -> None:
+    results = two_ranks.run(saved, str(tmp_path))
+    for of in results:
+        assert of["loaded"]
+        assert of["frozen"]
+        assert "it is of another rank" in of["error"]
+    model = Model(None)
+    td.checkpoint.load(tmp_path / "saved", model)
+    assert content(model) == merged(results)
+
+
+def test_what_is_refused(two_ranks: Ranks) -> None:
+    first, second = two_ranks.run(refused)
+    for of in (first, second):
+        assert of["type"].startswith("TypeError: DynamicEmbedding: process_group is 'world'")
+        assert "keeps custom scores" in of["custom"]
+        assert "initializer" in of["differs"]
+        assert "optimizer" in of["lr"]
+        assert "do not send them" in of["scores"]
+        assert "ranks share" in of["averaged"]
+    assert "process_group lacks this process (rank 1)" in second["member"]
+
+
+def test_unnamed_tables_capacities_and_norms(two_ranks: Ranks) -> None:
+    results = two_ranks.run(unnamed_and_limited)
+    assert torch.equal(results[0]["read"], results[1]["read"])
+    assert sorted(results[0]["ids"] + results[1]["ids"]) == list(range(20))
+    assert [of["capacity"] for of in results] == [50, 50]
+    # 20 rows with a gradient of 1 / 2 for each of 4 columns
+    assert [of["norm"] for of in results] == pytest.approx([(20 * 4 / 4) ** 0.5] * 2)
+    assert all(of["twin"] for of in results)

@@ -1,0 +1,189 @@
+"""td.step_with: the optimizer of the dense part ends the steps of the tables."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torch_dynemb as td
+
+pytestmark = pytest.mark.cpu_only("torch's optimizers, whatever the device")
+
+IDS = torch.tensor([[1, 2], [3, 1]])
+
+
+class Model(nn.Module):
+    """Two tables and a dense layer."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        options = {"optimizer": td.Adam(lr=0.1), "initializer": td.Constant(1.0), **options}
+        self.users = td.DynamicEmbedding(4, name="users", **options)
+        self.items = td.DynamicEmbeddingBag(4, mode="sum", name="items", **options)
+        self.head = nn.Linear(4, 1)
+        nn.init.ones_(self.head.weight)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.head(self.users(ids[:, 0]) + self.items(ids)).square().mean()
+        return out
+
+    def rows(self) -> list[Tensor]:
+        return [m.group.read(0, torch.arange(4)) for m in (self.users, self.items)]
+
+
+def same_rows(one: Model, other: Model) -> bool:
+    return all(torch.equal(*pair) for pair in zip(one.rows(), other.rows(), strict=True))
+
+
+def dense_of(model: Model) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.head.parameters(), lr=0.01)
+
+
+def trained_by_steps_of_its_own(steps: int, **options: Any) -> Model:
+    torch.manual_seed(0)
+    model = Model(**options)
+    dense = dense_of(model)
+    for _ in range(steps):
+        dense.zero_grad()
+        model(IDS).backward()
+        for optimizer in (dense, *td.table_optimizers(model)):
+            optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("closure", [False, True])
+def test_ends_the_steps_of_all_tables(split: bool, closure: bool) -> None:
+    expected = trained_by_steps_of_its_own(3, split=split)
+    torch.manual_seed(0)
+    model = Model(split=split)
+    dense = dense_of(model)
+    td.step_with(dense, model)
+
+    def backward() -> float:
+        dense.zero_grad()
+        loss = model(IDS)
+        loss.backward()
+        return float(loss.detach())
+
+    for _ in range(3):
+        if closure:
+            assert dense.step(backward) > 0
+        else:
+            backward()
+            dense.step()
+        assert [of.updates_since_step() for of in td.table_optimizers(model)] == [0, 0]
+    assert same_rows(model, expected)
+
+
+def test_accumulation_in_split_mode_is_one_update() -> None:
+    expected = trained_by_steps_of_its_own(1, split=True)
+    torch.manual_seed(0)
+    model = Model(split=True)
+    dense = dense_of(model)
+    td.step_with(dense, [model.users, model.items])
+    for part in IDS:
+        (model(part[None]) / 2).backward()
+    dense.step()
+    assert same_rows(model, expected)
+
+
+def test_zero_grad_forgets_gradients_of_tables() -> None:
+    model = Model(split=True)
+    dense = dense_of(model)
+    td.step_with(dense, model)
+    model(IDS).backward()
+    dense.zero_grad(set_to_none=False)
+    dense.step()
+    assert all(bool((rows == 1).all()) for rows in model.rows())
+
+
+@pytest.mark.parametrize("overflows", [False, True])
+def test_grad_scaler(overflows: bool) -> None:
+    """Rows move by unscaled gradients, and not at all where a gradient overflows."""
+    torch.manual_seed(0)
+    model = Model(split=True, optimizer=td.SGD(lr=0.1))
+    expected = copy.deepcopy(model)
+    dense, scaler = dense_of(model), torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    td.step_with(dense, model)
+    factors = [float("inf"), 1.0] if overflows else [1.0]
+    for factor in factors:
+        dense.zero_grad()
+        scaler.scale(model(IDS) * factor).backward()
+        scaler.step(dense)
+        scaler.update()
+    assert scaler.get_scale() == 2.0 ** (15 if overflows else 16)
+    expected(IDS).backward()
+    for optimizer in (dense_of(expected), *td.table_optimizers(expected)):
+        optimizer.step()
+    for rows, right in zip(model.rows(), expected.rows(), strict=True):
+        torch.testing.assert_close(rows, right)
+        assert not bool((rows == 1).all())
+
+
+def test_tables_with_another_optimizer_are_stepped_too() -> None:
+    model = Model()
+    dense = dense_of(model)
+    td.step_with(dense, model)
+    model.users.set_optimizer(td.SGD(lr=1.0))
+    model(IDS).backward()
+    dense.step()
+    model(IDS).backward()
+    dense.step()
+    assert [of.updates_since_step() for of in td.table_optimizers(model)] == [0, 0]
+    with pytest.raises(RuntimeError, match="step_with has SGD end their steps"):
+        model.users.optimizer.step()
+
+
+def test_steps_of_their_own_are_refused_until_the_handle_is_removed() -> None:
+    model = Model()
+    dense = dense_of(model)
+    handle = td.step_with(dense, model)
+    with pytest.raises(RuntimeError, match=r"tables \['users'\].*SGD.*remove\(\) the handle"):
+        model.users.optimizer.step()
+    with pytest.raises(ValueError, match=r"\['users'\].*ended by another call, for SGD"):
+        td.step_with(dense_of(model), model)
+    handle.remove()
+    handle.remove()
+    model(IDS).backward()
+    dense.step()
+    assert model.users.optimizer.updates_since_step() == 1
+    model.users.optimizer.step()
+    assert "zero_grad" not in vars(dense)
+    other = dense_of(model)
+    td.step_with(other, model)
+    other.step()
+    del other  # an optimizer that is gone ends no steps
+    model.users.optimizer.step()
+
+
+def test_copies_of_the_model_have_steps_of_their_own() -> None:
+    model = Model()
+    dense = dense_of(model)
+    td.step_with(dense, model)
+    twin = copy.deepcopy(model)
+    twin.users.optimizer.step()
+    state = copy.deepcopy(dense.state_dict())
+    dense.load_state_dict(state)
+    scheduler = torch.optim.lr_scheduler.StepLR(dense, 1)
+    model(IDS).backward()
+    dense.step()
+    scheduler.step()
+    assert model.users.optimizer.updates_since_step() == 0
+
+
+def test_arguments() -> None:
+    model = Model()
+    with pytest.raises(TypeError, match=r"optimizer is .*Model.*expected a torch.optim.Optimizer"):
+        td.step_with(model, model)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="is that of a table"):
+        td.step_with(model.users.optimizer, model)
+    for without in (nn.Linear(2, 2), []):
+        with pytest.raises(ValueError, match="lack trainable dynamic tables"):
+            td.step_with(dense_of(model), without)
+    with pytest.raises(TypeError, match="modules"):
+        td.step_with(dense_of(model), 3)  # type: ignore[arg-type]

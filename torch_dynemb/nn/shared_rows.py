@@ -1,0 +1,262 @@
+"""Rows of modules that several ranks share: each rank has those of some ids.
+
+A lookup sends distinct ids to the ranks that have them and brings rows back. Its backward sends
+gradients the same way; they are averaged over the ranks, as those of DDP are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.argument_checks import described
+from torch_dynemb.distributed.agreement import Described, Option, check_agreement, options_of
+from torch_dynemb.distributed.owners import share_of, slots_of
+from torch_dynemb.distributed.ranks import RankGroup, process_group_of, rank_group
+from torch_dynemb.nn.id_exchange import IdExchange
+from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.ops.tensors import LookupBatch
+from torch_dynemb.optim import OptimizerConfig
+from torch_dynemb.table.config import TableConfig
+from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.shards import IdSlots
+
+ID_SLOTS = 65536  # to which ids are dealt; each rank has some of them
+
+
+def ranks_of_option(owner: str, process_group: dist.ProcessGroup | None) -> RankGroup | None:
+    """Check ``process_group`` and return its ranks; None: the rows are of this process alone.
+
+    Args:
+        owner: what errors begin with.
+        process_group: of the option.
+    """
+    if process_group is None:
+        return None
+    given: object = process_group  # new_group() gives a number on other ranks
+    outside = given is dist.GroupMember.NON_GROUP_MEMBER
+    if not (outside or isinstance(process_group, dist.ProcessGroup)):
+        raise TypeError(
+            f"{owner}: process_group is {described(process_group)}, expected a ProcessGroup such "
+            "as torch.distributed.group.WORLD, or None"
+        )
+    if outside or dist.get_rank(process_group) < 0:
+        raise ValueError(
+            f"{owner}: process_group lacks this process (rank {dist.get_rank()}): construct the "
+            "module on members only"
+        )
+    return rank_group(process_group)
+
+
+def own_configs(
+    owner: str,
+    tables: Sequence[TableConfig],
+    ranks: RankGroup,
+    optimizer: OptimizerConfig | None,
+    **settings: object,
+) -> list[TableConfig]:
+    """Return the configs of the tables of one rank, equal on all ranks.
+
+    Args:
+        owner: what errors begin with.
+        tables: of the whole tables; a capacity is divided by the ranks.
+        ranks: that share them.
+        optimizer: of the rows.
+        **settings: of the module, which ranks must have alike.
+
+    Raises:
+        ValueError: ranks differ, or a table has what lookups do not send.
+    """
+    alike: Described = {Option("", "optimizer"): repr(optimizer)}
+    alike.update({Option("", name): repr(value) for name, value in settings.items()})
+    configs = []
+    for table in tables:
+        if "custom" in table.policy.scores:
+            raise ValueError(
+                f"{owner}: table {table.name!r} keeps custom scores, which lookups do not send to "
+                "other ranks: leave score='custom' or process_group out"
+            )
+        if table.feature_policies:
+            raise ValueError(
+                f"{owner}: table {table.name!r} has feature_policies, which lookups do not send to "
+                "other ranks: leave them or process_group out"
+            )
+        # a store has a path for each rank
+        alike.update(options_of(table.name, "table", replace(table, storage=None)))
+        capacity = table.policy.capacity
+        if capacity is not None:
+            policy = replace(table.policy, capacity=share_of(capacity, ranks.size))
+            table = replace(table, policy=policy)
+        configs.append(table)
+    check_agreement(owner, alike, process_group_of(ranks))
+    return configs
+
+
+def own_slots(ranks: RankGroup | None) -> IdSlots:
+    """Return which ids this rank has."""
+    if ranks is None or ranks.size == 1:
+        return IdSlots()
+    slots = slots_of(ranks.rank, ranks.size, ID_SLOTS)
+    return IdSlots(slots.start, slots.stop, ID_SLOTS)
+
+
+def are_own(ids: Tensor, ranks: RankGroup) -> Tensor:
+    """Return bool [n]: whether this rank has each id.
+
+    Args:
+        ids: int64 [n].
+        ranks: that share the table.
+    """
+    return ops.id_owners(ids, parts=ranks.size, slots=ID_SLOTS) == ranks.rank
+
+
+class RowsHere(NamedTuple):
+    """The part of shared tables on this rank, as an exchange of ids uses it.
+
+    Attributes:
+        group: the tables.
+        learns: returns whether a lookup now is one of training.
+        look_up: looks up ids that this rank has: batch, counts or None, trains.
+    """
+
+    group: TableGroup
+    learns: Callable[[], bool]
+    look_up: Callable[[LookupBatch, Tensor | None, bool], Tensor]
+
+    @property
+    def grad_reduce_by(self) -> str:
+        """Gradients are divided by the number of ranks."""
+        return "worker"
+
+    @property
+    def id_slots(self) -> int:
+        """Number of slots to which ids are dealt."""
+        return ID_SLOTS
+
+    @property
+    def counts_occurrences(self) -> bool:
+        """Whether lookups need to know how often an id occurs: policies do."""
+        return bool(self.group.config.layout.rows)
+
+    def prefetch_lookup(self, batch: LookupBatch) -> None:
+        """Begin to bring the rows of a lookup into memory."""
+        self.group.prefetch(*batch.index_arguments)
+
+    def lookup(
+        self, batch: LookupBatch, *, reads_only: bool, trains: bool, counts: Tensor | None
+    ) -> Tensor:
+        """Look up ids that this rank has.
+
+        Args:
+            batch: asks for a row for each id.
+            reads_only: not used: modules of ``nn`` insert in training only.
+            trains: False: as in evaluation.
+            counts: int64 [n], how often each id occurs; None: once.
+        """
+        del reads_only
+        return self.look_up(batch, counts, trains)
+
+
+def lookup_of_ranks(
+    here: RowsHere, batch: LookupBatch, ranks: RankGroup, *, trains: bool
+) -> Tensor:
+    """Look up a batch in tables that ranks share; all ranks call it, also with no ids.
+
+    Args:
+        here: the part on this rank.
+        batch: what is asked for; rows of several dims come one dim after the other.
+        ranks: that share the tables.
+        trains: False: as in evaluation.
+
+    Returns:
+        float32 [B, sum of feature_dims], or [N, dim] without pooling.
+    """
+    outputs: dict[int, Tensor] = {}
+    for features, part in _by_dim(here.group, batch):
+        begins = _begins_of_features(part, len(features))
+        exchange = IdExchange(here, part.ids, begins, part.feature_tables, ranks)
+        distinct = exchange.rows(reads_only=False, trains=trains)
+        if batch.pooling == Pooling.NONE:
+            each = torch.arange(part.ids.shape[0] + 1, device=part.ids.device)
+            return ops.pool_rows(distinct, exchange.inverse, each, features=1)
+        pooled = ops.pool_rows(
+            distinct,
+            exchange.inverse,
+            part.offsets,
+            features=len(features),
+            weights=part.per_sample_weights,
+            pooling=Pooling(batch.pooling),
+        )
+        outputs.update(zip(features, pooled.split(part.feature_dims, 1), strict=True))
+    return torch.cat([outputs[feature] for feature in range(len(outputs))], 1)
+
+
+def _begins_of_features(batch: LookupBatch, features: int) -> Tensor:
+    """Return int64 [features + 1], where each feature begins in the ids, and the last one ends."""
+    offsets = batch.offsets
+    if offsets.shape[0] == 0:  # rows of one feature
+        return torch.tensor([0, batch.ids.shape[0]], device=batch.ids.device)
+    bags = (offsets.shape[0] - 1) // features
+    return offsets[::bags].contiguous() if bags else offsets.new_zeros(features + 1)
+
+
+def _by_dim(group: TableGroup, batch: LookupBatch) -> Iterator[tuple[list[int], LookupBatch]]:
+    """Divide a batch into lookups of tables of one dim, without the padding ids of bags."""
+    if batch.pooling != Pooling.NONE:
+        batch = _without_padding(group, batch)
+    dims = sorted(set(batch.feature_dims))
+    if len(dims) == 1:
+        yield list(range(len(batch.feature_dims))), batch
+        return
+    bags = (batch.offsets.shape[0] - 1) // len(batch.feature_dims)
+    ends = _begins_of_features(batch, len(batch.feature_dims)).tolist()
+    lengths = batch.offsets.diff()
+    for dim in dims:
+        features = [f for f, of in enumerate(batch.feature_dims) if of == dim]
+        ids = torch.cat([batch.ids[ends[f] : ends[f + 1]] for f in features])
+        weights = batch.per_sample_weights
+        if weights is not None:
+            weights = torch.cat([weights[ends[f] : ends[f + 1]] for f in features])
+        of_bags = torch.cat([lengths[f * bags : (f + 1) * bags] for f in features])
+        offsets = torch.cat([of_bags.new_zeros(1), of_bags.cumsum(0)])
+        tables = [batch.feature_tables[f] for f in features]
+        part = LookupBatch(ids, offsets, weights, tables, [dim] * len(tables), batch.pooling)
+        yield features, part
+
+
+def _without_padding(group: TableGroup, batch: LookupBatch) -> LookupBatch:
+    """Leave out padding ids, which count neither in sums nor in means."""
+    paddings = [group.config.tables[table].padding_idx for table in batch.feature_tables]
+    if all(padding is None for padding in paddings):
+        return batch
+    bags = (batch.offsets.shape[0] - 1) // len(paddings)
+    lengths = batch.offsets.diff()
+    feature = torch.arange(len(paddings), device=batch.ids.device).repeat_interleave(bags)
+    of_id = feature.repeat_interleave(lengths, output_size=batch.ids.shape[0])
+    has = torch.tensor([padding is not None for padding in paddings], device=batch.ids.device)
+    values = torch.tensor([padding or 0 for padding in paddings], device=batch.ids.device)
+    keep = ~(has[of_id] & (batch.ids == values[of_id]))
+    before = torch.cat([batch.offsets.new_zeros(1), keep.cumsum(0)])
+    weights = batch.per_sample_weights
+    return batch._replace(
+        ids=batch.ids[keep],
+        offsets=before[batch.offsets],
+        per_sample_weights=None if weights is None else weights[keep],
+    )
+
+
+__all__ = [
+    "ID_SLOTS",
+    "RowsHere",
+    "are_own",
+    "lookup_of_ranks",
+    "own_configs",
+    "own_slots",
+    "ranks_of_option",
+]

@@ -1,0 +1,159 @@
+"""One ``step()`` for the dense parameters and the tables of a model."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from torch_dynemb.argument_checks import described
+from torch_dynemb.nn.table_optimizers import modules_in, table_optimizers
+from torch_dynemb.optim import FusedOptimizer
+
+
+class StepWith:
+    """Handle of :func:`step_with`; :meth:`remove` ends what it does.
+
+    Args:
+        optimizer: of the dense parameters.
+        modules: with the tables.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, modules: list[nn.Module]) -> None:
+        self._modules = modules
+        self._optimizer = weakref.ref(optimizer)
+        self._tables = self._found()
+        self._take_steps(self._optimizer)
+        self._hook: RemovableHandle | None = optimizer.register_step_post_hook(self._after_step)
+        # torch has no hook of zero_grad: the method of this instance is replaced
+        zero_dense = _without_reference(optimizer.zero_grad)
+
+        @functools.wraps(zero_dense)
+        def zero_grad(*arguments: Any, **keywords: Any) -> None:
+            zero_dense(*arguments, **keywords)
+            for tables in self._tables:
+                tables.zero_grad()
+
+        optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
+        self._zero_grad = zero_grad
+
+    def remove(self) -> None:
+        """Have ``optimizer.step()`` leave the tables alone again."""
+        if self._hook is None:
+            return
+        self._hook.remove()
+        self._hook = None
+        optimizer = self._optimizer()
+        if optimizer is not None and vars(optimizer).get("zero_grad") is self._zero_grad:
+            del optimizer.zero_grad
+        self._take_steps(None)
+
+    def _take_steps(self, by: weakref.ref[torch.optim.Optimizer] | None) -> None:
+        for tables in self._tables:
+            tables.stepped_by = by
+
+    def _found(self) -> list[FusedOptimizer]:
+        """Find the optimizers that the tables have now."""
+        found = table_optimizers(self._modules)
+        if not found:
+            raise ValueError(
+                f"step_with: modules ({', '.join(type(m).__name__ for m in self._modules)}) lack "
+                "trainable dynamic tables, expected the model that has them"
+            )
+        for tables in found:
+            by = None if tables.stepped_by is None else tables.stepped_by()
+            if by is not None:
+                names = [group["name"] for group in tables.param_groups]
+                raise ValueError(
+                    f"step_with: tables {names} have their steps ended by another call, for "
+                    f"{type(by).__name__}: remove() the handle that it returned"
+                )
+        return found
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if any(tables.is_retired for tables in self._tables):  # set_optimizer() has been called
+            self._take_steps(None)
+            self._tables = self._found()
+            self._take_steps(self._optimizer)
+        for tables in self._tables:
+            scaler = None if tables.scaled_by is None else tables.scaled_by()
+            with tables.stepping():
+                if scaler is None:
+                    tables.step()
+                else:
+                    scaler.step(tables)
+
+
+def _without_reference(method: Callable[..., None]) -> Callable[..., None]:
+    """Make a function of a bound method; its object may have it without keeping itself alive."""
+    of = getattr(method, "__self__", None)
+    if of is None:
+        return method
+    function: Callable[..., None] = method.__func__  # type: ignore[attr-defined]
+    owner = weakref.ref(of)
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **keywords: Any) -> None:
+        function(owner(), *arguments, **keywords)
+
+    return call
+
+
+def step_with(
+    optimizer: torch.optim.Optimizer, modules: nn.Module | Iterable[nn.Module]
+) -> StepWith:
+    """Have ``optimizer.step()`` also end the step of a model's tables.
+
+    ``optimizer.zero_grad()`` forgets gradients of tables in split mode, too. Schedulers, closures,
+    gradient accumulation, ``GradScaler`` (which needs split mode) and frameworks that call
+    ``step()`` work as they do without tables. Copies and pickles of the optimizer step no tables.
+
+    Args:
+        optimizer: of the dense parameters.
+        modules: a model with the tables, at any depth; or several modules.
+
+    Returns:
+        A handle; its ``remove()`` ends the connection.
+
+    Raises:
+        TypeError: ``optimizer`` is not a torch optimizer, or is the optimizer of tables; or
+            ``modules`` are not modules.
+        ValueError: trainable tables are missing, or another optimizer ends their steps already.
+            ``module.optimizer.step()`` of these tables raises RuntimeError from then on.
+
+    Example:
+        >>> import torch, torch_dynemb as td
+        >>> ads = td.DynamicEmbedding(4, name="ads", optimizer=td.Adam(lr=0.01))
+        >>> model = torch.nn.Sequential(ads, torch.nn.Linear(4, 1))
+        >>> optimizer = torch.optim.Adam(model[1].parameters(), lr=0.01)
+        >>> handle = td.step_with(optimizer, model)
+        >>> for step in range(2):
+        ...     optimizer.zero_grad()
+        ...     model(torch.tensor([7, 8])).square().mean().backward()
+        ...     optimizer.step()
+        >>> ads.optimizer.updates_since_step()
+        0
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"step_with: optimizer is {described(optimizer)}, expected a torch.optim.Optimizer of "
+            "the dense parameters; where a framework wraps it, give what it wraps"
+        )
+    if isinstance(optimizer, FusedOptimizer):
+        raise TypeError(
+            "step_with: optimizer is that of a table, expected the optimizer of the dense "
+            "parameters"
+        )
+    roots = modules
+    if not isinstance(modules, nn.Module) and isinstance(modules, Iterable):
+        roots = list(modules)
+    modules_in("step_with", roots)
+    return StepWith(optimizer, [roots] if isinstance(roots, nn.Module) else list(roots))
+
+
+__all__ = ["StepWith", "step_with"]
