@@ -56,7 +56,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: td.Policy(score="lru"), ValueError, "score is 'lru', expected 'step'"),  # type: ignore[arg-type]
     (lambda: td.Policy(score=("LFU", "step")), ValueError, "'LFU', expected 'frequency'"),  # type: ignore[arg-type]
     (lambda: table().weight, AttributeError, r"DynamicEmbedding has no weight.*group.read\(0, ids"),
-    (lambda: bag().num_embeddings, AttributeError, r"has num_embeddings is unknown.*len\(module\)"),
+    (lambda: bag().num_embeddings, AttributeError, r"has no num_embeddings.*len\(module\)"),
     (lambda: bag().max_norm, AttributeError, "has no max_norm"),
     (lambda: table().reset_parameters(), AttributeError, r"no reset_parameters.*clear\(0\)"),
     (lambda: td.DynamicEmbedding.from_pretrained, AttributeError, "from_embedding"),
