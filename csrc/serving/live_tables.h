@@ -39,9 +39,9 @@ class NoHeadroom : public std::runtime_error {
  public:
   NoHeadroom(const std::string& table, int64_t wanted_rows, int64_t free)
       : std::runtime_error("table '" + table + "' has " + std::to_string(free) +
-                           " rows free, but new ids of this update want " +
+                           " rows free, but new ids of this update need " +
                            std::to_string(wanted_rows) +
-                           ": nothing of it has been done. Erase ids, or export the model with "
+                           ": nothing has changed. Erase ids, or export the model with "
                            "more headroom"),
         wanted(wanted_rows),
         free_rows(free) {}
@@ -154,7 +154,7 @@ class LiveTables {
     if (groups_.empty()) {
       throw std::runtime_error(std::string(method) +
                                ": the tables of this package are only read: export the model with "
-                               "headroom=, the number of ids that each table may have more");
+                               "headroom=, the number of further ids for each table");
     }
     std::string known;
     for (const Group& group : groups_) {
@@ -227,7 +227,7 @@ class LiveTables {
                   change.rows)) {
       throw std::runtime_error("follow: the commit has rows of table '" + change.table +
                                "' with NaN, infinity, or a range that no scale of quantized rows "
-                               "holds (int4: values up to 65504): nothing of it has been applied. "
+                               "holds (int4: values up to 65504): nothing has been applied. "
                                "Export with rows='bf16', or find out why they diverge");
     }
   }

@@ -59,7 +59,7 @@ inline Json read_manifest(const std::string& folder) {
   std::ifstream file(path, std::ios::binary);
   if (!file) {
     throw std::runtime_error("Model: " + folder +
-                             " is no serving package: it has no manifest.json; "
+                             " is not a serving package: it has no manifest.json; "
                              "torch_dynemb.serving.export makes one");
   }
   constexpr std::streamoff kMostBytes = std::streamoff{16} << 20;  // of a package of 10 TB

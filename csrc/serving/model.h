@@ -200,7 +200,7 @@ class Model {
     if (live_->stats().empty()) {
       throw std::runtime_error(
           "follow: the tables of this package are only read: export the model with headroom=, the "
-          "number of ids that each table may have more, and base=");
+          "number of further ids for each table, and base=");
     }
     if (base_.is_null()) {
       throw std::runtime_error(

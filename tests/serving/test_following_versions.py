@@ -127,7 +127,7 @@ def test_a_commit_without_headroom_is_refused_whole(
                 assert of_model["sequence"] == 0
         group.erase(1, torch.arange(5000, 5100))
         publish(publisher)  # the commit from before has ids without room all the same
-        assert "want 301" in follower.update()["model"]["headroom"]
+        assert "need 301" in follower.update()["model"]["headroom"]
 
 
 def test_logs_that_do_not_go_on_are_told(

@@ -93,7 +93,7 @@ def test_ids_without_headroom_are_refused_whole(
     served: serving.ServedModel, live: nn.Module
 ) -> None:
     ids = torch.arange(90, 101 + HEADROOM)  # one too many
-    with pytest.raises(serving.NoHeadroomError, match=f"'{U}' has {HEADROOM} rows free.*want 301"):
+    with pytest.raises(serving.NoHeadroomError, match=f"'{U}' has {HEADROOM} rows free.*need 301"):
         served.apply(U, ids, torch.ones(len(ids), 8))
     assert_same(served, live)
     assert served.stats()[U] == (100, HEADROOM, 0, 0)

@@ -250,7 +250,7 @@ def test_tables_of_one_model_are_updated_by_name() -> None:
     assert torch.equal(before[:, 8:], after[:, 8:])
     ids = features(0)["b"]
     assert torch.equal(after[:, 4:8], 2.0 * (ids != 3).sum(1, keepdim=True).expand(-1, 4))
-    with pytest.raises(serving.NoHeadroomError, match=r"table 'b' has 0 rows free, but .* want 2"):
+    with pytest.raises(serving.NoHeadroomError, match=r"table 'b' has 0 rows free, but .* need 2"):
         tables.update("b", torch.tensor([9000, 9001, 9000]), torch.zeros(3, 4))
     assert torch.equal(live(features(0)), after)
 

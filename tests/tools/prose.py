@@ -67,7 +67,7 @@ book borrow bound break bring broadcast build bump bytes cache calculate call ca
 carry cast change check choose claim clamp clean clear click clip clone close collect combine
 commit compact compare compile complete compress compute concatenate configure confirm connect
 construct consume continue convert copy count cover create cross cut damage deal decay declare
-decode decompress decrease deduplicate defer define delete deliver demangle derive describe
+decide decode decompress decrease deduplicate defer define delete deliver demangle derive describe
 deserialize destroy detach determine disable discard dispatch divide do download drain draw drop
 dump encode end enforce enlarge enqueue ensure enter enumerate erase escape estimate evaluate
 evict examine exchange exclude execute exit expand expect explain export expose extend extract
@@ -82,7 +82,7 @@ observe obtain offer open order overlap overwrite own pack pad parse partition p
 peek perform permute pick pin place plan plot point poll pool pop populate prefetch prefix prepare
 prepend preserve print process produce project promote propagate protect prove provide prune
 publish pull push put quantize query queue quote raise randomize rank reach read rebuild receive
-recognize record recover reduce refer refuse register reject relabel release reload remember
+recognize record recover reduce refer refuse register rehash reject relabel release reload remember
 remove rename render renumber reopen reorder repair repeat replace replay report represent request
 require rescale reserve reset reshape resize resolve restore restrict resume retain retire retry
 return reuse reverse revert rewrite roll rotate round route run sample save say scale scan scatter

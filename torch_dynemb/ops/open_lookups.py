@@ -1,8 +1,8 @@
-"""Lookups whose backward, which updates the rows, is still to come.
+"""Lookups of training steps before their backward, which updates the rows.
 
-A backward updates the rows once for a lookup. The gradients of a second lookup of the same tables
-in the same backward would then meet rows that have changed since it read them. The kernels refuse
-those, but only after the first update; here both are refused before any row changes.
+A backward updates the rows once for each lookup. Gradients of a second lookup of the same tables in
+the same backward would meet rows that have changed since it read them. The kernels refuse those,
+but only after the first update; here both are refused before any row changes.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import torch
 from torch_dynemb._library.error_names import known_names
 
 # By the id of the tables' row_clock: the node of the autograd graph that was opened last. An open
-# node has the tensors of its tables, so while it is alive, no other tensor gets that id.
+# node owns the tensors of its tables, so while it is alive, that id is not reused.
 OPEN: dict[int, weakref.ref[Any]] = {}
-# By the same key, all nodes where several are open: empty in a program that looks tables up once a
-# forward. Lookups write and read both on their own, since a call takes longer than what it does.
+# By the same key, all nodes where several are open; empty in a program that looks tables up once
+# per forward. Lookups access both directly, since a function call takes longer.
 SEVERAL: dict[int, list[weakref.ref[Any]]] = {}
 
 
 def opened_again(key: int, node: Any) -> None:
-    """Note a lookup of tables that have an open one, or had it.
+    """Record a lookup of tables that have or had an open one.
 
     Args:
         key: of the tables, in ``OPEN``.
-        node: of the autograd graph, with the lookup as ``lookup``.
+        node: of the autograd graph; its attribute ``lookup`` is the lookup.
     """
-    # entries of tables that are gone may have the key, too: an id is used again
+    # entries of deleted tables may have the key, too: Python reuses ids
     refs = SEVERAL.pop(key, [])
     last = OPEN[key]
     nodes = [ref for ref in refs if ref is not last and ref() is not None]
@@ -41,15 +41,15 @@ def opened_again(key: int, node: Any) -> None:
 
 
 def update_begins(key: int, node: Any) -> None:
-    """Check that a backward updates no rows twice, and note that this lookup has had its own.
+    """Check that a backward updates no rows twice, and record this lookup's update.
 
     Args:
         key: of the tables, in ``OPEN``; 0: the backward does not update them.
         node: as :func:`opened_again` got it.
 
     Raises:
-        RuntimeError: the backward that runs has several lookups of the same tables; of these or of
-            others. No row has changed.
+        RuntimeError: the running backward has several lookups of the same tables. No row has
+            changed.
     """
     _refuse_several()
     OPEN.pop(key, None)
@@ -66,7 +66,8 @@ def _refuse_several() -> None:
         nodes = [node for ref in refs if (node := ref()) is not None]
         if not nodes:
             del SEVERAL[key]
-        # a graph that is kept, such as a loss to be printed later, is not part of this backward
+        # a graph that is kept, such as that of a loss to be printed later, is not part of this
+        # backward
         meeting = [node for node in nodes if torch._C._will_engine_execute_node(node)]
         if len(meeting) > 1:
             raise RuntimeError(
@@ -79,7 +80,7 @@ def _refuse_several() -> None:
 
 
 def _described(nodes: Sequence[Any]) -> str:
-    """Return the names of the tables of lookups; in code that is compiled only their numbers."""
+    """Return the names of the tables of lookups; in compiled code only their numbers."""
     tables = sorted({table for node in nodes for table in node.lookup.tables})
     names = known_names(nodes[0].lookup.rows.meta)
     if names is None:
