@@ -345,7 +345,7 @@ def test_the_cpp_reader_refuses_what_it_cannot_serve(
     ((path, part),) = read_manifest(live_package.path).live.items()
     for slabs, says in [
         ([1, 1], f"{path}.rows0 has more rows than the manifest says"),
-        ([*part.rows, 5], f"there is no tensor {path}.rows2: files of different packages"),
+        ([*part.rows, 5], f"the tensor {path}.rows2 is missing: files of different packages"),
     ]:
         live = {path: part._replace(rows=slabs, formats=[0] * len(slabs))}
         folder = with_manifest(live_package, tmp_path / str(len(slabs)), live=live)

@@ -24,7 +24,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What a task that somebody waits for has come to.
+// Outcome of a task with a waiting caller.
 struct Outcome {
   bool done = false;
   std::exception_ptr error;
@@ -32,12 +32,12 @@ struct Outcome {
 
 struct Task {
   std::function<void()> run;
-  Outcome* outcome;  // null: nobody waits
-  bool is_fatal;     // whether the store cannot be used after it has failed
+  Outcome* outcome;  // null: no caller waits
+  bool is_fatal;     // whether a failure makes the store unusable
 };
 
-// The thread, its queue, and what it works on. A forked child has no such thread and leaves all of
-// this as it is.
+// The thread, its queue, and its data. A forked child has no such thread and leaves all of this as
+// it is.
 class StoreThread {
  public:
   StoreThread(const StoreOptions& options, std::vector<CachedSlab> slabs)
@@ -153,7 +153,7 @@ class StoreThread {
     call([&] { worker_.write(slab, rows, records); });
   }
 
-  // Runs `f` on the thread, after all jobs, and raises what it raises.
+  // Runs `f` on the thread, after all jobs, and rethrows its exception.
   void call(std::function<void()> f, bool is_fatal = true) {
     Outcome outcome;
     {
@@ -165,7 +165,7 @@ class StoreThread {
     if (outcome.error) std::rethrow_exception(outcome.error);
   }
 
-  // As call(), for a thread beside the one that trains, which waits for nothing that is counted.
+  // Like call(), for a thread beside the training one; its waiting time is not counted.
   void call_aside(std::function<void()> f) {
     Outcome outcome;
     {
@@ -177,7 +177,7 @@ class StoreThread {
     if (outcome.error) std::rethrow_exception(outcome.error);
   }
 
-  // What has been queued up to here: others may go on to ask for something.
+  // Waits for the tasks queued so far: other threads may queue more.
   void drain() {
     std::unique_lock<std::mutex> lock(mutex_);
     const int64_t last = tasks_queued_;
@@ -253,7 +253,7 @@ class StoreThread {
     finished_.notify_all();
   }
 
-  // Returns what the task has raised; sets `failure` where the store cannot be used any more.
+  // Returns the exception of the task; sets `failure` if it makes the store unusable.
   static std::exception_ptr run(const Task& task, std::string& failure) {
     try {
       task.run();
@@ -274,9 +274,9 @@ class StoreThread {
   int64_t tasks_done_ = 0;
   bool busy_ = false;
   bool ends_ = false;
-  bool hopes_ = false;  // a task is queued that makes room which is hoped for
+  bool hopes_ = false;  // a task to prepare expected space is queued
   std::string failure_;
-  int64_t jobs_submitted_ = 0;  // of the callers, of whom there is one at a time
+  int64_t jobs_submitted_ = 0;  // by callers, one at a time
   std::atomic<int64_t> jobs_done_{0};
   StoreStats stats_{};
   Room room_;
@@ -293,7 +293,7 @@ class ThreadedStore : public RowStore {
 
   ~ThreadedStore() override {
     if (forks() != forks_) {
-      static_cast<void>(thread_.release());  // its thread is in the parent
+      static_cast<void>(thread_.release());  // the thread exists in the parent only
       return;
     }
     forget_fork(in_child_);
@@ -352,18 +352,19 @@ class ThreadedStore : public RowStore {
     } catch (const Refusal&) {
       throw;
     } catch (const std::exception&) {
-      if (!thread_->has_failed()) throw;  // else every other call says why
+      if (!thread_->has_failed()) throw;  // otherwise every other call raises it
     }
   }
   StoreStats stats() override { return thread().stats(); }
 
  private:
   StoreThread& thread() {
-    DYNEMB_CHECK(forks() == forks_,
-                 "dynemb: a forked process cannot use the store of its parent, whose thread it "
-                 "does not have: start processes with the method spawn, and give each a path of "
-                 "its own",
-                 kForkedProcessError);
+    DYNEMB_CHECK(
+        forks() == forks_,
+        "dynemb: a forked process cannot use the store of its parent, because it lacks "
+        "the store's thread: start processes with the method spawn, and give each a path of "
+        "its own",
+        kForkedProcessError);
     return *thread_;
   }
 
