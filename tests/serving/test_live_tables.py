@@ -322,7 +322,7 @@ def test_exported_programs_read_updates(strict: bool) -> None:
 
 @pytest.mark.long
 def test_packages_of_aotinductor_read_updates(tmp_path: Path) -> None:
-    """Whose constants are the tables themselves, which the user manages."""
+    """Its constants are the tables themselves, which the user manages."""
     sequence = td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1), name="t", eval_default="zeros")
     model = serving.live(nn.Sequential(sequence), headroom=50)
     (tables,) = serving.live_tables(model).values()
