@@ -14,9 +14,8 @@ struct SlabRoom {
   int64_t head_room = 0;   // space in the last segment
   int64_t free = 0;        // free segments
   int64_t queued = 0;      // in unfinished jobs
-  int64_t promised = 0;    // reserved for the next job
-  int64_t hoped = 0;       // expected: segments for them are prepared if nothing has to be moved
-                           // for it
+  int64_t reserved = 0;    // for the next job
+  int64_t expected = 0;    // prepared ahead if nothing has to be moved for it
   int64_t collecting = 0;  // still to be copied out of the segment under garbage collection
   bool is_collecting = false;
 };
@@ -38,8 +37,8 @@ class Room {
     return slabs_[slab].free >= needed(slab, more);
   }
   // Cancels all reservations.
-  void withdraw() {
-    for (SlabRoom& room : slabs_) room.promised = 0;
+  void cancel() {
+    for (SlabRoom& room : slabs_) room.reserved = 0;
   }
 
  private:

@@ -70,36 +70,36 @@ class StoreThread {
     return !failure_.empty();
   }
 
-  bool promise_ready_room(const std::vector<int64_t>& rows) {
+  bool reserve_ready_space(const std::vector<int64_t>& rows) {
     const std::lock_guard<std::mutex> lock(mutex_);
     raise_failure();
-    room_.withdraw();
+    room_.cancel();
     for (size_t s = 0; s < rows.size(); ++s) {
       if (rows[s] > 0 && !room_.is_enough(s, rows[s])) return false;
     }
-    for (size_t s = 0; s < rows.size(); ++s) room_[s].promised = rows[s];
+    for (size_t s = 0; s < rows.size(); ++s) room_[s].reserved = rows[s];
     return true;
   }
 
-  void hope_for_room(const std::vector<int64_t>& rows) {
+  void expect_space(const std::vector<int64_t>& rows) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (size_t s = 0; s < rows.size(); ++s) {
-      room_[s].hoped = std::max(room_[s].hoped, rows[s]);
+      room_[s].expected = std::max(room_[s].expected, rows[s]);
     }
-    if (hopes_) return;
-    hopes_ = true;
+    if (is_expecting_) return;
+    is_expecting_ = true;
     enqueue({[this] {
                {
                  const std::lock_guard<std::mutex> held(mutex_);
-                 hopes_ = false;
+                 is_expecting_ = false;
                }
-               worker_.make_hoped_room();
+               worker_.prepare_expected_space();
              },
              nullptr, false});
   }
 
   void reserve_space(const std::vector<int64_t>& rows) {
-    if (promise_ready_room(rows)) return;
+    if (reserve_ready_space(rows)) return;
     try {
       call([&] {
         for (size_t s = 0; s < rows.size(); ++s) {
@@ -107,20 +107,20 @@ class StoreThread {
         }
       });
     } catch (...) {
-      withdraw_promises();
+      cancel_reservation();
       throw;
     }
   }
 
-  void withdraw_promises() {
+  void cancel_reservation() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    room_.withdraw();
+    room_.cancel();
   }
 
   void submit(std::vector<SlabMoves> job) {
     const std::lock_guard<std::mutex> lock(mutex_);
     raise_failure();
-    room_.withdraw();
+    room_.cancel();
     for (size_t s = 0; s < job.size(); ++s) {
       room_[s].queued += static_cast<int64_t>(job[s].saves.size());
     }
@@ -147,7 +147,7 @@ class StoreThread {
     reserve_space(of_slabs);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      room_.withdraw();
+      room_.cancel();
       room_[slab].queued += static_cast<int64_t>(rows.size());
     }
     call([&] { worker_.write(slab, rows, records); });
@@ -274,7 +274,7 @@ class StoreThread {
   int64_t tasks_done_ = 0;
   bool busy_ = false;
   bool ends_ = false;
-  bool hopes_ = false;  // a task to prepare expected space is queued
+  bool is_expecting_ = false;  // a task to prepare expected space is queued
   std::string failure_;
   int64_t jobs_submitted_ = 0;  // by callers, one at a time
   std::atomic<int64_t> jobs_done_{0};
@@ -301,11 +301,11 @@ class ThreadedStore : public RowStore {
 
   void check() override { thread().check(); }
   void reserve_space(const std::vector<int64_t>& rows) override { thread().reserve_space(rows); }
-  bool promise_ready_room(const std::vector<int64_t>& rows) override {
-    return thread().promise_ready_room(rows);
+  bool reserve_ready_space(const std::vector<int64_t>& rows) override {
+    return thread().reserve_ready_space(rows);
   }
-  void hope_for_room(const std::vector<int64_t>& rows) override { thread().hope_for_room(rows); }
-  void withdraw_promises() override { thread().withdraw_promises(); }
+  void expect_space(const std::vector<int64_t>& rows) override { thread().expect_space(rows); }
+  void cancel_reservation() override { thread().cancel_reservation(); }
   void submit(std::vector<SlabMoves> job) override { thread().submit(std::move(job)); }
   void drain() override { thread().drain(); }
   bool idle() override { return thread().idle(); }

@@ -90,12 +90,12 @@ class RowStore {
   // succeed. Jobs that save rows need a reservation. May wait for jobs.
   virtual void reserve_space(const std::vector<int64_t>& rows) = 0;
   // The same if the segments are ready; otherwise reserves nothing and returns false.
-  virtual bool promise_ready_room(const std::vector<int64_t>& rows) = 0;
+  virtual bool reserve_ready_space(const std::vector<int64_t>& rows) = 0;
   // Announces reservations of this size: the thread prepares segments for them as far as the disk
   // has unclaimed space. Does not wait.
-  virtual void hope_for_room(const std::vector<int64_t>& rows) = 0;
+  virtual void expect_space(const std::vector<int64_t>& rows) = 0;
   // Cancels the reservation: no job follows.
-  virtual void withdraw_promises() = 0;
+  virtual void cancel_reservation() = 0;
   // Queues a job; moves of slab s are at s. Jobs are numbered from 1.
   virtual void submit(std::vector<SlabMoves> job) = 0;
   virtual int64_t jobs_submitted() = 0;  // number of the last job

@@ -64,7 +64,7 @@ int64_t submit_moves(RowStore& store, StageCall call, int64_t* slot_handles) {
   if (moves_any(plan.moves)) {
     store.submit(std::move(plan.moves));
   } else {
-    store.withdraw_promises();
+    store.cancel_reservation();
   }
   return plan.wait_for;
 }
@@ -88,9 +88,9 @@ void reserve_space_(Tensor tier_clock, Tensor buckets, Tensor tables, Tensor met
   };
   // usually there is space even if every id replaces a dirty row
   const std::vector<int64_t> most = saves(most_wanted_rows(tiers, features, slab_of));
-  if (entry->store->promise_ready_room(most)) return;
+  if (entry->store->reserve_ready_space(most)) return;
   entry->store->reserve_space(saves(wanted_rows(op, tiers, index, features, slab_of)));
-  entry->store->hope_for_room(most);
+  entry->store->expect_space(most);
 }
 
 // Called by the thread that has locked the cache.

@@ -184,7 +184,7 @@ int64_t StoreWorker::usual_bytes() const {
     if (!log) continue;
     const int64_t a_segment = log->layout().records_per_segment();
     segments += (kUsualFactor * log->live() + a_segment - 1) / a_segment + 1 + kReadySegments;
-    segments += log->pinned_segments() + (room_[s].hoped + a_segment - 1) / a_segment;
+    segments += log->pinned_segments() + (room_[s].expected + a_segment - 1) / a_segment;
   }
   return segments * files_.segment_bytes();
 }
@@ -264,7 +264,7 @@ void StoreWorker::make_room(size_t slab, int64_t rows) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (room_.is_enough(slab, rows)) {
-        room_[slab].promised = rows;
+        room_[slab].reserved = rows;
         return;
       }
     }
@@ -283,11 +283,11 @@ void StoreWorker::make_room(size_t slab, int64_t rows) {
   }
 }
 
-void StoreWorker::make_hoped_room() {
+void StoreWorker::prepare_expected_space() {
   for (size_t s = 0; s < logs_.size(); ++s) {
     const auto is_enough = [&] {
       const std::lock_guard<std::mutex> lock(mutex_);
-      return room_[s].hoped == 0 || room_.is_enough(s, room_[s].hoped);
+      return room_[s].expected == 0 || room_.is_enough(s, room_[s].expected);
     };
     while (logs_[s] && !is_enough() && create_segment(s, /*beyond_usual=*/false)) {
     }
@@ -349,7 +349,7 @@ bool StoreWorker::is_low() {
 // segment.
 void StoreWorker::prepare(int64_t appended_bytes) {
   const double most_live = options_.disk_bytes > 0 ? 1.0 : kUsualMostLive;
-  make_hoped_room();
+  prepare_expected_space();
   const bool low = is_low();
   for (auto quota = static_cast<double>(appended_bytes); quota > 0;) {
     if (!collection_.is_running() && !(low && is_low() && begin_collection(most_live))) return;
@@ -397,7 +397,7 @@ void StoreWorker::compact_for_snapshot() {
     const bool started = victim.log != nullptr && victim.log->slab() == slab && start(victim);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      room_[slab].promised = 0;
+      room_[slab].reserved = 0;
     }
     if (!started) return;
     finish_collection();

@@ -36,7 +36,7 @@ class StoreWorker {
   // Takes, creates or collects segments until `rows` more fit, and reserves them. Raises Refusal.
   void make_room(size_t slab, int64_t rows);
   // Prepares segments for expected rows, as far as the disk has space for more.
-  void make_hoped_room();
+  void prepare_expected_space();
   void read(size_t slab, const std::vector<RowMove>& rows, char* records, uint8_t* found);
   void write(size_t slab, const std::vector<RowMove>& rows, const char* records);
   void erase(size_t slab, const std::vector<int64_t>& handles);
