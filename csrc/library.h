@@ -1,5 +1,5 @@
-// The namespace in which ops are defined. Tests build the CUDA sources a second time for an
-// emulator on the CPU, under a namespace of their own.
+// The namespace of the ops. Tests build the CUDA sources a second time for an emulator on the CPU,
+// under a namespace of their own.
 #pragma once
 
 #include <torch/csrc/stable/library.h>

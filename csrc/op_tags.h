@@ -1,5 +1,5 @@
-// Tags of ops, for code that goes through all of them: tests, benchmarks, checks of arguments.
-// Tags of torch's own are a fixed set, and need a newer ABI than the one that the library has.
+// Tags of ops, for code that iterates over them: tests, benchmarks, checks of arguments. torch's
+// own tags are a fixed set, and need a newer ABI than that of this library.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -9,14 +9,14 @@
 
 namespace dynemb {
 
-// Where an op without a kernel for every device runs.
+// Where an op runs if it lacks a kernel for some device.
 namespace op_tag {
 constexpr const char* kHost = "host";    // on tensors of host memory, or without any
 constexpr const char* kStore = "store";  // on the host, on the tensors of an open store
 constexpr const char* kGpu = "gpu";      // on the memory of a GPU
 }  // namespace op_tag
 
-// A name and its tag for each op that has one.
+// A name and its tag for each op with a tag.
 inline std::vector<std::string>& tagged_ops() {
   static std::vector<std::string> names_and_tags;
   return names_and_tags;

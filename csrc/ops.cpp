@@ -14,7 +14,7 @@
 #include "op_tags.h"
 
 DYNEMB_DEFINE_OPS(m) {
-  // Ops that are defined on m have a kernel for every device.
+  // Ops defined on m have a kernel for every device.
   dynemb::TaggedOps host(m, dynemb::op_tag::kHost);
   dynemb::TaggedOps store(m, dynemb::op_tag::kStore);
   dynemb::TaggedOps gpu(m, dynemb::op_tag::kGpu);
@@ -43,11 +43,11 @@ DYNEMB_DEFINE_OPS(m) {
   host.def("op_tags() -> str[]");
   gpu.def("cuda_architectures() -> int[]");
 
-  // Checksum of the memory of a tensor, as files have it.
+  // Checksum of the memory of a tensor, as in files.
   host.def("crc32c(Tensor data, int crc) -> Tensor");
 
-  // Rows of tiered tables: a cache of them in memory, and what moves between it and a store. places
-  // and slots have an entry for each slab, empty where its rows are in memory.
+  // Rows of tiered tables: a cache of them in memory, and moves between it and a store. places and
+  // slots have an entry for each slab, empty if its rows are in memory.
   host.def(
       "reserve_space_(Tensor(a!) tier_clock, Tensor buckets, Tensor(b!) tables, Tensor meta, "
       "Tensor ids, Tensor offsets, int[] feature_tables) -> ()");
@@ -86,8 +86,8 @@ DYNEMB_DEFINE_OPS(m) {
   host.def("store_io_paths() -> int[]");
   host.def("read_blocks(Tensor path, Tensor offsets, int block_bytes, int io) -> Tensor");
 
-  // Rows on a disk. A store is known by the address of tier_clock and keeps the addresses of what
-  // it is opened with; text is uint8, names have a line for each slab.
+  // Rows on a disk. The address of tier_clock identifies a store, which keeps the addresses of the
+  // tensors it was opened with; text is uint8, names have a line for each slab.
   store.def(
       "store_open(Tensor tier_clock, Tensor path, Tensor[] places, Tensor[] slots, "
       "Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor tiered, Tensor names, "
@@ -112,7 +112,7 @@ DYNEMB_DEFINE_OPS(m) {
   store.def("store_stats(Tensor tier_clock) -> Tensor");
   store.def("store_close(Tensor tier_clock) -> ()");
 
-  // Which shard owns an id, and which ids are the same.
+  // Owners of ids among shards, and distinct ids.
   m.def("mix_ids(Tensor ids) -> Tensor");
   m.def("unmix_ids(Tensor quotients, int parts, int part) -> Tensor");
   for (const char* name : {"unique_ids", "unique_ids_padded"}) {
@@ -127,8 +127,7 @@ DYNEMB_DEFINE_OPS(m) {
       "Tensor lengths, Tensor inverse, Tensor counts)");
   m.def("ids_encode(Tensor[] ids, int[] tables) -> Tensor");
 
-  // Ids of many features as a lookup takes them; offsets are those of the features that ragged
-  // names.
+  // Ids of many features, concatenated for a lookup; offsets are those of the features in ragged.
   m.def(
       "ids_concat(Tensor[] ids, Tensor[] offsets, int[] ragged, SymInt bags) -> (Tensor ids, "
       "Tensor offsets)");
@@ -143,7 +142,7 @@ DYNEMB_DEFINE_OPS(m) {
   m.def("murmurhash(Tensor[] values, Tensor[] offsets, int seed) -> Tensor[]");
   m.def("murmurhash64a(Tensor[] values, Tensor[] offsets, int seed) -> Tensor[]");
 
-  // Rows that lie in a plain tensor, such as those that come back from there.
+  // Rows of a plain tensor, such as those received from other shards.
   m.def(
       "pool_rows(Tensor rows, Tensor positions, Tensor offsets, int features, "
       "Tensor? weights, int pooling) -> Tensor");
@@ -163,8 +162,8 @@ DYNEMB_DEFINE_OPS(m) {
       "ragged_tile_weight_grad(Tensor[] grads, Tensor rows, Tensor positions, Tensor offsets, "
       "int[] tile_lens, int[] pad_left) -> Tensor");
 
-  // Ragged rows of many features. weights are those of the features that weighted names; offsets
-  // and lengths of several depths follow each other, feature after feature.
+  // Ragged rows of many features. weights are those of the features in weighted; offsets and
+  // lengths of several depths follow each other, feature after feature.
   m.def(
       "ragged_cutoff_2d(Tensor[] values, Tensor[] offsets, Tensor[] weights, int[] weighted, "
       "int[] keep_lengths, int[] drop_left) "
@@ -230,9 +229,9 @@ DYNEMB_DEFINE_OPS(m) {
       "reported_counts(Tensor buckets, Tensor tables, Tensor row_clock) "
       "-> (Tensor tables, Tensor row_clock)");
 
-  // Lookups. State, dirty_bits, copy_on_write, hyper, pending, grad_anchor and optimizer are there
-  // for the autograd formula, whose backward updates the rows, or appends to pending. The second
-  // output says how often the rows had been updated.
+  // Lookups. State, dirty_bits, copy_on_write, hyper, pending, grad_anchor and optimizer are for
+  // the autograd formula: its backward updates the rows, or appends to pending. The second output
+  // is the number of updates of the rows.
   m.def(
       "embedding_bag(Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor[] dirty_bits, "
       "Tensor[] copy_on_write, Tensor row_clock, "
@@ -246,8 +245,8 @@ DYNEMB_DEFINE_OPS(m) {
       "Tensor hyper, Tensor meta, Tensor init_data, Tensor[] pending, Tensor ids, Tensor handles, "
       "Tensor offsets, Tensor grad_anchor, int[] feature_tables, int dim, int optimizer) "
       "-> (Tensor output, Tensor updates)");
-  // Their forward without the formula: what the formula, and code that torch.compile has made,
-  // call.
+  // Their forward without the formula: called by the formula, and by code compiled by
+  // torch.compile.
   m.def(
       "embedding_forward(Tensor[] weights, Tensor[] generations, Tensor row_clock, Tensor meta, "
       "Tensor init_data, Tensor ids, Tensor handles, Tensor offsets, Tensor? per_sample_weights, "
@@ -259,19 +258,18 @@ DYNEMB_DEFINE_OPS(m) {
       "Tensor ids, Tensor handles, Tensor offsets, Tensor? per_sample_weights, "
       "int[] feature_tables, int[] feature_dims, int pooling, int[] formats=[]) -> Tensor");
 
-  // find and a lookup for inference in one call, on the CPU, where all tables of the index have
-  // rows. Without feature_tables and feature_dims there is one table and one feature. Arguments
-  // that are left out take less of a small call than those that are given: rows of one table need
-  // none.
+  // find and a lookup for inference in one call, on the CPU, if all tables of the index have rows.
+  // Without feature_tables and feature_dims there is one table and one feature. Omitted arguments
+  // make a small call faster: rows of one table need none.
   host.def(
       "find_and_read(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, "
       "Tensor[] generations, Tensor init_data, Tensor ids, Tensor offsets, "
       "Tensor? per_sample_weights=None, int[] feature_tables=[], int[] feature_dims=[], "
       "int pooling=2) -> Tensor");
 
-  // Tables that are only read, on the CPU: ids are found and their rows read in one pass. Frozen
-  // tables, or live ones beside a thread that updates them. weights and formats have an entry for
-  // each slab (core/rows/quantized.h, core/serving/live_row.h).
+  // Served tables, on the CPU: ids are found and their rows read in one pass. Frozen tables, or
+  // live ones beside a thread that updates them. weights and formats have an entry for each slab
+  // (core/rows/quantized.h, core/serving/live_row.h).
   host.def(
       "serve_lookup(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, "
       "Tensor init_data, Tensor ids, Tensor offsets, Tensor? per_sample_weights, "
@@ -309,13 +307,13 @@ DYNEMB_DEFINE_OPS(m) {
             .c_str());
   m.def(("merge_grad_(" + pending + ", Tensor(f!) row_clock) -> ()").c_str());
 
-  // Rows. For every optimizer: <name>_update_ applies what reduce_grad returned, <name>_backward_
+  // Rows. For every optimizer: <name>_update_ applies the result of reduce_grad, <name>_backward_
   // reduces and applies in one pass.
   m.def(
       "materialize_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[] state, "
       "Tensor(d!)[] dirty_bits, Tensor(e!)[] copy_on_write, Tensor buckets, Tensor tables, Tensor "
       "hyper, Tensor meta, Tensor init_data) -> Tensor");
-  // Rows of a slab that a save reads while training goes on.
+  // Copy-on-write of rows for a save that reads them while training goes on.
   host.def(
       "copy_before_write_(Tensor weights, Tensor[] state, Tensor(a!) copy_on_write, Tensor rows) "
       "-> "

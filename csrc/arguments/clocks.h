@@ -1,4 +1,5 @@
-// Steps of tables and counts of updates, checked, as pointers into memory of their device.
+// Checked arguments: steps of tables and counts of updates, as pointers into memory of their
+// device.
 #pragma once
 
 #include <cstdint>
@@ -7,17 +8,17 @@
 
 namespace dynemb {
 
-// The columns of row_clock behind the steps of so many tables, or of as many as there are.
+// The columns of row_clock behind the steps of `tables` tables, or of all of them.
 int64_t* row_clock_extra(const CallContext& call, const Tensor& row_clock, int64_t table_count);
 int64_t* row_clock_extra(const CallContext& call, const Tensor& row_clock);
-// Raises unless the words of row_clock, all `count`, are counts to which more can be added, of
-// tables that no others have replaced.
+// Raises unless the `count` words of row_clock are counts below the limit. A replaced table's clock
+// raises, too.
 void check_row_clock(const char* op, const int64_t* words, int64_t count);
 
-// Raises unless `step`, of a clock, is one that others can follow.
+// Raises unless `step`, of a clock, is below the limit of counts.
 void check_step(const char* op, int64_t step);
 
-// How often the rows had been updated when the lookup came.
+// Number of updates of the rows at the time of the lookup.
 const int64_t* seen_updates(const CallContext& call, const Tensor& updates);
 
 // Raises unless these are tables [tables, kTableColumns] and row_clock of a group with `buckets`.

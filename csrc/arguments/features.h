@@ -1,4 +1,4 @@
-// Arguments of ops on values of many features, checked.
+// Checked arguments of ops on values of many features.
 #pragma once
 
 #include <vector>
@@ -13,7 +13,7 @@ std::vector<int64_t> shape_of(const Tensor& tensor);
 void check_divisors(const char* op, const char* name, const std::vector<int64_t>& divisors,
                     size_t features);
 
-// bucketize: of each feature, values and boundaries of one of four dtypes.
+// bucketize: for each feature, values and boundaries of one of four dtypes.
 void check_bucketize(const CallContext& call, const std::vector<Tensor>& values,
                      const std::vector<Tensor>& boundaries);
 
@@ -23,7 +23,7 @@ std::vector<int64_t> check_hashes(const char* op, const std::vector<int64_t>& mu
                                   const std::vector<int64_t>& buckets,
                                   const std::vector<int64_t>& hashes, size_t features);
 
-// Strings: bytes, and where each begins.
+// Strings: bytes, and the offset where each begins.
 void check_strings(const CallContext& call, const std::vector<Tensor>& values,
                    const std::vector<Tensor>& offsets);
 void check_seed(const char* op, int64_t seed);

@@ -7,7 +7,7 @@
 namespace dynemb {
 namespace {
 
-// Words that `scores` keeps of an id; 0 if it has no rows.
+// Number of words that `scores` keeps per id; 0 if it has no rows.
 int64_t score_words_of(const CallContext& call, const Tensor& scores) {
   check_tensor(call, "scores", scores, ScalarType::Long);
   DYNEMB_CHECK(scores.dim() == 2, "dynemb::", call.op, ": scores has ", scores.dim(),
@@ -21,7 +21,7 @@ int64_t score_words_of(const CallContext& call, const Tensor& scores) {
 
 int64_t* words_of(const Tensor& tensor) { return static_cast<int64_t*>(tensor.data_ptr()); }
 
-// Whether `offsets` are the empty ones that a call of one feature may give: all ids are in one bag.
+// Returns whether `offsets` is empty, as a call of one feature may pass it: all ids are in one bag.
 bool is_one_bag(const Tensor& offsets, int64_t features) {
   return features == 1 && offsets.dim() == 1 && offsets.numel() == 0;
 }

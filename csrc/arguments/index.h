@@ -1,5 +1,5 @@
-// The tensors of a group's index and the ids of a call, checked, as pointers into memory of their
-// device; numbers that ops of the index take.
+// Checked arguments: the index tensors of a group and the ids of a call, as pointers into memory of
+// their device.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,11 @@ struct IndexTensors {
   const int64_t* meta;      // [table_count, kMetaColumns]
   int64_t table_count;
 };
-// `scores` may be nullptr for ops that do not see them.
+// `scores` may be nullptr for ops that do not use them.
 IndexTensors index_tensors(const CallContext& call, const Tensor& buckets, const Tensor* scores,
                            const Tensor& tables, const Tensor& meta);
 
-// Where rows are given out.
+// Allocation of rows.
 struct AllocationTensors {
   int64_t* slabs;  // [slab_count, kSlabColumns]
   int64_t slab_count;
@@ -41,31 +41,31 @@ struct IdTensors {
   int64_t batch;
   int64_t features;
 };
-// Values of ids and offsets are not read.
+// Does not read values of ids and offsets.
 IdTensors id_tensors(const CallContext& call, const Tensor& ids, const Tensor& offsets,
                      const std::vector<int64_t>& feature_tables, int64_t table_count);
-// Raises for more ids than a call can number.
+// Raises if a call has more ids than it can number.
 void check_id_limit(const char* op, int64_t count);
 
-// A word for each of `count` ids, such as handles.
+// One word for each of `count` ids, such as handles.
 const int64_t* id_words(const CallContext& call, const char* name, const Tensor& words,
                         int64_t count);
 
-// Which ids training admits; nullptr: no more than policies say.
+// Which ids the caller admits; nullptr: all.
 const bool* admit_tensor(const CallContext& call, const std::optional<Tensor>& admit, int64_t count,
                          bool by_policy);
-// Records of evicted ids behind their counts [records + 1, kEvictedColumns].
+// The records of evicted ids [records + 1, kEvictedColumns]; the first one has counts.
 int64_t* evicted_tensor(const CallContext& call, const Tensor& evicted);
 
-// Raises unless `table` is one of the tables.
+// Raises unless `table` is the number of a table.
 void check_table_number(const char* op, int64_t table, int64_t table_count);
-// Raises unless `ids` may be a number of ids to make room for.
+// Raises unless `ids` is a valid number of ids to reserve.
 void check_room(const char* op, int64_t ids);
-// Raises unless `begin` is one of the buckets of a table, or their end.
+// Raises unless `begin` is a bucket of the table, or one past the last.
 void check_begin(const char* op, int64_t begin, int64_t bucket_count);
-// Raises unless at least one bucket of ids may be exported.
+// Raises unless a batch has room for one bucket of ids.
 void check_max_ids(const char* op, int64_t max_ids);
-// Raises unless the index keeps a score `word`.
+// Raises unless the index keeps the score word `word`.
 void check_score_word(const char* op, int64_t word, int64_t score_words);
 
 }  // namespace dynemb

@@ -40,7 +40,7 @@ OutputColumns output_columns(const std::vector<int64_t>& feature_dims, int64_t p
   columns.first.reserve(feature_dims.size());
   for (const int64_t dim : feature_dims) {
     columns.first.push_back(pooled ? columns.count : 0);
-    // unsigned: dims that are no table's are refused later
+    // unsigned: the dims of unknown tables are refused later
     const uint64_t sum = static_cast<uint64_t>(columns.count) + static_cast<uint64_t>(dim);
     columns.count = pooled ? static_cast<int64_t>(sum) : dim;
   }

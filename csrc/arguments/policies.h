@@ -1,4 +1,4 @@
-// Life-cycle policies of a call, checked, as pointers into memory of their device.
+// Checked arguments: life-cycle policies of a call, as pointers into memory of their device.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct PolicyTensors {
   const int64_t* clock;
   int64_t cells;  // of the sketch
 };
-// Values of the tensors are not read. A call has a policy for each of `features`.
+// Does not read values of the tensors. Each of `features` has a policy.
 PolicyTensors policy_tensors(const CallContext& call, int64_t table_count, const Tensor& policy,
                              const Tensor& clock, const Tensor& sketch, size_t features,
                              const std::vector<int64_t>& feature_policies);

@@ -1,4 +1,4 @@
-// Arguments of ops on bags of rows that lie in a plain tensor, checked.
+// Checked arguments of ops on bags of rows of a plain tensor.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct BagTensors {
   int64_t bags;
   int64_t batch;  // bags of a feature
 };
-// Values of positions and offsets are not read. `dim`: of the rows.
+// Does not read positions and offsets. `dim`: columns of the rows.
 BagTensors bag_tensors(const CallContext& call, const Tensor& positions, const Tensor& offsets,
                        int64_t features, int64_t dim);
 // A weight for each of `count` positions; nullptr: all are 1.
@@ -27,11 +27,11 @@ const float* position_weights(const CallContext& call, const std::optional<Tenso
 
 // Raises unless `rows` is a contiguous matrix of float32.
 void check_matrix(const CallContext& call, const char* name, const Tensor& rows);
-// Raises unless rows are summed or averaged.
+// Raises unless pooling is a sum or a mean.
 void check_row_pooling(const char* op, int64_t pooling);
-// Raises unless there may be so many rows.
+// Raises if there are too many rows.
 void check_row_count(const char* op, int64_t rows);
-// The dim of rows of which `grad` [batch, features * dim] is the gradient of sums or means.
+// The dim of the rows, from the gradient `grad` [batch, features * dim] of their sums or means.
 int64_t pooled_dim(const CallContext& call, const Tensor& grad, int64_t features, int64_t rows,
                    int64_t pooling);
 

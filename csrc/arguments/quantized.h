@@ -1,4 +1,4 @@
-// What ops say about quantized rows, checked.
+// Checked arguments of ops on quantized rows.
 #pragma once
 
 #include <cstdint>
@@ -8,19 +8,19 @@
 
 namespace dynemb {
 
-// Rows, and rows of codes.
+// Rows of floats and rows of codes.
 struct QuantizedRows {
   const char* from;
   int64_t rows;
   int64_t dim;
-  Storage floats;  // how rows are stored that are not quantized
+  Storage floats;  // storage of the rows of floats
   Storage codes;
   int64_t row_bytes;  // of a row of codes
 };
 
-// Rows [rows, dim] that are to be quantized.
+// Rows [rows, dim] to quantize.
 QuantizedRows rows_to_quantize(const CallContext& call, const Tensor& rows, int64_t format);
-// Rows of codes, uint8 [rows, bytes], that are to become float32 [rows, dim].
+// Rows of codes, uint8 [rows, bytes], to turn into float32 [rows, dim].
 QuantizedRows rows_to_dequantize(const CallContext& call, const Tensor& packed, int64_t format,
                                  int64_t dim);
 

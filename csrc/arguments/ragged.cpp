@@ -52,13 +52,13 @@ std::vector<int64_t> check_values(const CallContext& call, const char* name,
 
 namespace {
 
-// Of the list that says whose `name` are: "x_weighted" for "x_weights".
+// Name of the list of the features that `name` belongs to: "x_weighted" for "x_weights".
 std::string weighted_name(const char* name) {
   std::string result = name;
   return result.replace(result.rfind("weights"), std::string::npos, "weighted");
 }
 
-// The weights of each feature among `weights`, or -1.
+// The position of each feature's weights in `weights`, or -1.
 std::vector<int64_t> check_weights(const CallContext& call, const char* name,
                                    const std::vector<Tensor>& weights,
                                    const std::vector<int64_t>& weighted,
@@ -127,9 +127,8 @@ void check_padding(const char* op, const std::string& name, int64_t value, int64
   constexpr int64_t kMostBytes = int64_t{1} << 30;
   DYNEMB_CHECK(value <= most || bytes <= kMostBytes, "dynemb::", op, ": ", name, " is ", value,
                ", with which the result takes ", bytes >> 20,
-               " MiB, but no row can have more than ", most,
-               ": nearly all of it would be padding. Give at most ", most,
-               ", or what makes at most ", kMostBytes >> 20, " MiB");
+               " MiB, nearly all of it padding, because no row can have more than ", most,
+               ". Give at most ", most, ", or a value for at most ", kMostBytes >> 20, " MiB");
 }
 
 void check_tiles(const char* op, const std::vector<int64_t>& tile_lens,
@@ -143,7 +142,7 @@ void check_tile_sizes(const char* op, const std::vector<int64_t>& tile_lens, int
   for (size_t f = 0; f < tile_lens.size(); ++f) {
     int64_t columns = 0;
     int64_t bytes = 0;
-    // a row has to be addressable also where there is no bag
+    // a row has to be addressable even if the batch is empty
     const bool fits =
         !__builtin_mul_overflow(tile_lens[f], std::max<int64_t>(4 * dim, 1), &columns) &&
         !__builtin_mul_overflow(columns, std::max<int64_t>(batch, 1), &bytes);
@@ -183,7 +182,7 @@ Depths check_depths(const CallContext& call, const std::vector<Tensor>& values,
   check_offset_lists(call, "offsets", offsets, offsets.size());
   check_numbers(call.op, "depths", depths, values.size(), 1);
   Depths result{{0}};
-  // no more depths than offsets: sums stay small
+  // depths are bounded by the number of offsets, so sums stay small
   const auto most = static_cast<int64_t>(offsets.size());
   for (size_t f = 0; f < depths.size(); ++f) {
     DYNEMB_CHECK(depths[f] <= most, "dynemb::", call.op, ": ", entry_name("depths", f), " is ",

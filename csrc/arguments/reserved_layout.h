@@ -14,8 +14,8 @@ struct ReservedLayout {
   int64_t bytes;
 };
 
-// Contiguous. `dtype` is a code of ops/memory.py; raises for others and for sizes
-// beyond the address space.
+// Contiguous. `dtype` is a code of ops/memory.py; raises for others and for sizes beyond the
+// address space.
 ReservedLayout reserved_layout(const char* op, const std::vector<int64_t>& size, int64_t dtype);
 
 }  // namespace dynemb

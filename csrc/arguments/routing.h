@@ -1,4 +1,4 @@
-// Arguments of ops that send ids to shards, and of those that join them, checked.
+// Checked arguments of ops that send ids to shards, and of ops that join them.
 #pragma once
 
 #include <vector>
@@ -8,9 +8,9 @@
 
 namespace dynemb {
 
-// Raises unless `part` is one of `parts`.
+// Raises unless `part` is in [0, parts).
 void check_part(const char* op, int64_t parts, int64_t part);
-// Raises unless `parts` can divide `slots`.
+// Raises unless `slots` can be divided among `parts`.
 void check_slots(const char* op, int64_t parts, int64_t slots);
 
 // Ids by group, such as a table's, as pointers into memory of their device.
@@ -20,11 +20,11 @@ struct GroupedIds {
   const int64_t* offsets;  // [groups + 1]
   int64_t groups;
 };
-// Values of offsets are not read.
+// Does not read offsets.
 GroupedIds grouped_tensors(const CallContext& call, const Tensor& ids, const Tensor& offsets);
 
-// ids_concat: the features of a call, ids of each, and offsets of those that `ragged` names. `bags`
-// is that of each feature.
+// ids_concat: the ids of each feature, and the offsets of those in `ragged`. Each feature has
+// `bags` bags.
 std::vector<FeatureBags> feature_bags(const CallContext& call, const std::vector<Tensor>& ids,
                                       const std::vector<Tensor>& offsets,
                                       const std::vector<int64_t>& ragged, int64_t bags);

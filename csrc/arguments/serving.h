@@ -1,4 +1,4 @@
-// The tensors of tables that are served, checked: live ones, which are read while they are updated.
+// Checked arguments: the tensors of served tables. Live tables are read while they are updated.
 #pragma once
 
 #include <cstdint>
@@ -28,15 +28,15 @@ struct LiveTensors {
 // Raises unless a tensor is in host memory.
 void check_served_memory(const char* op, const char* name, const Tensor& tensor);
 
-// Checks also the constants of tables; not where the tensors lie.
+// Also checks the constants of tables, but not the device.
 LiveTensors live_tensors(const char* op, const Tensor& buckets, const Tensor& tables,
                          const Tensor& meta, const std::vector<Tensor>& weights,
                          const std::vector<int64_t>& formats);
 
-// What ids that are not there read; raises unless init_data has it for all tables.
+// Values of missing ids; raises unless init_data has them for all tables.
 const double* live_defaults(const char* op, const LiveTensors& live, const Tensor& init_data);
 
-// Which rows of a slab are free [slabs, kLiveSlabColumns].
+// The free rows of slabs [slabs, kLiveSlabColumns].
 int64_t* live_slabs(const char* op, const LiveTensors& live, const Tensor& free);
 
 }  // namespace dynemb

@@ -7,7 +7,7 @@
 namespace dynemb {
 namespace {
 
-// Of the CPU, since files are read to host memory.
+// Raises unless the tensor is on the CPU, since files are read into host memory.
 void check_in_host_memory(const char* op, const char* name, const Tensor& tensor) {
   check_defined(op, name, tensor);
   DYNEMB_CHECK(tensor.is_cpu(), "dynemb::", op, ": ", name, " is on ", device_name(tensor),
@@ -54,7 +54,7 @@ void check_blocks(const char* op, const Tensor& offsets, int64_t block_bytes) {
 
 namespace {
 
-// Of a slab's tensor, with a row for each slot.
+// Raises unless a tensor of a slab has a row for each slot.
 void check_cached(const char* op, const char* name, size_t i, const Tensor& tensor, int64_t rows) {
   const std::string entry = entry_name(name, i);
   check_tensor(op, entry.c_str(), tensor, tensor.scalar_type());

@@ -9,7 +9,7 @@
 namespace dynemb {
 namespace {
 
-// Of a record: what a double holds exactly, so that it is the same number as an integer.
+// Largest column of a record: a double below it holds integers exactly.
 constexpr double kMostColumns = 4503599627370496.0;  // 2^52
 
 bool is_count(double number) { return number >= 0.0 && number <= kMostColumns; }
@@ -27,7 +27,7 @@ constexpr RecordList kRecordLists[] = {
     {"REFUSED_BEGIN", "REFUSED_COUNT", kMetaRefusedBegin, kMetaRefusedCount},
 };
 
-// What is wrong with a record; nullptr: nothing.
+// The error in a record; nullptr: it is valid.
 const char* wrong_record(const double* record, int64_t dim, int64_t numel) {
   const double first = record[kInitFirstColumn];
   if (!is_count(first) || !is_count(record[kInitEndColumn])) return "columns";
@@ -105,7 +105,7 @@ void check_initializers(const char* op, int64_t t, const int64_t* meta, int64_t 
       const char* wrong = wrong_record(init_data + begin + r * kInitRecordColumns, dim, numel);
       DYNEMB_CHECK(wrong == nullptr, "dynemb::", op, ": init_data: the ", wrong, " of record ", r,
                    " of ", list.begin_name, " of table ", t,
-                   " are not what an initializer makes, or lie outside of it");
+                   " are invalid, or point outside of it");
     }
   }
 }

@@ -68,7 +68,8 @@ void check_tensor(const CallContext& call, const char* name, const Tensor& tenso
 
 void check_size(const char* op, const char* name, const Tensor& tensor, int64_t dim,
                 int64_t expected) {
-  // no tensor has more than two: a further dimension of size 0 would leave it without memory
+  // tensors have at most two dimensions: a further one of size 0 would leave the tensor without
+  // memory
   DYNEMB_CHECK(tensor.dim() > dim && tensor.dim() <= 2, "dynemb::", op, ": ", name, " has ",
                tensor.dim(), " dimensions, expected ", dim == 1 ? "2" : "1 or 2");
   DYNEMB_CHECK(tensor.size(dim) == expected, "dynemb::", op, ": ", name, ".size(", dim, ") is ",
@@ -128,7 +129,7 @@ int64_t result_bytes(const char* op, const char* name, int64_t value,
   int64_t bytes = value_bytes;
   bool fits = true;
   for (const int64_t size : sizes) {
-    // a size of 0 does not make others right: strides are made of them
+    // a size of 0 does not excuse the others: strides are made of them
     fits = fits && size >= 0 && !__builtin_mul_overflow(bytes, size > 1 ? size : 1, &bytes) &&
            bytes <= kAddressSpace;
   }

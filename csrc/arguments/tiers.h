@@ -1,4 +1,4 @@
-// The tensors of the caches of a group, checked, as pointers into memory.
+// Checked arguments: the caches of a group, as pointers into memory.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct TierTensors {
   int64_t* head;  // [kTierColumns], the first row of tier_clock
 };
 
-// Raises unless a tensor of tiered tables is in host memory: there are no kernels for others.
+// Raises unless a tensor of tiered tables is in host memory: tiered tables have CPU kernels only.
 void check_tier_memory(const char* op, const char* name, const Tensor& tensor);
 
 TierTensors tier_tensors(const CallContext& call, const std::vector<Tensor>& places,

@@ -1,5 +1,5 @@
-// Arguments of ops that apply gradients to rows, or keep them until an optimizer does, checked, as
-// pointers into memory of their device.
+// Checked arguments of ops that apply gradients to rows, or keep them for an optimizer, as pointers
+// into memory of their device.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace dynemb {
 
-// The state tensors that an optimizer takes.
+// The state tensors of an optimizer.
 struct StateKinds {
   int element_states;
   int row_states;
@@ -35,7 +35,7 @@ UpdateTensors update_tensors(const CallContext& call, const StateKinds& kinds,
                              const char* tables_argument,
                              const std::vector<int64_t>& updated_tables);
 
-// What reduce_grad returned for a slab.
+// Output of reduce_grad for a slab.
 struct ReducedTensors {
   const int64_t* handles;
   const int64_t* ids;
@@ -44,7 +44,7 @@ struct ReducedTensors {
   const int64_t* count;
   int64_t capacity;
 };
-// By slab. Counts and entries are not read.
+// By slab. Does not read counts and entries.
 std::vector<ReducedTensors> reduced_tensors(
     const CallContext& call, const std::vector<Tensor>& weights, const std::vector<Tensor>& handles,
     const std::vector<Tensor>& ids, const std::vector<Tensor>& tables,
@@ -53,7 +53,7 @@ std::vector<ReducedTensors> reduced_tensors(
 // Columns of pending_counts.
 enum PendingColumn : int {
   kPendingEntries = 0,
-  kPendingSections = 1,  // lookups that appended some since they were merged
+  kPendingSections = 1,  // lookups that appended entries since the last merge
   kPendingColumns = 2
 };
 // The gradients of a slab that wait for the optimizer.
@@ -70,7 +70,7 @@ struct PendingTensors {
 std::vector<PendingTensors> pending_tensors(
     const CallContext& call, const std::vector<Tensor>& handles, const std::vector<Tensor>& ids,
     const std::vector<Tensor>& tables, const std::vector<Tensor>& gradients, const Tensor& counts);
-// Raises unless pending gradients are those of rows with such weights.
+// Raises unless pending gradients have the dims of the rows.
 void check_pending_of(const char* op, const std::vector<PendingTensors>& pending,
                       const std::vector<Tensor>& weights);
 

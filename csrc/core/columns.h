@@ -19,11 +19,11 @@ enum MetaColumn : int {
   kMetaDefaultCount = 8,
   kMetaRegionBegin = 9,     // first bucket of the table's region
   kMetaRegionBuckets = 10,  // buckets in the region
-  kMetaRefusedBegin = 11,   // records for ids that training refused a row
+  kMetaRefusedBegin = 11,   // records for ids that were refused a row
   kMetaRefusedCount = 12,
-  kMetaUnscored = 13,     // of counted ids: they have neither scores nor rows
+  kMetaUnscored = 13,     // 1: a table of counted ids, which have neither scores nor rows
   kMetaFirstColumn = 14,  // where the rows begin in those of a wider table; a multiple of 4
-  kMetaTiered = 15,       // 1: rows are cached in slots, and what has no slot lies in a store
+  kMetaTiered = 15,       // 1: rows are cached in slots; rows without a slot lie in a store
   kMetaColumns = 16
 };
 
@@ -36,7 +36,7 @@ enum TableColumn : int {
   kTableGrowths = 4,
   kTableErased = 5,
   kTableEvicted = 6,
-  kTableRejected = 7,        // new ids of a call for which there was no row
+  kTableRejected = 7,        // new ids of a call without room
   kTableNotAdmitted = 8,     // new ids of a call that were not admitted
   kTableFound = 9,           // occurrences in training lookups
   kTableMissed = 10,         // occurrences, padding not counted
@@ -50,15 +50,15 @@ enum SlabColumn : int {
   kSlabFreeCount = 1,
   kSlabCommittedRows = 2,  // rows for which available memory has been checked
   kSlabRowBytes = 3,       // weights, generation and optimizer state of a row, in bytes
-  kSlabGeneration = 4,     // of rows that are given out for the first time, less 1: grows when
-                           // rows are given back
+  kSlabGeneration = 4,     // of rows that are given out for the first time, less 1: grows when rows
+                           // are freed
   kSlabColumns = 8
 };
 
 // `slots` int64 [slots, kSlotColumns]: the rows that a tiered slab has in memory.
 enum SlotColumn : int {
   kSlotOwner = 0,  // handle of the row + 1; 0: the slot is free
-  kSlotId = 1,     // that owns the row; of a free slot, the next free one + 1
+  kSlotId = 1,     // owner of the row; in a free slot: the next free slot + 1
   kSlotUse = 2,    // epoch of the last use : 32 | how often it was used : 32
   kSlotMarks = 3,  // table : 15 | job : 19 | dirty : 1 | the slot's own generation : 28
   kSlotColumns = 4
@@ -68,26 +68,26 @@ enum SlotColumn : int {
 // of slabs.
 enum TierHeadColumn : int {
   kTierEpoch = 0,     // training steps, and reads between them
-  kTierTraining = 1,  // lookups that train since the last step
+  kTierTraining = 1,  // training lookups since the last step
 };
 enum TierColumn : int {
-  kTierLimit = 0,       // slots that the cache should have
-  kTierUsed = 1,        // slots that have been used; those behind it are untouched
-  kTierFreeHead = 2,    // the first free slot below kTierUsed + 1; 0: there is none
-  kTierFreeCount = 3,   // how many are free
+  kTierLimit = 0,       // target number of slots of the cache
+  kTierUsed = 1,        // slots that have been used; later ones are untouched
+  kTierFreeHead = 2,    // the first free slot below kTierUsed, + 1; 0: none
+  kTierFreeCount = 3,   // number of free slots
   kTierTouches = 4,     // uses since counts were halved
-  kTierHits = 5,        // ids whose row had a slot, every occurrence counted
-  kTierMisses = 6,      // rows that got a slot for a lookup
-  kTierPrefetched = 7,  // rows that got a slot for a prefetch
+  kTierHits = 5,        // ids with their row in a slot, every occurrence counted
+  kTierMisses = 6,      // rows loaded into a slot for a lookup
+  kTierPrefetched = 7,  // rows loaded into a slot for a prefetch
   kTierEvicted = 8,     // rows that lost their slot to others
-  kTierWritten = 9,     // rows on their way to the store, because they were dirty
+  kTierWritten = 9,     // dirty rows sent to the store
   kTierMostUsed = 10,   // most slots in use since the last step
-  kTierStale = 11,      // ids whose row had been given away
+  kTierStale = 11,      // ids with a stale handle
   kTierSlotBytes = 12,  // memory of a slot with its row
   kTierColumns = 16
 };
 
-// `moves` int64 [moves, kMoveColumns]: rows on their way between their slots and a store.
+// `moves` int64 [moves, kMoveColumns]: rows that move between slots and a store.
 enum MoveColumn : int {
   kMoveSlab = 0,
   kMoveLoads = 1,  // 0: from the slot to the store, 1: from the store to the slot
@@ -99,25 +99,25 @@ enum MoveColumn : int {
   kMoveColumns = 7
 };
 
-// `tables` int64 [tables, kLiveTableColumns] of live tables, which are read while they are updated.
-// Readers look at kLiveActive only, which has a cache line for itself.
+// `tables` int64 [tables, kLiveTableColumns] of live tables, which are read during updates. Readers
+// use kLiveTableActive only, which has a cache line of its own.
 enum LiveTableColumn : int {
-  kLiveTableActive = 0,    // how often the index was rehashed; the last bit says to which range
+  kLiveTableActive = 0,    // number of rehashes of the index; the last bit selects the range
   kLiveTableSize = 8,      // ids
-  kLiveTableCapacity = 9,  // ids at most
+  kLiveTableCapacity = 9,  // largest number of ids
   kLiveTableTombstones = 10,
-  kLiveTableInserted = 11,  // this and the following are counted from when the table was made
+  kLiveTableInserted = 11,  // this and the following count from the creation of the table
   kLiveTableUpdated = 12,
   kLiveTableErased = 13,
-  kLiveTableBatches = 14,  // of updates that were taken
+  kLiveTableBatches = 14,  // accepted updates
   kLiveTableColumns = 16
 };
 
-// `free` int64 [slabs, kLiveSlabColumns]: which rows of live tables nobody owns.
+// `free` int64 [slabs, kLiveSlabColumns]: rows of live tables without an owner.
 enum LiveSlabColumn : int {
-  kLiveSlabNextRow = 0,    // rows from here on have never had an owner
-  kLiveSlabFreeHead = 1,   // a free row below it + 1; 0: there is none
-  kLiveSlabFreeCount = 2,  // how many there are
+  kLiveSlabNextRow = 0,    // first row that has never had an owner
+  kLiveSlabFreeHead = 1,   // a free row below it + 1; 0: none
+  kLiveSlabFreeCount = 2,  // number of free rows
   kLiveSlabColumns = 4
 };
 
@@ -125,11 +125,11 @@ enum LiveSlabColumn : int {
 enum RowClockColumn : int {
   kRowClockUpdates = 0,    // update calls over the row set
   kRowClockSinceStep = 1,  // update calls since the last optimizer.step()
-  kRowClockStale = 2,      // gradients dropped because their row was given away
-  kRowClockNonFinite = 3,  // gradients of rows with NaN or infinity, where these are looked for
+  kRowClockStale = 2,      // gradients dropped because of a stale handle
+  kRowClockNonFinite = 3,  // gradients of rows with NaN or infinity, if counted
   kRowClockExtra = 4
 };
-// In kRowClockUpdates: other tables have taken the place of these, which nothing reads any more.
+// In kRowClockUpdates: the tables were replaced by others, and nothing reads them any more.
 constexpr int64_t kTablesReplaced = -1;
 
 // `hyper` float64 [tables, kHyperColumns]: hyper-parameters of the table's param group.
@@ -154,27 +154,27 @@ enum HyperColumn : int {
   kHyperGroup = 15,
   kHyperTrust = 16,
   kHyperBeta = 17,
-  kHyperDownScaleBy = 18,  // gradients are divided by it; 0: they are not
+  kHyperDownScaleBy = 18,  // divisor of gradients; 0: none
   kHyperSkipIf = 19,       // not 0: the table is not updated
   kHyperColumns = 24
 };
 
 constexpr double kDecayByItself = 2.0;  // of kHyperDecoupled
 
-// What store_stats gives, int64 [kStoreStatColumns]: counted from when the store was opened.
+// Columns of store_stats, int64 [kStoreStatColumns], counted since the store was opened.
 enum StoreStatColumn : int {
   kStoreStatReads = 0,  // records
   kStoreStatBytesRead = 1,
   kStoreStatWrites = 2,  // records
   kStoreStatBytesWritten = 3,
-  kStoreStatCollected = 4,  // records that were written again to free segments
+  kStoreStatCollected = 4,  // records copied by garbage collection
   kStoreStatLiveRecords = 5,
   kStoreStatSegments = 6,
-  kStoreStatPinnedSegments = 7,  // that snapshots need
+  kStoreStatPinnedSegments = 7,  // needed by snapshots
   kStoreStatDiskBytes = 8,
   kStoreStatQueued = 9,  // jobs
   kStoreStatMostQueued = 10,
-  kStoreStatWaitedUs = 11,  // that callers have waited for jobs
+  kStoreStatWaitedUs = 11,  // time that callers have waited for jobs
   kStoreStatIo = 12,        // the IoPath in use
   kStoreStatColumns = 16
 };

@@ -1,4 +1,4 @@
-// All optimizers. Schemas, CPU kernels and CUDA kernels are made from this list.
+// All optimizers. Schemas, CPU kernels and CUDA kernels follow from this list.
 #pragma once
 
 #include "core/optimizer/adagrad.h"
@@ -16,7 +16,7 @@
 #include "core/optimizer/sgd.h"
 #include "core/optimizer/smart_decay_adam.h"
 
-// X(name in the names of ops, struct).
+// X(name in op names, struct).
 #define DYNEMB_FOR_EACH_OPTIMIZER(X)          \
   X(sgd, Sgd)                                 \
   X(adagrad, Adagrad)                         \
@@ -35,7 +35,7 @@
 
 namespace dynemb {
 
-// The ops of one optimizer: kUpdate applies what reduce_grad returned, kBackward reduces and
+// The ops of one optimizer: kUpdate applies the result of reduce_grad, kBackward reduces and
 // applies in one pass.
 template <class Optimizer>
 struct OptimizerOps;
@@ -55,8 +55,8 @@ enum class OptimizerNumber : int { DYNEMB_FOR_EACH_OPTIMIZER(DYNEMB_NUMBER_OF) }
 DYNEMB_FOR_EACH_OPTIMIZER(DYNEMB_OPS_OF)
 #undef DYNEMB_OPS_OF
 
-// Calls f(OptimizerOps) for every kParts-th optimizer, from number kPart on; of the others nothing
-// is instantiated. The kernels of a device are in kParts sources, to be compiled side by side.
+// Calls f(OptimizerOps) for every kParts-th optimizer, from number kPart on; the others are not
+// instantiated. The kernels of a device are in kParts sources, to be compiled in parallel.
 template <int kPart, int kParts, class F>
 void for_optimizers_of_part(const F& f) {
   static_assert(kPart >= 0 && kPart < kParts);

@@ -1,12 +1,12 @@
-// A binary search in what ascends. In range whatever it holds: offsets of a call may be any
-// numbers.
+// Binary search. The result is in range even if the items do not ascend: offsets of a call may be
+// any numbers.
 #pragma once
 
 #include "core/host_device.h"
 
 namespace dynemb {
 
-// The first of [0, count) for which holds(i), which stays true once it is; count if there is none.
+// The first i of [0, count) with holds(i), which stays true from there on; count if there is none.
 template <class Condition>
 DYNEMB_HD int64_t first_where(int64_t count, const Condition& holds) {
   int64_t low = 0;

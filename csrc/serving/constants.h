@@ -28,7 +28,7 @@ namespace dynemb::serving {
 
 namespace detail {
 
-// Anonymous memory, given back at the end.
+// Anonymous memory, freed at the end.
 class Pages {
  public:
   explicit Pages(size_t bytes) : bytes_(bytes + kHugePage) {
@@ -54,10 +54,10 @@ class Pages {
  private:
   static constexpr size_t kHugePage = size_t{2} << 20;
   [[noreturn]] static void too_large(size_t bytes, const std::string& why) {
-    throw std::runtime_error("Model: the constants take " + std::to_string(bytes) + " bytes, but " +
-                             why +
-                             ": close other models, serve on a machine with more, or export with "
-                             "less headroom");
+    throw std::runtime_error(
+        "Model: the constants take " + std::to_string(bytes) + " bytes, but " + why +
+        ": close other models, serve on a machine with more memory, or export with "
+        "less headroom");
   }
   const void* last() const { return static_cast<const char*>(data_) + bytes_; }
 
@@ -65,7 +65,7 @@ class Pages {
   size_t bytes_;
 };
 
-// A file of a package, read once from front to back in blocks whose sums are compared.
+// A file of a package, read once from front to back in blocks with checksums.
 class ChecksummedFile {
  public:
   ChecksummedFile(std::string path, const Json& sums) : path_(std::move(path)), sums_(sums) {
@@ -87,7 +87,7 @@ class ChecksummedFile {
   size_t bytes() const { return static_cast<size_t>(sums_.at("bytes").integer()); }
   const std::string& path() const { return path_; }
 
-  // Some bytes, unchecked.
+  // Reads bytes without a check.
   void read(size_t begin, size_t size, char* out) const {
     while (size > 0) {
       const ssize_t count = pread(file_, out, size, static_cast<off_t>(begin));
@@ -97,13 +97,13 @@ class ChecksummedFile {
     }
   }
 
-  // Gives all bytes, block by block, each after its sum was compared.
+  // Passes all bytes on, block by block, each after its checksum was compared.
   void each_block(const std::function<void(size_t begin, const char* data, size_t size)>& take) {
     constexpr int64_t kLargestBlock = int64_t{1} << 30;
     const int64_t block_bytes = sums_.at("block_bytes").integer();
     if (block_bytes < 1 || block_bytes > kLargestBlock) {
-      damaged(path_, "the manifest has sums of blocks of " + std::to_string(block_bytes) +
-                         " bytes, which no package has");
+      damaged(path_, "the manifest has checksums of blocks of " + std::to_string(block_bytes) +
+                         " bytes, expected 1 to " + std::to_string(kLargestBlock));
     }
     const auto block = static_cast<size_t>(block_bytes);
     const Json::Array& sums = sums_.at("sums").array();
@@ -125,9 +125,9 @@ class ChecksummedFile {
   int file_;
 };
 
-// A tensor of a file, and where its values lie in memory.
+// A tensor of a file, and its place in memory.
 struct PlacedSection : Section {
-  size_t place = 0, room = 0;  // there is room for rows that the file has not
+  size_t place = 0, room = 0;  // space in memory, also for rows that the file lacks
 };
 
 // The tensors of a safetensors file.
@@ -149,7 +149,7 @@ inline std::vector<PlacedSection> sections_of(const ChecksummedFile& file) {
   return result;
 }
 
-// How many rows tensors have in memory, by name, where that is not what the file has.
+// The number of rows in memory of tensors, by name, if it exceeds that of the file.
 inline std::unordered_map<std::string, int64_t> rows_of_slabs(const Json& manifest) {
   std::unordered_map<std::string, int64_t> result;
   if (!manifest.has("live")) return result;
@@ -162,21 +162,21 @@ inline std::unordered_map<std::string, int64_t> rows_of_slabs(const Json& manife
   return result;
 }
 
-// Makes room for so many rows.
+// Makes space for so many rows.
 inline void extend(const ChecksummedFile& file, PlacedSection& section, int64_t rows) {
   if (section.shape.size() != 2 || section.shape[0] > rows) {
     damaged(file.path(), section.name + " has more rows than the manifest says");
   }
   section.shape[0] = rows;
   const auto room = bytes_of(section.shape, c10::elementSize(section.dtype));
-  if (!room) damaged(file.path(), section.name + " has more bytes than there are addresses");
+  if (!room) damaged(file.path(), section.name + " exceeds the address space");
   section.room = *room;
 }
 
 }  // namespace detail
 
-// All tensors of a package. They do not own their memory, which is this object's: a compiled model
-// keeps references to its constants for ever.
+// All tensors of a package. They do not own their memory, which belongs to this object: a compiled
+// model keeps references to its constants forever.
 class Constants {
  public:
   static constexpr size_t kAlignment = 64;  // a bucket of an index is one line of the cache
@@ -200,7 +200,7 @@ class Constants {
         section.place = bytes;
         bytes += (section.room + kAlignment - 1) / kAlignment * kAlignment;
         if (bytes > kMostBytes) {
-          detail::damaged(files.back()->path(), "its tensors have more bytes than there can be");
+          detail::damaged(files.back()->path(), "its tensors exceed the address space");
         }
       }
     }
@@ -225,7 +225,7 @@ class Constants {
   }
 
   const std::unordered_map<std::string, at::Tensor>& tensors() const { return tensors_; }
-  // Names of the tensors that are no part of a table.
+  // Names of the tensors of the dense state.
   const std::set<std::string>& dense() const { return dense_; }
   // Whether the values of a tensor lie here.
   bool has(const at::Tensor& tensor) const { return pages_->has(tensor.const_data_ptr()); }

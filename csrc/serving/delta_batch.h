@@ -1,4 +1,4 @@
-// A batch of a delta log in bytes; see torch_dynemb/checkpoint/delta_log/batch.py.
+// The bytes of a batch of a delta log; see torch_dynemb/checkpoint/delta_log/batch.py.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace dynemb::serving {
 
-// A delta log is not what was written.
+// A delta log is damaged.
 class DamagedLog : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -60,13 +60,13 @@ struct Batch {
   uint32_t chain;                  // after the batch
 };
 
-// Bytes that are no batch, and whether the commit at their end is whole.
+// Bytes that are not a valid batch, and whether the commit at their end is valid.
 struct BrokenBatch {
   std::string reason;
   bool commit;
 };
 
-// Numbers that follow each other, little endian as the processors are.
+// Consecutive numbers, little endian as the processors are.
 class Numbers {
  public:
   explicit Numbers(const char* at) : at_(at) {}
@@ -84,19 +84,20 @@ class Numbers {
   const char* at_;
 };
 
-// What heads and records end with is the sum of all before it.
+// Whether the bytes end with the checksum of the bytes before it.
 inline bool has_sum(const char* text, size_t bytes) {
   const size_t body = bytes - sizeof(uint32_t);
   return Numbers(text + body).word() == crc32c(text, body);
 }
 
-// The chain goes without these sums: of bytes with their sum, all sums are equal.
+// The chain excludes these checksums: the checksum of bytes together with their checksum is
+// constant.
 inline uint32_t chained(const char* text, size_t bytes, uint32_t chain) {
   return crc32c(text, bytes - sizeof(uint32_t), chain);
 }
 
-// The head that kHeadBytes bytes are; none: it is damaged. Throws std::runtime_error where it is
-// one of another format version, or has numbers that no batch has.
+// The head in kHeadBytes bytes; none: it is damaged. Throws std::runtime_error if its format
+// version is unknown, or a number is out of range.
 inline std::optional<BatchHead> head_of(const char* text) {
   if (std::memcmp(text, kBatchMagic, kMagicBytes) != 0 || !has_sum(text, kHeadBytes)) return {};
   Numbers numbers(text + kMagicBytes);
@@ -160,7 +161,7 @@ inline std::optional<uint32_t> committed_chain(const char* text, const BatchHead
   return numbers.word() == kCommitEnd ? std::optional(chain) : std::nullopt;
 }
 
-// A batch of bytes, all of which are checked. Throws BrokenBatch.
+// Decodes a batch and checks all its bytes. Throws BrokenBatch.
 inline Batch decoded(std::string data) {
   const auto head = data.size() < kHeadBytes ? std::nullopt : head_of(data.data());
   if (!head || head->bytes != data.size()) {

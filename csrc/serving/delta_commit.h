@@ -1,4 +1,4 @@
-// What the batches of all ranks of one number say together: the changes of whole tables.
+// A commit: the changes of whole tables, from the batches of all ranks with one number.
 
 #pragma once
 
@@ -19,16 +19,16 @@
 
 namespace dynemb::serving {
 
-// What a commit changes in a table.
+// Changes of a commit to a table.
 struct TableDelta {
   int64_t embedding_dim;
   std::string dtype;   // of its rows, as a checkpoint names it
-  at::Tensor ids;      // int64 [n], each once, that are new or whose rows have changed
+  at::Tensor ids;      // int64 [n], distinct: new ids, and ids with changed rows
   at::Tensor rows;     // [n, embedding_dim]
-  at::Tensor removed;  // int64 [m], ids that are gone
+  at::Tensor removed;  // int64 [m], removed ids
 };
 
-// What one publish of all ranks has changed.
+// Changes of one publish of all ranks.
 struct Commit {
   int64_t sequence, step;
   std::map<std::string, TableDelta> tables;  // by name in the log
@@ -52,13 +52,13 @@ inline std::map<std::string, at::Tensor> tensors_of(const LogRecord& record) {
 
 constexpr size_t kMostTablesBytes = size_t{16} << 20;  // of JSON, for a hundred thousand tables
 
-// What ranks say of some columns of a table; a record each.
+// Changes of some columns of a table, from several ranks; a record each.
 struct TablePiece {
   int64_t embedding_dim, columns;
   std::string dtype;
   std::vector<at::Tensor> ids, rows, removed;
 
-  // Of the same columns: the ids of all ranks.
+  // Adds the ids of another rank for the same columns.
   void join(const TablePiece& more) {
     ids.insert(ids.end(), more.ids.begin(), more.ids.end());
     rows.insert(rows.end(), more.rows.begin(), more.rows.end());
@@ -73,7 +73,7 @@ struct TablePiece {
   }
 };
 
-// A table of what ranks have of it, by their first columns.
+// Joins a table from its pieces, by their first columns.
 inline TableDelta whole(const std::string& name, std::map<int64_t, TablePiece> pieces) {
   TableDelta result = pieces.begin()->second.delta();
   int64_t columns = 0;
@@ -104,7 +104,7 @@ inline std::vector<std::pair<std::string, std::pair<int64_t, TablePiece>>> piece
   std::vector<std::pair<std::string, std::pair<int64_t, TablePiece>>> pieces;
   for (const LogRecord& record : batch.records) {
     if (record.kind != kTables) continue;
-    if (record.bytes > kMostTablesBytes) throw std::runtime_error("its tables are too many");
+    if (record.bytes > kMostTablesBytes) throw std::runtime_error("it has too many tables");
     const Json tables = Json::parse({record.payload, record.bytes});
     for (const Json& table : tables.array()) {
       const Json& part = table.at("parts").array().at(0);
@@ -133,7 +133,7 @@ inline std::vector<std::pair<std::string, std::pair<int64_t, TablePiece>>> piece
   return pieces;
 }
 
-// Throws DamagedLog where the batches cannot be understood.
+// Throws DamagedLog if the batches are inconsistent.
 inline Commit commit_of(const std::vector<Batch>& batches) {
   const BatchHead& head = batches.at(0).head;
   const c10::InferenceMode guard;

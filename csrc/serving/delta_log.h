@@ -1,5 +1,5 @@
-// Reads the commits of a delta log: what all ranks have written, in order, with none left out; see
-// torch_dynemb/checkpoint/delta_log/reader.py.
+// Reader of the commits of a delta log: those that all ranks have written, in order, without gaps;
+// see torch_dynemb/checkpoint/delta_log/reader.py.
 
 #pragma once
 
@@ -19,18 +19,17 @@
 
 namespace dynemb::serving {
 
-// A delta log does not go on where its reader is: it was dropped up to a later commit, or rolled
-// back, or begins with another checkpoint. What was applied so far goes on being served.
+// A delta log does not continue at its reader's position: it was dropped up to a later commit, or
+// rolled back, or begins with another checkpoint. Applied commits stay in service.
 class NewBaseNeeded : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Where a package is in a delta log. For one thread; any may ask for sequence().
+// Position of a package in a delta log. For one thread; any may call sequence().
 class LogReader {
  public:
-  // `folder`: of the log, which need not be there yet. `base`: what the manifest of the package
-  // says of the rows that it has.
+  // `folder`: of the log, which may not exist yet. `base`: of the manifest of the package.
   LogReader(std::string folder, const Json& base)
       : folder_(std::move(folder)), base_(base.at("uuid").text()) {
     if (base.at("sequence").is_null()) return;
@@ -39,15 +38,15 @@ class LogReader {
         static_cast<uint32_t>(base.at("chain").integer());
   }
 
-  // Number of the last commit that was taken, or that the package was made of; none: nobody has
-  // published anything since its base.
+  // Number of the last commit that was taken, or that the package was made of; none: no commit has
+  // been published since its base.
   std::optional<int64_t> sequence() const {
     const int64_t sequence = sequence_;
     return sequence < 0 ? std::nullopt : std::optional(sequence);
   }
 
   // The next commit; none: not all ranks have written it. Throws NewBaseNeeded, DamagedLog, and
-  // std::runtime_error where the disk fails.
+  // std::runtime_error if the disk fails.
   std::optional<Commit> next() {
     if (ranks_.empty()) find_ranks();
     if (ranks_.empty()) return {};
@@ -71,7 +70,7 @@ class LogReader {
     return detail::commit_of(batches);
   }
 
-  // Says that the commit that next() has given was taken.
+  // Confirms that the commit returned by next() was taken.
   void taken() {
     chains_ = std::move(found_);
     ++sequence_;
@@ -116,7 +115,7 @@ class LogReader {
     for (std::string& folder : folders) ranks_.emplace_back(std::move(folder));
   }
 
-  // Finds the commit that the base has the content of, unless the log is empty.
+  // Finds the commit with the content of the base, unless the log is empty.
   void start() {
     std::string seen;
     ranks_[0].each(0, [&](const detail::Batch& batch) {
@@ -159,9 +158,10 @@ class LogReader {
     }
   }
 
-  // Where nothing follows what was read, it must be there: else the log was rolled back.
+  // If no batch follows the last one read, that must still exist: otherwise the log was rolled
+  // back.
   void check_end() {
-    if (sequence_ == 0) return;  // nothing was read, and a base with no commits says nothing
+    if (sequence_ == 0) return;  // nothing was read, and a base without commits cannot be checked
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       const auto there = ranks_[rank].chain_after(static_cast<uint64_t>(sequence_.load()));
       const auto chain = chains_.find(rank);
@@ -174,8 +174,8 @@ class LogReader {
 
   std::string folder_, base_;
   std::atomic<int64_t> sequence_{-1};
-  std::map<size_t, uint32_t> chains_;  // after the last commit, by rank, as far as they are known
-  std::map<size_t, uint32_t> found_;   // after the commit that next() has given
+  std::map<size_t, uint32_t> chains_;  // after the last commit, by rank, as far as known
+  std::map<size_t, uint32_t> found_;   // after the commit returned by next()
   std::vector<detail::RankLog> ranks_;
 };
 

@@ -22,7 +22,7 @@
 
 namespace dynemb::serving::detail {
 
-// Where a batch lies in a file.
+// Position of a batch in a file.
 struct Place {
   BatchHead head;
   std::string text;  // of the head
@@ -30,12 +30,12 @@ struct Place {
   size_t end() const { return begin + head.bytes; }
 };
 
-// A file of batches. One whose commit is whole is whole, or else it is damaged; what follows the
-// last whole one is a tail that was never committed: it ends too early, or lacks sectors that were
-// never written, which then are zeros. Anything else is damage.
+// A file of batches. A batch with a valid commit must be whole, otherwise it is damaged. Bytes
+// after the last whole batch are a tail that was never committed: it ends too early, or lacks
+// sectors that were never written, which then are zeros. Anything else is damage.
 class Segment {
  public:
-  // `last`: no segment follows it; only the last one may have a torn tail.
+  // `last`: whether it is the last segment; only the last one may have a torn tail.
   Segment(std::string path, bool last) : path_(std::move(path)), last_(last) {
     file_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
     if (file_ < 0 && errno != ENOENT) fail();
@@ -46,10 +46,10 @@ class Segment {
     if (file_ >= 0) close(file_);
   }
 
-  // Whether it is there: who writes the log may have dropped it.
+  // Whether the file exists: the writer of the log may have dropped it.
   bool exists() const { return file_ >= 0; }
 
-  // The batch that begins there; none: there is none, or it was not written to its end.
+  // The batch at `begin`; none: it is missing, or was not written to its end.
   std::optional<Place> place_at(size_t begin) const {
     const std::string text = bytes(begin, kHeadBytes);
     if (text.size() < kHeadBytes) {
@@ -64,7 +64,7 @@ class Segment {
     }
     if (!head) {
       if (last_ && lacks_sectors(text, begin) && !has_head(begin + 1)) return {};
-      damaged(begin, "there is no head of a batch");
+      damaged(begin, "the head of a batch is missing");
     }
     if (size() - begin < head->bytes) {
       torn(begin);
@@ -79,10 +79,10 @@ class Segment {
     return commit.size() < kCommitBytes ? std::nullopt : committed_chain(commit.data(), place.head);
   }
 
-  // Whether a batch that was read before is still there.
+  // Whether a batch that was read earlier still exists.
   bool holds(const Place& place) const { return bytes(place.begin, kHeadBytes) == place.text; }
 
-  // A batch; none: it was not committed.
+  // Reads a batch; none: it was not committed.
   std::optional<Batch> read(const Place& place) const {
     std::string text = bytes(place.begin, place.head.bytes);
     const bool whole = text.size() == place.head.bytes;
@@ -97,7 +97,7 @@ class Segment {
   }
 
  private:
-  static constexpr size_t kSector = 512;  // what a disk writes as a whole
+  static constexpr size_t kSector = 512;  // unit of a disk's atomic writes
 
   [[noreturn]] void fail() const { throw std::runtime_error(path_ + ": " + std::strerror(errno)); }
   [[noreturn]] void damaged(size_t begin, const std::string& why) const {
@@ -115,7 +115,7 @@ class Segment {
     return static_cast<size_t>(status.st_size);
   }
 
-  // Bytes of the file, fewer where it ends.
+  // Bytes of the file; fewer at its end.
   std::string bytes(size_t begin, size_t count) const {
     const size_t whole = size();
     std::string data(begin < whole ? std::min(count, whole - begin) : 0, '\0');
@@ -132,7 +132,7 @@ class Segment {
     return data;
   }
 
-  // Whether a part of some bytes, as a disk writes them, are zeros.
+  // Whether a sector of the bytes is all zeros.
   static bool lacks_sectors(const std::string& data, size_t begin) {
     for (size_t at = 0; at < data.size();) {
       const size_t next = std::min(data.size(), at + kSector - (begin + at) % kSector);
@@ -145,7 +145,7 @@ class Segment {
     return false;
   }
 
-  // Whether a batch begins somewhere: then what is before it had been committed.
+  // Whether a batch begins after `begin`: then everything before it had been committed.
   bool has_head(size_t begin) const {
     constexpr size_t kSearchedAtOnce = size_t{1} << 20;
     const std::string magic(kBatchMagic, kMagicBytes);
@@ -172,7 +172,7 @@ class RankLog {
  public:
   explicit RankLog(std::string folder) : folder_(std::move(folder)) {}
 
-  // The batches that are there from a number on, as long as `take` asks for the next one.
+  // Passes on the existing batches from a number on, as long as `take` asks for the next one.
   void each(uint64_t from, const std::function<bool(Batch)>& take) {
     each_place(from, [&](const std::string& path, const Segment& segment, const Place& place) {
       auto batch = segment.read(place);
@@ -182,8 +182,8 @@ class RankLog {
     });
   }
 
-  // The chain after the batch of a number; none: there is no such batch. It reads the ends of the
-  // batch only.
+  // The chain after the batch of a number; none: the batch does not exist. Reads only both ends of
+  // the batch.
   std::optional<uint32_t> chain_after(uint64_t number) {
     std::optional<uint32_t> chain;
     each_place(number, [&](const std::string&, const Segment& segment, const Place& place) {
@@ -196,7 +196,7 @@ class RankLog {
  private:
   using TakePlace = std::function<bool(const std::string&, const Segment&, const Place&)>;
 
-  // The places of batches from a number on, as long as `take` asks for the next one.
+  // Passes on the places of batches from a number on, as long as `take` asks for the next one.
   void each_place(uint64_t from, const TakePlace& take) const {
     const auto segments = files();
     size_t number = 0;
@@ -204,7 +204,7 @@ class RankLog {
     for (; number < segments.size(); ++number) {
       const std::string& path = segments[number].second;
       const Segment segment(path, number + 1 == segments.size());
-      // dropped meanwhile: who goes on finds a later batch, and no earlier one
+      // dropped meanwhile: the caller finds a later batch, but no earlier one
       if (!segment.exists()) return;
       size_t begin = 0;
       if (met_ && met_->first == path && met_->second.head.sequence <= from &&

@@ -1,4 +1,4 @@
-// Reads JSON (RFC 8259): manifests, headers of safetensors files, requests.
+// Reader of JSON (RFC 8259): manifests, headers of safetensors files, requests.
 
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace dynemb::serving {
 
-// A value of a JSON text. Accessors throw std::runtime_error where it has another kind.
+// A value of a JSON text. Accessors throw std::runtime_error for values of another kind.
 class Json {
  public:
   using Array = std::vector<Json>;
@@ -26,7 +26,7 @@ class Json {
   template <typename Value>
   explicit Json(Value value) : value_(std::move(value)) {}
 
-  // Throws std::runtime_error where the text is no JSON.
+  // Throws std::runtime_error if the text is invalid.
   static Json parse(std::string_view text);
 
   bool is_null() const { return std::holds_alternative<std::nullptr_t>(value_); }
@@ -45,7 +45,8 @@ class Json {
   bool has(const std::string& key) const { return object().count(key) != 0; }
   const Json& at(const std::string& key) const {
     const auto found = object().find(key);
-    if (found == object().end()) throw std::runtime_error("JSON: there is no \"" + key + "\"");
+    if (found == object().end())
+      throw std::runtime_error("JSON: the key \"" + key + "\" is missing");
     return found->second;
   }
 
@@ -60,8 +61,8 @@ class Json {
   std::variant<std::nullptr_t, bool, int64_t, double, std::string, Array, Object> value_ = nullptr;
 };
 
-// A text in quotes, with what JSON escapes. It takes no view: calls with a std::string would find
-// std::quoted, which escapes otherwise.
+// A text in quotes, with JSON escapes. Does not take a view: calls with a std::string would find
+// std::quoted, which escapes differently.
 inline std::string quoted(const std::string& text) {
   static constexpr char kDigits[] = "0123456789abcdef";
   std::string result = "\"";
@@ -169,12 +170,12 @@ class JsonParser {
     const std::string number(text_.substr(begin, at_ - begin));
     int64_t value = 0;
     const char* end = number.data() + number.size();
-    // a whole number beyond 64 bits is none that integer() gives
+    // a whole number beyond 64 bits is left to the floats
     if (whole && std::from_chars(number.data(), end, value).ec == std::errc()) return Json(value);
-    return Json(std::strtod(number.c_str(), nullptr));  // infinite where it is too large
+    return Json(std::strtod(number.c_str(), nullptr));  // infinite if it is too large
   }
 
-  // Goes past digits; says how many.
+  // Skips digits; returns their number.
   size_t digits() {
     const size_t begin = at_;
     while (peek() >= '0' && peek() <= '9') ++at_;

@@ -1,4 +1,4 @@
-// Tensors from nested lists of a JSON text, and back.
+// Conversion of nested lists of a JSON text to tensors, and back.
 
 #pragma once
 
@@ -19,8 +19,8 @@ namespace dynemb::serving {
 
 namespace detail {
 
-// Appends what is in nested lists, and the shape of what lies `depth` lists deep; `deepest` is how
-// deep numbers lie, -1 before the first one.
+// Appends the content of nested lists, and the shape at depth `depth`; `deepest` is the depth of
+// the numbers, -1 before the first one.
 inline void flatten(const Json& value, int64_t depth, std::vector<const Json*>& leaves,
                     std::vector<int64_t>& shape, int64_t& deepest) {
   const auto levels = static_cast<int64_t>(shape.size());
@@ -62,9 +62,9 @@ inline at::Tensor leaves_of(const std::vector<const Json*>& leaves, at::ScalarTy
 
 }  // namespace detail
 
-// A tensor of nested lists, which errors call `field`. Integers are written as whole numbers. An
-// empty list does not tell the sizes in it: they are `sizes`. Throws std::invalid_argument where
-// the lists are no tensor of such numbers.
+// Makes a tensor of nested lists; errors call it `field`. Integers are written as whole numbers.
+// The inner sizes of an empty list are `sizes`. Throws std::invalid_argument if the lists are not a
+// tensor of such numbers.
 inline at::Tensor tensor_of(const Json& value, at::ScalarType dtype,
                             const std::vector<int64_t>& sizes, const std::string& field) {
   try {
@@ -81,14 +81,14 @@ inline at::Tensor tensor_of(const Json& value, at::ScalarType dtype,
   }
 }
 
-// A tensor that a model takes.
+// Makes a tensor for an input of a model.
 inline at::Tensor tensor_of(const Json& value, const Input& input) {
   std::vector<int64_t> sizes;
   for (const auto& size : input.sizes) sizes.push_back(size ? size->plus : 0);
   return tensor_of(value, input.dtype, sizes, "inputs." + input.name);
 }
 
-// Throws std::invalid_argument where `owner` is no object, or has other keys.
+// Throws std::invalid_argument if `owner` is not an object, or has other keys.
 inline void check_fields(const Json& value, const std::vector<std::string>& known,
                          const std::string& owner) {
   if (!value.is_object()) throw std::invalid_argument(owner + ": expected an object");

@@ -24,24 +24,24 @@
 
 namespace dynemb::serving {
 
-// How many ids an update has inserted, updated and taken out.
+// Numbers of ids that an update has inserted, updated and removed.
 struct LiveUpdate {
   int64_t inserted, updated, erased;
 };
 
-// What a table has: ids, rows for new ids, updates that it has taken since the export.
+// Counts of a table: ids, rows for new ids, updates since the export.
 struct LiveStats {
   int64_t ids, free_rows, updates;
 };
 
-// An update whose new ids want more rows than a table has free. Nothing of it has been done.
+// An update with more new ids than a table has free rows. Nothing has changed.
 class NoHeadroom : public std::runtime_error {
  public:
   NoHeadroom(const std::string& table, int64_t wanted_rows, int64_t free)
       : std::runtime_error("table '" + table + "' has " + std::to_string(free) +
-                           " rows free, but new ids of this update want " +
+                           " rows free, but new ids of this update need " +
                            std::to_string(wanted_rows) +
-                           ": nothing of it has been done. Erase ids, or export the model with "
+                           ": nothing has changed. Erase ids, or export the model with "
                            "more headroom"),
         wanted(wanted_rows),
         free_rows(free) {}
@@ -49,7 +49,7 @@ class NoHeadroom : public std::runtime_error {
   const int64_t wanted, free_rows;
 };
 
-// What a commit of a delta log changes in a table.
+// Changes of a commit of a delta log to a table.
 struct LiveChange {
   std::string table;
   at::Tensor ids, rows, removed;
@@ -63,8 +63,8 @@ class LiveTables {
     const auto tensor = [&](const std::string& name) {
       const auto found = tensors.find(name);
       if (found == tensors.end()) {
-        detail::damaged("manifest.json",
-                        "there is no tensor " + name + ": files of different packages were mixed");
+        detail::damaged("manifest.json", "the tensor " + name +
+                                             " is missing: files of different packages were mixed");
       }
       return found->second;
     };
@@ -81,11 +81,11 @@ class LiveTables {
     }
   }
 
-  // Takes ids out of a table, then gives others their rows; all of it, or nothing. An id that is in
-  // both gets its row, and no run misses it meanwhile. `ids` and `erased` int64 [n] and [m]; `rows`
-  // float32, bfloat16 or float16 [n, dim]. Throws NoHeadroom;
-  // std::invalid_argument where an argument is wrong; std::runtime_error where the package has no
-  // headroom, for a padding id, and for a row that the format cannot hold.
+  // Removes ids from a table, then writes rows of others; all of it, or nothing. An id in both
+  // lists gets its row, and no run misses it meanwhile. `ids` and `erased` int64 [n] and [m];
+  // `rows` float32, bfloat16 or float16 [n, dim]. Throws NoHeadroom; std::invalid_argument for a
+  // wrong argument; std::runtime_error if the package has no headroom, for a padding id, and for a
+  // row that the format cannot hold.
   LiveUpdate apply(const std::string& table, const at::Tensor& ids, const at::Tensor& rows,
                    const at::Tensor& erased) {
     const auto [group, number] = find("apply", table);
@@ -102,7 +102,7 @@ class LiveTables {
     return update(*group, number, ids, rows, erased);
   }
 
-  // Takes ids out of a table; says how many were there.
+  // Removes ids from a table; returns their number.
   int64_t erase(const std::string& table, const at::Tensor& ids) {
     const auto [group, number] = find("erase", table);
     check_ids("erase", "ids", ids);
@@ -110,7 +110,7 @@ class LiveTables {
     return update(*group, number, ids.slice(0, 0, 0), none, ids).erased;
   }
 
-  // Takes several changes of tables that it has, each as apply() does; all of them, or none.
+  // Applies several changes of known tables, each as apply() does; all of them, or none.
   void take(const std::vector<LiveChange>& changes) {
     const std::lock_guard<std::mutex> lock(writing_);
     const c10::InferenceMode guard;
@@ -122,7 +122,7 @@ class LiveTables {
     }
   }
 
-  // Of all tables, by name; empty where the package has no headroom.
+  // Counts of all tables, by name; empty if the package has no headroom.
   std::map<std::string, LiveStats> stats() const {
     const std::lock_guard<std::mutex> lock(writing_);
     std::map<std::string, LiveStats> result;
@@ -154,7 +154,7 @@ class LiveTables {
     if (groups_.empty()) {
       throw std::runtime_error(std::string(method) +
                                ": the tables of this package are only read: export the model with "
-                               "headroom=, the number of ids that each table may have more");
+                               "headroom=, the number of further ids for each table");
     }
     std::string known;
     for (const Group& group : groups_) {
@@ -180,7 +180,7 @@ class LiveTables {
     return update_alone(group, number, ids, rows, erased);
   }
 
-  // As long as the lock is held.
+  // Requires the lock.
   static LiveUpdate update_alone(const Group& group, int64_t number, const at::Tensor& ids,
                                  const at::Tensor& rows, const at::Tensor& erased) {
     const c10::InferenceMode guard;
@@ -194,7 +194,7 @@ class LiveTables {
     return {count[0], count[1], count[2]};
   }
 
-  // Throws where apply() would refuse a change, which then would come after others.
+  // Throws if apply() would refuse a change, before any change is made.
   void check(const LiveChange& change) const {
     const auto [group, number] = find("follow", change.table);
     const int64_t dim = group->meta_of(number, kMetaDim);
@@ -203,8 +203,7 @@ class LiveTables {
     if (!change.rows.is_floating_point() || change.rows.dim() != 2 ||
         change.rows.size(0) != change.ids.numel() || change.rows.size(1) != dim) {
       throw std::runtime_error("follow: the rows of table '" + change.table +
-                               "' are none of floats, " + std::to_string(dim) +
-                               " for each id, which live tables take");
+                               "' should be floats, " + std::to_string(dim) + " for each id");
     }
     const int64_t padding = group->meta_of(number, kMetaPaddingId);
     if (group->meta_of(number, kMetaHasPadding) != 0 && change.ids.eq(padding).any().item<bool>()) {
@@ -216,7 +215,7 @@ class LiveTables {
     const int64_t* counts = group->tables.const_data_ptr<int64_t>() + number * kLiveTableColumns;
     const int64_t free = counts[kLiveTableCapacity] - counts[kLiveTableSize];
     if (change.ids.numel() > free) {
-      // an id that is in both lists keeps its row
+      // an id in both lists keeps its row
       const at::Tensor removed =
           change.removed.masked_select(at::isin(change.removed, change.ids).logical_not());
       const int64_t gone = removed.numel() - missing(*group, number, removed);
@@ -227,12 +226,12 @@ class LiveTables {
                   change.rows)) {
       throw std::runtime_error("follow: the commit has rows of table '" + change.table +
                                "' with NaN, infinity, or a range that no scale of quantized rows "
-                               "holds (int4: values up to 65504): nothing of it has been applied. "
+                               "holds (int4: values up to 65504): nothing has been applied. "
                                "Export with rows='bf16', or find out why they diverge");
     }
   }
 
-  // Whether rows are finite once they are stored.
+  // Whether rows are finite after they are stored.
   static bool can_hold(Storage storage, const at::Tensor& rows) {
     if (!is_quantized(storage)) return true;
     const int64_t format = storage == Storage::kInt8   ? kRowsOfInt8
@@ -245,7 +244,7 @@ class LiveTables {
     return back.isfinite().all().item<bool>();
   }
 
-  // How many ids a table has not got.
+  // Number of ids that a table lacks.
   static int64_t missing(const Group& group, int64_t number, const at::Tensor& ids) {
     const auto results = detail::call_all(
         "dynemb::serve_lookup", group.buckets, group.tables, group.meta, group.rows,

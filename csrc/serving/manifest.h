@@ -1,4 +1,4 @@
-// What a serving package says of itself; see torch_dynemb/serving/packages/manifest.py.
+// The manifest of a serving package; see torch_dynemb/serving/packages/manifest.py.
 
 #pragma once
 
@@ -25,7 +25,7 @@ namespace detail {
   throw std::runtime_error(file + ": " + why);
 }
 
-// crc32c of bytes that follow those whose sum is given.
+// CRC-32C of bytes, continuing from the checksum `before` of preceding bytes.
 inline uint32_t crc32c(const void* data, size_t bytes, uint32_t before = 0) {
   const at::Tensor values =
       at::from_blob(const_cast<void*>(data), {static_cast<int64_t>(bytes)}, at::kByte);
@@ -52,21 +52,21 @@ inline std::set<std::string> instruction_sets() {
 // The manifest of a package, checked against its checksum.
 inline Json read_manifest(const std::string& folder) {
   constexpr size_t kEnd = 22;  // ,"crc32c":"01234567"} and a line feed
-  // of packages that are only read, of those that say which commit of a delta log they have, and of
-  // those whose rows are updated
+  // formats of packages that are read-only, that have a base in a delta log, and that have rows to
+  // update
   constexpr int64_t kFormatVersion = 1;  // FORMAT_VERSION in serving/packages/manifest.py
   const std::string path = folder + "/manifest.json";
   std::ifstream file(path, std::ios::binary);
   if (!file) {
     throw std::runtime_error("Model: " + folder +
-                             " is no serving package: it has no manifest.json; "
+                             " is not a serving package: it has no manifest.json; "
                              "torch_dynemb.serving.export makes one");
   }
   constexpr std::streamoff kMostBytes = std::streamoff{16} << 20;  // of a package of 10 TB
   file.seekg(0, std::ios::end);
   if (const std::streamoff bytes = file.tellg(); bytes > kMostBytes) {
-    detail::damaged(path, "the file has " + std::to_string(bytes) +
-                              " bytes, more than a manifest of a package has");
+    detail::damaged(
+        path, "the file has " + std::to_string(bytes) + " bytes, more than the largest manifest");
   }
   file.seekg(0);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
@@ -94,7 +94,7 @@ inline Json read_manifest(const std::string& folder) {
   return manifest;
 }
 
-// Throws std::runtime_error where the code of a package cannot run in this process.
+// Throws std::runtime_error if the code of a package cannot run in this process.
 inline void check_platform(const std::string& folder, const Json& manifest) {
   const auto refuse = [&](const std::string& what) {
     throw std::runtime_error("Model: " + folder + " was exported " + what +

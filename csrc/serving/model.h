@@ -3,9 +3,9 @@
 //   dynemb::serving::load_ops("torch_dynemb/_C.abi3.so");
 //   dynemb::serving::Model model("package");
 //   std::vector<at::Tensor> outputs = model.run({ids, offsets});
-//   model.apply("users", ids, rows);  // where the package was exported with headroom
-//   model.follow("log", DensePart::kKept);  // where it was exported with a base, too
-//   model.update();  // applies the rows of the commits of the delta log that are there
+//   model.apply("users", ids, rows);  // if the package was exported with headroom
+//   model.follow("log", DensePart::kKept);  // if it was exported with a base, too
+//   model.update();  // applies the rows of new commits of the delta log
 
 #pragma once
 
@@ -37,7 +37,7 @@
 
 namespace dynemb::serving {
 
-// The size of a dimension: times * symbol + plus, or plus where it has no symbol.
+// The size of a dimension: times * symbol + plus, or plus without a symbol.
 struct Size {
   std::string symbol;
   int64_t times, plus, least;
@@ -51,25 +51,25 @@ struct Input {
   std::vector<std::optional<Size>> sizes;
 };
 
-// A table: how many ids it had when it was exported, and its columns.
+// A table: number of ids at the export, and columns.
 struct ServedTable {
   int64_t ids, embedding_dim;
 };
 
-// What becomes of the dense part of a package that follows a delta log. A Model keeps that of the
+// Treatment of the dense state of a package that follows a delta log. A Model keeps that of the
 // export; VersionedModel takes that of each commit, too.
 enum class DensePart { kKept };
 
-// A model, ready to run: its constants are in before it exists. Any number of threads may run it;
-// `runners` of them at the same time. The memory of the tables goes with the object; torch keeps
-// the compiled code, about 2 MB, in the process.
+// A model, ready to run: its constructor loads all constants. Any number of threads may run it;
+// `runners` of them at the same time. The memory of the tables is freed with the object; torch
+// keeps the compiled code, about 2 MB, in the process.
 //
-// Rows of a package that was exported with headroom can be updated while threads run: a run gets of
-// each id the row from before or from after an update, and of several ids rows of both. Where all
-// rows of a run have to be of one version, there is VersionedModel.
+// Rows of a package that was exported with headroom can be updated while threads run: a run reads
+// each row from before or from after an update, and different rows may be of both. If all rows of a
+// run have to be of one version, use VersionedModel.
 class Model {
  public:
-  // Throws std::runtime_error, with the file and the reason, where the folder is no package, or is
+  // Throws std::runtime_error, with the file and the reason, if the folder is not a package, or is
   // damaged, or was exported for another version, processor or device, or the ops are not loaded.
   explicit Model(const std::string& folder, size_t runners = 1) {
     const Json manifest = read_manifest(folder);
@@ -116,12 +116,12 @@ class Model {
                             /*check_full_update=*/true, /*user_managed=*/true);
   }
 
-  // Of the export; updates of rows do not change it.
+  // Version of the export; updates of rows do not change it.
   const std::string& version() const { return version_; }
   const std::vector<Input>& inputs() const { return inputs_; }
   const std::map<std::string, ServedTable>& tables() const { return tables_; }
 
-  // How many ids runs have not found since the load, by table; none where the package was exported
+  // Number of missing ids in runs since the load, by table; none if the package was exported
   // without missing=True.
   std::optional<std::vector<std::pair<std::string, int64_t>>> missing() const {
     const std::lock_guard<std::mutex> lock(counting_);
@@ -129,7 +129,7 @@ class Model {
   }
 
   // The model's outputs, flat, for its inputs, in the order of inputs(). Throws
-  // std::invalid_argument where an input has another dtype, shape or device.
+  // std::invalid_argument for an input of another dtype, shape or device.
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) {
     check(inputs);
     const c10::InferenceMode guard;
@@ -150,38 +150,37 @@ class Model {
 
   static at::Tensor no_ids() { return at::empty({0}, at::kLong); }
 
-  // Takes ids out of a table, then gives others their rows, while threads run; all of it, or
-  // nothing. An id that is in both gets its row, and no run misses it meanwhile. `ids` and `erased`
-  // int64 [n] and [m]; `rows` float32, bfloat16 or float16 [n, dim], of which quantized rows are
-  // made where the package has those. Threads that update take turns. Throws NoHeadroom;
-  // std::invalid_argument where an argument is wrong; std::runtime_error where the package was
-  // exported without headroom, for a padding id, and for a row that the format of the rows cannot
-  // hold.
+  // Removes ids from a table, then writes rows of others, while threads run; all of it, or nothing.
+  // An id in both lists gets its row, and no run misses it meanwhile. `ids` and `erased` int64 [n]
+  // and [m]; `rows` float32, bfloat16 or float16 [n, dim], quantized if the package's rows are.
+  // Threads that update take turns. Throws NoHeadroom; std::invalid_argument for a wrong argument;
+  // std::runtime_error if the package was exported without headroom, for a padding id, and for a
+  // row that the format cannot hold.
   LiveUpdate apply(const std::string& table, const at::Tensor& ids, const at::Tensor& rows,
                    const at::Tensor& erased = no_ids()) {
     return live_->apply(table, ids, rows, erased);
   }
 
-  // Takes ids out of a table while threads run; says how many were there.
+  // Removes ids from a table while threads run; returns their number.
   int64_t erase(const std::string& table, const at::Tensor& ids) {
     return live_->erase(table, ids);
   }
 
-  // Ids, free rows and updates of each table; empty where the package has no headroom.
+  // Ids, free rows and updates of each table; empty if the package has no headroom.
   std::map<std::string, LiveStats> stats() const { return live_->stats(); }
 
   // From here on, update() reads a delta log: the directory to which DeltaLog publishes. The dense
-  // part stays that of the export: rows and dense part are then of different commits, as far as
-  // dense_behind() says. Throws std::runtime_error where the package was exported without headroom
-  // or without a base.
+  // state stays that of the export, so rows and dense state may be of different commits:
+  // dense_behind() counts them. Throws std::runtime_error if the package was exported without
+  // headroom or without a base.
   void follow(const std::string& log, DensePart) { log_ = reader_of(log); }
 
-  // Applies the commits of the delta log that are there, up to a number, each as a whole or not at
-  // all, while threads run; says how many. Runs get the rows of a commit one after another, as with
-  // apply(); the dense part stays that of the export (VersionedModel changes both at once). For one
-  // thread at a time. Throws NewBaseNeeded where the log does not go on from here, DamagedLog,
-  // NoHeadroom, and std::runtime_error where the package cannot take a commit: those before it have
-  // been applied, and nothing of it.
+  // Applies the commits of the delta log up to a number, each as a whole or not at all, while
+  // threads run; returns how many. Runs read the rows of a commit one after another, as with
+  // apply(); the dense state stays that of the export (VersionedModel changes both at once). For
+  // one thread at a time. Throws NewBaseNeeded if the log does not continue here, DamagedLog,
+  // NoHeadroom, and std::runtime_error if the package cannot take a commit: earlier commits have
+  // been applied, and nothing of this one.
   int64_t update(std::optional<int64_t> until = std::nullopt) {
     return each_commit(log_, until, [&](const Commit& commit) {
       take(commit, /*dense=*/false);
@@ -189,18 +188,18 @@ class Model {
     });
   }
 
-  // How many commits that changed the dense part were taken without it.
+  // Number of commits taken without their changes of the dense state.
   int64_t dense_behind() const { return dense_behind_; }
 
-  // Number of the last commit whose rows it has; none: those of the base, or it follows no log.
+  // Number of the last commit of its rows; none: they are those of the base, or it follows no log.
   std::optional<int64_t> sequence() const { return log_ ? log_->sequence() : std::nullopt; }
 
-  // A reader of a delta log from the commit on that the package was made of.
+  // A reader of a delta log from the package's commit on.
   std::unique_ptr<LogReader> reader_of(const std::string& log) const {
     if (live_->stats().empty()) {
       throw std::runtime_error(
           "follow: the tables of this package are only read: export the model with headroom=, the "
-          "number of ids that each table may have more, and base=");
+          "number of further ids for each table, and base=");
     }
     if (base_.is_null()) {
       throw std::runtime_error(
@@ -210,7 +209,7 @@ class Model {
     return std::make_unique<LogReader>(log, base_);
   }
 
-  // Gives the commits that are there, up to a number, to what takes them; says how many.
+  // Passes commits up to a number to `take`; returns how many.
   static int64_t each_commit(const std::unique_ptr<LogReader>& log, std::optional<int64_t> until,
                              const std::function<void(const Commit&)>& take) {
     if (!log) throw std::runtime_error("update: this model follows no delta log: call follow()");
@@ -224,8 +223,7 @@ class Model {
     return applied;
   }
 
-  // Takes a commit, or throws, and then nothing has changed. The dense part only while nothing
-  // runs.
+  // Takes a commit, or throws and changes nothing. The dense state changes only while nothing runs.
   void take(const Commit& commit, bool dense) {
     std::vector<LiveChange> changes;
     std::set<std::string> known;
@@ -239,8 +237,8 @@ class Model {
       if (known.count(name) == 0 && delta.ids.numel() + delta.removed.numel() > 0) {
         throw std::runtime_error("follow: commit " + std::to_string(commit.sequence) +
                                  " changes table '" + name +
-                                 "', which the package has not: export it of the model that is "
-                                 "published");
+                                 "', which the package lacks: export a package of the published "
+                                 "model");
       }
     }
     std::vector<std::pair<at::Tensor, at::Tensor>> copies;
@@ -251,8 +249,8 @@ class Model {
       } else if (unused_.count(name) + unused_.count("model." + name) == 0) {
         throw std::runtime_error("follow: commit " + std::to_string(commit.sequence) +
                                  " changes the dense tensor '" + name +
-                                 "', which the package has not: export it of the model that is "
-                                 "published, or follow with a Model, which keeps its dense part");
+                                 "', which the package lacks: export a package of the published "
+                                 "model, or follow with a Model, which keeps its dense state");
       }
     }
     live_->take(changes);
@@ -260,8 +258,8 @@ class Model {
     for (auto& [tensor, values] : copies) tensor.copy_(values);
   }
 
-  // Gives a tensor of the dense part other values of the same dtype and shape. Only while nothing
-  // runs, which VersionedModel sees to. Throws std::invalid_argument.
+  // Sets a tensor of the dense state to values of the same dtype and shape. Only while nothing
+  // runs, as in VersionedModel. Throws std::invalid_argument.
   void set_dense(const std::string& name, const at::Tensor& values) {
     const at::Tensor tensor = dense_tensor("set_dense", name, values);
     const c10::InferenceMode guard;
@@ -275,7 +273,7 @@ class Model {
                     "packages were mixed");
   }
 
-  // Whether a tensor is one of tables that are updated, of which runs need some only.
+  // Whether a tensor belongs to live tables; runs need only some of these.
   static bool is_live(const Json& manifest, const std::string& name) {
     if (!manifest.has("live")) return false;
     for (const auto& [path, part] : manifest.at("live").object()) {
@@ -349,7 +347,7 @@ class Model {
     }
   }
 
-  // Such as "[s0, 3]"; a size that is not checked is "any".
+  // Such as "[s0, 3]"; an unchecked size is "any".
   static std::string shape_text(const Input& wanted) {
     std::ostringstream text;
     for (const auto& size : wanted.sizes) {
@@ -388,20 +386,20 @@ class Model {
     return true;
   }
 
-  // What the package calls a tensor of the dense part; none: it has no such tensor.
+  // Name of a tensor of the dense state in the package; none: the package lacks it.
   std::optional<std::string> dense_name(const std::string& name) const {
     if (constants_->dense().count(name) != 0) return name;
-    // what counts missing ids has the model as a part
+    // a wrapper that counts missing ids has the model as a part
     if (counted_ && constants_->dense().count("model." + name) != 0) return "model." + name;
     return std::nullopt;
   }
 
-  // A tensor of the dense part that can take such values.
+  // A tensor of the dense state that can take such values.
   at::Tensor dense_tensor(const char* method, const std::string& name,
                           const at::Tensor& values) const {
     const auto whole_name = dense_name(name);
     if (!whole_name) {
-      throw std::invalid_argument(std::string(method) + ": the dense part has no tensor " + name);
+      throw std::invalid_argument(std::string(method) + ": the dense state has no tensor " + name);
     }
     const at::Tensor& tensor = constants_->tensors().at(*whole_name);
     if (!values.defined() || values.scalar_type() != tensor.scalar_type() ||
@@ -415,16 +413,16 @@ class Model {
   }
 
   std::string version_;
-  Json base_;                                        // null: the package has none
+  Json base_;                                        // null: none
   std::map<std::string, std::string> names_in_log_;  // of its tables
-  std::set<std::string> unused_;                     // dense tensors that the code does without
+  std::set<std::string> unused_;                     // dense tensors that the code does not use
   std::atomic<int64_t> dense_behind_{0};
   std::unique_ptr<LogReader> log_;
   mutable std::mutex counting_;
   std::optional<std::vector<std::pair<std::string, int64_t>>> counted_;
   std::vector<Input> inputs_;
   std::map<std::string, ServedTable> tables_;
-  std::unique_ptr<Constants> constants_;  // goes after the loader, whose constants they are
+  std::unique_ptr<Constants> constants_;  // freed after the loader, which uses them
   std::unique_ptr<torch::inductor::AOTIModelPackageLoader> loader_;
   std::unique_ptr<LiveTables> live_;
 };

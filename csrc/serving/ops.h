@@ -24,7 +24,7 @@ inline c10::OperatorHandle op(const std::string& name) {
   const auto found = c10::Dispatcher::singleton().findSchema({name, ""});
   if (!found) {
     throw std::runtime_error("Model: the op " + name +
-                             " is not there: call load_ops with torch_dynemb/_C.abi3.so before");
+                             " is missing: call load_ops with torch_dynemb/_C.abi3.so first");
   }
   return *found;
 }

@@ -1,4 +1,4 @@
-// Reads headers of safetensors files.
+// Reader of headers of safetensors files.
 
 #pragma once
 
@@ -36,7 +36,7 @@ inline at::ScalarType dtype_of(const std::string& name) {
   return found->second;
 }
 
-// A tensor of a file, and where its values lie there.
+// A tensor of a file, and the position of its values.
 struct Section {
   std::string name;
   at::ScalarType dtype;
@@ -44,13 +44,13 @@ struct Section {
   size_t begin, bytes;
 };
 
-// The bytes of a header, its length included, of a file of so many bytes. `first` is the length as
-// the file has it.
+// The bytes of a header, including its length, in a file of so many bytes. `first`: the length
+// field.
 inline size_t header_bytes(const char* first, size_t file_bytes) {
   uint64_t length = 0;
   if (file_bytes < sizeof length) throw std::runtime_error("it has no header");
   std::memcpy(&length, first, sizeof length);
-  constexpr uint64_t kMost = uint64_t{16} << 20;  // of a hundred thousand tensors
+  constexpr uint64_t kMost = uint64_t{16} << 20;  // for a hundred thousand tensors
   if (length > std::min<uint64_t>(kMost, file_bytes - sizeof length)) {
     throw std::runtime_error("its header is too long");
   }
@@ -62,7 +62,7 @@ inline std::optional<size_t> bytes_of(const std::vector<int64_t>& shape, size_t 
   size_t bytes = element;
   bool fits = true;
   for (const int64_t size : shape) {
-    // a tensor without values has sizes, too, whose product must be a number
+    // a tensor without values has sizes, too; their product must be a number
     const auto factor = static_cast<size_t>(std::max<int64_t>(1, size));
     fits = fits && size >= 0 && !__builtin_mul_overflow(bytes, factor, &bytes);
   }
@@ -70,7 +70,7 @@ inline std::optional<size_t> bytes_of(const std::vector<int64_t>& shape, size_t 
   return std::count(shape.begin(), shape.end(), 0) > 0 ? 0 : bytes;
 }
 
-// The tensors that a header tells of. Throws std::runtime_error where they do not fit the file.
+// The tensors of a header. Throws std::runtime_error if they do not fit the file.
 inline std::vector<Section> sections_in(const std::string& text, size_t header, size_t file_bytes) {
   std::vector<Section> result;
   size_t together = 0;  // tensors do not overlap, so copies of all are no larger than the file

@@ -1,10 +1,10 @@
-// Serves versions of a package one after another: a run gets all its rows and its dense part from
+// Serves versions of a package one after another: a run reads all its rows and its dense state from
 // one version, while the next one is made.
 //
 //   dynemb::serving::VersionedModel model("package");
 //   model.apply("users", ids, rows);        // rows of the next version
-//   model.set_dense("top.weight", weight);  // its dense part
-//   model.publish("tuesday");               // from here on, runs get it
+//   model.set_dense("top.weight", weight);  // its dense state
+//   model.publish("tuesday");               // from here on, runs read it
 //
 //   model.follow("log");                    // or each commit of a delta log becomes a version
 //   model.update();
@@ -26,13 +26,12 @@
 
 namespace dynemb::serving {
 
-// Two copies of a package's tensors: runs read one while the other one is changed. It takes twice
-// the memory of a Model, which is enough where a run may get rows of several versions.
+// Two copies of a package's tensors: runs read one while the other one is changed. Takes twice the
+// memory of a Model, which suffices if a run may read rows of several versions.
 //
-// Any number of threads may run, and they never wait for those that change. What was changed in
-// one copy is changed in the other one, too, before that is changed again: when the runs that
-// began on it have ended. Each copy has code of its own, because torch's swap of constants waits
-// until no run goes on, and where threads run all the time it may wait for ever.
+// Any number of threads may run, and they never wait for changes. A change of one copy is repeated
+// in the other one before that is changed again, after the runs on it have ended. Each copy has
+// code of its own, because torch's swap of constants waits until nothing runs, which may be never.
 class VersionedModel {
  public:
   struct Outputs {
@@ -40,7 +39,7 @@ class VersionedModel {
     std::string version;
   };
 
-  // As of Model; `runners` is how many threads may run one version at the same time.
+  // As Model; `runners`: how many threads may run one version at the same time.
   explicit VersionedModel(const std::string& folder, size_t runners = 1)
       : sides_{{folder, runners}, {folder, runners}} {}
 
@@ -49,33 +48,33 @@ class VersionedModel {
   // Of the export, whatever version runs.
   const std::string& package_version() const { return sides_[0].model.version(); }
 
-  // Of the version that runs; before the first publish() that of the package.
+  // The version that runs read; before the first publish() that of the package.
   std::string version() {
     const Reading reading(*this);
     return reading.side().version;
   }
 
-  // The outputs of Model::run, and the version that all of them are of.
+  // The outputs of Model::run, and their version.
   Outputs run(std::vector<at::Tensor> inputs) {
     const Reading reading(*this);
     Outputs outputs{reading.side().model.run(std::move(inputs)), reading.side().version};
     return outputs;
   }
 
-  // Changes rows of the next version, as Model::apply does, with its arguments and errors. An
-  // update that is refused is no part of it.
+  // Changes rows of the next version, as Model::apply does, with its arguments and errors. A
+  // refused update has no effect.
   LiveUpdate apply(const std::string& table, const at::Tensor& ids, const at::Tensor& rows,
                    const at::Tensor& erased = Model::no_ids()) {
     LiveUpdate done{};
     change([&done, table, ids = copy(ids), rows = copy(rows), erased = copy(erased)](
                Model& model, bool is_first) {
       const LiveUpdate counts = model.apply(table, ids, rows, erased);
-      if (is_first) done = counts;  // later, who asked is gone
+      if (is_first) done = counts;  // later, the caller has returned
     });
     return done;
   }
 
-  // Takes ids out of the next version; says how many were there.
+  // Removes ids from the next version; returns their number.
   int64_t erase(const std::string& table, const at::Tensor& ids) {
     int64_t done = 0;
     change([&done, table, ids = copy(ids)](Model& model, bool is_first) {
@@ -85,13 +84,13 @@ class VersionedModel {
     return done;
   }
 
-  // Gives a tensor of the dense part its values in the next version, as Model::set_dense does.
+  // Sets a tensor of the dense state in the next version, as Model::set_dense does.
   void set_dense(const std::string& name, const at::Tensor& values) {
     change([name, values = copy(values)](Model& model, bool) { model.set_dense(name, values); });
   }
 
-  // Runs that begin after this get the next version, which is called so. Those that have begun end
-  // as they began; nobody waits for them here.
+  // Publishes the next version under this name: later runs read it. Running ones end on theirs, and
+  // this does not wait for them.
   void publish(std::string version) {
     const std::lock_guard<std::mutex> lock(changing_);
     Side& next = next_side();
@@ -100,16 +99,15 @@ class VersionedModel {
     behind_.swap(changes_);
   }
 
-  // From here on, update() reads a delta log, rows and dense part, with the errors of
+  // From here on, update() reads a delta log, rows and dense state, with the errors of
   // Model::follow.
   void follow(const std::string& log) { log_ = sides_[0].model.reader_of(log); }
 
-  // Makes a version of each commit of the delta log that is there, up to a number, and publishes
-  // it; says how many. A version has the rows and the dense part of the trained model at the
-  // commit, as far as the log has the dense part, and is called VERSION+COMMIT after the package
-  // and the commit. A dense tensor of the log that the package has not is an error. What was
-  // changed by apply() and the like and not published is part of the next one. For one thread at a
-  // time. Throws as Model::update does.
+  // Makes a version of each commit of the delta log up to a number, and publishes it; returns how
+  // many. A version has the rows and the dense state of the trained model at the commit, as far as
+  // the log has the dense state. Its name is VERSION+COMMIT, after the package and the commit. A
+  // dense tensor of the log that the package lacks is an error. Unpublished changes by apply() and
+  // the like are part of the next version. For one thread at a time. Throws as Model::update does.
   int64_t update(std::optional<int64_t> until = std::nullopt) {
     return Model::each_commit(log_, until, [&](const Commit& commit) {
       change([commit](Model& model, bool) { model.take(commit, /*dense=*/true); });
@@ -117,8 +115,7 @@ class VersionedModel {
     });
   }
 
-  // Number of the last commit that was published; none: there is none since the base, or it follows
-  // no log.
+  // Number of the last published commit; none: there is none since the base, or it follows no log.
   std::optional<int64_t> sequence() const { return log_ ? log_->sequence() : std::nullopt; }
 
   // Ids, free rows and updates of the tables in the version that runs.
@@ -127,7 +124,7 @@ class VersionedModel {
     return sides_[active_.load()].model.stats();
   }
 
-  // How many ids runs of all versions have not found; none where the package does not count them.
+  // Number of missing ids in runs of all versions; none if the package does not count them.
   std::optional<std::vector<std::pair<std::string, int64_t>>> missing() const {
     auto counts = sides_[0].model.missing();
     const auto others = sides_[1].model.missing();
@@ -149,14 +146,14 @@ class VersionedModel {
     alignas(64) std::atomic<int> running{0};
   };
 
-  // Keeps the copy that is active from being changed.
+  // Keeps the active copy from being changed.
   class Reading {
    public:
     explicit Reading(VersionedModel& model) {
       for (;;) {
         side_ = &model.sides_[model.active_.load()];
         side_->running.fetch_add(1);
-        // who counts here before another copy becomes active is seen by who changes this one
+        // a writer that changes this copy sees every reader counted before the switch
         if (side_ == &model.sides_[model.active_.load()]) return;
         leave();
       }
@@ -179,7 +176,7 @@ class VersionedModel {
     return tensor.defined() ? tensor.clone() : tensor;
   }
 
-  // The copy that nobody runs, with all changes of the active one.
+  // The copy without runs, with all changes of the active one.
   Side& next_side() {
     Side& next = sides_[1 - active_.load()];
     for (int running; (running = next.running.load()) != 0;) next.running.wait(running);
@@ -204,7 +201,7 @@ class VersionedModel {
   std::atomic<int> active_{0};
   std::mutex changing_;
   std::deque<Change> changes_;  // of the next version
-  std::deque<Change> behind_;   // what the active version has and the other copy has not
+  std::deque<Change> behind_;   // changes that only the active version has
 };
 
 }  // namespace dynemb::serving

@@ -89,7 +89,7 @@ def shorter(name: str, position: int) -> str | None:
     if name in ("quantize_rows", "dequantize_rows"):
         return None  # likewise
     if name.startswith("serve_") and argument in ("weights", "erased"):
-        return None  # rows that are nobody's; any number of ids
+        return None  # rows without an owner; any number of ids
     if name == "serve_apply_" and argument == "buckets":
         return r"the two ranges of table 2 do not fit into buckets with \d+ rows"
     if name.startswith("serve_") and argument == "ids":

@@ -91,7 +91,7 @@ def fake(given: Any, mode: FakeTensorMode) -> Any:
 def names_it(message: str, name: str, argument: str) -> bool:
     """Whether an error names the op and the argument, or one that it does not fit."""
     others = [other.name for other in schema(name).arguments]
-    if message.startswith("NotImplementedError: There were no tensor arguments"):
+    if message.startswith("NotImplementedError") and "no tensor arguments" in message:
         return len([a for a in schema(name).arguments if "Tensor" in str(a.type)]) == 1
     said_of = message.partition(f"dynemb::{name}")[2]
     return argument in said_of or any(f" {other}" in said_of for other in others)
@@ -127,7 +127,7 @@ def test_the_error_names_op_and_argument(name: str) -> None:
 def test_the_error_of_a_traced_call_names_op_and_argument(name: str) -> None:
     arguments = arguments_of(name)
     # One for all calls of the op: to make fakes takes far longer than the calls. It finds those of
-    # the tensors that are not wrong while somebody holds them.
+    # the other tensors only while they are referenced.
     mode = FakeTensorMode(shape_env=ShapeEnv())
     held = [fake(given, mode) for given in arguments]
 

@@ -1,6 +1,6 @@
 """Life-cycle policies on the emulated GPU: integers equal to the CPU's after the same calls.
 
-Random calls on small tables whose ids come and go, with several orders of threads.
+Random calls on small tables that insert and remove ids, with several orders of threads.
 """
 
 from __future__ import annotations

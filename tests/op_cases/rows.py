@@ -231,7 +231,7 @@ def materialize_arguments(optimizer: str) -> OpArguments:
 
 
 def copied_arguments(optimizer: str, out: bool = False) -> OpArguments:
-    """Of a slab whose rows are preserved."""
+    """Of a slab with copy-on-write."""
     group = make_group(optimizer=optimizer)
     slabs = len(group.rows.weights)
     weights = group.rows.weights[0][:64].clone()

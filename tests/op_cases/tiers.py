@@ -116,7 +116,7 @@ def staged_lookup() -> OpArguments:
     return (*tiers, *rows, ids, handles, offsets, None, tables, [4, 3, 4], int(Pooling.SUM))
 
 
-def promised_room() -> OpArguments:
+def full_cache() -> OpArguments:
     group, tiers = used_cache()
     *_, meta, ids, _, offsets, tables = arguments_of_ids(group, tiers)
     return (tiers.clock, group.index.buckets, group.index.tables, meta, ids, offsets, tables)
@@ -159,7 +159,7 @@ CASES: dict[str, dict[str, Case]] = {
 # Ops that take the tensors of an open store only, which no copies are. What the first two plan is
 # what plan_moves_ plans.
 REGISTERED: dict[str, Case] = {
-    "reserve_space_": lambda: promised_room(),
+    "reserve_space_": lambda: full_cache(),
     "stage_": lambda: planned(trains=True)[:-1],
     "staged_lookup_": lambda: staged_lookup(),
     "prefetch_": lambda: (*planned(trains=False, ahead=1)[:-2], 1),

@@ -123,7 +123,7 @@ def test_bits_do_not_depend_on_threads_and_instruction_set(*, known: bool) -> No
 
 
 def test_ids_are_found_wherever_their_probes_end() -> None:
-    """In an index without an empty slot, whose ids are all in other buckets than their own two."""
+    """In an index without an empty slot and with all ids outside of their own two buckets."""
     group = td.TableGroup([td.TableConfig("a", 4)], optimizer=td.SGD(lr=1.0))
     known = torch.arange(40) * 3
     values = torch.arange(160.0).reshape(40, 4)

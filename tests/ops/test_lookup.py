@@ -272,7 +272,7 @@ def test_one_id_without_a_live_row_changes_no_other(weighted: bool) -> None:
     group = make_group((16,), padding_idx=PADDING)
     known = torch.arange(10, 210)
     train(group, 0, known, torch.ones(200, 16))
-    group.insert(0, torch.tensor([500]))  # has a row that nobody has written
+    group.insert(0, torch.tensor([500]))  # has an unwritten row
     rows = {int(id): group.read(0, id.reshape(1))[0].cpu() for id in known}
     for special in (PADDING, 500, 999):
         for place in (0, 15, 16, 70):
@@ -374,7 +374,7 @@ def test_26_tables_take_two_ops_and_others_before_and_after_them(dims: list[int]
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("pooling", list(Pooling), ids=[pooling.name for pooling in Pooling])
 def test_lookup_is_the_same_whoever_sees_its_ops(pooling: Pooling, weighted: bool) -> None:
-    """Where nobody but autograd does, its formula is applied without a call of the op."""
+    """If autograd is the only observer, its formula is applied without a call of the op."""
     outcomes = []
     for watcher in (CountOps(), nullcontext()):
         group = make_group((4, 4), padding_idx=PADDING)

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torch_dynemb import ops
 
-pytestmark = pytest.mark.cpu_only("compilers and what they are told of ops")
+pytestmark = pytest.mark.cpu_only("compilers and their view of ops")
 
 UTILITIES = (
     "test_schema",

@@ -94,7 +94,7 @@ def test_a_row_without_a_scale_reads_as_nan(form: RowFormat) -> None:
     rows = torch.ones(8, 6)
     rows[1, 2], rows[2, 0], rows[3, 5] = float("nan"), float("inf"), float("-inf")
     rows[4] = float("nan")
-    rows[5, 0], rows[5, 1] = 3.4e38, -3.4e38  # their difference is no float32
+    rows[5, 0], rows[5, 1] = 3.4e38, -3.4e38  # their difference overflows float32
     rows[6, 0] = -7e4 if form == RowFormat.INT4 else float("nan")  # no bias of 16 bits
     back = ops.dequantize_rows(ops.quantize_rows(rows, form), form, 6)
     bad = [1, 2, 3, 4, 6] + ([] if form == RowFormat.FLOAT8 else [5])

@@ -18,7 +18,7 @@ from torch_dynemb.ops import OPTIMIZER_NAMES, columns, memory
 from torch_dynemb.optim import base
 from torch_dynemb.policy.policy import SCORES
 
-pytestmark = pytest.mark.cpu_only("compilers and what they are told of ops")
+pytestmark = pytest.mark.cpu_only("compilers and their view of ops")
 
 expecttest = pytest.importorskip("expecttest")
 
@@ -440,7 +440,7 @@ def test_no_schema_is_left_out() -> None:
 
 @pytest.mark.parametrize("name", ops_with_cases())
 def test_registrations(name: str) -> None:
-    """A CPU kernel, a fake unless there is no tensor, autograd for what has a gradient."""
+    """A CPU kernel, a fake if there are tensors, autograd for differentiable ops."""
 
     def has(key: str) -> bool:
         return torch._C._dispatch_has_kernel_for_dispatch_key(f"dynemb::{name}", key)

@@ -323,5 +323,5 @@ class Served(Dataset[torch.Tensor]):
 
 def test_workers_of_a_data_loader_keep_the_class() -> None:
     loader = DataLoader(Served(), num_workers=1, multiprocessing_context="fork")
-    with pytest.raises(errors.NoHeadroomError, match="want 3"):
+    with pytest.raises(errors.NoHeadroomError, match="need 3"):
         list(loader)

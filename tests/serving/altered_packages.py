@@ -34,7 +34,7 @@ def copied(package: Package, folder: Path, whole: tuple[str, ...] = ()) -> Path:
 
 
 def with_manifest(package: Package, folder: Path, **changes: Any) -> Path:
-    """A package whose manifest says something else, with the right checksum."""
+    """A package with an altered manifest, with the right checksum."""
     copied(package, folder, (MANIFEST,))
     manifest: PackageManifest = read_manifest(folder)._replace(**changes)
     (folder / MANIFEST).write_bytes(manifest_text(manifest))

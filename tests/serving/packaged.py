@@ -75,7 +75,7 @@ def make_package(folder: Path) -> nn.Module:
 
 
 def make_live_package(folder: Path) -> nn.Module:
-    """Writes a package whose rows are updated, and beside it the checkpoint that is its base.
+    """Writes a package with rows to update, and beside it the checkpoint that is its base.
 
     Returns:
         The frozen model that the package was made of.

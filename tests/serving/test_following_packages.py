@@ -226,7 +226,7 @@ def test_a_commit_without_headroom_is_refused_whole(live_package: Package, tmp_p
         group.insert_or_assign(0, torch.arange(50), torch.ones(50, 8))
         group.insert_or_assign(1, torch.arange(5000, 5001 + HEADROOM), torch.ones(301, 4))
         publish(publisher)
-        with pytest.raises(serving.NoHeadroomError, match=f"'{V}' has 300 rows free.*want 301"):
+        with pytest.raises(serving.NoHeadroomError, match=f"'{V}' has 300 rows free.*need 301"):
             served.follower.update()
         assert served.stats() == before
         assert torch.equal(served.run(*INPUTS)[0], expected)

@@ -76,7 +76,7 @@ def test_each_commit_is_a_version_with_the_bits_of_the_trainer(
         said = again.update(until=5)
         assert said["versions"]["applied"] == said["model"]["applied"] == 5
         assert said["versions"]["outputs"] == expected[f"{VERSION}+5"]
-        again.process.kill()  # who begins again has the rows of the package, and takes all commits
+        again.process.kill()  # a restart has the rows of the package, and takes all commits
     with versions_program.following(program, live_package.path, log) as again:
         assert again.update()["versions"]["outputs"] == expected[f"{VERSION}+8"]
 
@@ -127,7 +127,7 @@ def test_a_commit_without_headroom_is_refused_whole(
                 assert of_model["sequence"] == 0
         group.erase(1, torch.arange(5000, 5100))
         publish(publisher)  # the commit from before has ids without room all the same
-        assert "want 301" in follower.update()["model"]["headroom"]
+        assert "need 301" in follower.update()["model"]["headroom"]
 
 
 def test_logs_that_do_not_go_on_are_told(

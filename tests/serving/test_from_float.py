@@ -181,7 +181,7 @@ def test_a_copy_of_the_same_form_has_rows_of_its_own() -> None:
         (qconfig(torch.quint2x4), "weight dtype of table 'row' is torch.quint2x4, but rows of dyn"),
         (qconfig(torch.int8, row=torch.int32), "weight dtype of table 'row' is torch.int32, but"),
         (qconfig(torch.int8, torch.quint8), "dtype of qconfig.activation is torch.quint8, but"),
-        (None, "FrozenEmbedding.from_float: DynamicEmbedding has no qconfig, which says"),
+        (None, "FrozenEmbedding.from_float: DynamicEmbedding has no qconfig with"),
     ],
 )
 def test_what_rows_and_outputs_cannot_be_is_refused(config: Any, message: str) -> None:

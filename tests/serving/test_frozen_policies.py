@@ -25,7 +25,7 @@ POLICIES = {
 
 
 def trained(policy: td.Policy) -> td.DynamicEmbeddingBag:
-    """A table of a policy in whose training ids have come, gone and been refused."""
+    """A table of a policy; training has inserted, removed and refused ids."""
     bag = td.DynamicEmbeddingBag(4, mode="sum", name="bag", optimizer=ADAM, policy=policy)
     if policy.ttl is not None:
         bag.group.clock.set_now(996)

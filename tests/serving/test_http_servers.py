@@ -277,7 +277,7 @@ def test_servers_take_updates_while_they_serve(live_package: Package, port: int)
             ("bags.u", [1], [[0.0] * 4], "rows"),
             ("bags.u", [1, 2], [[0.0] * 8], "rows"),
             ("bags.u", [1, 2], [[0.0] * 8, [0.0]], "length"),
-            ("bags.u", range(500), [[0.0] * 8] * 500, f"has {HEADROOM} rows free.*want 40"),
+            ("bags.u", range(500), [[0.0] * 8] * 500, f"has {HEADROOM} rows free.*need 40"),
         ]:
             with pytest.raises(RefusedError, match=says):
                 client.update(table, ids, wrong)
@@ -302,7 +302,7 @@ def test_the_cpp_server_serves_packages_that_are_only_read(
         assert client.describe()["tables"]["bags.u"]["ids"] == 100
         with pytest.raises(RefusedError, match="only read: export the model with headroom="):
             client.update("bags.u", [1], [[0.0] * 8])
-        with pytest.raises(RefusedError, match="there is no such path"):
+        with pytest.raises(RefusedError, match="no such path"):
             client._post("/nothing", {})
 
 
@@ -318,7 +318,7 @@ def refused(cpp_server: Path, folder: Path, ops: Path = OPS) -> str:
 def test_the_cpp_reader_refuses_what_it_cannot_serve(
     package: Package, live_package: Package, cpp_server: Path, tmp_path: Path
 ) -> None:
-    assert "is no serving package: it has no manifest.json" in refused(cpp_server, tmp_path)
+    assert "is not a serving package: it has no manifest.json" in refused(cpp_server, tmp_path)
     for name in (TABLES, DENSE, MANIFEST):
         folder = copied(package, tmp_path / f"bit of {name}", (name,))
         content = bytearray((folder / name).read_bytes())
@@ -345,7 +345,7 @@ def test_the_cpp_reader_refuses_what_it_cannot_serve(
     ((path, part),) = read_manifest(live_package.path).live.items()
     for slabs, says in [
         ([1, 1], f"{path}.rows0 has more rows than the manifest says"),
-        ([*part.rows, 5], f"there is no tensor {path}.rows2: files of different packages"),
+        ([*part.rows, 5], f"the tensor {path}.rows2 is missing: files of different packages"),
     ]:
         live = {path: part._replace(rows=slabs, formats=[0] * len(slabs))}
         folder = with_manifest(live_package, tmp_path / str(len(slabs)), live=live)

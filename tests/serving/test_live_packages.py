@@ -1,4 +1,4 @@
-"""Packages whose rows are updated while they serve: as live tables of the same model."""
+"""Packages with rows that are updated while they serve: as live tables of the same model."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_ids_without_headroom_are_refused_whole(
     served: serving.ServedModel, live: nn.Module
 ) -> None:
     ids = torch.arange(90, 101 + HEADROOM)  # one too many
-    with pytest.raises(serving.NoHeadroomError, match=f"'{U}' has {HEADROOM} rows free.*want 301"):
+    with pytest.raises(serving.NoHeadroomError, match=f"'{U}' has {HEADROOM} rows free.*need 301"):
         served.apply(U, ids, torch.ones(len(ids), 8))
     assert_same(served, live)
     assert served.stats()[U] == (100, HEADROOM, 0, 0)
@@ -119,7 +119,7 @@ def test_files_have_the_rows_that_are_in_use(live_package: Package) -> None:
 
 
 def mixed_packages(package: Package, folder: Path) -> dict[str, Path]:
-    """Packages whose manifest does not go with the other files, by what is said of them."""
+    """Packages with a manifest that does not fit the other files, by the error."""
     manifest = read_manifest(package.path)
     ((path, part),) = manifest.live.items()
     constants = {name: file for name, file in manifest.constants.items() if name != f"{path}.free"}

@@ -250,7 +250,7 @@ def test_tables_of_one_model_are_updated_by_name() -> None:
     assert torch.equal(before[:, 8:], after[:, 8:])
     ids = features(0)["b"]
     assert torch.equal(after[:, 4:8], 2.0 * (ids != 3).sum(1, keepdim=True).expand(-1, 4))
-    with pytest.raises(serving.NoHeadroomError, match=r"table 'b' has 0 rows free, but .* want 2"):
+    with pytest.raises(serving.NoHeadroomError, match=r"table 'b' has 0 rows free, but .* need 2"):
         tables.update("b", torch.tensor([9000, 9001, 9000]), torch.zeros(3, 4))
     assert torch.equal(live(features(0)), after)
 
@@ -322,7 +322,7 @@ def test_exported_programs_read_updates(strict: bool) -> None:
 
 @pytest.mark.long
 def test_packages_of_aotinductor_read_updates(tmp_path: Path) -> None:
-    """Whose constants are the tables themselves, which the user manages."""
+    """Its constants are the tables themselves, which the user manages."""
     sequence = td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1), name="t", eval_default="zeros")
     model = serving.live(nn.Sequential(sequence), headroom=50)
     (tables,) = serving.live_tables(model).values()

@@ -248,7 +248,7 @@ def test_a_damaged_package_is_refused_by_name(
 
 
 def test_what_is_no_package_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="is no serving package: there is nothing"):
+    with pytest.raises(FileNotFoundError, match="is not a serving package: it does not exist"):
         td.serving.load(tmp_path / "nothing")
     with pytest.raises(FileNotFoundError, match=r"it has no manifest\.json"):
         td.serving.load(tmp_path)
@@ -282,7 +282,7 @@ def test_manifests_of_other_programs_are_refused(package: Package, tmp_path: Pat
         text = json.dumps(fields, separators=(",", ":")).encode()[:-1]
         end = f',"crc32c":"{sums_of_bytes(text):08x}"}}\n'
         (folder / MANIFEST).write_bytes(text + end.encode())
-        with pytest.raises(DamagedFileError, match=r"has not the fields that .*: another program"):
+        with pytest.raises(DamagedFileError, match=r"not those that .*: another program"):
             td.serving.load(folder)
 
 
@@ -380,7 +380,7 @@ def test_wrong_arguments_of_export(
 
 def test_export_replaces_nothing(package: Package) -> None:
     before = {name: (package.path / name).stat().st_mtime_ns for name in FILES}
-    with pytest.raises(FileExistsError, match="is there: choose another path"):
+    with pytest.raises(FileExistsError, match="exists: choose another path"):
         td.serving.export(SmallModel(), package.path, features(4, 20))
     assert {name: (package.path / name).stat().st_mtime_ns for name in FILES} == before
 

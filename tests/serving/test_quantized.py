@@ -1,4 +1,4 @@
-"""Frozen models whose rows are stored in another form than the model's."""
+"""Frozen models with rows in another format than the model's."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_rows_without_a_place_in_the_form_are_refused(rows: RowKind, value: floa
     message = f"rows is '{rows}', but 1 rows of table 'items', such as that of id 6, have NaN"
     with pytest.raises(ValueError, match=message):
         td.freeze(table, rows=rows)
-    table.group.erase(0, torch.tensor([6]))  # a row without an owner is nobody's
+    table.group.erase(0, torch.tensor([6]))  # its row has no owner
     frozen = td.freeze(table, rows=rows)
     assert torch.equal(frozen(torch.tensor([5, 7])), torch.ones(2, 4))
 

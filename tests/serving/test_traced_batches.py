@@ -1,6 +1,6 @@
 """Frozen modules in torch.jit.trace, on batches of other sizes than the example's.
 
-A trace keeps integers that are no sizes of tensors; each result here is that of the module itself.
+A trace keeps integers other than sizes of tensors; each result here is that of the module itself.
 """
 
 from __future__ import annotations

@@ -50,6 +50,6 @@ def test_wrong_arguments_are_told(seen: dict[str, Any]) -> None:
         "'bags.u' for each id",
         "apply: ids should be a tensor of the CPU of int64 with 1 dimension",
         "erase: ids should be a tensor of the CPU of int64 with 1 dimension",
-        "set_dense: the dense part has no tensor bags.u",
+        "set_dense: the dense state has no tensor bags.u",
         "set_dense: scale should be Float [1]",
     ]

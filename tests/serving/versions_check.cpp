@@ -114,7 +114,7 @@ void check_versions(const char* package, int64_t versions) {
   } catch (const NoHeadroom& error) {
     refused = error.wanted > error.free_rows;
   }
-  model.publish(std::to_string(versions));  // what was refused is no part of it
+  model.publish(std::to_string(versions));  // without the refused update
   seen.mixed += !of_one_version(model.run(batch()));
   std::cout << "{\"first\": \"" << first << "\", \"runs\": " << seen.runs
             << ", \"mixed\": " << seen.mixed << ", \"backwards\": " << seen.backwards

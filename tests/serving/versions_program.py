@@ -1,4 +1,4 @@
-"""Compiles and runs ``versions_check.cpp``: a live package in C++, whose versions threads run."""
+"""Compiles and runs ``versions_check.cpp``: threads run versions of a live package in C++."""
 
 from __future__ import annotations
 

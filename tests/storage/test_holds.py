@@ -117,7 +117,7 @@ def test_nothing_is_gone_back_to_while_rows_are_held(tmp_path: Path) -> None:
         snapshot, saved = ops.store_sync(store.clock), store.copy_of_content()
         store.write(0, range(50, 300), seed=1)
         hold, held = ops.store_hold(store.clock), store.copy_of_content()[0]
-        with pytest.raises(RuntimeError, match=r"rows of path .* are held, as an asynchronous sav"):
+        with pytest.raises(RuntimeError, match=r"rows of path .* are pinned by an asynchronous"):
             ops.store_load(store.clock, snapshot)
         store.check_content()
         check_held(store, hold, held)

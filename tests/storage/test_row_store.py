@@ -77,7 +77,7 @@ def test_slabs_in_memory_have_no_files(tmp_path: Path) -> None:
         store.check_content()
         snapshot = ops.store_sync(store.clock)
         assert [part.numel() > 0 for part in snapshot.records] == [False, True]
-        with pytest.raises(RuntimeError, match=r"store_read: slab is 0, whose rows are in memory"):
+        with pytest.raises(RuntimeError, match=r"store_read: slab is 0, expected one with a log"):
             store.read(0, [handle(1)])
     assert [path.name for path in (tmp_path / "rows").iterdir()] == ["slab1"]
 
@@ -393,7 +393,7 @@ def test_a_snapshot_whose_files_are_gone_changes_nothing(tmp_path: Path) -> None
         os.truncate(file, SEGMENT - 1)
         refused(rf"the snapshot needs {file}, which has {SEGMENT - 1} bytes, expected {SEGMENT}")
         shutil.copy(tmp_path / "rows/slab0" / f"{numbers[0]:08x}", file)
-        refused(rf"the snapshot needs {file}, whose first page is damaged or another file's")
+        refused(rf"the snapshot needs {file}, but its first page is damaged or of another file")
         shutil.copy(tmp_path / "away", file)
         assert sorted({*there, file}) == store.files()
         ops.store_load(store.clock, snapshot)

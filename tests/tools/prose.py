@@ -66,33 +66,33 @@ apply arrange ask assemble assert assign attach average await backpropagate bala
 book borrow bound break bring broadcast build bump bytes cache calculate call cancel cap capture
 carry cast change check choose claim clamp clean clear click clip clone close collect combine
 commit compact compare compile complete compress compute concatenate configure confirm connect
-construct consume continue convert copy count cover create cross cut damage deal decay declare
-decode decompress decrease deduplicate defer define delete deliver demangle derive describe
-deserialize destroy detach determine disable discard dispatch divide do download drain draw drop
-dump encode end enforce enlarge enqueue ensure enter enumerate erase escape estimate evaluate
-evict examine exchange exclude execute exit expand expect explain export expose extend extract
-fail fall feed fetch fill filter find finish fit fix flatten flush fold follow forbid forget fork
-format forward free freeze fuse gather generate get give go group grow guard guess halve handle
-hash have hold identify ignore import include increase increment index infer initialize inject
-insert inspect install integrate interleave interpret interrupt intersect invalidate inverse
-invert issue iterate join judge keep kill label launch lay lead learn leave let limit link list
-load localize locate lock log look lower make map mark mask match materialize measure merge
-migrate mirror mix model modify mount move multiply name narrow negate normalize note notice
-notify number observe obtain offer open order overlap overwrite own pack pad pair parse partition
-pass patch pause peek perform permute pick pin place plan plot point poll pool pop populate
-prefetch prefix prepare prepend preserve print process produce project promote propagate protect
-prove provide prune publish pull push put quantize query queue quote raise randomize rank reach
-read rebuild receive recognize record recover reduce refer refuse register reject relabel release
-reload remember remove rename render renumber reopen reorder repair repeat replace replay report
-represent request require rescale reserve reset reshape resize resolve restore restrict resume
-retain retire retry return reuse reverse revert rewrite roll rotate round route run sample save
-say scale scan scatter schedule score search see select send separate serialize serve set shape
-share shift show shrink shuffle shut sign signal simulate skip sleep slice snapshot solve sort
-spawn split spread stack stage start state step stop store stream strip submit subtract sum
-summarize swap switch synchronize tabulate take tell test throw tile time touch trace track train
-transfer translate transpose traverse trim truncate try tune turn unbind undo unfold union unlink
-unlock unpack unpickle unpin unregister unwrap update upgrade upload use validate verify view
-visit wait walk warm warn weigh widen wire withdraw work wrap write yield zero zip
+construct consume continue convert copy count cover create cross cut damage deal decay decide
+declare decode decompress decrease deduplicate defer define delete deliver demangle derive
+describe deserialize destroy detach determine disable discard dispatch divide do download drain
+draw drop dump encode end enforce enlarge enqueue ensure enter enumerate erase escape estimate
+evaluate evict examine exchange exclude execute exit expand expect explain export expose extend
+extract fail fall feed fetch fill filter find finish fit fix flatten flush fold follow forbid
+forget fork format forward free freeze fuse gather generate get give go group grow guard guess
+halve handle hash have hold identify ignore import include increase increment index infer
+initialize inject insert inspect install integrate interleave interpret interrupt intersect
+invalidate inverse invert issue iterate join judge keep kill label launch lay lead learn leave let
+limit link list load localize locate lock log look lower make map mark mask match materialize
+measure merge migrate mirror mix model modify mount move multiply name narrow negate normalize
+note notice notify number observe obtain offer open order overlap overwrite own pack pad pair
+parse partition pass patch pause peek perform permute pick pin place plan plot point poll pool pop
+populate prefetch prefix prepare prepend preserve print process produce project promote propagate
+protect prove provide prune publish pull push put quantize query queue quote raise randomize rank
+reach read rebuild receive recognize record recover reduce refer refuse register rehash reject
+relabel release reload remember remove rename render renumber reopen reorder repair repeat replace
+replay report represent request require rescale reserve reset reshape resize resolve restore
+restrict resume retain retire retry return reuse reverse revert rewrite roll rotate round route
+run sample save say scale scan scatter schedule score search see select send separate serialize
+serve set shape share shift show shrink shuffle shut sign signal simulate skip sleep slice
+snapshot solve sort spawn split spread stack stage start state step stop store stream strip submit
+subtract sum summarize swap switch synchronize tabulate take tell test throw tile time touch trace
+track train transfer translate transpose traverse trim truncate try tune turn unbind undo unfold
+union unlink unlock unpack unpickle unpin unregister unwrap update upgrade upload use validate
+verify view visit wait walk warm warn weigh widen wire withdraw work wrap write yield zero zip
 """
 VERBS = frozenset(_VERBS.split())
 

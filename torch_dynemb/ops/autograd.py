@@ -1,7 +1,7 @@
 """Autograd formulas at the Autograd key.
 
-torch.library.register_autograd takes lists of tensors apart and puts them together again on every
-call, which takes longer than a small op.
+``torch.library.register_autograd`` flattens and rebuilds lists of tensors on every call, which
+takes longer than a small op.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _library = torch.library.Library("dynemb", "IMPL")
 
 
 def register_autograd_kernel(op: str, kernel: Callable[..., Any]) -> None:
-    """Registers ``kernel(keyset, *arguments)`` for ``dynemb::op`` at the Autograd key."""
+    """Register ``kernel(keyset, *arguments)`` for ``dynemb::op`` at the Autograd key."""
 
     def explained(keyset: Any, *arguments: Any) -> Any:
         try:
@@ -38,13 +38,13 @@ def register_autograd_kernel(op: str, kernel: Callable[..., Any]) -> None:
 
 
 def below_autograd(op: Any, keyset: Any, arguments: Sequence[Any]) -> Any:
-    """Calls the op's kernel for the device."""
+    """Call the op's kernel for the device."""
     with torch._C._AutoDispatchBelowAutograd():
         return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:
-    """Whether autograd has to see a call with these arguments."""
+    """Return whether autograd has to see a call with these arguments."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
@@ -70,7 +70,7 @@ class _Differentiable(torch.autograd.Function):
 def differentiable(
     call: Callable[[], Tensors], backward: Backward, inputs: Sequence[Tensor]
 ) -> Tensors:
-    """The outputs of ``call``, whose gradients ``backward`` turns into those of ``inputs``.
+    """Return the outputs of ``call``; ``backward`` turns their gradients into those of ``inputs``.
 
     Args:
         call: calls the op below autograd; outputs of an integer dtype get no gradient.

@@ -1,4 +1,4 @@
-"""Blocks of files: which ways of reading them there are, and reads by each of them."""
+"""Reads of many blocks of a file at once, by io_uring or by threads."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from torch_dynemb._library.library import raises_typed_errors, register_fake
 
 
 class IoPath(IntEnum):
-    """How blocks of files are read."""
+    """Ways of reading blocks of files."""
 
-    AUTO = 0  # by io_uring where there is one, else by threads
+    AUTO = 0  # by io_uring where it is available, otherwise by threads
     URING = 1  # a queue of reads in the kernel
-    THREADS = 2  # 32 threads that wait for a read each
+    THREADS = 2  # 32 threads, each waiting for one read
 
 
 def store_io_paths() -> list[IoPath]:
-    """The ways of reading files that this build and this kernel have; AUTO takes the first.
+    """Return the ways of reading files that work here; AUTO takes the first.
 
-    io_uring is there if torch_dynemb was built with liburing and the kernel allows it, which many
-    containers do not. It is asked once in a process.
+    io_uring needs a build with liburing and a kernel that allows it; many containers do not. The
+    kernel is asked once in a process.
 
     Returns:
-        ``IoPath.THREADS``, and ``IoPath.URING`` before it where there is one.
+        ``IoPath.THREADS``, preceded by ``IoPath.URING`` where it is available.
 
     Raises:
-        RuntimeError: the kernel's answer says neither, such as that the process may open no more
-            files.
+        RuntimeError: the kernel neither makes nor forbids a ring, for example because the process
+            may open no more files.
 
     Example:
         >>> IoPath.THREADS in store_io_paths()
@@ -43,9 +43,9 @@ def store_io_paths() -> list[IoPath]:
 def read_blocks(
     path: str | os.PathLike[str], offsets: Tensor, *, block_bytes: int, io: IoPath = IoPath.AUTO
 ) -> Tensor:
-    """Reads blocks of a file, many at a time, past the page cache where the file system can.
+    """Read blocks of a file, many at a time, past the page cache where the file system can.
 
-    Tables on SSDs read their rows in this way; this function is for tests and measurements of it.
+    Tables on SSDs read their rows in this way; this function serves tests and measurements of it.
     Other Python threads run meanwhile.
 
     Args:
@@ -58,8 +58,8 @@ def read_blocks(
         uint8 [n, block_bytes], on the CPU.
 
     Raises:
-        RuntimeError: an argument is wrong, there is no such way of reading, the file cannot be
-            opened, or a block cannot be read: with the offset of the first such one, and why.
+        RuntimeError: an argument is wrong, ``io`` is unavailable, the file cannot be opened, or a
+            block cannot be read. The last names the offset of the first such block and the reason.
 
     Example:
         >>> import tempfile

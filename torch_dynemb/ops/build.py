@@ -1,4 +1,4 @@
-"""What the compiled library is made of."""
+"""Facts about the build of the compiled library."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _COMPILERS = ("GCC", "Clang")
 
 
 class CompiledWith(NamedTuple):
-    """What the library was compiled with.
+    """Compiler and optional parts of the library.
 
     Attributes:
         compiler: of the C++ sources, with its version.
         liburing: whether files can be read by io_uring, where the kernel allows it.
         cuda: whether there are CUDA kernels.
-        cuda_architectures: for which GPUs they have machine code, such as 90 for sm_90; empty
-            without CUDA kernels, and where ``TORCH_CUDA_ARCH_LIST`` chose.
+        cuda_architectures: GPUs with machine code, such as 90 for sm_90; empty without CUDA
+            kernels, and where ``TORCH_CUDA_ARCH_LIST`` chose.
     """
 
     compiler: str
@@ -29,7 +29,7 @@ class CompiledWith(NamedTuple):
 
 
 def compiled_with() -> CompiledWith:
-    """What the library was compiled with.
+    """Return the compiler and the optional parts of the library.
 
     Example:
         >>> compiled_with().compiler.split()[0] in ("GCC", "Clang")

@@ -34,24 +34,25 @@ def changed_ids_(
     table: int,
     reader: int,
 ) -> FoundChanges:
-    """The ids of a table that are new, or whose row or scores have changed.
+    """Find the ids of a table that are new, or have a changed row or changed scores.
 
-    An owner of a row is an id, the number of its table and 1 (0: nobody), and what is kept of the
-    id, where that matters.
+    A record of a row's owner is an id, the number of its table plus 1 (0: no owner), and the id's
+    scores where they matter.
 
     Args:
         index: of the tables, on the CPU; nothing changes.
         generations: int32 [rows], of the slab of the table.
-        dirty_bits: uint8 [rows], of the slab: the readers for which a row has changed.
+        dirty_bits: uint8 [rows], of the slab: a bit for each reader that has not seen the row's
+            last change.
         before: int64 [used rows, 2], or [used rows, 2 + words]: owners of rows when the reader
             looked last.
-        now: of the same shape, zeros: gets the owners that rows have now.
+        now: of the same shape, zeros: receives the present owners.
         table: its number.
         reader: bits of the reader, 1 to 255.
 
     Raises:
-        RuntimeError: tensors do not fit each other, or an id has a row beyond those of ``now``,
-            which has some of the owners then.
+        RuntimeError: tensors do not fit each other, or an id has a row beyond those of ``now``. In
+            the second case ``now`` has some of the owners.
     """
     return FoundChanges(
         *torch.ops.dynemb.changed_ids_(

@@ -1,4 +1,4 @@
-"""The checksum of blocks of files: crc32c of the memory of a tensor, on the CPU."""
+"""The checksum of blocks of files: CRC-32C of the memory of a tensor, on the CPU."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from torch_dynemb._library.library import register_fake
 
 
 def crc32c(data: Tensor, crc: int = 0) -> int:
-    """crc32c of the bytes of a tensor, by the processor's instruction for it where it has one.
+    """Compute CRC-32C of the bytes of a tensor, by the processor's instruction where it has one.
 
-    It is the checksum of iSCSI (RFC 3720, appendix B.4), ext4 and many storage formats: the
-    Castagnoli polynomial 0x1EDC6F41, bits reversed, all ones at the beginning and inverted at the
-    end. One thread computes it; other Python threads run meanwhile, so blocks can be summed side
-    by side.
+    This is the checksum of iSCSI (RFC 3720, appendix B.4), ext4 and many storage formats. The
+    Castagnoli polynomial is 0x1EDC6F41, bits reversed, all ones at the beginning and inverted at
+    the end. One thread computes it and releases the GIL, so several blocks can be checked side by
+    side.
 
-    Code for ``torch.compile(fullgraph=True)`` calls ``torch.ops.dynemb.crc32c(data, crc)``, which
-    gives the sum as an int64 scalar tensor, because a compiled program has no integers that depend
-    on values. There is no gradient.
+    Code for ``torch.compile(fullgraph=True)`` calls ``torch.ops.dynemb.crc32c(data, crc)``. That
+    returns an int64 scalar tensor, because a compiled program has no integers that depend on
+    values. It has no gradient.
 
     Args:
-        data: contiguous, of any shape and dtype, on the CPU. Its memory is summed.
-        crc: the sum of the bytes that come before, 0 to 2**32 - 1; 0 if there are none.
+        data: contiguous, of any shape and dtype, on the CPU.
+        crc: checksum of the preceding bytes, 0 to 2**32 - 1; 0 if there are none.
 
     Returns:
-        The sum, 0 to 2**32 - 1.
+        The checksum, 0 to 2**32 - 1.
 
     Raises:
-        RuntimeError: data is not on the CPU or not contiguous, or crc is no such number.
+        RuntimeError: data is not on the CPU or not contiguous, or crc is out of range.
 
     Example:
         >>> text = torch.tensor(list(b"123456789"), dtype=torch.uint8)

@@ -8,19 +8,19 @@ BUCKET_WIDTH = 4
 BUCKET_WORDS = 2 * BUCKET_WIDTH
 MIN_BUCKETS = 64 // BUCKET_WIDTH  # of a table's index
 MAX_LOAD_PERCENT = 70
-PARTITIONS = 64  # indexes of more buckets have a multiple of so many
+PARTITIONS = 64  # larger indexes have a multiple of so many buckets
 GENERATION_BITS = 28
 MAX_ROWS = (1 << 35) - 1
 NO_HANDLE = -1
 PADDING_HANDLE = -2
 REFUSED_HANDLE = -3
-STEP_AGES = 1 << 32  # evictions tell steps apart that are less old
+STEP_AGES = 1 << 32  # evictions distinguish steps that are at most this old
 COMMIT_STEP_BYTES = 64 << 20
-MAX_COUNT = 1 << 62  # of what is counted: far from overflow
+MAX_COUNT = 1 << 62  # largest count: far from overflow
 
 
 def buckets_for(ids: int) -> int:
-    """The least number of buckets that an index of so many ids has (core/index/bucket.h).
+    """Return the least number of buckets for ``ids`` ids (core/index/bucket.h).
 
     Args:
         ids: of a table.
@@ -39,15 +39,15 @@ class Meta(IntEnum):
     Attributes:
         SEED: of the initial values, which are a function of seed, id and column.
         SLAB: which of ``weights``, ``generations`` and so on has the rows.
-        DIM: columns of a row, as of the slab's weights.
+        DIM: columns of a row, equal to those of the slab's weights.
         HAS_PADDING, PADDING_ID: 1 where lookups of an id give zeros and no gradient; that id.
         INIT_BEGIN, INIT_COUNT: initializer of new ids.
-        DEFAULT_BEGIN, DEFAULT_COUNT: of ids that are read, and have no row.
+        DEFAULT_BEGIN, DEFAULT_COUNT: initializer of ids that are read but have no row.
         REGION_BEGIN, REGION_BUCKETS: the part of ``buckets`` in which the table's index grows:
             first row, and the most buckets that it may have (:func:`buckets_for`).
-        REFUSED_BEGIN, REFUSED_COUNT: initializer of ids that training refused a row.
-        UNSCORED: 1 for a table that counts ids which wait for admission: it has no rows.
-        FIRST_COLUMN: where the rows begin in those of a wider table, of which this is a part.
+        REFUSED_BEGIN, REFUSED_COUNT: initializer of ids that were refused a row.
+        UNSCORED: 1 for a table that counts ids waiting for admission: it has no rows.
+        FIRST_COLUMN: where the rows begin in those of a wider table, of which this one is a part.
         TIERED: 1 where the slab is a cache of rows in a store.
     """
 
@@ -91,7 +91,7 @@ COPY_ON_WRITE_COLUMNS = 32
 
 
 class CopyMark(IntEnum):
-    """What is known of a row that is preserved; others are the number of its place, and 1."""
+    """States of a row during copy-on-write; other values are its place in the buffer + 1."""
 
     READ = -2
     COPYING = -1
@@ -105,10 +105,10 @@ class Table(IntEnum):
         BUCKET_COUNT: buckets in use; of a new table ``MIN_BUCKETS``.
         SIZE: ids.
         TOMBSTONES: slots of erased ids that are not free yet.
-        INSERTED, ERASED, EVICTED: ids, counted since the beginning.
-        GROWTHS: how often the index was made anew.
-        REJECTED, NOT_ADMITTED: new ids for which there was no room; which admission turned away.
-        FOUND, MISSED: occurrences in lookups that train, of ids that had a row; that had none.
+        INSERTED, ERASED, EVICTED: ids, counted since the table was made.
+        GROWTHS: number of rehashes.
+        REJECTED, NOT_ADMITTED: new ids without room; new ids that were not admitted.
+        FOUND, MISSED: occurrences in training lookups of ids with a row; of ids without one.
         DEFAULT_SERVED: occurrences that read the value of ids without a row.
     """
 
@@ -134,10 +134,10 @@ class Slab(IntEnum):
 
     Attributes:
         NEXT_ROW: the first row that has never had an owner.
-        FREE_COUNT: rows that have had one, and wait in ``free_rows`` for another.
-        COMMITTED_ROWS: rows for which it has been checked that there is memory.
+        FREE_COUNT: rows of removed ids, listed in ``free_rows``.
+        COMMITTED_ROWS: rows for which available memory has been checked.
         ROW_BYTES: of weights, generation and optimizer state; 0: memory is not checked.
-        GENERATION: of rows that are given out for the first time, less 1.
+        GENERATION: generation of rows that are given out for the first time, less 1.
     """
 
     NEXT_ROW = 0
@@ -191,7 +191,7 @@ TIER_COLUMNS = 16
 
 
 class Move(IntEnum):
-    """Columns of ``moves``, int64 [moves, 7]: rows on their way between slots and a store."""
+    """Columns of ``moves``, int64 [moves, 7]: rows that move between slots and a store."""
 
     SLAB = 0
     LOADS = 1
@@ -206,7 +206,7 @@ MOVE_COLUMNS = 7
 
 
 class LiveTable(IntEnum):
-    """Columns of ``tables`` of live tables, int64 [tables, 16]: what updates change."""
+    """Columns of ``tables`` of live tables, int64 [tables, 16], changed by updates."""
 
     ACTIVE = 0
     SIZE = 8
@@ -222,7 +222,7 @@ LIVE_TABLE_COLUMNS = 16
 
 
 class LiveSlab(IntEnum):
-    """Columns of ``free`` of live tables, int64 [slabs, 4]: which rows nobody owns."""
+    """Columns of ``free`` of live tables, int64 [slabs, 4]: rows without an owner."""
 
     NEXT_ROW = 0
     FREE_HEAD = 1
@@ -238,9 +238,9 @@ class RowClock(IntEnum):
 
     Attributes:
         UPDATES: calls that have updated rows.
-        SINCE_STEP: those since the last end of a step.
+        SINCE_STEP: calls since the last end of a step.
         STALE: gradients that were dropped because their row has another owner.
-        NON_FINITE: gradients with NaN or infinity, where these are looked for.
+        NON_FINITE: gradients with NaN or infinity, where ``non_finite`` looks for them.
     """
 
     UPDATES = 0
@@ -250,7 +250,7 @@ class RowClock(IntEnum):
 
 
 ROW_CLOCK_EXTRA = 4
-TABLES_REPLACED = -1  # of UPDATES: other tables have taken the place of these
+TABLES_REPLACED = -1  # of UPDATES: the tables were replaced by others
 
 
 class Hyper(IntEnum):
@@ -283,7 +283,7 @@ DECAY_BY_ITSELF = 2.0  # of DECOUPLED: the decay is not multiplied by lr
 
 
 class NonFinite(IntEnum):
-    """What becomes of a row whose gradient has NaN or infinity."""
+    """Treatments of a row with NaN or infinity in its gradient."""
 
     PROPAGATE = 0
     SKIP = 1
@@ -291,7 +291,7 @@ class NonFinite(IntEnum):
 
 
 class PolicyColumn(IntEnum):
-    """Columns of ``policy``, int64 [policies, 20]: what is done with a table's or feature's ids."""
+    """Columns of ``policy``, int64 [policies, 20]: life-cycle policy of a table or feature."""
 
     TIMESTAMP_WORD = 0
     FREQUENCY_WORD = 1
@@ -318,7 +318,7 @@ POLICY_COLUMNS = 20
 
 
 class OnFull(IntEnum):
-    """What becomes of a new id for which there is no room."""
+    """Treatments of a new id without room."""
 
     GROW = 0
     EVICT = 1
@@ -327,7 +327,7 @@ class OnFull(IntEnum):
 
 
 class Admission(IntEnum):
-    """Which new ids get a row."""
+    """Rules for giving a new id a row."""
 
     ALL = 0
     FREQUENT = 1
@@ -350,7 +350,7 @@ CLOCK_HEAD = 2
 
 
 class Evicted(IntEnum):
-    """Columns of ``evicted``, int64 [1 + records, 4]; the first row says how many there are."""
+    """Columns of ``evicted``, int64 [1 + records, 4]; the first row has the number of records."""
 
     TABLE = 0
     ID = 1
@@ -362,7 +362,7 @@ EVICTED_COLUMNS = 4
 
 
 class InitKind(IntEnum):
-    """What an initializer record does with its columns."""
+    """Kinds of initializer records."""
 
     CONSTANT = 0
     UNIFORM = 1
@@ -375,7 +375,7 @@ INIT_RECORD_COLUMNS = 10
 
 
 class Pooling(IntEnum):
-    """How the ids of a bag become one vector."""
+    """Ways of combining the ids of a bag into one vector."""
 
     SUM = 0
     MEAN = 1
@@ -383,7 +383,7 @@ class Pooling(IntEnum):
 
 
 class RowFormat(IntEnum):
-    """How the rows of a slab are stored: as floats of a tensor's dtype, or quantized."""
+    """Storage of a slab's rows: floats of a tensor's dtype, or quantized."""
 
     FLOATS = 0
     INT8 = 1
@@ -392,11 +392,12 @@ class RowFormat(IntEnum):
 
 
 class StoreStat(IntEnum):
-    """Columns of what ``store_stats`` gives, int64 [16]; counted from when it was opened.
+    """Columns of ``store_stats``, int64 [16], counted since the store was opened.
 
-    READS, WRITES, COLLECTED and LIVE_RECORDS are records, BYTES_READ and BYTES_WRITTEN those of
-    files, QUEUED and MOST_QUEUED jobs of the storage thread, WAITED_US microseconds that callers
-    have waited for it, PINNED_SEGMENTS those that snapshots need, IO an ``IoPath``.
+    READS, WRITES, COLLECTED and LIVE_RECORDS are records. BYTES_READ and BYTES_WRITTEN are bytes of
+    files. QUEUED and MOST_QUEUED are jobs of the storage thread. WAITED_US is the time that callers
+    have waited for it, in microseconds. PINNED_SEGMENTS are segments that snapshots need. IO is an
+    ``IoPath``.
     """
 
     READS = 0

@@ -1,8 +1,8 @@
-"""Rows of a slab as they were at one time, read by another thread while training writes them.
+"""Rows of a slab at one point in time, read by a thread while training writes them.
 
-The slab has a vector of copy-on-write words (``CopyOnWrite`` in ``ops.columns`` names them).
-While the first one is not 0, ops that write rows copy a row that has not been read yet into the
-vector before they write it; where that has no room, they wait until it has been read.
+The slab has a copy-on-write vector (fields: ``CopyOnWrite`` in ``ops.columns``). While its first
+field is not 0, ops that write rows first copy each unread row into the vector. If the vector is
+full, they wait until the row has been read.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from torch_dynemb.ops.functional_copies import refuse_copies
 def copy_before_write_(
     weights: Tensor, state: Sequence[Tensor], copy_on_write: Tensor, rows: Tensor
 ) -> None:
-    """Keeps rows as they are for the thread that reads them, before they are written.
+    """Copy rows for the thread that reads them, before they are written.
 
-    Ops that write rows do so themselves.
+    Ops that write rows call this themselves.
 
     Args:
         weights: [all rows, dim] of the slab, on the CPU.
         state: its optimizer state, [all rows] or [all rows, columns] each.
-        copy_on_write: int64 [words] of the slab, which change.
+        copy_on_write: int64 [words], copy-on-write vector of the slab; changes.
         rows: int64 [n], numbers of rows.
 
     Raises:
-        RuntimeError: there are no such rows, or tensors do not fit each other; nothing has changed.
+        RuntimeError: a row does not exist, or tensors do not fit each other; nothing has changed.
     """
     torch.ops.dynemb.copy_before_write_(weights, state, copy_on_write, rows)
 
@@ -45,21 +45,21 @@ def take_unchanged_rows_(
     out_weights: Tensor,
     out_state: Sequence[Tensor],
 ) -> None:
-    """Copies rows as they were when the words were made active; they are not preserved any longer.
+    """Read rows as they were when copy-on-write was activated, and release their copies.
 
-    Other threads may write them meanwhile. One thread may read.
+    Other threads may write the rows meanwhile. Only one thread may read.
 
     Args:
         weights: [all rows, dim] of the slab, on the CPU.
         state: its optimizer state, [all rows] or [all rows, columns] each.
-        copy_on_write: int64 [words] of the slab, which change.
+        copy_on_write: int64 [words], copy-on-write vector of the slab; changes.
         rows: int64 [n], numbers of rows.
-        out_weights: [n or more, dim], gets the weights.
-        out_state: [n or more] or [n or more, columns] each, get the optimizer state; as many as
-            ``state`` has.
+        out_weights: [n or more, dim], receives the weights.
+        out_state: [n or more] or [n or more, columns] each, as many as ``state``; receive the
+            optimizer state.
 
     Raises:
-        RuntimeError: there are no such rows, or tensors do not fit each other; nothing has changed.
+        RuntimeError: a row does not exist, or tensors do not fit each other; nothing has changed.
     """
     torch.ops.dynemb.take_unchanged_rows_(
         weights, state, copy_on_write, rows, out_weights, out_state

@@ -1,4 +1,4 @@
-"""Values of many features at once: a list has an entry for each, and one kernel does them all."""
+"""Ops on values of many features: a list has an entry per feature, one kernel does them all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_dynemb._library.library import raises_typed_errors, register_fake
 
 @raises_typed_errors
 def mod(values: Sequence[Tensor], divisors: Sequence[int]) -> list[Tensor]:
-    """Remainders of values, taken as unsigned 64-bit numbers.
+    """Compute remainders of values, taken as unsigned 64-bit numbers.
 
     Args:
         values: int64, of any shape, for each feature.
@@ -46,15 +46,15 @@ def _mod_fake(values: list[Tensor], divisors: list[int]) -> list[Tensor]:
 
 @raises_typed_errors
 def bucketize(values: Sequence[Tensor], boundaries: Sequence[Tensor]) -> list[Tensor]:
-    """How many boundaries are at most a value: ``torch.bucketize(..., right=True)``.
+    """Count the boundaries that are at most a value: ``torch.bucketize(..., right=True)``.
 
     Args:
         values: float32, float64, int32 or int64, of any shape, for each feature.
         boundaries: [n] of the same dtype, ascending, for each feature.
 
     Returns:
-        int64 of the shapes of ``values``, 0 to the number of boundaries, which is what NaN gives.
-        On a GPU, where nobody looks at them, boundaries that do not ascend give any of these.
+        int64 of the shapes of ``values``, 0 to the number of boundaries, which is also the result
+        of NaN. On a GPU the order of boundaries is not checked; a wrong order gives any of these.
 
     Raises:
         RuntimeError: a dtype or shape does not match, the lists differ in length, a tensor is not
@@ -77,14 +77,14 @@ def multi_hash(
     primes: Sequence[Sequence[int]],
     buckets: Sequence[Sequence[int]],
 ) -> list[list[Tensor]]:
-    """Several hashes of a value: ``(value * multiplier % prime) % buckets``.
+    """Compute several hashes of a value: ``(value * multiplier % prime) % buckets``.
 
-    All is unsigned 64-bit arithmetic, the product modulo 2^64. It is a multiplicative hash modulo a
+    Arithmetic is unsigned 64-bit, the product modulo 2^64. This is a multiplicative hash modulo a
     prime (Carter and Wegman 1979), but the overflow of the product costs its guarantees.
 
     Args:
         values: int64, of any shape, for each feature.
-        multipliers: of each hash of each feature.
+        multipliers: one for each hash of each feature.
         primes: likewise; at least 1.
         buckets: likewise; at least 1.
 

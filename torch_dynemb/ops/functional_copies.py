@@ -1,8 +1,8 @@
-"""Refuses compilers that would copy the reserved memory of a table.
+"""Refusal of compilers that would copy the reserved memory of a table.
 
-Functionalization makes of an op that changes tensors one that returns changed copies. Inductor
-changes them in place again; other backends of ``torch.compile``, such as ``aot_eager``, do not, and
-copies of a table's reservation take all memory of the machine.
+Functionalization turns an op that changes tensors into one that returns changed copies. Inductor
+changes them in place again. Other backends of ``torch.compile``, such as ``aot_eager``, do not, and
+a copy of a table's reservation takes all memory of the machine.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from types import FrameType
 
 from torch import Tensor
 
-# Bytes of reserved memory that a call may copy.
+# Most bytes of reserved memory that a call may copy.
 MOST_COPIED = 1 << 30
 _INDUCTOR = "torch._inductor."
 _FUNCTIONALIZES = "torch._functorch.aot_autograd"
-_rows_copied = False  # whether code has been compiled that changes copies of rows
+_rows_copied = False  # whether compiled code changes copies of rows
 
 
 def refuse_copies(op: str, *changed: Tensor | Iterable[Tensor]) -> None:
-    """For the fake of an op: raises where a compiler would copy reserved memory.
+    """Raise where a compiler would copy reserved memory; called by the fake of an op.
 
     Args:
-        changed: what the op changes.
+        changed: tensors that the op changes.
 
     Raises:
-        RuntimeError: it would; names the backend to choose.
+        RuntimeError: the compiler would copy them; names the backend to choose.
     """
     tensors = itertools.chain(*([t] if isinstance(t, Tensor) else t for t in changed))
     # reserved memory has a fixed size; what depends on the batch is of the call itself
@@ -47,14 +47,14 @@ def refuse_copies(op: str, *changed: Tensor | Iterable[Tensor]) -> None:
 def refuse_copies_of_rows(
     op: str, copy_on_write: Sequence[Tensor], *changed: Iterable[Tensor]
 ) -> None:
-    """As :func:`refuse_copies`, for an op that writes rows.
+    """Apply :func:`refuse_copies` to an op that writes rows.
 
     Args:
-        copy_on_write: of the rows; a thread that reads them by it would not see the copies.
-        changed: what else it changes.
+        copy_on_write: of the rows; a thread that reads through it would not see the copies.
+        changed: other tensors that the op changes.
 
     Raises:
-        RuntimeError: it would copy what may not be copied; names the backend to choose.
+        RuntimeError: the compiler would make such a copy; names the backend to choose.
     """
     global _rows_copied
 
@@ -72,8 +72,9 @@ def refuse_copies_of_rows(
 
 
 def copies_rows() -> bool:
-    """Whether code has been compiled whose ops change copies of tables, which then take the place
-    of the tables: who reads rows meanwhile may find what they will be.
+    """Return whether ops of compiled code change copies of tables, which then replace the tables.
+
+    A thread that reads rows meanwhile may find later values.
     """
     return _rows_copied
 

@@ -16,10 +16,10 @@ class ReducedGradients(NamedTuple):
     """Result of :func:`reduce_grad`; each list has one tensor per slab, with room for N entries.
 
     Attributes:
-        handles, ids, tables: int64 [N] each; what the row belongs to, ascending by row; of
-            many occurrences on the CPU, by table and then by row.
+        handles, ids, tables: int64 [N] each: the owner of the row, ascending by row. For many
+            occurrences on the CPU they ascend by table, then by row.
         gradients: float32 [N, dim]; sum of the gradients of the row's occurrences.
-        counts: int64 [slabs]; how many entries are set; the others are zeros.
+        counts: int64 [slabs]; number of entries that are set; the others are zeros.
     """
 
     handles: list[Tensor]
@@ -33,19 +33,18 @@ class ReducedGradients(NamedTuple):
 def reduce_grad(
     rows: RowTensors, grad_output: Tensor, batch: LookupBatch, handles: Tensor
 ) -> ReducedGradients:
-    """Sums a lookup's gradient by row, in fp32 and in order of occurrence: deterministic.
+    """Sum a lookup's gradient by row, in fp32 and in order of occurrence: deterministic.
 
     Args:
         rows: of the tables; nothing changes.
         grad_output: float32 [B, sum of feature_dims] of a pooled lookup, [N, dim] of a sequence
             lookup.
         batch: of the lookup.
-        handles: int64 [N], as the lookup got them. Ids without a row have no entry.
+        handles: int64 [N], as passed to the lookup. Ids without a row have no entry.
 
     Raises:
         RuntimeError: an argument does not fit the rows or the others, there are 2^31 bags or more,
-            or memory is short. On a GPU, what is wrong with values of tensors is raised by a later
-            op.
+            or memory is short. On a GPU, wrong values of tensors are reported by a later op.
     """
     ids, offsets, weights, *features = batch
     reduced = torch.ops.dynemb.reduce_grad(
@@ -58,13 +57,13 @@ def reduce_grad(
 def bag_weight_grad(
     rows: RowTensors, grad_output: Tensor, batch: LookupBatch, handles: Tensor
 ) -> Tensor:
-    """Gradient of ``per_sample_weights`` of a pooled lookup, from the rows that it has read.
+    """Compute the gradient of ``per_sample_weights`` of a pooled lookup from the rows it has read.
 
     Args:
         rows: of the tables, not updated since the lookup; nothing changes.
         grad_output: float32 [B, sum of feature_dims].
         batch: of the lookup, with weights.
-        handles: int64 [N], as the lookup got them.
+        handles: int64 [N], as passed to the lookup.
 
     Returns:
         float32 [N]; 0 for padding ids.

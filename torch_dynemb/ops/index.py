@@ -1,13 +1,13 @@
 """Ops on the index: find, insert, erase, grow, export.
 
-A call covers all tables of a group. ``ids`` is int64 [N], feature after feature; ``offsets`` is
-int64 [F * B + 1], non-decreasing from 0 to N, so that feature f owns ids ``offsets[f * B]`` to
-``offsets[(f + 1) * B]``; ``feature_tables[f]`` is the table that feature f looks up. Where there
-is one feature, ``offsets`` may be empty: all ids are its ids, in one bag.
+A call covers all tables of a group. ``ids`` is int64 [N], feature after feature. ``offsets`` is
+int64 [F * B + 1], non-decreasing from 0 to N: feature f has ids ``offsets[f * B]`` to ``offsets[(f
++ 1) * B]``. ``feature_tables[f]`` is the table that feature f looks up. With one feature,
+``offsets`` may be empty: all ids are in one bag.
 
-What is wrong with an argument is raised before anything changes; on a GPU, what is wrong with
-values of tensors is raised by a later op, or :func:`torch_dynemb.ops.end_step`. On the CPU an op
-that changes an index raises RuntimeError while another thread changes the same index.
+Errors in arguments are raised before anything changes. On a GPU, wrong values of tensors are
+reported by a later op, or by :func:`torch_dynemb.ops.end_step`. On the CPU an op that changes an
+index raises RuntimeError while another thread changes the same index.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class ExportedBatch(NamedTuple):
     Attributes:
         ids: int64 [n].
         handles: int64 [n].
-        scores: int64 [n, words]; as many words as the index keeps of an id.
-        next: int64 [1]; the bucket to go on from, -1 when the table has been read.
+        scores: int64 [n, words]; as many words as the index keeps for an id.
+        next: int64 [1]; first bucket of the next batch, -1 at the end of the table.
     """
 
     ids: Tensor
@@ -56,10 +56,10 @@ class ExportedBatch(NamedTuple):
     next: Tensor
 
     def chosen(self, mask: Tensor) -> ExportedBatch:
-        """Some of the ids, with what belongs to them.
+        """Select some of the ids, with their handles and scores.
 
         Args:
-            mask: bool [n], which.
+            mask: bool [n], true for the ids to select.
         """
         return ExportedBatch(self.ids[mask], self.handles[mask], self.scores[mask], self.next)
 
@@ -77,7 +77,7 @@ class ScoredIds(NamedTuple):
 
 
 def check_ids(op: str, index: IndexTensors, ids: Tensor, offsets: Tensor) -> None:
-    """Raises TypeError or ValueError for what can be told without reading values."""
+    """Raise TypeError or ValueError for errors that show without reading values."""
     if ids.dtype != torch.int64:
         raise TypeError(f"{op}: ids has dtype {ids.dtype}, expected int64: use ids.long()")
     if offsets.dtype != torch.int64:
@@ -101,7 +101,7 @@ def find(
     offsets: Tensor,
     feature_tables: Sequence[int],
 ) -> FoundIds:
-    """Handles of ids; changes nothing.
+    """Return handles of ids; nothing changes.
 
     Args:
         index: of the tables; nothing changes.
@@ -128,29 +128,29 @@ def find_or_insert_(
     feature_tables: Sequence[int],
     feature_policies: Sequence[int],
 ) -> Tensor:
-    """Handles of ids; those that are not in their table get a row, in order of first occurrence.
+    """Return handles of ids; new ids get a row, in order of first occurrence.
 
-    Where tables have policies, an id may be refused a row, and another one may lose its row to it.
-    The index grows when it has to. A row's values are not written here: the lookup computes them
-    from the id until the first backward writes them.
+    With policies, an id may be refused a row, or may evict another id. The index grows when it has
+    to. Row values are not written here: the lookup computes them from the id until the first
+    backward writes them.
 
     Args:
         index: of the tables; buckets, tables, slabs, sketch and evicted change, and scores of every
             id of the call.
         ids, offsets, feature_tables: see the module's description.
-        admit: bool [N]; a new id is refused if it is False at all its occurrences. None: none is,
-            for that reason.
-        feature_policies: the policy of each feature, a row of ``policy``; empty if it has none.
+        admit: bool [N]; a new id is refused if it is False at all its occurrences. None: all True.
+        feature_policies: the policy of each feature, a row of ``policy``; empty if the group has
+            none.
 
     Returns:
-        int64 [N]; -2 for padding ids, -3 for ids that were refused a row.
+        int64 [N]; -2 for padding ids, -3 for refused ids.
 
     Raises:
         TypeError, ValueError: dtype, shape or device of ids, offsets or admit.
         RuntimeError: as :func:`find`; admit or feature_policies do not fit the policies; 2^31 ids
-            or more; a full table, or too little memory: then no id has been inserted, but scores
-            of ids that were there may have changed. On a GPU, what depends on values of tensors is
-            raised later, and new ids get handle -1.
+            or more; a full table, or too little memory. Then no id has been inserted, but scores of
+            known ids may have changed. On a GPU, errors that depend on values are reported later,
+            and new ids get handle -1.
     """
     check_ids("find_or_insert_", index, ids, offsets)
     if admit is not None:
@@ -179,7 +179,7 @@ def erase_(
     offsets: Tensor,
     feature_tables: Sequence[int],
 ) -> Tensor:
-    """Removes ids from the index; later ids get their rows. Ids of a table of counts have none.
+    """Remove ids from the index; later ids get their rows. Ids of a table of counts have none.
 
     Args:
         index: of the tables; buckets, tables, slabs and free_rows change.
@@ -191,7 +191,7 @@ def erase_(
     Raises:
         TypeError, ValueError: dtype, shape or device of ids or offsets.
         RuntimeError: as :func:`find`; or free_rows is full, because slabs are not those of the
-            index: ids before the one that found no place have been removed.
+            index. Then ids before the one without a place have been removed.
     """
     check_ids("erase_", index, ids, offsets)
     erased: Tensor = torch.ops.dynemb.erase_(
@@ -210,23 +210,23 @@ def erase_(
 
 @raises_typed_errors
 def grow_(index: IndexTensors, table: int, ids: int) -> None:
-    """Rehashes one table's index so that ``ids`` ids fit without another growth; rows stay.
+    """Rehash one table's index so that ``ids`` ids fit without another growth; rows stay.
 
     Args:
         index: of the tables; buckets, scores and tables change.
         table: 0 to ``T + C - 1``.
-        ids: at least 0; where they fit already, nothing changes.
+        ids: at least 0; nothing changes if they fit already.
 
     Raises:
         RuntimeError: table or ids is out of range, the table has no room for so many, or memory is
-            short; nothing has changed then.
+            short; nothing has changed.
     """
     torch.ops.dynemb.grow_(index.buckets, index.scores, index.tables, index.meta, table, ids)
 
 
 @raises_typed_errors
 def shrink_(index: IndexTensors, table: int, ids: int) -> None:
-    """Rehashes one table's index into as few buckets as take ``ids`` ids, or those it has.
+    """Rehash one table's index into the fewest buckets for ``ids`` ids, or for those it has.
 
     Args:
         index: of the tables; buckets, scores and tables change.
@@ -247,7 +247,7 @@ def set_handles_(
     feature_tables: Sequence[int],
     handles: Tensor,
 ) -> Tensor:
-    """Gives ids that are in their tables other rows, whose content the caller has moved.
+    """Replace the rows of ids that are in their tables; the caller has moved the content.
 
     Args:
         index: of the tables; buckets change.
@@ -255,7 +255,7 @@ def set_handles_(
         handles: int64 [N], at least 0.
 
     Returns:
-        bool [N]; which ids are there.
+        bool [N]; true for ids that are in their tables.
 
     Raises:
         TypeError, ValueError: dtype, shape or device of ids or offsets.
@@ -276,13 +276,13 @@ def export_batch(
     begin: int,
     max_ids: int,
 ) -> ExportedBatch:
-    """Ids, handles and scores of one table, from a bucket on.
+    """Return ids, handles and scores of one table, from a bucket on.
 
     Args:
         index: of the tables; nothing changes.
         table: 0 to ``T + C - 1``. For ids of a table of counts, handles are their counts.
-        begin: 0 for the first batch, then ``next`` of the one before.
-        max_ids: at most so many; at least 4, a bucket of ids.
+        begin: 0 for the first batch, then ``next`` of the preceding one.
+        max_ids: at most so many ids; at least 4, a bucket.
 
     Raises:
         RuntimeError: a number is out of range, or tensors do not fit each other.
@@ -303,16 +303,16 @@ def get_scores(
     *,
     word: int,
 ) -> ScoredIds:
-    """One score word of ids; changes nothing.
+    """Return one score word of ids; nothing changes.
 
     Args:
         index: of the tables; nothing changes.
         ids, offsets, feature_tables: see the module's description.
-        word: 0 to the number of words - 1 that the index keeps of an id; 0 is the step.
+        word: 0 to the number of words per id - 1; 0 is the step.
 
     Raises:
         TypeError, ValueError: dtype, shape or device of ids or offsets.
-        RuntimeError: as :func:`find`; the index keeps fewer words, or none of a table.
+        RuntimeError: as :func:`find`; the index keeps fewer words, or the table keeps no scores.
     """
     check_ids("get_scores", index, ids, offsets)
     return ScoredIds(
@@ -339,16 +339,16 @@ def set_scores_(
     *,
     word: int,
 ) -> Tensor:
-    """Sets one score word of the ids that are in their tables.
+    """Set one score word of the ids that are in their tables.
 
     Args:
         index: of the tables; scores change.
         ids, offsets, feature_tables: see the module's description.
-        values: int64 [N]; of several for one id the largest counts.
-        word: as of :func:`get_scores`.
+        values: int64 [N]; the largest counts if an id occurs several times.
+        word: as in :func:`get_scores`.
 
     Returns:
-        bool [N]; which ids are there.
+        bool [N]; true for ids that are in their tables.
 
     Raises:
         TypeError, ValueError: dtype, shape or device of ids or offsets, dtype or shape of values.
@@ -378,10 +378,10 @@ def set_scores_(
 
 @raises_typed_errors
 def reported_counts(index: IndexTensors, rows: RowTensors) -> tuple[Tensor, Tensor]:
-    """``tables`` and ``row_clock`` on the CPU, as far as they are known without waiting.
+    """Return ``tables`` and ``row_clock`` on the CPU, as far as known without waiting.
 
-    On a GPU they are what the last finished :func:`torch_dynemb.ops.end_step` has reported; where
-    none has, the device is waited for.
+    On a GPU they have the values that the last finished :func:`torch_dynemb.ops.end_step` has
+    reported. Before the first one, the host waits for the device.
 
     Args:
         index: of the tables; nothing changes.

@@ -1,8 +1,8 @@
 """Lookups of rows by handle: pooled and per id, for training and for inference.
 
 The training ops are functional and differentiable. Their backward updates the rows in place with
-the optimizer that the call names; it gives no gradient for the rows themselves. ``grad_anchor`` is
-a float32 [1] tensor that requires grad, so that autograd runs the backward at all.
+the optimizer named in the call; the rows themselves have no gradient. ``grad_anchor`` is a float32
+[1] tensor that requires grad, so that autograd runs the backward at all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from torch_dynemb.ops.update import APPLIES_DELAYED, NO_OPTIMIZER, OPTIMIZER_NAM
 
 
 def check_weights(op: str, batch: LookupBatch) -> None:
-    """Raises unless the weights of ids are float32, one for each id, and where the ids are."""
+    """Raise unless weights of ids are float32, one for each id, and on the device of the ids."""
     per_sample_weights, ids = batch.per_sample_weights, batch.ids
     if per_sample_weights is None:
         return
@@ -69,13 +69,13 @@ def embedding(
     Calls ``torch.ops.dynemb.embedding_bag``, or ``embedding`` if ``batch`` asks for rows.
 
     Args:
-        rows: of the tables. The backward changes weights, generations, state and row_clock, or,
-            where there are pending tensors, these and row_clock.
-        batch: what is asked for; its weights get a gradient.
+        rows: of the tables. The backward changes weights, generations, state and row_clock; with
+            pending tensors it changes these and row_clock.
+        batch: ids and settings of the lookup; its weights get a gradient.
         handles: int64 [N], of the ids (:func:`torch_dynemb.ops.find_or_insert_`).
         grad_anchor: float32 [1]; see the module's description.
-        optimizer: position in ``OPTIMIZER_NAMES``, plus ``APPLIES_DELAYED`` where the backward may
-            follow updates that came after the forward; -1: the backward leaves the rows alone.
+        optimizer: position in ``OPTIMIZER_NAMES``; -1: the backward leaves the rows alone. Plus
+            ``APPLIES_DELAYED`` if the rows may be updated between forward and backward.
 
     Returns:
         float32 [B, sum of feature_dims], 0 for an empty bag; or without pooling [N, dim], 0 for
@@ -84,8 +84,8 @@ def embedding(
     Raises:
         TypeError, ValueError: dtype, shape or device of per_sample_weights; or an unknown
             optimizer, if the backward is needed.
-        RuntimeError: another argument does not fit the rows. On a GPU, what is wrong with values of
-            tensors is raised by a later op. Of the backward: create_graph=True, or rows that were
+        RuntimeError: another argument does not fit the rows. On a GPU, wrong values of tensors are
+            reported by a later op. Raised by the backward: create_graph=True, or rows that were
             updated since the forward, where the optimizer does not allow for it.
     """
     ids, offsets, weights, tables, dims, pooling = batch
@@ -112,15 +112,15 @@ def embedding(
 def embedding_inference(
     rows: RowTensors, batch: LookupBatch, handles: Tensor, *, formats: Sequence[int] = ()
 ) -> Tensor:
-    """:func:`embedding` without autograd: several times cheaper per call.
+    """Look rows or bags up without autograd: several times cheaper per call than :func:`embedding`.
 
-    Lookups of quantized rows give the bits of those of the rows that :func:`dequantize_rows` gives.
-    Ids that have no row read their initial values in float32, as where rows are float32.
+    Lookups of quantized rows have the bits of lookups of their :func:`dequantize_rows`. Ids without
+    a row read their initial values in float32, as where rows are float32.
 
     Args:
         rows: of the tables; nothing changes. ``weights`` of quantized slabs are uint8
             [rows, bytes].
-        batch: what is asked for.
+        batch: ids and settings of the lookup.
         handles: int64 [N], of the ids.
         formats: a ``columns.RowFormat`` for each slab; empty: all rows are floats.
 
@@ -139,11 +139,11 @@ def embedding_inference(
 
 
 def find_and_read(index: IndexTensors, rows: RowTensors, batch: LookupBatch) -> Tensor:
-    """:func:`find` and a lookup for inference of what it finds, in one call; on the CPU only.
+    """Look up for inference by ids, in one call: :func:`find`, then the rows; on the CPU only.
 
     Args:
-        index, rows: of the tables, none of which may count ids without rows; nothing changes.
-        batch: what is asked for.
+        index, rows: of the tables, none of which may be a table of counts; nothing changes.
+        batch: ids and settings of the lookup.
 
     Returns:
         float32 [B, sum of feature_dims], or [N, dim] without pooling.
@@ -169,11 +169,12 @@ def find_and_read(index: IndexTensors, rows: RowTensors, batch: LookupBatch) -> 
 def find_and_read_rows(
     index: IndexTensors, rows: RowTensors, ids: Tensor, no_offsets: Tensor
 ) -> Tensor:
-    """:func:`find_and_read` of the rows of the one table that there is, with as little as possible
-    around its op: for calls of few ids, whose arguments the caller has checked.
+    """Look up rows of a single table for inference, with as little overhead as possible.
+
+    This serves calls of few ids with arguments that the caller has checked.
 
     Args:
-        index, rows: of the table, which counts no ids without rows; nothing changes.
+        index, rows: of the table, which has no counted ids; nothing changes.
         ids: int64 [N], contiguous, on the CPU.
         no_offsets: int64 [0].
 
@@ -181,8 +182,8 @@ def find_and_read_rows(
         float32 [N, dim].
 
     Raises:
-        RuntimeError: an argument does not fit the table, or there are several, or it is not on the
-            CPU.
+        RuntimeError: an argument does not fit the table, there are several tables, or they are not
+            on the CPU.
     """
     output: Tensor = _FIND_AND_READ(
         index.buckets,
@@ -205,7 +206,7 @@ def lookup_output(
     feature_dims: Sequence[int],
     pooling: int,
 ) -> Tensor:
-    """What a lookup returns, without values: for fake implementations."""
+    """Return the output of a lookup without values, for fake implementations."""
     rows, columns = ids.shape[0], feature_dims[0]
     if pooling != Pooling.NONE:
         if isinstance(offsets.shape[0], int) and offsets.shape[0] == 0:
@@ -293,13 +294,13 @@ def _embedding_inference_fake(
     return lookup_output("embedding_inference", ids, offsets, feature_tables, feature_dims, pooling)
 
 
-# Rows are not saved for backward: that would compare their version with the forward's, and they are
-# changed by every backward of the group. The update op compares update counts instead.
+# Rows are not saved for backward: autograd would compare their version with the forward's, and
+# every backward of the group changes it. The update op compares update counts instead.
 #
-# Registered at the Autograd key itself: torch.library.register_autograd takes the lists of tensors
-# apart and puts them together again on every call, which takes longer than a small lookup.
+# Registered at the Autograd key itself: torch.library.register_autograd flattens and rebuilds lists
+# of tensors on every call, which takes longer than a small lookup.
 class _Lookup(NamedTuple):
-    """What a lookup's backward needs and autograd need not see.
+    """Data of a lookup's backward that autograd need not see.
 
     Attributes:
         update_key: of the tables in ``open_lookups``; 0: the backward updates no rows.
@@ -314,7 +315,7 @@ class _Lookup(NamedTuple):
     pooling: int
 
     def batch(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> LookupBatch:
-        """What the lookup asked for, with the tensors that autograd has saved."""
+        """Rebuild the batch with the tensors that autograd has saved."""
         return LookupBatch(ids, offsets, weights, self.tables, self.dims, self.pooling)
 
 
@@ -330,7 +331,7 @@ def _checked_lookup(
             "for none"
         )
     key = 0 if position == NO_OPTIMIZER or rows.pending else id(rows.row_clock)
-    # an op takes half a microsecond longer to read a member of an enum
+    # plain ints: an op takes half a microsecond longer to read a member of an enum
     return _Lookup(rows, position, applies_delayed, key, tables, dims, int(pooling))
 
 
@@ -510,10 +511,10 @@ def _forward(
 def _differentiable(
     lookup: _Lookup, own_kernel: Kernel | None, *inputs: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The lookup and its backward.
+    """Return the outputs of a lookup, with its backward attached.
 
     Args:
-        own_kernel: calls the kernel of the op that was called; None: of ``embedding_forward``.
+        own_kernel: calls the kernel of the op that was called; None: calls ``embedding_forward``.
         *inputs: from ids to grad_anchor.
     """
     result: tuple[Tensor, Tensor] = _DifferentiableLookup.apply(lookup, own_kernel, *inputs)  # type: ignore[no-untyped-call]
@@ -521,10 +522,10 @@ def _differentiable(
 
 
 def _only_autograd_sees(ids: Tensor, handles: Tensor, offsets: Tensor) -> bool:
-    """Whether nobody but autograd is shown the ops of a call: no compiler, tracer, mode, transform.
+    """Return whether autograd is the only observer of ops: no compiler, tracer, mode or transform.
 
-    To call an op whose autograd formula is Python takes twice as long as the rest of a small
-    lookup. Where nobody else looks, the formula is applied without that call.
+    Calling an op with an autograd formula in Python takes twice as long as the rest of a small
+    lookup. Without other observers the formula is applied directly.
     """
     return (
         not torch.compiler.is_compiling()
@@ -536,8 +537,8 @@ def _only_autograd_sees(ids: Tensor, handles: Tensor, offsets: Tensor) -> bool:
     )
 
 
-# A traced program gets embedding_forward, which has no autograd formula for every call of compiled
-# code to ask.
+# A traced program gets embedding_forward, which has no autograd formula, so that compiled code need
+# not run one on every call.
 def _bag_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
     *rows, ids, handles, offsets, weights, anchor, tables, dims, pooling, optimizer = arguments
     kernel: Kernel = partial(

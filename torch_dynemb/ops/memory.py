@@ -1,7 +1,7 @@
-"""Reserved memory: tensors that are far larger than what they hold, so that they never move.
+"""Reserved memory: tensors far larger than their content, so that they never move.
 
-On the CPU pages are taken when they are first touched. On a GPU memory is mapped by the index ops
-before they launch, for groups that :func:`bind_group` has made known.
+On the CPU pages are taken when they are first touched. On a GPU index ops map memory before they
+launch, for groups registered by :func:`bind_group`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DTYPE_CODES = {
 
 @raises_typed_errors
 def reserve(size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool = False) -> Tensor:
-    """A zero-filled CPU tensor of reserved virtual memory.
+    """Make a zero-filled CPU tensor of reserved virtual memory.
 
     Its shape and address never change, so a table in it grows without copies and without
     recompilation. Only touched pages take memory. Cloning or saving the whole tensor touches all.
@@ -38,7 +38,7 @@ def reserve(size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool = False
 
     Raises:
         TypeError: another dtype.
-        RuntimeError: the address space, or the system's overcommit policy, does not allow it.
+        RuntimeError: the address space or the system's overcommit policy does not allow it.
     """
     if dtype not in _DTYPE_CODES:
         raise TypeError(f"reserve: dtype is {dtype}, expected one of {list(_DTYPE_CODES)}")
@@ -47,7 +47,7 @@ def reserve(size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool = False
 
 
 def available_memory() -> int:
-    """Bytes of memory that can still be taken: the system's, or what the control group has left."""
+    """Return the bytes of memory that are available, within the limit of the control group."""
     available: int = torch.ops.dynemb.available_memory()
     return available
 
@@ -55,18 +55,18 @@ def available_memory() -> int:
 def being_changed(tensors: Sequence[Tensor]) -> bool:
     """Return whether an op of another thread is changing one of the tensors now.
 
-    Ops of the CPU hold ``index.tables`` while they change an index, the weights of the first slab
-    while they update rows, and the counts of pending gradients while they add to them.
+    Ops of the CPU lock ``index.tables`` while they change an index, and the weights of the first
+    slab while they update rows. They lock the counts of pending gradients while they add to them.
 
     Args:
-        tensors: such tensors; those of a GPU are never held.
+        tensors: such tensors; those of a GPU are never locked.
     """
     changed: bool = torch.ops.dynemb.being_changed([tensor.data_ptr() for tensor in tensors])
     return changed
 
 
 def has_cuda_kernels() -> bool:
-    """Whether the library was built with its CUDA kernels."""
+    """Return whether the library was built with its CUDA kernels."""
     has: bool = torch._C._dispatch_has_kernel_for_dispatch_key(
         "dynemb::reserve_cuda", "CompositeExplicitAutograd"
     )
@@ -83,10 +83,10 @@ def _check_cuda_kernels(op: str) -> None:
 
 @raises_typed_errors
 def reserve_cuda(size: Sequence[int], dtype: torch.dtype, device: int) -> Tensor:
-    """A CUDA tensor of reserved addresses.
+    """Make a CUDA tensor of reserved addresses.
 
-    Nothing may touch it before :func:`bind_group` has mapped zeroed memory for its first rows, nor
-    beyond what has been mapped.
+    Do not touch it before :func:`bind_group` has mapped zeroed memory for its first rows, nor
+    beyond the mapped part.
 
     Args:
         size: shape; may far exceed the GPU's memory.
@@ -95,7 +95,7 @@ def reserve_cuda(size: Sequence[int], dtype: torch.dtype, device: int) -> Tensor
 
     Raises:
         TypeError: another dtype.
-        RuntimeError: no CUDA kernels in this build, or the driver refuses.
+        RuntimeError: this build has no CUDA kernels, or the driver refuses.
     """
     _check_cuda_kernels("reserve_cuda")
     if dtype not in _DTYPE_CODES:
@@ -105,13 +105,13 @@ def reserve_cuda(size: Sequence[int], dtype: torch.dtype, device: int) -> Tensor
 
 
 def available_cuda_memory(device: int) -> int:
-    """Bytes of a GPU's memory that no one has taken.
+    """Return the bytes of a GPU's memory that are free.
 
     Args:
         device: index of the GPU.
 
     Raises:
-        RuntimeError: no CUDA kernels in this build, or no such GPU.
+        RuntimeError: this build has no CUDA kernels, or the GPU does not exist.
     """
     _check_cuda_kernels("available_cuda_memory")
     available: int = torch.ops.dynemb.available_cuda_memory(device)
@@ -122,20 +122,20 @@ def available_cuda_memory(device: int) -> int:
 def bind_group(
     index: IndexTensors, rows: RowTensors, table_buckets: Sequence[int], slab_rows: Sequence[int]
 ) -> None:
-    """Says which tensors of :func:`reserve_cuda` form a group, and maps memory for what it holds.
+    """Register tensors of :func:`reserve_cuda` as a group, and map memory for its content.
 
-    Call it once the group has been filled in, and again whenever ``tables`` or ``slabs`` have been
-    written from outside. ``rows.dirty_bits`` that have been added since grow with the rows from
-    then on. Waits for the device.
+    Call it once the group has been filled, and again whenever ``tables`` or ``slabs`` have been
+    written from outside. ``rows.dirty_bits`` added since then grow with the rows from then on.
+    Waits for the device.
 
     Args:
         index, rows: of the tables, on a GPU; no value changes.
-        table_buckets, slab_rows: buckets of each table and rows of each slab for which memory is
-            mapped at least.
+        table_buckets, slab_rows: least numbers of buckets of each table and rows of each slab to
+            map memory for.
 
     Raises:
-        RuntimeError: too little memory, tensors of which only some were reserved, or lists that do
-            not fit them.
+        RuntimeError: memory is short, only some of the tensors were reserved, or lists do not fit
+            them.
     """
     torch.ops.dynemb.bind_group(
         index.buckets,
@@ -157,33 +157,33 @@ def bind_group(
 
 @raises_typed_errors
 def end_step(index: IndexTensors, rows: RowTensors) -> None:
-    """What ``optimizer.step()`` does on a GPU.
+    """Do the work of ``optimizer.step()`` on a GPU.
 
-    If a lookup of the group has been captured in a CUDA graph, makes room for the next replays.
-    What :func:`reported_counts` gives is brought up to date, without waiting.
+    If a lookup of the group has been captured in a CUDA graph, make room for the next replays.
+    Update the counts of :func:`reported_counts`, without waiting.
 
     Args:
         index, rows: of the tables, on a GPU; no value changes.
 
     Raises:
-        RuntimeError: what kernels of earlier calls have found wrong, as far as they have run; or
-            the group has not been bound.
+        RuntimeError: kernels of earlier calls have reported an error so far; or the group has not
+            been bound.
     """
     torch.ops.dynemb.end_step(index.buckets, index.tables, rows.row_clock)
 
 
 @raises_typed_errors
 def advance_step_(index: IndexTensors, rows: RowTensors, *, now: int | None = None) -> None:
-    """Ends a training step of a group: counts it; on a GPU does what :func:`end_step` does.
+    """End a training step of a group: count it, and on a GPU call :func:`end_step`.
 
     Args:
         index: of the tables; clock changes.
         rows: of the same tables; row_clock changes.
-        now: the time from now on, in seconds; default: it stays.
+        now: the new time in seconds; default: unchanged.
 
     Raises:
-        RuntimeError: tensors do not fit each other, or clock has no step; nothing has changed then.
-            On a GPU also as :func:`end_step`.
+        RuntimeError: tensors do not fit each other, or clock has no step; nothing has changed. On a
+            GPU also as :func:`end_step`.
     """
     torch.ops.dynemb.advance_step_(index.buckets, index.tables, rows.row_clock, index.clock, now)
 
@@ -197,28 +197,28 @@ def _advance_step_fake(
 
 @raises_typed_errors
 def raise_device_errors(device: int) -> None:
-    """Raises what kernels on a GPU have found wrong, as far as they have run.
+    """Raise the errors that kernels on a GPU have reported so far.
 
     Args:
         device: index of the GPU.
 
     Raises:
         RuntimeError: names the op.
-        NotImplementedError: no CUDA kernels in this build.
+        NotImplementedError: this build has no CUDA kernels.
     """
     torch.ops.dynemb.raise_device_errors(device)
 
 
 def release_(tensor: Tensor, begin: int, end: int) -> None:
-    """Gives the memory of rows [begin, end) of a reserved CPU tensor back; they read as zeros.
+    """Give back the memory of rows [begin, end) of a reserved CPU tensor; they read as zeros.
 
     Args:
-        tensor: [rows, ...] of any dtype, contiguous. One that :func:`reserve` has not made gets
-            the zeros and keeps its memory.
+        tensor: [rows, ...] of any dtype, contiguous. A tensor that :func:`reserve` has not made
+            gets the zeros and keeps its memory.
         begin, end: 0 <= begin <= end <= rows.
 
     Raises:
-        RuntimeError: the tensor is not contiguous, or has no such rows.
+        RuntimeError: the tensor is not contiguous, or has fewer rows.
     """
     torch.ops.dynemb.release_(tensor, begin, end)
 
@@ -227,9 +227,9 @@ def release_(tensor: Tensor, begin: int, end: int) -> None:
 def release_group(
     index: IndexTensors, table_buckets: Sequence[int], slab_rows: Sequence[int]
 ) -> None:
-    """Gives memory of a group on a GPU back; generations of rows stay. Waits for the device.
+    """Give back memory of a group on a GPU; generations of rows stay. Waits for the device.
 
-    :func:`bind_group` has to follow.
+    Call :func:`bind_group` afterwards.
 
     Args:
         index: of the tables, on a GPU; no value in use changes.

@@ -17,10 +17,10 @@ from torch_dynemb.ops.pending import PendingGradients, accumulate_grad_, merge_g
 from torch_dynemb.ops.tensors import LookupBatch, RowTensors
 
 # By the id of the tables' row_clock: the node of the autograd graph that was opened last. An open
-# node has the tensors of its tables, so while it is alive, no other tensor gets that id.
+# node owns the tensors of its tables, so while it is alive, that id is not reused.
 OPEN: dict[int, weakref.ref[Any]] = {}
-# By the same key, all nodes where several are open: empty in a program that looks tables up once a
-# forward. Lookups write and read both on their own, since a call takes longer than what it does.
+# By the same key, all nodes where several are open; empty in a program that looks tables up once
+# per forward. Lookups access both directly, since a function call takes longer.
 SEVERAL: dict[int, list[weakref.ref[Any]]] = {}
 
 
@@ -65,13 +65,13 @@ class Meeting:
 
 
 def opened_again(key: int, node: Any) -> None:
-    """Note a lookup of tables that have an open one, or had it.
+    """Record a lookup of tables that have or had an open one.
 
     Args:
         key: of the tables, in ``OPEN``.
         node: of the autograd graph.
     """
-    # entries of tables that are gone may have the key, too: an id is used again
+    # entries of deleted tables may have the key, too: Python reuses ids
     refs = SEVERAL.pop(key, [])
     last = OPEN[key]
     nodes = [ref for ref in refs if ref is not last and ref() is not None]

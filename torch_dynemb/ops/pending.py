@@ -14,12 +14,13 @@ from torch_dynemb.ops.tensors import LookupBatch, RowTensors
 
 
 class PendingGradients(NamedTuple):
-    """Entries in the order in which they came; each list has one tensor per slab.
+    """Entries in order of arrival; each list has one tensor per slab.
 
     Attributes:
-        handles, ids, tables: int64 [capacity]; what the row belongs to.
+        handles, ids, tables: int64 [capacity]; the owner of the row.
         gradients: float32 [capacity, dim]; of the row, summed over one lookup.
-        counts: int64 [slabs, 2]: entries, and lookups that appended some since they were merged.
+        counts: int64 [slabs, 2]: number of entries, and of lookups that appended some since the
+            last merge.
     """
 
     handles: list[Tensor]
@@ -30,14 +31,14 @@ class PendingGradients(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> PendingGradients:
-        """From the flat list that lookups carry.
+        """Build the record from the flat list of :class:`RowTensors`.
 
         Args:
             tensors: those of :meth:`flat`, such as ``pending`` of
                 :class:`torch_dynemb.ops.RowTensors`.
 
         Raises:
-            ValueError: they are not four for each slab, and one.
+            ValueError: the list does not have four tensors for each slab, and one.
         """
         if len(tensors) < 5 or len(tensors) % 4 != 1:
             raise ValueError(
@@ -52,7 +53,7 @@ class PendingGradients(NamedTuple):
         return cls(handles, ids, tables, gradients, counts)
 
     def flat(self) -> list[Tensor]:
-        """All tensors as one list."""
+        """Return all tensors as one list."""
         return [*self.handles, *self.ids, *self.tables, *self.gradients, self.counts]
 
 
@@ -65,7 +66,7 @@ def accumulate_grad_(
     handles: Tensor,
     updates: Tensor,
 ) -> None:
-    """Appends a lookup's gradient, summed by row; where room is short, entries are merged first.
+    """Append a lookup's gradient, summed by row; merge entries first if room is short.
 
     Args:
         pending: of all slabs of the rows; changes.
@@ -73,14 +74,13 @@ def accumulate_grad_(
         grad_output: float32 [B, sum of feature_dims] of a pooled lookup, [N, dim] of a sequence
             lookup.
         batch: of the lookup.
-        handles: int64 [N], as the lookup got them. Ids without a row are left out.
-        updates: int64 [1], how often the rows had been updated when they were looked up.
+        handles: int64 [N], as passed to the lookup. Ids without a row are left out.
+        updates: int64 [1], number of updates of the rows at the time of the lookup.
 
     Raises:
-        RuntimeError: an argument does not fit the rows or the others; the rows were updated after a
-            lookup with per_sample_weights; another thread changes the pending gradients; or there
-            is too little room or memory. Nothing has been appended then. On a GPU, what is wrong
-            with values of tensors is raised by a later op.
+        RuntimeError: an argument does not fit, another thread changes the pending gradients, or
+            room or memory is short. Or rows were updated after a lookup with per_sample_weights.
+            Nothing has been appended. On a GPU, wrong values of tensors are reported by a later op.
     """
     ids, offsets, weights, *features = batch
     torch.ops.dynemb.accumulate_grad_(
@@ -99,10 +99,10 @@ def accumulate_grad_(
 
 @raises_typed_errors
 def merge_grad_(pending: PendingGradients, rows: RowTensors) -> None:
-    """Sums the pending gradients of each row, in the order in which they came.
+    """Sum the pending gradients of each row, in order of arrival.
 
-    Afterwards entries are of distinct rows. Those of rows that were given away meanwhile are
-    dropped and counted in ``row_clock``.
+    Afterwards entries have distinct rows. Entries with stale handles are dropped and counted in
+    ``row_clock``.
 
     Args:
         pending: of all slabs of the rows; changes.

@@ -1,4 +1,4 @@
-"""Bags of rows that lie in a plain tensor, such as those that other ranks have sent."""
+"""Bags of rows of a plain tensor, such as rows received from other ranks."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def pool_rows(
     weights: Tensor | None = None,
     pooling: Pooling = Pooling.SUM,
 ) -> Tensor:
-    """Sums or means of bags of rows, feature beside feature; differentiable in rows and weights.
+    """Sum or average bags of rows, feature beside feature; differentiable in rows and weights.
 
-    Sums, also those of the gradients of rows, are in the order of positions, whatever the number of
+    Sums, including those of row gradients, are in the order of positions, whatever the number of
     threads. With mean pooling the gradient of a weight is (row - mean) * gradient / sum of weights.
 
     Args:
@@ -43,10 +43,10 @@ def pool_rows(
         pooling: SUM, or MEAN: divided by the sum of the weights, or by the number of rows.
 
     Returns:
-        float32 [B, features * dim]; 0 for an empty bag, and for a mean whose weights sum to 0.
+        float32 [B, features * dim]; 0 for an empty bag, and for a mean if its weights sum to 0.
 
     Raises:
-        RuntimeError: a dtype or shape does not match, positions are none of rows, or offsets are
+        RuntimeError: a dtype or shape does not match, positions are out of range, or offsets are
             not ascending from 0 to N.
 
     Example:
@@ -71,7 +71,7 @@ def ragged_tile(
     pad_left: Sequence[bool] | None = None,
     weights: Tensor | None = None,
 ) -> list[Tensor]:
-    """The first rows of every bag side by side; differentiable in rows and weights.
+    """Put the first rows of every bag side by side; differentiable in rows and weights.
 
     Args:
         rows: float32 [U, dim].
@@ -79,16 +79,16 @@ def ragged_tile(
         offsets: int64 [features * B + 1], where bags begin in ``positions``.
         features: number of features.
         tile_lens: number of rows that each feature keeps of a bag.
-        pad_left: of each feature, whether zeros stand before the rows of a shorter bag; default:
-            after them.
+        pad_left: for each feature, whether zeros precede the rows of a shorter bag; default: they
+            follow.
         weights: float32 [N], factors of the rows.
 
     Returns:
         float32 [B, tile_len * dim] for each feature.
 
     Raises:
-        ValueError: a tile_len is less than 1, or there is not one for each feature.
-        RuntimeError: a dtype or shape does not match, positions are none of rows, or offsets are
+        ValueError: a tile_len is less than 1, or their number is not that of features.
+        RuntimeError: a dtype or shape does not match, positions are out of range, or offsets are
             not ascending from 0 to N.
 
     Example:

@@ -1,8 +1,7 @@
-"""Rows of 8 or 4 bits a value, which lookups read that train nothing.
+"""Rows of 8 or 4 bits a value, for lookups without training.
 
 A quantized row is uint8: the codes of its columns, then its scale. Rows of int8 and int4 have the
-bytes that FBGEMM's FloatToFused8BitRowwiseQuantized and FloatToFusedNBitRowwiseQuantizedSBHalf
-make.
+bytes of FBGEMM's FloatToFused8BitRowwiseQuantized and FloatToFusedNBitRowwiseQuantizedSBHalf.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch_dynemb.ops.columns import RowFormat
 
 
 def row_bytes(row_format: int, dim: int) -> int:
-    """Bytes of a quantized row.
+    """Return the bytes of a quantized row.
 
     Args:
         row_format: a ``columns.RowFormat`` other than FLOATS.
@@ -26,7 +25,7 @@ def row_bytes(row_format: int, dim: int) -> int:
         for a scale in float32.
 
     Raises:
-        ValueError: no such format, or no such dim.
+        ValueError: row_format or dim is invalid.
 
     Example:
         >>> [row_bytes(form, 16) for form in (RowFormat.INT8, RowFormat.INT4, RowFormat.FLOAT8)]
@@ -46,13 +45,13 @@ def row_bytes(row_format: int, dim: int) -> int:
 
 @raises_typed_errors
 def quantize_rows(rows: Tensor, row_format: int) -> Tensor:
-    """Rows of floats as codes with a scale for each row.
+    """Quantize rows of floats, with a scale for each row.
 
-    int8 and int4 codes are steps of ``scale`` above ``bias``, the least value of the row; fp8 codes
-    are floats of 4 bits of exponent and 3 of mantissa (E4M3), the largest of a row 448 times its
-    scale. Codes are rounded to nearest even. A row with NaN or infinity, or with values that no
-    scale of the format reaches (int4: beyond 65504, or a range beyond 982,560), has NaN as its
-    scale: it reads as NaN in all columns.
+    int8 and int4 codes are steps of ``scale`` above ``bias``, the least value of the row. fp8 codes
+    are floats of 4 bits of exponent and 3 of mantissa (E4M3); the largest of a row is 448 times its
+    scale. Codes are rounded to nearest even. A row with NaN or infinity has NaN as its scale and
+    reads as NaN in all columns. So does a row beyond the scales of the format (int4: beyond 65504,
+    or a range beyond 982,560).
 
     Args:
         rows: float32, float16 or bfloat16 [N, dim]; dim is an even number for INT4.
@@ -75,19 +74,19 @@ def quantize_rows(rows: Tensor, row_format: int) -> Tensor:
 
 @raises_typed_errors
 def dequantize_rows(packed: Tensor, row_format: int, dim: int) -> Tensor:
-    """The values of quantized rows: the bits that lookups take sums of.
+    """Return the values of quantized rows: the bits that lookups sum.
 
     Args:
-        packed: uint8 [N, bytes], of :func:`quantize_rows`.
-        row_format: that it was given.
+        packed: uint8 [N, bytes], made by :func:`quantize_rows`.
+        row_format: the format of ``packed``.
         dim: columns of a row.
 
     Returns:
         float32 [N, dim]: ``scale * code + bias``, of fp8 ``scale * code``, each step rounded.
 
     Raises:
-        RuntimeError: dtype or shape of ``packed``, ``row_format``, or a dim whose rows have another
-            number of bytes.
+        RuntimeError: dtype or shape of ``packed``, ``row_format``, or a dim that does not fit the
+            bytes of a row.
 
     Example:
         >>> packed = quantize_rows(torch.tensor([[0.5, -3.0]]), RowFormat.FLOAT8)

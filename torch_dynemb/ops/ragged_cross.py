@@ -45,20 +45,20 @@ def feature_cross_ragged(
     x_weights: Weights = None,
     y_weights: Weights = None,
 ) -> CrossedRagged:
-    """Ids of all pairs of the ids of two features, row by row.
+    """Cross two features: make an id of each pair of their ids, row by row.
 
-    A row gives for every distinct x and every distinct y, both in order of first occurrence, x by
-    x, the id that RecIS gives them: MurmurHash64A, with seed 0, of the 16 bytes of both in
-    little-endian order (:func:`murmurhash64a`). Its weight is the product of the weights of x and
-    y; of an id that occurs several times in a row the first weight counts.
+    A row gives an id for every distinct x and every distinct y, both in order of first occurrence,
+    x by x. It is RecIS's id: MurmurHash64A, with seed 0, of the 16 bytes of both in little-endian
+    order (:func:`murmurhash64a`). Its weight is the product of the weights of x and y. If an id
+    occurs several times in a row, its first weight counts.
 
     Args:
         x_values, y_values: int64 [N].
         x_offsets, y_offsets: int64 [rows + 1], of the same number of rows.
-        x_weights, y_weights: float32 [N], or None for a feature without, whose weights are 1.
+        x_weights, y_weights: float32 [N], or None for a feature without weights, which then are 1.
 
     Raises:
-        ValueError: weights require grad, for which there is no formula, or are not as many as
+        ValueError: weights require grad, which has no formula here, or their number is not that of
             features.
         RuntimeError: a dtype or shape does not match, or offsets are not ascending from 0 to N.
 

@@ -38,7 +38,7 @@ class CutRagged(NamedTuple):
     """Result of :func:`ragged_cutoff_2d` and :func:`ragged_topk_index_cutoff`.
 
     Attributes:
-        values: [n] of the dtype given: what is left, per feature.
+        values: [n] of the dtype given: the remaining values, per feature.
         offsets: int64 [rows + 1], per feature.
         weights: float32 [n], weights of the values; None for a feature without.
     """
@@ -52,7 +52,7 @@ class CutRagged3D(NamedTuple):
     """Result of :func:`ragged_cutoff_3d`.
 
     Attributes:
-        values: [n] of the dtype given: what is left, per feature.
+        values: [n] of the dtype given: the remaining values, per feature.
         outer_offsets: int64 [rows + 1], multiples of keep_length.
         inner_offsets: int64 [rows * keep_length + 1].
         weights: float32 [n], weights of the values; None for a feature without.
@@ -73,7 +73,7 @@ def ragged_cutoff_2d(
     weights: Weights = None,
     drop_left: Sequence[bool] | None = None,
 ) -> CutRagged:
-    """At most ``keep_length`` values of every row; differentiable in float values and weights.
+    """Keep at most ``keep_length`` values of every row; differentiable in float values and weights.
 
     Args:
         values: [N] of any dtype.
@@ -83,7 +83,7 @@ def ragged_cutoff_2d(
         drop_left: whether longer rows lose their first values; default: their last.
 
     Raises:
-        ValueError: weights are not as many as features.
+        ValueError: the number of weights is not that of features.
         RuntimeError: a dtype or shape does not match, or offsets are not ascending from 0 to N.
 
     Example:
@@ -116,9 +116,9 @@ def ragged_cutoff_3d(
     drop_left: Sequence[bool] | None = None,
     pad_left: Sequence[bool] | None = None,
 ) -> CutRagged3D:
-    """Exactly ``keep_length`` inner lists in every row; differentiable in float values and weights.
+    """Cut or pad rows to ``keep_length`` inner lists; differentiable in float values and weights.
 
-    A row with more loses lists, with all their values; one with less gets empty ones.
+    A row with more lists loses some, with all their values; one with fewer gets empty ones.
 
     Args:
         values: [N] of any dtype.
@@ -127,10 +127,10 @@ def ragged_cutoff_3d(
         keep_lengths: how many lists a row of each feature has afterwards.
         weights: float32 [N], or None for a feature without; cut with the values.
         drop_left: whether longer rows lose their first lists; default: their last.
-        pad_left: whether empty lists stand before those of a shorter row; default: after them.
+        pad_left: whether empty lists precede those of a shorter row; default: they follow.
 
     Raises:
-        ValueError: weights are not as many as features.
+        ValueError: the number of weights is not that of features.
         RuntimeError: a dtype or shape does not match, or offsets are not ascending from 0 to the
             number of lists or values.
 
@@ -166,17 +166,17 @@ def ragged_topk_index_cutoff(
     *,
     weights: Weights = None,
 ) -> CutRagged:
-    """The values of every row at given positions; differentiable in float values and weights.
+    """Take the values of every row at given positions; differentiable in float values and weights.
 
     Args:
         values: [N] of any dtype.
         offsets: int64 [rows + 1].
-        indices: int64 [rows, k], positions within the row, in the order of the result; those
-            less than 0 or beyond the row are left out.
+        indices: int64 [rows, k], positions within the row, in the order of the result. Positions
+            outside the row are left out.
         weights: float32 [N], or None for a feature without; taken with the values.
 
     Raises:
-        ValueError: weights are not as many as features.
+        ValueError: the number of weights is not that of features.
         RuntimeError: a dtype or shape does not match, or offsets are not ascending from 0 to N.
 
     Example:
@@ -196,7 +196,7 @@ def ragged_topk_index_cutoff(
 def _taken(
     values: Sequence[Tensor], weights: Sequence[Tensor], weighted: Sequence[int]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Values of any number, and as many weights."""
+    """Return values of unknown number, and as many weights."""
     taken = of_any_size(values)
     return taken, [
         weight.new_empty(taken[f].shape) for f, weight in zip(weighted, weights, strict=True)
@@ -248,7 +248,7 @@ def _topk_fake(
 
 
 def _places(rows: Tensor, begin: Tensor, cut: Tensor, count: int) -> Tensor:
-    """Where each of ``count`` values stands among those that were kept; -1: it was not.
+    """Return the position of each of ``count`` values among the kept ones; -1: it was cut.
 
     Args:
         rows: [rows + 1], where rows begin.
@@ -274,7 +274,7 @@ def _cut_gradients(
     needed: Sequence[bool],
     features: int,
 ) -> list[Tensor | None]:
-    """Gradients of all inputs: values first, weights last, as among the outputs."""
+    """Return gradients of all inputs: values first, weights last, as among the outputs."""
     result: list[Tensor | None] = [None] * len(inputs)
     pairs = [(f, f, f) for f in range(features)]
     for k, f in enumerate(reversed(weighted), start=1):
@@ -366,12 +366,12 @@ def _cutoff_3d_autograd(
 def _spread_indices(
     grad: Tensor | None, needed: bool, offsets: Tensor, indices: Tensor, given: Tensor
 ) -> Tensor | None:
-    """The gradient of values of which those at ``indices`` were taken, by tensors of fixed size."""
+    """Scatter the gradient of values taken at ``indices``, by tensors of fixed size."""
     if grad is None or not needed:
         return None
     valid = (indices >= 0) & (indices < offsets.diff()[:, None])
     rank = torch.where(valid.flatten(), valid.flatten().cumsum(0) - 1, -1)
-    beyond = given.shape[0]  # where the zeros of what was left out go
+    beyond = given.shape[0]  # position of the zeros of values that were left out
     source = torch.where(valid, offsets[:-1, None] + indices, beyond).flatten()
     terms = gathered(grad, rank)
     return given.new_zeros(beyond + 1).index_add(0, source, terms)[:-1]

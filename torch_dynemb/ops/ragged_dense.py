@@ -1,4 +1,4 @@
-"""Ragged rows of many features as dense and sparse tensors, and back.
+"""Conversions of ragged rows of many features to dense and sparse tensors, and back.
 
 Lists have an entry per feature. Rows of a feature are values of any dtype of 1, 2, 4 or 8 bytes and
 int64 offsets [rows + 1], which ascend from 0 to the number of values.
@@ -47,7 +47,7 @@ def _check_depths(
     offsets: Sequence[Sequence[Tensor]],
     lengths: Sequence[Sequence[int]],
 ) -> list[int]:
-    """The depth of each feature."""
+    """Return the depth of each feature."""
     for name, given in (("offsets", offsets), ("lengths", lengths)):
         if len(given) != len(values):
             raise ValueError(
@@ -64,7 +64,7 @@ def _check_depths(
 
 
 def _number(op: str, name: str, value: float, tensors: Sequence[Tensor]) -> tuple[float, int]:
-    """A number as the float and the integer that kernels take their bits from."""
+    """Return a number as a float and an integer; kernels take their bits from one of them."""
     integral = math.isfinite(value) and value == int(value)
     for tensor in tensors:
         if not tensor.dtype.is_floating_point and not integral:
@@ -83,22 +83,22 @@ def ragged_to_dense(
     lengths: Sequence[Sequence[int]],
     padding_value: float = 0,
 ) -> list[Tensor]:
-    """Ragged rows of any depth, padded; differentiable in float values.
+    """Pad ragged rows of any depth; differentiable in float values.
 
     Args:
         values: [N] of any dtype.
         offsets: int64 [parts + 1] of each depth, from outermost to innermost: where the rows begin,
             then their parts. Features of a call may differ in depth.
         lengths: sizes of dense dimensions 1, 2, ...
-        padding_value: what stands where a row is shorter.
+        padding_value: value at the places that a shorter row does not fill.
 
     Returns:
         [rows, *lengths] for each feature.
 
     Raises:
-        ValueError: offsets and lengths do not match, or padding_value is no value of a dtype.
-        RuntimeError: a dtype or shape does not match, offsets are not ascending from 0 to the
-            number of what they divide, or a row is longer than its dense dimension (on a GPU:
+        ValueError: offsets and lengths do not match, or a dtype cannot hold padding_value.
+        RuntimeError: a dtype or shape does not match, or offsets are not ascending from 0 to the
+            number of parts or values. Or a row is longer than its dense dimension (on a GPU:
             reported later, and cut).
 
     Example:
@@ -123,7 +123,7 @@ def ragged_to_sparse(
     *,
     lengths: Sequence[Sequence[int]],
 ) -> list[Tensor]:
-    """Ragged rows of any depth as sparse COO tensors; differentiable in float values.
+    """Convert ragged rows of any depth to sparse COO tensors; differentiable in float values.
 
     Args:
         values: [N] of any dtype.
@@ -164,7 +164,7 @@ def ragged_to_sparse(
 
 @raises_typed_errors
 def dense_to_ragged(dense: Sequence[Tensor], *, invalid_value: float | None = None) -> list[Ragged]:
-    """Dense tensors as ragged rows; differentiable in float values.
+    """Convert dense tensors to ragged rows; differentiable in float values.
 
     Args:
         dense: [n0, ..., nk] of any dtype, k >= 1.
@@ -175,7 +175,7 @@ def dense_to_ragged(dense: Sequence[Tensor], *, invalid_value: float | None = No
         For each feature values and k offsets; all but the innermost are regular.
 
     Raises:
-        ValueError: invalid_value is NaN, which equals nothing, or no value of a dtype.
+        ValueError: invalid_value is NaN, which equals nothing, or a dtype cannot hold it.
         RuntimeError: a tensor has less than 2 dimensions or is not contiguous.
 
     Example:

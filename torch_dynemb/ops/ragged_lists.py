@@ -1,4 +1,4 @@
-"""What ops on ragged rows of many features share."""
+"""Lists of tensors and offsets, shared by ops on ragged rows of many features."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Weights = Sequence[Tensor | None] | None
 
 
 def given_weights(weights: Weights) -> tuple[list[Tensor], list[int]]:
-    """The weights that there are, and whose they are."""
+    """Return the given weights, and the features that they belong to."""
     numbered = [(f, w) for f, w in enumerate(weights or ()) if w is not None]
     return [w for _, w in numbered], [f for f, _ in numbered]
 
 
 def all_weights(weights: list[Tensor], weighted: list[int], features: int) -> list[Tensor | None]:
-    """An entry per feature, None where there are no weights."""
+    """Return an entry per feature, None where it has no weights."""
     result: list[Tensor | None] = [None] * features
     for feature, weight in zip(weighted, weights, strict=True):
         result[feature] = weight
@@ -30,12 +30,12 @@ def all_weights(weights: list[Tensor], weighted: list[int], features: int) -> li
 
 
 def flags(given: Sequence[bool] | None, features: int) -> list[int]:
-    """One per feature, as the ops take them."""
+    """Return one flag per feature, in the form that ops take."""
     return [0] * features if given is None else [int(flag) for flag in given]
 
 
 def check_weights_length(op: str, name: str, weights: Weights, features: int) -> None:
-    """Raises ValueError unless there is an entry per feature."""
+    """Raise ValueError unless there is an entry per feature."""
     if weights is not None and len(weights) != features:
         raise ValueError(
             f"{op}: {name} has {len(weights)} entries, expected one, or None, for each of "
@@ -44,34 +44,34 @@ def check_weights_length(op: str, name: str, weights: Weights, features: int) ->
 
 
 def flat(nested: Sequence[Sequence[Any]]) -> list[Any]:
-    """The items of lists, list after list."""
+    """Return the items of lists, list after list."""
     return [item for items in nested for item in items]
 
 
 def begins(depths: Sequence[int]) -> list[int]:
-    """Where the offsets of each feature begin."""
+    """Return where the offsets of each feature begin."""
     return [0, *accumulate(depths)]
 
 
 def of_any_size(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Fake tensors whose sizes values decide."""
+    """Make fake tensors with sizes that depend on values."""
     context = torch.library.get_ctx()
     return [tensor.new_empty((context.new_dynamic_size(),)) for tensor in tensors]
 
 
-# The sizes of the gradients are known to nobody before the forward has run, so that a compiled
-# backward cannot be told them: these formulas do not ask.
+# The sizes of the gradients are unknown before the forward has run, so a compiled backward cannot
+# have them: these formulas do not use them.
 def gathered(grad: Tensor, places: Tensor) -> Tensor:
-    """Gradients at ``places``; 0 where these are -1."""
+    """Return gradients at ``places``; 0 where these are -1."""
     return F.pad(grad, (0, 1))[places]
 
 
 def split(outputs: Tensors, sizes: Sequence[int]) -> tuple[list[Tensor], ...]:
-    """Flat outputs as lists of these sizes."""
+    """Split flat outputs into lists of these sizes."""
     return tuple(list(outputs[begin:end]) for begin, end in pairwise(begins(sizes)))
 
 
 def offsets_among(fixed: Tensors, features: int, lists: int) -> list[list[Tensor]]:
-    """Lists of offsets at the end of what outputs have no gradient."""
+    """Return the lists of offsets at the end of outputs without a gradient."""
     given = fixed[len(fixed) - lists * features :]
     return [list(given[k * features : (k + 1) * features]) for k in range(lists)]

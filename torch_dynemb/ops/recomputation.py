@@ -9,10 +9,10 @@ from torch.utils.checkpoint import CheckpointPolicy, _CachingTorchDispatchMode
 
 
 def always_saved(name: str) -> None:
-    """Has selective checkpointing save what an op returns, whatever its policy says.
+    """Make selective checkpointing save the outputs of an op, whatever its policy says.
 
-    Compiled code checkpoints that way too. Repeated in a compiled backward, an op that changes the
-    index would copy it, which is changed in the forward only.
+    Compiled code checkpoints that way too. An op that changes the index would copy it if it were
+    repeated in a compiled backward: the index is changed in the forward only.
 
     Args:
         name: of the op, without its namespace.

@@ -1,4 +1,4 @@
-"""Ids on their way to the shard that owns them: which shard that is, and which ids are the same."""
+"""Ops that make ids distinct and find the shards that own them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PartitionedIds(NamedTuple):
 
     Attributes:
         ids: int64 [n], distinct within a group, by owner, then group, then first occurrence.
-        lengths: int64 [parts, groups], how many of them each owner has of each group.
+        lengths: int64 [parts, groups], number of ids of each owner and group.
         inverse: int64 [N], position of every given id in ``ids``.
         counts: int64 [n], how often each of ``ids`` was given.
     """
@@ -45,7 +45,7 @@ class PartitionedIds(NamedTuple):
 
 @raises_typed_errors
 def mix_ids(ids: Tensor) -> Tensor:
-    """A bijection of ids, int64 [N]: modulo the number of shards it says who owns an id.
+    """Apply a bijection to ids, int64 [N]; its result modulo the number of shards is the owner.
 
     splitmix64's finaliser (Steele, Lea, Flood 2014). The same on CPU and GPU.
 
@@ -61,7 +61,7 @@ def mix_ids(ids: Tensor) -> Tensor:
 
 @raises_typed_errors
 def unmix_ids(quotients: Tensor, *, parts: int, part: int) -> Tensor:
-    """The ids whose :func:`mix_ids` is ``quotients * parts + part``, unsigned; int64 [N].
+    """Invert :func:`mix_ids` for ``quotients * parts + part``, unsigned; int64 [N].
 
     Args:
         quotients: int64 [N].
@@ -69,8 +69,8 @@ def unmix_ids(quotients: Tensor, *, parts: int, part: int) -> Tensor:
         part: 0 to ``parts - 1``.
 
     Raises:
-        RuntimeError: quotients are not int64 of 1 dimension, or not contiguous, or ``part`` is none
-            of ``parts``.
+        RuntimeError: quotients are not int64 of 1 dimension, or not contiguous, or ``part`` is out
+            of range.
     """
     ids: Tensor = torch.ops.dynemb.unmix_ids(quotients, parts, part)
     return ids
@@ -78,7 +78,7 @@ def unmix_ids(quotients: Tensor, *, parts: int, part: int) -> Tensor:
 
 @raises_typed_errors
 def unique_ids(ids: Tensor, offsets: Tensor) -> UniqueIds:
-    """The distinct ids of each group.
+    """Return the distinct ids of each group.
 
     On a GPU the host waits for their number; :func:`unique_ids_padded` does not.
 
@@ -98,9 +98,11 @@ def unique_ids(ids: Tensor, offsets: Tensor) -> UniqueIds:
 
 @raises_typed_errors
 def unique_ids_padded(ids: Tensor, offsets: Tensor) -> UniqueIds:
-    """:func:`unique_ids`, with ids and counts as long as the input: zeros after ``offsets[-1]``.
+    """Return :func:`unique_ids`, with ids and counts padded to the length of the input.
 
-    The host waits for nothing, and a CUDA graph can capture it.
+    Padding is zeros after ``offsets[-1]``.
+
+    The host does not wait, and a CUDA graph can capture the call.
 
     Args:
         ids: int64 [N], group after group.
@@ -118,11 +120,11 @@ def unique_ids_padded(ids: Tensor, offsets: Tensor) -> UniqueIds:
 
 @raises_typed_errors
 def id_owners(ids: Tensor, *, parts: int, slots: int = 65536) -> Tensor:
-    """The part that owns each id, int64 [N].
+    """Return the part that owns each id, int64 [N].
 
-    The slot of an id is :func:`mix_ids` of it, unsigned, modulo ``slots``. Parts have contiguous
-    ranges of slots, the first ``slots % parts`` of them one more than the others. The same on CPU
-    and GPU, whatever the sign of an id.
+    The slot of an id is its :func:`mix_ids`, unsigned, modulo ``slots``. Parts have contiguous
+    ranges of slots; the first ``slots % parts`` ranges have one more than the others. The result is
+    the same on CPU and GPU, whatever the sign of an id.
 
     Args:
         ids: int64 [N].
@@ -144,7 +146,7 @@ def id_owners(ids: Tensor, *, parts: int, slots: int = 65536) -> Tensor:
 def ids_partition(
     ids: Tensor, offsets: Tensor, *, parts: int, slots: int = 65536
 ) -> PartitionedIds:
-    """The distinct ids of each group, ordered by the part that owns them (:func:`id_owners`).
+    """Return the distinct ids of each group, ordered by owner (:func:`id_owners`).
 
     ``result.ids[result.inverse]`` are the ids given. On a GPU the host waits for their number.
 
@@ -167,11 +169,11 @@ def ids_partition(
 
 @raises_typed_errors
 def ids_encode(ids: Sequence[Tensor], tables: Sequence[int]) -> Tensor:
-    """Ids of several tables as ids of one, int64 [sum of N].
+    """Encode ids of several tables as ids of one, int64 [sum of N].
 
     The id of a table becomes ``mix(id ^ mix(table))``, where mix is :func:`mix_ids`: a bijection of
-    all 64 bits. So ids of one table never meet. Those of two tables of n1 and n2 ids meet by chance
-    only, with a probability of about ``n1 * n2 / 2**64``.
+    all 64 bits. So ids of one table never collide. Ids of two tables of n1 and n2 ids collide by
+    chance only, with a probability of about ``n1 * n2 / 2**64``.
 
     Args:
         ids: int64, of any shape, for each feature.
@@ -213,20 +215,20 @@ class ConcatenatedIds(NamedTuple):
 def ids_concat(
     ids: Sequence[Tensor], *, bags: int, offsets: Sequence[Tensor | None] | None = None
 ) -> ConcatenatedIds:
-    """Ids of many features as lookups take them: one after another, with the offsets of their bags.
+    """Concatenate ids of many features for a lookup, with the offsets of their bags.
 
     Args:
         ids: int64 or int32, of any shape, for each feature.
         bags: of each feature.
-        offsets: int64 or int32 [bags] or [bags + 1] for each feature, or None for those whose bags
-            have one length. The number of ids may be left out at the end.
+        offsets: int64 or int32 [bags] or [bags + 1] for each feature, or None if all bags of it
+            have one length. The number of ids at the end may be omitted.
 
     Raises:
-        ValueError: there are no ids, or offsets has another length.
-        RuntimeError: a dtype or shape does not match, a tensor is not contiguous, or offsets do not
-            begin with 0 or end with the number of ids where the next feature begins. What else is
-            wrong with offsets, the lookup says. On a GPU a later op raises, and lookups with this
-            result change nothing.
+        ValueError: ids is empty, or offsets has another length.
+        RuntimeError: a dtype or shape does not match, or a tensor is not contiguous. Or offsets do
+            not begin with 0, or do not end with the number of ids where the next feature begins.
+            Other errors in offsets are raised by the lookup. On a GPU a later op raises, and
+            lookups with this result change nothing.
 
     Example:
         >>> shown, clicked = torch.tensor([[5, 6], [7, 8]]), torch.tensor([9, 9, 5])
@@ -240,13 +242,13 @@ def ids_concat(
     if offsets is not None and len(given) != len(ids):
         raise ValueError(
             f"ids_concat: offsets has {len(given)} entries, expected one for each of {len(ids)} "
-            "features: give None for those whose bags have one length"
+            "features: give None where all bags have one length"
         )
     if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return _traced_concat(ids, bags, given or [None] * len(ids))
     ragged = [f for f, of_feature in enumerate(given) if of_feature is not None]
     if not ragged and torch.compiler.is_exporting():
-        # code that AOTInductor has compiled cannot call an op with an empty list of tensors
+        # code compiled by AOTInductor cannot call an op with an empty list of tensors
         length = ids[0].numel() // torch.sym_max(bags, 1)
         ragged, given = [0], [torch.arange(bags, device=ids[0].device) * length]
     return ConcatenatedIds(
@@ -257,9 +259,9 @@ def ids_concat(
 def _traced_concat(
     ids: Sequence[Tensor], bags: int, offsets: Sequence[Tensor | None]
 ) -> ConcatenatedIds:
-    """:func:`ids_concat` of torch's own ops, for ``torch.jit.trace``.
+    """Compute :func:`ids_concat` by torch's own ops, for ``torch.jit.trace``.
 
-    A trace keeps integers that ops of other libraries are given, such as the number of bags. Here
+    A trace freezes integers that ops of other libraries receive, such as the number of bags. Here
     it is the size of a tensor each time. Features of different numbers of bags do not stack.
     """
     first = torch.zeros((), dtype=torch.int64, device=ids[0].device)  # of the feature's ids
@@ -273,18 +275,18 @@ def _traced_concat(
             if own.shape[0] == bags + 1:
                 own, end = own[:-1], own[-1]
                 wrong = wrong + (end - count).abs()
-            # what the lookup would not see, because the bags of another feature end there
+            # the lookup would not see this error, because the bags of another feature end there
             wrong = wrong + own[:1].abs().sum()
             begins.append(first + own)
         first = first + count
     every = torch.stack(begins).reshape(-1)
     joined = torch.cat([of_feature.reshape(-1).to(torch.int64) for of_feature in ids])
-    # offsets that end elsewhere are refused by the lookup
+    # the lookup refuses offsets that end elsewhere
     return ConcatenatedIds(joined, torch.cat([every, (first + wrong).reshape(1)]))
 
 
 def _even_bags(ids: Tensor, bags: int) -> Tensor:
-    """Where the bags of one length begin that a feature has."""
+    """Return where the bags of a feature begin if all have one length."""
     if isinstance(bags, Tensor) and ids.dim() == 2:  # a size of a tensor: each row is a bag
         bags, length = ids.shape[0], ids.shape[1]
     else:

@@ -1,13 +1,14 @@
-"""Ops on tables that are served: frozen ones, which do not change, and live ones.
+"""Ops on served tables: frozen ones, which do not change, and live ones.
 
-On the CPU one op finds ids and reads their rows. On a GPU, which serves frozen tables only,
-``find`` and ``embedding_inference`` do, and give the same bits.
+On the CPU one op finds ids and reads their rows. A GPU serves frozen tables only, by ``find`` and
+``embedding_inference``, with the same bits.
 
-Another thread may update live tables meanwhile, without locks. Of every id a lookup gives the row
-of one version: that from before or from after an update which runs meanwhile, and none from before
-an update that had ended when the lookup began. Rows of one call may be of several versions. Any
-number of threads may look up, one at a time may update; a second one is refused before it has
-changed anything.
+Another thread may update live tables during lookups, without locks. A lookup returns each row in
+one whole version: from before or after an update that runs meanwhile. It sees every update that
+ended before the lookup began. Rows of one call may be of several versions.
+
+Any number of threads may look up. Only one may update at a time; a second one is refused before it
+has changed anything.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from torch_dynemb.ops.index import find
 from torch_dynemb.ops.lookup import check_weights, lookup_output
 from torch_dynemb.ops.tensors import IndexTensors, LookupBatch
 
-# How rows of live tables are stored, and the numbers of Storage in csrc/core/rows/storage.h.
+# Storage of rows of live tables, by the numbers of Storage in csrc/core/rows/storage.h.
 LIVE_FORMATS = {"fp32": 0, "bf16": 1, "fp16": 2, "int8": 4, "int4": 5, "fp8": 6}
 
 
 class ServedTensors(NamedTuple):
-    """The tensors of tables that are served, as ops take them.
+    """Tensors of served tables, as ops take them.
 
     Attributes:
         buckets: int64 [buckets, 8], four keys and four handles each. A live table has two ranges of
@@ -38,11 +39,11 @@ class ServedTensors(NamedTuple):
         meta: int64 [T, 16], constants (``columns.Meta``); REGION_BUCKETS is that of one range.
         weights: float32, float16 or bfloat16 [rows, dim] for each slab; of quantized ones uint8
             [rows, bytes]; live: int64 [rows, words], id, generation, then values.
-        generations: int32 [rows] for each slab, which a GPU looks at; live: none.
-        init_data: float64 [numbers], what ids read that are not there.
+        generations: int32 [rows] for each slab, read on a GPU only; live: none.
+        init_data: float64 [numbers], values of ids that are missing.
         formats: a ``columns.RowFormat`` for each slab; live: of ``LIVE_FORMATS``.
-        free: int64 [slabs, 4], which rows of live tables have no owner (``columns.LiveSlab``);
-            None: the tables are frozen.
+        free: int64 [slabs, 4], rows of live tables without an owner (``columns.LiveSlab``); None:
+            the tables are frozen.
     """
 
     buckets: Tensor
@@ -71,9 +72,9 @@ class Applied(NamedTuple):
     """Result of :func:`serve_apply_`, ints.
 
     Attributes:
-        inserted, updated, erased: ids; all 0 where the update was refused.
-        wanted: rows that new ids want.
-        free: rows that there are for them. If that is less, nothing has changed.
+        inserted, updated, erased: ids; all 0 if the update was refused.
+        wanted: rows that new ids need.
+        free: rows available for them. If there are fewer than wanted, nothing has changed.
     """
 
     inserted: int
@@ -84,7 +85,7 @@ class Applied(NamedTuple):
 
 
 def in_host_memory(tensor: Tensor) -> bool:
-    """Whether one op looks ids up; a GPU has one that finds them and one that reads rows."""
+    """Return whether one op looks ids up; a GPU has one that finds them and one that reads rows."""
     return tensor.device.type == "cpu"
 
 
@@ -94,11 +95,11 @@ def serve_lookup(served: ServedTensors, batch: LookupBatch) -> Served:
 
     Args:
         served: the tables. Rows that handles of a frozen index name are their ids'.
-        batch: what is asked for.
+        batch: ids and settings of the lookup.
 
     Returns:
         Sums [B, sum of feature_dims], 0 for an empty bag, or without pooling rows [N, dim], 0 for
-        padding ids; and what was missing.
+        padding ids; and the number of missing ids.
 
     Raises:
         TypeError, ValueError: dtype, shape or device of per_sample_weights; on a GPU also of ids or
@@ -110,7 +111,7 @@ def serve_lookup(served: ServedTensors, batch: LookupBatch) -> Served:
         check_weights("serve_lookup", batch)
     buckets, tables, meta, weights, generations, init_data, formats, free = served
     ids, offsets, per_sample_weights, feature_tables, feature_dims, pooling = batch
-    # an op takes longer to read a member of an enum
+    # plain ints: an op takes longer to read a member of an enum
     asked = (offsets, per_sample_weights, feature_tables, feature_dims, int(pooling))
     if free is not None or in_host_memory(buckets):
         output, missing = torch.ops.dynemb.serve_lookup(
@@ -129,21 +130,21 @@ def serve_lookup(served: ServedTensors, batch: LookupBatch) -> Served:
 def serve_apply_(
     live: ServedTensors, table: int, ids: Tensor, values: Tensor, erased: Tensor
 ) -> Applied:
-    """Updates a table: takes ids out, then gives ids their rows. All of it, or nothing.
+    """Update a table: remove ids, then write rows of ids. All of it is applied, or nothing.
 
     Args:
         live: the tables; buckets, tables, weights and free change.
-        table: whose ids these are.
-        ids: int64 [n]; of an id that is there several times, the last row stays.
+        table: number of the table.
+        ids: int64 [n]; the last row counts if an id occurs several times.
         values: float32 [n, dim], their rows.
-        erased: int64 [m]; ids that are not there, or are in ``ids``, are passed over.
+        erased: int64 [m]; missing ids and those of ``ids`` are skipped.
 
     Returns:
-        What has been done; where ``wanted`` is more than ``free``, nothing.
+        Counts of the update; where ``wanted`` exceeds ``free``, it was refused.
 
     Raises:
-        RuntimeError: an argument does not fit the tables, is not on the CPU, has a padding id or a
-            row that the format cannot hold; or the tables are damaged; or another thread is
+        RuntimeError: an argument does not fit the tables, is not on the CPU, or has a padding id or
+            a row that the format cannot hold. Or the tables are damaged, or another thread is
             updating tables of this group.
     """
     counts = torch.ops.dynemb.serve_apply_(

@@ -6,16 +6,16 @@ import torch
 
 
 def simd_level() -> int:
-    """0: baseline, 1: x86-64-v3 (AVX2), 2: x86-64-v4 (AVX-512)."""
+    """Return 0 for baseline, 1 for x86-64-v3 (AVX2), 2 for x86-64-v4 (AVX-512)."""
     level: int = torch.ops.dynemb.simd_level()
     return level
 
 
 def set_simd_level(level: int) -> None:
-    """Chooses the instruction set for the whole process. All levels give the same bits.
+    """Choose the instruction set for the whole process. All levels give the same bits.
 
     Args:
-        level: as :func:`simd_level` counts them; 0 to that of the processor.
+        level: as returned by :func:`simd_level`; at most that of the processor.
 
     Raises:
         RuntimeError: the processor does not have that level.

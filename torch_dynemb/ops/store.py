@@ -1,12 +1,12 @@
-"""Rows on a disk: a log for each slab, beneath a cache whose slots are the rows of its tensors.
+"""Rows on a disk: a log for each slab, beneath a cache with slots for some rows.
 
-A store belongs to the group of tables whose ``tier_clock`` it was opened with, and is found by that
-tensor's address, so a copy of the tensor has no store. It keeps the addresses of the tensors, not
-the tensors: :func:`store_close` comes before they go. One thread of the store does all jobs in the
-order in which they came; other Python threads run while an op waits for it.
+A store belongs to the group that opened it, and is found by the address of its ``tier_clock``; a
+copy of that tensor has no store. The store keeps addresses of tensors, not the tensors: call
+:func:`store_close` before they are freed. One thread of the store does all jobs in order. Other
+Python threads run while an op waits for it.
 
-What a job has failed with (a disk that fails, a record that is damaged) is raised by every call
-after it. A forked process cannot use the store of its parent.
+If a job fails (the disk fails, a record is damaged), every later call raises its error. A forked
+process cannot use the store of its parent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StoredRecords(NamedTuple):
     """Records of a log.
 
     Attributes:
-        records: uint8 [ids, bytes of a record]; zeros where there is none.
+        records: uint8 [ids, bytes of a record]; zeros for ids without one.
         found: bool [ids]: whether the log has a record of this owner of the row.
     """
 
@@ -37,11 +37,11 @@ class StoredRecords(NamedTuple):
 
 
 class StoreSnapshot(NamedTuple):
-    """What a snapshot needs to find the rows again, by slab; empty for slabs without a log.
+    """Map from rows to records, by slab; empty for slabs without a log.
 
     Attributes:
         records: int64 [rows], where the record of each row is.
-        segments: int64 [2 * segments], pairs of the place of a segment in ``records`` and the
+        segments: int64 [2 * segments], pairs: the segment number used in ``records``, and the
             number of its file.
     """
 
@@ -66,25 +66,25 @@ def store_open(
     disk_bytes: int = 0,
     io: int = IoPath.AUTO,
 ) -> None:
-    """Opens the store of a group in a directory, which it makes where there is none.
+    """Open the store of a group in a directory; create the directory if needed.
 
-    Segments that are there stay as they are until :func:`store_keep` says which are needed.
+    Existing segments stay as they are until :func:`store_keep` names the needed ones.
 
     Args:
-        tiers: the caches of the group. The store is known by the address of their ``clock``.
+        tiers: the caches of the group. The address of their ``clock`` identifies the store.
         rows: of the group; those of tiered slabs have a row for each slot.
-        path: the directory. One store at a time may have it.
-        slab_names: names of the slabs, each its own: letters, digits, ``.``, ``_`` and ``-``.
+        path: the directory. Only one store at a time may use it.
+        slab_names: distinct names of the slabs: letters, digits, ``.``, ``_`` and ``-``.
         tiered: for each slab, 1 if it has a log, else 0; at least one has.
         segment_bytes: of a file, a multiple of 4096 up to 4 GiB, with room for a record.
-        disk_bytes: that all files together may take at any time, at least four segments for each
-            slab with a log; 0: what the file system has, of which it takes about twice the rows.
+        disk_bytes: most bytes of all files together, at least four segments for each slab with a
+            log. 0: no bound but the file system's; files then take about twice the rows.
         io: how blocks are read, an :class:`IoPath`.
 
     Raises:
-        RuntimeError: wrong arguments; another process has the directory (its number is named); the
-            files there have another version, or records or segments of other sizes; io is
-            ``IoPath.URING``, but this build or kernel has none; the file system fails.
+        RuntimeError: an argument is wrong, io_uring is asked for and unavailable, or the file
+            system fails. Or another process uses the directory (its number is named). Or the files
+            there have another version, or records or segments of other sizes.
     """
     torch.ops.dynemb.store_open(
         tiers.clock,
@@ -104,13 +104,13 @@ def store_open(
 
 @raises_typed_errors
 def store_read(tier_clock: Tensor, slab: int, handles: Tensor, ids: Tensor) -> StoredRecords:
-    """Copies records from the log of a slab, after all jobs. What is in the cache is not seen.
+    """Copy records from the log of a slab, after all jobs. The cache is not read.
 
     Args:
         tier_clock: of the store, as it was opened.
         slab: number of a slab with a log.
         handles: int64 [ids], row handles.
-        ids: int64 [ids], whose rows they are.
+        ids: int64 [ids], owners of the rows.
 
     Returns:
         The records, with their checksums verified.
@@ -126,26 +126,26 @@ def store_read(tier_clock: Tensor, slab: int, handles: Tensor, ids: Tensor) -> S
 def store_write(
     tier_clock: Tensor, slab: int, handles: Tensor, ids: Tensor, table: int, records: Tensor
 ) -> None:
-    """Appends records to the log of a slab, after all jobs. What is in the cache stays as it is.
+    """Append records to the log of a slab, after all jobs. The cache stays as it is.
 
     Args:
         tier_clock: of the store, as it was opened.
         slab: number of a slab with a log.
         handles: int64 [ids], row handles.
-        ids: int64 [ids], whose rows they are.
-        table: that the ids are in.
-        records: uint8 [ids, bytes of a record]; of the first 24 bytes, the header, none is read.
+        ids: int64 [ids], owners of the rows.
+        table: number of the ids' table.
+        records: uint8 [ids, bytes of a record]; the first 24 bytes, the header, are ignored.
 
     Raises:
-        RuntimeError: no store, no such slab or row; records of another size; the disk is full: then
-            nothing has been written, and there may be room later.
+        RuntimeError: no store, no such slab or row; records of another size; the disk is full. In
+            the last case nothing has been written; a later call may succeed.
     """
     torch.ops.dynemb.store_write(tier_clock, slab, handles, ids, table, records)
 
 
 @raises_typed_errors
 def store_submit(tier_clock: Tensor, moves: Tensor) -> None:
-    """Queues a job that moves rows between slots and the log.
+    """Queue a job that moves rows between slots and the log.
 
     Rows that it saves must not change before it is done: see :func:`store_drain`.
 
@@ -154,22 +154,22 @@ def store_submit(tier_clock: Tensor, moves: Tensor) -> None:
         moves: int64 [moves, 7] (``columns.Move``).
 
     Raises:
-        RuntimeError: no store; a move is of no slab; the disk is full: then nothing has been
-            queued. Or a job has failed before.
+        RuntimeError: no store; a move names an unknown slab; the disk is full; or an earlier job
+            has failed. Nothing has been queued.
     """
     torch.ops.dynemb.store_submit(tier_clock, moves)
 
 
 @raises_typed_errors
 def store_erase(tier_clock: Tensor, slab: int, handles: Tensor) -> None:
-    """Drops records of rows that have no owner any more, after all jobs.
+    """Drop records of rows without an owner, after all jobs.
 
-    The bytes that they take are used again when their segments are collected. Snapshots keep them.
+    Garbage collection of their segments frees the bytes. Snapshots keep them.
 
     Args:
         tier_clock: of the store, as it was opened.
         slab: number of a slab with a log.
-        handles: int64 [rows], row handles; those without a record are passed over.
+        handles: int64 [rows], row handles; those without a record are skipped.
 
     Raises:
         RuntimeError: no store, or no such slab or row.
@@ -179,7 +179,7 @@ def store_erase(tier_clock: Tensor, slab: int, handles: Tensor) -> None:
 
 @raises_typed_errors
 def store_drain(tier_clock: Tensor) -> None:
-    """Waits until all jobs of a store are done.
+    """Wait until all jobs of a store are done.
 
     Args:
         tier_clock: of the store, as it was opened.
@@ -192,7 +192,7 @@ def store_drain(tier_clock: Tensor) -> None:
 
 @raises_typed_errors
 def store_check(tier_clock: Tensor) -> None:
-    """Raises what a job of a store has failed with. Waits for nothing.
+    """Raise the error of a failed job of a store. Does not wait.
 
     Args:
         tier_clock: of the store, as it was opened.
@@ -205,15 +205,15 @@ def store_check(tier_clock: Tensor) -> None:
 
 @raises_typed_errors
 def store_sync(tier_clock: Tensor) -> StoreSnapshot:
-    """Makes all records durable, after all jobs.
+    """Make all records durable, after all jobs.
 
-    Their segments stay until :func:`store_keep` says that they are not needed.
+    Their segments stay until :func:`store_keep` omits them.
 
     Args:
         tier_clock: of the store, as it was opened.
 
     Returns:
-        What :func:`store_load` needs to come back to here.
+        The snapshot, for :func:`store_load`.
 
     Raises:
         RuntimeError: no store, or the file system fails.
@@ -223,14 +223,14 @@ def store_sync(tier_clock: Tensor) -> StoreSnapshot:
 
 @raises_typed_errors
 def store_keep(tier_clock: Tensor, files: Sequence[Tensor]) -> None:
-    """Says which files snapshots need from now on.
+    """Declare which files snapshots need from now on.
 
-    Of the others, those that the store has written are reused when their rows have been written
-    again; those that were there when it was opened are deleted.
+    Of the others, files that this store has written are reused when their rows have been written
+    again. Files that existed when it was opened are deleted.
 
     Args:
         tier_clock: of the store, as it was opened.
-        files: int64 [files] of each slab, numbers of files.
+        files: int64 [files] for each slab, numbers of files.
 
     Raises:
         RuntimeError: no store, lists that do not fit it, or the file system fails.
@@ -240,34 +240,35 @@ def store_keep(tier_clock: Tensor, files: Sequence[Tensor]) -> None:
 
 @raises_typed_errors
 def store_load(tier_clock: Tensor, snapshot: StoreSnapshot) -> None:
-    """Goes back to a snapshot, after all jobs. What is in the cache stays as it is.
+    """Return to a snapshot, after all jobs. The cache stays as it is.
 
-    Files that the store has written and that neither this nor another snapshot needs are deleted.
+    Files that the store has written and that no snapshot needs are deleted.
 
     Args:
         tier_clock: of the store, as it was opened.
         snapshot: of a store of the same path and slabs.
 
     Raises:
-        RuntimeError: no store; a file is missing, short or damaged at its beginning, or the
-            snapshot does not fit it: then nothing has changed. Or the file system fails.
+        RuntimeError: no store; a file is missing, short or damaged at its beginning; or the
+            snapshot does not fit the store. In these cases nothing has changed. Or the file system
+            fails.
     """
     torch.ops.dynemb.store_load(tier_clock, snapshot.records, snapshot.segments)
 
 
 @raises_typed_errors
 def store_hold(tier_clock: Tensor) -> int:
-    """Keeps the records that there are, after all jobs, whatever the store does later.
+    """Pin the present records, after all jobs, whatever the store does later.
 
     Their segments stay until :func:`store_release`, whatever :func:`store_keep` says, and
-    :func:`store_load` is refused until then. A hold takes 8 bytes of memory for every row, and
+    :func:`store_load` is refused until then. A pin takes 8 bytes of memory for every row, and
     leaves nothing behind when the process ends.
 
     Args:
         tier_clock: of the store, as it was opened.
 
     Returns:
-        The number of the hold.
+        The number of the pin.
 
     Raises:
         RuntimeError: no store, or the file system fails.
@@ -279,20 +280,20 @@ def store_hold(tier_clock: Tensor) -> int:
 def store_read_held(
     tier_clock: Tensor, hold: int, slab: int, handles: Tensor, ids: Tensor
 ) -> StoredRecords:
-    """Copies records as they were when they were held; another thread may train meanwhile.
+    """Copy records as they were when they were pinned; another thread may train meanwhile.
 
     Args:
         tier_clock: of the store, as it was opened.
         hold: of :func:`store_hold`.
         slab: number of a slab with a log.
         handles: int64 [ids], row handles.
-        ids: int64 [ids], whose rows they are.
+        ids: int64 [ids], owners of the rows.
 
     Returns:
         The records, with their checksums verified.
 
     Raises:
-        RuntimeError: no store, no such hold, slab or row; a record is damaged or of another id (the
+        RuntimeError: no store, no such pin, slab or row; a record is damaged or of another id (the
             file, the offset and the id are named), or cannot be read.
     """
     return StoredRecords(*torch.ops.dynemb.store_read_held(tier_clock, hold, slab, handles, ids))
@@ -300,23 +301,23 @@ def store_read_held(
 
 @raises_typed_errors
 def store_release(tier_clock: Tensor, hold: int) -> None:
-    """Ends a hold: its segments are kept only as far as the store and its snapshots need them.
+    """Release a pin: segments that neither the store nor a snapshot needs become reusable.
 
-    Nothing is done for a store that has failed, whose other calls say why, nor in a forked process.
+    Does nothing for a failed store (its other calls raise the error) and in a forked process.
 
     Args:
         tier_clock: of the store, as it was opened.
         hold: of :func:`store_hold`.
 
     Raises:
-        RuntimeError: no store, or no such hold.
+        RuntimeError: no store, or no such pin.
     """
     torch.ops.dynemb.store_release(tier_clock, hold)
 
 
 @raises_typed_errors
 def store_stats(tier_clock: Tensor) -> Tensor:
-    """What a store has done since it was opened. Waits for nothing.
+    """Return statistics of a store since it was opened. Does not wait.
 
     Args:
         tier_clock: of the store, as it was opened.
@@ -333,7 +334,7 @@ def store_stats(tier_clock: Tensor) -> Tensor:
 
 @raises_typed_errors
 def store_close(tier_clock: Tensor) -> None:
-    """Does the jobs that are queued, and lets the directory go. Files stay as they are.
+    """Finish queued jobs and release the directory. Files stay as they are.
 
     Args:
         tier_clock: of the store, as it was opened.
@@ -366,7 +367,7 @@ def _store_open_fake(
 def _store_read_fake(
     tier_clock: Tensor, slab: int, handles: Tensor, ids: Tensor
 ) -> tuple[Tensor, Tensor]:
-    # only the store knows how large its records are
+    # only the store knows the size of its records
     record_bytes = torch.library.get_ctx().new_dynamic_size()
     rows = handles.shape[0]
     return (

@@ -12,11 +12,11 @@ from torch_dynemb._library.library import raises_typed_errors, register_fake
 
 @raises_typed_errors
 def farmhash(values: Sequence[Tensor], offsets: Sequence[Tensor]) -> list[Tensor]:
-    """FarmHash Fingerprint64 of strings.
+    """Compute FarmHash Fingerprint64 of strings.
 
-    It is ``farmhashna::Hash64`` of Google's FarmHash, which is what TensorFlow's
-    ``tf.strings.to_hash_bucket_fast`` takes modulo the number of buckets, and what
-    ``FARM_FINGERPRINT`` of BigQuery gives.
+    This is ``farmhashna::Hash64`` of Google's FarmHash. TensorFlow's
+    ``tf.strings.to_hash_bucket_fast`` takes it modulo the number of buckets, and
+    ``FARM_FINGERPRINT`` of BigQuery returns it.
 
     Args:
         values: uint8 or int8 [bytes] for each feature, string after string.
@@ -28,7 +28,7 @@ def farmhash(values: Sequence[Tensor], offsets: Sequence[Tensor]) -> list[Tensor
     Raises:
         RuntimeError: a dtype or shape does not match, the lists differ in length, a tensor is not
             contiguous, or offsets are not ascending from 0 to the number of bytes. A GPU reports
-            wrong offsets in a later call, and reads what they hold of the bytes.
+            wrong offsets in a later call, and hashes the bytes within range.
 
     Example:
         >>> text = torch.tensor(list(b"foobar"), dtype=torch.uint8)
@@ -45,7 +45,7 @@ def farmhash(values: Sequence[Tensor], offsets: Sequence[Tensor]) -> list[Tensor
 def murmurhash(
     values: Sequence[Tensor], offsets: Sequence[Tensor], *, seed: int = 0
 ) -> list[Tensor]:
-    """The first 64 bits of MurmurHash3_x64_128 of strings (Appleby, SMHasher).
+    """Compute the first 64 bits of MurmurHash3_x64_128 of strings (Appleby, SMHasher).
 
     Args:
         values: uint8 or int8 [bytes] for each feature, string after string.
@@ -73,9 +73,9 @@ def murmurhash(
 def murmurhash64a(
     values: Sequence[Tensor], offsets: Sequence[Tensor], *, seed: int = 0
 ) -> list[Tensor]:
-    """MurmurHash64A of strings: MurmurHash2 for 64-bit machines (Appleby, SMHasher).
+    """Compute MurmurHash64A of strings: MurmurHash2 for 64-bit machines (Appleby, SMHasher).
 
-    With seed 0 it is RecIS's "murmur", with seed ``0xDECAFCAFFE`` TensorFlow's ``Hash64``.
+    With seed 0 it is RecIS's "murmur"; with seed ``0xDECAFCAFFE`` it is TensorFlow's ``Hash64``.
 
     Args:
         values: uint8 or int8 [bytes] for each feature, string after string.

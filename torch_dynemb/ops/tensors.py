@@ -1,8 +1,8 @@
-"""The tensors of a group of tables, and what a lookup asks of them, as ops take both.
+"""Records of tensors that ops take: the tables of a group, and the batch of a lookup.
 
 Tensors of tables form two sets that never overlap: lookups change the index, and backwards change
-the rows. ``meta``, ``policy``, ``hyper`` and ``init_data`` are constants to both. A program may
-keep other tensors of these shapes: ops know nothing else of a table.
+the rows. ``meta``, ``policy``, ``hyper`` and ``init_data`` are constants to both. A program may use
+other tensors of these shapes: ops know nothing else of a table.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from torch_dynemb.ops.columns import Meta, Pooling, Slab, Table
 
 
 class IndexTensors(NamedTuple):
-    """Which ids there are, and their handles: what lookups that train change.
+    """Ids and their handles, changed by training lookups.
 
-    ``T`` tables have rows; ``C`` more count the ids that wait for admission.
+    ``T`` tables have rows; ``C`` more count ids that wait for admission.
 
     Attributes:
         buckets: int64 [buckets, 8], four keys and four handles each.
-        scores: int64 [buckets, 4 * words], what is kept of ids; no rows where nothing is.
+        scores: int64 [buckets, 4 * words], scores of ids; without rows if none are kept.
         tables: int64 [T + C, 16], the state of each (``columns.Table``).
-        slabs: int64 [slabs, 8], how rows are given out (``columns.Slab``).
-        free_rows: int64 [slabs, rows], handles of the rows of erased ids; ``slabs`` says how many.
+        slabs: int64 [slabs, 8], allocation of rows (``columns.Slab``).
+        free_rows: int64 [slabs, rows], handles of the rows of erased ids; ``slabs`` has their
+            number.
         sketch: int32 [cells], counts of ids that are not admitted yet.
-        evicted: int64 [1 + records, 4], which ids were evicted (``columns.Evicted``).
+        evicted: int64 [1 + records, 4], evicted ids (``columns.Evicted``).
         meta: int64 [T + C, 16], constants of each (``columns.Meta``).
         policy: int64 [policies, 20], constants (``columns.PolicyColumn``): one row for each table,
-            then those of features; no rows where no table has a policy.
+            then those of features; without rows if the group has no policy.
         clock: int64 [2 + T + C] (``columns.Clock``).
     """
 
@@ -46,7 +47,7 @@ class IndexTensors(NamedTuple):
 
     @classmethod
     def read_only(cls, buckets: Tensor, tables: Tensor, meta: Tensor) -> IndexTensors:
-        """What :func:`torch_dynemb.ops.find` reads; the other tensors are empty.
+        """Make a record for :func:`torch_dynemb.ops.find`, with empty tensors where it reads none.
 
         Args:
             buckets, tables, meta: see :class:`IndexTensors`.
@@ -55,7 +56,7 @@ class IndexTensors(NamedTuple):
         return cls(buckets, none, tables, none, none, none, none, meta, none, none)
 
     def active_buckets(self, table: int) -> slice:
-        """The buckets of a table in ``buckets`` and ``scores``; waits for a GPU.
+        """Return the buckets of a table in ``buckets`` and ``scores``; waits for a GPU.
 
         Args:
             table: 0 to ``T + C - 1``.
@@ -64,7 +65,7 @@ class IndexTensors(NamedTuple):
         return slice(begin, begin + int(self.tables[table, Table.BUCKET_COUNT]))
 
     def used_rows(self, slab: int) -> int:
-        """Rows of a slab that have ever had an owner; waits for a GPU.
+        """Return the rows of a slab that have ever had an owner; waits for a GPU.
 
         Args:
             slab: 0 to the number of slabs - 1.
@@ -73,14 +74,14 @@ class IndexTensors(NamedTuple):
 
 
 class RowTensors(NamedTuple):
-    """The rows of ids: what lookups read, and their backwards change.
+    """Rows of ids: read by lookups, changed by their backwards.
 
     Attributes:
         weights: float32, bfloat16 or float16 [rows, dim], one for each slab.
-        generations: int32 [rows], one for each slab: those of the handles that own the rows.
-        state: optimizer state, of a row (float32 or int32 [rows]) or of its weights (float32 or
-            bfloat16 [rows, dim], or uint8 [rows, bytes] where 8 bits are kept of each); tensor k of
-            slab s at index k * slabs + s.
+        generations: int32 [rows], one for each slab: generations of the handles that own the rows.
+        state: optimizer state. Of a row: float32 or int32 [rows]. Of its weights: float32 or
+            bfloat16 [rows, dim], or uint8 [rows, bytes] where 8 bits are kept of each. Tensor k of
+            slab s is at index k * slabs + s.
         dirty_bits: uint8 [rows], one for each slab where changes are recorded, else none: 255 for a
             row that has been written.
         copy_on_write: int64 [words], one for each slab after the first save that reads rows in a
@@ -89,7 +90,7 @@ class RowTensors(NamedTuple):
         hyper: float64 [T, 24], hyper-parameters (``columns.Hyper``).
         meta: int64 [T, 16], constants of the tables (``columns.Meta``).
         init_data: float64 [numbers], records of initializers, and their vectors.
-        pending: where gradients lie between backward and step in split mode, see
+        pending: gradients between backward and step in split mode, see
             :class:`torch_dynemb.ops.PendingGradients`; empty: the backward updates the rows.
     """
 
@@ -106,27 +107,27 @@ class RowTensors(NamedTuple):
 
     @property
     def read(self) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:
-        """What ops that only read rows take."""
+        """Return the tensors for ops that only read rows."""
         return self.weights, self.generations, self.meta, self.init_data
 
     @property
     def updated(self) -> tuple[Any, ...]:
-        """What ops that update rows take: all but ``pending``."""
+        """Return the tensors for ops that update rows: all but ``pending``."""
         return self[:-1]
 
 
 class LookupBatch(NamedTuple):
-    """What one lookup asks for: the ids of F features, B bags each, and what becomes of their rows.
+    """Ids of one lookup, for F features of B bags each, and the treatment of their rows.
 
     Attributes:
         ids: int64 [N], feature after feature.
-        offsets: int64 [F * B + 1], ascending from 0 to N: where the bags begin; may be empty if
-            there is one feature and no pooling.
+        offsets: int64 [F * B + 1], ascending from 0 to N: where the bags begin. May be empty with
+            one feature and no pooling.
         per_sample_weights: float32 [N], factors of the rows, or None; None without pooling.
         feature_tables: F numbers of tables, from 0.
         feature_dims: the dim of each of these tables; without pooling all are equal.
-        pooling: a ``columns.Pooling``: 0 sums the rows of a bag, 1 takes their mean (over weights
-            if there are any), 2 leaves a row for each id.
+        pooling: a ``columns.Pooling``: 0 sums the rows of a bag, 1 takes their mean (weighted if
+            there are weights), 2 returns a row for each id.
     """
 
     ids: Tensor
@@ -151,24 +152,25 @@ class LookupBatch(NamedTuple):
 
     @property
     def index_arguments(self) -> tuple[Tensor, Tensor, list[int]]:
-        """What ops of the index take: ``ids``, ``offsets`` and ``feature_tables``."""
+        """Return the arguments of index ops: ``ids``, ``offsets`` and ``feature_tables``."""
         return self.ids, self.offsets, self.feature_tables
 
     def detached(self) -> LookupBatch:
-        """The same with weights that get no gradient."""
+        """Return the same batch with weights that get no gradient."""
         if self.per_sample_weights is None:
             return self
         return self._replace(per_sample_weights=self.per_sample_weights.detach())
 
 
 class TierTensors(NamedTuple):
-    """Where the rows of tiered tables are: what lookups, and prefetches for them, change.
+    """Places of the rows of tiered tables, changed by lookups and prefetches.
 
-    Of slabs whose rows are in memory, ``places`` and ``slots`` have no elements.
+    For slabs with all rows in memory, ``places`` and ``slots`` have no elements.
 
     Attributes:
-        places: int32 [rows], one for each slab: the row's slot in the cache + 1; 0: it has none.
-        slots: int64 [slots, 4], one for each slab: whose row they have (``columns.Slot``).
+        places: int32 [rows], one for each slab: the row's slot in the cache + 1; 0: not in the
+            cache.
+        slots: int64 [slots, 4], one for each slab: the rows that they have (``columns.Slot``).
         clock: int64 [1 + slabs, 16]: of the group (``columns.TierHead``), then of each slab
             (``columns.Tier``).
     """

@@ -1,12 +1,12 @@
-"""Ops on the cache of tiered tables: which rows are in memory, and what moves for a lookup.
+"""Ops on the cache of tiered tables: which rows are in memory, and which move for a lookup.
 
 The rows of a tiered slab lie in a store, such as files on an SSD, and some of them in *slots* of a
-cache: ``weights``, ``generations`` and ``state`` have a row for each slot. Handles of rows, which
-the index gives, become handles of slots (slot: 36 bits, the slot's own generation: 28), which ops
-that read or change rows take as they are. A handle of a slot that has got another row since is
-stale, as one of a row's earlier owner is.
+cache: ``weights``, ``generations`` and ``state`` have a row for each slot. The index gives handles
+of rows. Ops here turn them into handles of slots (slot: 36 bits, the slot's own generation: 28),
+which ops that read or change rows take as they are. The handle of a slot becomes stale when the
+slot gets another row.
 
-What is wrong with an argument is raised before anything changes. These are ops of the CPU.
+Errors in arguments are raised before anything changes. These are ops of the CPU.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ RECORD_ALIGNMENT = 8
 
 
 class StagedIds(NamedTuple):
-    """Ids of a lookup whose rows are wanted in the cache.
+    """Ids of a lookup that needs their rows in the cache.
 
     Attributes:
         meta: int64 [T, 16], constants of the tables.
         ids: int64 [N].
-        handles: int64 [N], of rows, which the index has given for these ids.
+        handles: int64 [N], of rows, returned by the index for these ids.
         offsets: int64 [F * B + 1], or empty; see :mod:`torch_dynemb.ops.index`.
         feature_tables: F numbers of tables.
     """
@@ -47,11 +47,11 @@ class StagedIds(NamedTuple):
 
     @classmethod
     def of(cls, meta: Tensor, batch: LookupBatch, handles: Tensor) -> StagedIds:
-        """The ids of a lookup.
+        """Take the ids of a lookup.
 
         Args:
             meta, handles: see :class:`StagedIds`.
-            batch: what the lookup asks for.
+            batch: ids and settings of the lookup.
         """
         return cls(meta, batch.ids, handles, batch.offsets, batch.feature_tables)
 
@@ -60,9 +60,9 @@ class PlannedMoves(NamedTuple):
     """Result of :func:`plan_moves_`.
 
     Attributes:
-        handles: int64 [N], of slots; negative ones are those that were given.
-        moves: int64 [moves, 7] (``columns.Move``): first the rows that go from their slots to the
-            store, then those that come.
+        handles: int64 [N], of slots; negative ones are those of the argument.
+        moves: int64 [moves, 7] (``columns.Move``): first the rows that move from their slots to the
+            store, then those that move into slots.
     """
 
     handles: Tensor
@@ -73,12 +73,12 @@ _HANDLES = StagedIds._fields.index("handles")
 
 
 def _arguments(tiers: TierTensors, staged: StagedIds) -> tuple[Any, ...]:
-    """What the ops that plan moves take first."""
+    """Return the first arguments of ops that plan moves."""
     return *tiers, *staged[:-1], list(staged.feature_tables)
 
 
 def record_bytes(row_bytes: int) -> int:
-    """Bytes of a record: a header, a row with its optimizer state, and zeros up to a word.
+    """Return the bytes of a record: header, row, optimizer state, and zeros up to a word.
 
     Args:
         row_bytes: of weights and optimizer state of a row.
@@ -88,22 +88,22 @@ def record_bytes(row_bytes: int) -> int:
 
 @raises_typed_errors
 def reserve_space_(tiers: TierTensors, index: IndexTensors, batch: LookupBatch) -> None:
-    """Makes sure that the disk has room for what a lookup that trains is about to push out.
+    """Reserve disk space for the rows that a training lookup is about to push out.
 
-    It comes before :func:`torch_dynemb.ops.find_or_insert_`, so that a step for which there is no
-    room has counted no ids, and can be repeated. :func:`stage_` finds the room then. New ids count
-    as if each got a row, those too that admission will refuse.
+    It precedes :func:`torch_dynemb.ops.find_or_insert_`, so that a step without disk space has
+    counted no ids and can be repeated. :func:`stage_` then uses the space. The reservation is
+    pessimistic: every new id counts as a row, even if admission refuses it.
 
     Args:
-        tiers: of the tables. Nothing changes; the clock, and the index's ``tables``, are declared
-            to, which keeps compiled code in this order.
+        tiers: of the tables. Nothing changes; the clock and the index's ``tables`` are declared as
+            changed, which keeps compiled code in this order.
         index: of the tables.
-        batch: what the lookup will ask for.
+        batch: ids and settings of the lookup.
 
     Raises:
         TypeError, ValueError: dtype, shape or device of ids or offsets.
-        RuntimeError: the disk is full, or has failed; values of an argument; tensors of no open
-            store; or another thread uses the cache. Nothing has changed.
+        RuntimeError: the disk is full or has failed; values of an argument are wrong; the tensors
+            have no open store; or another thread uses the cache. Nothing has changed.
     """
     check_ids("reserve_space_", index, batch.ids, batch.offsets)
     torch.ops.dynemb.reserve_space_(
@@ -118,24 +118,22 @@ def stage_(
     *,
     trains: bool,
 ) -> Tensor:
-    """Brings the rows of a lookup into the cache, from the store of :func:`store_open`.
+    """Bring the rows of a lookup into the cache, from the store of :func:`store_open`.
 
     The rows' memory, which the store knows, changes as well.
 
     Args:
         tiers: of the tables; all tensors change.
         staged: the ids, with the handles of their rows.
-        trains: whether the rows will be changed; they keep their slots until the step ends.
+        trains: whether the rows will be changed; they then keep their slots until the step ends.
 
     Returns:
-        int64 [N], handles of slots; negative handles stay, and those of rows that are not in a
-        store.
+        int64 [N], handles of slots; negative handles and those of rows in memory stay as they are.
 
     Raises:
-        RuntimeError: tensors of no open store, or that do not fit each other; nothing has changed
-            then. No room on the disk, for which :func:`reserve_space_` looks earlier, or in memory;
-            no row has moved then. Or a row could not be read or written; from then on, every call
-            raises it.
+        RuntimeError: tensors have no open store or do not fit each other; nothing has changed. Disk
+            (:func:`reserve_space_` checks it earlier) or memory is short; no row has moved. Or a
+            row could not be read or written; from then on every call raises this error.
     """
     slots: Tensor = torch.ops.dynemb.stage_(
         *_arguments(tiers, staged),
@@ -148,22 +146,22 @@ def stage_(
 def staged_lookup_(
     tiers: TierTensors, rows: RowTensors, batch: LookupBatch, handles: Tensor
 ) -> Tensor:
-    """Brings the rows of a lookup that trains nothing into the cache, and reads them.
+    """Bring the rows of a lookup without training into the cache, and read them.
 
-    They keep their slots for this call only. Therefore it is one: a compiler may put off what reads
-    the rows of :func:`stage_`, until after another call has taken their slots.
+    The rows keep their slots for this call only, therefore it is a single op. Otherwise a compiler
+    could move the read behind a call that reuses the slots.
 
     Args:
         tiers: of the tables; all tensors change.
-        rows: of the tables; what the store brings into slots changes.
-        batch: what is asked for.
-        handles: int64 [N], of rows, which the index has given for these ids.
+        rows: of the tables; slots that receive rows from the store change.
+        batch: ids and settings of the lookup.
+        handles: int64 [N], of rows, returned by the index for these ids.
 
     Returns:
         float32 [B, sum of feature_dims], or [N, dim] without pooling.
 
     Raises:
-        RuntimeError: as :func:`stage_`, and an argument does not fit the rows.
+        RuntimeError: as :func:`stage_`, or an argument does not fit the rows.
     """
     ids, offsets, weights, *features = batch
     output: Tensor = torch.ops.dynemb.staged_lookup_(
@@ -179,14 +177,14 @@ def prefetch_(
     *,
     ahead: int = 1,
 ) -> None:
-    """Begins to bring rows into the cache that a lookup will want, and returns at once.
+    """Start to bring rows of a later lookup into the cache, and return at once.
 
     Args:
         tiers, staged: as for :func:`stage_`.
         ahead: how many steps until the lookup, at least 1; the rows keep their slots until then.
 
     Raises:
-        RuntimeError: as :func:`stage_`, where what fails later is raised by a later call.
+        RuntimeError: as :func:`stage_`; later failures are raised by a later call.
     """
     torch.ops.dynemb.prefetch_(
         *_arguments(tiers, staged),
@@ -202,7 +200,7 @@ def plan_moves_(
     trains: bool,
     ahead: int = 0,
 ) -> PlannedMoves:
-    """Decides which rows move for a lookup; the caller moves them before rows are read.
+    """Decide which rows move for a lookup; the caller moves them before rows are read.
 
     Args:
         tiers, staged, trains: as for :func:`stage_`.
@@ -221,15 +219,15 @@ def plan_moves_(
 
 @raises_typed_errors
 def take_dirty_(tiers: TierTensors, slab: int, begin: int, most: int) -> Tensor:
-    """Moves to the store for rows that were changed since they were saved; they count as saved.
+    """Return moves to the store of rows changed since their last save; they count as saved.
 
-    Rows of this step's training lookups still count as changed: their backward may come.
+    Rows of this step's training lookups still count as changed: their backward may follow.
 
     Args:
         tiers: of the tables; slots and clock change.
         slab: its number.
-        begin: the slot from which on they are looked for.
-        most: how many rows at most, at least 1.
+        begin: the first slot to look at.
+        most: largest number of rows, at least 1.
 
     Returns:
         int64 [moves, 7] (``columns.Move``), ascending by slot.
@@ -245,15 +243,15 @@ def take_dirty_(tiers: TierTensors, slab: int, begin: int, most: int) -> Tensor:
 
 @raises_typed_errors
 def shrink_cache_(tiers: TierTensors, slab: int, limit: int) -> Tensor:
-    """Takes the rows out of all slots behind some of them.
+    """Take the rows out of all slots from ``limit`` on.
 
     Args:
         tiers: of the tables; all tensors change.
         slab: its number.
-        limit: slots that stay, at least 0.
+        limit: number of slots that stay, at least 0.
 
     Returns:
-        int64 [moves, 7] (``columns.Move``): rows that were changed, and so go to the store.
+        int64 [moves, 7] (``columns.Move``): changed rows, which go to the store.
 
     Raises:
         RuntimeError: an argument is out of range, or the slab has no cache.
@@ -266,12 +264,12 @@ def shrink_cache_(tiers: TierTensors, slab: int, limit: int) -> Tensor:
 
 @raises_typed_errors
 def forget_rows_(tiers: TierTensors, slab: int, handles: Tensor) -> None:
-    """Takes rows out of the cache without saving them: the caller writes others to the store.
+    """Remove rows from the cache without saving them: the caller writes others to the store.
 
     Args:
         tiers: of the tables; all tensors change.
         slab: its number.
-        handles: int64 [n], of rows; those that are not in the cache are passed over.
+        handles: int64 [n], of rows; those that are not in the cache are skipped.
 
     Raises:
         RuntimeError: a handle names no row, or the slab has no cache; nothing has changed.
@@ -281,7 +279,7 @@ def forget_rows_(tiers: TierTensors, slab: int, handles: Tensor) -> None:
 
 @raises_typed_errors
 def gather_records(rows: RowTensors, slab: int, slots: Tensor) -> Tensor:
-    """Rows of slots as stores keep them.
+    """Return rows of slots in the format of stores.
 
     Args:
         rows: of the tables; nothing changes.
@@ -293,7 +291,7 @@ def gather_records(rows: RowTensors, slab: int, slots: Tensor) -> Tensor:
         of optimizer state. The header has the stored generation in its first 4 bytes, else zeros.
 
     Raises:
-        RuntimeError: tensors that do not fit each other, or there is no such slot.
+        RuntimeError: tensors do not fit each other, or a slot does not exist.
     """
     records: Tensor = torch.ops.dynemb.gather_records(
         rows.weights, rows.generations, rows.state, slab, slots
@@ -303,7 +301,7 @@ def gather_records(rows: RowTensors, slab: int, slots: Tensor) -> Tensor:
 
 @raises_typed_errors
 def scatter_records_(rows: RowTensors, slab: int, slots: Tensor, records: Tensor) -> None:
-    """Writes rows into slots; the inverse of :func:`gather_records`.
+    """Write rows into slots; the inverse of :func:`gather_records`.
 
     Args:
         rows: of the tables; weights, generations and state change.
@@ -312,8 +310,7 @@ def scatter_records_(rows: RowTensors, slab: int, slots: Tensor, records: Tensor
         records: uint8 [n, bytes]; the first 4 bytes of each are the generation to store.
 
     Raises:
-        RuntimeError: tensors that do not fit each other, or there is no such slot; nothing has
-            changed.
+        RuntimeError: tensors do not fit each other, or a slot does not exist; nothing has changed.
     """
     torch.ops.dynemb.scatter_records_(
         rows.weights, rows.generations, rows.state, slab, slots, records

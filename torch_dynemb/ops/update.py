@@ -13,19 +13,19 @@ from torch_dynemb._library.op_names import op_names
 from torch_dynemb.ops.functional_copies import refuse_copies_of_rows
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 
-# The optimizers of the library. The position is the code that a lookup carries to its backward; no
-# file has it.
+# The optimizers of the library. The position is the code that a lookup passes to its backward;
+# files do not contain it.
 OPTIMIZER_NAMES = tuple(
     name.removesuffix("_backward_") for name in op_names() if name.endswith("_backward_")
 )
 NO_OPTIMIZER = -1
-# What is added to the code where gradients are applied that other updates have overtaken.
+# Added to the code where gradients may be applied after other updates of the rows.
 APPLIES_DELAYED = 1 << 8
 
 
 @raises_typed_errors
 def materialize_(index: IndexTensors, rows: RowTensors) -> Tensor:
-    """Writes the initial value and state of every row whose id has not been trained yet.
+    """Write the initial value and state of every row that has not been trained yet.
 
     Must precede every raw read of rows.
 

@@ -1,4 +1,4 @@
-"""Models for inference: tables that are only read, and tables that are updated while they serve."""
+"""Models for inference, with read-only tables or with tables that are updated while they serve."""
 
 from torch_dynemb.errors import NoHeadroomError
 from torch_dynemb.nn.module_kinds import Choices

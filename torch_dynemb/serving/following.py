@@ -31,7 +31,7 @@ from torch_dynemb.serving.whole_commits import (
 
 
 class _LiveModel(WholeTarget):
-    """Applies commits to the live tables of a model, and to its dense part."""
+    """Follower that applies commits to the live tables of a model and to its dense state."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -56,7 +56,7 @@ class _LiveModel(WholeTarget):
         return dense_changes("the model", commit.dense, tensors, set())
 
     def _changes(self, commit: Commit) -> Iterator[tuple[str, TableChange]]:
-        """What a commit does to the live tables that it knows, by their names there."""
+        """Return the changes of a commit to the known live tables."""
         for path, tables in live_tables(self._model).items():
             dims = tables.tensors().meta[:, Meta.DIM].tolist()
             for name, dim in zip(tables.names, dims, strict=True):
@@ -68,18 +68,18 @@ class _LiveModel(WholeTarget):
 
 
 def names_in_log(path: str, name: str, *, alone: bool) -> Iterator[str]:
-    """How a table of a frozen model may be called in logs and checkpoints, the likeliest first.
+    """Return possible names of a frozen model's table in logs and checkpoints, likeliest first.
 
     Args:
-        path: of the module that has it and no other parts.
-        name: of the table there.
-        alone: the module has no other table.
+        path: of the module that has the table and no other parts.
+        name: of the table in that module.
+        alone: whether the module has no other table.
     """
     owner = path.rpartition(".")[0]
-    if alone:  # a DynamicEmbedding, whose table is named after the module
+    if alone:  # a DynamicEmbedding: its table is named after the module
         yield owner or "embedding"
     yield table_name(owner, name)
-    while owner:  # modules that have others in them, which training has not
+    while owner:  # enclosing modules, which the trained model lacks
         owner = owner.rpartition(".")[0]
         yield table_name(owner, name)
 

@@ -1,6 +1,6 @@
-"""Read-only copies of models: what is exported and served.
+"""Read-only copies of models, for export and serving.
 
-How a module is copied, its package says with :func:`torch_dynemb.register_module`.
+A package registers how its modules are copied, by :func:`torch_dynemb.register_module`.
 """
 
 from __future__ import annotations
@@ -45,49 +45,46 @@ def freeze(
     missing: bool = False,
     rows: RowKind | None = None,
 ) -> nn.Module:
-    """A deep copy of a model in eval mode whose dynamic tables are read-only.
+    """Copy a model in eval mode, with read-only dynamic tables.
 
     Its tables are buffers of the size in use, so it can be exported with ``torch.export``, saved,
-    and moved between threads. The model itself is not changed, and may be a table module itself.
+    and moved between threads. The model itself is not changed, and may itself be a table module.
 
-    Tables that several ranks share, in a DistributedModelParallel or in modules of
-    ``torch_dynemb.recis`` and ``torch_dynemb.oneembedding`` over a process group, become tables of
-    one process, which needs no process group any more: the copy of a DistributedModelParallel is
-    the model in it, unsharded. All ranks call it together then, unless ``ranks`` is ``"own"``.
+    Several ranks may share tables: in a DistributedModelParallel, or in modules of
+    ``torch_dynemb.recis`` and ``torch_dynemb.oneembedding`` over a process group. These become
+    tables of one process, without a process group. The copy of a DistributedModelParallel is the
+    unsharded model. All ranks then call this together, unless ``ranks`` is ``"own"``.
 
-    What policies decide is decided: ids that admission has refused have no row, ids that have
-    expired are left out, and nobody comes or goes. ``half()`` and ``to(dtype)`` of the copy convert
-    the dense part and what lookups return; rows keep their dtype.
+    The set of ids is fixed: ids that were not admitted have no row, expired ids are left out, and
+    nothing is inserted or evicted. ``half()`` and ``to(dtype)`` of the copy convert the dense state
+    and the outputs of lookups; rows keep their dtype.
 
     Args:
-        model: any module; the dense part is deep-copied as it is.
-        ranks: where several ranks share tables: ``"all"``: every rank gets the rows of all;
-            ``"first"``: rank 0 of their process group does, and the others get None; ``"own"``:
-            every rank gets the rows that it has, and ids of other ranks read as ids that are not
-            there.
-        missing: True: the copy returns a pair: what the model returns, and how many ids were not in
+        model: any module; its dense state is deep-copied.
+        ranks: if several ranks share tables: ``"all"``: every rank gets the rows of all.
+            ``"first"``: rank 0 of their process group does, and the others get None. ``"own"``:
+            every rank gets its own rows, and ids of other ranks read as missing ids.
+        missing: True: the copy returns a pair: the model's output, and the number of missing ids in
             each table, see :class:`torch_dynemb.serving.CountsMissing`.
-        rows: how the copy stores rows of dynamic tables. None: as the tables do. ``"int8"`` and
-            ``"int4"``: with scale and bias by row, in FBGEMM's bytes; ``"fp8"``: E4M3 with a scale
-            by row; ``"fp16"``, ``"bf16"``: rounded. A row of D columns takes D + 8, D / 2 + 4,
-            D + 4 or 2 D bytes, in place of 4 D. Lookups compute in float32. Ids that are not there
-            read what their initializer gives, whichever it is, in float32, with ``"fp16"`` and
-            ``"bf16"`` rounded to these. See :func:`torch_dynemb.ops.quantize_rows`.
+        rows: storage of rows of dynamic tables in the copy. None: as in the tables. ``"int8"`` and
+            ``"int4"``: with scale and bias by row, in FBGEMM's bytes. ``"fp8"``: E4M3 with a scale
+            by row. ``"fp16"``, ``"bf16"``: rounded. A row of D columns takes D + 8, D / 2 + 4, D +
+            4 or 2 D bytes, in place of 4 D. Lookups compute in float32. Missing ids read the values
+            of their initializer in float32, rounded for ``"fp16"`` and ``"bf16"``. See
+            :func:`torch_dynemb.ops.quantize_rows`.
 
     Returns:
-        A model of the same class; table modules in it are replaced by read-only ones. With
-        ``missing`` a :class:`torch_dynemb.serving.CountsMissing` that has it. None on ranks that
-        get none.
+        A model of the same class, with read-only table modules. With ``missing``: a
+        :class:`torch_dynemb.serving.CountsMissing` of it. None on ranks that get no copy.
 
     Raises:
-        TypeError: ``model`` is no module, or has tables of a class that has no ``frozen``
-            (:func:`torch_dynemb.register_module`), or parameters that are DTensors; ``missing`` is
-            no bool.
-        ValueError: ``ranks`` is none of its values; or it is ``"own"``, and this rank has some
-            columns of a table only, or not all of a static one; or ``missing`` is True, and there
-            are no dynamic tables; or ``rows`` is none of its values, or a table has rows that they
-            do not hold: with NaN, infinity or values beyond their range, or of an odd number of
-            columns with ``"int4"``.
+        TypeError: ``model`` is not a module, has parameters that are DTensors, or has tables of a
+            class without ``frozen`` (:func:`torch_dynemb.register_module`); or ``missing`` is not a
+            bool.
+        ValueError: ``ranks`` or ``rows`` is unknown. ``ranks`` is ``"own"``, and this rank has only
+            some columns of a table, or a part of a static one. ``missing`` is True, and the model
+            has no dynamic tables. ``rows`` cannot hold the rows of a table: they have NaN, infinity
+            or values beyond its range, or an odd number of columns with ``"int4"``.
         HostMemoryError: rows of a table lie in a store or on other ranks, and the copy does not fit
             in memory.
 
@@ -118,14 +115,14 @@ def freeze(
 
 
 def frozen_by(choices: Choices, model: Model) -> Model | None:
-    """What :func:`freeze` gives, also for what is in a registered wrapper.
+    """Freeze a model as :func:`freeze` does, also inside a registered wrapper.
 
     Args:
-        choices: that the wrapper's ``frozen`` was given.
+        choices: passed to the wrapper's ``frozen``.
         model: any module.
 
     Returns:
-        The copy; None on a rank that gets none.
+        The copy; None on a rank that gets no copy.
     """
     memo: dict[int, Any] = {}
     _freeze_parts(model, memo, choices)
@@ -135,7 +132,7 @@ def frozen_by(choices: Choices, model: Model) -> Model | None:
 
 
 def _freeze_parts(module: nn.Module, memo: dict[int, Any], choices: Choices) -> None:
-    """Puts read-only copies of a module's parts where deepcopy looks for them."""
+    """Put read-only copies of a module's parts where deepcopy looks for them."""
     if id(module) in memo:
         return
     make = frozen_of(module)
@@ -144,8 +141,8 @@ def _freeze_parts(module: nn.Module, memo: dict[int, Any], choices: Choices) -> 
         return
     if isinstance(module, TableModule):
         raise TypeError(
-            f"freeze: {type(module).__name__} is not a module that freeze() knows: register what "
-            "makes a read-only copy of it with torch_dynemb.register_module(..., frozen=)"
+            f"freeze: {type(module).__name__} is not a module that freeze() knows: register a "
+            "function that makes a read-only copy, by torch_dynemb.register_module(..., frozen=)"
         )
     for name, parameter in module.named_parameters(recurse=False):
         if is_dtensor(parameter):
@@ -159,7 +156,7 @@ def _freeze_parts(module: nn.Module, memo: dict[int, Any], choices: Choices) -> 
 
 
 def _replicated(source: DistributedDataParallel, choices: Choices) -> nn.Module | None:
-    """What is in it, of which all ranks have the same."""
+    """Return the frozen module of a wrapper; all ranks have the same one."""
     return frozen_by(choices, source.module)
 
 

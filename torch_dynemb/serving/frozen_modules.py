@@ -30,24 +30,24 @@ from torch_dynemb.table.group import TableGroup
 
 
 def converted_dtype(fn: Callable[[Tensor], Tensor], dtype: torch.dtype) -> torch.dtype:
-    """What :meth:`torch.nn.Module.to` and its kin, which call ``_apply(fn)``, make of a dtype.
+    """Return the dtype after :meth:`torch.nn.Module.to` and its kin, which call ``_apply(fn)``.
 
     Args:
-        fn: what is done to every tensor of a module, as ``_apply`` takes it.
-        dtype: of floats.
+        fn: the function that ``_apply`` gets for every tensor of a module.
+        dtype: a floating-point dtype.
     """
     return fn(torch.zeros(1, dtype=dtype, device="cpu")).dtype
 
 
 class ReadOnly(nn.Module):
-    """Base of modules with frozen tables in them, which are never in training mode."""
+    """Base of modules with frozen tables, which are never in training mode."""
 
     def __init__(self) -> None:
         super().__init__()
         self.training = False
 
     def train(self, mode: bool = True) -> ReadOnly:
-        """Does nothing: a frozen module only reads."""
+        """Do nothing: a frozen module only reads."""
         return self
 
     def __prepare_scriptable__(self) -> None:
@@ -57,7 +57,7 @@ class ReadOnly(nn.Module):
         )
 
     def _refuse_trace(self) -> None:
-        """Raises RuntimeError in ``torch.jit.trace``, for a forward that reads sizes of bags."""
+        """Raise RuntimeError in ``torch.jit.trace``, for a forward that reads sizes of bags."""
         if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             raise RuntimeError(
                 f"{type(self).__name__}: torch.jit.trace would keep the sizes of the example's "
@@ -68,13 +68,13 @@ class ReadOnly(nn.Module):
 class FrozenModule(ReadOnly):
     """Base of the frozen modules: a lookup that only reads.
 
-    ``to(torch.bfloat16)``, ``half()`` and the like are about what lookups return. Rows keep their
-    dtype, in which sums and means are made of them; ids and all that finds rows are integers.
+    ``to(torch.bfloat16)``, ``half()`` and the like change the dtype of lookup outputs. Rows keep
+    their dtype, in which sums and means are computed; ids and the index are integers.
 
     Args:
         group: the tables to copy. Rows that no backward has written yet are written first; nothing
             else of it changes.
-        output_dtype: of what lookups return.
+        output_dtype: of the outputs of lookups.
     """
 
     def __init__(self, group: TableGroup, output_dtype: torch.dtype) -> None:
@@ -84,21 +84,21 @@ class FrozenModule(ReadOnly):
 
     @classmethod
     def from_float(cls, module: nn.Module) -> FrozenModule:
-        """What ``torch.ao.quantization.convert`` and TorchRec's quantization call.
+        """Convert a module for ``torch.ao.quantization.convert`` and TorchRec's quantization.
 
         Args:
-            module: one of which this class is the read-only copy, or such a copy. Its ``qconfig``
-                says how rows are stored and what lookups return: ``weight`` of int8 (also qint8,
-                quint8), quint4x2, float8_e4m3fn, float16, bfloat16 or float32 (as they are),
-                by table name in ``per_table_weight_dtype``; ``activation`` of float32, float16 or
+            module: a module that this class is the read-only copy of, or such a copy. Its
+                ``qconfig`` gives the dtypes of rows and outputs. ``weight``: int8 (also qint8,
+                quint8), quint4x2, float8_e4m3fn, float16, bfloat16 or float32 (as they are), by
+                table name in ``per_table_weight_dtype``. ``activation``: float32, float16 or
                 bfloat16. The module does not change.
 
         Returns:
-            What ``torch_dynemb.freeze(module, rows=...)`` gives, with such outputs.
+            The result of ``torch_dynemb.freeze(module, rows=...)``, with such outputs.
 
         Raises:
             TypeError: ``module`` is of another class, or its rows are updated while they serve.
-            ValueError: there is no qconfig, or rows or outputs cannot have its dtypes.
+            ValueError: the module has no qconfig, or rows or outputs cannot have its dtypes.
 
         Example:
             >>> import torch, torch_dynemb as td
@@ -121,7 +121,7 @@ class FrozenModule(ReadOnly):
         return made
 
     def sizes(self) -> dict[str, int]:
-        """Number of ids by table name."""
+        """Return the number of ids by table name."""
         return self.frozen_tables.sizes()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenModule:
@@ -143,7 +143,7 @@ class FrozenEmbedding(FrozenModule):
         self.embedding_dim = source.embedding_dim
 
     def forward(self, input: Tensor) -> Tensor:
-        """As :meth:`DynamicEmbedding.forward` in eval mode."""
+        """Look ids up as :meth:`DynamicEmbedding.forward` in eval mode."""
         ids, tables = flat_ids("FrozenEmbedding", input), self.frozen_tables
         batch = LookupBatch.of_rows(ids, tables.one_bag, [0], self.embedding_dim)
         rows = tables.lookup(batch).to(self.output_dtype)
@@ -170,7 +170,7 @@ class FrozenEmbeddingBag(FrozenModule):
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:
-        """As :meth:`DynamicEmbeddingBag.forward` in eval mode."""
+        """Look bags up as :meth:`DynamicEmbeddingBag.forward` in eval mode."""
         batch = bag_batch(
             input,
             offsets,
@@ -198,7 +198,7 @@ class FrozenBagCollection(BagsOfFeatures, FrozenModule):
         self.feature_tables = list(source.feature_tables)
 
     def forward(self, features: Features) -> Tensor:
-        """As :meth:`DynamicEmbeddingBagCollection.forward` in eval mode."""
+        """Look bags up as :meth:`DynamicEmbeddingBagCollection.forward` in eval mode."""
         batch = self._batch(features, pooling_of(self.mode))
         try:
             return self.frozen_tables.lookup(batch).to(self.output_dtype)
@@ -222,7 +222,7 @@ class FrozenCollection(RowsOfFeatures, FrozenModule):
         self.feature_tables = list(source.feature_tables)
 
     def forward(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """As :meth:`DynamicEmbeddingCollection.forward` in eval mode."""
+        """Look ids up as :meth:`DynamicEmbeddingCollection.forward` in eval mode."""
         rows = self.frozen_tables.lookup(self._batch(features)).to(self.output_dtype)
         return self._split(rows, features)
 

@@ -1,4 +1,4 @@
-"""Whether the state of frozen tables is sound: what loads must be read without harm."""
+"""Checks of a saved state of frozen tables, before a load."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RECORDS = (
 def check_frozen(
     own: Mapping[str, Tensor], given: Mapping[str, Tensor], formats: Sequence[int]
 ) -> None:
-    """Raises ValueError unless ``given`` can replace the buffers of frozen tables.
+    """Raise ValueError unless ``given`` can replace the buffers of frozen tables.
 
     Args:
         own: buffers by name, such as ``buckets`` and ``weights0``, for dtypes and shapes.
@@ -40,7 +40,7 @@ def check_frozen(
     """
     entries = plain_entries(own, given, own)
     counts, buckets = entries["tables"][:, Table.BUCKET_COUNT], entries["buckets"].shape[0]
-    # each by itself first, so that the sum cannot wrap
+    # each count first, so that the sum cannot wrap
     whole = bool((counts > 0).all()) and bool((counts <= buckets).all())
     if not whole or int(counts.sum()) != buckets:
         raise ValueError(
@@ -56,7 +56,7 @@ def check_frozen(
 
 
 def _check_constants(entries: Mapping[str, Tensor], t: int, formats: Sequence[int]) -> None:
-    """What kernels take on trust: where rows and initial values lie."""
+    """Check the constants that kernels trust: places of rows and initial values."""
     meta = entries["meta"][t].tolist()
     weights = entries.get(f"weights{meta[Meta.SLAB]}")
     if weights is None or not has_columns(weights, formats[meta[Meta.SLAB]], meta[Meta.DIM]):
@@ -79,7 +79,7 @@ def _check_constants(entries: Mapping[str, Tensor], t: int, formats: Sequence[in
         most = data.numel() // INIT_RECORD_COLUMNS
         if not 1 <= count <= most or not 0 <= begin <= data.numel() - count * INIT_RECORD_COLUMNS:
             raise damaged
-        described = 0.0  # columns: else a row would begin with what is in memory by chance
+        described = 0.0  # columns so far; a gap would leave memory uninitialized
         for number in range(count):
             at = begin + number * INIT_RECORD_COLUMNS
             first, end, kind, place = data[at : at + 4].tolist()

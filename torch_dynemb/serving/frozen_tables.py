@@ -1,4 +1,4 @@
-"""The ids and rows of a group as buffers that are only read."""
+"""Ids and rows of a group as read-only buffers."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from torch_dynemb.table.row_access import handle_rows, read_rows
 from torch_dynemb.table.tables import exported
 
 _GENERATIONS = (1 << GENERATION_BITS) - 1
-_ROWS_AT_ONCE = 1 << 14  # that are read from a store
+_ROWS_AT_ONCE = 1 << 14  # read from a store
 
 
 class FrozenTables(CountedTables):
     """A group's ids and rows as buffers of their used size, without optimizer state.
 
     Args:
-        group: what to copy; its rows are materialised first.
+        group: the tables to copy; its rows are materialised first.
 
     Raises:
         HostMemoryError: rows lie in a store, and the copy does not fit in memory.
     """
 
-    kept_because: str | None = None  # why rows cannot be stored in another form
+    kept_because: str | None = None  # reason if rows cannot be stored in another format
     _formats: tuple[int, ...]  # of slabs
 
     def __init__(self, group: TableGroup) -> None:
@@ -71,18 +71,18 @@ class FrozenTables(CountedTables):
             self.register_buffer(f"generations{s}", generations)
 
     def store_rows(self, rows: RowKind | Mapping[str, RowKind | None]) -> None:
-        """Stores the rows in another form, a slab at a time; nothing changes after an error.
+        """Store the rows in another format, slab by slab; nothing changes after an error.
 
         Args:
-            rows: as of :func:`torch_dynemb.freeze`, for all tables or by table name; None: as they
-                are. Rows that are stored so already stay. Tables that shared a slab get slabs of
-                their own where their forms differ.
+            rows: as in :func:`torch_dynemb.freeze`, for all tables or by table name; None: as they
+                are. Rows that have this format already stay. Tables that shared a slab get slabs of
+                their own if their formats differ.
 
         Raises:
             KeyError: ``rows`` lacks a table.
-            ValueError: a table has rows of which the form holds no finite values, or a dim that it
-                has not; or the rows are quantized already, in another form, or are no values of
-                their own.
+            ValueError: a table has rows without finite values in the format, or a dim that the
+                format lacks. Or the rows are quantized already in another format, or their module
+                fixes it (``kept_because``).
         """
         kinds = [rows if isinstance(rows, str) else rows[name] for name in self.names]
         if not any(kinds):
@@ -112,7 +112,7 @@ class FrozenTables(CountedTables):
         return is_stored_so(self.get_buffer(f"weights{slab}"), self._formats[slab], rows)
 
     def _stored(self, buffers: Mapping[str, Tensor], slab: int, rows: RowKind) -> FormattedRows:
-        """The rows of a slab in another form, all of which have a place in it."""
+        """Return the rows of a slab in another format; raise unless it can hold them."""
         tables = (buffers["meta"][:, Meta.SLAB] == slab).nonzero().flatten().tolist()
         names = [self.names[t] for t in tables]
         try:
@@ -124,7 +124,7 @@ class FrozenTables(CountedTables):
         return stored
 
     def _check_kept(self, buckets: Tensor, table: int, rows: str, lost: Tensor) -> None:
-        """Rows without an owner, which nobody reads, may be lost."""
+        """Raise ValueError if a row with an owner is lost."""
         begin = int(self.get_buffer("meta")[table, Meta.REGION_BEGIN])
         count = int(self.get_buffer("tables")[table, Table.BUCKET_COUNT])
         stored = buckets[begin : begin + count, BUCKET_WIDTH:]
@@ -139,7 +139,7 @@ class FrozenTables(CountedTables):
             )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenTables:
-        """Moves the tables where ``fn`` moves tensors; they keep their dtypes."""
+        """Move the tables as ``fn`` moves tensors; they keep their dtypes."""
 
         def kept(tensor: Tensor) -> Tensor:
             if not tensor.is_floating_point():
@@ -166,7 +166,7 @@ class FrozenTables(CountedTables):
         empty = {prefix + name: buffer for name, buffer in own.items() if buffer.numel() == 0}
         state_dict = {**empty, **state_dict}
         absent = [prefix + name for name in own if prefix + name not in state_dict]
-        if absent:  # the others would not go with what is here
+        if absent:  # the others would not fit those here
             missing_keys += absent
             return
         try:
@@ -186,7 +186,7 @@ class FrozenTables(CountedTables):
         )
 
     def tensors(self) -> ops.ServedTensors:
-        """The tensors of the tables, as ops take them."""
+        """Return the tensors of the tables, as ops take them."""
         buffers: Any = self._buffers  # get_buffer() would take as long as a small lookup
         slabs = range(self.slabs)
         return ops.ServedTensors(
@@ -200,10 +200,10 @@ class FrozenTables(CountedTables):
         )
 
     def ids(self, table: int) -> Tensor:
-        """The ids of a table, int64 [n], in the order of the index.
+        """Return the ids of a table, int64 [n], in the order of the index.
 
         Args:
-            table: its number.
+            table: number of the table.
         """
         begin = int(self.get_buffer("meta")[table, Meta.REGION_BEGIN])
         count = int(self.get_buffer("tables")[table, Table.BUCKET_COUNT])
@@ -211,12 +211,12 @@ class FrozenTables(CountedTables):
         return lines[:, :BUCKET_WIDTH][lines[:, BUCKET_WIDTH:] > 0]
 
     def sizes(self) -> dict[str, int]:
-        """Number of ids by table name."""
+        """Return the number of ids by table name."""
         return dict(zip(self.names, self.get_buffer("tables")[:, Table.SIZE].tolist(), strict=True))
 
 
 def _check_room(group: TableGroup) -> None:
-    """Raises HostMemoryError where rows of a store do not fit in memory."""
+    """Raise HostMemoryError if rows of a store do not fit in memory."""
     slabs = group.config.slabs
     stored = [s for s in range(len(slabs)) if group.tables.stored(s) is not None]
     needed = sum(
@@ -233,7 +233,7 @@ def _check_room(group: TableGroup) -> None:
 
 
 def _copied_rows(group: TableGroup, slab: int) -> tuple[Tensor, Tensor]:
-    """Weights and generations of the rows of a slab, whether they are in memory or in a store."""
+    """Copy weights and generations of the rows of a slab, from memory or from a store."""
     # at least one row, so that an empty table has a shape that kernels accept
     used = max(1, group.index.used_rows(slab))
     tables = group.tables
@@ -255,7 +255,7 @@ def _copied_rows(group: TableGroup, slab: int) -> tuple[Tensor, Tensor]:
 
 
 def _forget_expired(group: TableGroup, buckets: Tensor, tables: Tensor, meta: Tensor) -> None:
-    """Takes ids whose ttl has passed out of a copy of the index."""
+    """Remove expired ids from a copy of the index."""
     if "expiry" not in group.config.layout.score_words:
         return
     word = group.config.layout.word("expiry")

@@ -1,4 +1,4 @@
-"""Tables that several ranks share, whole in one process: rows travel to those that want them."""
+"""Whole tables in one process, gathered from the ranks that share them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torch_dynemb.table.row_access import read_rows
 from torch_dynemb.table.row_update import RowUpdate
 from torch_dynemb.table.tables import exported
 
-_BATCH_BYTES = 8 << 20  # of rows that travel together
+_BATCH_BYTES = 8 << 20  # of rows per exchange
 _ALONE = Together(None, 0, 1)
 
 
@@ -33,7 +33,7 @@ class _Batch(NamedTuple):
     """Some rows of a part of a table.
 
     Attributes:
-        first_column: of the rows in those of the whole table.
+        first_column: of the rows, among those of the whole table.
         ids: int64 [n].
         rows: [n, columns], of the dtype of the table.
     """
@@ -44,7 +44,7 @@ class _Batch(NamedTuple):
 
 
 def whole_config(config: TableConfig) -> TableConfig:
-    """The config of a table that is only read: its policy decides nothing, its rows are in memory.
+    """Return the config of a read-only table: without a policy, with all rows in memory.
 
     Args:
         config: of the table, or of a part that has all its columns.
@@ -63,25 +63,25 @@ def gathered(
     process_group: dist.ProcessGroup | None,
     ranks: Ranks,
 ) -> TableGroup | None:
-    """A group of whole tables, for a read-only copy of them; the parts themselves do not change.
+    """Gather whole tables for a read-only copy; the parts do not change.
 
-    All ranks of the process group call it, unless ``ranks`` is ``"own"``, which asks nobody.
+    All ranks of the process group call it, unless ``ranks`` is ``"own"``, which exchanges nothing.
 
     Args:
-        owner: what errors begin with.
+        owner: prefix of error messages.
         parts: of the tables on this rank.
         configs: of the whole tables, see :func:`whole_config`; the same on all ranks.
         names: of the parts of each of them.
         seed: of initial values.
         device: of the rows.
         process_group: of the ranks that share the tables; None: this process has all of them.
-        ranks: who gets which rows, see :class:`torch_dynemb.nn.module_kinds.Choices`.
+        ranks: ranks that get rows, see :class:`torch_dynemb.nn.module_kinds.Choices`.
 
     Returns:
-        The tables; None on ranks that get none.
+        The tables; None on ranks that get no rows.
 
     Raises:
-        ValueError: ``ranks`` is ``"own"``, and this rank has some columns of a table only.
+        ValueError: ``ranks`` is ``"own"``, and this rank has only some columns of a table.
         HostMemoryError: the rows do not fit in memory.
     """
     alone = ranks == "own" or process_group is None
@@ -122,16 +122,16 @@ def gathered(
 def whole_group(
     owner: str, group: TableGroup, process_group: dist.ProcessGroup | None, ranks: Ranks
 ) -> TableGroup | None:
-    """The tables of a group of which every rank has some ids, all of them; see :func:`gathered`.
+    """Gather the whole tables of a group that is spread by ids over ranks; see :func:`gathered`.
 
     Args:
-        owner: what errors begin with.
-        group: of this rank, with the same tables as those of the others.
+        owner: prefix of error messages.
+        group: of this rank, with the same tables as the groups of the others.
         process_group: of the ranks; None: this process has all ids.
-        ranks: who gets which rows.
+        ranks: ranks that get rows.
 
     Returns:
-        The group itself where nothing is to be brought together; None on ranks that get none.
+        The group itself if nothing has to be gathered; None on ranks that get no rows.
     """
     if process_group is None or ranks == "own":
         return group
@@ -165,10 +165,10 @@ def _check_columns(owner: str, parts: Sequence[TablePart]) -> None:
 def _check_room(
     owner: str, configs: Sequence[TableConfig], sizes: Sequence[int], device: torch.device
 ) -> None:
-    """Raises HostMemoryError where the rows of all ranks do not fit in the memory of this one."""
+    """Raise HostMemoryError if the rows of all ranks do not fit in the memory of this one."""
     if device.type != "cpu":
-        return  # whose allocator says so
-    # in the group, and again in the copy that is made of it; an index is at least half full
+        return  # the device's allocator reports this
+    # in the group, and again in its copy; an index is at least half full
     needed = 2 * sum(
         size * (config.embedding_dim * config.dtype.itemsize + 4 + 2 * BUCKET_WORDS * 8 // 4)
         for config, size in zip(configs, sizes, strict=True)
@@ -184,7 +184,7 @@ def _check_room(
 
 
 def _batches(part: TablePart) -> Iterator[_Batch]:
-    """The rows of a part, but those of ids whose ttl has passed."""
+    """Yield the rows of a part, without expired ids."""
     tables, config = part.group.tables, part.config
     at_once = max(1, _BATCH_BYTES // (config.embedding_dim * config.dtype.itemsize))
     layout = tables.config.layout
@@ -204,7 +204,7 @@ def _travelling(
     *,
     to_all: bool,
 ) -> Iterator[_Batch]:
-    """The rows of a table on all ranks; on ranks that get none, only what is their own."""
+    """Yield the rows of a table on all ranks; on ranks that get no rows, only their own."""
     own = (batch for part in parts for batch in _batches(part))
     if together.group is None:
         yield from own

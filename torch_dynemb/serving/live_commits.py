@@ -1,4 +1,4 @@
-"""What a commit of a delta log does to a live table, and whether the table can take it."""
+"""Changes of a commit of a delta log to a live table, and checks that the table can take them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _QUANTIZED: dict[int, RowKind] = {
 
 
 class TableChange(NamedTuple):
-    """A live table, and what a commit does to it.
+    """A live table, and the changes of a commit to it.
 
     Attributes:
-        state: tables of which it is one.
-        table: its name there.
-        delta: what the commit changes.
+        state: group of tables that has it.
+        table: name of the table in the group.
+        delta: changes of the commit.
     """
 
     state: LiveState
@@ -36,12 +36,12 @@ class TableChange(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """Whether nothing changes."""
+        """True if the commit does not change the table."""
         return self.delta.ids.numel() == 0 and self.delta.removed.numel() == 0
 
 
 def check_room(change: TableChange) -> None:
-    """Raises NoHeadroomError where a commit brings more ids than there are rows for."""
+    """Raise NoHeadroomError if a commit has more new ids than there are rows for."""
     state, table, delta = change
     free = state.free_rows()[table]
     if delta.ids.numel() <= free:
@@ -54,7 +54,7 @@ def check_room(change: TableChange) -> None:
 
 
 def check_values(change: TableChange) -> None:
-    """Raises RuntimeError where rows would be refused when others have been taken."""
+    """Raise RuntimeError if a row would be refused, before any row is taken."""
     state, table, delta = change
     if delta.dtype == PACKED:
         raise RuntimeError(
@@ -65,20 +65,20 @@ def check_values(change: TableChange) -> None:
     if code in _QUANTIZED and bool(stored_rows(delta.rows, _QUANTIZED[code]).lost.any()):
         raise RuntimeError(
             f"follow: the commit has rows of table {table!r} with NaN, infinity, or a range that "
-            "no scale of quantized rows holds (int4: values up to 65504): nothing of it has been "
+            "no scale of quantized rows holds (int4: values up to 65504): nothing has been "
             "applied. Make live tables with rows='bf16', or find out why they diverge"
         )
 
 
 def take(change: TableChange) -> None:
-    """Gives a live table what a commit that was checked changes in it."""
+    """Apply a checked commit to a live table."""
     state, table, delta = change
     if not change.empty:
         state.update("follow", table, delta.ids, delta.rows, delta.removed)
 
 
 def _missing(change: TableChange, ids: Tensor) -> int:
-    """How many ids a live table has not got."""
+    """Count the ids that a live table lacks."""
     table = change.state.names.index(change.table)
     batch = ops.LookupBatch.of_rows(ids, ids[:0], [table], change.delta.embedding_dim)
     return int(ops.serve_lookup(change.state.tensors, batch).missing.sum())

@@ -1,4 +1,4 @@
-"""Tables that are read by any number of threads while one thread updates their rows."""
+"""Tables read by any number of threads while one thread updates their rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from torch_dynemb.serving.frozen_tables import FrozenTables
 from torch_dynemb.serving.live_state import ROW_DTYPES, LiveState, LiveUpdate, LiveVersion
 from torch_dynemb.serving.missing import CountedTables
 
-_IDS_AT_ONCE = 1 << 16  # that are copied
+_IDS_AT_ONCE = 1 << 16  # copied in one batch
 _ROW_ALIGNMENT = 16  # bytes
 _FLOAT_BYTES = {LIVE_FORMATS["fp32"]: 4, LIVE_FORMATS["bf16"]: 2, LIVE_FORMATS["fp16"]: 2}
 _QUANTIZED = {
@@ -40,22 +40,22 @@ _QUANTIZED = {
 
 
 class LiveTables(CountedTables):
-    """A group's ids and rows, which threads read without locks while another one updates them.
+    """Ids and rows of a group, read by threads without locks while another thread updates them.
 
-    A lookup that runs beside an update gets of each id the row from before or from after it, never
-    a part of both; rows of one batch may be of both. A lookup that begins after an update has ended
-    gets its rows. Readers never wait. One thread at a time may update; a second one is refused.
+    A lookup during an update returns each row from before or from after it, never a part of both.
+    Rows of one batch may be of both. A lookup that begins after an update has ended returns its
+    rows. Readers never wait. One thread at a time may update; a second one is refused.
 
-    The tensors never move, so that programs of ``torch.export`` and packages of AOTInductor that
-    use them as their constants read the updates, too. They are on the CPU, are no part of
+    The tensors never move. Programs of ``torch.export`` and packages of AOTInductor that use them
+    as constants therefore read the updates, too. They are on the CPU, are not part of
     ``state_dict()``, and keep their dtypes in ``half()`` and the like.
 
     Args:
-        source: what to copy. Rows of a narrower format are rounded.
-        headroom: how many ids each table may have more than now: a number for all, or by name.
-        rows: how rows are stored, a key of ``torch_dynemb.ops.LIVE_FORMATS``; None: as in
-            ``source``. Rows of 8 bits and less are those of frozen tables, byte by byte.
-        dense_version: what :meth:`version` says of the dense part.
+        source: the tables to copy. Rows of a narrower format are rounded.
+        headroom: how many more ids each table may have: a number for all, or by name.
+        rows: format of rows, a key of ``torch_dynemb.ops.LIVE_FORMATS``; None: as in ``source``.
+            Rows of 8 bits and less have the bytes of frozen tables.
+        dense_version: version of the dense state for :meth:`version`.
 
     Raises:
         TypeError, ValueError: headroom, rows or dense_version.
@@ -95,7 +95,7 @@ class LiveTables(CountedTables):
         both = 2 * meta[:, Meta.REGION_BUCKETS]
         meta[:, Meta.REGION_BEGIN] = both.cumsum(0) - both
         slab_of, dims = meta[:, Meta.SLAB].tolist(), meta[:, Meta.DIM].tolist()
-        # a row more than ids: an update writes a new row before it frees the old one
+        # one row more than ids: an update writes a new row before it frees the old one
         counts = [1] * len(self.formats)
         words = [LIVE_HEADER_WORDS] * len(self.formats)
         for slab, dim, ids in zip(slab_of, dims, capacity, strict=True):
@@ -129,11 +129,11 @@ class LiveTables(CountedTables):
         for ids in source.ids(table).split(_IDS_AT_ONCE):
             values = source.lookup(LookupBatch.of_rows(ids, ids[:0], [table], dim))
             self.state().apply(table, ids, values, ids[:0])
-        # copying is no update
+        # copying does not count as an update
         self.tensors().tables[table, LiveTable.INSERTED :] = 0
 
     def tensors(self) -> ops.ServedTensors:
-        """The tensors of the tables, as ops take them."""
+        """Return the tensors of the tables, as ops take them."""
         buffers: Any = self._buffers  # get_buffer() would take as long as a small lookup
         return ops.ServedTensors(
             buffers["buckets"],
@@ -149,25 +149,24 @@ class LiveTables(CountedTables):
     def update(
         self, table: str, ids: Tensor, rows: Tensor, *, erased: Tensor | None = None
     ) -> LiveUpdate:
-        """Gives ids their rows, and takes others out, while threads read. All of it, or nothing.
+        """Write rows of ids and remove other ids, while threads read.
 
-        Other threads see the rows of the update one after another. An id that is in ``erased`` and
-        in ``ids`` gets its row and is not taken out, so no reader misses it.
+        All of the update is applied, or nothing. Other threads see its rows one after another. An
+        id in both ``erased`` and ``ids`` gets its row and is not removed, so no reader misses it.
 
         Args:
-            table: its name.
-            ids: int64 [n]; those that are not there are inserted. Of an id that is there several
-                times the last row counts.
+            table: name of the table.
+            ids: int64 [n]; missing ids are inserted. The last row counts if an id occurs several
+                times.
             rows: float32, bfloat16 or float16 [n, dim].
-            erased: int64 [m], ids to take out; those that are not there, or are in ``ids``, are
-                passed over.
+            erased: int64 [m], ids to remove; missing ids and those in ``ids`` are skipped.
 
         Returns:
-            How many ids were inserted, updated and erased.
+            The number of ids inserted, updated and erased.
 
         Raises:
-            TypeError, ValueError: a table that there is not; dtype or shape of a tensor.
-            NoHeadroomError: new ids want more rows than the table has; nothing has changed.
+            TypeError, ValueError: an unknown table; dtype or shape of a tensor.
+            NoHeadroomError: new ids need more rows than the table has; nothing has changed.
             RuntimeError: a padding id, a row that the format cannot hold, or another thread is
                 updating tables of this group; nothing has changed.
 
@@ -185,39 +184,39 @@ class LiveTables(CountedTables):
         return self.state().update("LiveTables.update", table, ids, rows, erased)
 
     def erase(self, table: str, ids: Tensor) -> int:
-        """Takes ids out of a table while threads read; their rows are free for others.
+        """Remove ids from a table while threads read; their rows become free.
 
         Args:
-            table: its name.
-            ids: int64 [n]; those that are not there are passed over.
+            table: name of the table.
+            ids: int64 [n]; missing ids are skipped.
 
         Returns:
-            How many were there.
+            The number of ids removed.
 
         Raises:
-            TypeError, ValueError: a table that there is not; dtype or shape of ids.
+            TypeError, ValueError: an unknown table; dtype or shape of ids.
             RuntimeError: another thread is updating tables of this group; nothing has changed.
         """
         return self.state().erase("LiveTables.erase", table, ids)
 
     def sizes(self) -> dict[str, int]:
-        """Number of ids by table name."""
+        """Return the number of ids by table name."""
         return self.state().sizes()
 
     def free_rows(self) -> dict[str, int]:
-        """By table name, how many new ids it has rows for."""
+        """Return by table name how many new ids it has rows for."""
         return self.state().free_rows()
 
     def version(self) -> LiveVersion:
-        """What is being served: the version of the dense part, and how often rows were updated."""
+        """Return the served version of the dense state, and the number of updates."""
         return LiveVersion(self.dense_version, self.state().updates())
 
     def state(self) -> LiveState:
-        """The tables as those see them who update rows."""
+        """Return the tables in the form that updates take."""
         return LiveState(self.names, self.tensors())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LiveTables:
-        """Leaves the tables as they are: readers and the writer have their addresses."""
+        """Leave the tables as they are: readers and the writer have their addresses."""
         probe = fn(torch.zeros(1))
         if probe.device.type != "cpu" or probe.is_shared():
             where = "shared memory" if probe.is_shared() else str(probe.device)
@@ -242,13 +241,13 @@ def _headroom(names: list[str], headroom: int | Mapping[str, int]) -> list[int]:
 
 
 def _formats(source: FrozenTables, rows: str | None) -> list[str]:
-    """The name of the format of each slab."""
+    """Return the name of the format of each slab."""
     if rows is None:
         dtypes = [source.get_buffer(f"weights{s}").dtype for s in range(source.slabs)]
         if not set(dtypes) <= set(ROW_DTYPES):
             raise ValueError(
-                f"LiveTables: rows is None, but the rows of the tables are of {dtypes}, whose "
-                f"layout live rows do not have: say which of {list(LIVE_FORMATS)} they should be"
+                f"LiveTables: rows is None, but the rows of the tables are of {dtypes}, which "
+                f"live rows cannot have: choose one of {list(LIVE_FORMATS)}"
             )
         return [ROW_DTYPES[dtype] for dtype in dtypes]
     if rows not in LIVE_FORMATS:

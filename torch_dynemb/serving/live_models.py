@@ -1,4 +1,4 @@
-"""Copies of models whose rows are updated while they serve."""
+"""Copies of models with rows that are updated while they serve."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ def live(
     rows: str | None = None,
     dense_version: str = "",
 ) -> Model:
-    """A copy of a model for inference whose rows can be updated while threads run it.
+    """Copy a model for inference, with rows that can be updated while threads run it.
 
-    It is what :func:`torch_dynemb.freeze` gives, but for its tables, which are
-    :class:`LiveTables`. Their :meth:`LiveTables.update` and :meth:`LiveTables.erase` are for one
-    thread at a time; any number may run the model meanwhile, as it is, exported by
-    ``torch.export``, or packaged by AOTInductor with the tables as constants that the user manages.
-    The dense part changes by commits of a delta log only (:func:`torch_dynemb.checkpoint.follow`).
+    The copy is that of :func:`torch_dynemb.freeze`, with :class:`LiveTables` as its tables. Only
+    one thread at a time may call their :meth:`LiveTables.update` and :meth:`LiveTables.erase`. Any
+    number may run the model meanwhile: as it is, exported by ``torch.export``, or packaged by
+    AOTInductor with the tables as constants that the user manages. The dense state changes by
+    commits of a delta log only (:func:`torch_dynemb.checkpoint.follow`).
 
     Args:
-        model: a module with dynamic tables, or what :func:`torch_dynemb.freeze` has made of one.
-            It does not change.
-        headroom: how many ids each table may have more than now: a number for all, or by table
-            name. Addresses are reserved for them; memory is taken when it is used.
-        rows: how rows are stored, a key of ``torch_dynemb.ops.LIVE_FORMATS``; None: as they are.
-        dense_version: a name for the dense part, which :meth:`LiveTables.version` gives.
+        model: a module with dynamic tables, or its copy by :func:`torch_dynemb.freeze`. It does not
+            change.
+        headroom: how many more ids each table may have: a number for all, or by table name.
+            Addresses are reserved for them; memory is taken when it is used.
+        rows: format of rows, a key of ``torch_dynemb.ops.LIVE_FORMATS``; None: as they are.
+        dense_version: a name for the dense state, returned by :meth:`LiveTables.version`.
 
     Returns:
-        A model of the same class as :func:`torch_dynemb.freeze` gives.
+        A model of the same class as :func:`torch_dynemb.freeze` returns.
 
     Raises:
-        TypeError: ``model`` is no module, has no dynamic tables, or has some that are read in
-            another way than by :mod:`torch_dynemb.nn`.
+        TypeError: ``model`` is not a module, has no dynamic tables, or has some that
+            :mod:`torch_dynemb.nn` cannot read.
         ValueError: headroom, rows or dense_version.
         RuntimeError: tables are not on the CPU, or do not fit in memory.
 
@@ -67,8 +67,8 @@ def live(
         if not isinstance(owner, FrozenModule):
             raise TypeError(
                 f"live: {type(owner).__name__} ({name!r}) reads its tables in its own way, which "
-                "live tables do not know: serve frozen copies (torch_dynemb.freeze), a new one for "
-                "each version"
+                "live tables do not support: serve frozen copies (torch_dynemb.freeze), a new one "
+                "for each version"
             )
         room = headroom
         if isinstance(headroom, Mapping):
@@ -80,10 +80,10 @@ def live(
 
 
 def live_tables(model: nn.Module) -> dict[str, LiveTables]:
-    """The live tables of a model, by the name of the module that they are.
+    """Return the live tables of a model, by the name of their module.
 
     Args:
-        model: what :func:`live` has made.
+        model: made by :func:`live`.
     """
     return {name: part for name, part in model.named_modules() if isinstance(part, LiveTables)}
 

@@ -1,4 +1,4 @@
-"""Live tables as those see them who update rows and count them: in a model, or in a package."""
+"""Live tables for updates and counts, of a model or of a package."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch_dynemb.argument_checks import described
 from torch_dynemb.errors import NoHeadroomError
 from torch_dynemb.ops.columns import LiveTable, Meta
 
-# what rows of an update may be, and how live tables of such rows store them
+# dtypes of rows of an update, and the format in which live tables store them
 ROW_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def no_headroom(table: str, *, wanted: int, free: int) -> NoHeadroomError:
-    """Return the error of an update whose new ids want more rows than there are.
+    """Return the error of an update with more new ids than free rows.
 
     Args:
-        table: its name.
-        wanted: rows that new ids want.
-        free: rows that there are.
+        table: name of the table.
+        wanted: rows that new ids need.
+        free: free rows.
     """
     return NoHeadroomError(
-        f"table {table!r} has {free} rows free, but new ids of this update want "
-        f"{wanted}: nothing of it has been done, and the rows from before go on being served. "
+        f"table {table!r} has {free} rows free, but new ids of this update need "
+        f"{wanted}: nothing has changed, and the earlier rows stay in service. "
         "Erase ids, or make the tables again with more headroom and serve those",
         table=table,
         wanted=wanted,
@@ -36,12 +36,12 @@ def no_headroom(table: str, *, wanted: int, free: int) -> NoHeadroomError:
 
 
 class LiveUpdate(NamedTuple):
-    """What an update of a table has done.
+    """Result of an update of a table.
 
     Attributes:
-        inserted: ids that were not there.
-        updated: rows of ids that were there, or occur in the update before.
-        erased: ids that have been taken out.
+        inserted: new ids.
+        updated: rows of known ids, and of ids that occur earlier in the update.
+        erased: ids that have been removed.
     """
 
     inserted: int
@@ -50,12 +50,11 @@ class LiveUpdate(NamedTuple):
 
 
 class LiveVersion(NamedTuple):
-    """What is being served.
+    """The served version.
 
     Attributes:
-        dense: of the dense part, as :func:`live` was given it. Updates never change it: they are
-            updates of rows.
-        updates: by table name, how many updates it has taken since it was made.
+        dense: version of the dense state, passed to :func:`live`. Updates of rows do not change it.
+        updates: by table name, the number of updates since it was made.
     """
 
     dense: str
@@ -63,7 +62,7 @@ class LiveVersion(NamedTuple):
 
 
 class LiveState(NamedTuple):
-    """The tables of a group whose rows are updated.
+    """Tables of a group with rows that are updated.
 
     Attributes:
         names: of the tables.
@@ -76,11 +75,11 @@ class LiveState(NamedTuple):
     def update(
         self, owner: str, table: str, ids: object, rows: object, erased: object
     ) -> LiveUpdate:
-        """Checks an update and applies it.
+        """Check an update and apply it.
 
         Args:
-            owner: the method that errors name.
-            table: its name.
+            owner: method named by errors.
+            table: name of the table.
             ids: int64 [n].
             rows: float32, bfloat16 or float16 [n, dim].
             erased: int64 [m], or None.
@@ -106,23 +105,23 @@ class LiveState(NamedTuple):
         return self.apply(number, new_ids, rows.detach().float().contiguous(), old_ids)
 
     def erase(self, owner: str, table: str, ids: object) -> int:
-        """Takes ids out of a table; says how many were there. Arguments and errors: update's."""
+        """Remove ids from a table and return their number; raise what update raises."""
         number = self._number(owner, table)
         old_ids = _checked_ids(owner, "ids", ids)
         none = torch.empty(0, int(self.tensors.meta[number, Meta.DIM]))
         return self.apply(number, old_ids[:0], none, old_ids).erased
 
     def apply(self, table: int, ids: Tensor, values: Tensor, erased: Tensor) -> LiveUpdate:
-        """Takes ids out of a table and gives others their rows. All of it, or nothing.
+        """Remove ids from a table and write rows of others. All of it is applied, or nothing.
 
         Args:
-            table: its number.
+            table: number of the table.
             ids: int64 [n].
             values: float32 [n, dim].
-            erased: int64 [m]; what is in ``ids``, too, is not taken out.
+            erased: int64 [m]; ids that are also in ``ids`` stay.
 
         Raises:
-            NoHeadroomError: new ids want more rows than there are.
+            NoHeadroomError: new ids need more rows than are free.
             RuntimeError: a padding id, a row that the format cannot hold, damaged tables, or
                 another thread is updating these tables.
         """
@@ -136,16 +135,16 @@ class LiveState(NamedTuple):
         return LiveUpdate(done.inserted, done.updated, done.erased)
 
     def sizes(self) -> dict[str, int]:
-        """Number of ids by table name."""
+        """Return the number of ids by table name."""
         return self._column(LiveTable.SIZE)
 
     def free_rows(self) -> dict[str, int]:
-        """By table name, how many new ids it has rows for."""
+        """Return by table name how many new ids it has rows for."""
         most, sizes = self._column(LiveTable.CAPACITY), self.sizes()
         return {name: most[name] - sizes[name] for name in self.names}
 
     def updates(self) -> dict[str, int]:
-        """By table name, how many updates it has taken."""
+        """Return by table name the number of its updates."""
         return self._column(LiveTable.BATCHES)
 
     def _column(self, column: LiveTable) -> dict[str, int]:

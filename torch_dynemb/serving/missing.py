@@ -1,4 +1,4 @@
-"""How many ids a frozen model has not found, as an output beside what the model returns."""
+"""Counts of ids that a frozen model lacks, as an output beside that of the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch_dynemb.ops.tensors import LookupBatch
 
 
 class _Note(NamedTuple):
-    """What one lookup has not found.
+    """Missing ids of one lookup.
 
     Attributes:
         place: of its tables in the model.
@@ -28,14 +28,14 @@ class _Note(NamedTuple):
 
 
 class _Notes(threading.local):
-    """Those of the forwards that run in a thread, the innermost one last."""
+    """Stack of notes of a thread's running forwards, the innermost one last."""
 
     def __init__(self) -> None:
         self.open: list[list[_Note]] = []
 
 
 _eager = _Notes()
-_traced: list[list[_Note]] = []  # torch traces one program at a time, and knows no thread's own
+_traced: list[list[_Note]] = []  # torch traces one program at a time, across threads
 
 
 def _open_notes() -> list[list[_Note]]:
@@ -43,11 +43,11 @@ def _open_notes() -> list[list[_Note]]:
 
 
 def note_missing(place: int, missing: Tensor) -> None:
-    """Tells the forward of a :class:`CountsMissing` that runs, if there is one.
+    """Report missing ids to the running forward of a :class:`CountsMissing`, if any.
 
     Args:
         place: of the tables among those of the model.
-        missing: int64 [tables], how many ids a lookup has not found.
+        missing: int64 [tables], number of ids that a lookup has not found.
     """
     opened = _open_notes()
     if opened:
@@ -55,14 +55,14 @@ def note_missing(place: int, missing: Tensor) -> None:
 
 
 class CountsMissing(nn.Module):
-    """A frozen model that also returns how many ids it has not found.
+    """A frozen model that also returns the number of missing ids.
 
     Args:
-        model: what :func:`torch_dynemb.freeze` has made.
+        model: made by :func:`torch_dynemb.freeze`.
 
     Attributes:
-        table_names: whose counts they are: the names of the tables, behind the paths of their
-            modules in the model.
+        table_names: names of the counted tables, preceded by the paths of their modules in the
+            model.
 
     Raises:
         ValueError: the model has no frozen tables.
@@ -88,14 +88,14 @@ class CountsMissing(nn.Module):
         self.training = False
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, Tensor]:
-        """What the model returns, and how many ids were not there.
+        """Return the model's output, and the number of missing ids.
 
         Args:
             *args: of the model's forward.
             **kwargs: likewise.
 
         Returns:
-            What the model returns; and int64 [number of tables], in the order of ``table_names``:
+            The model's output; and int64 [number of tables], in the order of ``table_names``:
             occurrences of ids that are not in the table, padding ids aside.
         """
         notes: list[_Note] = []
@@ -118,7 +118,7 @@ class CountsMissing(nn.Module):
 
 
 class CountedTables(nn.Module):
-    """Base of tables that are served, frozen and live, which count the ids that they lack.
+    """Base of served tables, frozen and live, which count missing ids.
 
     Attributes:
         names: of the tables.
@@ -127,34 +127,34 @@ class CountedTables(nn.Module):
 
     names: list[str]
     place = 0
-    _no_offsets: Tensor | None = None  # made once: it takes as long as a small lookup
+    _no_offsets: Tensor | None = None  # cached: making it takes as long as a small lookup
 
     @property
     def one_bag(self) -> Tensor:
-        """int64 [0], the offsets of a call of one feature whose ids are not pooled."""
+        """Return int64 [0], the offsets of a call of one feature without pooling."""
         if torch.compiler.is_compiling() or self._no_offsets is None:
-            return self.get_buffer("meta").new_empty(0)  # no constant of programs
+            return self.get_buffer("meta").new_empty(0)  # not a constant of programs
         return self._no_offsets
 
     def tensors(self) -> ops.ServedTensors:
-        """The tensors of the tables, as ops take them."""
+        """Return the tensors of the tables, as ops take them."""
         raise NotImplementedError
 
     def lookup(self, batch: LookupBatch) -> Tensor:
-        """Rows of ids, or bags of them; changes nothing.
+        """Look up rows of ids, or bags of them; nothing changes.
 
-        :class:`CountsMissing` gets how many ids were not in each table.
+        :class:`CountsMissing` receives the number of missing ids of each table.
 
         Args:
-            batch: what is asked for; weights get no gradient.
+            batch: ids and settings of the lookup; weights get no gradient.
 
         Returns:
             float32 [B, sum of feature_dims], or [N, dim] without pooling.
 
         Raises:
             TypeError, ValueError: see :func:`torch_dynemb.ops.serve_lookup`.
-            RuntimeError: an argument does not fit the tables, or is not where they are. On a GPU, a
-                later call raises what is wrong with offsets.
+            RuntimeError: an argument does not fit the tables, or is on another device. On a GPU, a
+                later call raises errors in offsets.
         """
         try:
             served = ops.serve_lookup(self.tensors(), batch.detached())
@@ -165,7 +165,7 @@ class CountedTables(nn.Module):
         return served.output
 
     def sizes(self) -> dict[str, int]:
-        """Number of ids by table name."""
+        """Return the number of ids by table name."""
         raise NotImplementedError
 
     def extra_repr(self) -> str:

@@ -1,7 +1,7 @@
-"""Frozen modules out of what torch.ao.quantization gives to ``from_float``.
+"""Frozen modules made from modules that torch.ao.quantization passes to ``from_float``.
 
 ``torch.ao.quantization.convert``, and TorchRec's functions on top of it, put a ``qconfig`` on the
-modules that they replace: observers, whose dtypes say what weights and outputs become.
+modules that they replace: observers with the dtypes of weights and outputs.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
 def quantized_copy(owner: str, module: nn.Module) -> nn.Module:
-    """A frozen copy of a module as its ``qconfig`` says.
+    """Make a frozen copy of a module by its ``qconfig``.
 
     Args:
-        owner: what errors begin with.
-        module: a module that :func:`torch_dynemb.freeze` knows, or a frozen one; with a
-            ``qconfig``: dtypes of its ``weight()`` and ``activation()``, and by table name in its
-            ``per_table_weight_dtype``, if it has one. It does not change.
+        owner: prefix of error messages.
+        module: a module that :func:`torch_dynemb.freeze` knows, or a frozen one, with a
+            ``qconfig``. Dtypes are those of its ``weight()`` and ``activation()``, and by table
+            name those of its ``per_table_weight_dtype``, if it has one. It does not change.
 
     Returns:
         The copy, without the hooks of the module, which convert() registers.
 
     Raises:
         TypeError: its rows are updated while they serve.
-        ValueError: there is no qconfig, or a dtype that rows or outputs cannot have; or as
+        ValueError: the module has no qconfig, or rows or outputs cannot have its dtypes; or as
             :func:`torch_dynemb.freeze` raises for ``rows``.
     """
     qconfig = getattr(module, "qconfig", None)
     if qconfig is None:
         raise ValueError(
-            f"{owner}: {type(module).__name__} has no qconfig, which says what its rows become: "
+            f"{owner}: {type(module).__name__} has no qconfig with the dtype of its rows: "
             "call TorchRec's quantize_inference_model, or torch_dynemb.freeze(model, rows=...)"
         )
     if any(isinstance(part, LiveTables) for part in module.modules()):
@@ -82,7 +82,7 @@ def quantized_copy(owner: str, module: nn.Module) -> nn.Module:
 
 
 def _kinds(owner: str, tables: FrozenTables, qconfig: Any) -> Mapping[str, RowKind | None]:
-    """The form of each table's rows."""
+    """Return the format of each table's rows."""
     by_name = getattr(qconfig, "per_table_weight_dtype", None) or {}
     of_all = qconfig.weight().dtype
     kinds = {}
@@ -103,7 +103,7 @@ def _weights(module: nn.Module) -> list[Tensor]:
 
 
 def _copied(module: nn.Module, shared: list[Tensor]) -> nn.Module:
-    """A copy of a frozen module, without its hooks and qconfig.
+    """Copy a frozen module, without its hooks and qconfig.
 
     Args:
         shared: tensors that are not copied.
@@ -118,7 +118,7 @@ def _copied(module: nn.Module, shared: list[Tensor]) -> nn.Module:
 
 
 def _unshare(made: nn.Module, shared: list[Tensor]) -> None:
-    """Copies the rows that are in the form that is wanted already."""
+    """Copy the rows that already have the format."""
     known = {id(of) for of in shared}
     for part in made.modules():
         for name, buffer in part.named_buffers(recurse=False):

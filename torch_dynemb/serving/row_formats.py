@@ -1,4 +1,4 @@
-"""How frozen tables store their rows, where that is not how the tables that were copied do."""
+"""Formats of rows of frozen tables that differ from those of the copied tables."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ RowKind = Literal["int8", "int4", "fp8", "fp16", "bf16"]
 ROW_KINDS: tuple[RowKind, ...] = ("int8", "int4", "fp8", "fp16", "bf16")
 _FORMATS = {"int8": RowFormat.INT8, "int4": RowFormat.INT4, "fp8": RowFormat.FLOAT8}
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-_ROWS_AT_ONCE = 1 << 16  # that are compared with what they were
+_ROWS_AT_ONCE = 1 << 16  # compared with the originals
 
 
 class FormattedRows(NamedTuple):
-    """Rows of a slab in another form.
+    """Rows of a slab in another format.
 
     Attributes:
-        weights: float16 or bfloat16 [rows, dim]; uint8 [rows, bytes] where they are quantized.
-        row_format: whether they are quantized, and how.
-        lost: bool [rows]: has NaN or infinity, or gets some because its values have no place in
-            the form.
+        weights: float16 or bfloat16 [rows, dim]; quantized: uint8 [rows, bytes].
+        row_format: format of the weights.
+        lost: bool [rows]: whether a row has NaN or infinity, or has it in the new format.
     """
 
     weights: Tensor
@@ -35,23 +34,23 @@ class FormattedRows(NamedTuple):
 
 
 def check_rows(owner: str, rows: object) -> None:
-    """Raises ValueError unless ``rows`` is a kind of rows, or None.
+    """Raise ValueError unless ``rows`` is a format of rows, or None.
 
     Args:
-        owner: what messages begin with.
-        rows: as of :func:`torch_dynemb.freeze`.
+        owner: prefix of error messages.
+        rows: as in :func:`torch_dynemb.freeze`.
     """
     if rows is not None and rows not in ROW_KINDS:
         raise ValueError(f"{owner}: rows is {rows!r}, expected None or one of {ROW_KINDS}")
 
 
 def is_stored_so(weights: Tensor, row_format: int, rows: RowKind | None) -> bool:
-    """Whether the rows of a slab are in a form already.
+    """Return whether the rows of a slab already have a format.
 
     Args:
-        weights: [rows, dim], or [rows, bytes] where they are quantized.
+        weights: [rows, dim]; quantized: [rows, bytes].
         row_format: a ``columns.RowFormat``.
-        rows: the form; None: any floats.
+        rows: the format; None: any floats.
     """
     if rows is None or rows in _DTYPES:
         of_floats = row_format == RowFormat.FLOATS
@@ -60,17 +59,17 @@ def is_stored_so(weights: Tensor, row_format: int, rows: RowKind | None) -> bool
 
 
 def stored_rows(weights: Tensor, rows: RowKind) -> FormattedRows:
-    """The rows of a slab in another form.
+    """Return the rows of a slab in another format.
 
     Args:
         weights: float32, float16 or bfloat16 [rows, dim].
-        rows: the form.
+        rows: the format.
 
     Returns:
         See :class:`FormattedRows`.
 
     Raises:
-        ValueError: the form has no rows of so many columns.
+        ValueError: the format cannot hold this number of columns.
     """
     count, dim = weights.shape
     lost = torch.zeros(count, dtype=torch.bool, device=weights.device)
@@ -101,10 +100,10 @@ def _as_they_are(part: Tensor) -> Tensor:
 
 
 def has_columns(weights: Tensor, row_format: int, dim: int) -> bool:
-    """Whether the rows of a slab have so many columns.
+    """Return whether the rows of a slab have a number of columns.
 
     Args:
-        weights: [rows, dim], or [rows, bytes] where they are quantized.
+        weights: [rows, dim]; quantized: [rows, bytes].
         row_format: a ``columns.RowFormat``.
         dim: of a table, 1 or more.
     """

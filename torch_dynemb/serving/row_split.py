@@ -1,4 +1,4 @@
-"""Slabs of which some tables are to be stored in another form than the others."""
+"""Slabs with tables that are to be stored in different formats."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _GENERATIONS = (1 << GENERATION_BITS) - 1
 
 
 class SplitRows(NamedTuple):
-    """Slabs whose tables are all to be stored in one form.
+    """Slabs with tables that are to be stored in one format.
 
     Attributes:
-        buffers: of the frozen tables, those that a split changes made anew.
-        kinds: the form of each slab.
+        buffers: of the frozen tables; those that a split changes are new.
+        kinds: format of each slab.
     """
 
     buffers: dict[str, Tensor]
@@ -27,14 +27,14 @@ class SplitRows(NamedTuple):
 
 
 def split_by_kind(buffers: Mapping[str, Tensor], kinds: Sequence[RowKind | None]) -> SplitRows:
-    """Divides slabs until all tables of each are to be stored in one form.
+    """Divide slabs until all tables of each are to be stored in one format.
 
-    Slabs whose tables all go one way stay as they are, row for row. Of the others, each form gets
-    the rows of its tables, in the order in which they lay, and no rows without an owner.
+    Slabs with one format stay as they are, row for row. Of the others, each format gets the rows of
+    its tables, in their order, and no rows without an owner.
 
     Args:
         buffers: of :class:`torch_dynemb.serving.FrozenTables`, which do not change.
-        kinds: the form of each table.
+        kinds: format of each table.
 
     Returns:
         See :class:`SplitRows`.
@@ -67,14 +67,14 @@ def _move(
     slab: int,
     number: int,
 ) -> None:
-    """Puts the rows of some tables of a slab into one of their own.
+    """Move the rows of some tables of a slab into a new slab.
 
     Args:
         made: the buffers to change; ``buckets`` and ``meta`` in place.
         buffers: as they were.
-        tables: whose rows they are.
-        slab: where they are.
-        number: of the slab that they get.
+        tables: numbers of the tables to move.
+        slab: their slab.
+        number: of the new slab.
     """
     chosen = []
     rows = 0

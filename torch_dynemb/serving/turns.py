@@ -1,4 +1,4 @@
-"""Runs of a model go on side by side, and a change of it waits until none does."""
+"""Turns between runs of a model, side by side, and a change of it, alone."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import nn
 
 
 class Turns:
-    """Lets any number of threads read, or one thread change what they read.
+    """A lock that any number of threads hold to read, or one thread to change.
 
-    A thread that waits to change comes before threads that begin to read.
+    A waiting change precedes threads that begin to read.
     """
 
     def __init__(self) -> None:
@@ -25,16 +25,16 @@ class Turns:
         return Turns, ()
 
     def begin(self) -> None:
-        """Waits for a change that goes on or waits, then reads until :meth:`end`."""
+        """Wait until no change runs or waits, then read until :meth:`end`."""
         depth = getattr(self._own, "depth", 0)
-        if depth == 0:  # else a change that waits would wait for this thread
+        if depth == 0:  # otherwise a waiting change would wait for this thread
             with self._moved:
                 self._moved.wait_for(lambda: not self._changing and self._waiting == 0)
                 self._reading += 1
         self._own.depth = depth + 1
 
     def end(self) -> None:
-        """Reads no more."""
+        """End reading."""
         self._own.depth -= 1
         if self._own.depth == 0:
             with self._moved:
@@ -44,7 +44,7 @@ class Turns:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Changes, while nothing reads."""
+        """Hold the lock for a change, while nothing reads."""
         with self._moved:
             self._waiting += 1
             try:
@@ -62,10 +62,10 @@ class Turns:
 
 
 def turns_of(model: nn.Module) -> Turns:
-    """The turns that runs of a model take, by hooks of its forward; they stay with the model.
+    """Return the turns of a model's runs, taken by hooks of its forward; they stay with the model.
 
     Args:
-        model: whose runs wait while it is changed. Its parts, run by themselves, do not.
+        model: its runs wait while it is changed. Runs of its parts alone do not.
     """
     for hook in model._forward_pre_hooks.values():
         if isinstance(hook, _Begin):

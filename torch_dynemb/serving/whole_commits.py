@@ -1,4 +1,4 @@
-"""A commit of a delta log is taken by live tables and dense tensors as a whole, or not at all."""
+"""Commits of a delta log, applied to live tables and dense tensors as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from torch_dynemb.serving.live_commits import TableChange, check_room, check_val
 
 
 class DenseChange(NamedTuple):
-    """A dense tensor of a served model, and what a commit makes of it.
+    """A dense tensor of a served model, and its value in a commit.
 
     Attributes:
-        name: in the log.
+        name: of the tensor in the log.
         tensor: of the model.
         values: of the commit.
     """
@@ -30,16 +30,16 @@ class DenseChange(NamedTuple):
 
 
 def check_changes(tables: Sequence[TableChange], dense: Sequence[DenseChange]) -> None:
-    """Refuses a commit that one of the tables or tensors cannot take; changes nothing.
+    """Raise if one of the tables or tensors cannot take a commit; nothing changes.
 
     Args:
         tables: changes of tables.
-        dense: changes of the dense part.
+        dense: changes of the dense state.
 
     Raises:
-        NoHeadroomError: a table has no rows for new ids.
-        ValueError: a dense tensor has another shape or kind, or a table a padding id that the
-            commit has a row for.
+        NoHeadroomError: a table lacks rows for new ids.
+        ValueError: a dense tensor has another shape or kind, or the commit has a row for the
+            padding id of a table.
         RuntimeError: rows cannot be stored in the format of a table.
     """
     for change in tables:
@@ -62,20 +62,20 @@ def take_changes(
     dense: Sequence[DenseChange],
     taken: Callable[[], object] = nothing,
 ) -> None:
-    """Takes a commit that was checked, while signals wait.
+    """Apply a checked commit, with signals deferred.
 
     Args:
         tables: changes of tables.
-        dense: changes of the dense part.
-        taken: is called when the commit has been taken, before signals come.
+        dense: changes of the dense state.
+        taken: called after the commit is applied, before signals are delivered.
 
     Raises:
-        Exception: what a table or tensor raises; all of them are as they were.
+        Exception: raised by a table or tensor; all of them are as they were.
     """
     tables = [change for change in tables if not change.empty]
-    for change in tables:  # others may have taken the rows meanwhile
+    for change in tables:  # other updates may have taken the rows meanwhile
         check_room(change)
-    before = [_contrary(change) for change in tables]
+    before = [_reverse_of(change) for change in tables]
     old = [change._replace(values=change.tensor.clone()) for change in dense]
     begun: list[TableChange] = []
     with defer_signals():
@@ -95,17 +95,17 @@ def take_changes(
 def dense_changes(
     owner: str, commit_dense: Mapping[str, Tensor], known: Mapping[str, Tensor], unused: set[str]
 ) -> list[DenseChange]:
-    """Which tensors of a served model a commit changes.
+    """Return the changes of a commit to tensors of a served model.
 
     Args:
-        owner: what errors call the model.
+        owner: name of the model in errors.
         commit_dense: dense tensors of the commit, by their names in the trained model.
-        known: dense tensors of the served model; it may be a part of another module, so that names
+        known: dense tensors of the served model. It may be a part of another module, so that names
             begin with the path of that.
-        unused: names of tensors that the served model does without.
+        unused: names of tensors that the served model does not use.
 
     Raises:
-        ValueError: the served model has no such tensor, or several.
+        ValueError: the served model lacks a tensor, or has several of that name.
     """
     changes = []
     for name, values in commit_dense.items():
@@ -136,12 +136,12 @@ def _padding_of(change: TableChange) -> int | None:
     return int(meta[Meta.PADDING_ID]) if int(meta[Meta.HAS_PADDING]) else None
 
 
-def _contrary(change: TableChange) -> TableChange:
-    """What takes a change back: rows of before, and no new ids."""
+def _reverse_of(change: TableChange) -> TableChange:
+    """Return the change that reverts another: earlier rows, without new ids."""
     delta, padding = change.delta, _padding_of(change)
     ids = torch.cat([delta.ids, delta.removed]).unique()
     ids = ids if padding is None else ids[ids != padding]
-    # ids that are there are those that read the same whatever others read
+    # a known id reads the same row whatever missing ids read
     rows = _rows_or(0.0, change, ids)
     there = (rows == _rows_or(1.0, change, ids)).all(1) | rows.isnan().any(1)
     before = delta._replace(
@@ -151,7 +151,7 @@ def _contrary(change: TableChange) -> TableChange:
 
 
 def _rows_or(default: float, change: TableChange, ids: Tensor) -> Tensor:
-    """float32 [n, dim], rows of a live table; an id that is not there reads a number."""
+    """Return float32 [n, dim], rows of a live table; missing ids read a number."""
     live, number = change.state.tensors, change.state.names.index(change.table)
     dim = change.delta.embedding_dim
     record = torch.zeros(INIT_RECORD_COLUMNS, dtype=torch.float64)

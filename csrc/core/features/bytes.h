@@ -1,4 +1,4 @@
-// Little-endian words out of bytes that need not be aligned, as hashes of strings read them.
+// Little-endian words from unaligned bytes, for hashes of strings.
 #pragma once
 
 #include "core/host_device.h"

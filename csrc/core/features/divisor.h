@@ -1,5 +1,4 @@
-// Quotients and remainders of 64-bit words by a number that many words share: a multiplication, no
-// division.
+// Quotients and remainders of 64-bit words by one divisor: a multiplication in place of a division.
 #pragma once
 
 #include "core/index/hash.h"

@@ -1,6 +1,6 @@
 // FarmHash Fingerprint64 (Google; Hash64 of its namespace farmhashna, which does not change between
 // versions): a 64-bit hash of bytes. Lengths to 16, to 32, to 64 and above have formulas of their
-// own; they overlap words at the end where a length is no multiple of a word.
+// own. If a length is not a multiple of a word, the last words overlap.
 #pragma once
 
 #include "core/features/bytes.h"
@@ -42,7 +42,7 @@ DYNEMB_HD uint64_t hash_to_16(const uint8_t* s, int64_t length) {
   return fold(y * kC ^ z * kA) * kC;
 }
 
-// What 32 bytes, the first and the last 16 of a string, become before they are joined.
+// Intermediate value of 32 bytes, the first and the last 16 of a string.
 struct Halves {
   uint64_t first;
   uint64_t high;

@@ -1,4 +1,4 @@
-// Ids of many features and the bags that they come in, before they are put one after another.
+// Ids and bags of many features, before they are concatenated.
 #pragma once
 
 #include "core/host_device.h"
@@ -12,7 +12,7 @@ struct FeatureBags {
   int64_t ids_wide;
   int64_t offsets_wide;
   int64_t entry;    // of offsets in their list; -1: none, but bags of `length` ids each
-  int64_t has_end;  // offsets have the number of ids behind where the last bag begins
+  int64_t has_end;  // offsets end with the number of ids
   int64_t length;
   int64_t begin;  // of its ids among those of all
   int64_t count;  // of its ids
@@ -23,7 +23,8 @@ DYNEMB_HD int64_t integer_at(const void* data, int64_t wide, int64_t i) {
   return wide != 0 ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
 }
 
-// Where bag `bag` begins among the ids of its feature; of the bag after the last, where it would.
+// Where bag `bag` begins among the ids of its feature; for the bag after the last, where it would
+// begin.
 DYNEMB_HD int64_t bag_offset(const FeatureBags& feature, int64_t bag, int64_t bags) {
   if (feature.entry < 0) return bag * feature.length;
   if (bag == bags && feature.has_end == 0) return feature.count;
@@ -37,8 +38,8 @@ DYNEMB_HD int64_t bag_begin(const FeatureBags& feature, int64_t bag, int64_t bag
                               static_cast<uint64_t>(bag_offset(feature, bag, bags)));
 }
 
-// Whether the feature begins, or ends, with its ids. Else some would move into the bags of the
-// feature next to it.
+// Whether the first, or the last, bag of a feature ends at the right place. Otherwise ids would
+// move into the bags of the next feature.
 DYNEMB_HD bool begins_right(const FeatureBags& feature, int64_t bags) {
   return bag_offset(feature, 0, bags) == 0;
 }

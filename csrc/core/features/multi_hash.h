@@ -1,4 +1,4 @@
-// A hash of ids as hashing tricks with several tables use them.
+// A hash of ids for hashing tricks with several tables.
 #pragma once
 
 #include "core/features/divisor.h"

@@ -35,8 +35,8 @@ DYNEMB_HD uint64_t murmurhash64(const uint8_t* s, int64_t length, uint32_t seed)
   return fmix64(first) + fmix64(second);
 }
 
-// MurmurHash64A: MurmurHash2 for 64-bit machines. TensorFlow's Hash64 is it with seed 0xDECAFCAFFE,
-// RecIS's "murmur" with seed 0.
+// MurmurHash64A: MurmurHash2 for 64-bit machines. With seed 0xDECAFCAFFE it is TensorFlow's Hash64,
+// with seed 0 RecIS's "murmur".
 namespace murmur64a {
 
 constexpr uint64_t kM = 0xc6a4a7935bd1e995ULL;
@@ -58,8 +58,8 @@ DYNEMB_HD uint64_t murmurhash64a(const uint8_t* s, int64_t length, uint64_t seed
   return murmur64a::end(hash);
 }
 
-// The id of a pair of ids: MurmurHash64A, seed 0, of their 16 bytes in little-endian order, as
-// RecIS has it (github.com/alibaba/RecIS). Other pairs have it by chance only.
+// The id of a pair of ids: MurmurHash64A, seed 0, of their 16 bytes in little-endian order, as in
+// RecIS (github.com/alibaba/RecIS). Two pairs share an id by chance only.
 DYNEMB_HD int64_t crossed_id(int64_t x, int64_t y) {
   uint64_t hash = murmur64a::begin(0, 16);
   hash = murmur64a::add_word(hash, static_cast<uint64_t>(x));

@@ -1,11 +1,11 @@
-// Which parts of ragged rows an op keeps.
+// The parts of ragged rows that an op keeps.
 #pragma once
 
 #include "core/host_device.h"
 
 namespace dynemb {
 
-// The items of a row [begin, end) that stay when at most `most` do.
+// The items of a row [begin, end) that stay if at most `most` do.
 struct Kept {
   int64_t begin;
   int64_t count;
@@ -16,7 +16,7 @@ DYNEMB_HD Kept kept_of(int64_t begin, int64_t end, int64_t most, bool drop_left)
   return {drop_left ? end - count : begin, count};
 }
 
-// Items of a row [0, length) at its end that equal a value, by those of their bits that count.
+// Number of items at the end of a row [0, length) that equal a value in the bits of `mask`.
 template <class T>
 DYNEMB_HD int64_t without_trailing(const T* row, int64_t length, T bits, T mask) {
   while (length > 0 && (row[length - 1] & mask) == (bits & mask)) --length;

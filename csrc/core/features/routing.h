@@ -1,5 +1,5 @@
-// Which shard of a table owns an id: a bijection of the id, modulo the number of shards. A shard is
-// sent the quotient, and gets the id back from it, so no id is reserved and ids in tables, seeds
+// The shard of a table that owns an id: a bijection of the id, modulo the number of shards. A shard
+// receives the quotient and recovers the id from it, so no id is reserved, and ids in tables, seeds
 // and dumps are raw. Without the bijection, ids that are multiples of 8 would fall to one of 8
 // shards.
 #pragma once
@@ -8,8 +8,8 @@
 
 namespace dynemb {
 
-// splitmix64's finaliser (Steele, Lea, Flood 2014; constants: Stafford's variant 13): other
-// constants than those of the bucket hash, so that the ids of a shard fill its buckets evenly.
+// splitmix64's finaliser (Steele, Lea, Flood 2014; constants: Stafford's variant 13). Its constants
+// differ from those of the bucket hash, so that the ids of a shard fill its buckets evenly.
 DYNEMB_HD uint64_t mix_id(uint64_t id) {
   uint64_t x = id + 0x9e3779b97f4a7c15ULL;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
@@ -25,12 +25,12 @@ DYNEMB_HD uint64_t unmix_id(uint64_t x) {
   return x - 0x9e3779b97f4a7c15ULL;
 }
 
-// The id that part `part` of `parts` was sent as a quotient.
+// The id that part `part` of `parts` has received as a quotient.
 DYNEMB_HD uint64_t routed_id(uint64_t quotient, uint64_t parts, uint64_t part) {
   return unmix_id(quotient * parts + part);
 }
 
-// How slots are divided among parts: in contiguous ranges, the first `longer` of one slot more.
+// Division of slots among parts: contiguous ranges, the first `longer` of them one slot longer.
 struct SlotRanges {
   Divisor slots;
   Divisor length;  // of the shorter ranges
@@ -50,7 +50,7 @@ DYNEMB_HD uint64_t owner_of(uint64_t id, const SlotRanges& ranges) {
   return ranges.longer + ranges.length.quotient(slot - in_longer);
 }
 
-// The id of a table as an id of all tables: for each table a bijection of the 64-bit words.
+// The id of a table as an id among all tables: for each table a bijection of the 64-bit words.
 DYNEMB_HD uint64_t encoded_id(uint64_t id, uint64_t mixed_table) {
   return mix_id(id ^ mixed_table);
 }

@@ -1,4 +1,4 @@
-// Layout of the index: the one place that knows how keys and handles lie in memory.
+// Layout of the index; other files know keys and handles by these functions only.
 //
 // A bucket is kBucketWidth keys followed by kBucketWidth stored handles: one 64-byte line at width
 // 4, so a probe is one random access (widths compared in benchmarks/README.md).
@@ -23,9 +23,9 @@ namespace dynemb {
 constexpr int kBucketWidth = DYNEMB_BUCKET_WIDTH;
 constexpr int kBucketWords = 2 * kBucketWidth;
 
-// Keys at load 0.70 find a place in their two candidate buckets but for a few in a thousand.
+// At load 0.70 all but a few keys in a thousand fit into their two candidate buckets.
 constexpr int64_t kMaxLoadPercent = 70;
-// Tombstones count as used slots here: past it the index is rehashed to get rid of them.
+// Tombstones count as used slots here: beyond it the index is rehashed, which removes them.
 constexpr int64_t kMaxUsedPercent = 85;
 constexpr int64_t kMinBuckets = 64 / kBucketWidth;
 // Bucket counts of larger indexes are multiples of this, so that equal ranges of the hash are whole
@@ -60,8 +60,8 @@ DYNEMB_HD int64_t buckets_for(int64_t ids) {
 }
 
 // The bucket count for a table of `size` ids and `tombstones` that takes `incoming` new ids, and
-// `replacing` more in place of others: the same rule wherever it is evaluated. A result above
-// region_buckets means that the table is full.
+// `replacing` more in place of others. All devices use this rule. A result above region_buckets
+// means that the table is full.
 struct GrowthDecision {
   bool rehash;
   int64_t bucket_count;

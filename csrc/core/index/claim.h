@@ -1,10 +1,10 @@
-// Claims on free slots: how many threads place entries at once with the result of placing them one
+// Claims on free slots: many threads place entries at once, with the result of placing them one
 // after another in a given order.
 //
-// An entry proposes to the free slots of its probe sequence in turn; a slot keeps the earliest
-// proposal and turns the later one away, which goes on from there (deferred acceptance: Gale and
-// Shapley 1962). Slots prefer earlier stages, then earlier orders, so the outcome is that of
-// serving entries stage by stage in order, whatever the order of the proposals themselves.
+// An entry proposes to the free slots of its probe sequence in turn. A slot keeps the earliest
+// proposal and rejects the later one, which proposes to the next slot (deferred acceptance: Gale
+// and Shapley 1962). Slots prefer earlier stages, then earlier orders. So the outcome is that of
+// serving entries stage by stage in order, whatever the order of the proposals.
 //
 // A claim lives in the word of the slot's stored handle: handles are positive, a free slot is 0,
 // and claims are negative, so "keep the earliest" is one atomic minimum.
@@ -15,7 +15,7 @@
 namespace dynemb {
 
 enum ClaimStage : int {
-  kClaimKept = 0,    // growth: the entry lay in its first bucket and goes to its new first bucket
+  kClaimKept = 0,    // growth: the entry was in its first bucket and goes to its new first bucket
   kClaimFirst = 1,   // first candidate bucket
   kClaimSecond = 2,  // second candidate bucket
   kClaimFollowing = 3,  // the buckets after it
@@ -34,7 +34,7 @@ DYNEMB_HD int64_t claim_order(int64_t claim) {
   return (claim - kClaimBase) & ((int64_t{1} << kClaimOrderBits) - 1);
 }
 
-// Where an entry proposes: a bucket and the stage in which it reaches it.
+// Next proposal of an entry: a bucket, and the stage in which the entry reaches it.
 struct ClaimProbe {
   int64_t bucket;
   int stage;

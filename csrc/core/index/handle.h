@@ -1,8 +1,8 @@
-// What an id owns: a row number and the generation of its ownership.
+// Handle of an id: a row number and the generation of its ownership.
 //
 // handle = row : 36 | generation : 28 in one int64. A free-list entry carries the next generation,
-// so a handle that outlives its id can be told from the row's new owner. A row is *live* when the
-// generation stored beside it equals the handle's: only then do its weights belong to the id.
+// so stale handles differ from the one of the row's new owner. A row is *live* if the generation
+// stored beside it equals the handle's: only then do its weights belong to the id.
 #pragma once
 
 #include "core/host_device.h"
@@ -11,7 +11,7 @@ namespace dynemb {
 
 constexpr int64_t kNoHandle = -1;       // the id has no row
 constexpr int64_t kPaddingHandle = -2;  // the id is the table's padding id
-constexpr int64_t kRefusedHandle = -3;  // training has refused the id a row
+constexpr int64_t kRefusedHandle = -3;  // the id was refused a row by training
 
 constexpr int kGenerationBits = 28;
 constexpr int64_t kGenerationMask = (int64_t{1} << kGenerationBits) - 1;

@@ -25,7 +25,8 @@ DYNEMB_HD uint64_t multiply_high(uint64_t a, uint64_t b) {
 #endif
 }
 
-// What salts the bucket hash of a table: derived from its seed, different from what seeds its rows.
+// Salt of the bucket hash of a table: derived from its seed, and different from the seed of its
+// rows.
 DYNEMB_HD uint64_t bucket_salt(int64_t table_seed) {
   return fmix64(static_cast<uint64_t>(table_seed) ^ 0x6a09e667f3bcc909ULL);
 }

@@ -1,4 +1,4 @@
-// How far a slab of rows is committed: memory is looked at in steps, not at every row.
+// Commitment of a slab's rows: available memory is checked in steps, not at every row.
 #pragma once
 
 #include "core/host_device.h"
@@ -7,7 +7,7 @@ namespace dynemb {
 
 constexpr int64_t kCommitStepBytes = int64_t{64} << 20;
 
-// Rows to commit when `needed` rows are more than what is committed.
+// Rows to commit if `needed` exceeds the committed rows.
 DYNEMB_HD int64_t commit_target(int64_t needed, int64_t row_bytes, int64_t max_rows) {
   const int64_t step = kCommitStepBytes / (row_bytes > 1 ? row_bytes : 1);
   const int64_t target = needed + step;

@@ -17,7 +17,7 @@ struct Ftrl : ByElement {
     const Values sigma = (square_root(state[0] + g * g) - square_root(state[0])) / s.lr;
     return state[1] + g - sigma * weight;
   }
-  // What multiplies the shrunk linear term.
+  // Factor of the shrunk linear term.
   template <class Values>
   static DYNEMB_HD Values rate(const OptimizerStep& s, Values sum) {
     return 1.0f / ((s.beta + square_root(sum)) / s.lr + s.ridge);

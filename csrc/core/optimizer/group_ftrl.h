@@ -1,5 +1,6 @@
-// FTRL with a group penalty: a row whose shrunk linear term is short becomes zero as a whole (Ni et
-// al. 2021, "Adaptive optimizers with sparse group lasso for neural networks in CTR prediction").
+// FTRL with a group penalty: a row becomes zero as a whole if its shrunk linear term is short (Ni
+// et al. 2021, "Adaptive optimizers with sparse group lasso for neural networks in CTR
+// prediction").
 #pragma once
 
 #include "core/optimizer/ftrl.h"

@@ -1,5 +1,5 @@
 // LAMB (You et al. 2020): Adam's direction plus weight decay, times |w| / |direction| of the row; 1
-// where either norm is 0.
+// if either norm is 0.
 #pragma once
 
 #include "core/optimizer/adam.h"

@@ -1,5 +1,5 @@
-// LARS (You, Gitman, Ginsburg 2017) per row: SGD with momentum whose rate is
-// lr * trust * |w| / (|g| + weight_decay * |w|); lr where either norm is 0.
+// LARS (You, Gitman, Ginsburg 2017) per row: SGD with momentum at the rate lr * trust * |w| / (|g|
+// + weight_decay * |w|); lr if either norm is 0.
 #pragma once
 
 #include "core/optimizer/step.h"

@@ -1,4 +1,4 @@
-// Adam that makes up for the steps in which a row was not touched: its moments decay over all of
+// Adam that makes up for the steps in which a row was not touched. Its moments decay over all of
 // them, and the weight moves by what the first moment would have given meanwhile (Caffe2's and
 // OneFlow's smart_decay_sparse_adam). k: steps since the row's last update.
 #pragma once

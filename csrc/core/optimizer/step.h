@@ -1,5 +1,5 @@
-// What the optimizers share: the scalars of one table at one step, and what is done to a gradient
-// before an optimizer sees it.
+// Shared parts of optimizers: the scalars of one table at one step, and scaling and clipping of
+// gradients.
 #pragma once
 
 #include <cmath>
@@ -11,14 +11,14 @@
 namespace dynemb {
 
 #if !defined(__CUDACC__) && !defined(DYNEMB_EMULATED)
-// Eight floats as one value, for loops that must be vectors whatever the compiler thinks of them.
+// Eight floats as one value, so that loops are vectorized by any compiler.
 typedef float Floats8 __attribute__((vector_size(32)));
 DYNEMB_HD Floats8 square_root(Floats8 values) {
   Floats8 roots;
   for (int i = 0; i < 8; ++i) roots[i] = sqrtf(values[i]);
   return roots;
 }
-// Sixteen, where the instruction set has registers for as many.
+// Sixteen, if the instruction set has registers for them.
 typedef float Floats16 __attribute__((vector_size(64)));
 DYNEMB_HD Floats16 square_root(Floats16 values) {
   Floats16 roots;
@@ -31,11 +31,11 @@ DYNEMB_HD float square_root(float value) { return sqrtf(value); }
 // How an optimizer counts steps by row.
 enum class RowSteps {
   kNone,
-  kOptional,  // int32 [rows], updates of the row; bias correction by it if the tensor is there
+  kOptional,  // int32 [rows], updates of the row; used for bias correction if the tensor is there
   kLastSeen   // int32 [rows], step of the table at the row's last update
 };
 
-// Steps of a row go no further than its tensor can say.
+// Steps of a row saturate at the range of int32.
 DYNEMB_HD int32_t row_step(int64_t step) {
   return step < INT32_MAX ? static_cast<int32_t>(step) : INT32_MAX;
 }
@@ -50,7 +50,7 @@ struct OptimizerStep {
   int64_t step;
   float lr;
   float l2;         // weight decay that is added to the gradient
-  float decoupled;  // decay that shrinks the weight, else 0
+  float decoupled;  // decay that shrinks the weight, otherwise 0
   float weight_decay;
   float eps;
   float beta1;
@@ -77,13 +77,13 @@ struct OptimizerStep {
   float clip_norm;
   NonFinite non_finite;
   bool scales;      // gradients are scaled or clipped by value
-  bool measures;    // the whole gradient of a row is looked at: clip_norm, or NaN
+  bool measures;    // the whole gradient of a row is needed: clip_norm, or NaN
   bool stochastic;  // rows and state below float32 are rounded stochastically
   bool skip;        // the table is not updated
 };
 
-// Bias corrections at a step that counts from 1. What is subtracted from 1 stays in double
-// precision: 1 - 0.999f is off by 1.3e-5 of its value.
+// Bias corrections at a step that counts from 1. The subtrahend of 1 stays in double precision: 1 -
+// 0.999f is off by 1.3e-5 of its value.
 DYNEMB_HD void correct_bias(OptimizerStep& s, int64_t step) {
   const double t = static_cast<double>(step);
   const double correction1 = 1.0 - pow(s.hyper_beta1, t);
@@ -105,11 +105,11 @@ DYNEMB_HD void decay_since(OptimizerStep& s, int64_t k) {
   s.catchup = static_cast<float>(beta1 * (1.0 - left) / (1.0 - beta1));
 }
 
-// What gradients are cut to; infinity where there is no limit.
+// Limit of gradients; infinity: none.
 DYNEMB_HD float clip_limit(double limit) {
   return limit > 0.0 ? static_cast<float>(limit) : 3.402823466e38f * 10.0f;
 }
-// Of a number that may be any; what is none of NonFinite propagates.
+// From any number; unknown values mean that NaN propagates.
 DYNEMB_HD NonFinite non_finite_of(double number) {
   const bool known = number >= 0.0 && number < static_cast<double>(kNonFiniteCount);
   return known ? static_cast<NonFinite>(static_cast<int>(number)) : NonFinite::kPropagate;
@@ -141,7 +141,7 @@ DYNEMB_HD OptimizerStep optimizer_step(const double* hyper, int64_t step) {
   s.group = static_cast<float>(hyper[kHyperGroup]);
   s.trust = static_cast<float>(hyper[kHyperTrust]);
   s.beta = static_cast<float>(hyper[kHyperBeta]);
-  // memory that was only zeroed has limits of 0: they are no limits, nor is there a scale of 0
+  // zeroed memory has limits and a scale of 0, which mean none
   const double down_scale = hyper[kHyperDownScaleBy] != 0.0 ? hyper[kHyperDownScaleBy] : 1.0;
   s.gradient_scale = static_cast<float>(1.0 / down_scale);
   s.clip_value = clip_limit(hyper[kHyperClipValue]);
@@ -156,12 +156,12 @@ DYNEMB_HD OptimizerStep optimizer_step(const double* hyper, int64_t step) {
   return s;
 }
 
-// What an optimizer sees of a reduced gradient; NaN stays NaN.
+// A reduced gradient, scaled and clipped for the optimizer; NaN stays NaN.
 DYNEMB_HD float scaled_gradient(const OptimizerStep& s, float gradient) {
   const float g = gradient * s.gradient_scale;
   return g > s.clip_value ? s.clip_value : (g < -s.clip_value ? -s.clip_value : g);
 }
-// What multiplies the gradient of a row, from the sum of squares of what scaled_gradient gives.
+// Factor of a row's gradient, from the sum of squares of scaled_gradient.
 DYNEMB_HD float norm_factor(const OptimizerStep& s, float squares) {
   const float norm = sqrtf(squares);
   return norm > s.clip_norm ? s.clip_norm / norm : 1.0f;
@@ -177,17 +177,17 @@ DYNEMB_HD Values decayed_weight(const OptimizerStep& s, Values weight) {
   return weight - s.decoupled * weight;
 }
 
-// What an optimizer works out once for a row.
+// Values that an optimizer computes once for a row.
 struct RowNumbers {
   float first;
   float second;
 };
 
-// What most optimizers need of a row: nothing.
+// Row values of most optimizers: none.
 struct ByElement {
   static constexpr int kRowStates = 0;            // state tensors with one value per row
   static constexpr int kSums = 0;                 // sums over the row's columns
-  static constexpr bool kSumsWeights = false;     // whether weights and states count in them
+  static constexpr bool kSumsWeights = false;     // whether weights and states are in them
   static constexpr unsigned kUnsignedStates = 0;  // bit k: state k is never negative
   static constexpr RowSteps kRowSteps = RowSteps::kNone;
 

@@ -1,5 +1,5 @@
-// How the gradients of a row are summed: in order of occurrence, except that a run longer than a
-// piece is summed piece by piece first. The same on every device, so the sums have the same bits.
+// Order in which the gradients of a row are summed: by occurrence; a run longer than a piece is
+// first summed piece by piece. All devices use this order, so the sums have the same bits.
 #pragma once
 
 #include "core/host_device.h"

@@ -1,6 +1,6 @@
-// Life-cycle policies of tables and features: what is kept about an id, when an id gets a row, and
-// who has to go when rows run out. Decisions are functions of values that do not depend on the
-// order of threads, so every device makes the same ones.
+// Life-cycle policies of tables and features: scores of an id, admission, and the choice of victims
+// when rows run out. Decisions are functions of values that do not depend on the order of threads,
+// so every device makes the same ones.
 #pragma once
 
 #include "core/index/bucket.h"
@@ -10,19 +10,20 @@
 
 namespace dynemb {
 
-// `policy` int64 [policies, kPolicyColumns]: first one row per table, then copies of them with some
-// columns changed: for features that have a policy of their own, and to insert without admission.
+// `policy` int64 [policies, kPolicyColumns]: first one row per table. Then copies of them with some
+// columns changed: for features with a policy of their own, and to insert without admission.
 enum PolicyColumn : int {
   kPolicyTimestampWord = 0,  // which word of an id's scores; 0: not kept
   kPolicyFrequencyWord = 1,
   kPolicyCustomWord = 2,
   kPolicyExpiryWord = 3,
-  kPolicyEvictionWord = 4,    // what decides who goes
-  kPolicyUpdatesScores = 5,   // 0: lookups change no word but the step
+  kPolicyEvictionWord = 4,    // score that selects victims
+  kPolicyUpdatesScores = 5,   // 0: lookups change the step only
   kPolicyTtl = 6,             // seconds; 0: none
   kPolicyCapacity = 7,        // ids; 0: none
   kPolicyOnFull = 8,          // OnFull
-  kPolicyProtectedSteps = 9,  // ids seen in so many steps, the current one included, stay
+  kPolicyProtectedSteps = 9,  // ids seen in so many steps, including the current one, are not
+                              // evicted
   kPolicyAdmission = 10,      // Admission
   kPolicyThreshold = 11,      // occurrences
   kPolicyChance = 12,         // probability times 2^32
@@ -30,8 +31,8 @@ enum PolicyColumn : int {
   kPolicySketchBegin = 14,    // first cell
   kPolicySketchWidth = 15,    // cells of each of kSketchRows rows
   kPolicyBudget = 16,         // bytes of the group; 0: none
-  kPolicyIdBytes = 17,        // that an id takes of the budget
-  kPolicyReservedIds = 18,    // that other tables cannot take
+  kPolicyIdBytes = 17,        // share of one id in the budget
+  kPolicyReservedIds = 18,    // ids that other tables cannot displace
   kPolicyColumns = 20
 };
 
@@ -45,7 +46,7 @@ enum Admission : int {
   kAdmitNone = 4
 };
 
-// What becomes of an id that its table does not have.
+// Decision on an id that its table does not have.
 enum Verdict : int {
   kVerdictInsert = 0,   // it gets a row
   kVerdictCount = 1,    // its first count is kept
@@ -53,8 +54,8 @@ enum Verdict : int {
   kVerdictRefuse = 3
 };
 
-// Scores of an id are words: the step at which training last saw it, then those that the group
-// keeps. A bucket has word after word, each of its kBucketWidth slots.
+// Scores of an id are words: the step of its last training lookup, then those that the group keeps.
+// A bucket has word after word, each for its kBucketWidth slots.
 constexpr int kStepWord = 0;
 constexpr int kMaxScoreWords = 5;
 
@@ -64,8 +65,8 @@ DYNEMB_HD int64_t add_frequency(int64_t frequency, int64_t occurrences) {
   return sum < kMaxFrequency ? sum : kMaxFrequency;
 }
 
-// `clock` int64 [kClockHead + tables]: the step, the time in seconds, then the custom score that
-// lookups give their ids, by table.
+// `clock` int64 [kClockHead + tables]: the step, the time in seconds, then by table the custom
+// score of ids that lookups see.
 enum ClockColumn : int { kClockStep = 0, kClockNow = 1, kClockHead = 2 };
 
 // How a lookup changes the scores of the ids that it finds.
@@ -74,7 +75,7 @@ struct ScoreUpdate {
   int64_t now;
   int64_t custom;
   int64_t expires;
-  bool refresh;  // more than the step changes
+  bool refresh;  // whether words beside the step change
   int timestamp_word;
   int frequency_word;
   int custom_word;
@@ -84,7 +85,7 @@ struct ScoreUpdate {
 DYNEMB_HD ScoreUpdate step_update(const int64_t* clock) {
   return {clock[kClockStep], 0, 0, 0, false, 0, 0, 0, 0};
 }
-// When an id that is seen now expires; INT64_MAX: never.
+// Expiry of an id that is seen now; INT64_MAX: never.
 DYNEMB_HD int64_t expires_at(const int64_t* policy, const int64_t* clock) {
   const int64_t ttl = policy[kPolicyTtl];
   const int64_t now = clock[kClockNow];  // below 0 in damaged clocks
@@ -106,7 +107,7 @@ DYNEMB_HD ScoreUpdate policy_update(const int64_t* policy, const int64_t* clock,
   return update;
 }
 
-// Word `word` of a new id that its call has seen `occurrences` times.
+// Initial value of word `word` of a new id with so many `occurrences` in its call.
 DYNEMB_HD int64_t new_score(const ScoreUpdate& update, int word, int64_t occurrences) {
   if (word == kStepWord) return update.step;
   if (word == update.timestamp_word) return update.now;
@@ -118,12 +119,12 @@ DYNEMB_HD int64_t new_score(const ScoreUpdate& update, int word, int64_t occurre
 
 // -- new ids of several features -----------------------------------------------------------------
 
-// Where features with policies of their own bring one new id in a call, it gets what an id that is
-// there would get of them: the largest of their expiries. The least of their thresholds lets it in.
-// Both are kept as the largest of ranks, 0 before the first feature, so that neither the order of
+// If several features with policies of their own bring one new id in a call, the id gets what a
+// known id would get from them: the largest of their expiries. The least of their thresholds admits
+// it. Both are kept as the largest of ranks, 0 before the first feature, so neither the order of
 // features nor that of threads matters.
 
-// Features that leave scores alone speak of the expiry only where no other does.
+// A feature that does not update scores sets the expiry only if no other feature does.
 DYNEMB_HD uint64_t expiry_rank(const int64_t* policy, const int64_t* clock) {
   const auto expires = static_cast<uint64_t>(expires_at(policy, clock));
   return policy[kPolicyUpdatesScores] != 0 ? expires | (uint64_t{1} << 63) : expires;
@@ -139,7 +140,7 @@ DYNEMB_HD int64_t ranked_threshold(uint64_t rank) {
 
 // -- admission -----------------------------------------------------------------------------------
 
-// The same draw for an id however often a step sees it.
+// The same draw for an id, however often a step sees it.
 DYNEMB_HD bool admitted_by_chance(int64_t seed, int64_t id, int64_t step, int64_t chance) {
   const uint64_t s = static_cast<uint64_t>(seed);
   const uint64_t i = static_cast<uint64_t>(id);
@@ -165,12 +166,12 @@ DYNEMB_HD int32_t add_sketch_count(int32_t count, int64_t occurrences) {
   return sum < kMaxSketchCount ? static_cast<int32_t>(sum) : kMaxSketchCount;
 }
 
-// What the frequency of an admitted id starts from: all occurrences that have been counted.
+// Initial frequency of an admitted id: all counted occurrences.
 DYNEMB_HD int64_t counted_frequency(int64_t count) { return count < INT32_MAX ? count : INT32_MAX; }
 
-// What becomes of an admitted id for which there is no room: its occurrences are counted as if it
-// had not been admitted, so that it gets a row as soon as it is seen and there is room. `counted`:
-// it has an exact counter.
+// Verdict on an admitted id without room: its occurrences are counted as if it had not been
+// admitted, so it gets a row as soon as it is seen and there is room. `counted`: it has an exact
+// counter.
 DYNEMB_HD Verdict verdict_without_room(const int64_t* policy, bool counted, int64_t occurrences) {
   if (occurrences == 0) return kVerdictRefuse;
   if (policy[kPolicyAdmission] == kAdmitFrequentSketch) return kVerdictCounted;
@@ -178,8 +179,8 @@ DYNEMB_HD Verdict verdict_without_room(const int64_t* policy, bool counted, int6
   return counted ? kVerdictCounted : kVerdictCount;
 }
 
-// Whether an admitted id needs a new exact counter if there is no room for it. Where a full table
-// grows or raises, every id of the call has room.
+// Whether an admitted id needs a new exact counter if it gets no room. If a full table grows or
+// raises, every id of the call has room.
 DYNEMB_HD bool may_need_counter(const int64_t* policy, bool counted, int64_t occurrences) {
   const bool refuses = policy[kPolicyOnFull] == kFullEvict || policy[kPolicyOnFull] == kFullDefault;
   return refuses && verdict_without_room(policy, counted, occurrences) == kVerdictCount;
@@ -187,19 +188,19 @@ DYNEMB_HD bool may_need_counter(const int64_t* policy, bool counted, int64_t occ
 
 // -- room ----------------------------------------------------------------------------------------
 
-// Bytes of ids, or kMostBytes where they are more: sums over tables stay far from overflow.
+// Bytes of ids, at most kMostBytes: sums over tables stay far from overflow.
 constexpr int64_t kMostBytes = int64_t{1} << 48;
 DYNEMB_HD int64_t bytes_of_ids(int64_t ids, int64_t id_bytes) {
   return id_bytes > 0 && ids > kMostBytes / id_bytes ? kMostBytes : ids * id_bytes;
 }
 
-// What a group's budget leaves once every table has its ids, or what is reserved for it.
+// Bytes of a group's budget that a table occupies with its ids, or that are reserved for it.
 DYNEMB_HD int64_t budget_share(const int64_t* policy, int64_t size) {
   const int64_t ids = size > policy[kPolicyReservedIds] ? size : policy[kPolicyReservedIds];
   return bytes_of_ids(ids, policy[kPolicyIdBytes]);
 }
 
-// Of `incoming` new ids, as many as the table's capacity takes without an eviction.
+// Number of `incoming` new ids that fit the table's capacity without an eviction.
 DYNEMB_HD int64_t ids_within_capacity(const int64_t* policy, int64_t size, int64_t incoming) {
   if (policy[kPolicyCapacity] == 0 || policy[kPolicyOnFull] == kFullGrow) return incoming;
   const int64_t left = policy[kPolicyCapacity] - size;
@@ -207,20 +208,20 @@ DYNEMB_HD int64_t ids_within_capacity(const int64_t* policy, int64_t size, int64
   return left > 0 ? left : 0;
 }
 
-// New ids of a table that take what is reserved for it.
+// Number of new ids that fit the table's reservation.
 DYNEMB_HD int64_t reserved_ids(const int64_t* policy, int64_t size) {
   const int64_t left = policy[kPolicyReservedIds] - size;
   return left > 0 ? left : 0;
 }
 
-// Bytes that the new ids of a table ask of what the budget leaves.
+// Bytes that the new ids of a table need from the remaining budget.
 DYNEMB_HD int64_t budget_demand(const int64_t* policy, int64_t size, int64_t incoming) {
   const int64_t ids = ids_within_capacity(policy, size, incoming) - reserved_ids(policy, size);
   return ids > 0 ? bytes_of_ids(ids, policy[kPolicyIdBytes]) : 0;
 }
 
-// The most that a table may take of the `left` bytes, so that all together take no more: what small
-// demands leave goes to the others (max-min fairness). `demand(t)` is in bytes.
+// The most that each table may take of the `left` bytes, so that all together take at most `left`.
+// Small demands leave the rest to the others (max-min fairness). `demand(t)` is in bytes.
 template <class Demand>
 DYNEMB_HD int64_t budget_level(int64_t left, int64_t tables, const Demand& demand) {
   if (left <= 0) return 0;
@@ -238,8 +239,8 @@ DYNEMB_HD int64_t budget_level(int64_t left, int64_t tables, const Demand& deman
   }
 }
 
-// How many of `incoming` new ids get rows without an eviction. `level` is the most that the table
-// may take of what the budget leaves.
+// Number of `incoming` new ids that get rows without an eviction. `level` is the most that the
+// table may take of the remaining budget.
 DYNEMB_HD int64_t ids_with_room(const int64_t* policy, int64_t size, int64_t incoming,
                                 int64_t level) {
   const int64_t room = ids_within_capacity(policy, size, incoming);
@@ -250,17 +251,15 @@ DYNEMB_HD int64_t ids_with_room(const int64_t* policy, int64_t size, int64_t inc
 
 // -- eviction ------------------------------------------------------------------------------------
 
-// A new id without a row looks for a victim in so many buckets from its first candidate on: the
-// least score goes, then the one seen longest ago, then the least id. Rows are not bound to
-// buckets, so the new id need not take the victim's slot. (Hit rates by number of buckets are in
-// benchmarks/README.md.)
+// A new id without a row looks for a victim in this many buckets from its first candidate on: the
+// least score, then the least recent, then the least id. Rows are not bound to buckets, so the new
+// id need not take the victim's slot. (benchmarks/README.md has hit rates by number of buckets.)
 constexpr int kVictimBuckets = 8;
 
-// Small indexes are looked at as a whole, so that a full table refuses nobody for whom another id
-// could go: eight of 16 buckets hold no id of a table of capacity 1 half of the time, and of a
-// table of capacity 64 they hold none but those of the step now and then. (Refusals and cost by
-// size are in benchmarks/README.md: larger tables refuse ids only where a call replaces
-// nearly all of theirs, and to look at all of 64 buckets doubles the price of a new id.)
+// Small indexes are searched as a whole, so that a full table refuses an id only if every other id
+// is protected. Eight of 16 buckets would hold no id of a table of capacity 1 half of the time.
+// (benchmarks/README.md has refusals and cost by size: larger tables refuse ids only if a call
+// replaces nearly all of theirs, and 64 buckets double the cost of a new id.)
 constexpr int64_t kWholeIndexBuckets = 32;
 DYNEMB_HD int victim_buckets(int64_t bucket_count) {
   return bucket_count <= kWholeIndexBuckets ? static_cast<int>(bucket_count) : kVictimBuckets;
@@ -278,15 +277,15 @@ DYNEMB_HD auto goes_before(const Rank& a, const Rank& b) {
 }
 
 // New ids claim victims as entries claim slots (core/index/claim.h): a slot keeps the earliest
-// claim, who is turned away claims the next best. A claim takes the place of the victim's step
-// word, whose low half it keeps: claims are negative, earlier ones are less.
+// claim, and a rejected id claims the next best victim. A claim takes the place of the victim's
+// step word and keeps its low half: claims are negative, earlier ones are less.
 DYNEMB_HD int64_t make_eviction_claim(int64_t order, int64_t step) {
   return INT64_MIN + (order << 32) +
          static_cast<int64_t>(static_cast<uint32_t>(static_cast<uint64_t>(step)));
 }
 DYNEMB_HD bool is_eviction_claim(int64_t word) { return word < 0; }
 DYNEMB_HD int64_t eviction_claim_order(int64_t word) { return (word - INT64_MIN) >> 32; }
-// The step in a step word, claimed or not; it is less than 2^32 steps old.
+// The step in a step word, claimed or not; it is at most 2^32 steps old.
 DYNEMB_HD int64_t step_of(int64_t word, int64_t clock) {
   if (!is_eviction_claim(word)) return word;
   const uint32_t age = static_cast<uint32_t>(static_cast<uint64_t>(clock)) -
@@ -294,8 +293,8 @@ DYNEMB_HD int64_t step_of(int64_t word, int64_t clock) {
   return clock - static_cast<int64_t>(age);
 }
 
-// `evicted` int64 [1 + records, kEvictedColumns]: first, how many records there are and how many
-// found no place; then table, id, handle and score of each.
+// `evicted` int64 [1 + records, kEvictedColumns]: first the number of records and of lost ones,
+// then table, id, handle and score of each.
 enum EvictedColumn : int {
   kEvictedTable = 0,
   kEvictedId = 1,

@@ -1,4 +1,4 @@
-// The end of a training step, as the tables of a group count steps.
+// End of a training step: the clocks of a group's tables.
 #pragma once
 
 #include "core/columns.h"
@@ -7,7 +7,7 @@
 
 namespace dynemb {
 
-// `extra`: of row_clock, behind the tables. `now`: seconds, nullptr: the time stays.
+// `extra`: of row_clock, behind the tables. `now`: seconds; nullptr: unchanged.
 DYNEMB_HD void advance_clocks(int64_t* clock, int64_t* extra, const int64_t* now) {
   clock[kClockStep] = next_count(clock[kClockStep]);
   if (now != nullptr) clock[kClockNow] = *now;

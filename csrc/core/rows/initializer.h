@@ -1,8 +1,7 @@
-// Initial values of rows: a pure function of (seed, id, column), where the seed belongs to one
-// table.
+// Initial values of rows: a pure function of (seed, id, column). The seed is that of the table.
 //
 // A table's initializer is a list of records in the float64 tensor `init_data`, each for a range of
-// columns. The eight initializers of the Python side all come down to these kinds.
+// columns. The eight initializers of the Python side use these kinds.
 #pragma once
 
 #include "core/rows/normal_quantile.h"
@@ -106,7 +105,7 @@ DYNEMB_HD float initial_value(const double* init_data, int64_t begin, int64_t re
         return p.p0;
     }
   }
-  return 0.0f;  // no record names the column
+  return 0.0f;  // no record has the column
 }
 
 }  // namespace dynemb

@@ -4,7 +4,7 @@
 
 namespace dynemb {
 
-// How the ids of a bag become one vector; kPoolNone: every id keeps its own.
+// Ways of combining the ids of a bag into one vector; kPoolNone: one vector for each id.
 enum Pooling : int64_t { kPoolSum = 0, kPoolMean = 1, kPoolNone = 2 };
 
 }  // namespace dynemb

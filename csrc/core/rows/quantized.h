@@ -1,7 +1,6 @@
-// Rows of 8 or 4 bits a value, with a scale of their own, for tables that are only read. The
-// layouts of int8 and int4 are FBGEMM's fused ones, and so are the bytes
-// (github.com/pytorch/FBGEMM, ops FloatToFused8BitRowwiseQuantized and
-// FloatToFusedNBitRowwiseQuantizedSBHalf):
+// Rows of 8 or 4 bits a value, with a scale for each row, for read-only tables. The layouts and
+// bytes of int8 and int4 are those of FBGEMM's fused rows (github.com/pytorch/FBGEMM, ops
+// FloatToFused8BitRowwiseQuantized and FloatToFusedNBitRowwiseQuantizedSBHalf):
 //
 //   int8: a byte for each column, then scale and bias as float32; value = scale * code + bias
 //   int4: half a byte for each column, the first of two columns in the lower half, then scale and
@@ -9,9 +8,9 @@
 //   fp8:  a float of 4 bits of exponent and 3 of mantissa for each column (OCP E4M3, torch's
 //         float8_e4m3fn), then a scale as float32; value = scale * code
 //
-// Rows follow each other without padding, so that a scale need not be aligned. A row with NaN or
-// infinity, and one whose range no scale of the format holds, has NaN as its scale and reads as NaN
-// in all columns.
+// Rows follow each other without padding, so a scale may be unaligned. A row with NaN or infinity
+// has NaN as its scale and reads as NaN in all columns. So does a row with a range beyond the
+// scales of the format.
 #pragma once
 
 #include "core/features/bytes.h"
@@ -19,7 +18,7 @@
 
 namespace dynemb {
 
-// How ops name the formats; Python's RowFormat has the same numbers.
+// Formats as ops take them; Python's RowFormat has the same numbers.
 enum RowFormat : int64_t {
   kRowsOfFloats = 0,  // not quantized: of the dtype of their tensor
   kRowsOfInt8 = 1,
@@ -34,12 +33,12 @@ DYNEMB_HD Storage storage_of_format(int64_t format) {
 }
 DYNEMB_HD bool is_quantized(Storage storage) { return storage >= Storage::kInt8; }
 
-// Bytes of the codes of a row, and of what follows them.
+// Bytes of the codes of a row, without the scale.
 DYNEMB_HD int64_t code_bytes(Storage storage, int64_t dim) {
   return storage == Storage::kInt4 ? dim / 2 : dim;
 }
 DYNEMB_HD int64_t scale_bytes(Storage storage) { return storage == Storage::kInt8 ? 8 : 4; }
-// Columns of a row of so many bytes; less than 1 where there is no such row.
+// Columns of a row of so many bytes; less than 1: invalid.
 DYNEMB_HD int64_t quantized_dim(Storage storage, int64_t row_bytes) {
   return (row_bytes - scale_bytes(storage)) * (storage == Storage::kInt4 ? 2 : 1);
 }
@@ -58,7 +57,7 @@ DYNEMB_HD float float_of_order(int32_t order) {
 }
 constexpr int32_t kOrderOfInfinity = 0x7f800000;
 
-// The least and the most of the values of a row, as their orders.
+// The least and the largest value of a row, as orders.
 struct RowRange {
   int32_t least = INT32_MAX;
   int32_t most = INT32_MIN;
@@ -66,7 +65,7 @@ struct RowRange {
 
 // -- scales --------------------------------------------------------------------------------------
 
-// What is stored of a row beside its codes, and what codes are made with.
+// Scale and bias as stored, and the factor that codes are made with.
 struct RowScale {
   float scale;
   float bias;
@@ -83,7 +82,7 @@ DYNEMB_HD RowScale int8_scale(float least, float most) {
   if (!is_finite(range)) return scale_of_nothing();
   return {range / 255.0f, least, 255.0f / (range + 1e-8f)};
 }
-// Scale and bias are floats of 16 bits, and codes are made with them as they are stored.
+// Scale and bias are floats of 16 bits, and codes are computed from the rounded ones.
 DYNEMB_HD RowScale int4_scale(float least, float most) {
   const float bias = float16_to_float(float16_nearest(least));
   const float range = most - bias;
@@ -93,8 +92,8 @@ DYNEMB_HD RowScale int4_scale(float least, float most) {
   if (scale == 0.0f) scale = 1.0f;
   return {scale, bias, 1.0f / scale};
 }
-// Codes reach up to 448. The least scale keeps codes of rows near 0 apart from subnormal floats,
-// which torch.set_flush_denormal would turn into zeros.
+// Codes reach up to 448. The least scale keeps values of rows near 0 from subnormal floats, which
+// torch.set_flush_denormal would turn into zeros.
 DYNEMB_HD RowScale float8_scale(float least, float most) {
   const float largest = -least > most ? -least : most;
   const float exact = largest / 448.0f;
@@ -114,8 +113,7 @@ DYNEMB_HD RowScale row_scale(Storage storage, const RowRange& range) {
 
 // -- codes ---------------------------------------------------------------------------------------
 
-// To nearest even, of values that are neither negative nor larger than 2^22, as the lower bits of a
-// word.
+// Rounds to nearest even, for values from 0 to 2^22; the result is in the lower bits of a word.
 DYNEMB_HD uint32_t rounded_bits(float value) { return float_bits(value + 8388608.0f); }
 
 DYNEMB_HD uint32_t affine_code(float value, const RowScale& scale, uint32_t largest) {
@@ -148,8 +146,8 @@ DYNEMB_HD uint32_t float8_code(float value, const RowScale& scale) {
 DYNEMB_HD float affine_value(uint32_t code, float scale, float bias) {
   return scale * static_cast<float>(static_cast<int32_t>(code)) + bias;
 }
-// Without branches and subnormal floats, so that loops become vectors: below 2^-6, exponent and
-// leading bit of 2^-6 are added and taken off again.
+// No branches and no subnormal floats, so that loops are vectorized: below 2^-6, exponent and
+// leading bit of 2^-6 are added and subtracted again.
 DYNEMB_HD float float8_value(uint32_t code) {
   const uint32_t magnitude = code & 0x7fu;
   const uint32_t small = 0u - static_cast<uint32_t>(magnitude < 8u);
@@ -186,7 +184,7 @@ DYNEMB_HD void store_row_scale(Storage storage, const RowScale& scale, uint8_t* 
   if (storage == Storage::kInt8) store_bytes(to + 4, float_bits(scale.bias), 4);
 }
 
-// A column of a row whose codes begin at `codes`.
+// A column of a row with codes at `codes`.
 DYNEMB_HD float quantized_value(Storage storage, const uint8_t* codes, int64_t column,
                                 const RowScale& row) {
   if (storage == Storage::kFloat8) return row.scale * float8_value(codes[column]);

@@ -21,8 +21,7 @@ struct SlabState {
   float* of_row[kMaxStates];  // [rows]
   int32_t* steps;             // [rows], or none
   uint8_t* dirty_bits;        // [rows], or none: a bit for each reader of changes
-  int64_t*
-      copy_on_write;  // or none: rows as they were when a save began (cpu/rows/copy_on_write.h)
+  int64_t* copy_on_write;     // or none: rows at the beginning of a save (cpu/rows/copy_on_write.h)
   int64_t copy_on_write_words;
 };
 

@@ -1,5 +1,5 @@
-// How values lie in memory: rows as float32, bfloat16 or float16, optimizer state as float32,
-// bfloat16 or 8-bit floats with a scale per block. Arithmetic is float32 always.
+// Storage of values: rows as float32, bfloat16 or float16; optimizer state as float32, bfloat16 or
+// 8-bit floats with a scale per block. Arithmetic is always float32.
 //
 // Rounding is to nearest even, or stochastic: up with the probability of the remainder, so that
 // many small updates are not lost. Random bits are a function of (seed, id, step, tensor, column).
@@ -15,7 +15,7 @@ enum class Storage : int {
   kBFloat16 = 1,
   kFloat16 = 2,
   kBlockFloat8 = 3,  // of optimizer state
-  // of rows that are only read (core/rows/quantized.h)
+  // of read-only rows (core/rows/quantized.h)
   kInt8 = 4,
   kInt4 = 5,
   kFloat8 = 6
@@ -26,8 +26,8 @@ enum class Storage : int {
 DYNEMB_HD float bfloat16_to_float(uint16_t value) {
   return float_from_bits(static_cast<uint32_t>(value) << 16);
 }
-// Values: float, or several floats; Words: their bits. The upper half of the result counts. NaN
-// becomes 0x7fc0, as in torch.
+// Values: float, or several floats; Words: their bits. The upper half is the result. NaN becomes
+// 0x7fc0, as in torch.
 template <class Values, class Words>
 DYNEMB_HD Words bfloat16_nearest_bits(Values values, Words bits) {
   const Words rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -47,9 +47,9 @@ DYNEMB_HD uint16_t bfloat16_stochastic(float value, uint32_t word) {
 }
 
 // -- float16 -------------------------------------------------------------------------------------
-// Without the processor's conversions, which not every instruction set has, and without float32
+// Does not use the processor's conversions, which some instruction sets lack, nor float32
 // subnormals, which torch.set_flush_denormal would turn into zeros. A NaN becomes a quiet one, as
-// the processor's conversion to float32 has it, which cpu/rows/floats.h takes where there is one.
+// in the processor's conversion to float32, which cpu/rows/floats.h uses if there is one.
 
 // Values: float, or several floats; Words: their bits.
 
@@ -80,12 +80,12 @@ DYNEMB_HD float float16_to_float(uint16_t value) {
   return float_from_bits(float16_to_float_bits<float>(static_cast<uint32_t>(value)));
 }
 
-// The magnitude in units of 2^-24, of what is below 2^-14, the least normal number; else 0.
+// The magnitude in units of 2^-24, below 2^-14, the least normal number; otherwise 0.
 template <class Values, class Words>
 DYNEMB_HD Values float16_units(Words magnitude) {
   return bits_as<Values>(magnitude < 0x38800000u ? magnitude : Words{}) * 16777216.0f;
 }
-// `halfway`: what is added below the last bit that is kept, of 13 bits.
+// `halfway`: added below the last of 13 bits that are kept.
 template <class Values, class Words>
 DYNEMB_HD Words float16_rounded(Words bits, Words halfway, Values subnormal_part) {
   const Words sign = (bits >> 16) & 0x8000u;
@@ -119,17 +119,17 @@ DYNEMB_HD uint16_t float16_stochastic(float value, uint32_t word) {
 
 // -- random bits for rounding --------------------------------------------------------------------
 
-// What tells the random bits of one row and tensor at one step from all others. `tensor`: 0 for
-// weights, 1 + k for state k.
+// Key of the random bits of one row and tensor at one step. `tensor`: 0 for weights, 1 + k for
+// state k.
 DYNEMB_HD uint64_t rounding_key(int64_t seed, int64_t id, int64_t step, int tensor) {
   const uint64_t of_table = fmix64(static_cast<uint64_t>(seed) ^ 0x3c6ef372fe94f82bULL);
   const uint64_t of_step = 8 * static_cast<uint64_t>(step) + static_cast<uint64_t>(tensor);
   return fmix64((of_table ^ static_cast<uint64_t>(id) * 0x9e3779b97f4a7c15ULL) +
                 of_step * 0xd1b54a32d192ed03ULL);
 }
-// Random bits for column 16 * b + j, and those of column 16 * b + 8 + j, j < 8, as one word: a
-// multiply-xorshift hash of a Weyl sequence with a key that is random itself, as cheap as vectors
-// allow. Tests bound its bias and correlations. `index`: 8 * b + j.
+// Random bits for columns 16 * b + j and 16 * b + 8 + j, j < 8, as one word: a multiply-xorshift
+// hash of a Weyl sequence with a random key, as cheap as vectors allow. Tests bound its bias and
+// correlations. `index`: 8 * b + j.
 template <class Words>
 DYNEMB_HD Words rounding_words(uint64_t key, Words index) {
   Words x = static_cast<uint32_t>(key) + index * 0x9e3779b9u;
@@ -145,11 +145,12 @@ DYNEMB_HD uint32_t rounding_word(uint64_t key, uint32_t column) {
 
 // -- 8-bit floats in blocks ----------------------------------------------------------------------
 // A row of state is `dim` codes, then a float32 scale for every kBlockColumns columns, 4-byte
-// aligned. Largest value of a block: code for 1.875 times the scale.
+// aligned. The largest value of a block has the code of 1.875 times the scale.
 //
 // Signed codes: sign, 4 bits of exponent, 3 of mantissa. Unsigned: 5 and 3. Code 0 is zero.
 // Rounding is stochastic: a moving average moves by less than half a code a step, which rounding to
-// nearest would lose. A positive unsigned value never becomes zero: Adam divides by its root.
+// nearest would lose. A positive unsigned value never becomes zero, because Adam divides by its
+// root.
 
 constexpr int64_t kBlockColumns = 128;
 

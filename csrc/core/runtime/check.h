@@ -1,9 +1,9 @@
-// Errors that callers see: the message, then where in the source it was raised.
+// Errors for callers: the message, then the place in the source that raised it.
 //
 //   dynemb::serve_lookup: the last offset is 18, expected the number of ids, 16
 //   (csrc/cpu/index/args.cpp:44)
 //
-// An op that throws is a RuntimeError in Python: torch passes on what any std::exception says.
+// An exception of an op becomes a RuntimeError in Python, with the text of std::exception::what.
 #pragma once
 
 #include <sstream>
@@ -13,7 +13,7 @@
 
 namespace dynemb {
 
-// The path of a source file from the root of the repository on, wherever it is compiled.
+// The path of a source file from the root of the repository on, wherever the file is compiled.
 inline std::string_view source_path(std::string_view file) {
   const size_t begin = file.rfind("csrc/");
   return begin == std::string_view::npos ? file : file.substr(begin);
@@ -31,7 +31,7 @@ template <typename... Parts>
 
 }  // namespace dynemb
 
-// Throws std::runtime_error with the parts of the message, one after another, unless `condition`.
+// Throws std::runtime_error with the concatenated parts of the message, unless `condition`.
 #define DYNEMB_CHECK(condition, ...)                          \
   if (__builtin_expect(static_cast<bool>(!(condition)), 0)) { \
     ::dynemb::fail_check(__FILE__, __LINE__, __VA_ARGS__);    \

@@ -1,5 +1,5 @@
-// Errors that a kernel finds: one 64-bit word in host memory that the device writes and the host
-// reads without waiting. The first op after it, or optimizer.step(), raises.
+// Errors of kernels: one 64-bit word in host memory that the device writes and the host reads
+// without waiting. The next op, or optimizer.step(), raises.
 #pragma once
 
 #include "core/host_device.h"
@@ -11,12 +11,12 @@ using ErrorWord = unsigned long long;
 enum DeviceError : int {
   kErrorNone = 0,
   kErrorOffsetsStart = 1,     // value: the first offset
-  kErrorOffsetsDecrease = 2,  // value: position of the offset that is less than the one before
+  kErrorOffsetsDecrease = 2,  // value: position of an offset that is less than the preceding one
   kErrorOffsetsEnd = 3,       // value: the last offset
   kErrorHandle = 4,           // value: the row
   kErrorBuckets = 5,          // value: table
   kErrorRows = 6,             // value: slab
-  kErrorMemory = 7,           // value: table or slab whose memory has not been mapped
+  kErrorMemory = 7,           // value: table or slab with unmapped memory
   kErrorUpdated = 8,          // value: update count of the forward
   kErrorEntry = 9,            // value: entry
   kErrorCount = 10,           // value: slab
@@ -26,9 +26,10 @@ enum DeviceError : int {
   kErrorNonFinite = 14,       // value: table
   kErrorPending = 15,         // value: slab
   kErrorWeightsUpdated = 16,  // value: update count of the forward
-  kErrorListStart = 17,       // value: feature whose offsets do not begin with 0
-  kErrorListDecrease = 18,    // value: feature whose offsets decrease
-  kErrorListEnd = 19,         // value: feature whose last offset is not the number of its values
+  kErrorListStart = 17,       // value: feature with offsets that do not begin with 0
+  kErrorListDecrease = 18,    // value: feature with decreasing offsets
+  kErrorListEnd = 19,         // value: feature with offsets that do not end with the number of its
+                              // values
   kErrorPosition = 30,        // value: the position
   kErrorRowLength = 31,       // value: feature with a row longer than its dense dimension
 };

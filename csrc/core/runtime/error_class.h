@@ -1,9 +1,9 @@
-// Marks that end a message and name the class of torch_dynemb.errors that Python raises for it.
+// Marks at the end of a message that name the class of torch_dynemb.errors for Python to raise.
 //
 //   DYNEMB_CHECK(fits, "dynemb::", op, ": the table is full: erase ids", kNoRoomError);
 //
-// torch turns whatever an op throws into a RuntimeError with its text, so only text can say more.
-// torch_dynemb/_library/typed_errors.py takes the mark out again.
+// torch turns any exception of an op into a RuntimeError with its text, so the class has to be part
+// of the text. torch_dynemb/_library/typed_errors.py removes the mark.
 #pragma once
 
 namespace dynemb {

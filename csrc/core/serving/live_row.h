@@ -1,16 +1,16 @@
-// Rows of live tables: tables that threads read while another one updates them.
+// Rows of live tables, which threads read while another one updates them.
 //
-// A row says whose it is and whether it is whole, so that a reader can tell whether what it has
-// copied belongs to its id and is one version of it:
+// A row has the id of its owner and a generation, so that a reader can check that a copy belongs to
+// its id and is one whole version:
 //
 //   int64 id | int64 generation | values | zeros up to 16 bytes
 //
-// Values of 8 bits and less are a row of core/rows/quantized.h, as frozen tables have it: codes,
-// then scale and bias.
+// Values of 8 bits and less are a row of core/rows/quantized.h, as in frozen tables: codes, then
+// scale and bias.
 //
-// An even generation is that of a whole row, an odd one that of a row which is being written or has
-// no owner. A handle (core/index/handle.h) names a row and the generation with which it is the
-// id's. The id of a row without an owner is the next such row.
+// An even generation marks a whole row, an odd one a row that is being written or has no owner. A
+// handle (core/index/handle.h) names a row and the generation of the id's ownership. In a row
+// without an owner, the id field is the next free row.
 #pragma once
 
 #include "core/index/handle.h"
@@ -49,8 +49,8 @@ DYNEMB_HD int64_t live_row_words(Storage format, int64_t dim) {
   return kLiveHeaderWords + live_value_words(format, dim);
 }
 
-// What follows a generation, which has as many bits as those of handles: of a whole row that of the
-// row without an owner, and so on.
+// The next generation, with as many bits as in handles: from a whole row to a row without an owner,
+// and so on.
 DYNEMB_HD int64_t next_live_generation(int64_t generation) {
   return (generation + 1) & kGenerationMask;
 }

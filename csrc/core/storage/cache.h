@@ -1,8 +1,8 @@
-// The cache of a tiered slab: what a slot says of the row in it, and which row goes first.
+// The cache of a tiered slab: fields of slots, and the order in which rows lose them.
 //
-// A slot handle is slot : 36 | the slot's own generation : 28, so ops that take handles of rows
-// take it as it is. The generation goes up whenever the slot gets another row; a handle of the row
-// before is stale then, as one of a row's earlier owner is (core/index/handle.h).
+// A slot handle is slot : 36 | the slot's own generation : 28, so ops on handles of rows take it as
+// it is. The generation grows whenever the slot gets another row; handles of the earlier row become
+// stale (core/index/handle.h).
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 namespace dynemb {
 
 constexpr int64_t kSlotDirty = int64_t{1} << kGenerationBits;
-// The last job that moves a row out of the slot or into it. Jobs are counted; of their numbers, the
-// last bits tell those apart that are not done.
+// The last job that moves a row out of the slot or into it. Jobs are counted; the last bits of
+// their numbers distinguish the unfinished ones.
 constexpr int kSlotJobShift = kGenerationBits + 1;
 constexpr int kSlotJobBits = 19;
 constexpr int64_t kSlotJobMask = (int64_t{1} << kSlotJobBits) - 1;
@@ -35,15 +35,14 @@ DYNEMB_HD int64_t slot_marks(int64_t table, int64_t job, bool dirty, int64_t gen
          (dirty ? kSlotDirty : 0) | generation;
 }
 
-// A job with these last bits that is not done, of those after `done` and up to `last`; `done` if
-// there is none.
+// The unfinished job with these last bits, after `done` and up to `last`; `done` if there is none.
 DYNEMB_HD int64_t unfinished_job(int64_t bits, int64_t done, int64_t last) {
   const int64_t ahead = (bits - done) & kSlotJobMask;
   return ahead <= last - done ? done + ahead : done;
 }
 
-// Place of a row without a slot whose changes went to the store, where the job that takes them
-// there may not be done. Other rows without a slot have 0, whether they have a record or not.
+// Place of a row without a slot while the job that saves its changes may be unfinished. Other rows
+// without a slot have 0, with or without a record.
 constexpr int32_t kSavedPlace = -2;
 
 // Epochs are compared as 32-bit numbers that may wrap around.
@@ -52,19 +51,19 @@ DYNEMB_HD uint32_t use_count(int64_t use) { return static_cast<uint32_t>(use); }
 DYNEMB_HD int64_t slot_use(uint32_t epoch, uint32_t count) {
   return static_cast<int64_t>(static_cast<uint64_t>(epoch) << 32 | count);
 }
-// Whether a slot whose last use is `last` may be taken from its row: nothing of this epoch, nor of
-// later ones, for which rows are fetched ahead.
+// Whether a slot last used in epoch `last` may be taken from its row: its epoch is earlier than the
+// present one. Prefetched rows have later epochs.
 DYNEMB_HD bool epoch_is_past(uint32_t last, uint32_t now) {
   return static_cast<int32_t>(last - now) < 0;
 }
 
-// What a slot is worth: first how often its row was used, where counts are halved from time to
-// time, then how long ago. The least ones go first.
+// Worth of a slot: first how often its row was used (counts are halved from time to time), then how
+// recently. The least worth goes first.
 constexpr int kWorthCounts = 64;
 constexpr int kWorthAges = 64;
 constexpr int kWorths = kWorthCounts * kWorthAges;
 
-// 2 log2(age), of whose fraction one bit is kept.
+// 2 log2(age), with one fractional bit.
 DYNEMB_HD int age_class(uint32_t age) {
   int log = 0;
   for (uint32_t left = age; left > 1; left >>= 1) ++log;
@@ -77,9 +76,9 @@ DYNEMB_HD int slot_worth(int64_t use, uint32_t now) {
   return counted * kWorthAges + kWorthAges - 1 - age_class(now - use_epoch(use));
 }
 
-// Counts are halved when there were so many uses for each slot.
+// Uses per slot after which counts are halved.
 constexpr int64_t kUsesBeforeHalving = 8;
-// Part of the slots that are taken from their rows at once.
+// Fraction of the slots that one sweep frees.
 constexpr int64_t kSlotsPerSweep = 64;
 
 }  // namespace dynemb

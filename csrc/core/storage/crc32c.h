@@ -1,8 +1,8 @@
-// crc32c, the checksum of iSCSI (RFC 3720, appendix B.4), by tables that the compiler makes: what a
-// processor without an instruction for it runs, and what joins the sums of parts.
+// CRC-32C, the checksum of iSCSI (RFC 3720, appendix B.4), by tables computed at compile time: for
+// processors without an instruction for it, and to combine checksums of parts.
 //
-// A sum is a polynomial over GF(2), the bit of the highest power last. Functions here take and give
-// the register of the division, which is the complement of a sum.
+// A checksum is a polynomial over GF(2), the bit of the highest power last. Functions here take and
+// return the register of the division, which is the complement of a checksum.
 #pragma once
 
 #include <cstddef>
@@ -37,8 +37,8 @@ constexpr Crc32cTables make_crc32c_tables() {
 
 inline constexpr Crc32cTables kCrc32cTables = make_crc32c_tables();
 
-// The register after `bytes` more bytes: eight in each step, as each adds its part by itself
-// (Kounavis and Berry, "slicing by 8").
+// The register after `bytes` more bytes: eight in each step, since their contributions are
+// independent (Kounavis and Berry, "slicing by 8").
 inline uint32_t crc32c_by_tables(uint32_t crc, const unsigned char* data, size_t bytes) {
   const auto& of = kCrc32cTables.of;
   for (; bytes >= kCrc32cSlices; bytes -= kCrc32cSlices, data += kCrc32cSlices) {
@@ -62,9 +62,9 @@ constexpr uint32_t crc32c_product(uint32_t a, uint32_t b) {
   return product;
 }
 
-// What a register becomes by a certain number of bytes of 0.
+// The effect of a fixed number of zero bytes on a register.
 struct Crc32cZeros {
-  uint32_t of[4][256];  // [k][b]: of a register whose byte k is b, and whose others are 0
+  uint32_t of[4][256];  // [k][b]: of a register with byte k equal to b, and zeros elsewhere
 
   constexpr uint32_t after(uint32_t crc) const {
     return of[0][crc & 0xFF] ^ of[1][(crc >> 8) & 0xFF] ^ of[2][(crc >> 16) & 0xFF] ^

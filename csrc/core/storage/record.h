@@ -1,5 +1,5 @@
-// A row as it lies in files and in what `gather_records` gives: a header, the row's weights, then
-// each tensor of optimizer state, and zeros up to a multiple of 8 bytes. Little-endian.
+// A row in files and in the result of `gather_records`: a header, the row's weights, then each
+// tensor of optimizer state, and zeros up to a multiple of 8 bytes. Little-endian.
 #pragma once
 
 #include <cstddef>
@@ -10,9 +10,9 @@
 namespace dynemb {
 
 struct RecordHeader {
-  uint32_t crc;    // crc32c of everything behind it, to the end of the record
-  int32_t table;   // that the id is in
-  int64_t handle;  // of the row: its generation tells owners of one row apart
+  uint32_t crc;    // crc32c of the rest of the record
+  int32_t table;   // number of the id's table
+  int64_t handle;  // of the row; its generation distinguishes successive owners of the row
   int64_t id;
 };
 static_assert(sizeof(RecordHeader) == 24, "the header is part of the file format");
@@ -26,8 +26,8 @@ DYNEMB_HD int64_t record_bytes(int64_t row_bytes) {
   return (bytes + kRecordAlignment - 1) / kRecordAlignment * kRecordAlignment;
 }
 
-// Where the records of a segment lie: behind a page of its own, as many to a page as fit. A record
-// that is larger than a page begins with one.
+// Layout of records in a segment: after a page of its own, as many per page as fit. A record larger
+// than a page begins at a page.
 struct SegmentLayout {
   int64_t record;   // bytes of one
   int64_t segment;  // bytes, a multiple of the page

@@ -1,4 +1,4 @@
-// Lists with an entry for each feature of a call: values of offsets, and work shared among threads.
+// Lists with an entry for each feature of a call: checks of offsets, and work shared among threads.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +40,7 @@ inline std::vector<Tensor> empty_like_list(const std::vector<Tensor>& list, Scal
   return result;
 }
 
-// Where the items of each feature begin among those of all [features + 1].
+// Where the items of each feature begin among all items [features + 1].
 template <class Count>
 std::vector<int64_t> item_begins(size_t features, const Count& count) {
   std::vector<int64_t> begin(features + 1, 0);
@@ -51,8 +51,8 @@ inline std::vector<int64_t> element_begins(const std::vector<Tensor>& list) {
   return item_begins(list.size(), [&](size_t f) { return list[f].numel(); });
 }
 
-// Calls f(feature, first, last) for ranges of a feature's items that together are all of them, on
-// torch's threads. `weight` is the work of an item, in ids.
+// Calls f(feature, first, last) for disjoint ranges that cover all items, on torch's threads.
+// `weight` is the work of an item, in ids.
 template <class F>
 void for_each_range(const std::vector<int64_t>& begin, int64_t weight, const F& f) {
   const int64_t count = begin.back();

@@ -49,7 +49,7 @@ void find_buckets(const Tensor& values, const Tensor& boundaries, int64_t first,
   for (int64_t i = first; i < last; ++i) buckets[i] = bucket_of_value(bound, count, value[i]);
 }
 
-// Calls f with a value of the type that the dtype stands for: one of those that have an order.
+// Calls f with a value of the type of the dtype, one of those that have an order.
 template <class F>
 void with_type(ScalarType dtype, const F& f) {
   if (dtype == ScalarType::Float) return f(float{});

@@ -25,7 +25,7 @@ struct Pending {
   int64_t capacity;
   int64_t dim;
   int64_t* count;     // entries
-  int64_t* sections;  // entries of one section are of distinct rows
+  int64_t* sections;  // entries of one section have distinct rows
 
   ReducedEntries after_last() const {
     return {entries.handle + *count, entries.id + *count, entries.table + *count,
@@ -33,7 +33,7 @@ struct Pending {
   }
 };
 
-// Checks also the counts.
+// Also checks the counts.
 std::vector<Pending> pending_slabs(const char* op, const std::vector<PendingTensors>& slabs) {
   std::vector<Pending> result;
   for (const PendingTensors& slab : slabs) {
@@ -52,7 +52,7 @@ std::vector<Pending> pending_slabs(const char* op, const std::vector<PendingTens
   return result;
 }
 
-// Entries sorted[begin .. end) are of one handle.
+// Entries sorted[begin .. end) have one handle.
 struct SortedRun {
   int64_t begin;
   int64_t end;
@@ -83,8 +83,8 @@ DYNEMB_INLINE void merge_runs_body(const MergeJob& job) {
 }
 DYNEMB_SIMD_VARIANTS(merge_runs, (const MergeJob& job), (job))
 
-// Whether entries are of distinct rows already, as lookups of different tables leave them: each
-// table is one stretch of ascending rows. Asked of many entries, whose sort would cost more.
+// Whether entries already have distinct rows, as after lookups of different tables: each table is
+// one stretch of ascending rows. Called for many entries, where sorting would cost more.
 bool is_merged(const char* op, const Pending& pending, int64_t table_count) {
   constexpr int64_t kEntries = 1 << 16;
   const int64_t count = *pending.count;
@@ -105,8 +105,8 @@ bool is_merged(const char* op, const Pending& pending, int64_t table_count) {
   return true;
 }
 
-// Sums the entries of each row in the order in which they came; ascending by row afterwards. Where
-// a row got a new owner meanwhile, the entries of the old one are dropped; returns for how many.
+// Sums the entries of each row in order of arrival; ascending by row afterwards. Entries with stale
+// handles are dropped; returns their number.
 int64_t merge(const char* op, const Pending& pending, int64_t table_count) {
   const int64_t count = *pending.count;
   if (*pending.sections > 1 && is_merged(op, pending, table_count)) *pending.sections = 1;
@@ -144,7 +144,8 @@ int64_t merge(const char* op, const Pending& pending, int64_t table_count) {
     last = handle;
   }
   const auto runs = static_cast<int64_t>(run.size());
-  // Large vectors are new pages on every call. Behind the entries are pages of the merges before.
+  // Large vectors are new pages on every call; the space behind the entries has pages from earlier
+  // merges.
   constexpr int64_t kLarge = 1 << 16;
   const bool behind = runs * pending.dim >= kLarge && pending.capacity - count >= runs;
   std::vector<float> elsewhere(behind ? 0 : static_cast<size_t>(runs * pending.dim));

@@ -12,11 +12,11 @@
 namespace dynemb::cpu {
 namespace {
 
-// From so many bytes of sums on, the caches do not hold them until they are read: they are written
-// past the caches, which saves reading the lines first and leaves the rows of the forward there.
+// Sums of at least this many bytes leave the caches before they are read. They are written past the
+// caches, which saves reading the lines first and keeps the rows of the forward there.
 constexpr int64_t kStreamedBytes = int64_t{1} << 23;
 
-// Whether rows of `dim` floats from here on can be written by stream_row.
+// Whether stream_row can write rows of `dim` floats here.
 bool can_stream(const float* to, int64_t dim) {
 #if DYNEMB_X86
   return reinterpret_cast<uintptr_t>(to) % 16 == 0 && dim % 4 == 0;

@@ -11,7 +11,7 @@ constexpr int kMaxDigitBits = 11;  // 2048 counters of 8 bytes stay in the first
 constexpr int64_t kItemsPerChunk = 1 << 13;
 constexpr int64_t kMaxChunks = 16;
 
-// Chunks of a sort, by which threads share it.
+// Chunks of a sort, shared by threads.
 int64_t chunks_of(int64_t count) {
   return std::clamp<int64_t>((count + kItemsPerChunk - 1) / kItemsPerChunk, 1, kMaxChunks);
 }
@@ -24,7 +24,7 @@ struct Digit {
   uint64_t of(uint64_t item) const { return (item >> shift) & mask; }
 };
 
-// Adds how often each digit occurs. Arguments are values, which no counter can be.
+// Counts the digits. Arguments are values, so that they cannot alias the counters.
 void count_digits(const uint64_t* items, int64_t count, Digit digit, int64_t* counter) {
   for (int64_t i = 0; i < count; ++i) ++counter[digit.of(items[i])];
 }
@@ -33,7 +33,7 @@ void move_items(const uint64_t* items, int64_t count, Digit digit, int64_t* next
   for (int64_t i = 0; i < count; ++i) to[next[digit.of(items[i])]++] = items[i];
 }
 
-// Sorts items[0 .. count); returns where they are then: items or other.
+// Sorts items[0 .. count); returns the array with the result: items or other.
 uint64_t* sort_range(uint64_t* items, uint64_t* other, int64_t count, int64_t chunks, int low_bit,
                      int high_bit) {
   const int bits = high_bit - low_bit;
@@ -103,7 +103,7 @@ void radix_sort_parts(Scratch<uint64_t>& items, const std::vector<size_t>& part,
     const uint64_t* sorted = sort_range(begin, other.data(), count, chunks, low_bit, top);
     if (sorted != begin) std::copy_n(sorted, count, begin);
   };
-  // threads share the large parts one after another, and then the small ones among themselves
+  // threads share each of the large parts, then divide the small ones
   const size_t large = std::max<size_t>(items.size() / 8, kItemsPerChunk);
   std::vector<size_t> small;
   Scratch<uint64_t> scratch;

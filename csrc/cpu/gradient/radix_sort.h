@@ -13,7 +13,7 @@ namespace dynemb::cpu {
 // depend on the number of threads.
 void radix_sort(Scratch<uint64_t>& items, int low_bit, int high_bit);
 
-// Sorts each part [part[p], part[p + 1]) by itself, in the caches where it is small.
+// Sorts each part [part[p], part[p + 1]) separately, within the caches if it is small.
 void radix_sort_parts(Scratch<uint64_t>& items, const std::vector<size_t>& part, int low_bit,
                       int high_bit);
 

@@ -88,7 +88,7 @@ DYNEMB_INLINE void bag_weight_grad_tile_body(const WeightGradJob& job) {
 }
 DYNEMB_SIMD_VARIANTS(bag_weight_grad_tile, (const WeightGradJob& job), (job))
 
-// Must run before the update of the same backward: it reads the rows of the forward.
+// Call this before the update of the same backward: it reads the rows of the forward.
 Tensor bag_weight_grad(std::vector<Tensor> weights, std::vector<Tensor> generations, Tensor meta,
                        Tensor init_data, Tensor grad_output, Tensor ids, Tensor handles,
                        Tensor offsets, Tensor per_sample_weights,

@@ -10,15 +10,15 @@
 namespace dynemb::cpu {
 namespace {
 
-constexpr int64_t kGradientsAhead = 12;  // occurrences whose gradients are loaded ahead of the sum
+constexpr int64_t kGradientsAhead = 12;  // occurrences between prefetch and sum of a gradient
 
-// Row of the gradient that an occurrence gets, and its factor.
+// Gradient row of an occurrence, and its factor.
 struct Occurrence {
   const float* gradient;
   float factor;
 };
 
-// Whether there may be factors other than 1.
+// Whether factors other than 1 may occur.
 DYNEMB_INLINE bool has_factors(const GradientSource& source) {
   return source.lookup->pooling != kPoolNone &&
          (source.lookup->id_weights != nullptr || source.lookup->pooling == kPoolMean);
@@ -127,7 +127,7 @@ int bits_for(uint64_t values) {
 namespace {
 
 BagLength bag_length(const LookupArgs& lookup, int64_t bags) {
-  // of so few ids the product with the inverse is exact
+  // for so few ids the product with the inverse is exact
   if (bags == 0 || lookup.features.count >= (int64_t{1} << 31)) return {};
   const int64_t length = lookup.offsets[1] - lookup.offsets[0];
   if (length < 2) return {};
@@ -171,14 +171,14 @@ GradientSource gradient_source(const char* op, const LookupArgs& lookup, const T
 
 namespace {
 
-// Features in the order in which their occurrences are sorted, and where each table begins.
+// Features in the sort order of their occurrences, and where each table begins.
 struct SortOrder {
   std::vector<size_t> feature;
   std::vector<size_t> table;  // positions in `feature`, and their number at the end
 };
 
-// By table where there is so much to sort that the caches would not hold it: no row is of two
-// tables. Otherwise all features are sorted as if they were of one.
+// By table if there is too much to sort for the caches: no row is of two tables. Otherwise all
+// features are sorted together.
 SortOrder sort_order(const LookupArgs& lookup, const std::vector<TableRows>& tables, int64_t slab) {
   constexpr int64_t kOccurrences = 1 << 16;
   const std::vector<int64_t>& table_of = lookup.features.table;
@@ -201,7 +201,7 @@ SortOrder sort_order(const LookupArgs& lookup, const std::vector<TableRows>& tab
   return order;
 }
 
-// Handles with a row: the highest one, and whether all are of one generation.
+// Handles with a row: the highest one, and whether all have one generation.
 struct HandleRange {
   int64_t highest = 0;
   int64_t some = -1;  // any of them, -1: there are none
@@ -221,11 +221,11 @@ struct HandleRange {
   bool one_generation() const { return some >= 0 && (differ & kGenerationMask) == 0; }
 };
 
-// Occurrences [begin, end) of a feature, whose keys one thread makes.
+// Occurrences [begin, end) of a feature; one thread makes their keys.
 struct KeyPiece {
   int64_t begin;
   int64_t end;
-  bool ends_part;  // the last piece of what is sorted by itself
+  bool ends_part;  // the last piece of a part that is sorted separately
   HandleRange handles;
   int64_t keys;
   int64_t key;  // where its keys begin
@@ -267,7 +267,7 @@ void write_keys(const LookupArgs& lookup, const KeyPiece& piece, int position_bi
   }
 }
 
-// Where the row of sorted occurrences changes, a run begins.
+// A run begins where the row of sorted occurrences changes.
 void find_runs(GradientRuns* runs) {
   constexpr int64_t kOccurrences = 1 << 13;
   const uint64_t* sorted = runs->sorted.data();
@@ -292,7 +292,7 @@ void find_runs(GradientRuns* runs) {
     for (int64_t p = begin; p < end; ++p) {
       int64_t* run = runs->run.data() + first_run[p];
       const int64_t* const run_end = runs->run.data() + first_run[p + 1];
-      // written whether it begins a run or not: a branch could not be foreseen
+      // written whether it begins a run or not: a branch would be unpredictable
       for (int64_t i = p * kOccurrences; run < run_end; ++i) {
         *run = i;
         run += begins(i);
@@ -322,7 +322,7 @@ GradientRuns gradient_runs(const char* op, const LookupArgs& lookup,
   piece_work([&](KeyPiece* piece) { count_keys(lookup, piece); });
   int64_t with_row = 0;
   HandleRange all;
-  std::vector<size_t> part = {0};  // what is sorted by itself
+  std::vector<size_t> part = {0};  // parts that are sorted separately
   for (int64_t p = 0; p < piece_count; ++p) {
     pieces[p].key = with_row;
     with_row += pieces[p].keys;
@@ -346,8 +346,8 @@ GradientRuns gradient_runs(const char* op, const LookupArgs& lookup,
 LongRuns sum_long_runs(const GradientSource& source, const GradientRuns& runs) {
   LongRuns result;
   std::vector<PieceJob> pieces;
-  // Two of these occurrences at least are in a run that is longer than a piece: to look at all runs
-  // would take one thread as long as a hundredth of a step.
+  // A run longer than a piece has at least two of these occurrences. Checking all runs would take
+  // one thread a hundredth of a step.
   constexpr int64_t kStride = kPieceLength / 2;
   const auto occurrences = static_cast<int64_t>(runs.sorted.size());
   for (int64_t sample = kStride; sample < occurrences; sample += kStride) {
@@ -357,7 +357,7 @@ LongRuns sum_long_runs(const GradientSource& source, const GradientRuns& runs) {
     const int64_t begin = runs.run[r];
     const int64_t end = runs.run[r + 1];
     if (end - begin <= kPieceLength) continue;
-    sample = end - 1 - (end - 1) % kStride;  // the last one in this run
+    sample = end - 1 - (end - 1) % kStride;  // the last sample in this run
     result.run.push_back(r);
     result.first_piece.push_back(static_cast<int64_t>(pieces.size()));
     for (int64_t i = begin; i < end; i += kPieceLength) {

@@ -1,6 +1,5 @@
-// The backward's dedupe: occurrences of ids sorted by row, so that each row's gradients form a run
-// that is summed in the order of occurrence. No atomics; the sums do not depend on the number of
-// threads.
+// The backward's dedupe: occurrences of ids sorted by row, so that each row's gradients form a run,
+// summed in the order of occurrence. No atomics; the sums do not depend on the number of threads.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +12,7 @@
 
 namespace dynemb::cpu {
 
-// Length of all bags of a lookup, where it is the same one.
+// Length of all bags of a lookup, if they are equal.
 struct BagLength {
   uint64_t inverse = 0;  // 2^64 / length, rounded up; 0: lengths differ, or are below 2
 
@@ -22,7 +21,7 @@ struct BagLength {
   }
 };
 
-// What one lookup's output gradient gives each occurrence of an id.
+// Gradients of occurrences, from the output gradient of one lookup.
 struct GradientSource {
   const float* gradient;  // [batch or ids, columns]
   const LookupArgs* lookup;
@@ -30,7 +29,7 @@ struct GradientSource {
   std::vector<float> scale;  // factor of each bag under mean pooling; empty otherwise
   BagLength equal_length;
 
-  // With pooling. Occurrences come in the order of rows, so that each read of `bag` misses the
+  // With pooling. Occurrences come in the order of rows, so each read of `bag` misses the
   // first-level cache.
   int64_t bag_of(int64_t position) const {
     return equal_length.inverse != 0 ? equal_length.bag_of(position) : bag[position];
@@ -51,7 +50,7 @@ struct GradientRuns {
   int position_bits;
   Scratch<int64_t> run;
   const int64_t* handles;  // of the lookup
-  int64_t generation;      // of all handles here, or -1 where they differ
+  int64_t generation;      // of all handles here, or -1 if they differ
   int64_t slab;
   int64_t dim;
 
@@ -62,8 +61,8 @@ struct GradientRuns {
   int64_t row(int64_t sorted_index) const {
     return static_cast<int64_t>(sorted[sorted_index] >> position_bits);
   }
-  // Where no row was ever given to a second id, as in tables that evict nobody, handles follow from
-  // rows and need not be looked up.
+  // If rows have never changed owners, as in tables without eviction, handles follow from rows and
+  // need not be read.
   bool one_generation() const { return generation >= 0; }
   int64_t handle(int64_t sorted_index) const {
     if (!one_generation()) return handles[position(sorted_index)];
@@ -71,7 +70,7 @@ struct GradientRuns {
   }
 };
 
-// Leaves out occurrences without a row (missing and padding ids). Runs ascend by row; of many
+// Skips occurrences without a row (missing and padding ids). Runs ascend by row; for many
 // occurrences, by table and then by row.
 GradientRuns gradient_runs(const char* op, const LookupArgs& lookup,
                            const std::vector<TableRows>& tables, int64_t slab, int64_t dim);
@@ -84,8 +83,8 @@ struct LongRuns {
 };
 LongRuns sum_long_runs(const GradientSource& source, const GradientRuns& runs);
 
-// Sums of runs [begin, end) into rows of `sums`, or the gradient row itself where a run is one
-// unscaled occurrence: `sum[r - begin]` points to the result.
+// Sums runs [begin, end) into rows of `sums`; for a run of one unscaled occurrence, uses its
+// gradient row instead. `sum[r - begin]` points to the result.
 struct RunSumJob {
   const GradientSource* source;
   const GradientRuns* runs;
@@ -104,7 +103,7 @@ struct ReducedEntries {
   int64_t* table;
   float* gradient;  // [entries, dim]
 };
-// An entry for each run, in their order.
+// One entry per run, in their order.
 void reduce_runs(const GradientSource& source, const GradientRuns& runs,
                  const ReducedEntries& entries);
 

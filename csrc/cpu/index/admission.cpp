@@ -8,7 +8,7 @@
 namespace dynemb::cpu {
 namespace {
 
-// The count of an id as it was before the call.
+// The count of an id before the call.
 int32_t sketch_count(const PolicyArgs& policies, const IndexArgs& index, const int32_t* sketch,
                      const NewId& entry) {
   const int64_t* policy = policies.row(entry.policy);
@@ -83,7 +83,7 @@ void collect_new_ids(const PolicyArgs& policies, const FeatureArgs& features, co
   std::vector<int32_t>& number = found->new_id;
   number.resize(static_cast<size_t>(misses.count()));
   const auto tile_count = static_cast<int64_t>(misses.tiles.size());
-  // By tile: the number of its first new id; in the end how many there are.
+  // By tile: the number of its first new id; at the end, the number of new ids.
   std::vector<int64_t> begin(tile_count + 1, 0);
   const auto for_each_tile = [&](const auto& visit) {
     parallel_units(tile_count, misses.count(), [&](int64_t first_tile, int64_t last_tile) {
@@ -123,7 +123,7 @@ void collect_new_ids(const PolicyArgs& policies, const FeatureArgs& features, co
     }
   });
   if (begin[tile_count] == misses.count()) return;
-  // What the other occurrences add does not depend on their order.
+  // The contributions of further occurrences do not depend on their order.
   for_each_tile([&](int64_t i, const Tile& tile) {
     const int64_t* row = policies.row(policies.of_feature[tile.feature]);
     const bool counts = row[kPolicyUpdatesScores] != 0;

@@ -1,4 +1,4 @@
-// Which new ids of a call get a row, and what is kept of the others.
+// Admission of the new ids of a call, and counts of the others.
 #pragma once
 
 #include <cstdint>
@@ -9,43 +9,43 @@
 
 namespace dynemb::cpu {
 
-// An id that its table does not have, with the policy of the feature that brings it first.
+// An id that its table does not have, with the policy of the first feature that brings it.
 struct NewId {
   int64_t id;
   int32_t order;  // of its first miss
   int32_t table;
   int32_t policy;
   int32_t verdict;          // Verdict
-  uint64_t expiry_rank;     // of all features that bring it
+  uint64_t expiry_rank;     // over all features that bring it
   uint64_t threshold_rank;  // likewise
   int64_t occurrences;      // in lookups that update scores
-  int64_t counted;          // occurrences that were counted before the call
+  int64_t counted;          // occurrences counted before the call
   int64_t handle;
-  int64_t counter_bucket;  // where it is counted exactly; -1: nowhere
+  int64_t counter_bucket;  // bucket of its exact counter; -1: none
   int64_t counter_slot;
 
   bool has_counter() const { return counter_bucket >= 0; }
 };
 
-// New ids in order of first occurrence; sets misses->new_id. `admit` bool per id of the call, or
-// nullptr: an id is refused if it is false at all its occurrences.
+// Collects new ids in order of first occurrence; sets misses->new_id. `admit`: bool per id of the
+// call, or nullptr; an id is refused if it is false at all its occurrences.
 void collect_new_ids(const PolicyArgs& policies, const FeatureArgs& features, const bool* admit,
                      Misses* misses, std::vector<NewId>* new_ids);
 
-// Whether nothing that could refuse or count a new id of the call is asked for.
+// Whether the call can neither refuse nor count a new id.
 bool admits_all(const PolicyArgs& policies, const bool* admit);
 
-// Sets the verdicts. Changes nothing else.
+// Sets the verdicts; nothing else changes.
 void decide_admission(const IndexArgs& index, const PolicyArgs& policies, const int32_t* sketch,
                       std::vector<NewId>* new_ids);
 
-// An admitted id gets no row: it is to be counted instead, where ids are.
+// Changes the verdict of an admitted id without room: it is counted instead, if ids are counted.
 void refuse_without_room(const PolicyArgs& policies, NewId* entry);
 
 // Finds the exact counter of an id again after its counter table was rehashed.
 void find_counter_again(const IndexArgs& index, const PolicyArgs& policies, NewId* entry);
 
-// Adds to the count of an id that is counted, forgets the exact count of one that gets a row.
+// Adds to the count of a counted id, and removes the exact count of an id that gets a row.
 void note_admission(const IndexArgs& index, const PolicyArgs& policies, int32_t* sketch,
                     const NewId& entry);
 

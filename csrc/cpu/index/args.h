@@ -1,4 +1,4 @@
-// The index of a group and the ids of a call split by feature, as ops of the CPU see them.
+// The index of a group and the ids of a call by feature, for ops of the CPU.
 #pragma once
 
 #include <cstdint>
@@ -37,11 +37,11 @@ struct IndexArgs : IndexTensors {
   TableView table(int64_t table) const;
 };
 
-// Checks also the constants of tables. `scores` may be nullptr for ops that do not see them.
+// Also checks the constants of tables. `scores` may be nullptr for ops that do not use them.
 IndexArgs index_args(const char* op, const Tensor& buckets, const Tensor* scores,
                      const Tensor& tables, const Tensor& meta);
 
-// Ids of a call: feature f owns ids [begin[f], begin[f + 1]) and is looked up in table[f].
+// Ids of a call: feature f has ids [begin[f], begin[f + 1]) and is looked up in table[f].
 struct FeatureArgs {
   const int64_t* ids;
   int64_t count;
@@ -49,13 +49,13 @@ struct FeatureArgs {
   std::vector<int64_t> table;
 };
 
-// Checks also the values of offsets.
+// Also checks the values of offsets.
 FeatureArgs feature_args(const char* op, const IdTensors& ids,
                          const std::vector<int64_t>& feature_tables);
 FeatureArgs feature_args(const char* op, const Tensor& ids, const Tensor& offsets,
                          const std::vector<int64_t>& feature_tables, int64_t table_count);
 
-// Raises unless offset[0 .. parts] ascend from 0 to `count`, the number of `counted`.
+// Raises unless offset[0 .. parts] ascends from 0 to `count`, the number of `counted`.
 void check_offsets(const char* op, const int64_t* offset, int64_t parts, int64_t count,
                    const char* counted);
 

@@ -1,4 +1,4 @@
-// changed_ids_: which ids of a table are new, or have rows or scores that have changed.
+// changed_ids_: ids of a table that are new, or have changed rows or scores.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace dynemb::cpu {
 namespace {
 
-// Whose a row is: its id, the number of its table and 1, and what is kept of the id.
+// Record of a row's owner: its id, the number of its table plus 1, and the id's scores.
 constexpr int64_t kOwnerId = 0;
 constexpr int64_t kOwnerTable = 1;
 constexpr int64_t kOwnerScores = 2;
@@ -32,10 +32,10 @@ struct Changes {
 struct Found {
   std::vector<int64_t> ids;
   std::vector<int64_t> handles;
-  int64_t beyond = -1;  // a row that there is not
+  int64_t beyond = -1;  // a row that does not exist
 };
 
-// Writes the owner of a row; whether the id is new there, or anything of it has changed.
+// Writes the owner of a row; returns whether the id is new there, or anything of it has changed.
 bool has_changed(const Changes& changes, const TableView& table, int64_t table_number,
                  int64_t bucket, int slot, int64_t handle) {
   const int64_t row = handle_row(handle);
@@ -43,7 +43,7 @@ bool has_changed(const Changes& changes, const TableView& table, int64_t table_n
   int64_t* now = changes.now + row * changes.columns;
   now[kOwnerId] = table.line(bucket)[slot];
   now[kOwnerTable] = table_number + 1;
-  // a row that nobody has written has no mark
+  // a row that was never written has no dirty bit
   bool changed = (changes.dirty_bits[row] & changes.reader) != 0 ||
                  changes.generations[row] != handle_generation(handle) ||
                  before[kOwnerId] != now[kOwnerId] || before[kOwnerTable] != now[kOwnerTable];
@@ -125,8 +125,8 @@ Tensor joined(const std::vector<Found>& units, std::vector<int64_t> Found::* val
   return result;
 }
 
-// Ids and handles in the order of the index; `now` gets the owners of rows. `before`: those that
-// the reader has met last.
+// Ids and handles in the order of the index; `now` receives the owners of rows. `before`: the
+// owners at the reader's last call.
 std::tuple<Tensor, Tensor> changed_ids_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta,
                                         Tensor generations, Tensor dirty_bits, Tensor before,
                                         Tensor now, int64_t table, int64_t reader) {

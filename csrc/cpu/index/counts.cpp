@@ -1,4 +1,4 @@
-// reported_counts: what has happened to the tables, as far as it is known without waiting.
+// reported_counts: counts of the tables, as far as known without waiting.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ Tensor copy_words(const Tensor& words) {
   return copy;
 }
 
-// On the CPU everything is known.
+// On the CPU all counts are known.
 std::tuple<Tensor, Tensor> reported_counts(Tensor buckets, Tensor tables, Tensor row_clock) {
   const char* op = "reported_counts";
   check_counts(op, buckets, tables, row_clock);

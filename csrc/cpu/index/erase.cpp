@@ -1,5 +1,5 @@
-// erase_: takes ids out of the index; their rows go to the free list. set_handles_: gives ids other
-// rows.
+// erase_: removes ids from the index and adds their rows to the free list. set_handles_: gives ids
+// other rows.
 #include <torch/csrc/stable/library.h>
 
 #include <vector>
@@ -13,7 +13,7 @@
 namespace dynemb::cpu {
 namespace {
 
-// How many ids were there, per table. An id given twice counts once.
+// Returns the number of removed ids, per table. An id given twice counts once.
 Tensor erase_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor free_rows,
               Tensor meta, Tensor ids, Tensor offsets, std::vector<int64_t> feature_tables) {
   const char* op = "erase_";
@@ -53,7 +53,7 @@ Tensor erase_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor
   return erased;
 }
 
-// Gives the ids that are there other rows; returns which are. Ids must be distinct.
+// Gives the ids in the tables other rows; returns which ids are there. Ids must be distinct.
 Tensor set_handles_(Tensor buckets, Tensor tables, Tensor meta, Tensor ids, Tensor offsets,
                     std::vector<int64_t> feature_tables, Tensor handles) {
   const char* op = "set_handles_";

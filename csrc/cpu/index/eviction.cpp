@@ -12,31 +12,31 @@ namespace dynemb::cpu {
 namespace {
 
 constexpr int64_t kLookahead = 16;
-constexpr int64_t kSearched = 16;  // new ids that search before they claim
+constexpr int64_t kSearched = 16;  // new ids searched for ahead of their claims
 constexpr int kPlaceBits = 7;
 
-// Whoever may take any victim of a small index goes first, in order of occurrence: the other way
-// round each would displace many. Then come the partitions of the misses.
+// New ids of small indexes, which may take any victim, go first, in order of occurrence: in another
+// order each would displace many. Then come the partitions of the misses.
 constexpr int64_t kWalks = 1 + kPartitions;
 
 // A new id that needs a victim.
 struct Evictor {
-  int64_t bucket;   // the first of those that it looks into
-  int64_t* victim;  // the step word that it claimed last, or nearly
+  int64_t bucket;   // first of the buckets that it searches
+  int64_t* victim;  // the step word that it claimed last; two threads may swap this
   int32_t table;
   int32_t order;  // of its claim: its number among the new ids
-  bool failed;    // nobody is left for it
+  bool failed;    // all victims are taken by others
 };
 
 struct Claims {
   std::vector<TableView> tables;
   std::vector<const int64_t*> policies;  // by table
-  // As their buckets lie in the index, roughly: neighbours share lines and pages.
+  // Roughly in the order of their buckets: neighbours share lines and pages.
   std::vector<Evictor> evictors;
   std::vector<int64_t> begin;  // of each walk in `evictors`
   std::vector<int64_t> end;
-  std::vector<int32_t> place;  // by order: in `evictors`; -1: needs no victim
-  // By table whose whole index is looked at: an order that found nothing; nor does any later one.
+  std::vector<int32_t> place;  // by order: position in `evictors`; -1: needs no victim
+  // By table with a small index: an order that found no victim. Later ones find none either.
   std::vector<int64_t> exhausted;
   int64_t step;
 
@@ -49,7 +49,7 @@ struct Claims {
     const TableView& table = tables[evictor.table];
     if (table.bucket_count <= kWholeIndexBuckets) return;  // it is in the cache
     constexpr int64_t kLine = 8;                           // words of a line of the cache
-    // past the end of an index there is other memory, or none: nothing happens then
+    // past the end of an index the address may be invalid: prefetching is harmless
     const int64_t* line = table.line(evictor.bucket);
     for (int64_t word = 0; word < kVictimBuckets * kBucketWords; word += kLine) {
       prefetch_line_of(line + word);
@@ -61,7 +61,7 @@ struct Claims {
   }
 };
 
-// Writes down the evictors of one partition by the place of their first buckets.
+// Lists the evictors of one partition by their first buckets.
 void walk_partition(const Misses& misses, const std::vector<char>& needs_victim, int64_t partition,
                     Claims* claims) {
   const bool all = misses.begin[1] == misses.count();  // then the first partition has all hashes
@@ -119,21 +119,21 @@ struct SearchJob {
   const Claims* claims;
   const Evictor* evictors;
   int64_t count;
-  int64_t ahead;   // of those after the evictors, how many are there to fetch buckets for
+  int64_t ahead;   // number of evictors after these to prefetch buckets for
   int64_t** best;  // out
 };
 
 DYNEMB_INLINE Words4 four(int64_t word) { return Words4{word, word, word, word}; }
 DYNEMB_INLINE Words4 pick(Words4 mask, Words4 a, Words4 b) { return (mask & a) | (~mask & b); }
 
-// The best of the slots looked at in each of four lanes; `at` counts slots, -1: none.
+// The best slot so far in each of four lanes; `at` counts slots, -1: none.
 struct BestFour {
   Words4 score = four(0);
   Words4 step = four(0);
   Words4 id = four(0);
   Words4 at = four(-1);
 
-  // Where `free` is set, and the slot goes before the one kept.
+  // Updates the lanes where `free` is set and the slot precedes the one kept.
   template <bool kByStep>
   DYNEMB_INLINE void take(Words4 free, const BestFour& slots) {
     Words4 before;
@@ -158,8 +158,8 @@ struct BestFour {
   }
 };
 
-// The best victim that no earlier order has claimed: its step word, or nullptr. Other threads may
-// claim meanwhile, which whoever claims finds out. kByStep: the step is what decides.
+// The best victim without an earlier claim: its step word, or nullptr. Other threads may claim it
+// meanwhile, which claim_victim detects. kByStep: the step is the score.
 template <bool kByStep>
 DYNEMB_INLINE int64_t* search_victim(const Claims& claims, const Evictor& evictor) {
   const TableView& table = claims.tables[evictor.table];
@@ -169,7 +169,7 @@ DYNEMB_INLINE int64_t* search_victim(const Claims& claims, const Evictor& evicto
   const Words4 order = four(evictor.order);
   const Words4 newest = four(claims.step - policy[kPolicyProtectedSteps]);
   const int buckets = victim_buckets(table.bucket_count);
-  BestFour best[2];  // of every second bucket: neither waits for the other
+  BestFour best[2];  // for even and odd buckets: two independent chains
   for (int k = 0; k < buckets; ++k) {
     const int64_t bucket = claims.bucket(evictor, k);
     const int64_t* line = table.line(bucket);
@@ -178,7 +178,7 @@ DYNEMB_INLINE int64_t* search_victim(const Claims& claims, const Evictor& evicto
       const Words4 seen = load_words(scores + j);
       const Words4 claimed = seen < 0;
       const Words4 claim = (seen ^ four(INT64_MIN)) >> 32;  // eviction_claim_order
-      // step_of, of a claim only; unsigned, because claims are close to the least number
+      // step_of, for claims only; unsigned, because claims are close to the least number
       const auto ages =
           reinterpret_cast<UnsignedWords4>(now) - reinterpret_cast<UnsignedWords4>(seen);
       const Words4 age = reinterpret_cast<Words4>(ages) & four(0xffffffff);
@@ -219,7 +219,7 @@ int64_t* next_victim(const Claims& claims, const Evictor& evictor) {
   return best;
 }
 
-// The new id whose claim a step word has been, or nullptr: the word was negative before the call.
+// The new id that made a claim, or nullptr: the word was negative before the call.
 Evictor* displaced_evictor(Claims* claims, int64_t word) {
   const int64_t order = eviction_claim_order(word);
   if (order >= static_cast<int64_t>(claims->place.size())) return nullptr;
@@ -227,8 +227,8 @@ Evictor* displaced_evictor(Claims* claims, int64_t word) {
   return place < 0 ? nullptr : &claims->evictors[place];
 }
 
-// Claims a victim for a new id, and others for those that it displaces. `word` is the best victim
-// of a search that has been made, or nullptr.
+// Claims a victim for a new id, then for each id that it displaces. `word`: the best victim of an
+// earlier search, or nullptr.
 void claim_victim(Claims* claims, Evictor* evictor, int64_t* word) {
   for (;;) {
     if (word == nullptr) {
@@ -255,7 +255,8 @@ void claim_victim(Claims* claims, Evictor* evictor, int64_t* word) {
   }
 }
 
-// Claims victims for the new ids of small indexes, one after another: they want the same ones.
+// Claims victims for the new ids of small indexes, one after another: they compete for the same
+// ones.
 void claim_in_order(Claims* claims, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
     Evictor* evictor = &claims->evictors[i];
@@ -281,8 +282,8 @@ bool holds(const int64_t* word, int64_t order) {
   return is_eviction_claim(*word) && eviction_claim_order(*word) == order;
 }
 
-// Where the claim of an order was kept. Two threads may have claimed for it one after another and
-// noted it the other way round; then it is searched for.
+// Position of the claim of an order. Two threads may have claimed for it in turn and recorded the
+// earlier slot last; then it is searched for.
 SlotPosition claimed_victim(const Claims& claims, const Evictor& evictor) {
   const TableView& table = claims.tables[evictor.table];
   const int64_t* word = evictor.victim;
@@ -295,7 +296,7 @@ SlotPosition claimed_victim(const Claims& claims, const Evictor& evictor) {
   return {place / stride, place % stride};
 }
 
-// What becomes of the new ids of a walk, by table.
+// Result for the new ids of a walk, by table.
 struct Outcome {
   int64_t refused;
   int64_t evicted;
@@ -303,8 +304,8 @@ struct Outcome {
   int64_t tombstones;
 };
 
-// Takes the rows of victims for the new ids of one walk. `records` by order, or empty: none has a
-// place in the log.
+// Gives the rows of victims to the new ids of one walk. `records`: by order, place in the log;
+// empty: nothing is logged.
 void take_victims(const Claims& claims, const PolicyArgs& policies, const EvictionLog& log,
                   const std::vector<int64_t>& records, int64_t begin, int64_t end,
                   std::vector<NewId>* new_ids, Outcome* outcomes) {
@@ -353,7 +354,7 @@ void take_victims(const Claims& claims, const PolicyArgs& policies, const Evicti
   }
 }
 
-// By order, where in the log the victim of a new id is noted; empty: nowhere.
+// By order, the log record of a new id's victim; empty: nothing is logged.
 std::vector<int64_t> number_records(const Claims& claims, const EvictionLog& log) {
   int64_t next = log.words[kEvictedRecords];
   if (next >= log.records) return {};
@@ -399,7 +400,8 @@ void evict(const IndexArgs& index, const PolicyArgs& policies, const EvictionLog
     w == 0 ? claim_in_order(&claims, begin, end) : claim_victims(&claims, begin, end);
   });
   const std::vector<int64_t> records = number_records(claims, log);
-  // Slots are cleared side by side: what clear_slot asks of a bucket does not change meanwhile.
+  // Slots are cleared in parallel: the properties of a bucket that clear_slot reads do not change
+  // meanwhile.
   std::vector<Outcome> outcomes(kWalks * index.table_count, Outcome{});
   for_each_walk([&](int64_t w, int64_t begin, int64_t end) {
     take_victims(claims, policies, log, records, begin, end, new_ids,

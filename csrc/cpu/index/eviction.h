@@ -1,4 +1,4 @@
-// Takes ids out of full tables, so that new ones get their rows.
+// Eviction of ids from full tables, in favour of new ones.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@
 
 namespace dynemb::cpu {
 
-// Where evicted ids are noted; see EvictedColumn.
+// Log of evicted ids; see EvictedColumn.
 struct EvictionLog {
   int64_t* words;
-  int64_t records;  // that have a place
+  int64_t records;  // capacity
 };
 
-// Finds a victim for each of the new ids of which `needs_victim` says so, and sets the new id's
-// handle to the victim's row with its next generation. A new id that finds none is refused. Adds
-// to `inserted`, by table, those that have found one.
+// Finds a victim for each new id with `needs_victim`, and sets the new id's handle to the victim's
+// row with its next generation. A new id without a victim is refused. Adds the others to
+// `inserted`, by table.
 void evict(const IndexArgs& index, const PolicyArgs& policies, const EvictionLog& log,
            const Misses& misses, const std::vector<char>& needs_victim, std::vector<NewId>* new_ids,
            std::vector<int64_t>* inserted);

@@ -11,7 +11,7 @@ namespace dynemb::cpu {
 namespace {
 
 // Ids, handles and scores [n, words] (zeros in a table without scores) of the occupied slots from
-// bucket `begin` on, at most max_ids of them, and the bucket to go on from (-1: that was all).
+// bucket `begin` on, at most max_ids of them, and the next bucket (-1: the end).
 std::tuple<Tensor, Tensor, Tensor, Tensor> export_batch(Tensor buckets, Tensor scores,
                                                         Tensor tables, Tensor meta, int64_t table,
                                                         int64_t begin, int64_t max_ids) {

@@ -10,7 +10,7 @@
 namespace dynemb::cpu {
 namespace {
 
-// Writes down who of a block is missing. Returns how many are, up to this block.
+// Records the missing ids of a block. Returns their number so far.
 DYNEMB_INLINE int64_t note_missing(const FindJob& job, const Block& block, int64_t missing_count) {
   const int64_t* ids = job.ids + block.begin;
   int64_t* handles = job.handles + block.begin;
@@ -20,7 +20,7 @@ DYNEMB_INLINE int64_t note_missing(const FindJob& job, const Block& block, int64
   for (uint64_t absent = block.absent; absent != 0; absent &= absent - 1) {
     const int i = __builtin_ctzll(absent);
     if (job.table.has_padding && ids[i] == job.table.padding_id) {
-      handles[i] = kPaddingHandle;  // never inserted, so always found missing
+      handles[i] = kPaddingHandle;  // never inserted, so always missing
       if (job.padding_count != nullptr) ++*job.padding_count;
       continue;
     }
@@ -49,8 +49,8 @@ DYNEMB_INLINE void find_tile_simd_body(const FindJob& job) {
 }
 DYNEMB_SIMD_VARIANTS(find_tile_simd, (const FindJob& job), (job))
 
-// Handles of ids, and per table how many are missing (padding ids are not counted).
-// Adds to `missing`, unless it is nullptr, how many ids each table lacks.
+// Handles of ids. Adds the number of missing ids of each table (padding ids excluded) to `missing`,
+// unless it is nullptr.
 Tensor find_all(const IndexArgs& index, const FeatureArgs& features, int64_t* missing) {
   Tensor handles = empty_cpu({features.count}, ScalarType::Long);
   auto* handle = static_cast<int64_t*>(handles.data_ptr());

@@ -17,12 +17,12 @@ struct FindJob {
   int32_t* missing;        // out, may be nullptr: positions of ids not found, ascending
   int64_t* missing_count;  // out
   int64_t* padding_count;  // out, may be nullptr
-  ScoreUpdate update;      // of the slots found if table.scores is set
+  ScoreUpdate update;      // applied to the slots found, if table.scores is set
 };
 
 void find_tile(const FindJob& job);
 
-// What the op `find` returns first.
+// The first result of the op `find`.
 Tensor find_handles(const char* op, const Tensor& buckets, const Tensor& tables, const Tensor& meta,
                     const Tensor& ids, const Tensor& offsets,
                     const std::vector<int64_t>& feature_tables);

@@ -10,22 +10,22 @@
 
 namespace dynemb::cpu {
 
-// A block goes through stages, each while lines of the others are on their way: its first buckets
-// are fetched; they are compared, and second buckets fetched for the ids that may be there; these
-// are compared, and third ones fetched, and so on.
+// A block goes through stages, while lines of other blocks are being fetched: its first buckets are
+// fetched; they are compared, and second buckets fetched for the ids that may be there; these are
+// compared, and third ones fetched, and so on.
 struct Block {
   uint64_t hash[kProbeBlock];
   int64_t bucket[kProbeBlock];
   int64_t begin;
   int64_t count;
-  uint64_t absent;  // a bit for each id that has not been found
+  uint64_t absent;  // a bit for each id not found yet
   int64_t later_count;
   int32_t later[kProbeBlock];         // ids that may be in a later bucket of their sequence
-  int64_t later_bucket[kProbeBlock];  // and the next of those
+  int64_t later_bucket[kProbeBlock];  // the next bucket of each of them
 };
 static_assert(kProbeBlock == 64, "a bit of a word for each id of a block");
 
-constexpr int64_t kLaterStages = 4;  // in which second to fifth buckets are compared
+constexpr int64_t kLaterStages = 4;  // second to fifth buckets
 constexpr int64_t kFindStages = 2 + kLaterStages;
 
 DYNEMB_INLINE void start_block(const FindJob& job, int64_t begin, Block& block) {
@@ -38,7 +38,7 @@ DYNEMB_INLINE void start_block(const FindJob& job, int64_t begin, Block& block) 
   }
 }
 
-// Several threads may find one id: what they do to its words does not depend on their order.
+// Several threads may find one id: their changes of its words commute.
 inline void refresh_scores(const ScoreUpdate& update, int64_t* score) {
   const auto store = [&](int word, int64_t value) {
     if (word != 0) __atomic_store_n(score + word * kBucketWidth, value, __ATOMIC_RELAXED);
@@ -47,7 +47,7 @@ inline void refresh_scores(const ScoreUpdate& update, int64_t* score) {
   store(update.custom_word, update.custom);
   if (update.frequency_word != 0) {
     int64_t* word = score + update.frequency_word * kBucketWidth;
-    // beyond the limit every thread comes back to it, the last one too
+    // beyond the limit every thread resets it, including the last one
     if (__atomic_add_fetch(word, 1, __ATOMIC_RELAXED) > kMaxFrequency) {
       __atomic_store_n(word, kMaxFrequency, __ATOMIC_RELAXED);
     }
@@ -94,7 +94,7 @@ DYNEMB_INLINE void match_first_buckets(const FindJob& job, Block& block) {
     }
   }
   block.absent = absent;
-  // An id is past its first bucket only if that was full once.
+  // An id can be beyond its first bucket only if that was full once.
   int64_t later_count = 0;
   for (; absent != 0; absent &= absent - 1) {
     const int id = __builtin_ctzll(absent);
@@ -109,8 +109,8 @@ DYNEMB_INLINE void match_first_buckets(const FindJob& job, Block& block) {
   }
 }
 
-// Compares the later buckets that have been fetched, and fetches the next ones. Hardly a branch:
-// who is found where cannot be foretold.
+// Compares the later buckets that have been fetched, and fetches the next ones. Almost without
+// branches, because hits are unpredictable.
 DYNEMB_INLINE void match_later_buckets(const FindJob& job, Block& block) {
   const int64_t* ids = job.ids + block.begin;
   int64_t* handles = job.handles + block.begin;
@@ -135,7 +135,7 @@ DYNEMB_INLINE void match_later_buckets(const FindJob& job, Block& block) {
   for (int64_t r = 0; r < later_count; ++r) prefetch_line(job.table.line(block.later_bucket[r]));
 }
 
-// The stages between the first and the last of the blocks on their way, of which block `b` starts.
+// The middle stages of the blocks in flight, when block `b` starts.
 DYNEMB_INLINE void match_blocks(const FindJob& job, Block* blocks, int64_t b, int64_t block_count) {
   if (b >= 1 && b <= block_count) match_first_buckets(job, blocks[(b - 1) % kFindStages]);
   for (int64_t stage = 2; stage < kFindStages && stage <= b; ++stage) {
@@ -143,7 +143,7 @@ DYNEMB_INLINE void match_blocks(const FindJob& job, Block* blocks, int64_t b, in
   }
 }
 
-// Looks for the few ids whose buckets have all been full, one by one.
+// Searches one by one for the few ids with only full buckets so far.
 DYNEMB_INLINE void match_rest(const FindJob& job, Block& block) {
   const int64_t* ids = job.ids + block.begin;
   for (int64_t r = 0; r < block.later_count; ++r) {

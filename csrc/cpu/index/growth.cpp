@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kLineBytes = kBucketWords * static_cast<int64_t>(sizeof(int64_t));
 constexpr int64_t kHugePageBytes = int64_t{4} << 20;
 
-// Grows the index of one table so that it takes `ids` ids without another growth.
+// Grows the index of one table for `ids` ids.
 void grow_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t table, int64_t ids) {
   const IndexArgs index = index_args("grow_", buckets, &scores, tables, meta);
   check_table_number(index.op, table, index.table_count);
@@ -32,7 +32,7 @@ void grow_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t ta
   rehash(index, table, wanted);
 }
 
-// Places all entries of one table again, in as few buckets as take `ids` ids.
+// Places all entries of one table again, in the fewest buckets for `ids` ids.
 void shrink_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t table,
              int64_t ids) {
   const IndexArgs index = index_args("shrink_", buckets, &scores, tables, meta);
@@ -43,7 +43,7 @@ void shrink_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t 
   const TableView old = index.table(table);
   const int64_t wanted = buckets_for(std::max(ids, row[kTableSize]));
   if (wanted >= old.bucket_count) return;
-  // in the order of moving: from the last bucket down, those in their first bucket before others
+  // in the order of moving: from the last bucket down, entries in their first bucket before others
   std::vector<Entry> kept, rest;
   for (int64_t bucket = old.bucket_count - 1; bucket >= 0; --bucket) {
     const int64_t* line = old.line(bucket);
@@ -100,16 +100,16 @@ void rehash(const IndexArgs& index, int64_t table, int64_t bucket_count) {
                         static_cast<size_t>(bucket_count * view.score_words * kBucketWidth * 8));
     }
   }
-  // Equal ranges of the hash are whole ranges of buckets before and after, where both counts allow
-  // it. Ranges [first, last) are independent once the targets of the first lie above the sources of
-  // the last; so they go in waves from the top, each wave on all threads.
+  // Equal ranges of the hash are whole ranges of buckets before and after, if both counts allow it.
+  // Ranges [first, last) are independent if the targets of the first lie above the sources of the
+  // last. So ranges are moved in waves from the top, each wave on all threads.
   const bool ranges = view.bucket_count % kPartitions == 0 && bucket_count % kPartitions == 0;
   const int64_t parts = ranges ? kPartitions : 1;
   std::vector<Leftovers> left(static_cast<size_t>(parts), Leftovers(view.score_words));
   const bool stays = bucket_count == view.bucket_count;
   for (int64_t last = parts; last > 0;) {
     const int64_t above = (last * view.bucket_count + bucket_count - 1) / bucket_count;
-    // nobody leaves his range where the count stays: tombstones only
+    // with the same count, entries stay within their range: only tombstones go
     const int64_t first = stays ? 0 : std::min(above, last - 1);
     const auto spread_parts = [&](int64_t part_begin, int64_t part_end) {
       Leftovers in_order(view.score_words);

@@ -7,8 +7,8 @@
 
 namespace dynemb::cpu {
 
-// Bytes that `bucket_count` buckets take beyond what the table has. Raises if the table's region of
-// the tensor is too small. Changes nothing.
+// Bytes that `bucket_count` buckets take beyond the present ones. Raises if the table's region of
+// the tensor is too small. Nothing changes.
 int64_t check_rehash(const IndexArgs& index, int64_t table, int64_t bucket_count);
 
 // Spreads all entries over `bucket_count` buckets, at least as many as before. Rows and handles do

@@ -1,4 +1,4 @@
-// find_or_insert_: finds all ids, then gives rows to the new ones, in the rounds that keep every
+// find_or_insert_: finds all ids, then gives rows to the new ones, in rounds that keep every
 // integer of the state independent of the number of threads.
 #include <torch/csrc/stable/library.h>
 
@@ -23,9 +23,9 @@ namespace dynemb::cpu {
 namespace {
 
 // Round 3: every new id into its first bucket, partition by partition. A partition is a range of
-// the hash, hence a range of buckets where the bucket count allows it. What finds no place there
-// goes through the remaining rounds in order of occurrence. `fill(miss, entry)` sets stored handle
-// and scores of the entry of a new id; false: it has none.
+// the hash, hence a range of buckets if the bucket count allows it. Ids with a full first bucket go
+// through the remaining rounds in order of occurrence. `fill(miss, entry)` sets stored handle and
+// scores of the entry of a new id; false: it has none.
 template <class Fill>
 void place_misses(const IndexArgs& index, const Misses& misses, const Fill& fill) {
   constexpr int64_t kLookahead = 16;
@@ -68,15 +68,15 @@ void place_misses(const IndexArgs& index, const Misses& misses, const Fill& fill
   place_entries(index, merge_by_order(rest, misses.count()));
 }
 
-// What a call does to every table.
+// Changes of a call, by table.
 struct Plan {
-  std::vector<int64_t> added;    // ids that get a row that no other id has
+  std::vector<int64_t> added;    // ids that get a free row
   std::vector<int64_t> evicted;  // ids that need a victim
-  std::vector<int64_t> counted;  // ids counted for the first time at most, by counter table
+  std::vector<int64_t> counted;  // upper bound of ids counted for the first time, by counter table
   std::vector<GrowthDecision> growth;
 };
 
-// Decides growth and checks room for the plan. Changes nothing.
+// Decides growth and checks memory for the plan. Nothing changes.
 void check_plan(const IndexArgs& index, const RowAllocator& allocator, int64_t slabs, Plan* plan) {
   std::vector<int64_t> new_rows(slabs, 0);
   plan->growth.resize(index.table_count);
@@ -99,7 +99,7 @@ void rehash_tables(const IndexArgs& index, const Plan& plan) {
   }
 }
 
-// Rows and places for all new ids, where no table has a policy.
+// Rows and places for all new ids of tables without a policy.
 void insert_all(const IndexArgs& index, const PolicyArgs& policies, RowAllocator* allocator,
                 int64_t slabs, Misses* misses) {
   Plan plan;
@@ -107,7 +107,7 @@ void insert_all(const IndexArgs& index, const PolicyArgs& policies, RowAllocator
   plan.evicted.assign(index.table_count, 0);
   plan.counted.assign(index.table_count, 0);
   check_plan(index, *allocator, slabs, &plan);
-  // Up to here nothing has been changed but the scores of the ids found.
+  // So far only the scores of known ids have changed.
   misses->handle.resize(misses->count());
   for (size_t i = 0; i < misses->tiles.size(); ++i) {
     const int64_t slab = index.meta_row(misses->tiles[i].table)[kMetaSlab];
@@ -128,8 +128,8 @@ void insert_all(const IndexArgs& index, const PolicyArgs& policies, RowAllocator
   });
 }
 
-// How many of the admitted ids of each table get a row that no other id has; the others need a
-// victim, or are refused, or are too many.
+// Number of admitted ids of each table that get a free row; the others need a victim, are refused,
+// or are too many.
 void plan_room(const IndexArgs& index, const PolicyArgs& policies,
                const std::vector<int64_t>& admitted, Plan* plan) {
   int64_t budget = 0;
@@ -181,8 +181,8 @@ Entry counter_of(const IndexArgs& index, const PolicyArgs& policies, const NewId
   return entry;
 }
 
-// Decides who of the new ids gets a row, and checks that there is room for all of it. Changes
-// nothing but the verdicts. `admitted`: of those of each table, how many the policies let in.
+// Decides which new ids get a row, and checks that everything fits. Only verdicts change.
+// `admitted`: number of ids of each table that the policies admit.
 Plan plan_by_policy(const IndexArgs& index, const PolicyArgs& policies,
                     const RowAllocator& allocator, int64_t slabs,
                     const std::vector<int64_t>& admitted, const std::vector<int64_t>& uncounted,
@@ -190,7 +190,8 @@ Plan plan_by_policy(const IndexArgs& index, const PolicyArgs& policies,
   Plan plan;
   plan.counted = counted;
   plan_room(index, policies, admitted, &plan);
-  // Of those for whom there is no room, who has a counter is known only when rows are given out.
+  // An upper bound: whether an id without a row has a counter is known only when rows are given
+  // out.
   int64_t without_room = 0;
   for (int64_t t = 0; t < index.table_count; ++t) without_room += admitted[t] - plan.added[t];
   for (int64_t t = 0; t < index.table_count; ++t) {
@@ -200,7 +201,7 @@ Plan plan_by_policy(const IndexArgs& index, const PolicyArgs& policies,
   return plan;
 }
 
-// The plan where some new ids may be refused or counted.
+// The plan if some new ids may be refused or counted.
 Plan plan_by_admission(const IndexArgs& index, const PolicyArgs& policies,
                        const RowAllocator& allocator, int64_t slabs,
                        const std::vector<NewId>& new_ids) {
@@ -221,8 +222,7 @@ Plan plan_by_admission(const IndexArgs& index, const PolicyArgs& policies,
   return plan_by_policy(index, policies, allocator, slabs, admitted, uncounted, counted);
 }
 
-// Rows for the new ids for which there is room; counts of the others. Returns by number who needs a
-// victim.
+// Gives free rows to new ids, and counts the others. Returns by number which ids need a victim.
 std::vector<char> give_rows(const IndexArgs& index, const PolicyArgs& policies, int32_t* sketch,
                             const Plan& plan, RowAllocator* allocator,
                             std::vector<NewId>* new_ids) {
@@ -238,7 +238,7 @@ std::vector<char> give_rows(const IndexArgs& index, const PolicyArgs& policies, 
       entry.handle = allocator->take(index.meta_row(entry.table)[kMetaSlab]);
     } else if (plan.evicted[entry.table] > 0) {
       needs_victim[i] = 1;
-      continue;  // whether it is counted or not is known later
+      continue;  // whether it is counted is decided later
     } else {
       refuse_without_room(policies, &entry);
       ++row[kTableRejected];
@@ -248,8 +248,8 @@ std::vector<char> give_rows(const IndexArgs& index, const PolicyArgs& policies, 
   return needs_victim;
 }
 
-// Notes who of those that needed a victim is admitted, and takes the counts of the others. Returns
-// those that are counted for the first time.
+// Admits the ids that found a victim, and counts the others. Returns those that are counted for the
+// first time.
 std::vector<Entry> count_new_ids(const IndexArgs& index, const PolicyArgs& policies,
                                  int32_t* sketch, const Plan& plan,
                                  const std::vector<char>& needs_victim,
@@ -272,7 +272,7 @@ std::vector<Entry> count_new_ids(const IndexArgs& index, const PolicyArgs& polic
   return counters;
 }
 
-// Rows and places for the new ids that the policies let in.
+// Rows and places for the new ids that the policies admit.
 void insert_by_policy(const IndexArgs& index, const PolicyArgs& policies, int32_t* sketch,
                       const EvictionLog& log, const FeatureArgs& features, const bool* admit,
                       RowAllocator* allocator, int64_t slabs, Misses* misses) {
@@ -290,7 +290,7 @@ void insert_by_policy(const IndexArgs& index, const PolicyArgs& policies, int32_
     decide_admission(index, policies, sketch, &new_ids);
     plan = plan_by_admission(index, policies, *allocator, slabs, new_ids);
   }
-  // Up to here nothing has been changed but the scores of the ids found.
+  // So far only the scores of known ids have changed.
   const auto evictors = std::accumulate(plan.evicted.begin(), plan.evicted.end(), int64_t{0});
   const bool only_evictors = all && evictors == static_cast<int64_t>(new_ids.size());
   const std::vector<char> needs_victim =
@@ -315,7 +315,7 @@ void insert_by_policy(const IndexArgs& index, const PolicyArgs& policies, int32_
     if (ahead < items_end) {
       const NewId* new_id = new_ids.data() + misses->new_id[ahead->order];
       __builtin_prefetch(new_id);
-      __builtin_prefetch(&new_id->handle);  // most lie in two lines
+      __builtin_prefetch(&new_id->handle);  // most span two lines
     }
     const NewId& id = new_ids[misses->new_id[miss.order]];
     misses->handle[miss.order] = id.handle;
@@ -328,7 +328,7 @@ void insert_by_policy(const IndexArgs& index, const PolicyArgs& policies, int32_
   if (new_ids.capacity() > ReleaseLarge::kKeptIds / 8) std::vector<NewId>().swap(new_ids);
 }
 
-// Handles of the ids that were not found, and how often ids were found, missed and refused.
+// Handles of the new ids, and counts of ids found, missed and refused.
 void finish(const IndexArgs& index, const Misses& misses, int64_t* handles) {
   const auto tile_count = static_cast<int64_t>(misses.tiles.size());
   std::vector<int64_t> refused(static_cast<size_t>(tile_count), 0);
@@ -366,8 +366,7 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
   DYNEMB_CHECK(head[kEvictedRecords] >= 0 && head[kEvictedRecords] < evicted.size(0) &&
                    head[kEvictedLost] >= 0 && head[kEvictedLost] <= INT64_MAX / 2,
                "dynemb::", op, ": evicted[0] counts ", head[kEvictedRecords], " records and ",
-               head[kEvictedLost], " that found no place, but there is room for ",
-               evicted.size(0) - 1);
+               head[kEvictedLost], " lost ones, but has space for ", evicted.size(0) - 1);
   const bool* admitted = admit_tensor(op, admit, features.count, !policies.empty());
   check_id_limit(op, features.count);
   Tensor handles = empty_cpu({features.count}, ScalarType::Long);
@@ -382,7 +381,7 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
   }
   // Kept between calls, unless large: fresh memory would cost page faults in every call.
   static thread_local Misses kept;
-  Misses& misses = kept;  // a lambda that named `kept` would see that of the thread it runs on
+  Misses& misses = kept;  // a lambda that used `kept` would see that of its own thread
   const ReleaseLarge release(&misses);
   find_all(index, features, policies, handle, &misses);
   if (misses.count() > 0) {

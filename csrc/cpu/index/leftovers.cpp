@@ -19,7 +19,7 @@ void prefetch_bucket(const TableView& table, int64_t bucket) {
   if (table.scores != nullptr) prefetch_line_of(table.score(bucket, 0));
 }
 
-// Puts a record into the first free slot of a bucket; false if there is none.
+// Puts a record into the first free slot of a bucket; false if the bucket is full.
 bool put_record(const TableView& table, int64_t bucket, const int64_t* record) {
   int64_t* line = table.line(bucket);
   int free = 0;
@@ -33,7 +33,8 @@ bool put_record(const TableView& table, int64_t bucket, const int64_t* record) {
   return true;
 }
 
-// Each range of first buckets on one thread. Returns what finds its bucket full, by that range.
+// Each range of first buckets on one thread. Returns the records that find their bucket full, by
+// range.
 std::vector<Leftovers> place_first(const TableView& table, const std::vector<Leftovers>& left,
                                    int64_t count) {
   const auto parts = static_cast<int64_t>(left.size());
@@ -66,7 +67,7 @@ const int64_t* record_of(const Scratch<int64_t>& records, int64_t record_words, 
   return records.data() + static_cast<int64_t>(item & UINT32_MAX) * record_words;
 }
 
-// Each range of second buckets on one thread. `orders`: more than any record has. Calls
+// Each range of second buckets on one thread. `orders`: upper bound of the orders of records. Calls
 // `following(record)` for those that find their bucket full, in order.
 template <class Following>
 void place_second(const TableView& table, const std::vector<Leftovers>& full, int64_t orders,
@@ -74,7 +75,7 @@ void place_second(const TableView& table, const std::vector<Leftovers>& full, in
   const auto parts = static_cast<int64_t>(full.size());
   const int64_t record_words = full[0].record_words();
   const auto second_of = [&](const int64_t* record) { return second_hash(hash_of(table, record)); };
-  // records sorted by range, and by number of the list that they come from
+  // records sorted by range, and by number of their list
   std::vector<int64_t> next(static_cast<size_t>(parts * parts), 0);
   parallel_units(parts, orders, [&](int64_t begin, int64_t end) {
     for (int64_t q = begin; q < end; ++q) {

@@ -1,4 +1,4 @@
-// What the stages of a growth leave over for the next one.
+// Entries that a stage of a growth leaves to the next one.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 
 namespace dynemb::cpu {
 
-// Entries that have lost their place, in the order in which they were moved. A record is key,
-// stored handle, its number in that order, and the score words.
+// Entries without a place, in the order in which they were moved. A record is key, stored handle,
+// its number in that order, and the score words.
 class Leftovers {
  public:
   explicit Leftovers(int64_t score_words) : record_words_(kRecordWords + score_words) {}
@@ -22,15 +22,15 @@ class Leftovers {
   static const int64_t* scores(const int64_t* record) { return record + kRecordWords; }
   static int64_t* scores(int64_t* record) { return record + kRecordWords; }
 
-  // The next record, to be written.
+  // The next record, to be filled in.
   int64_t* add() {
     words_.resize(words_.size() + static_cast<size_t>(record_words_));
     return words_.data() + words_.size() - record_words_;
   }
   void clear() { words_.clear(); }
 
-  // Takes the records of `from`, sorted by `parts` equal ranges of their first hashes, those of a
-  // range in the order in which they were, and numbers them in that order.
+  // Takes the records of `from`, sorted by `parts` equal ranges of their first hashes (stable
+  // within a range), and numbers them in that order.
   void take_sorted(const Leftovers& from, const TableView& table, int64_t parts) {
     range_begin_.assign(static_cast<size_t>(parts + 1), 0);
     const auto range_of = [&](int64_t i) {
@@ -46,7 +46,7 @@ class Leftovers {
       record[2] = i;
     }
   }
-  // How many records of other ranges were moved before these.
+  // Number of records of other ranges moved before these.
   void set_first_order(int64_t order) { first_order_ = order; }
   int64_t order(const int64_t* record) const { return first_order_ + record[2]; }
   int64_t range_begin(int64_t q) const { return range_begin_[q]; }
@@ -60,10 +60,10 @@ class Leftovers {
   int64_t first_order_ = 0;
 };
 
-// Puts the leftovers of a growth, by equal ranges of old buckets and sorted by equal ranges of
-// first hashes, into free slots of a table without tombstones: first buckets, then second buckets
-// for the rest, then the buckets after them. In each stage a bucket takes them in the order of
-// moving, which begins with the last range.
+// Puts the leftovers of a growth into free slots of a table without tombstones: first buckets, then
+// second buckets for the rest, then the following buckets. They come by equal ranges of old
+// buckets, sorted by equal ranges of first hashes. In each stage a bucket takes them in the order
+// of moving, which begins with the last range.
 void place_leftovers(const TableView& table, std::vector<Leftovers>* left);
 
 }  // namespace dynemb::cpu

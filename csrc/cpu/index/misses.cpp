@@ -5,7 +5,7 @@
 namespace dynemb::cpu {
 namespace {
 
-// Few misses make one partition.
+// Few misses form one partition.
 int64_t partition_of(const Misses& misses, uint64_t hash) {
   return misses.count() < kParallelWork ? 0 : static_cast<int64_t>(hash >> 58);
 }

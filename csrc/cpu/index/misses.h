@@ -1,4 +1,4 @@
-// The first two rounds of an insertion: which ids of a call are there, and which are new.
+// The first two rounds of an insertion: finding known ids, and making new ids distinct.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct Misses {
   std::vector<int64_t> begin;   // first item of each partition
   std::vector<int32_t> first;   // by order: order of the first miss of the same table and id
   std::vector<int64_t> handle;  // by order, of first misses
-  std::vector<int32_t> new_id;  // likewise, under policies: which of the new ids it is
+  std::vector<int32_t> new_id;  // likewise, under policies: number among the new ids
 
   int64_t count() const { return tile_begin.back(); }
 };
@@ -43,7 +43,7 @@ struct ReleaseLarge {
   }
 };
 
-// Round 1: handles of the ids that are there; scores of their slots are updated.
+// Round 1: handles of known ids; updates the scores of their slots.
 void find_all(const IndexArgs& index, const FeatureArgs& features, const PolicyArgs& policies,
               int64_t* handles, Misses* misses);
 

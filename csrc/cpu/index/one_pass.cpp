@@ -10,8 +10,8 @@
 namespace dynemb::cpu {
 namespace {
 
-// New ids whose first buckets are full, in order of occurrence. They are placed when all others
-// have been, so until then they are looked up here.
+// New ids with full first buckets, in order of occurrence. They are placed after all others; until
+// then they are looked up here.
 class Displaced {
  public:
   // The stored handle of an id, or 0.
@@ -28,7 +28,7 @@ class Displaced {
     slots_[slot_of(entry.hash, entry.key, entry.table)] = tag_of(entry.hash) | entries_.size();
   }
 
-  // Fetches what `find` will look at first.
+  // Prefetches the first slot for `find`.
   void prefetch(uint64_t hash) const {
     if (!slots_.empty())
       __builtin_prefetch(&slots_[static_cast<size_t>(hash) & (slots_.size() - 1)]);
@@ -36,7 +36,7 @@ class Displaced {
 
   const std::vector<Entry>& entries() const { return entries_; }
 
-  // Forgets all ids. The memory stays, unless it is large.
+  // Forgets all ids. The memory is kept, unless it is large.
   void clear() {
     constexpr size_t kKeptEntries = size_t{1} << 19;
     if (entries_.capacity() > kKeptEntries) *this = Displaced{};
@@ -45,12 +45,12 @@ class Displaced {
   }
 
  private:
-  // Bits of a hash that are kept in slots, so that entries of other ids need not be looked at.
+  // Bits of a hash that are kept in slots, to skip entries of other ids.
   static constexpr uint64_t kNumberMask = (uint64_t{1} << 32) - 1;
   static uint64_t tag_of(uint64_t hash) { return hash & ~kNumberMask; }
   const Entry& entry_of(uint64_t slot) const { return entries_[(slot & kNumberMask) - 1]; }
 
-  // Where the id is, or would be. The high bits of hashes are alike where many share a bucket.
+  // Slot of the id, present or not. The high bits of hashes are equal for ids that share a bucket.
   size_t slot_of(uint64_t hash, int64_t id, int32_t table) const {
     const size_t mask = slots_.size() - 1;
     size_t at = static_cast<size_t>(hash) & mask;
@@ -71,7 +71,7 @@ class Displaced {
   }
 
   std::vector<Entry> entries_;
-  std::vector<uint64_t> slots_;  // tag and number of an entry, from 1 on; as many as a power of two
+  std::vector<uint64_t> slots_;  // tag and number of an entry, from 1 on; a power of two in size
 };
 
 struct TileInsertion {
@@ -83,7 +83,7 @@ struct TileInsertion {
   Displaced* displaced;
   int64_t added;   // out: ids
   int64_t reused;  // out: tombstones that ids have taken
-  int64_t missed;  // out: occurrences of ids that were not there before the call
+  int64_t missed;  // out: occurrences of ids that were new in the call
 };
 
 // A bit for each slot of a bucket.
@@ -103,7 +103,7 @@ DYNEMB_INLINE SlotMasks free_slots(const int64_t* line) {
   return masks;
 }
 
-// Puts a new id into the first of the slots `free`, which are some.
+// Puts a new id into the first slot of `free`, which is not empty.
 DYNEMB_INLINE void put_new(TileInsertion& job, int64_t id, int64_t stored, int64_t bucket,
                            int64_t free) {
   const TableView& table = job.find.table;
@@ -118,8 +118,8 @@ DYNEMB_INLINE void put_new(TileInsertion& job, int64_t id, int64_t stored, int64
   for (int64_t w = 1; w < table.score_words; ++w) score[w * kBucketWidth] = 0;
 }
 
-// The stored handle of an id that is not in the index as that was when its buckets were compared:
-// that of an equal id which has come meanwhile, or of the row that it gets.
+// The stored handle of an id that was absent when its buckets were compared: that of an equal id
+// inserted since, or of the row that it gets now.
 DYNEMB_INLINE int64_t stored_of_absent(TileInsertion& job, int64_t id, uint64_t hash,
                                        int64_t bucket) {
   const FindJob& find = job.find;
@@ -161,10 +161,9 @@ DYNEMB_INLINE void insert_absent(TileInsertion& job, const Block& block) {
   job.missed += missed;
 }
 
-// Rows are given out in the last stage, which blocks reach in order. What is compared before sees
-// the index with or without the new ids of the blocks ahead. That makes no difference for ids that
-// were there: new ids only go into free slots of their first buckets. Whether an id has become
-// known meanwhile, the last stage finds out.
+// Rows are given out in the last stage, which blocks reach in order. Earlier stages see the index
+// with or without the new ids of the blocks ahead. This does not affect known ids: new ids only go
+// into free slots of their first buckets. The last stage detects ids that were inserted meanwhile.
 DYNEMB_INLINE void insert_tile_body(TileInsertion& job) {
   const int64_t block_count = (job.find.count + kProbeBlock - 1) / kProbeBlock;
   Block blocks[kFindStages];
@@ -211,7 +210,7 @@ bool fits_one_pass(const IndexArgs& index, const FeatureArgs& features, const Po
 }
 
 bool one_thread_beats_two(const IndexArgs& index, const FeatureArgs& features) {
-  constexpr int64_t kSampledIds = 1 << 14;  // of smaller calls the sample would take a part
+  constexpr int64_t kSampledIds = 1 << 14;  // for smaller calls the sample would cost too much
   constexpr int64_t kSample = 32;
   if (features.count < kSampledIds) return false;
   int64_t absent = 0;

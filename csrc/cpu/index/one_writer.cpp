@@ -1,6 +1,6 @@
 #include "cpu/index/one_writer.h"
 
-// being_changed: whether a table is being changed.
+// being_changed: whether an op is changing a table.
 #include <pthread.h>
 #include <torch/csrc/stable/library.h>
 
@@ -15,12 +15,12 @@
 namespace dynemb::cpu {
 namespace {
 
-// What is being changed. Memory has one slot, so that two threads meet there; others that share it
-// wait for one another, which is rare and short: no op holds two.
+// Locked addresses. Each address hashes to one slot, so that two threads conflict there. Addresses
+// that share a slot wait for each other, which is rare and short: an op holds one at a time.
 constexpr uintptr_t kSlots = 1024;
 std::atomic<const void*> busy[kSlots];
 
-// A forked process has none of the threads that were changing something.
+// A forked process has none of the threads that held locks.
 const int forks_are_watched = pthread_atfork(nullptr, nullptr, [] {
   for (auto& slot : busy) slot.store(nullptr, std::memory_order_relaxed);
 });
@@ -29,7 +29,7 @@ std::atomic<const void*>* slot_of(const void* memory) {
   return &busy[(reinterpret_cast<uintptr_t>(memory) >> 6) % kSlots];
 }
 
-// What a slot has while the holder is awaited. Tensors begin at even addresses.
+// Content of a slot while others wait for its holder. Tensors begin at even addresses.
 const void* awaited(const void* memory) {
   return reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(memory) | 1);
 }
@@ -39,7 +39,7 @@ constexpr const char* kAnotherThread =
     "a time may train a table or change it. Give each trainer a table of its own, or let them "
     "take turns with a lock around forward, backward and step";
 
-// Whether an op that is not awaited changes what lies at one of these addresses.
+// Whether an op holds one of these addresses with Others::kRaise.
 bool being_changed(std::vector<int64_t> memory) {
   return std::any_of(memory.begin(), memory.end(), [](int64_t address) {
     return has_writer(reinterpret_cast<const void*>(static_cast<uintptr_t>(address)));

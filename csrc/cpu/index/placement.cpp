@@ -16,17 +16,17 @@ std::vector<TableView> table_views(const IndexArgs& index) {
   return tables;
 }
 
-// A thread's part of a round: the entries whose buckets are in its range of every table's buckets.
+// A thread's part of a round: the entries with buckets in its range of every table's buckets.
 struct PlacementPart {
   const std::vector<TableView>& tables;
   const EntryList& entries;
   int64_t part;
   int64_t parts;
   int64_t* reused;  // tombstones that entries have taken, by table
-  uint8_t* left;    // by position: 1 for an entry that has found no place
+  uint8_t* left;    // by position: 1 for an entry without a place
 };
 
-// `hash_of` gives the hash whose high bits address the round's bucket.
+// `hash_of` gives the hash with the address of the round's bucket in its high bits.
 template <class HashOf>
 void place_part(const PlacementPart& job, const HashOf& hash_of) {
   constexpr int64_t kPickedTogether = 1024;
@@ -59,8 +59,8 @@ void place_part(const PlacementPart& job, const HashOf& hash_of) {
   }
 }
 
-// Runs one round over the entries and returns those that found no place, in order. Each thread goes
-// over all entries: to choose those of its buckets takes much less than to place them.
+// Runs one round over the entries and returns those without a place, in order. Each thread goes
+// over all entries: selecting those of its buckets takes much less than placing them.
 template <class HashOf>
 EntryList place_round(const std::vector<TableView>& tables, int64_t* reused,
                       const EntryList& entries, const HashOf& hash_of) {

@@ -9,7 +9,7 @@
 
 namespace dynemb::cpu {
 
-// An id to be placed. `order` says which of two entries comes first; orders are distinct.
+// An id to be placed. `order`: position in the sequence of placement; orders are distinct.
 struct Entry {
   uint64_t hash;
   int64_t key;
@@ -19,17 +19,17 @@ struct Entry {
   int64_t score[kMaxScoreWords];
 };
 
-// Entries in the order of their placement. They stay where they are: one takes more than a line.
+// Entries in the order of their placement. Pointers, because an entry is larger than a line.
 using EntryList = std::vector<const Entry*>;
 
 // The entries of all lists in ascending order; orders are distinct and less than `orders`.
 EntryList merge_by_order(const std::vector<std::vector<Entry>>& lists, int64_t orders);
 
-// The entries in the order in which they lie.
+// The entries in memory order.
 EntryList entry_list(const std::vector<Entry>& entries);
 
 // Puts the entry into the bucket's first free slot, empty or tombstone, and counts the latter;
-// false if there is none.
+// false if the bucket is full.
 bool put_entry(const TableView& table, int64_t bucket, const Entry& entry,
                int64_t* reused_tombstones);
 
@@ -39,8 +39,7 @@ bool put_entry(const TableView& table, int64_t bucket, const Entry& entry,
 // few enough to fit. Orders are not read.
 void place_entries(const IndexArgs& index, const EntryList& entries);
 
-// The same for entries whose first candidate buckets are known to be full: the rounds after the
-// first.
+// The same for entries with full first candidate buckets: the rounds after the first.
 void place_displaced(const IndexArgs& index, const EntryList& entries);
 
 }  // namespace dynemb::cpu

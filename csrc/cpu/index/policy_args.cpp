@@ -6,7 +6,7 @@
 namespace dynemb::cpu {
 namespace {
 
-// Of a time, a step or a count: sums of two do not overflow.
+// Upper bound of a time, a step or a count: sums of two do not overflow.
 constexpr int64_t kMostNumber = int64_t{1} << 62;
 
 void check_policy(const IndexArgs& index, const int64_t* policy, int64_t number, int64_t cells) {
@@ -32,7 +32,7 @@ void check_policy(const IndexArgs& index, const int64_t* policy, int64_t number,
         "on_full is unknown");
   check(policy[kPolicyOnFull] != kFullEvict || words > 0, "eviction needs scores");
   check(policy[kPolicyBudget] == 0 || policy[kPolicyIdBytes] > 0, "an id takes no bytes");
-  check(policy[kPolicyTtl] >= 0, "ttl is negative");  // any other: what never expires is in range
+  check(policy[kPolicyTtl] >= 0, "ttl is negative");  // any other value: kMostNumber means never
   const struct {
     PolicyColumn column;
     const char* what;

@@ -1,4 +1,4 @@
-// The life-cycle policies of a call, as ops of the CPU see them.
+// The life-cycle policies of a call, for ops of the CPU.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@ struct PolicyArgs {
 
   bool empty() const { return rows == nullptr; }
   const int64_t* row(int64_t policy) const { return rows + policy * kPolicyColumns; }
-  // How a feature's lookups change scores.
+  // Changes of scores by a feature's lookups.
   ScoreUpdate update(int64_t feature, int64_t table) const {
     return empty() ? step_update(clock) : policy_update(row(of_feature[feature]), clock, table);
   }
 };
 
-// Checks also the values of the tensors.
+// Also checks the values of the tensors.
 PolicyArgs policy_args(const IndexArgs& index, const FeatureArgs& features, const Tensor& policy,
                        const Tensor& clock, const Tensor& sketch,
                        const std::vector<int64_t>& feature_policies);

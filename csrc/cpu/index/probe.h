@@ -50,7 +50,7 @@ DYNEMB_INLINE int64_t match_slot(const int64_t* line, int64_t id) {
   return slot;
 }
 
-// Whether the bucket has an empty slot: then it never was full, and no probe needs to go past it.
+// Whether the bucket has an empty slot: then it was never full, and probes need not go past it.
 DYNEMB_INLINE bool has_empty_slot(const int64_t* line) {
   const Words4 zero = {0, 0, 0, 0};
   Words4 empty = zero;
@@ -65,7 +65,7 @@ DYNEMB_INLINE void prefetch_line(const int64_t* line) {
   for (int word = 0; word < kBucketWords; word += 8) prefetch_line_of(line + word);
 }
 
-// Position of an id found by walking its probe sequence: bucket and slot, or bucket -1.
+// Position of an id after walking its probe sequence: bucket and slot, or bucket -1.
 struct SlotPosition {
   int64_t bucket;
   int64_t slot;
@@ -82,9 +82,9 @@ DYNEMB_INLINE SlotPosition probe(const TableView& table, int64_t id, uint64_t ha
   return {-1, 0};
 }
 
-// Frees an occupied slot; true if it becomes a tombstone. A bucket that was never full needs none:
-// no probe goes past it. Threads may clear slots of one bucket at once: a full bucket never looks
-// as if it had an empty slot, because its keys are not 0 when their handles go.
+// Frees an occupied slot; true if it becomes a tombstone. A bucket that was never full needs none,
+// because probes do not go past it. Threads may clear slots of one bucket at once: a full bucket
+// never seems to have an empty slot, because its keys are not 0 when their handles are cleared.
 DYNEMB_INLINE bool clear_slot(const TableView& table, int64_t bucket, int64_t slot) {
   int64_t* line = table.line(bucket);
   const bool tombstone = !has_empty_slot(line);

@@ -1,5 +1,5 @@
-// Hashes, buckets and matches of several ids at once: what a lookup computes while lines of the
-// index are on their way from memory.
+// Hashes, buckets and matches of several ids at once, computed while lines of the index are being
+// fetched.
 #pragma once
 
 #include <cstring>
@@ -8,7 +8,7 @@
 
 namespace dynemb::cpu {
 
-// Ids whose lines are on their way together.
+// Number of ids with lines in flight together.
 constexpr int64_t kProbeBlock = 64;
 
 // fmix64 of core/index/hash.h, of each word.
@@ -21,15 +21,15 @@ DYNEMB_INLINE UnsignedWords4 fmix64_words(UnsignedWords4 x) {
   return x;
 }
 
-// bucket_of each hash, where there are fewer than 2^32 buckets: of the product, only the carry of
-// the lower halves counts.
+// bucket_of each hash, for fewer than 2^32 buckets: of the product of the lower halves, only the
+// carry counts.
 DYNEMB_INLINE UnsignedWords4 buckets_of_words(UnsignedWords4 hash, uint64_t bucket_count) {
   const UnsignedWords4 low = (hash & 0xffffffffULL) * bucket_count;
   return ((hash >> 32) * bucket_count + (low >> 32)) >> 32;
 }
 
-// Indexes of as many buckets lie in the second cache. To fetch a line from there into the first
-// one, early, saves what little there is to wait; see cpu/runtime/prefetch.h for larger ones.
+// Indexes of fewer buckets fit into the second-level cache. Fetching a line from there early saves
+// the short wait; see cpu/runtime/prefetch.h for larger ones.
 constexpr int64_t kNearBuckets = (int64_t{1} << 20) / (kBucketWords * 8);
 
 template <bool kNear>
@@ -38,11 +38,11 @@ DYNEMB_INLINE void fetch_line(const int64_t* line) {
   for (int word = 0; word < kBucketWords; word += 8) __builtin_prefetch(line + word);
 }
 
-// First hashes and first buckets of `count` ids, whose lines are fetched.
+// First hashes and first buckets of `count` ids; prefetches the buckets.
 template <bool kNear>
 DYNEMB_INLINE void fetch_lines(const TableView& table, const int64_t* ids, int64_t count,
                                uint64_t* hash, int64_t* bucket) {
-  int64_t* const lines = table.lines;  // copies, which no store below can change
+  int64_t* const lines = table.lines;  // copies, so that stores below cannot change them
   const int64_t bucket_count = table.bucket_count;
   const uint64_t salt = table.salt;
   int64_t i = 0;
@@ -70,7 +70,7 @@ DYNEMB_INLINE void fetch_lines(const TableView& table, const int64_t* ids, int64
                                      : fetch_lines<false>(table, ids, count, hash, bucket);
 }
 
-// Where an id is in a bucket, its stored handle is one of the words, and the others are 0.
+// If an id is in a bucket, its stored handle is one of the words, and the others are 0.
 DYNEMB_INLINE Words4 match_words(const int64_t* line, int64_t id) {
   const Words4 wanted = {id, id, id, id};
   Words4 found = {0, 0, 0, 0};
@@ -81,7 +81,7 @@ DYNEMB_INLINE Words4 match_words(const int64_t* line, int64_t id) {
   return found;
 }
 
-// match_stored of four ids, each in its bucket: together they take half as many instructions.
+// match_stored of four ids, each in its bucket: half as many instructions as one by one.
 DYNEMB_INLINE Words4 match_four(const int64_t* lines, const int64_t* bucket, const int64_t* ids) {
   const Words4 first = match_words(lines + bucket[0] * kBucketWords, ids[0]);
   const Words4 second = match_words(lines + bucket[1] * kBucketWords, ids[1]);

@@ -1,4 +1,4 @@
-// get_scores and set_scores_: scores of ids, wherever they lie in the index.
+// get_scores and set_scores_: scores of ids in the index.
 #include <torch/csrc/stable/library.h>
 
 #include <tuple>
@@ -37,7 +37,7 @@ void visit_scores(const IndexArgs& index, const FeatureArgs& features, int64_t w
                  });
 }
 
-// Scores of ids (0 for those that are not there), and which are there.
+// Scores of ids (0 for missing ones), and which ids are in their tables.
 std::tuple<Tensor, Tensor> get_scores(Tensor buckets, Tensor scores, Tensor tables, Tensor meta,
                                       Tensor ids, Tensor offsets,
                                       std::vector<int64_t> feature_tables, int64_t word) {
@@ -55,8 +55,8 @@ std::tuple<Tensor, Tensor> get_scores(Tensor buckets, Tensor scores, Tensor tabl
   return {values, found};
 }
 
-// Sets the scores of the ids that are there, to the largest value given for an id; returns which
-// are.
+// Sets the scores of the ids in their tables, to the largest value given for an id; returns which
+// ids are there.
 Tensor set_scores_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Tensor ids,
                    Tensor offsets, std::vector<int64_t> feature_tables, Tensor values,
                    int64_t word) {

@@ -15,16 +15,16 @@ namespace dynemb::cpu {
 namespace {
 
 constexpr int64_t kSpreadBuckets = 32;  // read together
-// New lines that are put together in the first cache, and then written as a whole: neither are they
-// read before, nor need old lines be cleared. A ring, because the line at which a block of old
-// buckets begins is that of the next block, too.
+// New lines are assembled in the first-level cache and written as a whole. So they are not read
+// first, and old lines need not be cleared. A ring, because the first line for a block of old
+// buckets is also that of the next block.
 constexpr int64_t kWindowLines = 128;
 constexpr int64_t kMostLinesABucket = 2;
 static_assert(kSpreadBuckets * kMostLinesABucket + 2 <= kWindowLines, "a block fits the window");
 constexpr int64_t kNowhere = kWindowLines;  // a line that is always full
 
-// From so many bytes of new lines on they are written past the caches, which do not hold them until
-// they are read.
+// New lines of at least this many bytes leave the caches before they are read, so they are written
+// past the caches.
 constexpr int64_t kStreamedBytes = int64_t{1} << 24;
 
 // Other threads see what was streamed after end_stream().
@@ -64,7 +64,7 @@ DYNEMB_INLINE void leave_over(const TableView& table, int64_t bucket, int64_t sl
   }
 }
 
-// Growth by a factor of kMostLinesABucket at most.
+// Growth by at most kMostLinesABucket.
 DYNEMB_INLINE void spread_through_window_body(const SpreadJob& job) {
   const TableView table = job.table;
   const int64_t words = table.score_words;
@@ -125,7 +125,7 @@ DYNEMB_INLINE void spread_through_window_body(const SpreadJob& job) {
         copy_scores(table.score(bucket, slot), words, scores + target[i] * score_line + free);
       }
     }
-    // the first target may also be one of the buckets that follow below
+    // the first target may also be one of the following buckets
     const int64_t complete = first_target(first) + (first == job.begin ? 0 : 1);
     for (int64_t line = complete; line < written; ++line) {
       const int64_t at = line & (kWindowLines - 1);
@@ -143,14 +143,14 @@ DYNEMB_INLINE void spread_through_window_body(const SpreadJob& job) {
 }
 DYNEMB_SIMD_VARIANTS(spread_through_window, (const SpreadJob& job), (job))
 
-// The first slot that is free, or kBucketWidth: a growth fills a bucket from its first slot on.
+// The first free slot, or kBucketWidth: a growth fills a bucket from its first slot on.
 DYNEMB_INLINE int first_free(const int64_t* line) {
   int free = 0;
   for (int j = 0; j < kBucketWidth; ++j) free += line[kBucketWidth + j] != 0;
   return free;
 }
 
-// Growth by any factor: only lines that get an entry are touched.
+// Growth by any factor: touches only lines that get an entry.
 void scatter_buckets(const SpreadJob& job) {
   constexpr int64_t kScatterBuckets = 16;  // taken out of the index together
   const TableView& table = job.table;
@@ -199,8 +199,8 @@ struct TidyJob {
   Leftovers* rest;
 };
 
-// Entries that lie in their first bucket stay there, moved to its first slots. A bucket of such
-// entries alone, without a tombstone, is only read.
+// Entries in their first bucket stay there, moved to its first slots. A bucket with only such
+// entries and without a tombstone is only read.
 DYNEMB_INLINE void tidy_in_place_body(const TidyJob& job) {
   const TableView table = job.table;
   const auto bucket_count = static_cast<uint64_t>(table.bucket_count);
@@ -221,7 +221,7 @@ DYNEMB_INLINE void tidy_in_place_body(const TidyJob& job) {
       occupied |= static_cast<uint32_t>(or_words((stored != 0) & bit)) << j;
       kept |= static_cast<uint32_t>(or_words((stored != 0) & own & bit)) << j;
     }
-    // all that is used is kept, in the first slots
+    // all used slots are kept and come first
     if (used == kept && (kept & (kept + 1)) == 0) continue;
     for (uint32_t left = occupied & ~kept; left != 0; left &= left - 1) {
       leave_over(table, bucket, __builtin_ctz(left), job.rest);
@@ -243,7 +243,7 @@ DYNEMB_INLINE void tidy_in_place_body(const TidyJob& job) {
 }
 DYNEMB_SIMD_VARIANTS(tidy_in_place, (const TidyJob& job), (job))
 
-// So buckets_of_words asks.
+// Limit of buckets_of_words.
 constexpr int64_t kVectorBuckets = int64_t{1} << 32;
 
 }  // namespace

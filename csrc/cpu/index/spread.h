@@ -1,4 +1,4 @@
-// The first stage of a growth: entries that lie in their first buckets go to their new ones.
+// The first stage of a growth: entries in their first buckets go to their new ones.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@ struct SpreadJob {
 };
 
 // Moves the entries of buckets [begin, end) to their first buckets among `bucket_count`, which are
-// at least as many as before. The address of a first bucket grows with the hash and with the number
-// of buckets, so targets lie at or above `begin`: taken from the last buckets down, they have been
-// read already. What was displaced before, or finds its bucket full, goes to `rest`. The first
-// targets of `begin` and `end` must be those of no other bucket below them.
+// at least as many as before. First buckets grow with the hash and with the number of buckets, so
+// targets lie at or above `begin`: if buckets are taken from the last down, targets have been read
+// already. Entries that were displaced before, or find their bucket full, go to `rest`. No lower
+// bucket may share the first targets of `begin` and `end`.
 void spread_buckets(const SpreadJob& job);
 
-// The same where the number of buckets stays.
+// The same for an unchanged number of buckets.
 void tidy_buckets(const TableView& table, int64_t begin, int64_t end, Leftovers* rest);
 
 }  // namespace dynemb::cpu

@@ -28,7 +28,7 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Reserved ranges by their first address. Only these may be given to madvise.
+// Reserved ranges by their first address. madvise is called for these only.
 std::mutex ranges_mutex;
 std::map<uintptr_t, size_t>& ranges() {
   static auto* map = new std::map<uintptr_t, size_t>();  // outlives tensors freed at exit

@@ -1,4 +1,4 @@
-// What an update op needs of an optimizer.
+// Kernels of an optimizer for update ops.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace dynemb::cpu {
 
-constexpr int64_t kRowsPerChunk = 32;  // rows summed and updated while as many are loaded
+constexpr int64_t kRowsPerChunk = 32;  // rows updated together while as many are loaded
 
 struct RowUpdate {
   int64_t handle;
@@ -24,15 +24,15 @@ struct RowUpdate {
 struct RowUpdateJob {
   const RowUpdate* rows;
   int64_t count;          // at most kRowsPerChunk
-  const RowUpdate* next;  // rows of the job after this one: loaded while these are updated
+  const RowUpdate* next;  // rows of the next job, loaded while these are updated
   int64_t next_count;
-  const int64_t* ids;  // by position: read only for rows to which the id matters
+  const int64_t* ids;  // by position: read only if the update depends on the id
   const TableRows* tables;
   const OptimizerStep* steps;  // per table
   const SlabState* state;
   float* scratch;      // 2 + kMaxStates rows
-  int64_t stale;       // out: rows that were given away since the forward
-  int64_t non_finite;  // out: gradients with NaN or infinity, where they are looked for
+  int64_t stale;       // out: rows with stale handles
+  int64_t non_finite;  // out: gradients with NaN or infinity, if counted
 };
 
 struct OptimizerKernels {

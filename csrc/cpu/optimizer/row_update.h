@@ -1,4 +1,4 @@
-// Applies an optimizer to rows: the loop that all optimizers share.
+// The loop over rows that all optimizers share.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace dynemb::cpu {
 // instruction set.
 constexpr int64_t kLanes = 2 * kFloats;
 
-// Lanes 0 .. 7 and 8 .. 15. In registers: through memory it would cost more than the row.
+// Lanes 0 .. 7 and 8 .. 15, in registers: through memory it would cost more than the row.
 DYNEMB_INLINE float sum_lanes(Block<BaseLevel> lanes) {
   Floats8 sum = lanes.part[0] + lanes.part[1];
   sum += __builtin_shuffle(sum, Words8{4, 5, 6, 7, 0, 1, 2, 3});
@@ -31,7 +31,7 @@ DYNEMB_INLINE Block<BaseLevel> in_halves(const Block<Level>& lanes) {
   return halves;
 }
 
-// Adds the columns that are left after the last kLanes to the first lanes.
+// Adds the columns after the last multiple of kLanes to the first lanes.
 template <class Level>
 DYNEMB_INLINE void add_rest(const float* rest, int64_t count, Block<Level>* lanes) {
   float lane[kLanes] = {};
@@ -138,7 +138,7 @@ DYNEMB_INLINE void update_vector(const OptimizerStep& s, const RowNumbers& row,
   for (int k = 0; k < Optimizer::kElementStates; ++k) store_floats(state[k] + c, values[k]);
 }
 
-// Updates columns from `column` on, kBlocks blocks at once; returns the first one that is left.
+// Updates columns from `column` on, kBlocks blocks at once; returns the first remaining one.
 template <class Level, class Optimizer, int64_t kBlocks, class Weights>
 DYNEMB_INLINE int64_t update_blocks(const OptimizerStep& s, const RowNumbers& row,
                                     const float* __restrict gradient, const Weights& weights,
@@ -158,7 +158,7 @@ DYNEMB_INLINE int64_t update_blocks(const OptimizerStep& s, const RowNumbers& ro
   return column;
 }
 
-// Written with vectors: the compiler does not find them in loops over bfloat16.
+// Written with vectors: compilers do not vectorize loops over bfloat16.
 template <class Level, class Optimizer, class Weights>
 DYNEMB_INLINE void update_elements(const OptimizerStep& step, const RowNumbers& numbers,
                                    const float* __restrict gradient, const Weights& all_weights,
@@ -192,8 +192,8 @@ DYNEMB_INLINE void update_elements(const OptimizerStep& step, const RowNumbers& 
   }
 }
 
-// The gradient as the optimizer shall see it, in `scratch` where it differs; nullptr where the row
-// must not be updated with it.
+// The gradient for the optimizer, in `scratch` if it differs; nullptr if the row must not be
+// updated.
 template <class Level>
 DYNEMB_INLINE const float* prepared_gradient(const OptimizerStep& s, const float* gradient,
                                              int64_t dim, float* __restrict scratch,
@@ -240,10 +240,10 @@ DYNEMB_INLINE void prefetch_update(const RowUpdateJob& job, const RowUpdate& upd
     if (job.state->steps != nullptr) prefetch_line_of(job.state->steps + row);
   }
   if (job.state->dirty_bits != nullptr) prefetch_line_of(job.state->dirty_bits + row);
-  if (rounds) prefetch_line_of(job.ids + update.position);  // names the random bits
+  if (rounds) prefetch_line_of(job.ids + update.position);  // the id determines the random bits
 }
 
-// What an optimizer works out once for a row; updates the row's own state.
+// Values that an optimizer computes once for a row; updates the row's own state.
 template <class Level, class Optimizer>
 DYNEMB_INLINE RowNumbers row_numbers(const SlabState& slab, const OptimizerStep& step, int64_t row,
                                      const float* gradient, const float* weight,
@@ -331,14 +331,14 @@ DYNEMB_INLINE void update_row(const RowUpdateJob& job, const TableRows& table,
   }
 }
 
-// Whether the numbers of a row follow from its gradient and own state alone.
+// Whether the values of a row follow from its gradient and own state alone.
 template <class Optimizer>
 DYNEMB_INLINE bool numbers_of_gradient(const SlabState& slab, const OptimizerStep& step) {
   return Optimizer::kSums > 0 && !Optimizer::kSumsWeights && slab.steps == nullptr &&
          step.l2 == 0.0f && !step.scales && !step.measures && !step.skip;
 }
 
-// Rows that were given away since the forward are somebody else's, and not written.
+// Rows with stale handles belong to other ids, and are not written.
 inline void copy_before_write(const RowUpdateJob& job) {
   for (int64_t k = 0; k < job.count; ++k) {
     const RowUpdate& update = job.rows[k];
@@ -352,7 +352,7 @@ inline void copy_before_write(const RowUpdateJob& job) {
 template <class Level, class Optimizer>
 DYNEMB_INLINE void update_rows_simd_body(RowUpdateJob& job, Optimizer) {
   if (copies_on_write(*job.state)) copy_before_write(job);
-  // These come first, for all rows: inside of the loop below each row would wait for its own.
+  // These come first, for all rows: inside the loop below each row would wait for its own.
   RowNumbers numbers[kRowsPerChunk];
   bool known[kRowsPerChunk] = {};
   [[maybe_unused]] bool zeros = false;
@@ -364,7 +364,7 @@ DYNEMB_INLINE void update_rows_simd_body(RowUpdateJob& job, Optimizer) {
       const int64_t row = handle_row(update.handle);
       if (!numbers_of_gradient<Optimizer>(*job.state, step)) continue;
       if (row_status(update.handle, table.generations[row]) != RowStatus::kLive) continue;
-      // weights do not count: zeros are as good, and need no conversion
+      // weights are not in the sums: zeros do as well, and need no conversion
       if (!zeros) std::memset(job.scratch, 0, sizeof(float) * static_cast<size_t>(table.dim));
       zeros = true;
       known[k] = true;

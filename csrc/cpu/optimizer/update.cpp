@@ -52,7 +52,7 @@ struct UpdateCall {
     }
   }
 
-  // Advances the steps of the tables in this update, once everything has been checked.
+  // Advances the steps of the tables in this update, after all checks.
   void advance() {
     for (size_t t = 0; t < steps.size(); ++t) {
       if (given.updated[t] != 0 && !steps[t].skip) given.clock[t] = steps[t].step;
@@ -90,7 +90,7 @@ struct UpdateCall {
 
 constexpr int64_t kScratchRows = 2 + kMaxStates;
 
-// Rows that were not updated, by chunk, so that threads do not meet.
+// Rows that were not updated, by chunk, so that threads do not share counters.
 struct Dropped {
   std::vector<int64_t> stale;
   std::vector<int64_t> non_finite;
@@ -120,7 +120,7 @@ struct SlabRuns {
         long_runs(sum_long_runs(source, runs)),
         chunks((runs.count() + kRowsPerChunk - 1) / kRowsPerChunk) {}
 
-  // Rows of a chunk without their sums; returns how many.
+  // Rows of a chunk without their sums; returns their number.
   int64_t collect(int64_t chunk, RowUpdate* rows) const {
     const LookupArgs& lookup = *source.lookup;
     const int64_t first = chunk * kRowsPerChunk;
@@ -162,7 +162,7 @@ void update_runs(const UpdateCall& call, const SlabRuns& slab) {
   parallel_units(slab.chunks, occurrences, [&](int64_t begin, int64_t end) {
     std::vector<float> buffer(static_cast<size_t>(kRowsPerChunk * dim));
     std::vector<float> scratch(static_cast<size_t>(kScratchRows * dim));
-    RowUpdate two_chunks[2][kRowsPerChunk];  // of one chunk and of the next one, in turn
+    RowUpdate two_chunks[2][kRowsPerChunk];  // of one chunk and of the next one, alternating
     RowUpdateJob job = call.job(slab.runs.slab, slab.source.lookup->features.ids, scratch.data());
     job.next = two_chunks[begin % 2];
     job.next_count = slab.collect(begin, two_chunks[begin % 2]);
@@ -182,7 +182,7 @@ void update_runs(const UpdateCall& call, const SlabRuns& slab) {
   dropped.count(call);
 }
 
-// Whether `is_right` holds for all of so many entries.
+// Whether `is_right` holds for all `count` entries.
 template <class F>
 bool all_entries(int64_t count, const F& is_right) {
   constexpr int64_t kEntriesPerUnit = 1 << 12;
@@ -243,7 +243,7 @@ void update(const OptimizerKernels& kernels, const char* op, const std::vector<T
   const auto table_count = static_cast<int64_t>(call.tables.size());
   std::vector<int64_t> dims;
   for (const Tensor& of_slab : weights) dims.push_back(of_slab.size(1));
-  // not made for all entries at once: they may be millions
+  // computed on demand: there may be millions of entries
   const auto entry = [&](size_t s, int64_t u) -> RowUpdate {
     const ReducedTensors& of = reduced[s];
     return {of.handles[u], u, of.tables[u], of.gradients + u * dims[s]};
@@ -259,7 +259,7 @@ void update(const OptimizerKernels& kernels, const char* op, const std::vector<T
       return handle[u] >= 0 && handle_row(handle[u]) < rows && table[u] >= 0 &&
              table[u] < table_count && call.tables[table[u]].slab == static_cast<int64_t>(s);
     };
-    // threads look for a wrong entry, and one of them says which it is
+    // threads look for a wrong entry, then one of them reports it
     const auto is_right = [&](int64_t u) { return names_row(u) && call.updates(table[u]); };
     if (!call.raises() && all_entries(count, is_right)) continue;
     for (int64_t u = 0; u < count; ++u) {

@@ -1,4 +1,4 @@
-// What <name>_update_ and <name>_backward_ of all optimizers share.
+// Shared parts of <name>_update_ and <name>_backward_ of all optimizers.
 #pragma once
 
 #include <optional>

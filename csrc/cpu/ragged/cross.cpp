@@ -13,8 +13,8 @@ namespace {
 
 using Lists = std::vector<Tensor>;
 
-// The distinct ids of rows in order of first occurrence, each with its weight there. Those of a row
-// begin where the row does.
+// The distinct ids of rows in order of first occurrence, each with its weight. The distinct ids of
+// a row begin at the row's offset.
 struct DistinctRows {
   std::vector<int64_t> id;
   std::vector<float> weight;
@@ -23,7 +23,7 @@ struct DistinctRows {
 
 class RowTable {
  public:
-  // The distinct ids of a row, by linear probing; a few ids are compared with each other.
+  // The distinct ids of a row, by linear probing; few ids are compared with each other.
   int64_t distinct(const Ragged& list, int64_t row, int64_t* id, float* weight) {
     const auto* ids = reinterpret_cast<const int64_t*>(list.values);
     const int64_t first = list.offset[row];

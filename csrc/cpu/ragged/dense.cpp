@@ -27,7 +27,7 @@ struct Nested {
   size_t depth() const { return offset.size(); }
 };
 
-// Checks also that no row is longer than its dense dimension.
+// Also checks that no row is longer than its dense dimension.
 std::vector<Nested> nested_of(const char* op, const Lists& values, const Lists& offsets,
                               const std::vector<int64_t>& depths,
                               const std::vector<int64_t>& lengths) {
@@ -88,7 +88,7 @@ Lists ragged_to_dense(Lists values, Lists offsets, std::vector<int64_t> depths,
   Lists dense;
   int64_t rows = 1;
   int64_t size = 1;
-  size_t at = 0;  // among all lengths
+  size_t at = 0;  // position among all lengths
   for (size_t f = 0; f < nested.size(); ++f) {
     std::vector<int64_t> shape{nested[f].rows};
     for (size_t d = 0; d < nested[f].depth(); ++d, ++at) {

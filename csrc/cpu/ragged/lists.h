@@ -1,4 +1,4 @@
-// Lists of ragged values: what the ragged_* ops share.
+// Lists of ragged values, shared by the ragged_* ops.
 #pragma once
 
 #include <cstring>
@@ -17,12 +17,12 @@ struct Ragged {
   int64_t rows;
   int64_t count;
   bool weighted;
-  const float* weight;  // nullptr where there are none, or no values
+  const float* weight;  // nullptr: no weights, or no values
 };
 
 inline int64_t* words_of(const Tensor& tensor) { return static_cast<int64_t*>(tensor.data_ptr()); }
 
-// Checks also the values of offsets.
+// Also checks the values of offsets.
 inline std::vector<Ragged> ragged_of(const char* op, const char* values_name,
                                      const std::vector<Tensor>& values, const char* offsets_name,
                                      const std::vector<Tensor>& offsets, const char* weights_name,
@@ -43,13 +43,13 @@ inline std::vector<Ragged> ragged_of(const char* op, const char* values_name,
   return result;
 }
 
-// Values and weights that an op takes out of others.
+// Output values and weights of an op.
 struct TakenValues {
   char* values;
   float* weight;  // nullptr: none
 };
 
-// Room for sizes[f] values and weights of each feature.
+// Storage for sizes[f] values and weights of each feature.
 struct TakenLists {
   std::vector<Tensor> values;
   std::vector<Tensor> weights;
@@ -70,7 +70,7 @@ inline TakenLists taken_lists(const std::vector<Tensor>& values, const std::vect
   return result;
 }
 
-// Where the rows of each feature begin among those of all [features + 1].
+// Where the rows of each feature begin among all rows [features + 1].
 inline std::vector<int64_t> row_begins(const std::vector<Ragged>& lists) {
   return item_begins(lists.size(), [&](size_t f) { return lists[f].rows; });
 }
@@ -85,7 +85,7 @@ inline int64_t row_work(const std::vector<Ragged>& lists) {
   return count / rows + 1;
 }
 
-// Copies ranges of values, those that follow each other in one go.
+// Copies ranges of values; adjacent ranges are copied together.
 class RangeCopy {
  public:
   RangeCopy(const Ragged& from, const TakenValues& to) : from_(from), to_(to) {}

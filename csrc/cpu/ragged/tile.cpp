@@ -147,7 +147,7 @@ Tensor ragged_tile_grad(std::vector<Tensor> grads, Tensor positions, Tensor offs
                       result_bytes("ragged_tile_grad", "rows", rows, {rows, bags.dim}, 4));
   Tensor sums = empty_cpu({rows, bags.dim}, ScalarType::Float);
   auto* to = static_cast<float*>(sums.data_ptr());
-  std::fill_n(to, rows * bags.dim, 0.0f);  // not memset: of no rows there is no address
+  std::fill_n(to, rows * bags.dim, 0.0f);  // not memset: a tensor without rows has no address
   for_each_column_unit(bags, [&](int64_t begin, int64_t end) {
     add_tile_grads({&bags, &from, tile_lens.data(), pad_left.data(), to, begin, end});
   });

@@ -1,4 +1,4 @@
-// ids_concat: ids of many features one after another, and the offsets of their bags.
+// ids_concat: concatenates ids of many features, and the offsets of their bags.
 #include <torch/csrc/stable/library.h>
 
 #include <tuple>
@@ -11,8 +11,8 @@
 namespace dynemb::cpu {
 namespace {
 
-// Where features meet, only here can be seen which of them is wrong; the rest is checked by the op
-// that takes the offsets.
+// Only this op can tell which of two adjacent features is wrong where they meet; the op that takes
+// the offsets checks the rest.
 void check_meetings(const char* op, const std::vector<FeatureBags>& features, int64_t bags) {
   for (size_t f = 0; f + 1 < features.size(); ++f) {
     const FeatureBags& feature = features[f];

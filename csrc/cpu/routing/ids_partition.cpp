@@ -13,9 +13,9 @@
 namespace dynemb::cpu {
 namespace {
 
-// A counting sort of each group's distinct ids, which keeps their order. Groups have counters and
-// ranges of the output of their own. As in unique.cpp, the distinct ids of a group are not kept
-// until it is known where they go, but who owns them is.
+// A counting sort of each group's distinct ids, which keeps their order. Groups have their own
+// counters and ranges of the output. As in unique.cpp, the distinct ids of a group are not kept
+// until their place is known; only their owners are.
 std::tuple<Tensor, Tensor, Tensor, Tensor> ids_partition(Tensor ids, Tensor offsets, int64_t parts,
                                                          int64_t slots) {
   const char* op = "ids_partition";

@@ -1,4 +1,4 @@
-// mix_ids, unmix_ids, id_owners, ids_encode: ids on their way to the shard that owns them.
+// mix_ids, unmix_ids, id_owners, ids_encode: ids and the shards that own them.
 #include <torch/csrc/stable/library.h>
 
 #include "arguments/routing.h"

@@ -10,14 +10,14 @@
 namespace dynemb::cpu {
 namespace {
 
-constexpr int64_t kAhead = 16;  // ids whose slot is fetched before it is needed
+constexpr int64_t kAhead = 16;  // distance of prefetching slots
 
 // Distinct ids, group after group; where groups begin in them [groups + 1]; for each id, its
-// position in them [N]; how often each is there. `padded`: as long as the input, 0 at the end.
+// position in them [N]; and how often each occurs. `padded`: as long as the input, 0 at the end.
 //
-// It is not known where the distinct ids of a group go before those of the groups ahead are
-// counted. They are not kept until then, which would take as much memory as the results: whoever
-// knows the number of each id can write them all.
+// The place of a group's distinct ids is unknown before those of earlier groups are counted.
+// Keeping them until then would take as much memory as the results. Instead they are written later,
+// from the number of each id.
 std::tuple<Tensor, Tensor, Tensor, Tensor> unique(const char* op, const Tensor& ids,
                                                   const Tensor& offsets, bool padded) {
   const GroupedIds given = grouped_ids(op, ids, offsets);

@@ -1,4 +1,4 @@
-// Distinct ids of groups, before it is known where they go.
+// Distinct ids of groups, before their place is known.
 #pragma once
 
 #include <vector>
@@ -10,15 +10,15 @@
 
 namespace dynemb::cpu {
 
-// Checks also the values of offsets.
+// Also checks the values of offsets.
 GroupedIds grouped_ids(const char* op, const Tensor& ids, const Tensor& offsets);
 
-// Numbers the distinct ids of a group at a time; its memory, and the caches it lies in, serve the
-// groups of a thread one after another.
+// Numbers the distinct ids of one group at a time. Its memory, in the caches, is reused for the
+// groups of a thread.
 class DistinctNumbers {
  public:
-  // Writes for each id its number among the distinct ids, which are numbered in order of first
-  // occurrence; gives how many there are. At most INT32_MAX ids.
+  // Writes the number of each id among the distinct ids, in order of first occurrence; returns how
+  // many there are. At most INT32_MAX ids.
   int64_t number(const int64_t* ids, int64_t count, int64_t* number_of_id);
 
   // The distinct ids of the last call, until the next one.

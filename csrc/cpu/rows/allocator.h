@@ -1,4 +1,4 @@
-// Gives out the rows of a group's slabs.
+// Allocation of rows in a group's slabs.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace dynemb::cpu {
 
-// Checks also that counts are those of rows, and that each table has its rows in one of the slabs.
+// Also checks the counts of rows, and that each table has a valid slab.
 inline AllocationTensors slab_rows(const IndexArgs& index, const Tensor& slabs,
                                    const Tensor& free_rows) {
   const AllocationTensors given = allocation_tensors(index.op, slabs, free_rows);
@@ -32,8 +32,8 @@ class RowAllocator {
   int64_t slab_count() const { return given_.slab_count; }
   int64_t* slab(int64_t s) const { return given_.slabs + s * kSlabColumns; }
 
-  // Bytes of memory to be had before `rows[s]` more rows of each slab s are given out, 0 while
-  // enough has been checked before. Raises if there is no room for that many rows. Changes nothing.
+  // Bytes of memory needed before `rows[s]` more rows of each slab s are given out; 0 if enough has
+  // been checked before. Raises if the slab has too few rows. Nothing changes.
   int64_t check(const std::vector<int64_t>& rows) const {
     for (int64_t s = 0; s < given_.slab_count; ++s) {
       const int64_t needed = next_row_after(s, rows[s]);
@@ -53,7 +53,7 @@ class RowAllocator {
     return has_available_memory(bytes_for(rows));
   }
 
-  // No handle of a row that was given out for the first time is as large.
+  // Upper bound of handles of rows that were given out for the first time.
   int64_t first_fresh(int64_t s) const { return make_handle(slab(s)[kSlabNextRow], 0); }
 
   // The next row's handle: freed rows first, last freed first.

@@ -42,7 +42,7 @@ DYNEMB_INLINE void find_highest_body(const HandlesJob& job) {
 }
 DYNEMB_SIMD_VARIANTS(find_highest, (const HandlesJob& job), (job))
 
-// -1: there are none.
+// -1: no handle has a row.
 int64_t highest_handle(const int64_t* handles, int64_t count) {
   constexpr int64_t kHandlesPerUnit = 1 << 13;
   int64_t highest = -1;

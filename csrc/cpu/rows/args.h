@@ -1,4 +1,4 @@
-// The rows of a group by table, and a lookup, as ops of the CPU see them.
+// The rows of a group by table, and a lookup, for ops of the CPU.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace dynemb::cpu {
 
-// One table's rows: the slab they lie in and how new ones begin.
+// One table's rows: their slab and their initializers.
 struct TableRows {
   char* weights;         // [rows, dim]
   int32_t* generations;  // [rows]
@@ -36,7 +36,7 @@ struct TableRows {
   char* row(int64_t number) const { return weights + number * row_bytes; }
 };
 
-// One entry per table. Checks also the constants of tables.
+// One entry per table. Also checks the constants of tables.
 std::vector<TableRows> group_rows(const char* op, const RowTensors& rows);
 inline std::vector<TableRows> group_rows(const char* op, const std::vector<Tensor>& weights,
                                          const std::vector<Tensor>& generations, const Tensor& meta,
@@ -56,7 +56,7 @@ struct LookupArgs {
   int64_t columns;              // row width of output and gradient
 };
 
-// Checks also that dims are those of the tables, and that handles name rows that exist.
+// Also checks that dims are those of the tables, and that the rows of handles exist.
 LookupArgs lookup_call(const char* op, const std::vector<TableRows>& tables, const Tensor& ids,
                        const Tensor& handles, const Tensor& offsets,
                        const std::optional<Tensor>& per_sample_weights,

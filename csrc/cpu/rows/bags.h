@@ -1,4 +1,4 @@
-// BagArgs of rows that lie in a plain tensor, and gradients of what is made of them.
+// BagArgs for rows of a plain tensor, and gradients of bags.
 #pragma once
 
 #include <optional>
@@ -9,7 +9,7 @@
 
 namespace dynemb::cpu {
 
-constexpr int64_t kAheadRows = 16;      // rows on their way ahead of the one in use
+constexpr int64_t kAheadRows = 16;      // rows prefetched ahead of the one in use
 constexpr int64_t kBagsOfTile = 256;    // of one feature: the unit of work of the forward
 constexpr int64_t kColumnsOfUnit = 16;  // one cache line: the unit of work of the backward
 
@@ -25,7 +25,7 @@ struct BagArgs {
   int64_t columns() const { return features * dim; }
 };
 
-// Checks also all values: the rows are read and written without.
+// Also checks all values: rows are then accessed without checks.
 BagArgs bag_args(const char* op, const Tensor& positions, const Tensor& offsets, int64_t features,
                  const std::optional<Tensor>& weights, int64_t rows, int64_t dim);
 
@@ -59,7 +59,7 @@ void for_each_tile(const BagArgs& bags, const F& f) {
   });
 }
 
-// Runs f(first column, end) over the columns of a row: threads have columns of their own, so that
+// Runs f(first column, end) over the columns of a row: each thread has its own columns, so that
 // sums keep the order of bags.
 template <class F>
 void for_each_column_unit(const BagArgs& bags, const F& f) {

@@ -9,7 +9,7 @@
 namespace dynemb::cpu {
 namespace {
 
-// A slab whose rows are preserved.
+// A slab with copy-on-write.
 struct CopyOnWriteSlab {
   char* weights;
   int64_t rows;
@@ -46,7 +46,7 @@ int64_t bytes_of_state(const SlabState& state) {
   return bytes + (state.steps == nullptr ? 0 : static_cast<int64_t>(sizeof(int32_t)));
 }
 
-// Raises unless all that the words name lies within them.
+// Raises unless all fields point into the vector.
 void check_copy_on_write(const char* op, const CopyOnWriteSlab& slab) {
   const int64_t* words = slab.state.copy_on_write;
   const int64_t places = words[kCowPlaces];

@@ -7,14 +7,14 @@
 namespace dynemb::cpu {
 namespace {
 
-// The next row that is read is some microseconds away, and a place that is free may be, too.
+// The reader takes some microseconds to the next row, after which a place may be free.
 constexpr std::chrono::microseconds kWait{50};
 
 int32_t* mark_of(const SlabState& state, int64_t row) {
   return reinterpret_cast<int32_t*>(state.copy_on_write + state.copy_on_write[kCowMarks]) + row;
 }
 
-// Damaged words name no place beyond those that there are.
+// Damaged fields give no place outside the vector.
 char* place_of(const SlabState& state, int64_t place) {
   return reinterpret_cast<char*>(state.copy_on_write + state.copy_on_write[kCowBuffer]) +
          place % state.copy_on_write[kCowPlaces] * state.copy_on_write[kCowRowBytes];
@@ -25,7 +25,7 @@ int32_t* free_place(const SlabState& state, int64_t number) {
          static_cast<uint64_t>(number) % static_cast<uint64_t>(state.copy_on_write[kCowPlaces]);
 }
 
-// A free place, or -1. Its entry of the ring is not written before the place is given back.
+// A free place, or -1. Its entry of the ring is not written before the place is freed.
 int64_t taken_place(const SlabState& state) {
   int64_t number = __atomic_load_n(state.copy_on_write + kCowTaken, __ATOMIC_RELAXED);
   while (number < __atomic_load_n(state.copy_on_write + kCowGiven, __ATOMIC_ACQUIRE)) {
@@ -44,7 +44,7 @@ void give_place(const SlabState& state, int32_t place) {
   __atomic_store_n(state.copy_on_write + kCowGiven, number + 1, __ATOMIC_RELEASE);
 }
 
-// Calls copy(bytes of the row, how many) for each tensor of a row.
+// Calls copy(bytes of the row, size) for each tensor of a row.
 template <class Copy>
 void each_part(const SlabState& state, int64_t row, Copy copy) {
   for (int k = 0; k < state.element_states; ++k) {
@@ -87,7 +87,7 @@ void copy_before_write(const SlabState& state, int64_t row, const char* weights,
       to += bytes;
     });
     __atomic_store_n(mark, static_cast<int32_t>(place + 1), __ATOMIC_RELEASE);
-    // what is written to the row from here on is seen by nobody who does not see the mark
+    // a thread that sees later writes to the row also sees the mark
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     return;
   }

@@ -1,6 +1,6 @@
-// Loads and stores of several floats as one value, also from and to bfloat16 and float16. Code that
-// has the instruction set as a type takes vectors of sixteen floats where there are registers for
-// them, with AVX-512, and of eight elsewhere.
+// Loads and stores of several floats as one value, also from and to bfloat16 and float16. Code with
+// the instruction set as a type takes vectors of sixteen floats with AVX-512, and of eight
+// elsewhere.
 #pragma once
 
 #include <cstdint>
@@ -96,7 +96,7 @@ DYNEMB_INLINE void bfloat16_to_floats(Halves16 halves, Floats8* first, Floats8* 
       zeros, halves, Halves16{0, 24, 0, 25, 0, 26, 0, 27, 0, 28, 0, 29, 0, 30, 0, 31}));
 }
 #if DYNEMB_X86
-// The compiler's own conversion is made of two halves.
+// The compiler's own conversion consists of two halves.
 DYNEMB_TARGET_V4 inline Words16 words_of_halves(Halves16 halves) {
   return reinterpret_cast<Words16>(
       _mm512_maskz_cvtepu16_epi32(0xffff, reinterpret_cast<__m256i>(halves)));
@@ -139,7 +139,7 @@ struct WordsOfTwoBlocks {
   Words16 block[2];
 };
 
-// How the values of a row are rounded: to nearest, or stochastically with the bits of a key.
+// Rounding of a row's values: to nearest, or stochastically with the bits of a key.
 struct Rounding {
   bool stochastic;
   uint64_t key;
@@ -156,7 +156,7 @@ struct Rounding {
     const Words16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const auto halves = reinterpret_cast<Halves32>(
         rounding_words<Words16>(key, static_cast<uint32_t>(column / 2) + lanes));
-    // upper halves of eight words, then their lower halves; what comes to lie below is any
+    // upper halves of eight words, then their lower halves; the bits below are arbitrary
     const Halves32 first = {1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15,
                             0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14};
     return {reinterpret_cast<Words16>(__builtin_shuffle(halves, first)),
@@ -210,7 +210,7 @@ DYNEMB_INLINE void store_bfloat16(const Rounding& rounding, int64_t column, floa
 }
 
 #if DYNEMB_X86
-// Neither denormals as zeros nor flushing to zero matters to this instruction.
+// This instruction ignores denormals-are-zero and flush-to-zero modes.
 DYNEMB_TARGET_V3 inline Floats8 processor_float16(Halves8 halves) {
   return reinterpret_cast<Floats8>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(halves)));
 }
@@ -258,8 +258,8 @@ DYNEMB_INLINE Block<Level> load_float16_block(const uint16_t* from) {
   return block;
 }
 
-// Values of float16 that are rounded to nearest, and their bits: with the processor's conversion
-// where there is one. It keeps bits of a NaN that float16_nearest_bits does not.
+// Values of float16 rounded to nearest, and their bits, by the processor's conversion if there is
+// one. It keeps bits of a NaN that float16_nearest_bits does not.
 template <class Level, class Floats, class Words>
 DYNEMB_INLINE void store_nearest_float16(Floats values, Words bits, uint16_t* to) {
 #if DYNEMB_X86
@@ -273,15 +273,15 @@ DYNEMB_INLINE void store_nearest_float16(Floats values, Words bits, uint16_t* to
   }
 }
 
-// The same, rounded by float16_stochastic_bits. The processor cuts off bits below the last one that
-// is kept, after the random ones have been added to them.
+// The same, rounded by float16_stochastic_bits. The processor truncates after the random bits have
+// been added below the last one that is kept.
 template <class Level, class Floats, class Words>
 DYNEMB_INLINE void store_stochastic_float16(Words bits, Words words, uint16_t* to) {
 #if DYNEMB_X86
   if constexpr (!std::is_same_v<Level, BaseLevel>) {
     const Words part = words >> 19;
     const Words magnitude = bits & 0x7fffffffu;
-    // below 2^-14, the least normal number, what is kept is a multiple of 2^-24
+    // below 2^-14, the least normal number, results are multiples of 2^-24
     const Floats small =
         bits_as<Floats>(magnitude) + whole_to_float<Floats>(part) * kFloat16RandomUnit;
     const Words rounded = magnitude < 0x38800000u ? bits_as<Words>(small) : magnitude + part;

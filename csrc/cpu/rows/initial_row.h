@@ -1,4 +1,4 @@
-// Writes the initial value of a row, vectorised over its columns, as floats that the row can store.
+// Initial values of a row, vectorised over its columns, as floats that the row can store.
 #pragma once
 
 #include <algorithm>
@@ -48,7 +48,7 @@ DYNEMB_INLINE void write_initial_row(const TableRows& table, int64_t records_beg
     const int kind = static_cast<int>(record[r * kInitRecordColumns + kInitKindColumn]);
     random |= kind != kInitConstant && kind != kInitVector;
   }
-  uint32_t words[kInitChunk + kWidestVector];  // those behind a chunk are read and do not count
+  uint32_t words[kInitChunk + kWidestVector];  // those after a chunk are read and ignored
   for (int64_t first = 0; first < table.dim; first += kInitChunk) {
     const int64_t last = std::min(first + kInitChunk, table.dim);
     if (random) random_words(table.seed, id, table.first_column + first, last - first, words);
@@ -62,8 +62,8 @@ DYNEMB_INLINE void write_initial_row(const TableRows& table, int64_t records_beg
   round_row(table.storage, row, table.dim);
 }
 
-// The values a lookup sees for an id: the row itself, or a copy of it or an initial or default
-// value in `scratch` (dim floats), or nullptr for zeros (padding, or a row that was given away).
+// Values of an id in a lookup: the row itself, or a copy of it or an initial or default value in
+// `scratch` (dim floats). nullptr: zeros (padding, or a stale handle).
 template <class Level = BaseLevel>
 DYNEMB_INLINE const float* resolve_row(const TableRows& table, int64_t handle, int64_t id,
                                        float* scratch) {
@@ -92,7 +92,7 @@ DYNEMB_INLINE const float* resolve_row(const TableRows& table, int64_t handle, i
   return scratch;
 }
 
-// The same as the row stores it, of rows of 16 bits: initial values are those of such rows.
+// The same in the format of rows of 16 bits: initial values are rounded to it.
 template <class Level>
 DYNEMB_INLINE const uint16_t* resolve_halves(const TableRows& table, int64_t handle, int64_t id,
                                              float* scratch, uint16_t* halves) {

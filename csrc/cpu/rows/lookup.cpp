@@ -1,5 +1,5 @@
-// Forward of the lookups: embedding_bag (pooled) and embedding (a vector per id), and both in forms
-// that have no autograd formula: embedding_forward, embedding_inference and find_and_read.
+// Forward of the lookups: embedding_bag (pooled) and embedding (a vector per id), and both without
+// an autograd formula: embedding_forward, embedding_inference and find_and_read.
 #include "cpu/rows/lookup.h"
 
 #include <torch/csrc/stable/library.h>
@@ -20,7 +20,7 @@
 namespace dynemb::cpu {
 namespace {
 
-constexpr int64_t kPrefetchRows = 64;  // rows on their way ahead of the one in use
+constexpr int64_t kPrefetchRows = 64;  // rows prefetched ahead of the one in use
 
 struct BagJob {
   const LookupArgs* lookup;
@@ -30,8 +30,8 @@ struct BagJob {
   float* scratch;  // kRowsAtOnce rows and one more
 };
 
-// Addresses of the rows of `count` handles; true: all of them are live. Without a branch, so that
-// the processor reads on while generations are on their way.
+// Addresses of the rows of `count` handles; true: all of them are live. Without branches, so that
+// the processor reads on while generations are being fetched.
 template <Storage kStorage>
 DYNEMB_INLINE bool live_rows(const TableRows& table, const int64_t* handles, int64_t count,
                              const Stored<kStorage>** row) {
@@ -54,11 +54,11 @@ DYNEMB_INLINE void prefetch_rows(const TableRows& table, const int64_t* handles,
   }
 }
 
-// kStorage: that of the rows if it is of 16 bits, and otherwise float32, which rows are made.
+// kStorage: that of the rows if it is of 16 bits, otherwise float32, to which rows are converted.
 template <bool kWeighted, class Level, Storage kStorage>
 DYNEMB_INLINE void pool_tile(const BagJob& job) {
   const LookupArgs& lookup = *job.lookup;
-  const TableRows table = *job.table;  // a copy, which no store below can change
+  const TableRows table = *job.table;  // a copy, so that stores below cannot change it
   const int64_t* const handles = lookup.handles;
   const int64_t first_bag = job.tile.feature * lookup.batch;
   const int64_t feature_end = lookup.features.begin[job.tile.feature + 1];
@@ -68,7 +68,7 @@ DYNEMB_INLINE void pool_tile(const BagJob& job) {
   }
   const Stored<kStorage>* row[kRowsAtOnce];
   float weight[kRowsAtOnce];
-  // Rows may be summed where they lie.
+  // Whether rows may be summed in place.
   const bool direct = table.storage == kStorage && table.rows > 0;
   for (int64_t b = job.tile.begin; b < job.tile.end; ++b) {
     const int64_t bag = first_bag + b;
@@ -177,8 +177,8 @@ Tensor run_lookup(const LookupArgs& lookup, const std::vector<TableRows>& tables
   return output;
 }
 
-// What the lookups for training return beside their output: how often the rows have been updated,
-// so that the backward can tell whether they are still those of the forward.
+// The second result of training lookups: the number of updates of the rows, by which the backward
+// detects updates since the forward.
 Tensor update_count(const char* op, const Tensor& row_clock, const Tensor& meta) {
   const int64_t* extra = row_clock_extra(op, row_clock, meta.size(0));
   Tensor count = empty_cpu({1}, ScalarType::Long);
@@ -207,7 +207,7 @@ Tensor sequence_lookup(const char* op, const std::vector<TableRows>& tables, con
 }
 
 // state, dirty_bits, copy_on_write, hyper, pending, grad_anchor and optimizer are for the autograd
-// formula, which gets them from here.
+// formula.
 std::tuple<Tensor, Tensor> embedding_bag(
     std::vector<Tensor> weights, std::vector<Tensor> generations, std::vector<Tensor> /*state*/,
     std::vector<Tensor> /*dirty_bits*/, std::vector<Tensor> /*copy_on_write*/, Tensor row_clock,

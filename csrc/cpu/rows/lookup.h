@@ -1,4 +1,4 @@
-// Rows of ids as lookups without a gradient give them.
+// Rows of ids for lookups without a gradient.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace dynemb::cpu {
 
-// What embedding_inference does; features that are not pooled have one dim. `formats`: of the slabs
+// Implements embedding_inference; features without pooling have one dim. `formats`: of the slabs
 // (core/rows/quantized.h); empty: rows of floats.
 Tensor read_rows(const char* op, const std::vector<Tensor>& weights,
                  const std::vector<Tensor>& generations, const Tensor& meta,

@@ -1,4 +1,4 @@
-// materialize_: writes the initial value of every row that its id has not trained yet.
+// materialize_: writes the initial values of rows that have not been trained yet.
 #include <torch/csrc/stable/library.h>
 
 #include <optional>
@@ -48,7 +48,7 @@ DYNEMB_INLINE void materialize_buckets_body(MaterializeJob& job) {
 }
 DYNEMB_SIMD_VARIANTS(materialize_buckets, (MaterializeJob & job), (job))
 
-// Returns how many rows were written.
+// Returns the number of rows written.
 Tensor materialize_(std::vector<Tensor> weights, std::vector<Tensor> generations,
                     std::vector<Tensor> state, std::vector<Tensor> dirty_bits,
                     std::vector<Tensor> copy_on_write, Tensor buckets, Tensor tables, Tensor hyper,
@@ -62,12 +62,12 @@ Tensor materialize_(std::vector<Tensor> weights, std::vector<Tensor> generations
   Tensor result = zeros_cpu({1}, ScalarType::Long);
   auto* written = static_cast<int64_t*>(result.data_ptr());
   check_no_writer(op, index.tables);
-  std::optional<OneWriter> writer;  // a row that is trained meanwhile must not become initial
+  std::optional<OneWriter> writer;  // a row trained meanwhile must not be reset
   if (!weights.empty()) {
     writer.emplace(op, weights[0].data_ptr(), OneWriter::Others::kWait);
   }
   for (int64_t t = 0; t < index.table_count; ++t) {
-    if (index.meta_row(t)[kMetaTiered] != 0) continue;  // what is not in memory stays unwritten
+    if (index.meta_row(t)[kMetaTiered] != 0) continue;  // rows outside of memory stay unwritten
     const TableView view = index.table(t);
     const TableRows& table = rows[t];
     const double initial = numbers[t * kHyperColumns + kHyperInitialState];

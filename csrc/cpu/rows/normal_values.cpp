@@ -31,9 +31,9 @@ DYNEMB_SIMD_VARIANTS(truncated_normal, (const ValuesJob& job), (job))
 
 #if DYNEMB_X86
 
-// Of twenty values three lie in the tails, which take most of the work: they are collected side by
-// side. Loops over the columns of a vector are not unrolled, because the compiler makes vectors of
-// loops only.
+// Three of twenty values are in the tails, which take most of the work: they are collected and
+// computed together. Loops over the columns of a vector are not unrolled, because the compiler
+// vectorizes loops only.
 
 struct NormalColumns {
   static DYNEMB_INLINE void place(const InitParameters&, uint32_t word, float* q, float* tail) {
@@ -68,13 +68,13 @@ DYNEMB_TARGET_V4 inline __mmask16 outer_columns(__mmask16 some, const float* qua
   return above | _mm512_mask_cmp_ps_mask(some, q, -central, _CMP_NGE_UQ);
 }
 
-// kWhole: there are kInitChunk columns, and the compiler orders the work of all vectors.
+// kWhole: there are kInitChunk columns, and the compiler schedules all vectors.
 template <class Columns, bool kWhole>
 DYNEMB_TARGET_V4 void region_by_region(const ValuesJob& job) {
   const InitParameters p = *job.parameters;
   const int64_t count = kWhole ? kInitChunk : job.count;
   float q[kInitChunk];
-  float outer[kInitChunk + kWidestVector];  // quantiles of the tails, one after another
+  float outer[kInitChunk + kWidestVector];  // quantiles of the tails, packed
   __mmask16 tails[kInitChunk / kWidestVector];
   int64_t collected = 0;
   for (int64_t c = 0; c < count; c += kWidestVector) {
@@ -92,7 +92,7 @@ DYNEMB_TARGET_V4 void region_by_region(const ValuesJob& job) {
 #pragma GCC unroll 1
     for (int64_t i = begin; i < begin + kWidestVector; ++i) outer[i] = outer_quantile(outer[i]);
   }
-  // The tails are one long chain of operations, which the others are computed beside.
+  // The tails are one long chain of operations; the central values are computed beside it.
   const float* next = outer;
   for (int64_t c = 0; c < count; c += kWidestVector) {
     float value[kWidestVector];

@@ -1,5 +1,5 @@
-// pool_rows and its gradients: sums and means of bags of rows that lie in a plain tensor, as they
-// come back from the ranks that own them.
+// pool_rows and its gradients: sums and means of bags of rows of a plain tensor, as received from
+// the ranks that own them.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ namespace {
 
 constexpr int64_t kColumns = 32;  // of a block that stays in registers
 
-// What the sum of a bag is multiplied with.
+// Factor of a bag's sum.
 DYNEMB_INLINE float scale_of(const BagArgs& bags, int64_t first, int64_t last, int64_t pooling) {
   if (pooling != kPoolMean) return 1.0f;
   float sum = 0.0f;
@@ -234,7 +234,7 @@ Tensor pool_rows_grad(Tensor grad, Tensor positions, Tensor offsets, int64_t fea
   Tensor sums = empty_cpu({rows, bags.dim}, ScalarType::Float);
   const auto* from = static_cast<const float*>(grad.data_ptr());
   auto* to = static_cast<float*>(sums.data_ptr());
-  std::fill_n(to, rows * bags.dim, 0.0f);  // not memset: of no rows there is no address
+  std::fill_n(to, rows * bags.dim, 0.0f);  // not memset: a tensor without rows has no address
   for_each_column_unit(bags, [&](int64_t begin, int64_t end) {
     const GradJob job{&bags, from, to, pooling, begin, end};
     if (bags.weight == nullptr && pooling == kPoolSum) {

@@ -1,4 +1,4 @@
-// quantize_rows and dequantize_rows: rows of tables that are only read, from and to floats.
+// quantize_rows and dequantize_rows: conversion of rows of read-only tables.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>

@@ -9,7 +9,7 @@
 
 namespace dynemb::cpu {
 
-// Eight columns of int4 as floats; words of int32, because not every instruction set converts
+// Eight columns of int4 as floats; int32 words, because some instruction sets cannot convert
 // uint32.
 DYNEMB_INLINE Floats8 half_bytes_to_floats(const uint8_t* codes) {
   typedef int32_t Integers8 __attribute__((vector_size(32)));
@@ -18,9 +18,9 @@ DYNEMB_INLINE Floats8 half_bytes_to_floats(const uint8_t* codes) {
   return __builtin_convertvector(reinterpret_cast<Integers8>(code), Floats8);
 }
 
-// Sixteen columns of fp8. A code is the upper half of its value as float32, but for the bias of the
-// exponent, so vectors of 16 bits make all of them at once: those that are neither 0, nor below
-// 2^-6, nor NaN, which few rows have.
+// Sixteen columns of fp8. A code is the upper half of its value as float32, except for the bias of
+// the exponent, so vectors of 16 bits convert all of them at once. Codes of 0, below 2^-6, and of
+// NaN are fixed up: few rows have them.
 DYNEMB_INLINE void float8_to_floats(const uint8_t* codes, float scale, float* values) {
   typedef uint8_t Bytes16 __attribute__((vector_size(16)));
   typedef int8_t SignedBytes16 __attribute__((vector_size(16)));
@@ -50,7 +50,7 @@ DYNEMB_INLINE void load_quantized_row(Storage storage, const char* from, int64_t
   const RowScale row = load_row_scale(storage, codes + code_bytes(storage, dim));
   int64_t c = 0;
   if (storage == Storage::kInt8) {
-    constexpr int64_t kBlock = 16;  // of known size, or narrow rows would not be vectors
+    constexpr int64_t kBlock = 16;  // a constant, so that narrow rows are vectorized
     for (; c + kBlock <= dim; c += kBlock) {
       for (int64_t j = c; j < c + kBlock; ++j) {
         values[j] = affine_value(codes[j], row.scale, row.bias);

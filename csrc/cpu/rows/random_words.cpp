@@ -45,9 +45,9 @@ DYNEMB_TARGET_V4 UnsignedWords8 product(uint32_t factor, UnsignedWords8 words) {
       _mm512_maskz_mul_epu32(0xff, _mm512_set1_epi64(factor), reinterpret_cast<__m512i>(words)));
 }
 
-// Eight blocks of philox4x32 in a vector, a word in the low half of each 64-bit lane: what is in
-// the high halves does not count. One instruction gives eight whole products; compilers take three.
-// Each round waits for the one before, so that two vectors take little longer than one.
+// Eight blocks of philox4x32 in a vector, a word in the low half of each 64-bit lane; the high
+// halves are ignored. One instruction gives eight whole products; compilers take three. Each round
+// waits for the preceding one, so two vectors take little longer than one.
 template <int kVectors>
 DYNEMB_TARGET_V4 void make_words_of(const WordsJob& job, int64_t begin) {
   const auto id = static_cast<uint64_t>(job.id);

@@ -12,7 +12,7 @@ namespace dynemb::cpu {
 
 constexpr int64_t kRowsAtOnce = 16;  // rows summed while a block of columns stays in registers
 
-// Rows as they are stored: float32, bfloat16 or float16.
+// Stored rows: float32, bfloat16 or float16.
 template <Storage kStorage>
 using Stored = std::conditional_t<kStorage == Storage::kFloat32, float, uint16_t>;
 
@@ -38,7 +38,7 @@ DYNEMB_INLINE float load_one(const Stored<kStorage>* from) {
   }
 }
 
-// Adds kBlocks blocks of columns, which stay in registers meanwhile.
+// Adds kBlocks blocks of columns, which stay in registers.
 template <bool kWeighted, class Level, Storage kStorage, int kBlocks>
 DYNEMB_INLINE void add_column_blocks(const Stored<kStorage>* const* row, const float* weight,
                                      int64_t rows, int64_t column, float* out) {
@@ -63,8 +63,8 @@ DYNEMB_INLINE void add_column_blocks(const Stored<kStorage>* const* row, const f
 }
 
 // out[c] += weight[r] * row[r][c] for all r in order, or without weights, which gives the bits of
-// weights of 1. Written with vectors: left to itself, the compiler interchanges the loops of a full
-// block and makes them scalar.
+// weights of 1. Written with vectors: otherwise the compiler interchanges the loops of a full block
+// and makes them scalar.
 template <bool kWeighted = true, class Level = BaseLevel, Storage kStorage = Storage::kFloat32>
 DYNEMB_INLINE void add_rows(const Stored<kStorage>* const* row, const float* weight, int64_t rows,
                             int64_t dim, float* out) {

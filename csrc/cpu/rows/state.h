@@ -1,4 +1,4 @@
-// The optimizer state of rows that are new.
+// The optimizer state of new rows.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace dynemb::cpu {
 
-// The state of a row that was never updated. `initial` is for the first tensor of values, which is
-// not of 8-bit floats unless it is 0.
+// Writes the state of a row that was never updated. `initial` is for the first state with a value
+// per weight; it must be 0 if that has 8-bit floats.
 DYNEMB_INLINE void write_fresh_state(const SlabState& state, int64_t row, int64_t dim,
                                      float initial) {
   for (int k = 0; k < state.element_states; ++k) {

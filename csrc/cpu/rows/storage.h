@@ -1,4 +1,4 @@
-// Rows of weights and state between memory and float32, vectorised over their columns.
+// Loads and stores of rows of weights and state as float32, vectorised over their columns.
 #pragma once
 
 #include <cstring>
@@ -31,8 +31,7 @@ DYNEMB_INLINE void load_row(Storage storage, const char* from, int64_t dim, floa
   }
 }
 
-// Stores columns of a row of 16 bits, kBlocks blocks at once; returns the first column that is
-// left.
+// Stores columns of a row of 16 bits, kBlocks blocks at once; returns the first remaining column.
 template <class Level, Storage kStorage, int64_t kBlocks>
 DYNEMB_INLINE int64_t store_blocks(const Rounding& rounding, const float* __restrict values,
                                    int64_t column, int64_t dim, uint16_t* __restrict row) {
@@ -78,7 +77,7 @@ DYNEMB_INLINE void store_row(Storage storage, const Rounding& rounding,
   }
 }
 
-// Values as a row would give them back.
+// Rounds values to those that the row can store.
 DYNEMB_INLINE void round_row(Storage storage, float* values, int64_t dim) {
   if (storage == Storage::kBFloat16) {
     for (int64_t c = 0; c < dim; ++c) values[c] = bfloat16_to_float(bfloat16_nearest(values[c]));
@@ -110,7 +109,7 @@ DYNEMB_INLINE void store_block_row(const float* __restrict values, int64_t dim, 
   char* scales = to + block_codes_bytes(dim);
   for (int64_t first = 0; first < dim; first += kBlockColumns) {
     const int64_t last = first + kBlockColumns < dim ? first + kBlockColumns : dim;
-    uint32_t most = 0;  // as bits: the order of magnitudes
+    uint32_t most = 0;  // as bits, which have the order of magnitudes
     for (int64_t c = first; c < last; ++c) {
       const uint32_t magnitude = float_bits(values[c]) & 0x7fffffffu;
       most = magnitude > most ? magnitude : most;

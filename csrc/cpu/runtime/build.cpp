@@ -1,4 +1,4 @@
-// What this library was compiled with, and the tags of its ops.
+// Facts about the build of this library, and the tags of its ops.
 #include <torch/csrc/stable/library.h>
 
 #include <cstdint>
@@ -10,7 +10,8 @@
 namespace dynemb::cpu {
 namespace {
 
-// The compiler (0: GCC, 1: Clang), the three numbers of its version, and whether liburing is in.
+// The compiler (0: GCC, 1: Clang), the three numbers of its version, and whether liburing is
+// included.
 std::vector<int64_t> compiled_with() {
 #if defined(DYNEMB_HAS_URING)
   const int64_t uring = 1;

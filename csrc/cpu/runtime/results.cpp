@@ -17,8 +17,8 @@
 namespace dynemb::cpu {
 namespace {
 
-// malloc takes tensors of this size from the system afresh and gives them back when they are freed,
-// so that every 4 KiB of them are a page fault: several times the cost of writing them once.
+// For tensors of this size malloc takes new memory from the system and gives it back when they are
+// freed, so every 4 KiB of them are a page fault: several times the cost of writing them once.
 constexpr size_t kHugePagesFrom = size_t{16} << 20;
 
 void prefer_huge_pages_if_large(const Tensor& tensor) {
@@ -31,8 +31,8 @@ void prefer_huge_pages_if_large(const Tensor& tensor) {
   madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // advice: may fail
 }
 
-// torch::stable::empty finds its op by name and passes the arguments in boxes on every call, which
-// takes longer than all of a small lookup.
+// torch::stable::empty looks its op up by name and boxes the arguments on every call, which takes
+// longer than a whole small lookup.
 Tensor contiguous_tensor(const std::vector<int64_t>& size, ScalarType dtype) {
   constexpr size_t kMostDims = 8;
   int64_t strides[kMostDims];
@@ -61,10 +61,10 @@ Tensor empty_cpu(const std::vector<int64_t>& size, ScalarType dtype) {
     Tensor tensor = contiguous_tensor(size, dtype);
     prefer_huge_pages_if_large(tensor);
     return tensor;
-  } catch (const std::exception&) {  // whose text is that of a call within this library
+  } catch (const std::exception&) {  // its text is about a call within this library
     std::string shape;
     for (const int64_t length : size) shape += (shape.empty() ? "" : ", ") + std::to_string(length);
-    DYNEMB_CHECK(false, "dynemb::empty: there is no memory for a result of shape [", shape,
+    DYNEMB_CHECK(false, "dynemb::empty: out of memory for a result of shape [", shape,
                  "]: give fewer ids, or smaller sizes", kHostMemoryError);
   }
 }

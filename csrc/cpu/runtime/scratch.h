@@ -1,6 +1,6 @@
-// Vectors for what a call needs for a moment. Large ones take huge pages where the system has them:
-// new pages of 4 KiB on every call cost more than what is done in them. Elements that resize() adds
-// are not set.
+// Vectors for temporary data of a call. Large ones take huge pages if the system has them: new
+// pages of 4 KiB on every call cost more than the work in them. Elements added by resize() are not
+// initialized.
 #pragma once
 
 #if defined(__linux__)
@@ -31,7 +31,7 @@ struct ScratchAllocator {
                          : std::malloc(bytes);
     if (memory == nullptr) throw std::bad_alloc();
 #if defined(__linux__)
-    if (large) madvise(memory, bytes, MADV_HUGEPAGE);  // if it cannot, pages are small
+    if (large) madvise(memory, bytes, MADV_HUGEPAGE);  // on failure, pages are small
 #endif
     return static_cast<T*>(memory);
   }

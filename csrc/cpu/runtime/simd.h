@@ -1,8 +1,7 @@
-// Each leaf kernel is compiled for three instruction sets and chosen at run time.
+// Leaf kernels are compiled for three instruction sets and chosen at run time.
 //
-// All levels give the same bits: no contraction to fused multiply-add, no reordering of sums (sums
-// over a row are written with a fixed number of lanes). Tests run every level the machine has and
-// compare.
+// All levels give the same bits: no contraction to fused multiply-add, and no reordering of sums
+// (sums over a row have a fixed number of lanes). Tests run and compare all levels of the machine.
 #pragma once
 
 #include <atomic>
@@ -56,8 +55,8 @@ extern std::atomic<int> active_simd_level;
 #define DYNEMB_SIMD_VARIANTS(name, parameters, arguments) \
   DYNEMB_SIMD_TEMPLATE_VARIANTS(, name, parameters, arguments)
 
-// Instruction sets as types, for kernels that differ between them in the width of their vectors or
-// in an instruction. DYNEMB_SIMD_TYPED_VARIANTS(find_block, (const Job& job), (job)) calls
+// Instruction sets as types, for kernels that depend on the width of vectors or on an instruction.
+// DYNEMB_SIMD_TYPED_VARIANTS(find_block, (const Job& job), (job)) calls
 // find_block_body<BaseLevel>(job), or that of the active level; a template head may come first, as
 // above.
 namespace dynemb::cpu {

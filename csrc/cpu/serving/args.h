@@ -1,4 +1,4 @@
-// Live tables as ops of the CPU see them.
+// Live tables for ops of the CPU.
 #pragma once
 
 #include <vector>
@@ -11,7 +11,7 @@ namespace dynemb::cpu {
 
 LiveTable live_table(const LiveTensors& live, int64_t table);
 
-// What initial_row.h takes of a table: how the rows of ids begin that are not there. It has none.
+// The part of a table that initial_row.h needs: initializers of missing ids. It has no rows.
 TableRows live_initial_rows(const LiveTensors& live, int64_t table, const double* init_data);
 
 }  // namespace dynemb::cpu

@@ -1,8 +1,8 @@
-// Reads rows of a frozen table by id: ids are found and their rows read in one pass, in which
-// several blocks of ids are on their way through memory.
+// Reads rows of a frozen table by id: ids are found and their rows read in one pass, with several
+// blocks of ids in flight.
 //
-// All rows of a frozen table are those of its ids, so nobody looks at generations, and handles go
-// nowhere: an id costs the line of its bucket and its row.
+// All rows of a frozen table belong to its ids, so generations are not read and handles are not
+// stored: an id costs the line of its bucket and its row.
 #pragma once
 
 #include <algorithm>
@@ -12,26 +12,26 @@
 
 namespace dynemb::cpu {
 
-// Ids go through four stages, a block at each: the line of the first bucket is on its way, then the
+// Ids go through four stages, a block at each: the line of the first bucket is fetched; then the
 // row, or the line of the second bucket; then that row, too; then rows are read.
 struct FrozenBlock {
   int64_t begin;
   int64_t count;
   uint64_t hash[kProbeBlock];
   int64_t bucket[kProbeBlock];
-  const char* row[kProbeBlock];  // nullptr: the id is not there
-  int32_t later[kProbeBlock];    // ids that are not in their first bucket
+  const char* row[kProbeBlock];  // nullptr: missing
+  int32_t later[kProbeBlock];    // ids outside their first bucket
   int64_t later_count;
-  bool complete;  // all ids are there
+  bool complete;  // no id is missing
 };
 
-// Turns what a bucket stores of an id into the address of its row, and fetches the row.
+// Turns the stored handle of an id into the address of its row, and fetches the row.
 struct RowFetch {
   const char* weights;
   int64_t row_bytes;
   int64_t rows;
-  int64_t fetched;      // bytes of a row; the rest follows
-  int64_t damaged = 0;  // negative: a handle has been seen that names no row
+  int64_t fetched;      // bytes of a row to fetch at first; the rest follows
+  int64_t damaged = 0;  // negative: a handle named a row that does not exist
 
   explicit RowFetch(const TableRows& table)
       : weights(table.weights),
@@ -39,7 +39,7 @@ struct RowFetch {
         rows(table.rows),
         fetched(std::min<int64_t>(table.row_bytes, 512)) {}
 
-  // Of an id that is there. Fetching what is no memory is harmless.
+  // For an id that was found. Prefetching an invalid address is harmless.
   DYNEMB_INLINE const char* operator()(int64_t stored) {
     const int64_t number = handle_row(decode_handle(stored));
     damaged |= stored | (rows - 1 - number);
@@ -48,13 +48,13 @@ struct RowFetch {
                                                         static_cast<uintptr_t>(row_bytes));
     __builtin_prefetch(row);
     for (int64_t byte = 64; byte < fetched; byte += 64) __builtin_prefetch(row + byte);
-    // rows that are no whole cache lines may end in one more
+    // rows of partial cache lines may end in one more
     if (row_bytes % 64 != 0) __builtin_prefetch(row + fetched - 1);
     return row;
   }
 };
 
-// Rows of ids that are in their first bucket; the others are left for later.
+// Rows of ids in their first bucket; the others are left for later.
 DYNEMB_INLINE void match_first_buckets(const TableView& index, const int64_t* ids,
                                        FrozenBlock& block, RowFetch& fetch) {
   int64_t later = 0;
@@ -74,8 +74,8 @@ DYNEMB_INLINE void match_first_buckets(const TableView& index, const int64_t* id
   block.later_count = later;
 }
 
-// Of ids that were left: those whose first bucket was never full are missing, of the others the
-// line of the second bucket is fetched.
+// For the ids that were left: an id with a first bucket that was never full is missing; otherwise
+// the line of the second bucket is fetched.
 DYNEMB_INLINE void fetch_second_buckets(const TableView& index, FrozenBlock& block) {
   int64_t going_on = 0;
   block.complete = true;
@@ -110,8 +110,8 @@ DYNEMB_INLINE void match_second_buckets(const TableView& index, const int64_t* i
 }
 
 // Reads `count` ids, in order: sink.take(first, row, count, complete) gets the rows of some ids,
-// nullptr of one that is not there, and whether all of them are there. Returns the first of some
-// ids of which one leads to a row that is not there, and which the sink has not got; -1: none does.
+// nullptr for missing ones, and whether none is missing. Returns the first of some ids of which one
+// has an invalid row, and which the sink has not received; -1: none.
 template <class Sink>
 DYNEMB_INLINE int64_t read_frozen(const TableView& index, const TableRows& rows, const int64_t* ids,
                                   int64_t count, Sink& sink) {

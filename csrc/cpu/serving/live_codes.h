@@ -1,4 +1,4 @@
-// Rows of live tables from floats.
+// Conversion of floats to rows of live tables.
 #pragma once
 
 #include <cstring>
@@ -9,7 +9,7 @@
 
 namespace dynemb::cpu {
 
-// Fills a row of live_row_words(format, dim) words but for its id and generation; false if the
+// Fills a row of live_row_words(format, dim) words except its id and generation; false if the
 // format cannot hold the values.
 inline bool pack_live_row(Storage format, const float* values, int64_t dim, int64_t* row) {
   std::memset(row, 0, 8 * static_cast<size_t>(live_row_words(format, dim)));

@@ -1,12 +1,12 @@
 // Reads rows of a live table by id, without locks, while another thread updates it.
 //
-// A reader finds the handle of its id, copies the row, and looks whether the row was the id's and
-// whole all the time; if not, it finds the id again. It never waits: the handle in the index names
-// a whole row at any time. What it gets is the row of one version, that from before or from after
-// an update which runs meanwhile, and of no earlier one.
+// A reader finds the handle of its id, copies the row, and checks that the row was whole and
+// belonged to the id all the time; if not, it finds the id again. It never waits: the handle in the
+// index always names a whole row. The result is the row of one version, from before or from after a
+// concurrent update, and includes every update that has ended.
 //
-// kValidated is true wherever this is compiled but in a test, which shows that readers see torn and
-// foreign rows without the looks at the row.
+// kValidated is true except in a test, which shows that readers without the check see torn and
+// foreign rows.
 #pragma once
 
 #include <algorithm>
@@ -18,15 +18,15 @@ namespace dynemb::cpu {
 
 enum class LiveRead { kRead, kMissing, kDamaged };
 
-// The stored handle of `id` in the bucket, 0 if it is not there.
+// The stored handle of `id` in the bucket, 0 if it is missing.
 DYNEMB_INLINE int64_t match_live(const int64_t* line, int64_t id) {
   int64_t found = 0;
 #pragma GCC unroll 8
   for (int j = 0; j < kBucketWidth; ++j) {
     const int64_t stored = load_word_acquire(line + kBucketWidth + j);
     const int64_t is_match = -static_cast<int64_t>((load_word(line + j) == id) & (stored > 0));
-    // not "or": an id that moves from slot to slot may be seen twice. And no branch, which would
-    // be wrong as often as not
+    // not "or": an id that moves between slots may be seen twice. And no branch, which would be
+    // mispredicted half of the time
     found ^= (found ^ stored) & is_match;
   }
   return found;
@@ -41,7 +41,7 @@ DYNEMB_INLINE bool has_empty_live(const int64_t* line) {
   return empty;
 }
 
-// As match_live, in the buckets of a range from probe `first` on.
+// match_live over the buckets of a range from probe `first` on.
 DYNEMB_INLINE int64_t find_live(const LiveTable& table, int64_t* range, int64_t id, uint64_t hash,
                                 int64_t first) {
   const ProbeSequence sequence(hash, table.range_buckets);
@@ -54,7 +54,8 @@ DYNEMB_INLINE int64_t find_live(const LiveTable& table, int64_t* range, int64_t 
   return 0;
 }
 
-// Copies the stored values of a row; false unless it was the id's, and whole, from begin to end.
+// Copies the stored values of a row; false unless it was whole and belonged to the id from begin to
+// end.
 template <bool kValidated>
 DYNEMB_INLINE bool copy_live_row(const LiveTable& table, int64_t stored, int64_t id, char* values) {
   const int64_t handle = decode_handle(stored);
@@ -77,11 +78,11 @@ DYNEMB_INLINE bool copy_live_row(const LiveTable& table, int64_t stored, int64_t
   return true;
 }
 
-// Finds an id and copies its row, until both go together.
+// Finds an id and copies its row, until both match.
 template <bool kValidated>
 inline LiveRead read_live_again(const LiveTable& table, int64_t id, uint64_t hash, char* values) {
-  // A handle whose row is another's is replaced before the row changes, so nobody sees it twice
-  // after having seen the row change; only a damaged index has it again and again.
+  // The index replaces a handle before its row changes, so a reader that saw the row change does
+  // not see the old handle again; only a damaged index repeats it forever.
   constexpr int kMostRepeats = 64;
   int64_t last = 0;
   for (int repeats = 0; repeats < kMostRepeats;) {
@@ -110,8 +111,8 @@ DYNEMB_INLINE void prefetch_live_row(const LiveTable& table, int64_t stored) {
   __builtin_prefetch(bytes + fetched - 1);
 }
 
-// Ids go through three stages, a block at each: the line of the bucket is on its way, then the row,
-// then it is read.
+// Ids go through three stages, a block at each: the line of the bucket is fetched, then the row,
+// then the row is read.
 constexpr int64_t kLiveBlock = 64;
 
 struct LiveBlock {
@@ -155,7 +156,7 @@ DYNEMB_INLINE void find_live_block(const LiveTable& table, int64_t* range, const
   }
 }
 
-// The row of id i of a block, copied to `values` if it is there.
+// The row of id i of a block, copied to `values` unless the id is missing.
 template <bool kValidated>
 DYNEMB_INLINE LiveRead read_live_row(const LiveTable& table, int64_t active, const LiveBlock& block,
                                      int64_t i, int64_t id, char* values) {
@@ -178,8 +179,8 @@ DYNEMB_INLINE int64_t live_slot_bytes(const LiveTable& table) {
 }
 
 // Reads `count` ids, in order: sink.take(first, row, count, complete) gets copies in `slots` of the
-// rows of some ids, nullptr of one that is not there, and whether all of them are there. `slots`:
-// memory of kLiveSlots rows. Returns which id has a damaged row, -1: none.
+// rows of some ids, nullptr for missing ones, and whether none is missing. `slots`: memory of
+// kLiveSlots rows. Returns the first id with a damaged row, -1: none.
 constexpr int64_t kLiveSlots = 16;
 
 template <bool kValidated, class Sink>

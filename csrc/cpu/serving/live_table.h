@@ -1,4 +1,4 @@
-// A live table as threads of the CPU see it, and the accesses with which they meet in its memory.
+// A live table for threads of the CPU, and their accesses to shared memory.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace dynemb::cpu {
 
-// Whatever a reader and the writer may both touch is read and written as whole words.
+// Memory shared by readers and the writer is accessed as whole words.
 DYNEMB_INLINE int64_t load_word(const int64_t* word) {
   return __atomic_load_n(word, __ATOMIC_RELAXED);
 }

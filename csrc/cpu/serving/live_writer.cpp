@@ -17,7 +17,7 @@ struct Slot {
   int64_t* stored() const { return line + kBucketWidth + slot; }
 };
 
-// What is asked of tables that something else than this has written to.
+// Checks tables that other code may have damaged.
 void check_sound(bool sound) {
   DYNEMB_CHECK(sound,
                "dynemb::serve_apply_: the table is damaged: its index, its rows and the "
@@ -37,7 +37,7 @@ Slot slot_of(const LiveTable& table, int64_t* range, int64_t id) {
   return {nullptr, 0};
 }
 
-// The first slot without an id in the buckets that may hold `id`.
+// The first slot without an id in the probe sequence of `id`.
 Slot free_slot_of(const LiveTable& table, int64_t* range, int64_t id) {
   const ProbeSequence sequence(first_hash(id, table.salt), table.range_buckets);
   for (int64_t i = 0; i < sequence.length(); ++i) {
@@ -70,7 +70,7 @@ int64_t take_row(const LiveWriter& writer) {
   return number;
 }
 
-// After the index has let go of it.
+// Called after the index has dropped the row.
 void free_row(const LiveWriter& writer, int64_t stored) {
   const int64_t handle = decode_handle(stored);
   check_sound(handle_row(handle) < writer.table.row_count);
@@ -83,14 +83,14 @@ void free_row(const LiveWriter& writer, int64_t stored) {
   ++writer.slab[kLiveSlabFreeCount];
 }
 
-// Writes a free row; returns what the index stores of it.
+// Writes a free row; returns its stored handle.
 int64_t write_row(const LiveWriter& writer, int64_t id, const int64_t* packed) {
   const int64_t number = take_row(writer);
   int64_t* row = writer.table.row(number);
   // odd already, unless the row has never had an owner
   const int64_t odd = load_word(row + kLiveGenerationWord) | 1;
   store_word(row + kLiveGenerationWord, odd);
-  release_fence();  // whoever sees a word of what follows sees that the row is being written
+  release_fence();  // a reader of any later word sees the odd generation
   store_word(row + kLiveIdWord, id);
   for (int64_t w = kLiveHeaderWords; w < writer.table.row_words; ++w) {
     store_word(row + w, packed[w]);
@@ -128,8 +128,8 @@ int64_t count_distinct(std::vector<int64_t>& ids) {
   return static_cast<int64_t>(ids.size());
 }
 
-// What the update would do, as far as room goes. `gone` gets the ids to take out, sorted: those
-// that are there and have no row in the update.
+// Result of the update with respect to rows. `gone` receives the ids to remove, sorted: those in
+// the table that have no row in the update.
 LiveOutcome plan(const LiveWriter& writer, const LiveUpdate& update, std::vector<int64_t>& gone) {
   int64_t* range = active_range(writer.table);
   const auto is_there = [&](int64_t id) {
@@ -150,7 +150,7 @@ LiveOutcome plan(const LiveWriter& writer, const LiveUpdate& update, std::vector
   }
   outcome.inserted = outcome.wanted = count_distinct(fresh);
   outcome.updated = update.count - outcome.inserted;
-  // one row is never owned: an update writes a row before it lets go of the old one
+  // one row never has an owner: an update writes a row before it frees the old one
   const int64_t unused =
       writer.table.row_count - writer.slab[kLiveSlabNextRow] + writer.slab[kLiveSlabFreeCount] - 1;
   const int64_t* counters = writer.counters;
@@ -167,8 +167,8 @@ void rehash_live(const LiveWriter& writer) {
   int64_t* from = table.range(rehashes);
   int64_t* to = table.range(rehashes + 1);
   const int64_t words = table.range_buckets * kBucketWords;
-  release_fence();     // whoever sees a word of what follows sees that another range is in use
-  if (rehashes > 0) {  // before, nobody has written to it
+  release_fence();     // a reader of any later word sees that the other range is active
+  if (rehashes > 0) {  // before the first rehash it is untouched
     for (int64_t w = 0; w < words; ++w) store_word(to + w, 0);
   }
   for (int64_t b = 0; b < table.range_buckets; ++b) {

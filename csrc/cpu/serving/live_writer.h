@@ -1,4 +1,4 @@
-// Updates a live table while other threads read it. One thread at a time may.
+// Updates of a live table while other threads read it. One thread at a time may update.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@ struct LiveWriter {
   int64_t* slab;      // [kLiveSlabColumns]
 };
 
-// Rows that are written one after another: first `erased` are taken out, then ids get theirs. An id
-// in both keeps its place and gets its row, so that no reader misses it. Of an id that is there
-// several times, the last row stays.
+// Rows written one after another: first `erased` are removed, then ids get their rows. An id in
+// both keeps its slot and gets its row, so that no reader misses it. The last row counts if an id
+// occurs several times.
 struct LiveUpdate {
   const int64_t* ids;
   int64_t count;
-  const int64_t* packed;  // [count, row_words]: rows whose ids and generations are not looked at
+  const int64_t* packed;  // [count, row_words]: rows; their ids and generations are ignored
   const int64_t* erased;
   int64_t erased_count;
 };
@@ -29,8 +29,8 @@ struct LiveOutcome {
   int64_t inserted;
   int64_t updated;
   int64_t erased;
-  int64_t wanted;  // rows for ids that are not there
-  int64_t free;    // rows that they can have; if fewer are free, nothing has changed
+  int64_t wanted;  // rows that new ids need
+  int64_t free;    // rows available for them; if fewer, nothing has changed
 };
 
 LiveOutcome apply_live(const LiveWriter& writer, const LiveUpdate& update);

@@ -1,7 +1,6 @@
-// serve_lookup: lookups in tables that this op only reads: frozen ones, and live ones, which
-// another thread may update meanwhile. Finding ids and reading their rows is one op, so that memory
-// is at work for both at the same time, and because a handle of a live table is good only until the
-// next update.
+// serve_lookup: lookups in frozen tables, and in live ones, which another thread may update
+// meanwhile. Finding ids and reading their rows is one op. So both overlap in memory, and the
+// handle of a live table, which is valid only until the next update, does not leave the op.
 //
 // A source finds the rows of ids, some at a time; a sink makes bags of them, or single rows.
 #include <torch/csrc/stable/library.h>
@@ -30,20 +29,20 @@ struct FrozenSource {
   TableView index;
   TableRows rows;
 
-  int64_t slot_bytes() const { return 0; }  // rows are read where they lie
+  int64_t slot_bytes() const { return 0; }  // rows are read in place
   template <class Sink>
   DYNEMB_INLINE int64_t read(const int64_t* ids, int64_t count, char*, Sink& sink) const {
     return read_frozen(index, rows, ids, count, sink);
   }
   std::string damage(int64_t) const {
     return "its index leads to a row beyond the " + std::to_string(rows.rows) +
-           " that there are. Freeze the model again";
+           " of its slab. Freeze the model again";
   }
 };
 
 struct LiveSource {
   LiveTable table;
-  TableRows rows;  // of those that are not there
+  TableRows rows;  // of missing ids
 
   int64_t slot_bytes() const { return live_slot_bytes(table); }
   template <class Sink>
@@ -52,22 +51,22 @@ struct LiveSource {
   }
   std::string damage(int64_t id) const {
     return "its index leads from id " + std::to_string(id) +
-           " to a row that is another's. Make the table again from the model";
+           " to a row of another id. Make the table again from the model";
   }
 };
 
 // -- a call, and the parts of it that threads take
 // -------------------------------------------------
 
-// Bags, or ids where they are not pooled, of one feature.
+// Bags of one feature, or ids without pooling.
 struct ServeTile : BagTile {
-  int64_t missing = 0;   // ids that are not there, padding aside
-  int64_t damaged = -1;  // position of an id whose row is damaged, or of one before it; -1: none
+  int64_t missing = 0;   // missing ids, padding aside
+  int64_t damaged = -1;  // position of an id with a damaged row, or of one before it; -1: none
 };
 
 struct ServeCall {
   FeatureArgs features;
-  const int64_t* offsets;   // [features * batch + 1]; not without pooling
+  const int64_t* offsets;   // [features * batch + 1]; unused without pooling
   const float* id_weights;  // nullptr: all 1
   int64_t batch;
   int64_t pooling;
@@ -84,7 +83,7 @@ struct ServeJob {
   ServeTile* tile;
   const Source* source;
   float* scratch;  // kRowsAtOnce rows
-  char* slots;     // kRowsAtOnce rows as they are stored
+  char* slots;     // kRowsAtOnce stored rows
 };
 
 // -- sinks ----------------------------------------------------------------------------------------
@@ -107,8 +106,8 @@ struct RowSink {
   }
 
   bool has_floats() const { return rows.storage == Storage::kFloat32; }
-  // The values of id i of the tile, which may be written to `scratch`; nullptr: padding. `row`:
-  // nullptr where the id is not there.
+  // The values of id i of the tile; `scratch` may hold them; nullptr: padding. `row`: nullptr if
+  // the id is missing.
   DYNEMB_INLINE const float* values(int64_t i, const char* row, float* scratch) {
     if (row == nullptr) {
       if (has_padding && ids[i] == padding_id) return nullptr;
@@ -133,7 +132,7 @@ struct BagSink : RowSink {
   const float* const weights;    // of the tile's ids
   int64_t bag = -1;              // of the tile
   int64_t end = 0;               // of the bag's ids in the tile's
-  float total = 0.0f;            // of the bag's weights, if there are any
+  float total = 0.0f;            // of the bag's weights, if any
   int64_t ones = 0;              // otherwise: its ids
   float* out = nullptr;
 
@@ -156,7 +155,7 @@ struct BagSink : RowSink {
   }
   DYNEMB_INLINE void end_bag() {
     if (call.pooling == kPoolMean) {
-      // as if ones had been added up as floats
+      // up to here a sum of ones in floats is exact
       constexpr int64_t kMostOnes = int64_t{1} << 24;
       const float sum = kWeighted ? total : static_cast<float>(std::min(ones, kMostOnes));
       const float scale = sum == 0.0f ? 0.0f : 1.0f / sum;
@@ -234,7 +233,7 @@ struct SequenceSink : RowSink {
   }
 
  private:
-  // Narrow rows take less time so than a call of memcpy.
+  // Faster than memcpy for narrow rows.
   static DYNEMB_INLINE void copy(const void* from, int64_t dim, float* out) {
     const auto* values = static_cast<const float*>(from);
     int64_t c = 0;
@@ -323,7 +322,7 @@ std::tuple<Tensor, Tensor> serve(const char* op, const ServeArguments& given,
     DYNEMB_CHECK(given.feature_dims[f] == dim, "dynemb::", op, ": feature_dims[", f, "] is ",
                  given.feature_dims[f], ", but its table has dim ", dim);
   }
-  int64_t floats = 0, slot_bytes = 0;  // of the memory of a row that is read
+  int64_t floats = 0, slot_bytes = 0;  // memory per row that is read
   for (const Source& source : sources) {
     if (call.pooled()) floats = std::max(floats, source.rows.dim);
     slot_bytes = std::max(slot_bytes, source.slot_bytes());
@@ -388,7 +387,7 @@ std::tuple<Tensor, Tensor> serve_lookup(Tensor buckets, Tensor tables, Tensor me
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
   m.impl("serve_lookup", TORCH_BOX(&dynemb::cpu::serve_lookup));
 }
-// To say of a GPU's tensors what is wrong, also where no CUDA kernel has been built.
+// For error messages about a GPU's tensors, also in builds without CUDA kernels.
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CUDA, m) {
   m.impl("serve_lookup", TORCH_BOX(&dynemb::cpu::serve_lookup));
 }

@@ -17,8 +17,8 @@ void check_ids(const char* op, const char* name, const Tensor& ids) {
   check_id_limit(op, ids.numel());
 }
 
-// Inserted, updated, erased, rows wanted, rows free: the first three are 0 where more rows are
-// wanted than free, and nothing has changed then.
+// Returns counts: inserted, updated, erased, rows wanted, rows free. If more rows are wanted than
+// free, the first three are 0, and nothing has changed.
 Tensor serve_apply_(Tensor buckets, Tensor tables, std::vector<Tensor> weights, Tensor free,
                     Tensor meta, int64_t table, Tensor ids, Tensor values, Tensor erased,
                     std::vector<int64_t> formats) {
@@ -74,7 +74,7 @@ Tensor serve_apply_(Tensor buckets, Tensor tables, std::vector<Tensor> weights, 
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
   m.impl("serve_apply_", TORCH_BOX(&dynemb::cpu::serve_apply_));
 }
-// To say of a GPU's tensors what is wrong, also where no CUDA kernel has been built.
+// For error messages about a GPU's tensors, also in builds without CUDA kernels.
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CUDA, m) {
   m.impl("serve_apply_", TORCH_BOX(&dynemb::cpu::serve_apply_));
 }

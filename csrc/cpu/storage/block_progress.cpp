@@ -11,8 +11,8 @@ BlockProgress BlockProgress::after(int64_t got, const BlockRead& block) const {
   if (got <= 0) return {read, end, State::kEnded};
   const int64_t new_end = read + got;
   if (new_end >= block.bytes) return {block.bytes, new_end, State::kWhole};
-  // Reads with O_DIRECT begin at pages, so some bytes are read again. Where that brings no more,
-  // the file ends.
+  // Reads with O_DIRECT begin at pages, so some bytes are read again. The file ends here if that
+  // brings no more.
   if (new_end == end) return {read, end, State::kEnded};
   return {new_end / kPageBytes * kPageBytes, new_end, State::kMore};
 }

@@ -1,4 +1,4 @@
-// What both ways of reading blocks have in common.
+// Shared parts of both ways of reading blocks.
 #pragma once
 
 #include <sys/types.h>
@@ -9,10 +9,10 @@
 
 namespace dynemb::cpu {
 
-// How far the read of a block has come: systems may give less than they are asked for.
+// Progress of a block's read: systems may return less than requested.
 struct BlockProgress {
   enum class State : int8_t {
-    kMore,   // of the block is to be read, from `read` on
+    kMore,   // of the block remains, from `read` on
     kWhole,  // all of it has arrived
     kEnded,  // the file is shorter
   };
@@ -21,12 +21,12 @@ struct BlockProgress {
   int64_t end = -1;  // where the last read has ended
   State state = State::kMore;
 
-  // After a read of the bytes from `read` on has brought `got` of them, 0 at the end of the file.
+  // Updates the progress after a read from `read` on has returned `got` bytes, 0 at the end of the
+  // file.
   BlockProgress after(int64_t got, const BlockRead& block) const;
 };
 
-// The process that an object was made in. One that is forked from it has neither its threads nor
-// an io_uring of its own.
+// The process that an object was made in. A fork of it has neither its threads nor its io_uring.
 class OwningProcess {
  public:
   OwningProcess();

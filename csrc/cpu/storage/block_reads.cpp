@@ -23,7 +23,7 @@ namespace {
 
 class OpenFile {
  public:
-  // Past the page cache where the file system can do without.
+  // Past the page cache if the file system allows it.
   explicit OpenFile(const std::string& path) : descriptor_(open_with(path, O_DIRECT)) {
     if (descriptor_ < 0 && errno == EINVAL) descriptor_ = open_with(path, 0);
     check(descriptor_ >= 0, path, std::strerror(errno));
@@ -49,13 +49,13 @@ class OpenFile {
   int descriptor_;
 };
 
-// Of bytes that begin at a page.
+// Memory that begins at a page.
 Tensor empty_pages(int64_t blocks, int64_t block_bytes) {
   if (blocks == 0) return empty_cpu({0, block_bytes}, ScalarType::Byte);
   const size_t bytes = static_cast<size_t>(blocks) * static_cast<size_t>(block_bytes);
   void* data = std::aligned_alloc(kPageBytes, bytes);
-  DYNEMB_CHECK(data != nullptr, "dynemb::read_blocks: there is no memory for ", blocks,
-               " blocks of ", block_bytes, " bytes: read fewer at a time", kHostMemoryError);
+  DYNEMB_CHECK(data != nullptr, "dynemb::read_blocks: out of memory for ", blocks, " blocks of ",
+               block_bytes, " bytes: read fewer at a time", kHostMemoryError);
   return torch::stable::from_blob(data, {blocks, block_bytes}, {block_bytes, 1},
                                   torch::stable::Device(torch::headeronly::DeviceType::CPU),
                                   ScalarType::Byte, [](void* pointer) { std::free(pointer); });
@@ -104,7 +104,7 @@ STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
   m.impl("read_blocks", TORCH_BOX(&dynemb::cpu::read_blocks));
 }
 
-// To say of a GPU's tensor what is wrong, also where no CUDA kernel has been built.
+// For error messages about a GPU's tensor, also in builds without CUDA kernels.
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CUDA, m) {
   m.impl("read_blocks", TORCH_BOX(&dynemb::cpu::read_blocks));
 }

@@ -11,9 +11,9 @@
 namespace dynemb::cpu {
 namespace {
 
-constexpr int64_t kBlock = 64;   // ids whose places, then slots, are on their way together
+constexpr int64_t kBlock = 64;   // ids with places, then slots, in flight together
 constexpr int32_t kWanted = -1;  // place of a row that is about to get a slot
-constexpr int64_t kCheckedMemory = int64_t{64} << 20;  // memory is looked at in such steps
+constexpr int64_t kCheckedMemory = int64_t{64} << 20;  // step in which memory is checked
 
 int64_t* slot_at(const CacheSlab& cache, int64_t slot) { return cache.slots + slot * kSlotColumns; }
 
@@ -21,7 +21,7 @@ int32_t place_of(const CacheSlab& cache, int64_t handle) {
   return __atomic_load_n(cache.places + handle_row(handle), __ATOMIC_RELAXED);
 }
 
-// Raises for what is no slot, nor says where the row is otherwise.
+// Raises for a place that is neither a slot nor one of the special values.
 int32_t check_place(const char* op, const CacheSlab& cache, int64_t handle) {
   const int32_t place = place_of(cache, handle);
   DYNEMB_CHECK((place >= 0 && place <= cache.clock[kTierUsed]) || place == kSavedPlace,
@@ -30,12 +30,12 @@ int32_t check_place(const char* op, const CacheSlab& cache, int64_t handle) {
   return place;
 }
 
-// Counts on after the largest number, which only a damaged counter has.
+// Adds to a counter; one at the limit, which only damage produces, stays there.
 void add_to(int64_t* counter, int64_t more) {
   *counter = static_cast<int64_t>(static_cast<uint64_t>(*counter) + static_cast<uint64_t>(more));
 }
 
-// Whether a thread looks all ids of a call up, or several do, which may use one row: the outcome is
+// Whether one thread or several look up the ids of a call. Several may use one row: the outcome is
 // the same, but only one thread can do without locks.
 enum class Threads { kOne, kSeveral };
 
@@ -67,10 +67,10 @@ struct TileOutcome {
   int64_t hits = 0;
   int64_t touches = 0;
   int64_t wait_for = 0;
-  int64_t bad = -1;  // position of a row whose place is none
+  int64_t bad = -1;  // position of a row with an invalid place
 };
 
-// The job after which the row of a slot may be read and changed.
+// The job to wait for before the row of a slot is read and changed.
 int64_t job_before_use(const StageCall& call, const int64_t* words) {
   const Jobs* jobs = call.jobs;
   if (jobs == nullptr || jobs->next == jobs->done + 1) return 0;
@@ -78,11 +78,11 @@ int64_t job_before_use(const StageCall& call, const int64_t* words) {
   return unfinished_job(slot_job(marks), jobs->done, jobs->next - 1);
 }
 
-// Slots of rows that a thread has found in this call. A batch has many of its ids again and again,
-// and these need neither their place nor their slot a second time.
+// Slots of rows that a thread has found in this call. A batch repeats many of its ids, and these
+// need neither their place nor their slot a second time.
 class RecentSlots {
  public:
-  // Of rows of another slab from now on.
+  // Starts with rows of another slab.
   void begin(const CacheSlab& cache) {
     if (places_ == cache.places) return;
     places_ = cache.places;
@@ -118,7 +118,7 @@ void find_slots(const StageCall& call, const Tile& tile, Threads threads, Recent
     return;
   }
   recent.begin(cache);
-  int64_t left[kBlock];  // positions of ids that were not known
+  int64_t left[kBlock];  // positions of ids that are not in RecentSlots
   int32_t place[kBlock];
   for (int64_t begin = tile.begin; begin < tile.end; begin += kBlock) {
     const int64_t end = std::min(begin + kBlock, tile.end);
@@ -157,7 +157,7 @@ void find_slots(const StageCall& call, const Tile& tile, Threads threads, Recent
   }
 }
 
-// Raises for a handle that names no row of its slab.
+// Raises for a handle without a row in its slab.
 void check_handles(const StageCall& call, const std::vector<Tile>& tiles) {
   for (const Tile& tile : tiles) {
     const CacheSlab& cache =
@@ -170,15 +170,15 @@ void check_handles(const StageCall& call, const std::vector<Tile>& tiles) {
   }
 }
 
-// Begins the epoch of a call, and of the training step that it is of.
+// Begins the epoch of a call, and that of its training step.
 void begin_epoch(const StageCall& call) {
   int64_t* head = call.tiers->head;
-  if (call.counted_as != kTierMisses) return;  // a prefetch is of the step that goes on
+  if (call.counted_as != kTierMisses) return;  // a prefetch belongs to the running step
   if (call.changes) head[kTierTraining] = 1;
   if (static_cast<uint32_t>(head[kTierEpoch]) != call.epoch) add_to(&head[kTierEpoch], 1);
 }
 
-// Gives a slot back, whose row has no place any more.
+// Frees a slot; its row has no place any more.
 void free_slot(const CacheSlab& cache, int64_t slot) {
   int64_t* words = slot_at(cache, slot);
   words[kSlotOwner] = 0;
@@ -194,7 +194,7 @@ RowMove move_of(const int64_t* words, int64_t slot) {
           slot_generation(words[kSlotMarks])};
 }
 
-// Takes the row out of a slot; it is saved first if it was changed, by job `job`, or 0: at once.
+// Takes the row out of a slot. A dirty row is saved first, by job `job`, or 0: at once.
 void evict(const CacheSlab& cache, int64_t slot, int64_t job, std::vector<RowMove>* saves) {
   int64_t* words = slot_at(cache, slot);
   int32_t place = 0;
@@ -212,8 +212,8 @@ void evict(const CacheSlab& cache, int64_t slot, int64_t job, std::vector<RowMov
   free_slot(cache, slot);
 }
 
-// Takes up to `wanted` rows that are worth least out of their slots, of equal ones those of the
-// first slots.
+// Takes up to `wanted` rows of least worth out of their slots; among equals, those of the first
+// slots.
 void sweep(const CacheSlab& cache, uint32_t epoch, int64_t wanted, int64_t job,
            std::vector<RowMove>* saves) {
   std::array<int64_t, kWorths> having{};
@@ -248,7 +248,7 @@ void sweep(const CacheSlab& cache, uint32_t epoch, int64_t wanted, int64_t job,
   }
 }
 
-// Raises where memory is short for slots up to `slots`, which nothing has touched before.
+// Raises if memory is short for untouched slots up to `slots`.
 void check_slots(const char* op, const CacheSlab& cache, int64_t slots) {
   const int64_t bytes = cache.clock[kTierSlotBytes];
   const int64_t before = cache.clock[kTierUsed] * bytes / kCheckedMemory;
@@ -256,7 +256,7 @@ void check_slots(const char* op, const CacheSlab& cache, int64_t slots) {
   if (after > before) check_available_memory(op, (after - before) * kCheckedMemory);
 }
 
-// How many rows have to lose their slots so that `wanted` others get one; 0: there is room.
+// Number of rows that have to lose their slots so that `wanted` others get one.
 int64_t victims_for(const CacheSlab& cache, int64_t wanted) {
   const int64_t* clock = cache.clock;
   const int64_t untouched = std::max<int64_t>(clock[kTierLimit] - clock[kTierUsed], 0);
@@ -264,8 +264,8 @@ int64_t victims_for(const CacheSlab& cache, int64_t wanted) {
   return missing > 0 ? std::max(missing, clock[kTierLimit] / kSlotsPerSweep) : 0;
 }
 
-// Raises where there is no room in memory for `wanted` rows, if the cache has to grow because no
-// row may lose its slot.
+// Raises if memory is short for `wanted` rows, where the cache has to grow because all slots are in
+// use.
 void check_wanted(const StageCall& call, size_t slab, int64_t wanted) {
   const CacheSlab& cache = call.tiers->slabs[slab];
   const int64_t most = cache.clock[kTierUsed] + wanted - cache.clock[kTierFreeCount];
@@ -300,7 +300,7 @@ bool may_have_record(const StageCall& call, const Missing& missing) {
   return call.jobs->has_record(missing.slab, call.handles[missing.position]);
 }
 
-// Puts a row into a slot, whose row before is gone.
+// Puts a row into a slot without a row.
 void put(const StageCall& call, const Missing& missing, int64_t slot, Plan* plan) {
   const CacheSlab& cache = call.tiers->slabs[missing.slab];
   const int64_t handle = call.handles[missing.position];
@@ -318,7 +318,7 @@ void put(const StageCall& call, const Missing& missing, int64_t slot, Plan* plan
   if (loads) plan->moves[missing.slab].loads.push_back(move_of(words, slot));
 }
 
-// The handle of the slot of a row that none had when the call began.
+// The handle of the slot for a row that had none when the call began.
 int64_t slot_of_missing(const StageCall& call, const Missing& missing, Plan* plan) {
   const CacheSlab& cache = call.tiers->slabs[missing.slab];
   const int64_t handle = call.handles[missing.position];
@@ -333,7 +333,7 @@ int64_t slot_of_missing(const StageCall& call, const Missing& missing, Plan* pla
       add_to(&cache.clock[kTierStale], 1);
       return kPaddingHandle;  // reads zeros, and gets no gradient
     }
-    // the row belongs to another id now, so what its slot has is of nobody
+    // the row has a new owner, so the content of its slot is stale
     put(call, missing, slot, plan);
   } else if (call.counted_as == kTierMisses) {
     add_to(&cache.clock[kTierHits], 1);
@@ -393,7 +393,7 @@ Plan plan_moves(const StageCall& call, const RoomCheck& check_room, int64_t* slo
         ++wanted[slab];
       } else if (*place > 0) {
         touch(call, slot_at(cache, *place - 1),
-              Threads::kOne);  // of the row's earlier owner: it must stay here
+              Threads::kOne);  // of the row's earlier owner: it must not move
       }
     }
   }
@@ -407,7 +407,7 @@ Plan plan_moves(const StageCall& call, const RoomCheck& check_room, int64_t* slo
     }
     check_room(saves);
     for (size_t s = 0; s < moves.size(); ++s) {
-      moves[s].saves.reserve(static_cast<size_t>(saves[s]));  // nothing may fail from here on
+      moves[s].saves.reserve(static_cast<size_t>(saves[s]));  // from here on nothing may fail
       moves[s].loads.reserve(missing.size());
     }
   } catch (...) {
@@ -443,7 +443,7 @@ std::vector<RowMove> take_dirty(const TierTensors& tiers, const CacheSlab& cache
     int64_t* words = slot_at(cache, slot);
     if (words[kSlotOwner] <= 0 || !slot_is_dirty(words[kSlotMarks])) continue;
     saves.push_back(move_of(words, slot));
-    // the backward of a lookup of this step is still to change the row, and marks nothing
+    // the backward of a lookup of this step may still change the row, without setting the dirty bit
     const bool will_change = in_a_step && !epoch_is_past(use_epoch(words[kSlotUse]), epoch);
     if (!will_change) words[kSlotMarks] &= ~kSlotDirty;
     add_to(&cache.clock[kTierWritten], 1);

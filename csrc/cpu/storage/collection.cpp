@@ -14,7 +14,7 @@
 namespace dynemb::cpu {
 namespace {
 
-constexpr int64_t kChunkBytes = int64_t{1} << 20;  // that are read at a time
+constexpr int64_t kChunkBytes = int64_t{1} << 20;  // read at a time
 
 int64_t largest_record(const std::vector<std::unique_ptr<RecordLog>>& logs) {
   int64_t bytes = kChunkBytes;
@@ -58,7 +58,7 @@ void Collection::begin(const Victim& victim) {
 
 void Collection::abandon() { victim_ = Victim(); }
 
-// The pages from the next record on.
+// Reads the pages from the next record on.
 void Collection::read_chunk() {
   const SegmentLayout& layout = victim_.log->layout();
   const SegmentFile& file = victim_.log->file_of(victim_.place);
@@ -96,7 +96,7 @@ int64_t Collection::step(int64_t records) {
     const SegmentFile& file = log.file_of(victim_.place);
     DYNEMB_CHECK(next_ < layout.records_per_segment(),
                  "dynemb: ", files_.name(log.slab(), file.number), " lacks ", victim_.live(),
-                 " records that should be there: it is damaged. Load a snapshot, and look after "
+                 " records that should be there: it is damaged. Load a snapshot, and check "
                  "the disk",
                  kDamagedStoreError);
     if (layout.offset(next_) >= chunk_end_) read_chunk();
@@ -118,7 +118,7 @@ int64_t Collection::step(int64_t records) {
 }
 
 void Collection::end() {
-  // a snapshot may have come to need it meanwhile
+  // a snapshot may need it by now
   if (!victim_.log->is_pinned(victim_.place)) victim_.log->recycle(victim_.place);
   victim_ = Victim();
 }

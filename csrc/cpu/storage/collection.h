@@ -1,5 +1,6 @@
-// Makes segments free whose records are mostly out of date: what is live in them is appended to the
-// log again. Greedy: the segment with the smallest part of live records goes first.
+// Garbage collection of segments with mostly dead records: the live ones are appended to the log
+// again, and the segment becomes free. Greedy: the segment with the smallest fraction of live
+// records goes first.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@ class Collection {
  public:
   Collection(SegmentFiles& files, std::vector<std::unique_ptr<RecordLog>>& logs);
 
-  // Segments with more than this part of live records are not worth collecting.
+  // Segments with a larger fraction of live records are not collected.
   static constexpr double kMostLive = 15.0 / 16.0;
 
   struct Victim {
@@ -25,15 +26,15 @@ class Collection {
     int64_t live() const { return log == nullptr ? 0 : log->live_of(place); }
   };
 
-  // The segment to be collected next; its log is null where there is none. `pinned`: also of those
-  // that snapshots need, which stay, but no later snapshot will need them.
+  // The next segment to collect; its log is null if there is none. `pinned`: includes segments that
+  // snapshots need; these stay, but later snapshots will not need them.
   Victim best(bool pinned = false) const;
   bool is_running() const { return victim_.log != nullptr; }
   const Victim& victim() const { return victim_; }
   void begin(const Victim& victim);
   double live_part_at_begin() const { return live_part_at_begin_; }
-  // Copies up to `records` records; ends with the segment.
-  // Returns how many it copied. Raises where a record cannot be read.
+  // Copies up to `records` records; ends with the segment. Returns the number of copies. Raises if
+  // a record cannot be read.
   int64_t step(int64_t records);
   void abandon();
   int64_t collected() const { return collected_; }
@@ -47,7 +48,7 @@ class Collection {
   std::vector<std::unique_ptr<RecordLog>>& logs_;  // by slab; null for those without a log
   Victim victim_;
   double live_part_at_begin_ = 0;
-  int64_t next_ = 0;  // record of the segment
+  int64_t next_ = 0;  // next record of the segment
   PageBuffer chunk_;
   int64_t chunk_begin_ = 0;  // offsets in the file
   int64_t chunk_end_ = 0;

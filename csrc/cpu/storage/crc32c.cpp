@@ -48,8 +48,9 @@ uint64_t word_at(const unsigned char* data) {
   return word;
 }
 
-// An instruction takes three cycles, but one begins in every cycle. So three parts of kPart bytes
-// each go side by side: their registers add up, those of the first two taken over what follows.
+// An instruction takes three cycles, but one can begin in every cycle. So three parts of kPart
+// bytes each are computed side by side. Their registers add up, after those of the first two are
+// moved over the bytes that follow.
 template <size_t kPart>
 DYNEMB_TARGET_CRC32C uint64_t in_three_parts(uint64_t crc, const unsigned char*& data,
                                              size_t& bytes) {
@@ -84,7 +85,7 @@ DYNEMB_TARGET_CRC32C uint32_t crc32c_by_instructions(uint32_t begin, const unsig
 }
 
 // x86-64-v3 and above have SSE4.2. Elsewhere a compiler that defines the macro may use the
-// instructions without asking.
+// instructions unconditionally.
 bool has_instructions() {
 #if DYNEMB_X86
   return active_simd_level.load(std::memory_order_relaxed) >= static_cast<int>(SimdLevel::kV3);
@@ -118,5 +119,5 @@ uint32_t crc32c(uint32_t crc, const void* data, size_t bytes) {
 
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) { m.impl("crc32c", TORCH_BOX(&dynemb::cpu::crc32c_op)); }
 
-// To say of a GPU's tensor what is wrong, also where no CUDA kernel has been built.
+// For error messages about a GPU's tensor, also in builds without CUDA kernels.
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CUDA, m) { m.impl("crc32c", TORCH_BOX(&dynemb::cpu::crc32c_op)); }

@@ -1,4 +1,4 @@
-// The checksum of everything that is written to files.
+// The checksum of all files.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,8 @@
 
 namespace dynemb::cpu {
 
-// crc32c of `bytes` bytes at `data`, of any alignment, after others whose crc32c is `crc`: 0 where
-// there are none. By one thread.
+// CRC-32C of `bytes` bytes at `data`, of any alignment, continuing from the checksum `crc` of
+// preceding bytes (0: none). Runs on one thread.
 uint32_t crc32c(uint32_t crc, const void* data, size_t bytes);
 
 }  // namespace dynemb::cpu

@@ -11,7 +11,7 @@ namespace dynemb::cpu {
 namespace {
 
 std::atomic<int64_t> fork_count{0};
-// They outlive whatever is freed at exit.
+// Never freed, so that they can be used during exit.
 std::mutex& mutex() {
   static auto* mutex = new std::mutex();
   return *mutex;
@@ -21,7 +21,7 @@ std::map<int64_t, std::function<void()>>& functions() {
   return *map;
 }
 
-// Locked across the fork, so that the child finds the functions whole.
+// Locked across the fork, so that the child finds a consistent list.
 const int forks_are_watched = pthread_atfork([] { mutex().lock(); }, [] { mutex().unlock(); },
                                              [] {
                                                fork_count.fetch_add(1);

@@ -1,4 +1,4 @@
-// What a forked process must not use: it has the memory of its parent, but none of its threads.
+// Hooks for forked processes, which have the memory of their parent but none of its threads.
 #pragma once
 
 #include <cstdint>
@@ -6,11 +6,11 @@
 
 namespace dynemb::cpu {
 
-// How many forks lie between the process that loaded the library and this one.
+// Number of forks between the process that loaded the library and this one.
 int64_t forks();
 
-// Registers what a child does right after a fork, before any other code of it runs; returns a
-// number for forget_fork(). It may not lock anything but what `at_fork` functions never hold.
+// Registers a function that a child runs right after a fork, before any other code; returns a
+// number for forget_fork(). It may lock only what `at_fork` functions never hold.
 int64_t at_fork(std::function<void()> in_child);
 void forget_fork(int64_t number);
 

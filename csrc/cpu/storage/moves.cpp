@@ -1,4 +1,4 @@
-// Ops that decide which rows of a cache move, and leave the moving to the caller.
+// Ops that plan the moves of a cache's rows; the caller does the moves.
 #include <torch/csrc/stable/library.h>
 
 #include <tuple>
@@ -24,7 +24,7 @@ int64_t* write_moves(size_t slab, int64_t loads, const std::vector<RowMove>& mov
   return row;
 }
 
-// All saves come before all loads.
+// All saves precede all loads.
 Tensor moves_tensor(const std::vector<SlabMoves>& planned) {
   size_t count = 0;
   for (const SlabMoves& of_slab : planned) count += of_slab.saves.size() + of_slab.loads.size();
@@ -99,7 +99,7 @@ STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
   m.impl("forget_rows_", TORCH_BOX(&dynemb::cpu::forget_rows_));
 }
 
-// To say of a GPU's tensors what is wrong, also where no CUDA kernel has been built.
+// For error messages about a GPU's tensors, also in builds without CUDA kernels.
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CUDA, m) {
   m.impl("plan_moves_", TORCH_BOX(&dynemb::cpu::plan_moves_));
   m.impl("take_dirty_", TORCH_BOX(&dynemb::cpu::take_dirty_));

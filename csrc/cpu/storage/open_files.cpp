@@ -13,8 +13,8 @@
 namespace dynemb::cpu {
 namespace {
 
-constexpr int64_t kShare = 4;        // of the process' descriptors, one in so many
-constexpr int64_t kLeastFiles = 16;  // of a store, whatever others have
+constexpr int64_t kShare = 4;        // a store may use 1 / kShare of the process' descriptors
+constexpr int64_t kLeastFiles = 16;  // each store may use so many, whatever others have
 constexpr int64_t kMostFiles = 1 << 16;
 constexpr int kTries = 4;  // another thread may take the descriptor that was closed for a file
 
@@ -49,7 +49,7 @@ bool OpenFiles::close_oldest() {
   if (files_.empty() || files_.back().last_use >= batch_begin_) return false;
   const File& oldest = files_.back();
   if (oldest.unsynced && sync_) {
-    // the system reports a failed write to a descriptor that was open then
+    // the system reports a failed write to a descriptor that was open at that time
     const int error = sync_(oldest.descriptor);
     if (error != 0) raise_file_error("fdatasync of", "a segment that is to be closed", error);
   }

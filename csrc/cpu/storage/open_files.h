@@ -1,10 +1,10 @@
-// The segments of a store that are open: as many as the process may have, those used last.
+// Open segments: the most recently used ones, as many as the process may have.
 //
 // A store of many segments has more files than a process may open (RLIMIT_NOFILE). The table keeps
 // the descriptors that were used last, and opens others again when they are needed, as RocksDB's
-// table cache does. All stores of a process together keep to a quarter of the limit; each one has
-// at least kLeastFiles, and a descriptor in reserve for the moment at which the process has none.
-// For one thread at a time.
+// table cache does. All stores of a process together use at most a quarter of the limit; each may
+// use kLeastFiles. A descriptor in reserve serves when the process has none left. For one thread at
+// a time.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ class OpenFiles {
   OpenFiles(const OpenFiles&) = delete;
   OpenFiles& operator=(const OpenFiles&) = delete;
 
-  // The descriptor of a segment that is open, else -1.
+  // The descriptor of an open segment, otherwise -1.
   int find(const Key& key) {
     if (!files_.empty() && files_.front().key == key) return files_.front().descriptor;
     const auto found = by_key_.find(key);
@@ -34,10 +34,9 @@ class OpenFiles {
     files_.front().last_use = ++uses_;
     return files_.front().descriptor;
   }
-  // The descriptor of a segment that is not open, by open(), which returns one or -1 and sets
-  // errno. Where the process has no descriptor left, one that was used longest ago is closed.
-  // Returns -1 where open() fails, and where all that could be closed are needed: errno is EMFILE
-  // or ENFILE then.
+  // The descriptor of a closed segment, by open(), which returns it or -1 and sets errno. If the
+  // process has no descriptor left, the least recently used one is closed. Returns -1 if open()
+  // fails, and if all descriptors are in use: then errno is EMFILE or ENFILE.
   int get(const Key& key, const std::function<int()>& open);
   // The same for a file that is not kept, such as a directory: the caller closes it.
   int open_once(const std::function<int()>& open);
@@ -45,16 +44,16 @@ class OpenFiles {
   void begin_batch() { batch_begin_ = uses_; }
   void end_batch() { batch_begin_ = kNoBatch; }
 
-  // Whether a file has writes that may not be durable; where it is closed before sync() is called,
-  // `sync` is, which returns 0 or an errno.
+  // Sets whether a file has writes that may not be durable. Closing such a file calls `sync` first,
+  // which returns 0 or an errno.
   void set_unsynced(const Key& key, bool unsynced);
-  // What closes files that have such writes.
+  // Sets the function that makes such writes durable.
   void sync_by(std::function<int(int)> sync) { sync_ = std::move(sync); }
 
   void close(const Key& key);
   void rename(const Key& from, const Key& to);
   size_t size() const { return files_.size(); }
-  // How many files all stores of the process may have open.
+  // Limit of files that all stores of the process may have open.
   static int64_t limit();
 
  private:
@@ -71,11 +70,11 @@ class OpenFiles {
   };
   static constexpr int64_t kNoBatch = INT64_MAX;
 
-  // Closes the file that was used longest ago; false: all are needed.
+  // Closes the least recently used file; false: all are in use.
   bool close_oldest();
   void reserve();
 
-  std::list<File> files_;  // the last used first
+  std::list<File> files_;  // most recently used first
   std::unordered_map<Key, std::list<File>::iterator, Hash> by_key_;
   std::function<int(int)> sync_;
   int64_t uses_ = 0;

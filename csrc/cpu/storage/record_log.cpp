@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kBufferBytes = int64_t{1} << 20;
 constexpr int64_t kRecordBits = 36;
 
-// A record that is larger than the usual buffer has one of its size, and the header's page.
+// The buffer of a record larger than the usual one has the record's size plus the header's page.
 int64_t buffer_bytes(const SegmentLayout& layout) {
   const int64_t least = (1 + layout.pages_per_record()) * kPageBytes;
   return std::max(least, std::min(kBufferBytes, layout.segment));
@@ -59,7 +59,7 @@ void RecordLog::next_segment() {
 }
 
 void RecordLog::write_buffer() {
-  // the page of the next record has content if that is not the first there
+  // the page of the next record has content if the record is not its first
   const bool partial = layout_.offset(next_) % kPageBytes != 0;
   const int64_t end = page_of_next() + (partial ? 1 : 0);
   const int64_t bytes = (end - buffer_page_) * kPageBytes;
@@ -94,7 +94,7 @@ char* RecordLog::begin_record() {
     buffer_page_ = page;
   }
   char* memory = buffer_.data() + (offset - buffer_page_ * kPageBytes);
-  // what is behind the last record of a page is zeros, whatever the buffer had before
+  // zeros follow the last record of a page, whatever the buffer had before
   if (offset % kPageBytes == 0) {
     std::memset(memory, 0, static_cast<size_t>(layout_.pages_per_record() * kPageBytes));
   }
@@ -171,13 +171,13 @@ std::string RecordLog::fault(const char* record, int64_t number, int64_t handle,
   if (header.crc != crc) {
     return "dynemb: the record at " + place_of(number, id) +
            " is damaged: its checksum does not fit its bytes. It has not been used. Load a "
-           "snapshot, and look after the disk";
+           "snapshot, and check the disk";
   }
   if (header.handle != handle || header.id != id) {
     return "dynemb: the record at " + place_of(number, id) + " is of id " +
            std::to_string(header.id) + ", handle " + std::to_string(header.handle) +
            ", expected handle " + std::to_string(handle) +
-           ". It has not been used. Load a snapshot, and look after the disk";
+           ". It has not been used. Load a snapshot, and check the disk";
   }
   return "";
 }
@@ -268,7 +268,8 @@ RecordLog::Restored RecordLog::open_snapshot(const std::vector<int64_t>& entries
   DYNEMB_CHECK(segments.size() % 2 == 0, "dynemb: segments of ", slab, " has ", segments.size(),
                " numbers, expected pairs");
   Restored state;
-  // A snapshot's places may have gaps. They are closed, so that no number sizes memory.
+  // A snapshot's places may have gaps. They are closed, so that a file's numbers do not determine
+  // memory sizes.
   std::unordered_map<int64_t, int64_t> places;
   for (size_t i = 0; i < segments.size(); i += 2) {
     const int64_t place = segments[i];
@@ -308,7 +309,7 @@ void RecordLog::restore(const Restored& state) {
   for (size_t i = 0; i < state.segments.size(); ++i) {
     const SegmentFile& file = state.segments[i];
     places_.push_back({file, PlaceState::kSealed, state.live[i], false});
-    pinned.insert(file.number);  // the snapshot is there until keep() says otherwise
+    pinned.insert(file.number);  // the snapshot stays until keep() omits it
     live_ += state.live[i];
     ++used_;
   }

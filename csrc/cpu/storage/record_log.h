@@ -1,5 +1,5 @@
-// The log of one slab: records are appended to segments, and a map says where each row's last
-// record is. Owned by the storage thread.
+// The log of one slab: records are appended to segments, and a map leads from each row to its last
+// record. Owned by the storage thread.
 #pragma once
 
 #include <cstdint>
@@ -25,24 +25,24 @@ class RecordLog {
 
   size_t slab() const { return slab_; }
   const SegmentLayout& layout() const { return layout_; }
-  int64_t live() const { return live_; }  // records that the map leads to
+  int64_t live() const { return live_; }  // records in the map
   int64_t head_room() const;              // records that can be appended to the last segment
   int64_t segments() const { return used_; }
   int64_t max_rows() const { return map_.max_rows(); }
 
-  // Segments without content, to which the log goes on.
+  // Empty segments for the log to continue in.
   int64_t free_segments() const { return static_cast<int64_t>(free_.size()); }
   void add_free(SegmentFile file) { free_.push_back(file); }
   SegmentFile take_free();
 
-  // Memory of the next record, layout().record bytes. There has to be room: in the last segment,
-  // or a free one.
+  // Memory of the next record, layout().record bytes. Requires space: in the last segment, or a
+  // free one.
   char* begin_record();
-  // Fills in the header of the record, and makes it the row's. Bytes of the payload come first.
+  // Fills in the header of the record, and makes it the row's record. Write the payload first.
   void end_record(int64_t handle, int64_t id, int32_t table);
-  // Makes the row one without a record, if its owner has one.
+  // Drops the record of a row, if it is of this owner.
   void erase(int64_t handle);
-  // Writes what is in memory. The log goes on with the next page, so what has been written stays.
+  // Writes the buffer. The log goes on with the next page, so written pages do not change.
   void flush();
   // Makes all records durable.
   void sync();
@@ -50,17 +50,17 @@ class RecordLog {
   // The number of the record of the row's owner, or RecordMap::kNone.
   int64_t find(int64_t handle) const { return map_.find(handle); }
   bool has_record(int64_t handle) const { return map_.has(handle); }  // also for other threads
-  // The record, where it has not been written yet; else null.
+  // The record, if it has not been written yet; otherwise null.
   const char* in_memory(int64_t number) const;
-  // The pages that have a record, to be read to `to`. The file is -1 where a batch of
-  // files() has as many open as it may.
+  // The pages of a record, to be read to `to`. The file is -1 if a batch of files() has reached its
+  // limit.
   BlockRead block(int64_t number, char* to) const;
   SegmentFiles& files() const { return files_; }
   int64_t block_bytes() const { return layout_.pages_per_record() * kPageBytes; }
   int64_t offset_in_block(int64_t number) const;
-  // What is wrong with bytes that should be the record; empty: nothing.
+  // The fault in bytes that should be the record; empty: none.
   std::string fault(const char* record, int64_t number, int64_t handle, int64_t id) const;
-  // "offset 4096 of PATH/rows/..., id 7": where a record is, for errors.
+  // "offset 4096 of PATH/rows/..., id 7": position of a record, for errors.
   std::string place_of(int64_t number, int64_t id) const;
 
   // Places of segments in record numbers begin at 1.
@@ -71,38 +71,38 @@ class RecordLog {
   const SegmentFile& file_of(int64_t place) const { return places_[place].file; }
   int64_t first_record(int64_t place) const { return place * layout_.records_per_segment(); }
   int64_t pinned_segments() const { return pinned_there_; }
-  // Deletes the segments that are there, but neither the log's nor a snapshot's.
+  // Deletes existing segments that neither the log nor a snapshot needs.
   void delete_others();
-  // Takes a segment without live records out of the log, and makes it a free one.
+  // Removes a segment without live records from the log, and makes it a free one.
   void recycle(int64_t place);
 
-  // What a snapshot needs: entries of the map; places and file numbers of segments.
+  // Content of a snapshot: entries of the map; places and file numbers of segments.
   std::vector<int64_t> entries() const { return map_.entries(); }
   std::vector<int64_t> live_segments() const;
-  int64_t holding_segments() const;  // that have live records
-  // The files of snapshots: they are neither changed nor taken for something else.
+  int64_t holding_segments() const;  // segments with live records
+  // The files of snapshots: they are neither changed nor reused.
   const std::set<int64_t>& pinned() const { return pinned_; }
   void pin(std::set<int64_t> numbers);
 
-  // Keeps what the map leads to now, under a number of the caller's: it can be read, whatever is
-  // appended, and its segments are as those of snapshots until release(). Needs a flush before.
+  // Pins the present entries of the map under a number chosen by the caller: they stay readable,
+  // and their segments are kept like those of snapshots until release(). Flush first.
   void hold(int64_t number);
   bool has_hold(int64_t number) const { return held_.count(number) != 0; }
   bool is_held() const { return !held_.empty(); }
   void release(int64_t number);
-  // As find(), for what a hold keeps.
+  // Like find(), for a pin.
   int64_t find_held(int64_t number, int64_t handle) const;
 
-  // A state of the log to go back to: its files are there, its places checked.
+  // A state of the log to return to, with open files and checked places.
   struct Restored {
     std::vector<int64_t> entries;
     std::vector<SegmentFile> segments;  // by place, from 1
     std::vector<int64_t> live;          // of these segments
   };
-  // Opens what a snapshot needs; raises where something is missing or wrong. Changes nothing.
+  // Opens the segments of a snapshot; raises if something is missing or wrong. Nothing changes.
   Restored open_snapshot(const std::vector<int64_t>& entries,
                          const std::vector<int64_t>& segments) const;
-  // Goes back. Segments that no snapshot needs are deleted.
+  // Returns to the state. Segments that no snapshot needs are deleted.
   void restore(const Restored& state);
 
  private:
@@ -133,11 +133,11 @@ class RecordLog {
   std::vector<SegmentFile> free_;
   std::set<int64_t> pinned_;
   std::map<int64_t, Held> held_;
-  int64_t pinned_there_ = 0;  // files that there are and that are pinned or held
+  int64_t pinned_there_ = 0;  // existing files that are pinned by snapshots or holds
   int64_t live_ = 0;
-  int64_t used_ = 0;  // places that are not vacant
+  int64_t used_ = 0;  // places in use
   int64_t head_ = 0;  // place of the last segment; 0: none
-  int64_t next_ = 0;  // record of it to be appended
+  int64_t next_ = 0;  // next record to append there
   // Pages [buffer_page_, end) of the last segment, of which some have content.
   PageBuffer buffer_;
   int64_t buffer_page_ = 0;

@@ -1,4 +1,4 @@
-// Where the record of each row is.
+// Map from rows to records.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 
 namespace dynemb::cpu {
 
-// Record numbers by row, with the generation of the row's owner: number : 36 | generation : 28, 0
-// where there is none. In reserved memory: only rows that have had a record take some.
+// Record numbers by row, with the generation of the row's owner: number : 36 | generation : 28; 0:
+// none. In reserved memory: only rows that have had a record take memory.
 class RecordMap {
  public:
   explicit RecordMap(int64_t max_rows);
@@ -17,11 +17,11 @@ class RecordMap {
 
   static constexpr int64_t kNone = -1;
 
-  // The number of the record of the row's owner; kNone where there is none.
+  // The number of the record of the row's owner, or kNone.
   int64_t find(int64_t handle) const;
-  // Whether there is one; another thread may write meanwhile.
+  // Whether the owner has a record; another thread may write meanwhile.
   bool has(int64_t handle) const;
-  // The number of the record of whoever has owned the row last.
+  // The number of the record of the row's last owner.
   int64_t number(int64_t row) const;
   void set(int64_t handle, int64_t number);
   void erase(int64_t handle);
@@ -34,7 +34,7 @@ class RecordMap {
  private:
   int64_t* words_;
   int64_t max_rows_;
-  int64_t rows_ = 0;  // that have had a record: all others are behind
+  int64_t rows_ = 0;  // rows below it may have had a record, later ones have not
 };
 
 }  // namespace dynemb::cpu

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kBatchBytes = int64_t{8} << 20;  // of blocks that are read at a time
 
-// Ends the batch of files, however the reads end.
+// Ends the batch of files on every path.
 class Batch {
  public:
   explicit Batch(SegmentFiles& files) : files_(files) {}
@@ -67,7 +67,7 @@ void RecordReader::read(const RecordLog& log, std::vector<WantedRecord>& wanted,
         continue;
       }
       if (blocks.size() == most) break;
-      if (block.file < 0) {  // of so many files, those that are open are read first
+      if (block.file < 0) {  // at the limit of open files: read those that are open first
         DYNEMB_CHECK(!blocks.empty(), "dynemb: opening the file of the record at ",
                      log.place_of(record.number, record.id),
                      " failed: the process has no descriptor left: raise the limit (ulimit "
@@ -77,7 +77,7 @@ void RecordReader::read(const RecordLog& log, std::vector<WantedRecord>& wanted,
       blocks.push_back(block);
       first.push_back(next);
     }
-    // what is in memory lies behind what is not, in the last segment or by itself
+    // records in memory follow those in files, in the last segment or by themselves
     const auto failures = reader_->read(blocks, [&](size_t i) {
       const size_t end = i + 1 < first.size() ? first[i + 1] : next;
       for (size_t k = first[i]; k < end; ++k) {

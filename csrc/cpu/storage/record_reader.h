@@ -11,7 +11,7 @@
 
 namespace dynemb::cpu {
 
-// A record that is wanted, and of whom.
+// A record to read, and its owner.
 struct WantedRecord {
   int64_t number;
   int64_t handle;
@@ -25,7 +25,7 @@ class RecordReader {
   RecordReader(IoPath path, int64_t largest_block);
 
   // Calls use(index, record) for each, in any order; records in memory are not read from files.
-  // Raises where one cannot be read or is damaged, after those around it have been used.
+  // Raises if one cannot be read or is damaged, after others of its batch have been used.
   void read(const RecordLog& log, std::vector<WantedRecord>& wanted,
             const std::function<void(size_t, const char*)>& use);
 

@@ -1,6 +1,6 @@
-// gather_records and scatter_records_: rows of a cache as they lie in files
-// (core/storage/record.h). In memory, the header has the generation under which the row is live in
-// its slot in place of the checksum; table, handle and id are left to the caller.
+// gather_records and scatter_records_: rows of a cache in the format of files
+// (core/storage/record.h). In memory, the header has the generation of the row in its slot in place
+// of the checksum; table, handle and id are left to the caller.
 #include <torch/csrc/stable/library.h>
 
 #include <cstring>
@@ -49,7 +49,7 @@ SlabParts slab_parts(const char* op, const std::vector<Tensor>& weights,
     check_tensor(call, "generations", generations[s], ScalarType::Int);
     check_length(op, "generations", generations[s], weights[s].size(0));
   }
-  state_tensors(call, weights, state);  // raises for what is no state
+  state_tensors(call, weights, state);  // raises for an invalid state
   SlabParts result{{}, nullptr, weights[slab].size(0), 0};
   const auto add = [&result](const Tensor& tensor) {
     const int64_t columns = tensor.dim() == 2 ? tensor.size(1) : 1;
@@ -140,7 +140,7 @@ STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
   m.impl("scatter_records_", TORCH_BOX(&dynemb::cpu::scatter_records_));
 }
 
-// To say of a GPU's tensors what is wrong, also where no CUDA kernel has been built.
+// For error messages about a GPU's tensors, also in builds without CUDA kernels.
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CUDA, m) {
   m.impl("gather_records", TORCH_BOX(&dynemb::cpu::gather_records));
   m.impl("scatter_records_", TORCH_BOX(&dynemb::cpu::scatter_records_));

@@ -12,7 +12,7 @@
 namespace dynemb::cpu {
 namespace {
 
-// They outlive what Python frees at exit.
+// Never freed: Python frees objects at exit that still need them.
 std::mutex& mutex() {
   static auto* mutex = new std::mutex();
   return *mutex;
@@ -22,7 +22,7 @@ std::map<const void*, std::shared_ptr<RegisteredStore>>& stores() {
   return *map;
 }
 
-// A forked child must not find it locked for ever.
+// A forked child must not find it locked forever.
 const int forks_are_watched =
     pthread_atfork([] { mutex().lock(); }, [] { mutex().unlock(); }, [] { mutex().unlock(); });
 

@@ -1,5 +1,5 @@
-// Which store a group of tables has. Tensors travel through programs, stores do not: a store is
-// found by the address of the group's `tier_clock`.
+// The stores of groups of tables. Programs pass tensors around but not stores, so a store is found
+// by the address of the group's `tier_clock`.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace dynemb::cpu {
 
-// Where a tensor is that a store was opened with. The store does not hold it.
+// Address and size of a tensor that a store was opened with. The store does not own it.
 struct TensorPlace {
   void* data;
   std::vector<int64_t> size;
@@ -25,17 +25,17 @@ struct RegisteredStore {
   std::vector<TensorPlace> weights;      // by slab
   std::vector<TensorPlace> generations;  // by slab
   std::vector<TensorPlace> state;        // tensor k of slab s at k * slabs + s
-  std::vector<int64_t> record_bytes;     // by slab; 0: it has no log
+  std::vector<int64_t> record_bytes;     // by slab; 0: no log
 
   int64_t slabs() const { return static_cast<int64_t>(record_bytes.size()); }
 };
 
-// Raises where there is one already.
+// Raises if the group has a store already.
 void register_store(const char* op, const Tensor& tier_clock, RegisteredStore store);
-// Raises where there is none: tensors that are copies of a group's own have no store.
+// Raises if the group has no store: copies of a group's tensors have none.
 std::shared_ptr<RegisteredStore> registered_store(const char* op, const Tensor& tier_clock);
 RowStore* store_of(const char* op, const Tensor& tier_clock);
-// Takes it out; it ends when nobody uses it any more.
+// Removes the entry; the store is closed with its last user.
 std::shared_ptr<RegisteredStore> unregister_store(const char* op, const Tensor& tier_clock);
 
 }  // namespace dynemb::cpu

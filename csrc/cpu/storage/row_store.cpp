@@ -24,7 +24,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What a task that somebody waits for has come to.
+// Outcome of a task with a waiting caller.
 struct Outcome {
   bool done = false;
   std::exception_ptr error;
@@ -32,12 +32,12 @@ struct Outcome {
 
 struct Task {
   std::function<void()> run;
-  Outcome* outcome;  // null: nobody waits
-  bool is_fatal;     // whether the store cannot be used after it has failed
+  Outcome* outcome;  // null: no caller waits
+  bool is_fatal;     // whether a failure makes the store unusable
 };
 
-// The thread, its queue, and what it works on. A forked child has no such thread and leaves all of
-// this as it is.
+// The thread, its queue, and its data. A forked child has no such thread and leaves all of this as
+// it is.
 class StoreThread {
  public:
   StoreThread(const StoreOptions& options, std::vector<CachedSlab> slabs)
@@ -70,36 +70,36 @@ class StoreThread {
     return !failure_.empty();
   }
 
-  bool promise_ready_room(const std::vector<int64_t>& rows) {
+  bool reserve_ready_space(const std::vector<int64_t>& rows) {
     const std::lock_guard<std::mutex> lock(mutex_);
     raise_failure();
-    room_.withdraw();
+    room_.cancel();
     for (size_t s = 0; s < rows.size(); ++s) {
       if (rows[s] > 0 && !room_.is_enough(s, rows[s])) return false;
     }
-    for (size_t s = 0; s < rows.size(); ++s) room_[s].promised = rows[s];
+    for (size_t s = 0; s < rows.size(); ++s) room_[s].reserved = rows[s];
     return true;
   }
 
-  void hope_for_room(const std::vector<int64_t>& rows) {
+  void expect_space(const std::vector<int64_t>& rows) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (size_t s = 0; s < rows.size(); ++s) {
-      room_[s].hoped = std::max(room_[s].hoped, rows[s]);
+      room_[s].expected = std::max(room_[s].expected, rows[s]);
     }
-    if (hopes_) return;
-    hopes_ = true;
+    if (is_expecting_) return;
+    is_expecting_ = true;
     enqueue({[this] {
                {
                  const std::lock_guard<std::mutex> held(mutex_);
-                 hopes_ = false;
+                 is_expecting_ = false;
                }
-               worker_.make_hoped_room();
+               worker_.prepare_expected_space();
              },
              nullptr, false});
   }
 
   void reserve_space(const std::vector<int64_t>& rows) {
-    if (promise_ready_room(rows)) return;
+    if (reserve_ready_space(rows)) return;
     try {
       call([&] {
         for (size_t s = 0; s < rows.size(); ++s) {
@@ -107,20 +107,20 @@ class StoreThread {
         }
       });
     } catch (...) {
-      withdraw_promises();
+      cancel_reservation();
       throw;
     }
   }
 
-  void withdraw_promises() {
+  void cancel_reservation() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    room_.withdraw();
+    room_.cancel();
   }
 
   void submit(std::vector<SlabMoves> job) {
     const std::lock_guard<std::mutex> lock(mutex_);
     raise_failure();
-    room_.withdraw();
+    room_.cancel();
     for (size_t s = 0; s < job.size(); ++s) {
       room_[s].queued += static_cast<int64_t>(job[s].saves.size());
     }
@@ -147,13 +147,13 @@ class StoreThread {
     reserve_space(of_slabs);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      room_.withdraw();
+      room_.cancel();
       room_[slab].queued += static_cast<int64_t>(rows.size());
     }
     call([&] { worker_.write(slab, rows, records); });
   }
 
-  // Runs `f` on the thread, after all jobs, and raises what it raises.
+  // Runs `f` on the thread, after all jobs, and rethrows its exception.
   void call(std::function<void()> f, bool is_fatal = true) {
     Outcome outcome;
     {
@@ -165,7 +165,7 @@ class StoreThread {
     if (outcome.error) std::rethrow_exception(outcome.error);
   }
 
-  // As call(), for a thread beside the one that trains, which waits for nothing that is counted.
+  // Like call(), for a thread beside the training one; its waiting time is not counted.
   void call_aside(std::function<void()> f) {
     Outcome outcome;
     {
@@ -177,7 +177,7 @@ class StoreThread {
     if (outcome.error) std::rethrow_exception(outcome.error);
   }
 
-  // What has been queued up to here: others may go on to ask for something.
+  // Waits for the tasks queued so far: other threads may queue more.
   void drain() {
     std::unique_lock<std::mutex> lock(mutex_);
     const int64_t last = tasks_queued_;
@@ -253,7 +253,7 @@ class StoreThread {
     finished_.notify_all();
   }
 
-  // Returns what the task has raised; sets `failure` where the store cannot be used any more.
+  // Returns the exception of the task; sets `failure` if it makes the store unusable.
   static std::exception_ptr run(const Task& task, std::string& failure) {
     try {
       task.run();
@@ -274,9 +274,9 @@ class StoreThread {
   int64_t tasks_done_ = 0;
   bool busy_ = false;
   bool ends_ = false;
-  bool hopes_ = false;  // a task is queued that makes room which is hoped for
+  bool is_expecting_ = false;  // a task to prepare expected space is queued
   std::string failure_;
-  int64_t jobs_submitted_ = 0;  // of the callers, of whom there is one at a time
+  int64_t jobs_submitted_ = 0;  // by callers, one at a time
   std::atomic<int64_t> jobs_done_{0};
   StoreStats stats_{};
   Room room_;
@@ -293,7 +293,7 @@ class ThreadedStore : public RowStore {
 
   ~ThreadedStore() override {
     if (forks() != forks_) {
-      static_cast<void>(thread_.release());  // its thread is in the parent
+      static_cast<void>(thread_.release());  // the thread exists in the parent only
       return;
     }
     forget_fork(in_child_);
@@ -301,11 +301,11 @@ class ThreadedStore : public RowStore {
 
   void check() override { thread().check(); }
   void reserve_space(const std::vector<int64_t>& rows) override { thread().reserve_space(rows); }
-  bool promise_ready_room(const std::vector<int64_t>& rows) override {
-    return thread().promise_ready_room(rows);
+  bool reserve_ready_space(const std::vector<int64_t>& rows) override {
+    return thread().reserve_ready_space(rows);
   }
-  void hope_for_room(const std::vector<int64_t>& rows) override { thread().hope_for_room(rows); }
-  void withdraw_promises() override { thread().withdraw_promises(); }
+  void expect_space(const std::vector<int64_t>& rows) override { thread().expect_space(rows); }
+  void cancel_reservation() override { thread().cancel_reservation(); }
   void submit(std::vector<SlabMoves> job) override { thread().submit(std::move(job)); }
   void drain() override { thread().drain(); }
   bool idle() override { return thread().idle(); }
@@ -352,18 +352,19 @@ class ThreadedStore : public RowStore {
     } catch (const Refusal&) {
       throw;
     } catch (const std::exception&) {
-      if (!thread_->has_failed()) throw;  // else every other call says why
+      if (!thread_->has_failed()) throw;  // otherwise every other call raises it
     }
   }
   StoreStats stats() override { return thread().stats(); }
 
  private:
   StoreThread& thread() {
-    DYNEMB_CHECK(forks() == forks_,
-                 "dynemb: a forked process cannot use the store of its parent, whose thread it "
-                 "does not have: start processes with the method spawn, and give each a path of "
-                 "its own",
-                 kForkedProcessError);
+    DYNEMB_CHECK(
+        forks() == forks_,
+        "dynemb: a forked process cannot use the store of its parent, because it lacks "
+        "the store's thread: start processes with the method spawn, and give each a path of "
+        "its own",
+        kForkedProcessError);
     return *thread_;
   }
 

@@ -1,9 +1,9 @@
-// Rows on a disk, beneath a cache of them in memory: a log for each slab of rows, and one thread
-// that moves rows between the cache and the logs.
+// Rows on a disk, beneath a cache in memory: a log for each slab of rows, and one thread that moves
+// rows between the cache and the logs.
 //
-// The callers own the cache's places and slots and decide what moves (cache.h); the thread owns
-// where records lie in files. Jobs are done one after another, in each first the saves, then the
-// loads, so a row that is saved and wanted back is never read too early.
+// The callers own the cache's places and slots and decide what moves (cache.h); the thread owns the
+// positions of records in files. Jobs are done one after another, in each first the saves, then the
+// loads, so a row that is saved and loaded again is never read too early.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +22,11 @@ struct RowPart {
   int64_t bytes;
 };
 
-// The cache's memory of one slab. A slab that is all in memory has no parts, and no log.
+// The cache's memory of one slab. A slab in memory has neither parts nor a log.
 struct CachedSlab {
   std::vector<RowPart> parts;  // weights, then each tensor of optimizer state
   int32_t* generations;        // [slots]
-  int64_t max_rows;            // row numbers are less
+  int64_t max_rows;            // row numbers are below it
   std::string name;            // of its directory
 
   bool is_stored() const { return !parts.empty(); }
@@ -38,7 +38,7 @@ struct CachedSlab {
   }
 };
 
-// A row on its way between its slot and the log.
+// A move of a row between its slot and the log.
 struct RowMove {
   int64_t slot;
   int64_t handle;  // of the row
@@ -48,18 +48,18 @@ struct RowMove {
 };
 
 struct SlabMoves {
-  std::vector<RowMove> saves;  // of rows that are live in their slots; the others are skipped
-  std::vector<RowMove> loads;  // of rows that have a record; the others stay unwritten
+  std::vector<RowMove> saves;  // of live rows in their slots; others are skipped
+  std::vector<RowMove> loads;  // of rows with a record; others stay unwritten
 };
 
 struct StoreOptions {
   std::string path;       // a directory
   int64_t segment_bytes;  // a multiple of the page
-  int64_t disk_bytes;     // that all segments together may take; 0: what the file system has
+  int64_t disk_bytes;     // limit of all segments together; 0: that of the file system
   IoPath io;
 };
 
-// Segments of a slab's log that a snapshot needs, and where its records are.
+// Segments of a slab's log that a snapshot needs, and the positions of its records.
 struct SlabSnapshot {
   std::vector<int64_t> records;  // by row: record number : 36 | generation : 28; 0: none
   std::vector<int64_t>
@@ -68,75 +68,75 @@ struct SlabSnapshot {
 
 struct StoreStats {
   int64_t reads, bytes_read, writes, bytes_written;  // records; bytes of the files
-  int64_t collected;                                 // records copied to free segments
+  int64_t collected;                                 // records copied by garbage collection
   int64_t live_records, segments, pinned_segments, disk_bytes;
   int64_t queued, most_queued;  // jobs
-  int64_t waited_us;            // that callers have waited for jobs
+  int64_t waited_us;            // time that callers have waited for jobs
   int64_t io;                   // the IoPath in use
 };
 
 class RowStore {
  public:
-  // Takes the directory: makes it where there is none, and locks it. Segments that are there stay
-  // as they are until keep() says which of them snapshots need. Raises for another process'
-  // directory (with its pid), another format or geometry.
+  // Opens the directory: creates it if needed, and locks it. Existing segments stay as they are
+  // until keep() names those that snapshots need. Raises if another process has it (with its pid),
+  // or if format or geometry differ.
   static std::shared_ptr<RowStore> open(const StoreOptions& options, std::vector<CachedSlab> slabs);
-  virtual ~RowStore() = default;  // does what is queued, and lets the directory go
+  virtual ~RowStore() = default;  // finishes queued jobs, and unlocks the directory
 
-  // Raises what a job has failed with; from then on always.
+  // Raises the error of a failed job, then and ever after.
   virtual void check() = 0;
-  // Promises room on the disk to the next job, for as many rows of slab s as `rows` has at s, in
-  // place of what was promised before. Raises where it might not find room: nothing has changed
-  // then, and there may be room later. Jobs that save rows need a promise. May wait for jobs.
+  // Reserves disk space for the next job, for rows[s] rows of slab s; replaces an earlier
+  // reservation. Raises if space may be short: then nothing has changed, and a later call may
+  // succeed. Jobs that save rows need a reservation. May wait for jobs.
   virtual void reserve_space(const std::vector<int64_t>& rows) = 0;
-  // The same where the segments for it are ready; else promises nothing and returns false.
-  virtual bool promise_ready_room(const std::vector<int64_t>& rows) = 0;
-  // Says that promises for as many rows are going to be asked for: the thread makes segments ready
-  // for them as far as the disk has room that nothing else takes. Waits for nothing.
-  virtual void hope_for_room(const std::vector<int64_t>& rows) = 0;
-  // There is no job that wants what has been promised.
-  virtual void withdraw_promises() = 0;
-  // Queues a job; moves of slab s at s. Jobs are numbered from 1.
+  // The same if the segments are ready; otherwise reserves nothing and returns false.
+  virtual bool reserve_ready_space(const std::vector<int64_t>& rows) = 0;
+  // Announces reservations of this size: the thread prepares segments for them as far as the disk
+  // has unclaimed space. Does not wait.
+  virtual void expect_space(const std::vector<int64_t>& rows) = 0;
+  // Cancels the reservation: no job follows.
+  virtual void cancel_reservation() = 0;
+  // Queues a job; moves of slab s are at s. Jobs are numbered from 1.
   virtual void submit(std::vector<SlabMoves> job) = 0;
-  virtual int64_t jobs_submitted() = 0;  // the number of the last one
-  // The last job after which all rows have moved, and those of the jobs before.
+  virtual int64_t jobs_submitted() = 0;  // number of the last job
+  // The last job such that all rows of it and of earlier jobs have moved.
   virtual int64_t jobs_done() = 0;
   // Waits until the rows of a job have moved; raises as check().
   virtual void wait_for(int64_t job) = 0;
   // Waits until all jobs are done; raises as check().
   virtual void drain() = 0;
-  // Whether the log has a record with this handle, but for what unfinished jobs save.
+  // Whether the log has a record with this handle, not counting saves of unfinished jobs.
   virtual bool has_record(size_t slab, int64_t handle) = 0;
   virtual bool idle() = 0;
 
-  // Copies records from the log, not from the cache; waits for all jobs. Slots of `rows` are not
-  // read. `found[i]`: 0 where row i has no record with this handle. A record that is damaged raises
-  // here and everything after it goes on.
+  // Copies records from the log, not from the cache; waits for all jobs. Slots of `rows` are
+  // ignored. `found[i]`: 0 if row i has no record with this handle. A damaged record raises only
+  // here; later calls work.
   virtual void read(size_t slab, const std::vector<RowMove>& rows, char* records,
                     uint8_t* found) = 0;
-  // Appends records, of which only the payloads are read.
+  // Appends records; only their payloads are read.
   virtual void write(size_t slab, const std::vector<RowMove>& rows, const char* records) = 0;
 
-  // Drops the records of rows that have no owner any more; what they take is collected.
+  // Drops the records of rows without an owner; garbage collection frees their space.
   virtual void erase(size_t slab, const std::vector<int64_t>& handles) = 0;
 
-  // Everything up to here durable in files: what a snapshot needs of slab s at s. The segments stay
-  // until the next keep() at least.
+  // Makes all records durable and returns the snapshot, slab s at s. The segments stay at least
+  // until the next keep().
   virtual std::vector<SlabSnapshot> sync() = 0;
-  // Says which files (by slab) snapshots need from now on. Of the others, those of this store go
-  // when they are empty; those that were there before it are deleted.
+  // Sets the files (by slab) that snapshots need from now on. Other files of this store are reused
+  // when they are empty; other files that existed before it are deleted.
   virtual void keep(const std::vector<std::vector<int64_t>>& files) = 0;
-  // Goes back to a snapshot: what this store has written since is deleted, but for what other
-  // snapshots need. Raises where a file is missing or short, before anything has changed.
+  // Returns to a snapshot: later segments of this store are deleted, except those that other
+  // snapshots need. Raises if a file is missing or short, before anything has changed.
   virtual void load(const std::vector<SlabSnapshot>& snapshot) = 0;
 
-  // Keeps the records that there are now, after all jobs, whatever comes after: its number. Their
-  // segments stay until release(), whatever keep() says, and load() is refused until then.
+  // Pins the present records, after all jobs; returns the number of the pin. Their segments stay
+  // until release(), whatever keep() says, and load() is refused until then.
   virtual int64_t hold() = 0;
-  // As read(), for what a hold keeps; for any thread.
+  // Like read(), for the records of a pin; for any thread.
   virtual void read_held(int64_t hold, size_t slab, const std::vector<RowMove>& rows, char* records,
                          uint8_t* found) = 0;
-  // Ends a hold. A store that has failed, or is a parent's, has none to end.
+  // Releases a pin. Does nothing in a failed store or in a forked process.
   virtual void release(int64_t hold) = 0;
 
   virtual StoreStats stats() = 0;

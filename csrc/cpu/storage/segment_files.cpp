@@ -192,14 +192,14 @@ int64_t SegmentFiles::available_bytes() const {
   return static_cast<int64_t>(system.f_bavail) * static_cast<int64_t>(system.f_frsize);
 }
 
-// With O_DIRECT, or without it on file systems that have none.
+// With O_DIRECT, or without it on file systems that lack it.
 int SegmentFiles::open_file(const std::string& name, int flags) const {
   if (direct_) {
     const int file = ::open(name.c_str(), flags | O_DIRECT | O_CLOEXEC, 0666);
     if (file >= 0 || errno != EINVAL) return file;
     direct_ = false;
   }
-  // without O_EXCL: some have made the file before they refused
+  // without O_EXCL: some file systems create the file before they refuse
   const int file = ::open(name.c_str(), (flags & ~O_EXCL) | O_CLOEXEC, 0666);
   if (file >= 0) posix_fadvise(file, 0, 0, POSIX_FADV_RANDOM);
   return file;
@@ -268,7 +268,7 @@ SegmentFile SegmentFiles::open(size_t slab, int64_t number) {
                " bytes, expected ", segment_bytes_, ": copy it back, or load another snapshot",
                kDamagedStoreError);
   DYNEMB_CHECK(same, "dynemb: the snapshot needs ", file_name,
-               ", whose first page is damaged or another file's: copy it back, or load another "
+               ", but its first page is damaged or of another file: copy it back, or load another "
                "snapshot",
                kDamagedStoreError);
   return {number};
@@ -288,7 +288,7 @@ void SegmentFiles::rename(size_t from, SegmentFile& file, size_t to) {
   renamed_[from] = renamed_[to] = true;
 }
 
-// Also true for a file of zeros, whose store ended before it wrote to it.
+// Also true for a file of zeros: its store ended before it wrote the header.
 bool SegmentFiles::is_of_a_store(size_t slab, int64_t number) {
   const std::string file_name = name(slab, number);
   const int file = open_segment(slab, number);
@@ -338,7 +338,7 @@ void SegmentFiles::write(size_t slab, const SegmentFile& file, int64_t offset, c
     done += written;
   }
   bytes_written_ += bytes;
-  // begins now, so that a later fsync finds little to do and the pages can be dropped
+  // starts writing now, so that a later fsync is short and the pages can be dropped
   if (!direct_) sync_file_range(descriptor, offset, bytes, SYNC_FILE_RANGE_WRITE);
 }
 

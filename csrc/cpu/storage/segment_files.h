@@ -1,4 +1,4 @@
-// The files of a store: a directory that one process holds, and segments of one size in it.
+// The files of a store: a directory that one process has locked, and segments of one size in it.
 //
 //   PATH/LOCK                          held by flock; has the process' id
 //   PATH/FORMAT                        JSON: version, bytes of a segment, bytes of a slab's records
@@ -16,7 +16,7 @@
 
 namespace dynemb::cpu {
 
-// Memory for files that are opened with O_DIRECT: it begins with a page.
+// Memory for files opened with O_DIRECT, aligned to pages.
 class PageBuffer {
  public:
   explicit PageBuffer(int64_t bytes);
@@ -37,13 +37,13 @@ struct SegmentFile {
 
 struct SlabFormat {
   std::string name;      // of its directory
-  int64_t record_bytes;  // 0: the slab has no files
+  int64_t record_bytes;  // 0: no files
 };
 
 class SegmentFiles {
  public:
-  // Makes the directory where there is none, locks it and finds the segments that are there.
-  // Raises where another process has it, or where segments have another format.
+  // Creates the directory if needed, locks it and lists the existing segments. Raises if another
+  // process has it, or if segments have another format.
   SegmentFiles(const std::string& path, int64_t segment_bytes, std::vector<SlabFormat> slabs);
   ~SegmentFiles();
   SegmentFiles(const SegmentFiles&) = delete;
@@ -51,44 +51,43 @@ class SegmentFiles {
 
   int64_t segment_bytes() const { return segment_bytes_; }
   const std::string& path() const { return path_; }
-  // Of all segments, also of those that this store has not written.
+  // Of all segments, including those of earlier processes.
   int64_t bytes() const { return count_ * segment_bytes_; }
-  // Bytes that the file system still has for this process.
+  // Bytes that the file system has left for this process.
   int64_t available_bytes() const;
-  // Whether reads and writes go past the page cache; where they cannot, pages are dropped from it
-  // after they have been used.
+  // Whether reads and writes bypass the page cache; otherwise pages are dropped from it after use.
   bool direct() const { return direct_; }
   std::string name(size_t slab, int64_t number) const;
   const std::set<int64_t>& numbers(size_t slab) const { return numbers_[slab]; }
 
-  // A segment with the next number, whose bytes are reserved. Its number is 0 where the disk is
+  // Creates a segment with the next number, and reserves its bytes. The number is 0 if the disk is
   // full; raises for any other failure.
   SegmentFile create(size_t slab);
-  // A segment that is there. Raises where it is missing, short, or not one of this slab.
+  // Opens an existing segment. Raises if it is missing, short, or of another slab.
   SegmentFile open(size_t slab, int64_t number);
-  // A descriptor, until another one is asked for; within a batch, until its end. -1 where the
-  // batch has all that may be open.
+  // A descriptor, valid until the next call; within a batch, until its end. -1 if the batch has
+  // reached the limit of open files.
   int descriptor(size_t slab, const SegmentFile& file);
   void begin_batch() { open_files_.begin_batch(); }
   void end_batch() { open_files_.end_batch(); }
-  // Gives a segment that nothing needs to a slab, under the slab's next number.
+  // Gives an unused segment to a slab, under the slab's next number.
   void rename(size_t from, SegmentFile& file, size_t to);
-  // Deletes a segment. A file that no store has written is left alone.
+  // Deletes a segment. Leaves files alone that no store has written.
   void remove(size_t slab, int64_t number);
 
-  // The first page of a segment.
+  // Fills in the first page of a segment.
   void write_header(size_t slab, int64_t number, char* page) const;
-  // Writes pages. Raises what the system says.
+  // Writes pages. Raises errors of the system.
   void write(size_t slab, const SegmentFile& file, int64_t offset, const char* from, int64_t bytes);
   // Makes the content of a segment durable.
   void sync(size_t slab, const SegmentFile& file);
   // Makes the names of all segments durable.
   void sync_names();
-  // Tells the system that pages of a segment will not be read soon. Does nothing for direct files.
+  // Drops pages of a segment from the page cache. Does nothing for direct files.
   void forget_pages(size_t slab, const SegmentFile& file, int64_t offset, int64_t bytes);
 
   int64_t bytes_written() const { return bytes_written_; }
-  // In a forked child: lets the lock go without a word.
+  // In a forked child: closes the lock without unlocking it.
   void forked();
 
  private:
@@ -104,10 +103,10 @@ class SegmentFiles {
   std::string path_;
   int64_t segment_bytes_;
   std::vector<SlabFormat> slabs_;
-  std::vector<std::set<int64_t>> numbers_;  // that are there
+  std::vector<std::set<int64_t>> numbers_;  // of existing segments
   std::vector<int64_t> next_number_;
   std::vector<bool> renamed_;  // whether names of the slab have changed since sync_names()
-  std::vector<std::set<int64_t>> found_;  // of numbers_, those of an earlier process
+  std::vector<std::set<int64_t>> found_;  // segments in numbers_ from an earlier process
   int64_t count_ = 0;
   int64_t bytes_written_ = 0;
   int lock_ = -1;

@@ -1,7 +1,7 @@
-// reserve_space_, stage_, prefetch_ and store_submit: the rows of a lookup move between their slots
-// and an open store. Weights and state are changed without being arguments, through the addresses
-// that the store knows: no value of a row that has a slot changes, and whoever reads the others
-// needs the handles that stage_ returns. Tensors that no store knows, such as copies, raise.
+// reserve_space_, stage_, prefetch_ and store_submit: moves of a lookup's rows between slots and an
+// open store. Weights and state change without being arguments, through the addresses that the
+// store knows. This is sound: no value of a row with a slot changes, and reading the others
+// requires the handles that stage_ returns. Tensors without a store, such as copies, raise.
 #include <torch/csrc/stable/library.h>
 
 #include <memory>
@@ -26,7 +26,7 @@ bool moves_any(const std::vector<SlabMoves>& moves) {
   return false;
 }
 
-// The store that was opened for these tensors. Copies of them have none.
+// The store that was opened for these tensors; copies of them have none.
 std::shared_ptr<RegisteredStore> store_of_cache(const char* op, const Tensor& tier_clock,
                                                 const std::vector<Tensor>& places,
                                                 const std::vector<Tensor>& slots) {
@@ -54,7 +54,7 @@ TierTensors tensors_of(const char* op, const RegisteredStore& entry, const Tenso
   return tiers;
 }
 
-// Queues what has to move for a call; returns the job after which its rows may be used.
+// Queues the moves of a call; returns the job after which its rows may be used.
 int64_t submit_moves(RowStore& store, StageCall call, int64_t* slot_handles) {
   const Jobs jobs{store.jobs_done(), store.jobs_submitted() + 1,
                   [&store](size_t slab, int64_t h) { return store.has_record(slab, h); }};
@@ -64,15 +64,15 @@ int64_t submit_moves(RowStore& store, StageCall call, int64_t* slot_handles) {
   if (moves_any(plan.moves)) {
     store.submit(std::move(plan.moves));
   } else {
-    store.withdraw_promises();
+    store.cancel_reservation();
   }
   return plan.wait_for;
 }
 
-// Room on the disk for what a lookup pushes out of the cache, before the index knows of it: an id
-// that is counted twice because its step has been repeated would be worth more than it is.
-// Nothing is changed, but `tier_clock` and `tables` count as changed, so that no compiler moves
-// this behind the insertion, or before the lookup before.
+// Reserves disk space for the rows that a lookup pushes out of the cache, before the index changes:
+// otherwise a repeated step would count its ids twice. Nothing is changed, but `tier_clock` and
+// `tables` are declared as changed, so that compilers move this neither behind the insertion nor
+// before the preceding lookup.
 void reserve_space_(Tensor tier_clock, Tensor buckets, Tensor tables, Tensor meta, Tensor ids,
                     Tensor offsets, std::vector<int64_t> feature_tables) {
   const char* op = "reserve_space_";
@@ -86,14 +86,14 @@ void reserve_space_(Tensor tier_clock, Tensor buckets, Tensor tables, Tensor met
     for (size_t s = 0; s < rows.size(); ++s) rows[s] = most_saves(tiers.slabs[s], rows[s]);
     return rows;
   };
-  // nearly always there is room for a row that has changed in place of every id
+  // usually there is space even if every id replaces a dirty row
   const std::vector<int64_t> most = saves(most_wanted_rows(tiers, features, slab_of));
-  if (entry->store->promise_ready_room(most)) return;
+  if (entry->store->reserve_ready_space(most)) return;
   entry->store->reserve_space(saves(wanted_rows(op, tiers, index, features, slab_of)));
-  entry->store->hope_for_room(most);
+  entry->store->expect_space(most);
 }
 
-// Called by the thread that is the one writer of the cache.
+// Called by the thread that has locked the cache.
 Tensor staged_handles(const char* op, const TierTensors& tiers, const std::vector<Tensor>& places,
                       const std::vector<Tensor>& slots, const Tensor& tier_clock,
                       const StagedIds& given, bool trains) {
@@ -118,9 +118,9 @@ Tensor stage_(std::vector<Tensor> places, std::vector<Tensor> slots, Tensor tier
                         {meta, ids, handles, offsets, feature_tables}, trains);
 }
 
-// Rows that nobody trains keep their slots for this call only, so they are read in the same call:
-// a compiler may put off what reads them by handles until after the next stage_, and another thread
-// may take the slots.
+// Rows of a lookup without training keep their slots for this call only, so the call also reads
+// them: a compiler could move a read by handles behind the next stage_, and another thread may take
+// the slots.
 Tensor staged_lookup_(std::vector<Tensor> places, std::vector<Tensor> slots, Tensor tier_clock,
                       std::vector<Tensor> weights, std::vector<Tensor> generations, Tensor meta,
                       Tensor init_data, Tensor ids, Tensor handles, Tensor offsets,

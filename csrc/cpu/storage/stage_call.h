@@ -1,4 +1,4 @@
-// What plan_moves_, stage_ and prefetch_ take, as the plan of a cache wants it.
+// Arguments of plan_moves_, stage_ and prefetch_, as a StageCall.
 #pragma once
 
 #include <vector>
@@ -17,8 +17,8 @@ struct StagedIds {
 
 FeatureArgs staged_features(const char* op, const StagedIds& given);
 
-// A lookup, which trains or only reads. What only reads between two training steps begins an epoch
-// of its own, because its rows are wanted no longer than for this call.
+// A lookup, with or without training. A lookup without training between two training steps begins
+// an epoch of its own, because its rows are needed for this call only.
 StageCall lookup_call(const char* op, const TierTensors& tiers, const FeatureArgs& features,
                       const StagedIds& given, bool trains);
 

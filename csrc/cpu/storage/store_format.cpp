@@ -34,7 +34,7 @@ std::string format_text(const StoreFormat& format) {
   return text.str();
 }
 
-// Empty where there is no such file.
+// Empty if the file is missing.
 std::string read_text(const std::string& name) {
   errno = 0;
   std::ifstream file(name, std::ios::binary);
@@ -44,8 +44,8 @@ std::string read_text(const std::string& name) {
   return text.str();
 }
 
-// Every `"name": number` of the text. Names of slabs have no character that JSON escapes, and are
-// behind all others, so that a slab may be called as those are.
+// Every `"name": number` of the text. Names of slabs need no escapes in JSON, and come last, so a
+// slab may have the name of another field.
 std::map<std::string, int64_t> numbers_of(const std::string& text) {
   std::map<std::string, int64_t> numbers;
   for (size_t at = text.find('"'); at != std::string::npos; at = text.find('"', at)) {
@@ -62,7 +62,7 @@ std::map<std::string, int64_t> numbers_of(const std::string& text) {
   return numbers;
 }
 
-// What is in a directory; nothing where there is none.
+// The content of a directory; empty if it is missing.
 std::filesystem::directory_iterator entries_of(const std::string& directory) {
   std::error_code error;
   std::filesystem::directory_iterator entries(directory, error);
@@ -96,7 +96,7 @@ void check_format(const std::string& path, const StoreFormat& format) {
   DYNEMB_CHECK(slabs_begin != std::string::npos && head.count("version") == 1 &&
                    head.count("segment_bytes") == 1,
                "dynemb: ", format_name(path),
-               " is missing or damaged, but there are segments beside it", kOtherPath,
+               " is missing or damaged, but segments exist beside it", kOtherPath,
                kDamagedStoreError);
   DYNEMB_CHECK(head.at("version") == kStoreVersion, "dynemb: path ", path, " has version ",
                head.at("version"), " of the format, expected ", kStoreVersion, kOtherPath,
@@ -114,7 +114,7 @@ void check_format(const std::string& path, const StoreFormat& format) {
                  ", which the tables do not have", kOtherPath);
     DYNEMB_CHECK(wanted[name] == bytes, "dynemb: path ", path, " has records of ", bytes,
                  " bytes of slab ", name, ", expected ", wanted[name],
-                 ": dim, dtype or optimizer is another", kOtherPath);
+                 ": dim, dtype or optimizer differs", kOtherPath);
   }
 }
 

@@ -1,4 +1,4 @@
-// The file FORMAT of a store, in JSON: what its segments look like.
+// The file FORMAT of a store, in JSON: the layout of its segments.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@ struct StoreFormat {
   std::vector<SlabFormat> slabs;
 };
 
-// Raises where PATH/FORMAT is of another version, or says something else than `format` of slabs
-// that have segments. Slabs without any may change, and there may be new ones.
+// Raises if PATH/FORMAT has another version, or differs from `format` for a slab with segments.
+// Slabs without segments may change or be new.
 void check_format(const std::string& path, const StoreFormat& format);
 
-// Replaces PATH/FORMAT unless it says the same; durable when it returns.
+// Replaces PATH/FORMAT if it differs; durable when it returns.
 void write_format(const std::string& path, const StoreFormat& format);
 
 }  // namespace dynemb::cpu

@@ -1,4 +1,4 @@
-// Holds: what a log has at one time, which is read while the log goes on.
+// Holds: pinned states of the logs, read while the logs go on.
 #include <string>
 #include <vector>
 
@@ -15,7 +15,7 @@ namespace {
 }  // namespace
 
 int64_t StoreWorker::hold() {
-  finish_collection();  // it counts on the rest of the page that a flush leaves empty
+  finish_collection();  // it assumes the rest of the page, which a flush leaves empty
   compact_for_snapshot();
   const int64_t number = ++last_hold_;
   for (size_t s = 0; s < logs_.size(); ++s) {

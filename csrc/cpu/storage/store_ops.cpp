@@ -19,7 +19,7 @@
 namespace dynemb::cpu {
 namespace {
 
-// Two for the log, one for what is collected, one more that is ready.
+// Two for the log, one for garbage collection, one that is ready.
 constexpr int64_t kLeastSegments = 4;
 
 const int64_t* words(const Tensor& tensor) {
@@ -137,12 +137,12 @@ void store_open(Tensor tier_clock, Tensor path, std::vector<Tensor> places,
   register_store(kOp, tier_clock, std::move(entry));
 }
 
-// A slab that has a log, for ops on its records.
+// Record size of a slab with a log, for ops on its records.
 int64_t stored_record_bytes(const char* op, const RegisteredStore& entry, int64_t slab) {
   check_slab(op, slab, entry.slabs());
   const int64_t bytes = entry.record_bytes[slab];
   DYNEMB_CHECK(bytes > 0, "dynemb::", op, ": slab is ", slab,
-               ", whose rows are in memory: there are no records of them");
+               ", expected one with a log: all rows of this slab are in memory");
   return bytes;
 }
 
@@ -314,5 +314,5 @@ void store_close(Tensor tier_clock) { unregister_store("store_close", tier_clock
 
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) { DYNEMB_STORE_OPS(m); }
 
-// To say of a GPU's tensor what is wrong, also where no CUDA kernel has been built.
+// For error messages about a GPU's tensor, also in builds without CUDA kernels.
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CUDA, m) { DYNEMB_STORE_OPS(m); }

@@ -14,16 +14,17 @@
 namespace dynemb::cpu {
 namespace {
 
-constexpr int64_t kReadySegments = 2;  // free ones of a slab that are kept ready
-// Without a bound, a disk holds about so many times the live records before they are collected.
+constexpr int64_t kReadySegments = 2;  // free segments of a slab that are kept ready
+// Without a limit, files take about so many times the live records before garbage collection
+// starts.
 constexpr int64_t kUsualFactor = 2;
 constexpr double kUsualMostLive = 0.75;
-// Of what a job has to collect: so much more than would be enough on average.
+// Garbage collection of a job: so many times the average need.
 constexpr double kCollectAhead = 1.25;
 constexpr int64_t kLeastCopies = 64;
-// A snapshot leaves so many times the live records of a disk to what comes after it, if it can; it
-// takes no fewer segments than so many times the live records fill. A disk without a bound counts
-// as so many times the live records.
+// A snapshot leaves at least so many times the live records to later writes, if it can, and takes
+// at least as many segments as so many times the live records fill. Without a limit, the disk
+// counts as a multiple of the live records.
 constexpr double kLeftForOthers = 1.25;
 constexpr double kDensest = 1.05;
 constexpr double kUnboundedDisk = 4.25;
@@ -172,8 +173,8 @@ void StoreWorker::publish(size_t slab) {
   room.collecting = collects ? collection_.victim().live() : 0;
 }
 
-// Without a bound: what live records take twice over, what snapshots keep, and what is ready or is
-// hoped for.
+// Without a limit: twice the live records, plus segments of snapshots, plus those that are ready or
+// expected.
 int64_t StoreWorker::usual_bytes() const {
   if (options_.disk_bytes > 0) return options_.disk_bytes;
   int64_t segments = 0;
@@ -183,7 +184,7 @@ int64_t StoreWorker::usual_bytes() const {
     if (!log) continue;
     const int64_t a_segment = log->layout().records_per_segment();
     segments += (kUsualFactor * log->live() + a_segment - 1) / a_segment + 1 + kReadySegments;
-    segments += log->pinned_segments() + (room_[s].hoped + a_segment - 1) / a_segment;
+    segments += log->pinned_segments() + (room_[s].expected + a_segment - 1) / a_segment;
   }
   return segments * files_.segment_bytes();
 }
@@ -198,7 +199,7 @@ bool StoreWorker::create_segment(size_t slab, bool beyond_usual) {
   return true;
 }
 
-// From a slab that has more than it needs, and `spare` besides.
+// Takes a free segment from a slab that has more than it needs plus `spare`.
 bool StoreWorker::take_segment_of_another(size_t slab, int64_t spare) {
   for (size_t other = 0; other < logs_.size(); ++other) {
     if (other == slab || !logs_[other]) continue;
@@ -228,7 +229,7 @@ bool StoreWorker::begin_collection(double most_live) {
   return victim.log != nullptr && victim.live_part() <= most_live && start(victim);
 }
 
-// Returns whether there was room to begin.
+// Returns whether there was space to begin.
 bool StoreWorker::start(const Collection::Victim& victim) {
   const size_t slab = victim.log->slab();
   {
@@ -263,7 +264,7 @@ void StoreWorker::make_room(size_t slab, int64_t rows) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (room_.is_enough(slab, rows)) {
-        room_[slab].promised = rows;
+        room_[slab].reserved = rows;
         return;
       }
     }
@@ -282,11 +283,11 @@ void StoreWorker::make_room(size_t slab, int64_t rows) {
   }
 }
 
-void StoreWorker::make_hoped_room() {
+void StoreWorker::prepare_expected_space() {
   for (size_t s = 0; s < logs_.size(); ++s) {
     const auto is_enough = [&] {
       const std::lock_guard<std::mutex> lock(mutex_);
-      return room_[s].hoped == 0 || room_.is_enough(s, room_[s].hoped);
+      return room_[s].expected == 0 || room_.is_enough(s, room_[s].expected);
     };
     while (logs_[s] && !is_enough() && create_segment(s, /*beyond_usual=*/false)) {
     }
@@ -326,7 +327,7 @@ void StoreWorker::raise_disk_full(size_t slab, int64_t rows) {
   throw Refusal(text.str() + kDiskFullError);
 }
 
-// Whether a slab has fewer free segments than it should, and there are none to be had for nothing.
+// Whether a slab has fewer free segments than it should, and no unclaimed space is left.
 bool StoreWorker::is_low() {
   for (size_t s = 0; s < logs_.size(); ++s) {
     if (!logs_[s] || logs_[s]->segments() == 0) continue;
@@ -343,15 +344,16 @@ bool StoreWorker::is_low() {
   return false;
 }
 
-// After a job that has appended so many bytes: has segments ready for the next ones. What it
-// collects follows from what has been appended, so that no job waits for a whole segment.
+// Called after a job that has appended so many bytes: prepares segments for the next ones. The
+// amount of garbage collection follows from the appended bytes, so that no job waits for a whole
+// segment.
 void StoreWorker::prepare(int64_t appended_bytes) {
   const double most_live = options_.disk_bytes > 0 ? 1.0 : kUsualMostLive;
-  make_hoped_room();
+  prepare_expected_space();
   const bool low = is_low();
   for (auto quota = static_cast<double>(appended_bytes); quota > 0;) {
     if (!collection_.is_running() && !(low && is_low() && begin_collection(most_live))) return;
-    // To free a segment takes copies of its live records, and gives room for as many as were dead.
+    // Freeing a segment costs copies of its live records, and gives space for as many as were dead.
     const double live = collection_.live_part_at_begin();
     const double share = kCollectAhead * live / (1 - live);
     const auto record = static_cast<double>(collection_.victim().log->layout().record);
@@ -365,8 +367,8 @@ void StoreWorker::prepare(int64_t appended_bytes) {
 
 // --- snapshots ---
 
-// A snapshot keeps every segment that has a live record. Where these would leave too little of the
-// disk for what comes after it, the live records of sparse ones are copied first.
+// A snapshot keeps every segment with a live record. If this would leave too little of the disk for
+// later writes, the live records of sparse segments are copied first.
 void StoreWorker::compact_for_snapshot() {
   while (true) {
     double live = 0;
@@ -388,14 +390,14 @@ void StoreWorker::compact_for_snapshot() {
     try {
       make_room(slab, victim.live());
     } catch (const Refusal&) {
-      return;  // the snapshot is made as it is
+      return;  // the snapshot uses the segments as they are
     }
-    finish_collection();  // of what has made the room, which may be the victim itself
+    finish_collection();  // the one that made the space; its segment may be the victim
     victim = collection_.best(/*pinned=*/true);
     const bool started = victim.log != nullptr && victim.log->slab() == slab && start(victim);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      room_[slab].promised = 0;
+      room_[slab].reserved = 0;
     }
     if (!started) return;
     finish_collection();
@@ -403,7 +405,7 @@ void StoreWorker::compact_for_snapshot() {
 }
 
 std::vector<SlabSnapshot> StoreWorker::sync() {
-  finish_collection();  // it counts on the rest of the page that a flush leaves empty
+  finish_collection();  // it assumes the rest of the page, which a flush leaves empty
   compact_for_snapshot();
   std::vector<SlabSnapshot> snapshot;
   for (size_t s = 0; s < logs_.size(); ++s) {
@@ -434,8 +436,8 @@ void StoreWorker::load(const std::vector<SlabSnapshot>& snapshot) {
   for (const auto& log : logs_) {
     if (!log || !log->is_held()) continue;
     throw Refusal("dynemb: rows of path " + options_.path +
-                  " are held, as an asynchronous save does that has not ended: wait for it before "
-                  "going back to a snapshot. Nothing has been changed" +
+                  " are pinned by an asynchronous save that has not ended: wait for it before "
+                  "loading a snapshot. Nothing has changed" +
                   kInUseError);
   }
   std::vector<RecordLog::Restored> states(logs_.size());

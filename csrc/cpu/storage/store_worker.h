@@ -1,4 +1,4 @@
-// What the storage thread does: moves rows between slots and logs, and keeps segments ready.
+// Work of the storage thread: moves rows between slots and logs, and prepares segments.
 #pragma once
 
 #include <cstdint>
@@ -18,25 +18,25 @@
 
 namespace dynemb::cpu {
 
-// What is asked for cannot be done. Nothing has changed, and the store goes on.
+// A request that cannot be met. Nothing has changed, and the store goes on.
 struct Refusal : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
 class StoreWorker {
  public:
-  // `mutex` is held where `room` is read or changed.
+  // `mutex` protects `room`.
   StoreWorker(const StoreOptions& options, std::vector<CachedSlab> slabs, std::mutex& mutex,
               Room& room);
 
-  // `moved` is called when all rows have moved, before segments are collected for later jobs.
+  // Calls `moved` when all rows have moved, before garbage collection for later jobs.
   void run(const std::vector<SlabMoves>& job, const std::function<void()>& moved);
-  // Also for other threads than the store's.
+  // For any thread.
   bool has_record(size_t slab, int64_t handle) const { return logs_[slab]->has_record(handle); }
-  // Takes, makes or collects segments until `rows` more fit, and promises them. Raises Refusal.
+  // Takes, creates or collects segments until `rows` more fit, and reserves them. Raises Refusal.
   void make_room(size_t slab, int64_t rows);
-  // Makes segments for the rows that are hoped for, as far as the disk has room for more.
-  void make_hoped_room();
+  // Prepares segments for expected rows, as far as the disk has space for more.
+  void prepare_expected_space();
   void read(size_t slab, const std::vector<RowMove>& rows, char* records, uint8_t* found);
   void write(size_t slab, const std::vector<RowMove>& rows, const char* records);
   void erase(size_t slab, const std::vector<int64_t>& handles);
@@ -55,7 +55,7 @@ class StoreWorker {
   void save_rows(size_t slab, const std::vector<RowMove>& saves);
   void load_rows(size_t slab, const std::vector<RowMove>& loads);
   void append_done(size_t slab, int64_t rows);
-  // `find` gives the number of a handle's record, or RecordMap::kNone.
+  // `find` returns the number of a handle's record, or RecordMap::kNone.
   void read_found(size_t slab, const std::vector<RowMove>& rows,
                   const std::function<int64_t(int64_t)>& find, char* records, uint8_t* found);
 
@@ -75,7 +75,7 @@ class StoreWorker {
   StoreOptions options_;
   std::vector<CachedSlab> slabs_;
   SegmentFiles files_;
-  std::vector<std::unique_ptr<RecordLog>> logs_;  // null for slabs without rows on the disk
+  std::vector<std::unique_ptr<RecordLog>> logs_;  // null for slabs in memory
   Collection collection_;
   RecordReader reader_;
   std::mutex& mutex_;

@@ -17,11 +17,11 @@ namespace dynemb::cpu {
 namespace {
 
 constexpr size_t kThreads = 32;
-// Outcomes for which the caller is woken: for each of them it would be by far too often, 49,000 to
-// 80,000 reads a second in place of 88,000 to 91,000.
+// Finished reads per wake-up of the caller: waking it for each costs 15 to 40 % of the reads per
+// second.
 constexpr size_t kOutcomes = 32;
 
-// How the read of a block has ended.
+// Result of a block's read.
 struct Outcome {
   size_t block;
   bool is_whole;
@@ -47,7 +47,7 @@ Outcome read_block(size_t i, const BlockRead& block) {
 class Pool {
  public:
   Pool() {
-    // signals are for the process' other threads, where Python's handlers run
+    // signals are for other threads of the process, where Python's handlers run
     sigset_t all;
     sigset_t before;
     sigfillset(&all);
@@ -79,8 +79,7 @@ class Pool {
     for (size_t i = std::min(blocks.size(), kThreads); i > 0; --i) work_.notify_one();
   }
 
-  // Waits for many of the `left` outcomes that are still to come, and exchanges them for those in
-  // `outcomes`.
+  // Waits for many of the `left` outstanding outcomes, and swaps them into `outcomes`.
   void take(size_t left, std::vector<Outcome>& outcomes) {
     outcomes.clear();
     std::unique_lock<std::mutex> lock(mutex_);
@@ -118,10 +117,10 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable work_;
   std::condition_variable arrived_;
-  const std::vector<BlockRead>* blocks_ = nullptr;  // of which some are not yet taken
+  const std::vector<BlockRead>* blocks_ = nullptr;  // some are not taken yet
   size_t next_ = 0;                                 // of them
-  std::vector<Outcome> outcomes_;                   // that nobody has taken
-  size_t wanted_ = 0;                               // of them, by the caller
+  std::vector<Outcome> outcomes_;                   // not collected yet
+  size_t wanted_ = 0;                               // number the caller waits for
   bool ends_ = false;
   std::vector<std::thread> threads_;
 };
@@ -130,7 +129,7 @@ class ThreadReader final : public BlockReader {
  public:
   ThreadReader() = default;
   ~ThreadReader() override {
-    // A forked process has the pool without its threads, which cannot be waited for.
+    // A forked process has the pool without its threads, which cannot be joined.
     if (!process_.is_this()) (void)pool_.release();
   }
   ThreadReader(const ThreadReader&) = delete;
@@ -155,7 +154,7 @@ class ThreadReader final : public BlockReader {
     if (pool_ == nullptr) pool_ = std::make_unique<Pool>();
     pool_->begin(blocks);
     std::vector<Outcome> outcomes;
-    outcomes.reserve(blocks.size());  // so that the pool's threads allocate nothing
+    outcomes.reserve(blocks.size());  // the pool's threads must not allocate
     for (size_t finished = 0; finished < blocks.size(); finished += outcomes.size()) {
       pool_->take(blocks.size() - finished, outcomes);
       for (const Outcome& outcome : outcomes) finish(outcome);

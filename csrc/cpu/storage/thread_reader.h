@@ -1,4 +1,4 @@
-// Blocks by pread on threads, for kernels and builds without io_uring.
+// Reads of blocks by pread on threads, for kernels and builds without io_uring.
 #pragma once
 
 #include <memory>

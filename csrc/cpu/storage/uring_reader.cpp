@@ -19,7 +19,7 @@ namespace dynemb::cpu {
 #if defined(DYNEMB_HAS_URING)
 namespace {
 
-constexpr unsigned kDepth = 64;  // blocks that the kernel has at a time
+constexpr unsigned kDepth = 64;  // blocks in the kernel at a time
 
 // Old kernels, containers, limits of locked memory.
 bool is_refusal(int error) {
@@ -33,7 +33,8 @@ class UringReader final : public BlockReader {
     if (process_.is_this()) {
       if (is_open_) io_uring_queue_exit(&ring_);
     } else {
-      // The parent goes on with its ring. Other memory may lie where this process had it.
+      // The parent goes on with its ring. Its mappings are left, since other memory may lie there
+      // in this process.
       close(ring_.ring_fd);
     }
   }
@@ -78,7 +79,7 @@ class UringReader final : public BlockReader {
     is_open_ = true;
   }
 
-  // There is room in the queue for all that the kernel may have at a time.
+  // The queue has space for all blocks in the kernel.
   void prepare(unsigned slot, const BlockRead& block) {
     io_uring_sqe* entry = io_uring_get_sqe(&ring_);
     const int64_t read = slots_[slot].progress.read;
@@ -93,7 +94,7 @@ class UringReader final : public BlockReader {
     while (true) {
       const int result = io_uring_submit_and_wait(&ring_, 1);
       if (result >= 0) return 0;
-      // the kernel has no memory for more until some of what it has is done
+      // the kernel has no memory for more until some of its reads are done
       const bool waits = (result == -EAGAIN || result == -EBUSY) && in_kernel() > 0;
       if (waits) return -wait();
       if (result != -EINTR) return -result;
@@ -141,8 +142,8 @@ class UringReader final : public BlockReader {
     io_uring_cq_advance(&ring_, seen);
   }
 
-  // What the kernel has is waited for, since it writes to the caller's memory; what it has not
-  // taken has failed. The next read opens another ring, without what is left in this one.
+  // Waits for the reads in the kernel, since it writes to the caller's memory; reads that it has
+  // not taken have failed. The next read opens another ring, without leftovers of this one.
   void give_up(const std::vector<BlockRead>& blocks, const std::function<void(size_t)>& done,
                std::vector<BlockFailure>& failures, size_t next, int error) {
     while (in_kernel() > 0 && wait() == 0) reap(blocks, done, failures);

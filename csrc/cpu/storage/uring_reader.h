@@ -1,4 +1,4 @@
-// Blocks by io_uring: a queue of them is handed to the kernel and no thread waits for each.
+// Reads of blocks by io_uring: the kernel takes a queue of them, and no thread waits for each.
 #pragma once
 
 #include <memory>
@@ -13,10 +13,10 @@ constexpr bool kBuiltWithUring = true;
 constexpr bool kBuiltWithUring = false;
 #endif
 
-// Whether the kernel makes a ring and knows its reads. Raises where something else is missing, such
-// as descriptors.
+// Whether the kernel makes a ring and knows its reads. Raises if something else is missing, such as
+// descriptors.
 bool uring_is_allowed();
-// Only where it is allowed.
+// Requires uring_is_allowed().
 std::unique_ptr<BlockReader> uring_reader();
 
 }  // namespace dynemb::cpu

@@ -9,7 +9,7 @@
 namespace dynemb::cpu {
 namespace {
 
-// Says which occurrences mean one row: a slab and a row's number, or ~table and a new id.
+// Identifies occurrences of one row: a slab and a row's number, or ~table and a new id.
 using Wanted = std::pair<int64_t, int64_t>;
 
 // Handles of the ids; nothing changes.

@@ -1,5 +1,5 @@
-// Lists with an entry for each feature of a call: sent to the device in one upload, and
-// worked on by one launch whose threads look up which feature they belong to.
+// Lists with an entry for each feature of a call, sent to the device in one upload. One launch
+// works on them; its threads find their features:
 //
 //   check_list(call, "values", values, features, ScalarType::Long, kAnyDims);
 //   FeatureWords words;
@@ -22,10 +22,10 @@ namespace dynemb::cuda {
 // Tensors of the same shapes and of the dtype.
 std::vector<Tensor> empty_like_list(const Call& call, const std::vector<Tensor>& list,
                                     ScalarType dtype);
-// The tensor that says on which device a call runs. Raises for an empty list.
+// A tensor of the list, for the device of the call. Raises for an empty list.
 const Tensor& owner_of_list(const char* op, const std::vector<Tensor>& list);
 
-// Where the items of each feature begin among those of all [features + 1].
+// Where the items of each feature begin among all items [features + 1].
 template <class Count>
 std::vector<int64_t> item_begins(size_t features, const Count& count) {
   std::vector<int64_t> begin(features + 1, 0);
@@ -42,7 +42,7 @@ struct FeatureItem {
   int64_t index;  // among the items of the feature
 };
 
-// The items of all features, numbered through.
+// The items of all features, in one numbering.
 struct FeatureItems {
   const int64_t* begin;  // [features + 1], on the device
   int64_t features;
@@ -54,8 +54,8 @@ struct FeatureItems {
   }
 };
 
-// Rows of a feature, of different length: offsets [rows + 1] of values [count]. Where offsets are
-// wrong, rows are those of offsets brought into range.
+// Rows of a feature, of different length: offsets [rows + 1] of values [count]. Wrong offsets are
+// clamped to the range.
 struct RaggedRows {
   const int64_t* offsets;
   int64_t rows;
@@ -80,7 +80,7 @@ struct RaggedRows {
   }
 };
 
-// What a call sends to the device: words, added part by part, then uploaded together.
+// Data that a call sends to the device: words, added part by part, then uploaded together.
 class FeatureWords {
  public:
   template <class T>

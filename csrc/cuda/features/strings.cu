@@ -8,7 +8,7 @@ namespace dynemb::cuda {
 namespace {
 
 struct StringsJob {
-  FeatureItems offsets;  // an item per offset: one more than strings
+  FeatureItems offsets;  // an item per offset, which is one more than strings
   const uint8_t* const* bytes;
   const int64_t* byte_counts;
   const int64_t* const* offset;

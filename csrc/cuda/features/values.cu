@@ -71,8 +71,8 @@ __device__ __forceinline__ int64_t find_bucket(const BucketizeJob& job, const Fe
                          static_cast<const T*>(job.values[item.feature])[item.index]);
 }
 
-// A thread per value: 4 or 8 bytes read and 8 written in order; both searches stay in the caches
-// where features have few boundaries.
+// A thread per value: 4 or 8 bytes read and 8 written in order; both searches stay in the caches if
+// features have few boundaries.
 __global__ void find_buckets(BucketizeJob job) {
   const int64_t number = thread_number();
   if (number >= job.items.count) return;

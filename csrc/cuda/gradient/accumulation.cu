@@ -1,7 +1,7 @@
 // Gradients of rows between backward and optimizer step: accumulate_grad_ appends those of one
 // lookup, merge_grad_ sums entries of one row.
 //
-// The host knows upper bounds of their number only. Memory is mapped before the launch, and kernels
+// The host knows only upper bounds of their number. Memory is mapped before the launch, and kernels
 // refuse what does not fit.
 #include <memory>
 #include <optional>
@@ -19,8 +19,8 @@ struct Pending : PendingTensors {
   int64_t slab;
 };
 
-// One thread: makes room for the runs of a lookup behind the entries of every slab, or of none.
-// Says where they begin, or -1.
+// One thread: reserves space for the runs of a lookup after the entries of every slab, or of none.
+// Writes where they begin, or -1.
 __global__ void begin_append(int64_t* counts, const int64_t* slab_first, const int64_t* capacity,
                              int64_t slabs, SharedWords shared, int64_t* extra,
                              const int64_t* updates, int64_t* before, ErrorSink errors) {
@@ -50,8 +50,8 @@ __global__ void begin_append(int64_t* counts, const int64_t* slab_first, const i
   if (fits) ++extra[kRowClockSinceStep];
 }
 
-// Whether entries are to be merged: `incoming` first runs of this slab and the next, if only for
-// want of room.
+// Whether entries must be merged. `incoming`: first runs of this slab and the next; then only if
+// space is short.
 __device__ __forceinline__ bool must_merge(const Pending& pending, const int64_t* incoming) {
   if (pending.counts[kPendingSections] <= 1) return false;
   return incoming == nullptr ||
@@ -78,7 +78,7 @@ __global__ void make_entry_keys(Pending pending, int64_t items, uint64_t missing
   positions[i] = static_cast<uint32_t>(i);
 }
 
-// Entries sorted by row, and where their sums go.
+// Entries sorted by row, and the destinations of their sums.
 struct EntryRuns {
   const uint32_t* positions;
   const int32_t* begin;
@@ -86,8 +86,8 @@ struct EntryRuns {
   Pending sums;
 };
 
-// A group of lanes per row: 4 * dim bytes read an entry, 4 * dim + 24 written. Where a row got a
-// new owner meanwhile, the entries of the old one are dropped and counted.
+// A group of lanes per row: 4 * dim bytes read an entry, 4 * dim + 24 written. Entries with stale
+// handles are dropped and counted.
 template <class Group>
 __global__ void sum_entries(Group group, Pending pending, EntryRuns runs, int64_t* stale) {
   constexpr int kWidth = Group::kWidth;
@@ -157,8 +157,8 @@ __global__ void write_merged(Group group, Pending pending, EntryRuns runs) {
   }
 }
 
-// Sums the entries of each row in the order in which they came; ascending by row afterwards.
-// `items`: at least their number. `incoming`: see must_merge.
+// Sums the entries of each row in order of arrival; ascending by row afterwards. `items`: upper
+// bound of their number. `incoming`: see must_merge.
 void merge(const Call& call, const Pending& pending, int64_t items, int64_t rows,
            const int64_t* incoming, int64_t* extra) {
   if (items <= 0) return;
@@ -202,7 +202,7 @@ std::vector<Pending> pending_slabs(const std::vector<PendingTensors>& slabs) {
   return result;
 }
 
-// Tensors that were not reserved: any handle may be there.
+// Unreserved tensors: handles may have any row.
 constexpr int64_t kAnyRow = int64_t{1} << (63 - kGenerationBits);
 
 void accumulate_grad_(std::vector<Tensor> pending_handles, std::vector<Tensor> pending_ids,
@@ -239,7 +239,7 @@ void accumulate_grad_(std::vector<Tensor> pending_handles, std::vector<Tensor> p
   const int64_t* slab_first = sort.runs().slab_first;
   for (size_t s = 0; s < slabs; ++s) {
     if (!touched[s]) continue;
-    // the host's bound says when a group must merge; it may do so too early, which changes no sum
+    // the host's bound decides when a group must merge; merging too early changes no sum
     merge(call, pending[s], merges[s], rows.slabs[s].rows,
           group == nullptr ? slab_first + s : nullptr, extra);
   }

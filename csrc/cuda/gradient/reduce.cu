@@ -40,8 +40,8 @@ __global__ void write_reduced(Group group, GradientArgs gradients, GradientRuns 
 }
 
 // Per slab: handle, id and table of each distinct row, and the sum of its gradients, in the order
-// of rows. The tensors have room for every id of the call; counts says how many entries are set,
-// the others are zeros.
+// of rows. The tensors have space for every id of the call; counts has the number of entries, the
+// others are zeros.
 std::tuple<std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>,
            Tensor>
 reduce_grad(std::vector<Tensor> weights, std::vector<Tensor> generations, Tensor meta,
@@ -115,7 +115,7 @@ __global__ void grad_of_weights(Group group, SlabLookup job, const float* pooled
   }
 }
 
-// Must run before the update of the same backward: it reads the rows of the forward.
+// Call this before the update of the same backward: it reads the rows of the forward.
 Tensor bag_weight_grad(std::vector<Tensor> weights, std::vector<Tensor> generations, Tensor meta,
                        Tensor init_data, Tensor grad_output, Tensor ids, Tensor handles,
                        Tensor offsets, Tensor per_sample_weights,
@@ -129,7 +129,7 @@ Tensor bag_weight_grad(std::vector<Tensor> weights, std::vector<Tensor> generati
   const float* gradient =
       output_gradient(call, grad_output, lookup.output_rows, lookup.output_columns);
   Tensor result = call.empty({lookup.args.features.count}, ScalarType::Float);
-  // ids beyond the last offset, which is an error, belong to no bag
+  // ids beyond the last offset (an error) belong to no bag
   call.fill(result.data_ptr(), 0, lookup.args.features.count * 4);
   Scratch scratch;
   const auto words = scratch.add<int64_t>(static_cast<int64_t>(lookup.words.size()));

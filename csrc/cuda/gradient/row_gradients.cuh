@@ -1,5 +1,5 @@
-// Gradients of rows where an update needs them: by the chunk, from runs or reduced entries, and
-// looked at for NaN and infinity.
+// Gradients of rows for updates: by the chunk, from runs or reduced entries, and checked for NaN
+// and infinity.
 #pragma once
 
 #include "core/optimizer/step.h"
@@ -30,7 +30,7 @@ __device__ __forceinline__ bool all_finite(const Floats<kValues>& floats) {
   return finite;
 }
 
-// What reduce_grad returned for a slab.
+// Output of reduce_grad for a slab.
 struct ReducedRows {
   const int64_t* handles;
   const int64_t* ids;
@@ -48,14 +48,14 @@ struct ReducedRows {
     return handles[entry] >= 0 && handle_row(handles[entry]) < slab.rows && table >= 0 &&
            table < table_count && rows.meta[table * kMetaColumns + kMetaSlab] == slab_number;
   }
-  // 16-byte accesses to gradients and rows are possible.
+  // Whether 16-byte accesses to gradients and rows are possible.
   bool aligned(const SlabRows& slab) const {
     return reinterpret_cast<uintptr_t>(gradients) % 16 == 0 &&
            reinterpret_cast<uintptr_t>(slab.weights) % 16 == 0;
   }
 };
 
-// What a check needs of an update that has begun.
+// The part of a started update that a check needs.
 struct FiniteCheck {
   SlabRows slab;
   int64_t slab_number;
@@ -71,7 +71,7 @@ struct FiniteCheck {
   __device__ __forceinline__ bool raises_for(int64_t table) const {
     return steps[table].non_finite == NonFinite::kRaise && !steps[table].skip;
   }
-  // Nothing will be updated: the first who says so takes back what begin_update has counted.
+  // Cancels the update: the first thread takes back the counts of begin_update.
   __device__ __forceinline__ void refuse(int64_t table) const {
     if (atomicExch(reinterpret_cast<unsigned long long*>(refused), 1ULL) != 0) return;
     for (int64_t t = 0; t < table_count; ++t) {

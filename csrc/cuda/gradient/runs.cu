@@ -95,9 +95,9 @@ __global__ void find_slabs(const Key* keys, const int32_t* begin, const int64_t*
   });
 }
 
-// A thread per run; long ones are cut into pieces, whose list a warp writes together: one id may be
-// the whole batch. Where in the list a run's pieces lie depends on the order of the threads; what
-// is summed does not.
+// A thread per run; long ones are cut into pieces. A warp appends to their list together, because
+// one id may fill the batch. The position of a run's pieces in the list depends on the order of the
+// threads; the sums do not.
 __global__ void cut_runs(const int32_t* begin, int64_t* head, int32_t* piece, int32_t* piece_run,
                          int32_t* piece_from) {
   const int64_t runs = head[kRunCount];
@@ -148,7 +148,7 @@ __global__ void sum_pieces(Group group, GradientArgs args, GradientRuns runs, in
 }
 
 // A warp per 32 columns of a run that was cut: adds its pieces in order, so that the bits are those
-// of one thread, with many loads on their way. The first piece then holds the sum of the run. Per
+// of one thread, with many loads in flight. The first piece then holds the sum of the run. Per
 // piece 8 bytes to find the first ones, and 4 * dim bytes.
 __global__ void add_pieces(GradientRuns runs, int64_t slab, int64_t dim) {
   constexpr int kInFlight = 32;
@@ -321,7 +321,7 @@ template <class Key>
 void GradientSort::sort(const Call& call, const GroupRows& rows, const LookupCall& lookup,
                         int64_t total_rows, int bits) {
   const auto slabs = static_cast<int64_t>(rows.slabs.size());
-  // its memory may go as soon as the kernels are in the stream
+  // its memory may be freed as soon as the kernels are in the stream
   const RunSort<Key> runs(call, lookup.args.features.count, bits);
   const int64_t* base = scratch_.get(base_part_);
   auto* bags = args_.bag == nullptr ? nullptr : scratch_.get(bag_part_);

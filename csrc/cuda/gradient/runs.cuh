@@ -1,6 +1,6 @@
 // The backward's dedupe on the device: occurrences of ids sorted by row, so that each row's
-// gradients form a run that is summed in the order of occurrence (core/optimizer/summation.h). No
-// float atomics.
+// gradients form a run, summed in the order of occurrence (core/optimizer/summation.h). No float
+// atomics.
 #pragma once
 
 #include "core/optimizer/summation.h"
@@ -8,7 +8,7 @@
 
 namespace dynemb::cuda {
 
-// What a lookup's output gradient gives each occurrence of an id.
+// Gradients of occurrences, from a lookup's output gradient.
 struct GradientArgs {
   const float* gradient;  // [batch or ids, columns]
   const uint32_t* bag;    // of each occurrence; nullptr without pooling
@@ -74,7 +74,7 @@ __device__ __forceinline__ auto sum_occurrences(const Group& group, const Gradie
   return sum;
 }
 
-// The sum of a run; where it was cut, add_pieces has left it in its first piece.
+// The sum of a run; for a run that was cut, add_pieces has put it into its first piece.
 template <int kSweeps, class Group>
 __device__ __forceinline__ auto sum_run(const Group& group, const GradientArgs& args,
                                         const GradientRuns& runs, int64_t run, int64_t column,

@@ -8,7 +8,7 @@
 
 namespace dynemb::cuda {
 
-// What RunSort finds out on the device.
+// Words that RunSort computes on the device.
 enum RunHead : int { kRunCount = 0, kRunPieces = 1, kRunHeadWords = 2 };
 
 int bits_for(int64_t values);  // bits that hold 0 .. values - 1
@@ -19,7 +19,7 @@ class RunSort {
  public:
   RunSort(const Call& call, int64_t count, int bits);
 
-  // To be written: a key for each position, and the position.
+  // Output for the caller: a key for each position, and the position.
   Key* keys() const { return scratch_.get(key_part_); }
   uint32_t* unsorted() const { return scratch_.get(unsorted_part_); }
 
@@ -43,7 +43,7 @@ class RunSort {
   Scratch::Part<char> temporary_part_;
 };
 
-// Sorts the occurrences of a lookup and finds runs and pieces. Holds the memory they lie in.
+// Sorts the occurrences of a lookup and finds runs and pieces. Owns their memory.
 class GradientSort {
  public:
   // Uploads the words of `lookup`.
@@ -51,7 +51,7 @@ class GradientSort {
 
   const GradientArgs& args() const { return args_; }
   const GradientRuns& runs() const { return runs_; }
-  // 16-byte accesses to a slab's gradients are possible.
+  // Whether 16-byte accesses to a slab's gradients are possible.
   bool aligned(size_t slab) const { return aligned_[slab]; }
 
  private:
@@ -74,15 +74,15 @@ class GradientSort {
   std::vector<bool> aligned_;
 };
 
-// Where the reduced gradients of a slab are written, entry by entry.
+// Destination of the reduced gradients of a slab, entry by entry.
 struct ReducedOutput {
   int64_t* handles;
   int64_t* ids;
   int64_t* tables;
   float* gradients;
-  int64_t* count;         // gets their number; nullptr: it is not asked for
-  const int64_t* before;  // entries that are there already, which stay; nullptr: none; < 0: nothing
-                          // is written
+  int64_t* count;         // receives their number; nullptr: not needed
+  const int64_t* before;  // number of existing entries, which stay; nullptr: none; < 0: nothing is
+                          // written
 };
 void write_reduced_rows(const Call& call, const GradientSort& sort, size_t slab, int64_t dim,
                         int64_t most_runs, const ReducedOutput& output);

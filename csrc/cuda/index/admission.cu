@@ -103,7 +103,7 @@ __global__ void decide_new(IndexArgs index, FeatureArgs features, PolicyArgs pol
 }
 
 // A thread per id: reads 8 bytes in order. For a new id 17 more in order or nearly so and 4 at
-// random, and 28 written in order; for one that is or was counted a random 64-byte line, or four
+// random, and 28 written in order. For an id that is or was counted a random 64-byte line, or four
 // atomics of 4 bytes.
 __global__ void give_admitted(PlacedIds placed, SlabArgs slabs, DedupeTable dedupe, Plan plan,
                               NewIds new_ids, int32_t* sketch, const int32_t* insert_counts,
@@ -142,7 +142,7 @@ __global__ void give_admitted(PlacedIds placed, SlabArgs slabs, DedupeTable dedu
     before = stored;
     if (has_row) {
       clear_counter(index, counter_table, place, plan.old_buckets[counter_table] == 0);
-    } else if (verdict != kVerdictRefuse) {  // one who finds a victim is forgotten later
+    } else if (verdict != kVerdictRefuse) {  // the counter of an id with a victim is cleared later
       stored = add_frequency(stored, occurrences);
     }
   } else if (in_sketch && (verdict == kVerdictCounted || without_room)) {

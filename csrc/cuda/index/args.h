@@ -9,11 +9,11 @@
 
 namespace dynemb::cuda {
 
-// `scores` may be nullptr for ops that do not see them.
+// `scores` may be nullptr for ops that do not use them.
 IndexArgs index_args(const Call& call, const Tensor& buckets, const Tensor* scores,
                      const Tensor& tables, const Tensor& meta);
 
-// `table` is to point to feature_tables on the device.
+// Set `table` to feature_tables on the device.
 FeatureArgs feature_args(const Call& call, const IdTensors& ids, const int64_t* table);
 FeatureArgs feature_args(const Call& call, const Tensor& ids, const Tensor& offsets,
                          const std::vector<int64_t>& feature_tables, int64_t table_count,

@@ -13,7 +13,7 @@
 namespace dynemb::cuda {
 namespace {
 
-// The number of reports, then two places for reports that take turns: while one is read the next is
+// The number of reports, then two buffers for alternating reports: while one is read the next is
 // written to the other.
 constexpr int64_t kReportCount = 0;
 constexpr int64_t kReportHead = 1;
@@ -41,8 +41,8 @@ Tensor cpu_copy(const Tensor& like, const std::vector<int64_t>& words) {
   return copy;
 }
 
-// Copies of the counts on the CPU: as of the last step whose end the device has reached. Waits for
-// the device if there was none yet, or if the tensors were not reserved.
+// Copies of the counts on the CPU, from the last step that the device has finished. Waits for the
+// device before the first report, or if the tensors were not reserved.
 std::tuple<Tensor, Tensor> reported_counts(Tensor buckets, Tensor tables, Tensor row_clock) {
   const Call call("reported_counts", "buckets", buckets);
   check_counts(call, buckets, tables, row_clock);
@@ -91,7 +91,7 @@ bool CountReports::read(std::vector<int64_t>* tables, std::vector<int64_t>* row_
     }
     std::atomic_thread_fence(std::memory_order_acquire);
     if (words_.host()[kReportCount] == number)
-      return true;  // else it may have been overwritten meanwhile
+      return true;  // otherwise it may have been overwritten meanwhile
   }
 }
 

@@ -12,10 +12,10 @@ namespace dynemb::cuda {
 
 class CountReports {
  public:
-  // Room for tensors of at most so many elements.
+  // For tensors of at most so many elements.
   CountReports(const char* op, int32_t device, int64_t table_words, int64_t clock_words);
 
-  // What has been reported so far is out of date; the stream has been waited for.
+  // Invalidates the reports so far; the stream has been waited for.
   void forget();
   // Copies the tensors on the call's stream.
   void write(const Call& call, const Tensor& tables, const Tensor& row_clock) const;

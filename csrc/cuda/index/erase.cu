@@ -1,12 +1,12 @@
-// erase_: takes ids out of the index; their rows go to the free list in order of first occurrence.
+// erase_: removes ids from the index; their rows go to the free list in order of first occurrence.
 #include "cuda/index/planned_call.h"
 #include "cuda/memory/table_memory.h"
 
 namespace dynemb::cuda {
 namespace {
 
-// A thread per id. As find_ids (find.cu). `work` gets the dedupe slot of an id that is there,
-// `places` where it lies and whether its bucket was ever full.
+// A thread per id. As find_ids (find.cu). `work` gets the dedupe slot of an id in the table,
+// `places` its position and whether its bucket was ever full.
 __global__ void find_erased(IndexArgs index, FeatureArgs features, ErrorSink errors,
                             DedupeTable dedupe, Plan plan, int64_t threads, int64_t* work,
                             int64_t* places) {
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kPlanBlock)
   if (threadIdx.x == 0) plan.head[kPlanTotal] = total;
 }
 
-// A thread per id; for an id that goes, one random 64-byte line read and written.
+// A thread per id; for a removed id, one random 64-byte line read and written.
 __global__ void clear_slots(IndexArgs index, FeatureArgs features, int64_t* free_rows,
                             int64_t max_rows, DedupeTable dedupe, Plan plan,
                             const int32_t* block_counts, const int64_t* work,
@@ -74,7 +74,7 @@ __global__ void clear_slots(IndexArgs index, FeatureArgs features, int64_t* free
   }
 }
 
-// How many ids were there, per table. An id given twice counts once.
+// Returns the number of removed ids, per table. An id given twice counts once.
 Tensor erase_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor free_rows,
               Tensor meta, Tensor ids, Tensor offsets, std::vector<int64_t> feature_tables) {
   const Call call("erase_", "buckets", buckets);

@@ -3,7 +3,7 @@
 namespace dynemb::cuda {
 namespace {
 
-// The buckets in which a new id looks for a victim, and the policy by which it does.
+// The buckets in which a new id looks for a victim, and its policy.
 struct Search {
   TableView table;
   const int64_t* policy;
@@ -26,7 +26,7 @@ struct Victim {
   int64_t step;
 };
 
-// The best victim that no earlier order has claimed.
+// The best victim without an earlier claim.
 __device__ __forceinline__ Victim best_victim(const PlacedIds& placed, int64_t order) {
   const Search search(placed, order);
   const int64_t clock = placed.policies.clock[kClockStep];
@@ -42,7 +42,7 @@ __device__ __forceinline__ Victim best_victim(const PlacedIds& placed, int64_t o
     for (int slot = 0; slot < kBucketWidth; ++slot) {
       if (line.stored[slot] == 0) continue;
       int64_t* score = search.table.score(bucket, slot);
-      // A value read here may be old, but step words only ever go from free to earlier and earlier
+      // The value may be outdated, but step words only ever go from free to earlier and earlier
       // claims.
       const int64_t seen = *const_cast<volatile int64_t*>(score);
       if (is_eviction_claim(seen) && eviction_claim_order(seen) < order) continue;
@@ -76,14 +76,14 @@ __global__ void claim_victims(PlacedIds placed, Plan plan) {
       const int64_t claim = make_eviction_claim(order, victim.step);
       const int64_t old =
           atomicMin(reinterpret_cast<long long*>(victim.word), static_cast<long long>(claim));
-      if (old <= claim) continue;  // an earlier order came first: look again
+      if (old <= claim) continue;  // an earlier order won: search again
       if (!is_eviction_claim(old)) break;
       order = eviction_claim_order(old);  // displaced
     }
   }
 }
 
-// Where the claim of an order was kept.
+// Position of the claim of an order.
 __device__ __forceinline__ SlotPlace claimed_victim(const PlacedIds& placed, int64_t order) {
   const Search search(placed, order);
   for (int k = 0;; ++k) {
@@ -97,7 +97,7 @@ __device__ __forceinline__ SlotPlace claimed_victim(const PlacedIds& placed, int
   }
 }
 
-// Counts an id that has found no victim, if it is not in its counter: that has been done.
+// Counts an id without a victim, unless its counter counts it already.
 __device__ __forceinline__ void count_without_victim(const PlacedIds& placed, int64_t e, int64_t t,
                                                      int64_t count, int32_t* sketch) {
   const int64_t f = placed.feature[e];
@@ -109,7 +109,7 @@ __device__ __forceinline__ void count_without_victim(const PlacedIds& placed, in
   }
 }
 
-// Where the exact counter of an id that has found a victim lies after a rehash; -1: nowhere.
+// Position of the exact counter of an id with a victim after a rehash; -1: none.
 __device__ __forceinline__ int64_t counter_place(const PlacedIds& placed, const Plan& plan,
                                                  int64_t e, int64_t count) {
   const int64_t* policy = placed.policies.feature_row(placed.feature[e]);
@@ -120,8 +120,8 @@ __device__ __forceinline__ int64_t counter_place(const PlacedIds& placed, const 
   return pack_place({at.bucket, at.slot, at.never_full});
 }
 
-// A thread per placed id; for one that has a victim up to four random lines of scores and one line
-// of the index, and one more if it was counted. Nothing is cleared before every thread knows which
+// A thread per placed id; for one with a victim up to four random lines of scores and one line of
+// the index, and one more if it was counted. Nothing is cleared before every thread knows which
 // buckets were full. Ids without a victim are counted.
 __global__ void find_victims(PlacedIds placed, Plan plan, int32_t* block_counts, int64_t* victims,
                              int64_t* counts, int32_t* sketch, int64_t* handles) {
@@ -131,7 +131,7 @@ __global__ void find_victims(PlacedIds placed, Plan plan, int32_t* block_counts,
   const bool found = is_placed && placed.stored_word[e] == PlacedIds::kNeedsVictim;
   const int64_t t = is_placed ? placed.table(e) : 0;
   if (is_placed) victims[e] = -1;
-  // tables that evict have refused nobody before
+  // in a table that evicts, ids without a victim are the only refused ones
   if (is_placed && placed.feature[e] >= 0 && placed.stored_word[e] == PlacedIds::kRefused &&
       plan.evicted[t] > 0) {
     count_without_victim(placed, e, t, counts[placed.positions[e]], sketch);
@@ -151,7 +151,7 @@ __global__ void find_victims(PlacedIds placed, Plan plan, int32_t* block_counts,
   count_by_key(found, t, plan.victims);
 }
 
-// One block: the counts of tables, and room in the log.
+// One block: the counts of tables, and space in the log.
 __global__ void __launch_bounds__(kPlanBlock)
     plan_eviction(IndexArgs index, Plan plan, EvictionLog log, int32_t* block_counts,
                   int64_t blocks) {
@@ -171,8 +171,8 @@ __global__ void __launch_bounds__(kPlanBlock)
   log.words[kEvictedLost] += total - noted;
 }
 
-// A thread per placed id; for one that has a victim a random line of the index and its scores are
-// read and written, and 32 bytes of the log, and one more line if it was counted.
+// A thread per placed id; for one with a victim a random line of the index and its scores are read
+// and written, and 32 bytes of the log, and one more line if it was counted.
 __global__ void clear_victims(PlacedIds placed, Plan plan, EvictionLog log,
                               const int32_t* block_counts, const int64_t* victims,
                               const int64_t* counts) {

@@ -1,19 +1,19 @@
-// Takes ids out of full tables, so that new ones get their rows.
+// Eviction of ids from full tables, in favour of new ones.
 #pragma once
 
 #include "cuda/index/insert_plan.h"
 
 namespace dynemb::cuda {
 
-// Where evicted ids are noted; see EvictedColumn.
+// Log of evicted ids; see EvictedColumn.
 struct EvictionLog {
   int64_t* words;
-  int64_t records;  // that have a place
+  int64_t records;  // capacity
 };
 
 // Finds a victim for each of the placed ids that need one, and gives it the victim's row with its
-// next generation. An id that finds none is refused and counted, if its policy counts ids; the
-// exact count of the others is forgotten. `victims` [ids] is scratch memory, `counts` is that of
+// next generation. An id without a victim is refused, and counted if its policy counts ids; the
+// exact count of the others is removed. `victims` [ids] is scratch memory, `counts` is that of
 // NewIds.
 void evict(const Call& call, const PlannedCall& planned, const EvictionLog& log,
            const PlacedIds& placed, int64_t* victims, int64_t* counts, int32_t* sketch,

@@ -1,5 +1,6 @@
-// export_batch: ids and handles of a table in batches, in the order of the index. Its result has as
-// many elements as the table has ids there, so it waits for the device; it is no part of a step.
+// export_batch: ids and handles of a table in batches, in the order of the index. Waits for the
+// device, because the size of its result depends on the number of ids; training steps do not call
+// it.
 #include <tuple>
 
 #include "cuda/index/args.h"
@@ -33,7 +34,7 @@ __global__ void __launch_bounds__(kPlanBlock)
   head[kExportEnd] = slots / kBucketWidth;
 }
 
-// A thread per slot. `ids` nullptr: finds out how many whole buckets fit into max_ids. Otherwise
+// A thread per slot. `ids` nullptr: counts the whole buckets that fit into max_ids. Otherwise
 // writes those below head's end.
 __global__ void export_slots(IndexArgs index, int64_t t, int64_t begin, int64_t slots,
                              int64_t max_ids, const int32_t* block_counts, int64_t* head,
@@ -63,7 +64,7 @@ __global__ void export_slots(IndexArgs index, int64_t t, int64_t begin, int64_t 
 }
 
 // Ids, handles and scores [n, words] of the occupied slots from bucket `begin` on, at most max_ids
-// of them, and the bucket to go on from (-1: that was all).
+// of them, and the next bucket (-1: the end).
 std::tuple<Tensor, Tensor, Tensor, Tensor> export_batch(Tensor buckets, Tensor scores,
                                                         Tensor tables, Tensor meta, int64_t table,
                                                         int64_t begin, int64_t max_ids) {

@@ -1,4 +1,4 @@
-// find: handles of ids, and how many of each table's are missing.
+// find: handles of ids, and the number of missing ids of each table.
 #include <tuple>
 
 #include "cuda/index/args.h"
@@ -7,7 +7,7 @@ namespace dynemb::cuda {
 namespace {
 
 // A thread per id. Per id: 8 bytes of id and 8 of handle, in order, and one random 64-byte line
-// (rarely a second); the random access is the floor: all four loads of a line are in flight at
+// (rarely a second). The random access is the floor: all four loads of a line are in flight at
 // once.
 __global__ void find_ids(IndexArgs index, FeatureArgs features, ErrorSink errors, int64_t threads,
                          int64_t* handles, int64_t* missing) {

@@ -1,5 +1,5 @@
-// Growth of indexes, in the order that core/index/claim.h defines: entries that lie in their first
-// bucket keep to it, from the last bucket down; then the others.
+// Growth of indexes, in the order that core/index/claim.h defines: first entries in their first
+// bucket, from the last bucket down; then the others.
 #include "cuda/index/growth.h"
 #include "cuda/index/placement.cuh"
 
@@ -108,7 +108,7 @@ __global__ void settle_moved(IndexArgs index, Plan plan, OldIndex old) {
   settle_entries(index, plan, old);
 }
 
-// One block: the three, where the host does not expect that there is anything to move.
+// One block: the three, if the host expects nothing to move.
 __global__ void __launch_bounds__(kOneBlock)
     grow_in_one_block(IndexArgs index, Plan plan, OldIndex old) {
   if (plan.head[kPlanRehash] == 0) return;
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kOneBlock)
   settle_entries(index, plan, old);
 }
 
-// One thread: what grow_ or shrink_ does to the table's descriptor, if it does anything.
+// One thread: changes of the table's descriptor by grow_ or shrink_, if any.
 __global__ void plan_growth(IndexArgs index, Plan plan, SharedWords shared, ErrorSink errors,
                             int64_t table, int64_t wanted, Rehash when) {
   int64_t* row = index.table_row(table);
@@ -145,7 +145,7 @@ __global__ void plan_growth(IndexArgs index, Plan plan, SharedWords shared, Erro
   }
 }
 
-// Grows the index of one table so that it takes `ids` ids without another growth.
+// Grows the index of one table for `ids` ids.
 void grow_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t table, int64_t ids) {
   const Call call("grow_", "buckets", buckets);
   const IndexArgs index = index_args(call, buckets, &scores, tables, meta);
@@ -158,7 +158,7 @@ void grow_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t ta
   rehash_table(call, index, shared_words(group.get()), table, most, Rehash::kGrow, most);
 }
 
-// Places all entries of one table again, in as few buckets as take `ids` ids. Waits for the device.
+// Places all entries of one table again, in the fewest buckets for `ids` ids. Waits for the device.
 void shrink_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t table,
              int64_t ids) {
   const Call call("shrink_", "buckets", buckets);

@@ -1,4 +1,4 @@
-// set_handles_: gives ids that are there other rows.
+// set_handles_: gives ids in their tables other rows.
 #include "cuda/index/args.h"
 
 namespace dynemb::cuda {
@@ -17,7 +17,7 @@ __global__ void replace_handles(IndexArgs index, FeatureArgs features, ErrorSink
   if (found[i]) table.line(at.bucket)[kBucketWidth + at.slot] = encode_handle(handles[i]);
 }
 
-// Which ids are there. Ids must be distinct.
+// Returns which ids are in their tables. Ids must be distinct.
 Tensor set_handles_(Tensor buckets, Tensor tables, Tensor meta, Tensor ids, Tensor offsets,
                     std::vector<int64_t> feature_tables, Tensor handles) {
   const Call call("set_handles_", "buckets", buckets);

@@ -1,6 +1,6 @@
 // find_or_insert_: finds all ids, then gives rows to the new ones, in order of first occurrence and
-// with the integers that the CPU gives (csrc/README.md). The host learns nothing on the way: a plan
-// made on the device says how many ids are new, and later kernels do as much as it says.
+// with the integers of the CPU (csrc/README.md). The host learns nothing meanwhile: a plan made on
+// the device has the number of new ids, and later kernels follow it.
 #include <optional>
 
 #include "cuda/index/admission.h"
@@ -79,7 +79,7 @@ __global__ void give_rows(IndexArgs index, FeatureArgs features, SlabArgs slabs,
   handles[i] = slabs.row_handle(plan, s, rank - plan.feature_first[f] + plan.feature_row[f]);
 }
 
-// The new ids of a call in order of first occurrence, where no table has a policy.
+// The new ids of a call in order of first occurrence, for tables without a policy.
 struct NewEntries {
   IndexArgs index;
   FeatureArgs features;
@@ -152,7 +152,7 @@ __global__ void finish_handles(IndexArgs index, FeatureArgs features, DedupeTabl
   }
 }
 
-// New ids, read back: only where memory for the bound could not be mapped.
+// New ids, read back: only if memory for the bound could not be mapped.
 NewIdCounts count_exactly(const Call& call, const Plan& plan,
                           const std::vector<int64_t>& feature_tables, int64_t table_count) {
   const auto read = [&](const int64_t* from, int64_t count) {
@@ -169,7 +169,7 @@ NewIdCounts count_exactly(const Call& call, const Plan& plan,
   return counts;
 }
 
-// Scratch memory of a call in which tables have policies.
+// Scratch memory of a call with policies.
 struct PolicyParts {
   Scratch::Part<int32_t> occurrences;
   Scratch::Part<uint8_t> wanted;
@@ -269,7 +269,7 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
   } else {
     count_distinct(call, planned, handle);
   }
-  // The plan changes the tables: all memory must have been allocated by then.
+  // The plan changes the tables: all memory must have been allocated before.
   Scratch old_scratch;
   OldIndexParts old_parts{};
   if (room.growth) {
@@ -291,7 +291,7 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
                            scratch.get(parts->stored),
                            scratch.get(parts->placed_occurrences),
                            ranked ? scratch.get(parts->expires) : nullptr};
-    // before the counters are rehashed: it is known where they lay
+    // before the counters are rehashed, while their positions are known
     give_admitted_rows(call, slab_args, planned, new_ids, cells, handle, placed_counts, placed);
     if (room.growth) {
       rehash(call, index, plan, old_scratch, old_parts, room.old_buckets, room.expected);

@@ -20,8 +20,8 @@ struct PlanJob {
 };
 
 // Divides the new ids of a table, plan.added so far, into those that get a row, need a victim, or
-// are refused. `level` is the most that it may take of what the group's budget leaves. false: the
-// call is an error.
+// are refused. `level`: the most that it may take of the group's remaining budget. false: the call
+// is an error.
 __device__ bool divide_new_ids(const PlanJob& job, int64_t t, int64_t level) {
   const Plan& plan = job.plan;
   const int64_t* policy = job.policies.row(t);
@@ -94,11 +94,12 @@ __device__ void plan_room(const PlanJob& job, int* refused) {
   __syncthreads();
 }
 
-// How many new ids of a table come in earlier features, of each feature. All threads of the block.
+// For each feature, the number of new ids of its table in earlier features. All threads of the
+// block.
 __device__ void rank_in_tables(const PlanJob& job) {
   const FeatureArgs& features = job.features;
   const Plan& plan = job.plan;
-  if (job.feature_order == nullptr) return;  // no table has two features, and the plan is zeros
+  if (job.feature_order == nullptr) return;  // tables have one feature each, and the plan is zeros
   if (features.features <= kFew) {
     for (int64_t f = threadIdx.x; f < features.features; f += blockDim.x) {
       int64_t before = 0;
@@ -110,7 +111,7 @@ __device__ void rank_in_tables(const PlanJob& job) {
     return;
   }
   const int64_t* order = job.feature_order;
-  int64_t* table_begin = plan.old_begin;  // not needed yet
+  int64_t* table_begin = plan.old_begin;  // not used yet
   running_sums(
       features.features, [&](int64_t i) { return plan.feature_count[order[i]]; },
       [&](int64_t i, int64_t before) {
@@ -124,7 +125,7 @@ __device__ void rank_in_tables(const PlanJob& job) {
   }
 }
 
-// Where each feature's new ids lie among those of their table, and its rows among those of their
+// Where each feature's new ids begin among those of their table, and its rows among those of their
 // slab: a table's first ids get rows. All threads of the block.
 __device__ void rank_rows(const PlanJob& job) {
   const Plan& plan = job.plan;
@@ -138,13 +139,13 @@ __device__ void rank_rows(const PlanJob& job) {
   __syncthreads();
 }
 
-// Ids that a counter table gets at most: of those for whom there is no room, who has a counter is
-// known only when rows are given out.
+// Upper bound of ids for a counter table: whether an id without a row has a counter is known only
+// when rows are given out.
 __device__ int64_t most_counted(const Plan& plan, int64_t t) {
   return plan.counted[t] + min(plan.uncounted[t], plan.head[kPlanNoRoom]);
 }
 
-// Growth of a table's index; false if there is no room for it.
+// Growth of a table's index; false if the memory does not suffice.
 __device__ bool plan_table(const PlanJob& job, int64_t t) {
   const Plan& plan = job.plan;
   const int64_t* row = job.index.table_row(t);
@@ -185,8 +186,8 @@ __device__ bool plan_slab(const PlanJob& job, int64_t s) {
   return true;
 }
 
-// The counts of a table after the call, but for what evictions change later, and for ids that are
-// counted no longer, or because there is no room.
+// The counts of a table after the call, without the later effects of evictions and of counts that
+// are dropped or added.
 __device__ void advance_table(const PlanJob& job, int64_t t) {
   const Plan& plan = job.plan;
   int64_t* row = job.index.table_row(t);
@@ -214,8 +215,8 @@ __device__ void advance_slab(const PlanJob& job, int64_t s) {
   slab[kSlabNextRow] = end;
 }
 
-// What the host may see without waiting. Sizes and tombstones are bounds: slots will be cleared,
-// and taken.
+// Counts that the host may read without waiting. Sizes and tombstones are bounds: slots will be
+// cleared, and taken.
 __device__ void write_mirror(const PlanJob& job) {
   const SharedWords& shared = job.shared;
   for (int64_t t = threadIdx.x; t < job.index.table_count; t += blockDim.x) {
@@ -238,7 +239,7 @@ __device__ void write_mirror(const PlanJob& job) {
   }
 }
 
-// One block: decides growth, checks room, advances the counts of tables and slabs.
+// One block: decides growth, checks memory, advances the counts of tables and slabs.
 __global__ void __launch_bounds__(kPlanBlock) plan_insertion(const __grid_constant__ PlanJob job) {
   __shared__ int refused;
   __shared__ unsigned long long old_buckets;

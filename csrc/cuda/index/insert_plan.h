@@ -1,4 +1,4 @@
-// The plan of an insertion: what one block decides between finding the new ids and placing them.
+// The plan of an insertion, made by one block between finding the new ids and placing them.
 #pragma once
 
 #include "cuda/index/planned_call.h"
@@ -22,8 +22,9 @@ struct SlabArgs {
   }
 };
 
-// Decides how many new ids get rows and which indexes grow, checks room, and advances the counts of
-// tables and slabs. `placed_counts` is by block, as planned.block_counts; nullptr without policies.
+// Decides how many new ids get rows and which indexes grow, checks memory, and advances the counts
+// of tables and slabs. `placed_counts` is by block, as planned.block_counts; nullptr without
+// policies.
 void decide_insertion(const Call& call, const IndexArgs& index, const PolicyArgs& policies,
                       const SlabArgs& slabs, const PlannedCall& planned, const SharedWords& shared,
                       const InsertionRoom& room, int32_t* placed_counts);

@@ -7,7 +7,7 @@
 
 namespace dynemb::cuda {
 
-// An entry on its way into a table.
+// An entry to be placed in a table.
 struct Entry {
   TableView table;
   int64_t key;
@@ -28,15 +28,14 @@ __device__ void claim_place(const Entries& entries, int64_t order) {
   for (;;) {
     int64_t* stored = entry.table.line(at.bucket) + kBucketWidth;
     for (; slot < kBucketWidth; ++slot) {
-      // A value read here may be old, but slots only ever go from free to earlier and earlier
-      // claims.
+      // The value may be outdated, but slots only ever go from free to earlier and earlier claims.
       const int64_t seen = *const_cast<volatile int64_t*>(stored + slot);
       if (seen > 0 || seen < claim) continue;
       const int64_t old =
           atomicMin(reinterpret_cast<long long*>(stored + slot), static_cast<long long>(claim));
       if (old == 0) return;
       if (old <= claim) continue;
-      claim = old;  // displaced: it goes on from the next slot
+      claim = old;  // displaced: it continues from the next slot
       at.stage = claim_stage(old);
       entry = entries(claim_order(old));
       second = bucket_of(second_hash(entry.hash), bucket_count);
@@ -48,7 +47,7 @@ __device__ void claim_place(const Entries& entries, int64_t order) {
   }
 }
 
-// Where the claim of an entry was kept.
+// Position of the claim of an entry.
 struct ClaimedSlot {
   int64_t bucket;
   int slot;
@@ -67,8 +66,8 @@ __device__ __forceinline__ ClaimedSlot claimed_slot(const Entry& entry, int64_t 
   }
 }
 
-// Turns the claim of an entry into an occupied slot, whose score words are score(word); true if the
-// slot was a tombstone.
+// Turns the claim of an entry into an occupied slot with score words score(word); true if the slot
+// was a tombstone.
 template <class Score>
 __device__ __forceinline__ bool settle_claim(const Entry& entry, int64_t order, int64_t stored,
                                              const Score& score) {

@@ -1,5 +1,5 @@
-// The plan of an insertion or erasure: what one block decides on the device between two kernels, so
-// that the host never has to know how many ids are new.
+// The plan of an insertion or erasure: one block makes it on the device between two kernels, so
+// that the host need not know the number of new ids.
 #pragma once
 
 #include "cuda/index/tensors.cuh"
@@ -12,33 +12,33 @@ struct Plan {
   // [features]
   int64_t* feature_count;     // distinct new (or erased) ids that take (or free) a row
   int64_t* feature_first;     // rank of the feature's first one
-  int64_t* feature_in_table;  // how many of the same table come in earlier features
-  int64_t* feature_row;       // how many rows of the same slab go to earlier features
+  int64_t* feature_in_table;  // number of the same table's in earlier features
+  int64_t* feature_row;       // number of the same slab's rows for earlier features
   // [slabs]
   int64_t* slab_free;  // free rows before the call
   int64_t* slab_next;  // next row before the call
   int64_t* slab_rows;  // rows that the call takes (or frees)
   // [tables]
   int64_t* ids;           // occurrences of ids, padding among them
-  int64_t* missed;        // occurrences of ids that are not there
+  int64_t* missed;        // occurrences of missing ids
   int64_t* padding;       // occurrences of the padding id
-  int64_t* added;         // new ids that get a row that no other id has
+  int64_t* added;         // new ids that get a free row
   int64_t* evicted;       // new ids that need a victim
-  int64_t* rejected;      // new ids for which there is no row
+  int64_t* rejected;      // new ids without a row
   int64_t* not_admitted;  // new ids that were not admitted
   int64_t* counted;       // counter tables: ids that are counted for the first time
-  int64_t* admitted;      // counter tables: ids that are counted no longer, if there is room
-  int64_t* uncounted;     // counter tables: ids that are counted first if there is no room
+  int64_t* admitted;      // counter tables: ids that need no counter any more, if they get a row
+  int64_t* uncounted;     // counter tables: ids that are counted first if they get no row
   int64_t* victims;       // ids that have been evicted
   int64_t* old_buckets;   // bucket count before a rehash; 0: none
   int64_t* old_begin;     // [tables + 1] first of its buckets among all that are rehashed
 };
 
 enum PlanHead : int {
-  kPlanTouched = 0,   // an id was found that the plan must deal with
+  kPlanTouched = 0,   // an id was found that the plan is about
   kPlanInvalid = 1,   // offsets are wrong: nothing is changed
-  kPlanAccepted = 2,  // ids are inserted, as far as policies let them in
-  kPlanTotal = 3,     // distinct new ids that are to be placed (or erased); 0 if refused
+  kPlanAccepted = 2,  // ids are inserted, as far as policies admit them
+  kPlanTotal = 3,     // distinct new ids to be placed (or erased); 0 if refused
   kPlanRehash = 4,    // buckets that are rehashed
   kPlanEvictors = 5,  // new ids that need a victim
   kPlanLogBegin = 6,  // records in the log of evicted ids before the call
@@ -88,7 +88,7 @@ __device__ __forceinline__ void count_firsts(const Plan& plan, bool first, int64
   count_by_key(first, feature, plan.feature_count);
 }
 
-// How many of the block's threads before this one are flagged. All threads must call it.
+// Number of flagged threads of the block before this one. All threads must call it.
 __device__ __forceinline__ int rank_in_block(bool flag) {
   __shared__ int warp_counts[kRankBlock / 32];
   const int lane = static_cast<int>(threadIdx.x) & 31;
@@ -186,7 +186,7 @@ __device__ __forceinline__ void add_to(int64_t* total, int64_t value) {
   atomicAdd(reinterpret_cast<unsigned long long*>(total), static_cast<unsigned long long>(value));
 }
 
-// So many features or tables are gone through one by one; more, by running sums.
+// Up to so many features or tables are handled one by one; more, by running sums.
 constexpr int64_t kFew = 32;
 
 // plan.feature_row: the sum of value(g) over the earlier features of the same slab. All threads of

@@ -3,7 +3,7 @@
 namespace dynemb::cuda {
 namespace {
 
-// A thread per id: reads 8 bytes in order, and 4 at random for one that the plan must deal with.
+// A thread per id: reads 8 bytes in order, and 4 at random for an id that the plan is about.
 __global__ void count_ids(FeatureArgs features, DedupeTable dedupe, Plan plan, const int64_t* work,
                           int32_t* block_counts) {
   if (plan.head[kPlanTouched] == 0) return;

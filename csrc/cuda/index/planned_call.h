@@ -1,5 +1,5 @@
-// What insertion and erasure share on the host: a call's ids, the plan that is made for them on the
-// device, and the dedupe table, in one piece of scratch memory.
+// Shared host code of insertion and erasure: a call's ids, the plan made for them on the device,
+// and the dedupe table, in one piece of scratch memory.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace dynemb::cuda {
 
 class PlannedCall {
  public:
-  // Checks the tensors. Parts that the op needs beside these are to be added to `scratch`.
+  // Checks the tensors. Add further parts of the op to `scratch`.
   PlannedCall(const Call& call, const IndexArgs& index, const Tensor& slabs,
               const Tensor& free_rows, const Tensor& ids, const Tensor& offsets,
               const std::vector<int64_t>& feature_tables,
@@ -34,7 +34,7 @@ class PlannedCall {
     count_part_ = scratch.add<int32_t>(blocks);
   }
 
-  // Allocates the scratch memory and brings plan and dedupe table into their first state.
+  // Allocates the scratch memory and initializes plan and dedupe table.
   void start(const Call& call) {
     scratch.allocate(call);
     features.table = scratch.get(feature_part_);
@@ -86,8 +86,8 @@ class PlannedCall {
   Scratch::Part<int32_t> count_part_;
 };
 
-// Counts the distinct ids of a call that the plan must deal with, by block and by feature. `work`
-// is that of is_first().
+// Counts the distinct ids of a call that the plan is about, by block and by feature. `work` is that
+// of is_first().
 void count_distinct(const Call& call, const PlannedCall& planned, const int64_t* work);
 
 }  // namespace dynemb::cuda

@@ -1,5 +1,5 @@
-// Life-cycle policies on the device (core/policy/decisions.h): how lookups change scores, and the
-// new ids of a call on their way into their tables.
+// Life-cycle policies on the device (core/policy/decisions.h): changes of scores by lookups, and
+// insertion of the new ids of a call.
 #pragma once
 
 #include "core/policy/decisions.h"
@@ -20,8 +20,8 @@ struct PolicyArgs {
   }
 };
 
-// Changes what is kept of an id that a lookup has found. Several threads may find one id: what they
-// do to its words does not depend on their order.
+// Changes the scores of an id that a lookup has found. Several threads may find one id: their
+// changes of its words commute.
 __device__ __forceinline__ void refresh_scores(const ScoreUpdate& update, int64_t* score) {
   if (update.timestamp_word != 0) score[update.timestamp_word * kBucketWidth] = update.now;
   if (update.custom_word != 0) score[update.custom_word * kBucketWidth] = update.custom;
@@ -29,7 +29,7 @@ __device__ __forceinline__ void refresh_scores(const ScoreUpdate& update, int64_
     int64_t* word = score + update.frequency_word * kBucketWidth;
     const auto before =
         static_cast<int64_t>(atomicAdd(reinterpret_cast<unsigned long long*>(word), 1ULL));
-    // beyond the limit every thread comes back to it, the last one too
+    // beyond the limit every thread resets it, including the last one
     if (before >= kMaxFrequency) {
       atomicMin(reinterpret_cast<long long*>(word), static_cast<long long>(kMaxFrequency));
     }
@@ -40,7 +40,7 @@ __device__ __forceinline__ void refresh_scores(const ScoreUpdate& update, int64_
   }
 }
 
-// What a call finds out about its new ids before it changes anything.
+// Data about a call's new ids, collected before anything changes.
 struct NewIds {
   // by slot of the dedupe table
   int32_t* occurrences;  // in lookups that update scores
@@ -50,7 +50,7 @@ struct NewIds {
   unsigned long long* threshold_ranks;
   // by position, of first occurrences
   uint8_t* verdicts;  // Verdict
-  int64_t* counts;    // kAdmitFrequent: where the id is counted (pack_place), -1 if it is not;
+  int64_t* counts;    // kAdmitFrequent: position of the id's counter (pack_place), -1: none;
                       // kAdmitFrequentSketch: its count
 
   __device__ __forceinline__ void note_feature(int64_t slot, const int64_t* policy,
@@ -59,22 +59,22 @@ struct NewIds {
     atomicMax(expiry_ranks + slot, static_cast<unsigned long long>(expiry_rank(policy, clock)));
     atomicMax(threshold_ranks + slot, static_cast<unsigned long long>(threshold_rank(policy)));
   }
-  // `policy` is that of the feature that brings the id first.
+  // `policy`: of the first feature that brings the id.
   __device__ __forceinline__ int64_t threshold(int64_t slot, const int64_t* policy) const {
     return expiry_ranks == nullptr ? policy[kPolicyThreshold]
                                    : ranked_threshold(threshold_ranks[slot]);
   }
 };
 
-// Adds to a count of a table that no other thread reads meanwhile.
+// Adds to a count of a table; no other thread reads it meanwhile.
 __device__ __forceinline__ void add_to_table(const IndexArgs& index, int64_t table, int column,
                                              int64_t number) {
   atomicAdd(reinterpret_cast<unsigned long long*>(index.table_row(table) + column),
             static_cast<unsigned long long>(number));
 }
 
-// New ids that are to be placed, by order of first occurrence. Ids that are counted for the first
-// time go into a counter table, also those for which there turns out to be no room.
+// New ids to be placed, by order of first occurrence. Ids that are counted for the first time go
+// into a counter table, including ids that turn out to get no row.
 struct PlacedIds {
   static constexpr int64_t kRefused = 0;
   static constexpr int64_t kNeedsVictim = -1;
@@ -84,9 +84,9 @@ struct PlacedIds {
   PolicyArgs policies;
   int32_t* positions;
   int32_t* feature;      // of the first occurrence; ~feature for an id that is only counted
-  int64_t* stored_word;  // kRefused, kNeedsVictim until it has one, or what the index stores
-  int32_t* occurrences;  // with those that were counted before
-  int64_t* expires;      // nullptr: as the policy of the feature says
+  int64_t* stored_word;  // kRefused, kNeedsVictim, or the handle that the index stores
+  int32_t* occurrences;  // including those counted before the call
+  int64_t* expires;      // nullptr: by the policy of the feature
 
   __device__ __forceinline__ int64_t table(int64_t order) const {
     const int32_t f = feature[order];
@@ -105,8 +105,8 @@ struct PlacedIds {
   }
   __device__ __forceinline__ int64_t stored(int64_t order) const { return stored_word[order]; }
 
-  // From now on the id of this order goes into its counter table, if it has occurred: the feature
-  // that brings it first is `f`.
+  // Redirects the id of this order to its counter table, if it has occurred; `f` is the first
+  // feature that brings it.
   __device__ __forceinline__ void count_instead(int64_t order, int64_t f) const {
     stored_word[order] = occurrences[order];
     if (stored_word[order] == kRefused) return;
@@ -131,7 +131,7 @@ struct PlacedIds {
   }
 };
 
-// Brings the cells of an id up to `count`.
+// Raises the cells of an id to `count`.
 __device__ __forceinline__ void note_in_sketch(const IndexArgs& index, const int64_t* policy,
                                                int64_t t, int64_t id, int32_t count,
                                                int32_t* sketch) {
@@ -143,7 +143,8 @@ __device__ __forceinline__ void note_in_sketch(const IndexArgs& index, const int
   }
 }
 
-// Forgets the exact count of an id. `kept_tombstones`: they are not dropped by a rehash to come.
+// Removes the exact count of an id. `kept_tombstones`: tombstones that a coming rehash does not
+// drop.
 __device__ __forceinline__ void clear_counter(const IndexArgs& index, int64_t counter_table,
                                               const SlotPlace& place, bool kept_tombstones) {
   if (clear_slot(table_view(index, counter_table), place) && kept_tombstones) {

@@ -8,8 +8,8 @@
 
 namespace dynemb::cuda {
 
-// The values of `policy` lie on the device and are trusted. `of_feature` is to point to
-// feature_policies there.
+// The values of `policy` lie on the device and are trusted. Set `of_feature` to feature_policies
+// there.
 PolicyArgs policy_args(const Call& call, const IndexArgs& index, const Tensor& policy,
                        const Tensor& clock, const Tensor& sketch,
                        const std::vector<int64_t>& feature_tables,

@@ -1,5 +1,5 @@
-// What the host knows of the policies of a group (core/policy/decisions.h): how many ids a table
-// can get, and where ids are counted.
+// Knowledge of the host about the policies of a group (core/policy/decisions.h): bounds of the ids
+// of tables, and counter tables.
 #pragma once
 
 #include <algorithm>
@@ -23,12 +23,12 @@ class PolicyBounds {
     }
   }
 
-  // The table in which ids that meet a policy are counted; -1: none.
+  // The counter table of a policy; -1: none.
   int64_t counter_table(int64_t policy) const {
     const int64_t* row = rows_.data() + policy * kPolicyColumns;
     return row[kPolicyAdmission] == kAdmitFrequent ? row[kPolicyCounterTable] : -1;
   }
-  // Whether the table holds counters, which take no rows.
+  // Whether it is a counter table: its ids take no rows.
   bool counts(size_t table) const { return !counts_.empty() && counts_[table]; }
   // Whether calls leave tombstones in the table.
   bool replaces(size_t table) const {
@@ -39,7 +39,7 @@ class PolicyBounds {
     return !rows_.empty() && !counts(table) && row(table)[kPolicyOnFull] == kFullEvict &&
            row(table)[kPolicyCapacity] > 0;
   }
-  // Ids that a table of `size` ids has got at most when `incoming` ids have come.
+  // Upper bound of the ids of a table of `size` ids after `incoming` more.
   int64_t size_bound(size_t table, int64_t size, int64_t incoming) const {
     int64_t most = size + incoming;
     if (rows_.empty() || counts(table)) return most;

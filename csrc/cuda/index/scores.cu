@@ -1,4 +1,4 @@
-// get_scores and set_scores_: scores of ids, wherever they lie in the index.
+// get_scores and set_scores_: scores of ids in the index.
 #include <tuple>
 
 #include "cuda/index/args.h"
@@ -6,8 +6,8 @@
 namespace dynemb::cuda {
 namespace {
 
-// A thread per id. As find_ids (find.cu); calls visit(position, score word of the slot, or
-// nullptr if the id is not there).
+// A thread per id. As find_ids (find.cu); calls visit(position, score word of the slot, or nullptr
+// if the id is missing).
 template <class F>
 __device__ __forceinline__ void visit_score(const IndexArgs& index, const FeatureArgs& features,
                                             int64_t word, const F& visit) {
@@ -17,7 +17,7 @@ __device__ __forceinline__ void visit_score(const IndexArgs& index, const Featur
   const int64_t t = features.table_of(i);
   const TableView table = table_view(index, t);
   const FoundSlot at = find_slot(table, id);
-  // a table of which no scores are kept has none to visit: the CPU, which can read meta, raises
+  // a table without scores has none to visit: the CPU, which can read meta, raises
   const bool scored = at.stored != 0 && table.scores != nullptr;
   visit(i, scored ? table.score(at.bucket, at.slot) + word * kBucketWidth : nullptr);
 }
@@ -71,7 +71,7 @@ struct ScoreCall {
   }
 };
 
-// Scores of ids (0 for those that are not there), and which are there.
+// Scores of ids (0 for missing ones), and which ids are in their tables.
 std::tuple<Tensor, Tensor> get_scores(Tensor buckets, Tensor scores, Tensor tables, Tensor meta,
                                       Tensor ids, Tensor offsets,
                                       std::vector<int64_t> feature_tables, int64_t word) {
@@ -85,8 +85,8 @@ std::tuple<Tensor, Tensor> get_scores(Tensor buckets, Tensor scores, Tensor tabl
   return {values, found};
 }
 
-// Sets the scores of the ids that are there, to the largest value given for an id; returns which
-// are.
+// Sets the scores of the ids in their tables, to the largest value given for an id; returns which
+// ids are there.
 Tensor set_scores_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Tensor ids,
                    Tensor offsets, std::vector<int64_t> feature_tables, Tensor values,
                    int64_t word) {

@@ -10,7 +10,7 @@ namespace dynemb::cuda {
 
 static_assert(kBucketWidth % 2 == 0, "a line is loaded 16 bytes at a time");
 
-// What a handle tensor holds while an insertion is under way: kMissBase - slot of the dedupe table.
+// Content of a handle tensor during an insertion: kMissBase - slot of the dedupe table.
 constexpr int64_t kMissBase = -4;
 
 struct IndexArgs {
@@ -54,8 +54,8 @@ __device__ __forceinline__ TableView table_view(const IndexArgs& index, int64_t 
   return view;
 }
 
-// Ids of a call: feature f owns ids [offsets[f * batch], offsets[(f + 1) * batch]). Without offsets
-// they are all in the one bag of the one feature.
+// Ids of a call: feature f has ids [offsets[f * batch], offsets[(f + 1) * batch]). Without offsets
+// all are in the one bag of the one feature.
 struct FeatureArgs {
   const int64_t* ids;
   int64_t count;
@@ -64,7 +64,7 @@ struct FeatureArgs {
   int64_t features;
   const int64_t* table;  // of each feature, on the device
 
-  // Threads of a kernel that has one per id and one per offset that it checks.
+  // Number of threads of a kernel with one per id, and one per offset that it checks.
   int64_t threads() const {
     const int64_t bags = features * batch > 1 ? features * batch : 1;
     return count > bags ? count : bags;
@@ -82,19 +82,18 @@ struct FeatureArgs {
   __device__ __forceinline__ int64_t bag_of(int64_t position) const {
     return part_of(offsets, features * batch, position);
   }
-  // An offset as it was given.
+  // An unchecked offset.
   __device__ __forceinline__ int64_t given_offset(int64_t bag) const {
     if (offsets == nullptr) return bag == 0 ? 0 : count;
     return offsets[bag];
   }
-  // An offset, brought into range.
+  // An offset, clamped to the range.
   __device__ __forceinline__ int64_t offset(int64_t bag) const {
     return clipped_offset(given_offset(bag), count);
   }
 };
 
-// Called by at least as many threads as there are bags, and by one; false where the offset of this
-// one is wrong.
+// Called by more threads than there are bags; false if this thread's offset is wrong.
 __device__ __forceinline__ bool check_offset(const FeatureArgs& features, const ErrorSink& errors,
                                              int64_t i) {
   return features.offsets == nullptr ||
@@ -141,7 +140,7 @@ __device__ __forceinline__ int match_slot(const Line& line, int64_t id) {
 }
 
 struct FoundSlot {
-  int64_t stored;  // 0: the id is not there
+  int64_t stored;  // 0: missing
   int64_t bucket;
   int slot;
   bool never_full;  // the bucket has an empty slot
@@ -182,9 +181,9 @@ __device__ __forceinline__ SlotPlace unpack_place(int64_t word) {
   return {slot / kBucketWidth, static_cast<int>(slot % kBucketWidth), word % 2 != 0};
 }
 
-// Frees an occupied slot; true if it becomes a tombstone. A bucket that was never full needs none:
-// no probe goes past it. An earlier kernel must have found out which it is, since other threads
-// clear slots of the same bucket.
+// Frees an occupied slot; true if it becomes a tombstone. A bucket that was never full needs none,
+// because probes do not go past it. An earlier kernel must have determined which it is, since other
+// threads clear slots of the same bucket.
 __device__ __forceinline__ bool clear_slot(const TableView& table, const SlotPlace& place) {
   int64_t* line = table.line(place.bucket);
   if (place.never_full) {
@@ -199,7 +198,7 @@ __device__ __forceinline__ bool clear_slot(const TableView& table, const SlotPla
   return !place.never_full;
 }
 
-// The slot of an id of a table, which stands at `position`, in the dedupe table.
+// The slot in the dedupe table of a table's id at `position`.
 __device__ __forceinline__ int64_t dedupe_id(const DedupeTable& dedupe, const FeatureArgs& features,
                                              int64_t position, int64_t id, int64_t table) {
   const uint64_t hash = fmix64(static_cast<uint64_t>(id) + static_cast<uint64_t>(table));
@@ -209,7 +208,7 @@ __device__ __forceinline__ int64_t dedupe_id(const DedupeTable& dedupe, const Fe
   });
 }
 
-// Whether position i holds the first occurrence of an id that is in the dedupe table: `work` holds
+// Whether position i holds the first occurrence of an id in the dedupe table: `work` holds
 // kMissBase - slot there, and more than kMissBase for all other ids.
 __device__ __forceinline__ bool is_first(const FeatureArgs& features, const DedupeTable& dedupe,
                                          const int64_t* work, int64_t i) {

@@ -56,13 +56,13 @@ bool CallsInFlight::wait_for_oldest(const Call& call) {
     confirm();
     if (insertions_.size() < unfinished) return true;
     if (idle) return false;
-    // a word of the host's memory costs the driver nothing; the stream is asked once in a while
+    // reading a word of host memory costs nothing in the driver; the stream is asked now and then
     if (look % kLooksPerQuery != 0) {
       std::this_thread::yield();
       continue;
     }
     const cudaError_t status = cudaStreamQuery(call.stream);
-    idle = status == cudaSuccess;  // it may have finished the call just now: look once more
+    idle = status == cudaSuccess;  // the call may have finished just now: look once more
     if (status == cudaErrorNotReady) {
       cudaGetLastError();
     } else {

@@ -1,5 +1,5 @@
-// Insertions and erasures that the device may not have done yet: what the host cannot see in the
-// counts of the tables.
+// Insertions and erasures that the device may not have done yet, which the counts of the tables
+// lack.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +20,18 @@ class CallsInFlight {
     std::vector<bool> slabs;   // that give rows
   };
 
-  // The device writes the number of the last insertion that it has done to `finished`.
+  // The device writes the number of the last finished insertion to `finished`.
   explicit CallsInFlight(const volatile int64_t* finished) : finished_(finished) {}
 
   // Returns the number of the insertion.
   int64_t add(int64_t ids, std::vector<bool> tables, std::vector<bool> slabs);
-  void drop_last() { insertions_.pop_back(); }  // it ends before its kernels are launched
+  void drop_last() {
+    insertions_.pop_back();
+  }  // for an op that ends before its kernels are
+     // launched
   void note_erasure(int64_t ids);
-  // The host has launched a rehash of the table into so many buckets, whose end it does not wait
-  // for. It is known to have been done after `steps` calls of end_step().
+  // Records a rehash of the table into so many buckets; the host does not wait for it. It has been
+  // done after `steps` calls of end_step().
   void note_rehash(size_t table, int64_t buckets, int64_t steps);
   void end_step();
   void forget();  // the stream has been waited for
@@ -36,28 +39,28 @@ class CallsInFlight {
   // Drops what the device has finished.
   void confirm();
   // Waits until the device has done the oldest insertion. false: the stream is idle without it,
-  // because it failed before it was launched or is on another stream.
+  // because the insertion failed before its launch or is on another stream.
   bool wait_for_oldest(const Call& call);
 
   const std::deque<Insertion>& insertions() const { return insertions_; }
   int64_t ids_of_table(size_t table) const;
   int64_t ids_of_slab(size_t slab) const;
-  // Erased ids whose tombstones the tables' counts may lack.
+  // Erased ids that may be missing in the tables' counts of tombstones.
   int64_t erased_ids() const;
-  // Buckets that a table gets by a rehash under way; 0: none is.
+  // Buckets that a pending rehash gives a table; 0: none is pending.
   int64_t rehashed_buckets(size_t table) const;
-  // The most ids that an insertion has brought so far.
+  // Largest number of ids of an insertion so far.
   int64_t most_ids() const { return most_ids_; }
 
  private:
   struct Erasure {
-    int64_t before;  // the insertion that comes next
+    int64_t before;  // number of the following insertion
     int64_t ids;
   };
 
   struct Rehash {
     int64_t buckets;
-    int64_t steps;  // until it is known to have been done
+    int64_t steps;  // until it has been done
   };
 
   const volatile int64_t* finished_;

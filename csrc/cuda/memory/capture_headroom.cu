@@ -62,7 +62,7 @@ void CaptureHeadroom::Replay::cover(const Replay& other) {
   }
 }
 
-// Ids that a replay probably brings a table.
+// Probable number of a table's ids in a replay.
 int64_t CaptureHeadroom::own_ids(size_t table, const TableIds& captured) const {
   const int64_t of_call = (captured.ids + captured.calls - 1) / captured.calls;
   return std::min(captured.ids, bounds_.own_ids(table, of_call) * captured.calls);
@@ -75,7 +75,7 @@ CaptureHeadroom::TableNeeds CaptureHeadroom::needs(size_t table, int64_t incomin
   const int64_t under_way = calls_->rehashed_buckets(table);
   const int64_t counted = counts[kSharedBucketCount];
   const int64_t count = std::max(counted, under_way);
-  // A rehash drops tombstones; those that come after it are among the incoming ids.
+  // A rehash drops tombstones; later ones are among the incoming ids.
   const int64_t tombstones = under_way > 0 ? 0 : counts[kSharedTombstones];
   const int64_t size = counts[kSharedSize];
   const bool bounded = policies.is_bounded(table);
@@ -89,9 +89,9 @@ CaptureHeadroom::TableNeeds CaptureHeadroom::needs(size_t table, int64_t incomin
   return {count, exactly > count ? exactly : least, by_quarter > count ? by_quarter : least};
 }
 
-// Memory and buckets for kReplaysOfHeadroom more replays: for new ids, and for tombstones where a
-// replay cannot rehash. Each table has room for as many ids of its own as it has had in a call,
-// which all replays together exceed only if several bring it more than ever.
+// Memory and buckets for kReplaysOfHeadroom more replays: for new ids, and for tombstones if a
+// replay cannot rehash. Each table gets space for as many of its ids as a call has brought so far.
+// All replays together exceed this only if several bring more than any call before.
 void CaptureHeadroom::make(const Call& call, const Replay& replay, bool waits) {
   calls_->confirm();
   const size_t table_count = tables_->table_count();

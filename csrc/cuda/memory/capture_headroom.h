@@ -1,4 +1,4 @@
-// Room for replays of captured steps, of whose new ids the host learns only afterwards.
+// Memory for replays of captured steps: the host learns their new ids only afterwards.
 #pragma once
 
 #include <array>
@@ -12,10 +12,10 @@
 
 namespace dynemb::cuda {
 
-// Replays of a captured step that the host may be ahead of what the device has confirmed: each
-// takes memory, and a device that has two of them to do is not idle.
+// How many replays of a captured step the host may be ahead of the device: each takes memory, and a
+// device with two queued replays is not idle.
 constexpr int64_t kReplaysAhead = 2;
-// Room is made for these and the one that comes next.
+// Memory is prepared for these and the next one.
 constexpr int64_t kReplaysOfHeadroom = kReplaysAhead + 1;
 
 class CaptureHeadroom {
@@ -26,21 +26,21 @@ class CaptureHeadroom {
   ~CaptureHeadroom();
   CaptureHeadroom(const CaptureHeadroom&) = delete;
 
-  // An insertion that is being captured: makes room for what has been captured so far.
+  // Called for an insertion under capture: prepares memory for the captured calls so far.
   void add(const Call& call, const std::vector<bool>& touched, int64_t ids);
   void end_capture();
   bool has_captured() const { return captured_.ids > 0; }
-  // The end of a step: waits until the host is no more than kReplaysAhead ahead, and makes room for
-  // the replays that may follow before it looks again.
+  // Called at the end of a step: waits until the host is at most kReplaysAhead ahead, and prepares
+  // memory for the replays before the next call.
   void end_step(const Call& call);
 
  private:
-  // What captured calls may bring a table in one replay.
+  // Upper bounds of a table's ids in one replay.
   struct TableIds {
     int64_t ids = 0;  // if all of the calls' ids are the table's
     int64_t calls = 0;
   };
-  // What captured calls may bring in one replay.
+  // Upper bounds of one replay.
   struct Replay {
     explicit Replay(size_t count) : tables(count) {}
     void cover(const Replay& other);
@@ -50,14 +50,14 @@ class CaptureHeadroom {
   };
 
   int64_t own_ids(size_t table, const TableIds& captured) const;
-  // What a table must have for kReplaysOfHeadroom more replays.
+  // Needs of a table for kReplaysOfHeadroom more replays.
   struct TableNeeds {
-    int64_t buckets;     // that it has, by all rehashes under way
-    int64_t exactly;     // that it must get; 0: no rehash
-    int64_t by_quarter;  // that it gets if there is memory, so that growth is rare; 0: no rehash
+    int64_t buckets;     // present ones, with all pending rehashes
+    int64_t exactly;     // required size; 0: no rehash
+    int64_t by_quarter;  // preferred size if there is memory, so that growth is rare; 0: no rehash
   };
   TableNeeds needs(size_t table, int64_t incoming) const;
-  // Rehashes tables on the call's stream; `waits`: until that has been done.
+  // Rehashes tables on the call's stream; `waits`: until it is done.
   void make(const Call& call, const Replay& replay, bool waits);
 
   IndexArgs index_;
@@ -67,8 +67,8 @@ class CaptureHeadroom {
   CallsInFlight* calls_;
   const InsertionBounds& bounds_;
   int32_t device_;
-  Replay captured_now_;  // by the capture that is going on
-  Replay captured_;      // the most of all before it
+  Replay captured_now_;  // of the running capture
+  Replay captured_;      // upper bound over earlier captures
   std::array<cudaEvent_t, kReplaysAhead> step_events_{};
   size_t steps_ = 0;
 };

@@ -7,9 +7,9 @@
 namespace dynemb::cuda {
 namespace {
 
-// Unfinished insertions that the host is content to reserve memory for. Where one more would need
-// memory that is not mapped yet, the host waits until no more are left: rows that calls might need
-// but do not are memory that nobody uses, and again a device that has two calls to do is not idle.
+// Number of unfinished insertions with reserved memory. If one more would need unmapped memory, the
+// host waits until at most this many are left: rows reserved for ids that turn out to be known are
+// wasted, and a device with two queued calls is not idle.
 constexpr size_t kCallsAhead = 1;
 
 std::vector<int64_t> read(const Call& call, const Tensor& tensor) {

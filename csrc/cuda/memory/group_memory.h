@@ -1,5 +1,5 @@
-// A group of tables in mapped memory. Ops tell it what they are about to do, from any thread; it
-// has the memory mapped and reads what the device reports.
+// A group of tables in mapped memory. Ops announce their work here, from any thread; this maps the
+// memory for it and reads the reports of the device.
 #pragma once
 
 #include <mutex>
@@ -30,10 +30,10 @@ class GroupMemory {
 
   // Maps memory for all rows of the slab in one more part, unless the slab has it already.
   void add_rows(const Call& call, size_t slab, const RowMemory& part);
-  // Maps at least so much, then reads what the tables hold: waits for the stream.
+  // Maps at least `room`, then reads the counts of the tables: waits for the stream.
   void bind(const Call& call, const TableRoom& room, const Tensor& tables, const Tensor& slabs,
             const Tensor* pending_counts, const std::optional<Tensor>& policy);
-  // Gives memory beyond so much back. Nothing may run on the device; bind() must follow.
+  // Gives back memory beyond `room`. Nothing may run on the device; call bind() afterwards.
   void release(const Call& call, const TableRoom& room);
 
   // See table_memory.h.

@@ -43,7 +43,7 @@ InsertionNeeds InsertionBounds::needs(const std::vector<bool>& touched, int64_t 
     if (!may_grow(t, in_flight + ids, in_flight > 0)) continue;
     needs.room.growth = true;
     needs.room.old_buckets += most_now;
-    // the batch is of many tables: this one will hardly get all of it
+    // the batch has many tables: this one will hardly get all of it
     needs.room.expected =
         needs.room.expected || may_grow(t, own_ids_in_flight(t) + own_ids(t, ids), in_flight > 0);
   }
@@ -102,10 +102,11 @@ InsertionRoom InsertionBounds::replay_room(const std::vector<bool>& touched) con
   return room;
 }
 
-// Whether an index may grow, or drop its tombstones, in a call after which so many ids have come.
+// Whether an index may grow, or drop its tombstones, in a call after so many ids.
 bool InsertionBounds::may_grow(size_t table, int64_t incoming, bool calls_before) const {
   const int64_t size = counts(table)[kSharedSize];
-  const int64_t count = counts(table)[kSharedBucketCount];  // it may have got more: the safe side
+  const int64_t count = counts(table)[kSharedBucketCount];  // it may be larger by now: the safe
+                                                            // side
   // a new id takes a slot, or leaves a tombstone where it replaces another
   const int64_t tombstones = counts(table)[kSharedTombstones] + calls_.erased_ids();
   const bool has_tombstones = tombstones > 0 || (policies_.replaces(table) && calls_before);

@@ -8,9 +8,9 @@
 namespace dynemb::cuda {
 namespace {
 
-// What calls needed in so many steps stays mapped; more is given back.
+// Memory needed within so many steps stays mapped; more is given back.
 constexpr int64_t kStepsToRemember = 64;
-// Less than this is not worth giving back.
+// Smaller amounts are not given back.
 constexpr int64_t kLeastRelease = int64_t{64} << 20;
 
 [[noreturn]] void raise_out_of_memory(const Call& call, int64_t missing_bytes, const char* what) {
@@ -126,7 +126,7 @@ void MappedTables::end_step(const Call& call, const TableRoom& held) {
   }
 }
 
-// Calls under way use nothing beyond `held`, so nothing has to be waited for.
+// Unfinished calls use nothing beyond `held`, so this does not wait.
 void MappedTables::shrink(const Call& call, Growing* growing, size_t spared, int64_t held,
                           volatile int64_t* limit) {
   const int64_t rows = growing->useful(held);

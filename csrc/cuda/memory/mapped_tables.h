@@ -1,5 +1,5 @@
-// The memory of a group's tables and slabs: what is mapped, which kernels are told, and what is
-// given back.
+// The memory of a group's tables and slabs: mapping it, passing the limits to kernels, and giving
+// it back.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ constexpr size_t kGenerationMemory = 1;  // in a slab's Growing::memory
 
 class MappedTables {
  public:
-  // `shared`: where the limits are written, and where the device writes what is in use.
+  // `shared`: the host writes the limits there, and the device writes what is in use.
   MappedTables(SharedWords shared, std::vector<Growing> tables, std::vector<int64_t> slab_of_table,
                std::vector<Growing> slabs);
 
@@ -32,29 +32,29 @@ class MappedTables {
   size_t slab_of_table(size_t table) const { return slab_of_table_[table]; }
   int64_t bucket_capacity(size_t table) const { return tables_[table].capacity; }
   int64_t mapped_rows(size_t slab) const { return slabs_[slab].mapped; }
-  // Rows that handles of each slab can name; replays of a captured call may come when there are
-  // more than now.
+  // Upper bounds of the rows in handles of each slab; for captured calls, also at the time of later
+  // replays.
   std::vector<int64_t> handle_rows(bool captured) const;
 
   // See GroupMemory.
   void add_rows(const Call& call, size_t slab, const RowMemory& part);
 
   bool is_mapped(const TableRoom& room) const;
-  // Maps memory for so much; false: it is not to be had.
+  // Maps memory for `room`; false: memory is short.
   bool map(const Call& call, const TableRoom& room);
-  // Raises if it is not to be had. `what`: "... needs", for the error.
+  // Raises if memory is short. `what`: "... needs", for the error.
   void map_or_raise(const Call& call, const TableRoom& room, const char* what);
 
-  // What is mapped now is not given back.
+  // Keeps the memory that is mapped now.
   void keep();
   void keep_buckets(size_t table) { tables_[table].keep(); }
-  // A call needs so much, as long as nobody knows better.
+  // Records the upper bound of a call's need.
   void need(const TableRoom& room);
-  // The end of a step: gives back what calls have not needed for a while, such as rows for ids that
-  // were not new after all. `held`: the most that calls under way may leave in use.
+  // Called at the end of a step: gives back memory that calls have not needed for a while, such as
+  // rows for ids that were not new. `held`: upper bound of use after the unfinished calls.
   void end_step(const Call& call, const TableRoom& held);
-  // Gives memory beyond so many buckets and rows back; generations of rows stay, since handles may
-  // be out there. Nothing may run on the device.
+  // Gives back memory beyond so many buckets and rows; generations of rows stay, since handles may
+  // exist. Nothing may run on the device.
   void release(const Call& call, const TableRoom& room);
 
  private:

@@ -38,7 +38,7 @@ std::vector<int64_t> PendingGradients::prepare_append(const Call& call, const Ma
       continue;
     }
     slab.count_replays();
-    // a lookup touches no row twice
+    // a lookup appends at most one entry per row
     const int64_t added = std::min(ids, tables.mapped_rows(s));
     if (slab.entries + added > slab.memory.capacity && slab.lookups > 1) {
       merges[s] = slab.entries;
@@ -57,7 +57,7 @@ std::vector<int64_t> PendingGradients::prepare_merge(const Call& call, const Map
   std::vector<int64_t> bounds;
   for (size_t s = 0; s < slabs_.size(); ++s) {
     Slab& slab = slabs_[s];
-    if (capturing) {  // the call meets whatever its replays have appended
+    if (capturing) {  // the call may meet entries of its replays
       bounds.push_back(slab.memory.mapped);
       continue;
     }
@@ -114,14 +114,14 @@ void PendingGradients::map(const Call& call, const std::vector<int64_t>& entries
                kDeviceMemoryError);
 }
 
-// Replays may have appended what the host did not see.
+// Replays may have appended entries that the host did not see.
 void PendingGradients::Slab::count_replays() {
   if (captured == 0) return;
   entries = std::max(entries, memory.mapped);
   lookups = std::max<int64_t>(lookups, 2);
 }
 
-// `rows`: as many entries as the slab has rows are left at most.
+// `rows`: number of the slab's rows, an upper bound of the remaining entries.
 void PendingGradients::Slab::note_merged(int64_t rows) {
   entries = std::min(entries, rows);
   lookups = std::min<int64_t>(lookups, 1);

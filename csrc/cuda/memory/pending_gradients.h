@@ -1,5 +1,5 @@
-// Memory of the gradients that are pending between backward and optimizer step, slab by slab. What
-// the host knows of their number are upper bounds.
+// Memory of the gradients that are pending between backward and optimizer step, slab by slab. The
+// host knows only upper bounds of their number.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ class PendingGradients {
   // `memory` by slab; empty: the backward updates the rows, and nothing is ever pending.
   PendingGradients(SharedWords shared, std::vector<Growing> memory);
 
-  // Entries that are there, and lookups that appended them since they were merged, by slab.
+  // Entries, and lookups that appended them since the last merge, by slab.
   void bind(const Call& call, const std::vector<int64_t>& counts);
   // See table_memory.h.
   std::vector<int64_t> prepare_append(const Call& call, const MappedTables& tables,
@@ -24,15 +24,15 @@ class PendingGradients {
   void note_applied() { applied_ = true; }
   void end_step();
   void end_capture();
-  // Gives memory beyond the entries back.
+  // Gives back memory beyond the entries.
   void release(const Call& call);
 
  private:
   struct Slab {
     Growing memory;
     int64_t entries = 0;
-    int64_t lookups = 0;       // that appended entries since they were merged
-    int64_t captured_now = 0;  // ids of the capture that is going on
+    int64_t lookups = 0;       // that appended entries since the last merge
+    int64_t captured_now = 0;  // ids of the running capture
     int64_t captured = 0;      // ids that a replay of a captured step may append
 
     void count_replays();

@@ -19,7 +19,7 @@
 namespace dynemb::cuda {
 namespace {
 
-// The driver's functions are looked up, so that the library loads where there is no driver.
+// The driver's functions are looked up at run time, so that the library loads without a driver.
 struct Driver {
   decltype(&cuMemGetAllocationGranularity) granularity;
   decltype(&cuMemAddressReserve) reserve;
@@ -89,7 +89,7 @@ std::vector<Retired>& retired() {
   return *list;
 }
 
-// Whether the device's current stream is being captured. No exception: destructors ask.
+// Whether the device's current stream is being captured. Does not throw: destructors call it.
 bool is_capturing(int32_t device) {
   cudaStream_t stream = nullptr;
 #if !defined(DYNEMB_EMULATED)
@@ -113,8 +113,8 @@ std::map<uintptr_t, std::shared_ptr<Reservation>>& registry() {
   return *map;
 }
 
-// A CUDA tensor of reserved addresses with memory for its first page. Nothing may touch it beyond
-// what the group that it belongs to has mapped (bind_group).
+// A CUDA tensor of reserved addresses with memory for its first page. Do not touch it beyond the
+// memory that its group has mapped (bind_group).
 Tensor reserve_cuda(std::vector<int64_t> size, int64_t dtype, int64_t device) {
   const char* op = "reserve_cuda";
   const ReservedLayout layout = reserved_layout(op, size, dtype);
@@ -131,7 +131,8 @@ Tensor reserve_cuda(std::vector<int64_t> size, int64_t dtype, int64_t device) {
   }
   const auto reservation = std::make_shared<Reservation>(op, layout.bytes, device_index);
   {
-    // from_blob asks the driver what the address is, which it knows of mapped memory only
+    // from_blob asks the driver for the kind of address, which the driver knows for mapped memory
+    // only
     const RelaxedCapture relaxed(op);
     std::vector<int64_t> added;
     DYNEMB_CHECK(reservation->map(op, 0, 1, side_stream(op, device_index), &added),
@@ -159,7 +160,7 @@ Tensor reserve_cuda(std::vector<int64_t> size, int64_t dtype, int64_t device) {
       });
 }
 
-// Bytes of the device's memory that no one has taken.
+// Bytes of the device's memory that are free.
 int64_t available_cuda_memory(int64_t device) {
   const CurrentDevice guard(static_cast<int32_t>(device));
   size_t free_bytes = 0;
@@ -192,8 +193,7 @@ Reservation::Reservation(const char* op, int64_t bytes, int32_t device) : device
 }
 
 Reservation::~Reservation() {
-  // Kernels that use the memory may still run. Where waiting is not possible, the addresses are
-  // left to the process.
+  // Kernels that use the memory may still run. If waiting is impossible, the addresses are leaked.
   const DeviceWait waited(device_);
   if (!waited) return;
   const Driver& d = driver("reserve_cuda");
@@ -222,7 +222,7 @@ bool Reservation::map(const char* op, int64_t offset, int64_t bytes, cudaStream_
         continue;
       }
     }
-    // not more at a time than is worth giving back
+    // pieces no larger than what is given back at once
     const int64_t most = std::min(end, at + kPieceBytes);
     const int64_t stop = next == pieces_.end() ? most : std::min(most, next->first);
     const auto size = static_cast<size_t>(stop - at);
@@ -266,7 +266,7 @@ void Reservation::unmap(const char* op, int64_t begin, int64_t end) {
     check_driver(op, "giving memory back",
                  d.unmap(address, static_cast<size_t>(piece->second.size)));
     const uint64_t handle = piece->second.handle;
-    piece = pieces_.erase(piece);  // it is unmapped, whatever comes of the rest
+    piece = pieces_.erase(piece);  // it is unmapped, even if the rest fails
     update_mapped_end();
     check_driver(op, "giving memory back", d.release(handle));
   }

@@ -1,4 +1,4 @@
-// Reserved address ranges of a GPU in which physical memory is mapped piece by piece.
+// Reserved address ranges of a GPU with physical memory mapped piece by piece.
 #pragma once
 
 #include <atomic>
@@ -20,19 +20,19 @@ class Reservation {
   char* base() const { return base_; }
   int64_t bytes() const { return bytes_; }
   int32_t device() const { return device_; }
-  // Nothing is mapped at or beyond this offset. Any thread may ask.
+  // Nothing is mapped at or beyond this offset. For any thread.
   int64_t mapped_end() const { return mapped_end_.load(std::memory_order_relaxed); }
 
   // Maps zeroed memory where [offset, offset + bytes) has none yet, and adds the offsets of the new
-  // pieces to `added`, after an error too. false: the device has not that much memory. `stream` is
-  // used to clear the memory, and waited for unless there is an error.
+  // pieces to `added`, also after an error. false: the device has too little memory. `stream`: for
+  // clearing the memory; waited for unless there is an error.
   bool map(const char* op, int64_t offset, int64_t bytes, cudaStream_t stream,
            std::vector<int64_t>* added);
 
-  // Gives memory back that was mapped in one piece and lies wholly in [begin, end). A piece that
-  // the driver refuses to unmap stays mapped, and what follows it.
+  // Gives back memory that was mapped in one piece and lies wholly in [begin, end). If the driver
+  // refuses to unmap a piece, that piece and later ones stay mapped.
   void unmap(const char* op, int64_t begin, int64_t end);
-  // Gives the piece at this offset back, unless the driver refuses: for destructors.
+  // Gives back the piece at this offset, unless the driver refuses: for destructors.
   void drop_piece(int64_t offset);
 
  private:
@@ -50,15 +50,15 @@ class Reservation {
   std::map<int64_t, Piece> pieces_;  // by offset
 };
 
-// Selects a device and waits for all that runs on it, without an exception: for destructors. While
-// it lives, calls are allowed that the capture of another thread forbids.
+// Selects a device and waits for everything that runs on it, without throwing: for destructors.
+// During its lifetime, calls are allowed that the capture of another thread forbids.
 class DeviceWait {
  public:
   explicit DeviceWait(int32_t device);
   ~DeviceWait();
   DeviceWait(const DeviceWait&) = delete;
 
-  // false: waiting is not possible, as in a capture or at the end of the process.
+  // false: waiting is impossible, as in a capture or at the end of the process.
   explicit operator bool() const { return waited_; }
 
  private:
@@ -68,9 +68,8 @@ class DeviceWait {
   bool waited_ = false;
 };
 
-// Words of host memory that kernels read and write; zeros at first. Kernels that do may still run
-// when they end, so that waits for the device; where it is not possible, they are left to the
-// process.
+// Words of host memory that kernels read and write; zeros at first. Kernels may still use them at
+// destruction, so that waits for the device; if waiting is impossible, the words are leaked.
 class PinnedWords {
  public:
   PinnedWords(const char* op, int32_t device, int64_t count);
@@ -86,19 +85,19 @@ class PinnedWords {
   volatile int64_t* device_words_ = nullptr;
 };
 
-// Destroys what belonged to a device's tables, now, or after the capture that is going on: waiting
-// for the device and giving memory back would invalidate it.
+// Destroys objects of a device's tables, now, or after the running capture: waiting for the device
+// and giving back memory would invalidate the capture.
 void retire(int32_t device, std::shared_ptr<void> ended);
-// Destroys what had to wait.
+// Destroys the objects that had to wait.
 void drop_retired();
 
 // The reservation that a tensor of reserve_cuda lies in; nullptr for other memory.
 std::shared_ptr<Reservation> find_reservation(const void* data);
 
-// The stream on which memory is cleared and tables are grown outside of a capture.
+// The stream for clearing memory and growing tables outside of a capture.
 cudaStream_t side_stream(const char* op, int32_t device);
 
-// Calls that a stream capture forbids are allowed while this lives; they are not captured.
+// Allows calls that a stream capture forbids during its lifetime; they are not captured.
 class RelaxedCapture {
  public:
   explicit RelaxedCapture(const char* op);

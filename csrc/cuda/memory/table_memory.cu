@@ -29,7 +29,7 @@ std::shared_ptr<GroupMemory> find_group_of_pending(const Tensor& handles) {
   return entry == groups_of_pending().end() ? nullptr : entry->second.lock();
 }
 
-// Bytes of a row of a tensor whose first dimension counts rows.
+// Bytes of a row of a tensor with rows in its first dimension.
 int64_t bytes_of_row(const Tensor& tensor) {
   auto bytes = static_cast<int64_t>(tensor.element_size());
   for (int64_t d = 1; d < tensor.dim(); ++d) bytes *= tensor.size(d);
@@ -45,8 +45,8 @@ RowMemory row_memory(const Call& call, const char* name, const Tensor& tensor, i
   return {reservation, begin + first_row * row_bytes, row_bytes};
 }
 
-// Says which reserved tensors grow together, maps memory for at least so many buckets and rows, and
-// for what the tables hold; waits for the device. Call it again after the counts were written from
+// Registers reserved tensors as a group, maps memory for at least so many buckets and rows, and for
+// the content of the tables; waits for the device. Call it again after the counts were written from
 // outside.
 void bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor free_rows,
                 Tensor meta, std::vector<Tensor> weights, std::vector<Tensor> generations,
@@ -127,8 +127,8 @@ void bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tens
   if (!pending.empty()) groups_of_pending()[address(pending.front())] = group;
 }
 
-// Raises what kernels have reported, brings the reported counts up to date, and prepares a group
-// for the next replay of a captured step.
+// Raises errors that kernels have reported, updates the reported counts, and prepares a group for
+// the next replay of a captured step.
 void end_step(Tensor buckets, Tensor tables, Tensor row_clock) {
   const Call call("end_step", "buckets", buckets);
   check_tensor(call, "tables", tables, ScalarType::Long);
@@ -136,7 +136,7 @@ void end_step(Tensor buckets, Tensor tables, Tensor row_clock) {
   end_group_step(call, buckets, tables, row_clock);
 }
 
-// Gives memory of a group beyond so many buckets and rows back. Waits for the device.
+// Gives back memory of a group beyond so many buckets and rows. Waits for the device.
 void release_group(Tensor buckets, std::vector<int64_t> table_buckets,
                    std::vector<int64_t> slab_rows) {
   const Call call("release_group", "buckets", buckets);

@@ -1,9 +1,9 @@
-// Memory of a group of tables on a GPU: reserved address ranges in which physical memory is mapped
-// as the tables grow, so that neither rows nor tensors ever move.
+// Memory of a group of tables on a GPU: reserved address ranges with physical memory mapped as the
+// tables grow, so that neither rows nor tensors ever move.
 //
-// The host maps before it launches, from an upper bound: the counts that the last finished call
-// reported (the mirror) plus the ids of the calls since. Kernels check the mapped limits and refuse
-// what would not fit, so a bound that is wrong costs an error, never a wrong access.
+// The host maps before it launches, from an upper bound: the counts reported by the last finished
+// call (the mirror) plus the ids of the calls since. Kernels check the mapped limits and refuse the
+// rest, so a wrong bound costs an error, never a wrong access.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@
 
 namespace dynemb::cuda {
 
-// Words in host memory that the device reads and writes while the host looks on.
-//   mirror: what the tables hold, written at the end of every plan;
-//   limits: what has been mapped, written by the host.
+// Words in host memory shared with the device, without waiting:
+//   mirror: counts of the tables, written at the end of every plan;
+//   limits: mapped sizes, written by the host.
 enum SharedWord : int {
-  kSharedCalls = 0,  // number of the last call that has been done
+  kSharedCalls = 0,  // number of the last finished call
   kSharedHeadWords = 1
 };
 enum SharedTableWord : int {
@@ -26,7 +26,7 @@ enum SharedTableWord : int {
   kSharedBucketCount = 1,
   kSharedTombstones = 2,
   kSharedBucketLimit = 3,
-  kSharedMostIds = 4,  // of the table in one call so far
+  kSharedMostIds = 4,  // largest number of the table's ids in one call so far
   kSharedTableWords = 5
 };
 enum SharedSlabWord : int {
@@ -37,8 +37,7 @@ enum SharedSlabWord : int {
 };
 
 struct SharedWords {
-  volatile int64_t* words =
-      nullptr;  // nullptr: tensors that are fully mapped; no limits, no mirror
+  volatile int64_t* words = nullptr;  // nullptr: fully mapped tensors; no limits, no mirror
   int64_t table_count = 0;
 
   __host__ __device__ volatile int64_t* table(int64_t t) const {
@@ -51,20 +50,21 @@ struct SharedWords {
 
 class GroupMemory;
 
-// The group that `buckets` belongs to; nullptr for tensors that were not reserved. Raises for a
-// reserved tensor whose group has not been bound.
+// The group of `buckets`; nullptr for tensors that were not reserved. Raises for a reserved tensor
+// of a group that has not been bound.
 std::shared_ptr<GroupMemory> group_memory(const Call& call, const Tensor& buckets);
 
-// Forgets the group whose buckets begin at this address, if there is one.
+// Forgets the group with buckets at this address, if any.
 void forget_group(void* buckets);
 
-// What an insertion must know beforehand.
+// Limits of an insertion, known beforehand.
 struct InsertionRoom {
-  bool mapped = true;       // false: memory for the bound is not to be had; count first
+  bool mapped = true;       // false: memory for the bound is short; count first
   bool growth = true;       // an index may have to grow in this call
-  bool expected = true;     // and will, if tables get no more ids than they have had in a call
-  int64_t old_buckets = 0;  // at most so many buckets are rehashed
-  int64_t call_number = 0;  // what the device reports when it has done the call; 0: nothing
+  bool expected = true;     // and will, if tables get no more ids than in a call so far
+  int64_t old_buckets = 0;  // upper bound of the buckets under rehash
+  int64_t call_number = 0;  // reported by the device when it has done the call; 0: nothing is
+                            // reported
 };
 
 // Maps memory for a call that may insert `ids` ids into each of the tables, and count as many in
@@ -75,12 +75,12 @@ InsertionRoom prepare_insertion(const Call& call, GroupMemory* group,
 
 // New ids of a call, by table.
 struct NewIdCounts {
-  std::vector<int64_t> inserted;  // that are admitted
-  std::vector<int64_t> counted;   // counter tables: that are counted for the first time
+  std::vector<int64_t> inserted;  // admitted ones
+  std::vector<int64_t> counted;   // counter tables: ids counted for the first time
 };
 
-// Maps memory for exactly these new ids after the stream has been synchronised; raises if it is not
-// to be had.
+// Maps memory for exactly these new ids after the stream has been synchronised; raises if it is
+// short.
 void map_exactly(const Call& call, GroupMemory* group, const NewIdCounts& new_ids);
 
 // Maps memory for an index of `buckets` buckets.
@@ -88,37 +88,37 @@ void map_buckets(const Call& call, GroupMemory* group, int64_t table, int64_t bu
 
 SharedWords shared_words(const GroupMemory* group);
 
-// What an op at the end of a training step does for a group: see end_step.
+// Ends a training step of a group: see end_step.
 void end_group_step(const Call& call, const Tensor& buckets, const Tensor& tables,
                     const Tensor& row_clock);
 
-// What the group's last end_step has reported; false: nothing.
+// The report of the group's last end_step; false: none.
 bool read_reported_counts(const GroupMemory& group, std::vector<int64_t>* tables,
                           std::vector<int64_t>* row_clock);
 
 // At most so many ids are erased: rehashes that drop tombstones may become necessary.
 void note_erasure(GroupMemory* group, int64_t ids);
 
-// The group whose pending gradients have these handles; nullptr for tensors that were not reserved.
-// Raises for a reserved tensor whose group has not been bound.
+// The group of these handles of pending gradients; nullptr for tensors that were not reserved.
+// Raises for a reserved tensor of a group that has not been bound.
 std::shared_ptr<GroupMemory> group_of_pending(const Call& call, const Tensor& handles);
 
-// Maps memory for the gradients of `ids` more ids in the slabs that are touched. Returns how many
-// entries each slab must merge first, 0 for none.
+// Maps memory for the gradients of `ids` more ids in the touched slabs. Returns how many entries
+// each slab must merge first, 0 for none.
 std::vector<int64_t> prepare_append(const Call& call, GroupMemory* group,
                                     const std::vector<bool>& touched, int64_t ids);
 
-// What merging will find: at most so many entries by slab, 0 where there is nothing to merge.
+// Upper bounds of the entries to merge, by slab; 0: nothing to merge.
 std::vector<int64_t> prepare_merge(const Call& call, GroupMemory* group);
 
-// Rows that the handles of pending gradients can name, by slab.
+// Upper bounds of the rows in handles of pending gradients, by slab.
 std::vector<int64_t> handle_rows(const Call& call, const GroupMemory& group);
 
-// An update applies the entries with these handles: if they are pending gradients, they are cleared
-// before the step ends.
+// Records that an update applies the entries with these handles: if they are pending gradients,
+// they are cleared before the step ends.
 void note_applied(const Tensor& handles);
 
-// An upper bound of the rows in use in the slab with these generations: what is mapped, or `rows`,
+// An upper bound of the rows in use in the slab with these generations: the mapped rows, or `rows`,
 // the size of the tensor, if it was not reserved.
 int64_t row_bound(const Call& call, const void* generations, int64_t rows);
 

@@ -24,7 +24,7 @@ void backward_(std::vector<Tensor> weights, std::vector<Tensor> generations,
   const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
   LookupCall lookup = lookup_call(call, rows, ids, handles, offsets, per_sample_weights,
                                   feature_tables, feature_dims, pooling);
-  // Whatever may fail comes before UpdateCall, which is the first to change anything.
+  // Everything that may fail precedes UpdateCall, the first change.
   const GradientSort sort(call, rows, &lookup, grad_output);
   const UpdateCall update(call, rows, kStateKinds<Optimizer>, weights, state, dirty_bits,
                           copy_on_write, row_clock, hyper, updates, "feature_tables",

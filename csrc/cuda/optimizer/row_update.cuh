@@ -1,4 +1,4 @@
-// The kernels that apply an optimizer to rows, and what its ops need of the call.
+// The kernels that apply an optimizer to rows, and the host code of their ops.
 #pragma once
 
 #include <vector>
@@ -26,7 +26,7 @@ struct UpdateArgs {
   }
 };
 
-// Weights of a chunk of a row: stored, or initial where the row has not been written yet.
+// Weights of a chunk of a row: stored, or initial if the row has not been written yet.
 template <class Group>
 __device__ __forceinline__ auto row_weights(const Group& group, const SlabRows& slab,
                                             const TableInit& init, bool unwritten, int64_t row,
@@ -49,7 +49,7 @@ __device__ __forceinline__ auto row_weights(const Group& group, const SlabRows& 
 template <class Optimizer, int kState>
 constexpr bool kUnsignedState = (Optimizer::kUnsignedStates >> kState & 1u) != 0;
 
-// Element states of a chunk of a row, fresh where the row has not been written yet.
+// Element states of a chunk of a row, fresh if the row has not been written yet.
 template <class Optimizer, int kState = 0, class Group, class States>
 __device__ __forceinline__ void load_states(const Group& group, const SlabState& slab,
                                             const OptimizerStep& step, bool unwritten, int64_t row,
@@ -80,8 +80,7 @@ __device__ __forceinline__ void store_states(const Group& group, const SlabState
   }
 }
 
-// What is done with the columns of a row, one after another. Each needs what the one before has
-// found in the whole row.
+// Passes over the columns of a row. Each needs results of the preceding one for the whole row.
 enum RowPass : int {
   kMeasurePass,  // the gradient's norm, NaN and infinity
   kSumPass,      // the optimizer's sums
@@ -90,7 +89,7 @@ enum RowPass : int {
 
 // Applies the optimizer to one row by a group of lanes. `gradient(first)` gives the reduced
 // gradient in a lane's columns of a chunk; all lanes call it. Reads and writes the row and each
-// state tensor once (but a row wider than a chunk is read in every pass), 4 bytes of generation at
+// state tensor once (a row wider than a chunk is read in every pass), 4 bytes of generation at
 // random.
 template <class Optimizer, class Group, class Gradient>
 __device__ __forceinline__ void update_row(const Group& group, const UpdateArgs& args,
@@ -218,8 +217,8 @@ __device__ __forceinline__ void update_row(const Group& group, const UpdateArgs&
   if (unwritten) args.slab.generations[row] = handle_generation(handle);
 }
 
-// The reduced gradients of an update: runs of occurrences, which are summed on the way, or entries
-// that reduce_grad or accumulate_grad_ has written.
+// The reduced gradients of an update: runs of occurrences, which are summed on the fly, or entries
+// written by reduce_grad or accumulate_grad_.
 struct UpdateGradients {
   GradientArgs gradients;
   GradientRuns runs;
@@ -228,8 +227,8 @@ struct UpdateGradients {
 };
 
 // A group of lanes per row. Runs: 4 * dim bytes an occurrence, at random; entries: 4 * dim bytes in
-// order. One kernel for both, and for all small dims: there is one for each optimizer, and they
-// dominate the library's compile time and size.
+// order. One kernel for both, and for all small dims: each optimizer has one, and they dominate the
+// library's compile time and size.
 template <class Optimizer, class Group>
 __global__ void update_rows(Group group, UpdateArgs args, UpdateGradients from) {
   if (*args.refused != 0) return;
@@ -282,7 +281,7 @@ class UpdateCall {
              const Tensor& row_clock, const Tensor& hyper, const Tensor& updates,
              const char* tables_argument, const std::vector<int64_t>& updated_tables);
 
-  // Where non_finite is "raise": refuses the update if a gradient has NaN or infinity.
+  // For non_finite "raise": refuses the update if a gradient has NaN or infinity.
   void check_runs(const Call& call, const GroupRows& rows, size_t s, const GradientSort& sort,
                   int64_t most_runs) const;
   void check_entries(const Call& call, const GroupRows& rows, size_t s,
@@ -304,7 +303,7 @@ class UpdateCall {
   int64_t* extra_;
 };
 
-// The reduced gradients by slab; `updated` is to be set.
+// The reduced gradients by slab; the caller sets `updated`.
 std::vector<ReducedRows> reduced_rows(const Call& call, const GroupRows& rows,
                                       const std::vector<Tensor>& weights,
                                       const std::vector<Tensor>& handles,

@@ -7,8 +7,8 @@ namespace {
 
 enum UpdateHead : int { kHeadRefused = 0, kHeadRaises = 1, kHeadWords = 2 };
 
-// One block: the step of every table that is updated, and the counts of updates. Changes nothing if
-// the rows have been updated since the forward.
+// One block: the step of every updated table, and the counts of updates. Changes nothing if the
+// rows have been updated since the forward.
 __global__ void begin_update(int64_t* clock, int64_t table_count, const double* hyper,
                              const int64_t* updates, const int64_t* updated, OptimizerStep* steps,
                              int64_t* head, ErrorSink errors) {
@@ -41,8 +41,7 @@ __global__ void begin_update(int64_t* clock, int64_t table_count, const double* 
   }
 }
 
-// A group of lanes per run of a table that raises: bytes as in sum_run. Nothing where no table
-// does.
+// A group of lanes per run of a table that raises: bytes as in sum_run. Nothing if no table raises.
 template <class Group>
 __global__ void check_run_gradients(Group group, FiniteCheck check, GradientArgs gradients,
                                     GradientRuns runs) {

@@ -14,11 +14,11 @@ struct CrossLists {
   FeatureItems items;
   RaggedArgs rows;
   const int64_t* const* ids;
-  const float* const* weights;  // nullptr for a list without
+  const float* const* weights;  // nullptr for a list without weights
 };
 
-// A thread per id: 1 where its row has it for the first time. Compares it with the ids before it in
-// the row, from the caches; the result of a row has as many pairs.
+// A thread per id: 1 at its first occurrence in the row. Compares it with the ids before it in the
+// row, from the caches; the result of a row has as many pairs.
 __global__ void flag_first(CrossLists lists, int64_t* flags) {
   const int64_t number = thread_number();
   if (number >= lists.items.count) return;

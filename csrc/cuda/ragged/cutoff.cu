@@ -35,7 +35,7 @@ struct CutRows {
   }
 };
 
-// Slots are the lists that a row has afterwards.
+// Slots are the lists of a row in the result.
 struct CutLists {
   RaggedArgs outer;
   RaggedArgs inner;
@@ -46,7 +46,7 @@ struct CutLists {
   int64_t* const* cut_inner;
   TakenArgs taken;
 
-  // The list in a slot; -1: an empty one.
+  // The list in a slot; -1: an empty list.
   __device__ __forceinline__ int64_t list_of(int64_t f, int64_t slot) const {
     const RaggedRows rows = outer.of(f);
     const int64_t row = slot / keep[f];
@@ -82,7 +82,7 @@ struct CutIndices {
   int64_t* const* cut_offsets;
   TakenArgs taken;
 
-  // Where a slot's value stands; -1: nowhere.
+  // Position of a slot's value; -1: none.
   __device__ __forceinline__ int64_t source(int64_t f, int64_t slot) const {
     const RaggedRows of_feature = rows.of(f);
     const int64_t row = slot / k[f];

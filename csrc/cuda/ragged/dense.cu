@@ -132,7 +132,7 @@ class NestedWords {
     }
     return features;
   }
-  // What each depth's offsets divide: the rows of the next one, or values.
+  // The counts that each depth's offsets divide: the rows of the next one, or values.
   static std::vector<int64_t> counts(const Lists& values, const Lists& offsets, const Depths& at) {
     std::vector<int64_t> counts;
     for (size_t f = 0; f < values.size(); ++f) {

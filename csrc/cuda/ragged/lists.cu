@@ -5,7 +5,7 @@
 namespace dynemb::cuda {
 namespace {
 
-// A thread per feature: what the sums of its items add up to.
+// A thread per feature: the sum of its items' sizes.
 __global__ void subtract_sums(FeatureItems items, const int64_t* sums, int64_t* totals) {
   const int64_t f = thread_number();
   if (f < items.features) totals[f] = sums[items.begin[f + 1]] - sums[items.begin[f]];
@@ -56,7 +56,7 @@ TakenLists::TakenLists(const Call& call, const std::vector<Tensor>& from,
       return static_cast<int64_t>(reinterpret_cast<intptr_t>(tensor.data_ptr()));
     };
     if (weight[f] >= 0) weights.push_back(call.empty({sizes[f]}, ScalarType::Float));
-    // an address of no weight is not needed either: there is nothing to take
+    // without values the address of weights is not needed either
     const bool weighted = weight[f] >= 0 && sizes[f] > 0;
     weights_read.push_back(weighted ? address(weights_from[weight[f]]) : 0);
     weights_written.push_back(weighted ? address(weights.back()) : 0);

@@ -1,6 +1,6 @@
-// Ops whose results have sizes that only the device knows: slots (rows, lists, positions) of all
-// features are measured, their sizes summed, the sums of features copied to the host once; then one
-// kernel writes offsets and takes values. A Job says what a slot is:
+// Ops with results of sizes that only the device knows: slots (rows, lists, positions) of all
+// features are measured, their sizes summed, and the sums of features copied to the host once; then
+// one kernel writes offsets and takes values. A Job defines the slots:
 //
 //   int64_t size(feature, slot)                values of a slot
 //   void check(feature, slot, errors)          called for every slot and once more, slot = slots
@@ -50,8 +50,8 @@ __global__ void take_values(Job job, FeatureItems slots, FeatureItems values, co
 class SizeSums {
  public:
   SizeSums(const Call& call, int64_t items);
-  int64_t* sizes() const { return scratch_.get(sums_) + 1; }   // to be written
-  void run(const Call& call) const;                            // they become sums
+  int64_t* sizes() const { return scratch_.get(sums_) + 1; }   // output of the caller
+  void run(const Call& call) const;                            // turns sizes into sums
   const int64_t* sums() const { return scratch_.get(sums_); }  // [items + 1]
   // The sums of the items of each feature. Waits for the device.
   std::vector<int64_t> totals(const Call& call, const FeatureItems& items) const;
@@ -96,12 +96,12 @@ __device__ __forceinline__ void copy_value(char* to, int64_t at, const char* fro
   }
 }
 
-// Values and weights of features, from which a job takes some.
+// Input values and weights of features for a job.
 struct TakenArgs {
   const char* const* from;
   char* const* to;
   const int64_t* bytes;
-  const float* const* weights_from;  // nullptr for a feature without
+  const float* const* weights_from;  // nullptr for a feature without weights
   float* const* weights_to;
 
   __device__ __forceinline__ void take(int64_t feature, int64_t to_index, int64_t source) const {
@@ -112,7 +112,7 @@ struct TakenArgs {
   }
 };
 
-// The results of such an op: room, and where it is.
+// The results of such an op: their tensors and addresses.
 class TakenLists {
  public:
   // `weight`: from check_ragged.
@@ -153,7 +153,7 @@ struct RaggedArgs {
 };
 class RaggedWords {
  public:
-  // `count`: of what the rows divide.
+  // `count`: the number of items that the rows divide.
   RaggedWords(FeatureWords* words, const std::vector<Tensor>& offsets,
               const std::vector<int64_t>& count)
       : offsets_(words->add_addresses<const int64_t>(offsets)),

@@ -12,13 +12,13 @@ struct Tiles {
   const int64_t* pad_left;
 };
 
-// Where the first row of a bag stands in its tile.
+// Slot of a bag's first row in its tile.
 __device__ __forceinline__ int64_t first_slot(const Tiles& tiles, int64_t feature, int64_t length) {
   const int64_t len = tiles.len[feature];
   return tiles.pad_left[feature] != 0 && length < len ? len - length : 0;
 }
 
-// The floats that a position has in a tile; nullptr if it was left out, or belongs to no bag.
+// The floats of a position in a tile; nullptr if it was left out, or belongs to no bag.
 __device__ __forceinline__ float* place_of(const BagArgs& args, const Tiles& tiles, int64_t i) {
   if (args.bags.rows == 0) return nullptr;
   const int64_t bag = args.bags.row_of(i);
@@ -130,7 +130,7 @@ std::vector<Tensor> ragged_tile(Tensor rows, Tensor positions, Tensor offsets,
   return tiles;
 }
 
-// The gradients of tiles, and the bags that these are of.
+// The gradients of tiles, and their bags.
 struct TileGrads {
   TileGrads(const Call& call, const std::vector<Tensor>& grads, const Tensor& positions,
             const Tensor& offsets, const std::optional<Tensor>& weights, int64_t rows,

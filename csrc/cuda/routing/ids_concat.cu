@@ -1,4 +1,4 @@
-// ids_concat: ids of many features one after another, and the offsets of their bags.
+// ids_concat: concatenates ids of many features, and the offsets of their bags.
 #include "arguments/routing.h"
 #include "cuda/features/lists.h"
 #include "cuda/index/args.h"
@@ -14,8 +14,8 @@ struct ConcatJob {
   int64_t* offsets;
 };
 
-// The offset of a bag. Where two features meet and one of them does not begin or end with its ids,
-// -1: offsets that decrease let no op change a table.
+// The offset of a bag. If two features meet at the wrong place, -1: with decreasing offsets no op
+// changes a table.
 __device__ __forceinline__ int64_t offset_of(const ConcatJob& job, int64_t f, int64_t bag,
                                              const ErrorSink& errors) {
   const FeatureBags& feature = job.features[f];

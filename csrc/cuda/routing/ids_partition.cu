@@ -21,7 +21,7 @@ struct PartitionJob {
   int32_t* numbers;
   uint32_t* sorted_keys;
   int32_t* sorted_numbers;
-  int32_t* place;  // [N] where a distinct id goes
+  int32_t* place;  // [N] place of a distinct id
   int64_t* ids;    // results
   int64_t* counts;
   int64_t* inverse;
@@ -54,7 +54,7 @@ __global__ void move_unique(PartitionJob job) {
   job.counts[to] = job.unique.counts[from];
 }
 
-// The first place whose key is at least `key`.
+// The first place with a key of at least `key`.
 __device__ __forceinline__ int64_t first_of_key(const PartitionJob& job, int64_t key) {
   return first_where(job.count, [&](int64_t place) {
     return static_cast<int64_t>(job.sorted_keys[place]) >= key;

@@ -1,4 +1,4 @@
-// mix_ids, unmix_ids, id_owners, ids_encode: ids on their way to the shard that owns them.
+// mix_ids, unmix_ids, id_owners, ids_encode: ids and the shards that own them.
 #include "arguments/routing.h"
 #include "core/features/routing.h"
 #include "cuda/features/lists.h"

@@ -1,6 +1,6 @@
-// unique_ids, unique_ids_padded: the distinct ids of groups, in order of first occurrence. Ids meet
-// in a scratch hash table whose slots keep the least position; prefix sums over first occurrences
-// number the ids.
+// unique_ids, unique_ids_padded: the distinct ids of groups, in order of first occurrence. A
+// scratch hash table finds equal ids, and its slots hold the least position; prefix sums over first
+// occurrences number the ids.
 #include <torch/csrc/stable/ops.h>
 
 #include <cub/device/device_scan.cuh>
@@ -35,7 +35,7 @@ __global__ void meet_ids(UniqueJob job) {
   if (i >= job.given.count) return;
   const int64_t id = job.given.ids[i];
   const int64_t group = job.group_of(i);
-  // groups may have the same ids: without a factor, those of neighbours would follow one another
+  // groups may have the same ids: without a factor, those of adjacent groups would be adjacent
   const uint64_t hash =
       fmix64(static_cast<uint64_t>(id) ^ (static_cast<uint64_t>(group) * 0x9e3779b97f4a7c15ULL));
   job.slot[i] = job.dedupe.insert(hash, i, [&](int32_t other) {

@@ -42,8 +42,8 @@ LookupCall lookup_call(const Call& call, const GroupRows& rows, const Tensor& id
   LookupCall lookup;
   lookup.slab_features.resize(rows.slabs.size());
   for (size_t f = 0; f < feature_dims.size(); ++f) {
-    // the dim of a feature names the slab of its table, but where slabs differ in the dtype only:
-    // then kernels look into meta
+    // the dim of a feature determines its slab, except if slabs differ in the dtype only: then
+    // kernels read meta
     int64_t slab = -1;
     for (size_t s = 0; s < rows.slabs.size(); ++s) {
       if (rows.slabs[s].dim != feature_dims[f]) continue;

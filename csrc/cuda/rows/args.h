@@ -18,7 +18,7 @@ struct GroupRows {
   int64_t table_count;
 };
 
-// As state_tensors. Raises also where kernels could not load 16 bytes at a time.
+// As state_tensors. Also raises if kernels could not load 16 bytes at a time.
 std::vector<SlabState> slab_states(const Call& call, const std::vector<Tensor>& weights,
                                    const std::vector<Tensor>& state,
                                    const std::vector<Tensor>& dirty_bits,
@@ -31,7 +31,7 @@ inline GroupRows group_rows(const Call& call, const std::vector<Tensor>& weights
   return group_rows(row_tensors(call, weights, generations, meta, init_data));
 }
 
-// What the host knows of a lookup. Small arrays that kernels need are words to upload.
+// Host data of a lookup. Small arrays for kernels are words to upload.
 struct LookupCall {
   LookupArgs args;
   std::vector<int64_t> feature_slab;
@@ -47,14 +47,14 @@ LookupCall lookup_call(const Call& call, const GroupRows& rows, const Tensor& id
                        const std::vector<int64_t>& feature_tables,
                        const std::vector<int64_t>& feature_dims, int64_t pooling);
 
-// Where the words of a lookup lie on the device, once they have been uploaded.
+// Positions of a lookup's words on the device, after the upload.
 struct LookupWords {
   std::vector<const int64_t*> slab_features;
 };
 LookupWords upload_lookup(const Call& call, LookupCall* lookup, int64_t* to);
 
-// Picks the groups of lanes that work on rows of `dim` floats and calls launch(group). `aligned`:
-// 16-byte accesses are possible.
+// Chooses the groups of lanes for rows of `dim` floats and calls launch(group). `aligned`: 16-byte
+// accesses are possible.
 template <class F>
 void with_lanes(int64_t dim, bool aligned, const F& launch) {
   if (aligned && dim % 4 == 0) {

@@ -1,4 +1,4 @@
-// Bags of rows that lie in a plain tensor, and the gradients of what is made of them.
+// Bags of rows of a plain tensor, and their gradients.
 #pragma once
 
 #include <optional>
@@ -24,7 +24,7 @@ struct BagArgs {
   int64_t bag_total() const { return bags.rows; }
   int64_t count() const { return bags.count; }
 
-  // The row at a position; -1 and a report for none.
+  // The row at a position; -1 and a report if it is out of range.
   __device__ __forceinline__ int64_t row_at(int64_t i) const {
     const int64_t row = positions[i];
     if (row >= 0 && row < rows) return row;
@@ -48,12 +48,12 @@ struct BagArgs {
 BagArgs bag_args(const Call& call, const Tensor& positions, const Tensor& offsets, int64_t features,
                  const std::optional<Tensor>& weights, int64_t rows, int64_t dim);
 
-// What a position adds to the gradient of its row: factor * dim floats.
+// Contribution of a position to the gradient of its row: factor * dim floats.
 struct Terms {
-  const float** from;  // [count]; not read where the key is `missing`
+  const float** from;  // [count]; unused if the key is `missing`
   float* factor;       // [count]
   uint32_t* key;       // [count] row, or `missing`
-  uint32_t* position;  // [count] its number
+  uint32_t* position;  // [count]
   uint32_t missing;
 };
 
@@ -61,7 +61,7 @@ struct Terms {
 class RowTerms {
  public:
   RowTerms(const Call& call, const BagArgs& bags);
-  const Terms& terms() const { return terms_; }  // to be written
+  const Terms& terms() const { return terms_; }  // output of the caller
   // `aligned`: 16-byte loads of terms are possible.
   Tensor sum(const Call& call, bool aligned) const;
 

@@ -1,5 +1,5 @@
-// Forward of the lookups: embedding_bag (pooled) and embedding (a vector per id), and both in forms
-// that have no autograd formula: embedding_forward and embedding_inference.
+// Forward of the lookups: embedding_bag (pooled) and embedding (a vector per id), and both without
+// an autograd formula: embedding_forward and embedding_inference.
 #include <optional>
 #include <tuple>
 
@@ -21,7 +21,7 @@ __device__ __forceinline__ void check_feature(const SlabLookup& job, int64_t fea
 template <class Group>
 struct ResolvedIds {
   int64_t source;  // ValueSource
-  int64_t id;      // set where the value has to be computed from it
+  int64_t id;      // set if the value has to be computed from it
   float weight;
   int count;  // of the group's lanes
 
@@ -36,7 +36,7 @@ struct ResolvedIds {
   }
 };
 
-// A bag on its way: the sum of its rows in a lane's columns, and of its weights.
+// A bag in progress: the sum of its rows in a lane's columns, and of its weights.
 template <int kWidth>
 struct BagSum {
   Floats<kWidth> rows;
@@ -49,7 +49,7 @@ struct BagSum {
   }
 };
 
-// Rows that are stored, several loads in flight.
+// Stored rows, several loads in flight.
 template <class Reader, class Group>
 __device__ __forceinline__ void add_stored(const Group& group, const SlabRows& slab,
                                            const ResolvedIds<Group>& ids, int64_t column,
@@ -74,7 +74,7 @@ __device__ __forceinline__ void add_stored(const Group& group, const SlabRows& s
       });
 }
 
-// Rows some of which must be computed: rare once ids have been trained, so not worth registers.
+// Rows of which some must be computed: rare after training, so not worth registers.
 template <class Reader, class Group>
 __device__ __forceinline__ void add_any(const Group& group, const SlabRows& slab,
                                         const TableInit& init, const ResolvedIds<Group>& ids,
@@ -93,10 +93,9 @@ __device__ __forceinline__ void add_any(const Group& group, const SlabRows& slab
 }
 
 // A group of lanes per bag; every lane resolves one id of the bag, then all lanes read the rows
-// together. Per id: 8 bytes of handle in order, a random 4-byte generation and a random row of
-// 4 * dim bytes (ids are read only for rows that are not written yet); per bag 4 * dim bytes
-// written. Rows of 2-byte values are half as long, and those of codes as long as their codes and 4
-// or 8 bytes.
+// together. Per id: 8 bytes of handle in order, a random 4-byte generation and a random row of 4 *
+// dim bytes (ids are read only for unwritten rows); per bag 4 * dim bytes written. Rows of 2-byte
+// values take half; rows of codes take their codes and 4 or 8 bytes.
 template <class Reader, class Group>
 __global__ void pool_bags(Group group, SlabLookup job, float* pooled) {
   constexpr int kWidth = Group::kWidth;
@@ -205,8 +204,7 @@ Tensor run_lookup(const Call& call, const GroupRows& rows, LookupCall lookup) {
   return output;
 }
 
-// How often the rows have been updated, so that the backward can tell whether they are still those
-// of the forward.
+// Number of updates of the rows, by which the backward detects updates since the forward.
 Tensor update_count(const Call& call, const Tensor& row_clock, const Tensor& meta) {
   const int64_t* extra = row_clock_extra(call, row_clock, meta.size(0));
   Tensor count = call.empty({1}, ScalarType::Long);
@@ -250,7 +248,7 @@ Tensor embedding_inference(std::vector<Tensor> weights, std::vector<Tensor> gene
 }
 
 // state, dirty_bits, copy_on_write, hyper, pending, grad_anchor and optimizer are for the autograd
-// formula, which gets them from here.
+// formula.
 std::tuple<Tensor, Tensor> embedding_bag(
     std::vector<Tensor> weights, std::vector<Tensor> generations, std::vector<Tensor> /*state*/,
     std::vector<Tensor> /*dirty_bits*/, std::vector<Tensor> /*copy_on_write*/, Tensor row_clock,

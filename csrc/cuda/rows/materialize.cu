@@ -1,4 +1,4 @@
-// materialize_: writes the initial value of every row that its id has not trained yet.
+// materialize_: writes the initial values of rows that have not been trained yet.
 #include <vector>
 
 #include "cuda/rows/args.h"
@@ -86,7 +86,7 @@ __global__ void write_unwritten(Group group, MaterializeJob job) {
   }
 }
 
-// Returns how many rows were written.
+// Returns the number of rows written.
 Tensor materialize_(std::vector<Tensor> weights, std::vector<Tensor> generations,
                     std::vector<Tensor> state, std::vector<Tensor> dirty_bits,
                     std::vector<Tensor> copy_on_write, Tensor buckets, Tensor tables, Tensor hyper,

@@ -1,10 +1,10 @@
-// pool_rows and its gradients: sums and means of bags of rows that lie in a plain tensor.
+// pool_rows and its gradients: sums and means of bags of rows of a plain tensor.
 #include "cuda/rows/bags.h"
 
 namespace dynemb::cuda {
 namespace {
 
-// What the sum of a bag is multiplied with.
+// Factor of a bag's sum.
 __device__ __forceinline__ float scale_of(const BagArgs& args, int64_t begin, int64_t end) {
   float sum = 0.0f;
   if (args.weights == nullptr) {
@@ -71,7 +71,7 @@ __global__ void scale_plain_bags(BagArgs args, float* scale) {
   scale[bag] = scale_of(args, args.bags.begin(bag), args.bags.end(bag));
 }
 
-// A thread per position, and per bag: which gradient the position's row gets. A binary search in
+// A thread per position, and per bag: the gradient for the position's row. A binary search in
 // offsets, 8 bytes read and 20 written a position.
 __global__ void make_pool_terms(BagArgs args, const float* grad, const float* scale, Terms terms) {
   const int64_t i = thread_number();
@@ -176,7 +176,7 @@ Tensor pool_rows_weight_grad(Tensor grad, Tensor rows, Tensor positions, Tensor 
       bag_args_of_grad(call, grad, positions, offsets, features, weights, rows.size(0), pooling);
   check_size(call.op, "rows", rows, 1, args.dim);
   Tensor result = call.empty({args.count()}, ScalarType::Float);
-  // positions beyond the last offset, which is an error, belong to no bag
+  // positions beyond the last offset (an error) belong to no bag
   call.fill(result.data_ptr(), 0, args.count() * 4);
   if (args.bag_total() == 0) return result;
   const auto* g = static_cast<const float*>(grad.data_ptr());

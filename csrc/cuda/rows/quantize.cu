@@ -1,4 +1,4 @@
-// quantize_rows and dequantize_rows: rows of tables that are only read, from and to floats.
+// quantize_rows and dequantize_rows: conversion of rows of read-only tables.
 #include "arguments/quantized.h"
 #include "core/rows/quantized.h"
 #include "cuda/rows/storage.cuh"
@@ -32,7 +32,7 @@ __global__ void quantize_each_row(RowGroup group, QuantizedRows given, uint8_t* 
     range.least = min(range.least, order);
     range.most = max(range.most, order);
   }
-  constexpr uint32_t kSign = 0x80000000u;  // makes the order of integers that of words
+  constexpr uint32_t kSign = 0x80000000u;  // turns the order of words into that of integers
   const uint32_t most = group.largest(static_cast<uint32_t>(range.most) ^ kSign);
   const uint32_t least = group.largest(~(static_cast<uint32_t>(range.least) ^ kSign));
   range = {static_cast<int32_t>(~least ^ kSign), static_cast<int32_t>(most ^ kSign)};

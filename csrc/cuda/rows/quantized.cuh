@@ -1,4 +1,4 @@
-// Rows of codes as a lookup's kernels read them (core/rows/quantized.h).
+// Rows of codes for a lookup's kernels (core/rows/quantized.h).
 #pragma once
 
 #include "core/rows/quantized.h"
@@ -18,8 +18,8 @@ struct CodeReader {
   template <int kWidth>
   using Loaded = Codes<kWidth>;
 
-  // Where lanes have four columns, dim is a multiple of 4, and so all that a row has begins at a
-  // multiple of its size, or for int4 of 2 bytes.
+  // If lanes have four columns, dim is a multiple of 4, so all parts of a row are aligned to their
+  // size, or for int4 to 2 bytes.
   template <int kWidth>
   static __device__ __forceinline__ Codes<kWidth> load(const SlabRows& slab, int64_t row,
                                                        int64_t column) {

@@ -1,4 +1,4 @@
-// What a lookup, and the gradient of its weights, do for the features of one slab.
+// A lookup, and the gradient of its weights, for the features of one slab.
 #pragma once
 
 #include "cuda/rows/args.h"
@@ -37,7 +37,7 @@ struct SlabLookup {
             features.offset(number + 1),
             row * lookup.columns + lookup.column[feature]};
   }
-  // Whether the rows of a feature's table lie in the slab, and not in another one of the same dim.
+  // Whether the rows of a feature's table lie in this slab, and not in another one of the same dim.
   __device__ __forceinline__ bool has_rows_of(int64_t feature) const {
     return is_slab_of(rows, slab, slab_number, lookup.features.table[feature]);
   }

@@ -1,6 +1,6 @@
-// Rows of weights and state between memory and float32, by a group of lanes (core/rows/storage.h).
-// How a tensor stores its values is known at run time only, and the same for all lanes: kernels
-// compiled for every combination would be too many.
+// Loads and stores of rows of weights and state as float32, by a group of lanes
+// (core/rows/storage.h). The storage of a tensor is known at run time only, and the same for all
+// lanes: a kernel for every combination would be too many.
 #pragma once
 
 #include "core/rows/storage.h"
@@ -8,8 +8,7 @@
 
 namespace dynemb::cuda {
 
-// kWidth values as they are stored: several loads can be on their way before the first of them is
-// converted.
+// kWidth stored values: several loads can be in flight before the first is converted.
 template <int kWidth>
 struct Stored {
   uint32_t word[kWidth];
@@ -48,14 +47,14 @@ __device__ __forceinline__ Floats<kWidth> to_floats(Storage storage, const Store
   return floats;
 }
 
-// The value that a row would give back.
+// A value rounded to one that the row can store.
 __device__ __forceinline__ float rounded(Storage storage, float value) {
   if (storage == Storage::kBFloat16) return bfloat16_to_float(bfloat16_nearest(value));
   if (storage == Storage::kFloat16) return float16_to_float(float16_nearest(value));
   return value;
 }
 
-// How the values of a row are rounded where they are stored.
+// Rounding of a row's values when they are stored.
 struct Rounding {
   bool stochastic;
   int64_t seed;
@@ -161,13 +160,13 @@ __device__ __forceinline__ auto load_block_chunk(const Group& group, const char*
   }
   return values;
 }
-// All lanes of the group must call it; they have all loaded the chunk before.
+// All lanes of the group must call it, after all have loaded the chunk.
 template <bool kUnsigned, class Group>
 __device__ __forceinline__ void store_block_chunk(const Group& group, uint64_t key, char* row,
                                                   int64_t first, int64_t dim,
                                                   const Floats<Group::kValues>& values) {
   constexpr int kWidth = Group::kWidth;
-  uint32_t most = 0;  // as bits: the order of magnitudes
+  uint32_t most = 0;  // as bits, which have the order of magnitudes
 #pragma unroll
   for (int i = 0; i < Group::kValues; ++i) {
     const uint32_t magnitude = float_bits(values.value[i]) & 0x7fffffffu;

@@ -19,14 +19,14 @@ struct SlabRows {
   int64_t dim;
   Storage storage;    // of the weights
   int64_t row_bytes;  // of the weights
-  bool only_of_dim;   // no other slab has rows of this dim
+  bool only_of_dim;   // whether other slabs lack this dim
 
   __device__ __forceinline__ char* row(int64_t number) const {
     return weights + number * row_bytes;
   }
 };
 
-// How new rows of a table begin.
+// Initializers of a table's new rows.
 struct TableInit {
   const double* init_data;
   int64_t seed;
@@ -68,7 +68,7 @@ __device__ __forceinline__ Floats<kWidth> initial_floats(Storage storage, const 
   Floats<kWidth> result;
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
-    // no index that is known at run time only: it would put the words into local memory
+    // no index known only at run time: it would put the words into local memory
     const int lane = kWidth == 4 ? i : static_cast<int>((column + i) % 4);
     const uint32_t low = lane == 0 ? words.word[0] : words.word[1];
     const uint32_t high = lane == 2 ? words.word[2] : words.word[3];
@@ -79,13 +79,13 @@ __device__ __forceinline__ Floats<kWidth> initial_floats(Storage storage, const 
   return result;
 }
 
-// Where a lookup finds the values of an id: a row number, or one of these.
+// Source of an id's values: a row number, or one of these.
 enum ValueSource : int64_t {
-  kFromZeros = -1,    // a row that was given away, or a handle that names no row
+  kFromZeros = -1,    // a stale handle, or one without a row
   kFromInitial = -2,  // a row that has not been written yet
   kFromDefault = -3,  // an id without a row
-  kFromRefused = -4,  // an id that training has refused a row
-  kFromPadding = -5   // zeros, and not counted by a mean
+  kFromRefused = -4,  // an id that was refused a row
+  kFromPadding = -5   // zeros, and not counted in a mean
 };
 
 // Whether values are computed from the id.
@@ -112,8 +112,8 @@ __device__ __forceinline__ int64_t value_source(const SlabRows& slab, int64_t ha
   }
 }
 
-// How kernels read rows of floats: loads, several of which can be on their way, and what they give.
-// CodeReader (quantized.cuh) reads rows of codes.
+// Reader of rows of floats: loads, several of which can be in flight, and their values. CodeReader
+// (quantized.cuh) reads rows of codes.
 struct FloatReader {
   template <int kWidth>
   using Loaded = Stored<kWidth>;
@@ -161,7 +161,7 @@ struct LookupArgs {
   int64_t pooling;
   int64_t columns;        // row width of output and gradient
   const int64_t* column;  // first column of each feature, on the device
-  const int64_t* slab;    // slab of each feature, on the device; -dim where several have its dim
+  const int64_t* slab;    // slab of each feature, on the device; -dim if several have its dim
 };
 
 }  // namespace dynemb::cuda

@@ -1,4 +1,4 @@
-// For which GPUs this library has machine code.
+// The GPUs with machine code in this library.
 
 #include <cstdint>
 #include <cstdlib>
@@ -12,8 +12,8 @@ namespace {
 #define DYNEMB_QUOTED(text) #text
 #define DYNEMB_TEXT(text) DYNEMB_QUOTED(text)
 
-// Numbers as of sm_80, ascending; none where the build was told by TORCH_CUDA_ARCH_LIST, and on the
-// emulator. setup.py gives them in one word, such as 80_90_100, because nvcc divides at commas.
+// Numbers such as 80 for sm_80, ascending; none if the build used TORCH_CUDA_ARCH_LIST, and in the
+// emulator. setup.py passes them in one word, such as 80_90_100, because nvcc splits at commas.
 std::vector<int64_t> cuda_architectures() {
   std::vector<int64_t> numbers;
 #if defined(DYNEMB_CUDA_ARCHITECTURES)

@@ -1,4 +1,4 @@
-// The table of small integers in scratch memory in which the threads of a call agree on the first
+// A table of small integers in scratch memory, with which the threads of a call find the first
 // occurrence of every id: open addressing, a slot holds the least position of its id so far.
 #pragma once
 
@@ -9,10 +9,9 @@ namespace dynemb::cuda {
 
 struct DedupeTable {
   int32_t* slots;  // -1: free
-  int64_t mask;    // their number, a power of two, less 1
+  int64_t mask;    // number of slots, a power of two, less 1
 
-  // The slot of the id at `position`. is_same(other): whether the id at another position is the
-  // same one.
+  // The slot of the id at `position`. is_same(other): whether the id at another position is equal.
   template <class Same>
   __device__ __forceinline__ int64_t insert(uint64_t hash, int64_t position,
                                             const Same& is_same) const {
@@ -43,7 +42,7 @@ inline int64_t dedupe_slots(int64_t ids) {
   return slots;
 }
 
-// A table without ids in the memory of so many slots.
+// An empty table in the memory of so many slots.
 inline DedupeTable empty_dedupe_table(const Call& call, int32_t* slots, int64_t count) {
   call.fill(slots, 0xff, count * 4);
   return {slots, count - 1};

@@ -1,4 +1,4 @@
-// What kernels share: numbers of threads, errors, counters.
+// Shared parts of kernels: numbers of threads, errors, counters.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,7 +17,7 @@ __device__ __forceinline__ int64_t thread_total() {
   return static_cast<int64_t>(gridDim.x) * blockDim.x;
 }
 
-// How a kernel reports: any of several concurrent reports may win; each is one 8-byte store.
+// Error reports of a kernel: any of several concurrent reports may win; each is one 8-byte store.
 struct ErrorSink {
   ErrorWord* word;
   int32_t op;
@@ -45,7 +45,7 @@ __device__ __forceinline__ void count_by_key(bool flag, int64_t key, int64_t* co
   }
 }
 
-// As count_by_key, for all threads of the block, which must all call it: one atomic operation where
+// As count_by_key, for all threads of the block, which must all call it: one atomic operation if
 // they have one key.
 __device__ __forceinline__ void count_in_block(bool flag, int64_t key, int64_t* counters) {
   __shared__ int64_t first_key;

@@ -6,14 +6,14 @@
 
 namespace dynemb::cuda {
 
-// A power of two of neighbouring lanes that work on one row together, each on kWidth consecutive
-// columns at a time. kMostLanes is 32, all of a warp, or 16: then the group is as large as `log2`
-// says, so that one kernel serves all small rows. A kernel takes its group as an argument.
+// A power of two of adjacent lanes that work on one row together, each on kWidth consecutive
+// columns at a time. kMostLanes is 32, a whole warp, or 16: then `log2` gives the size of the
+// group, so that one kernel serves all small rows. A kernel takes its group as an argument.
 template <int kColumns, int kMostLanes>
 struct LaneGroup {
   static_assert(kMostLanes == 16 || kMostLanes == 32, "groups of 32 lanes, or of at most 16");
   static constexpr int kWidth = kColumns;
-  // odd rows, whose lanes have one column at a time, are taken in chunks as wide as others
+  // odd rows, with one column per lane, are taken in chunks as wide as others
   static constexpr int kSweeps = kWidth == 1 && kMostLanes == 32 ? 4 : 1;
   static constexpr int kValues = kWidth * kSweeps;  // of a lane, in a chunk of a row
   static constexpr int kMostColumns = kMostLanes * kValues;
@@ -28,7 +28,7 @@ struct LaneGroup {
     }
   }
   __host__ __device__ __forceinline__ int size() const { return 1 << size_log2(); }
-  // Columns that all lanes take at a time, and where they need all tensors of the row at once.
+  // Columns that all lanes take at a time, if they need all tensors of the row at once.
   __device__ __forceinline__ int64_t stride() const { return size() * kWidth; }
   __device__ __forceinline__ int64_t chunk() const { return size() * kValues; }
 
@@ -56,7 +56,7 @@ struct LaneGroup {
     return __shfl_sync(mask(), value, from, size());
   }
   __device__ __forceinline__ bool any(bool flag) const { return __ballot_sync(mask(), flag) != 0; }
-  // Sum over the lanes, in a fixed order, to all of them.
+  // Sum over the lanes, in a fixed order; all lanes get it.
   __device__ __forceinline__ float sum(float value) const {
 #pragma unroll
     for (int distance = size() / 2; distance > 0; distance /= 2) {
@@ -64,7 +64,7 @@ struct LaneGroup {
     }
     return value;
   }
-  // The largest of all lanes, to all of them.
+  // Largest value of all lanes; all lanes get it.
   __device__ __forceinline__ uint32_t largest(uint32_t value) const {
 #pragma unroll
     for (int distance = size() / 2; distance > 0; distance /= 2) {
@@ -75,7 +75,7 @@ struct LaneGroup {
   }
 };
 
-// kWidth consecutive floats: 16-byte accesses where rows allow it.
+// kWidth consecutive floats: 16-byte accesses if rows allow it.
 template <int kWidth>
 struct Floats {
   float value[kWidth];
@@ -149,9 +149,9 @@ __device__ __forceinline__ void add_products(float* sum, const Floats<kWidth>& a
 
 constexpr int kRowsInFlight = 4;  // loads of rows that a lane starts before it uses the first
 
-// Streams the rows that the first `count` lanes of a group have each found out about, in order. All
-// lanes call load(lane, wanted), which broadcasts what that lane knows and starts the load if it is
-// wanted, then use(row, lane) with what load returned.
+// Streams the rows that the first `count` lanes of a group have each found, in order. All lanes
+// call load(lane, wanted), which broadcasts that lane's data and starts the load if it is wanted,
+// then use(row, lane) with the result of load.
 template <class Load, class Use>
 __device__ __forceinline__ void stream_rows(int count, const Load& load, const Use& use) {
   for (int first = 0; first < count; first += kRowsInFlight) {
@@ -168,9 +168,8 @@ __device__ __forceinline__ void stream_rows(int count, const Load& load, const U
   }
 }
 
-// Streams the rows of items [begin, end), of any number: each lane finds out about one by
-// look(item), where item may be beyond the end, then load(seen, lane, wanted) and use(row, item)
-// are as above.
+// Streams the rows of items [begin, end), of any number: each lane finds one by look(item), where
+// item may be beyond the end, then load(seen, lane, wanted) and use(row, item) are as above.
 template <class Group, class Look, class Load, class Use>
 __device__ __forceinline__ void stream_items(const Group& group, int64_t begin, int64_t end,
                                              const Look& look, const Load& load, const Use& use) {

@@ -9,7 +9,7 @@
 #include "cuda/runtime/launch.h"
 
 #if !defined(DYNEMB_EMULATED)
-// Absent from torch's CPU build, against which the library is linked; never called there.
+// Missing in torch's CPU build, against which the library is linked; never called there.
 #pragma weak aoti_torch_get_current_cuda_stream
 #endif
 
@@ -25,7 +25,7 @@ __global__ void write_words(const __grid_constant__ Words words, int64_t count, 
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) to[i] = words.value[i];
 }
 
-// Reasoned, not measured: enough warps to hide random accesses at up to 128 registers a thread, and
+// Derived, not measured: enough warps to hide random accesses at up to 128 registers a thread, and
 // two waves of blocks where more multiprocessors share the memory.
 Tuning tuning_of(int major, int multiprocessors) {
   switch (major) {
@@ -52,7 +52,7 @@ DeviceState& device_state(const char* op, int32_t device) {
                ", expected fewer than ", kMaxDevices, " devices");
   DeviceState& state = states[device];
   std::call_once(state.once, [&] {
-    // may happen while a graph is being captured; none of it belongs to the graph
+    // may happen during the capture of a graph, but is not captured
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     check_cuda(op, "leaving the capture mode", cudaThreadExchangeStreamCaptureMode(&mode));
     int major = 0;
@@ -76,7 +76,7 @@ DeviceState& device_state(const char* op, int32_t device) {
   return state;
 }
 
-// Ops get numbers in the order of their first call, so that a kernel can name one in 10 bits.
+// Ops get numbers in the order of their first call, so that a kernel can identify one in 10 bits.
 std::mutex names_mutex;
 std::vector<std::string>& op_names() {
   static auto* names = new std::vector<std::string>();
@@ -162,7 +162,7 @@ std::string error_text(ErrorWord word) {
       return "offsets[" + value +
              "] does not end with the number of its values: offsets have that number at their end";
     case kErrorPosition:
-      return "positions has " + value + ", which is no position of rows, and was left out";
+      return "positions has " + value + ", which is out of the range of rows, and was left out";
     case kErrorRowLength:
       return "offsets[" + value +
              "] has a row that is longer than the dense dimension, and was cut";
@@ -212,7 +212,7 @@ int32_t device_of(const char* op, const char* name, const Tensor& tensor) {
 #endif
 }
 
-// Which GPU the error words are of: raise_device_errors has no tensor to ask.
+// Selects a GPU's error words: raise_device_errors has no tensor argument.
 void raise_device_errors(int64_t device) {
   const char* op = "raise_device_errors";
   raise_reported(op, device_state(op, static_cast<int32_t>(device)));
@@ -232,7 +232,7 @@ const Tuning& tuning(int32_t device) { return device_state("tuning", device).tun
 
 void check_cuda(const char* op, const char* what, cudaError_t status) {
   if (status == cudaSuccess) return;
-  cudaGetLastError();  // else the next call, torch's perhaps, would report it again
+  cudaGetLastError();  // otherwise the next call, perhaps torch's, would report it again
   DYNEMB_CHECK(false, "dynemb::", op, ": CUDA failed in ", what, ": ", cudaGetErrorString(status),
                " (", cudaGetErrorName(status), ")");
 }
@@ -288,7 +288,7 @@ Tensor Call::empty(const std::vector<int64_t>& size, ScalarType dtype) const {
   try {
     return torch::stable::empty(size, dtype, std::nullopt, where);
   } catch (const std::exception&) {
-    // what torch said has not come through its C interface
+    // torch's message is lost in its C interface
     int64_t bytes = dtype == ScalarType::Byte || dtype == ScalarType::Bool ? 1
                     : dtype == ScalarType::Long                            ? 8
                                                                            : 4;

@@ -1,4 +1,4 @@
-// Kernel launches, streams and scratch memory: what every CUDA op needs on the host side.
+// Kernel launches, streams and scratch memory: host code of every CUDA op.
 //
 // Tests compile these sources for an emulator on the CPU (DYNEMB_EMULATED), where ops are
 // registered for CPU tensors under another namespace.
@@ -25,7 +25,7 @@
 #define DYNEMB_IMPLEMENT_IN(library, m) STABLE_TORCH_LIBRARY_IMPL(library, CUDA, m)
 #endif
 #define DYNEMB_IMPLEMENT_OPS(m) DYNEMB_IMPLEMENT_IN(DYNEMB_LIBRARY, m)
-// Ops without a tensor argument, which no device selects.
+// Ops without a tensor argument, so without a device for dispatch.
 #define DYNEMB_IMPLEMENT_DEVICELESS_IN(library, m) \
   STABLE_TORCH_LIBRARY_IMPL(library, CompositeExplicitAutograd, m)
 #define DYNEMB_IMPLEMENT_DEVICELESS_OPS(m) DYNEMB_IMPLEMENT_DEVICELESS_IN(DYNEMB_LIBRARY, m)
@@ -43,8 +43,8 @@ const Tuning& tuning(int32_t device);
 // Raises with the name of the op and CUDA's message.
 void check_cuda(const char* op, const char* what, cudaError_t status);
 
-// Makes a device the current one while it lives: for torch, and for this library's own copy of the
-// CUDA runtime, which is linked statically.
+// Makes a device the current one during its lifetime: for torch, and for this library's own,
+// statically linked CUDA runtime.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int32_t device);
@@ -56,12 +56,12 @@ class CurrentDevice {
 };
 
 // The device of a call: its guard, current stream and error word. Construct it first in every op;
-// it also raises what kernels of earlier calls have reported.
+// it also raises errors that kernels of earlier calls have reported.
 class Call : public CallContext {
  public:
-  // `owner` is the tensor whose device the op runs on; all others must be there too.
+  // The op runs on the device of `owner`; all other tensors must be there too.
   Call(const char* op, const char* owner_name, const Tensor& owner);
-  // On a device's current stream, without a tensor to ask.
+  // On a device's current stream, for ops without a tensor.
   Call(const char* op, int32_t device);
 
   int32_t device;
@@ -79,7 +79,7 @@ class Call : public CallContext {
   // Sets memory to a byte value.
   void fill(void* data, int value, int64_t bytes) const;
   void copy(void* to, const void* from, int64_t bytes) const;  // within the device
-  // Words of the device, which are waited for. `what`: "reading ...", for the error of a failure.
+  // Words of the device; waits for them. `what`: "reading ...", for the error of a failure.
   std::vector<int64_t> read(const char* what, const int64_t* words, int64_t count) const;
 
   // Runs `kernel` with one thread for each of `threads`, at least one block. `block` 0: tuning's.
@@ -92,8 +92,8 @@ class Call : public CallContext {
     run(kernel, blocks, block_size, std::forward<A>(arguments)...);
   }
 
-  // Runs `kernel` with at most as many threads as the device holds at once: for kernels that walk
-  // over `work` items, whose number may be smaller still on the device.
+  // Runs `kernel` with at most as many threads as the device holds at once: for kernels that loop
+  // over `work` items; the device may know a smaller number.
   template <class... P, class... A>
   void launch_strided(void (*kernel)(P...), int64_t work, A&&... arguments) const {
     const Tuning& t = tuning(device);
@@ -157,8 +157,8 @@ class Scratch {
   char* data_ = nullptr;
 };
 
-// Copies small host-known values (feature tables, pointers) to the device as kernel arguments: no
-// host memory has to outlive the call, and a captured graph keeps them.
+// Copies small host values (feature tables, pointers) to the device as kernel arguments: host
+// memory need not outlive the call, and a captured graph keeps them.
 void upload_words(const Call& call, const std::vector<int64_t>& words, int64_t* to);
 
 }  // namespace dynemb::cuda

@@ -1,17 +1,17 @@
-// Offsets [parts + 1] that divide `count` values, as a call gives them: they may be any numbers.
+// Unchecked offsets [parts + 1] of a call, which divide `count` values.
 #pragma once
 
 #include "cuda/runtime/device.cuh"
 
 namespace dynemb::cuda {
 
-// An offset, brought into range.
+// An offset, clamped to the range.
 __device__ __forceinline__ int64_t clipped_offset(int64_t offset, int64_t count) {
   return offset < 0 ? 0 : (offset > count ? count : offset);
 }
 
-// Binary search: the last of [0, count) for which holds(i), which stays false once it is; 0 if
-// there is none.
+// Binary search: the last i of [0, count) with holds(i), which stays false from the first false on;
+// 0 if there is none.
 template <class Condition>
 __device__ __forceinline__ int64_t last_where(int64_t count, const Condition& holds) {
   int64_t low = 0;
@@ -32,11 +32,11 @@ __device__ __forceinline__ int64_t part_of(const int64_t* begin, int64_t parts, 
   return last_where(parts, [&](int64_t part) { return begin[part] <= position; });
 }
 
-// What the CPU would refuse.
+// Errors in offsets, the same as on the CPU.
 enum class OffsetFault { kNone, kStart, kEnd, kDecrease };
 
-// The fault that thread i of [0, parts), at least one, has to find: at offset i + 1, or at the
-// first and the last.
+// The fault that thread i of [0, parts), at least one, checks for: at offset i + 1, or at the first
+// and the last.
 __device__ __forceinline__ OffsetFault offset_fault(const int64_t* offsets, int64_t parts,
                                                     int64_t count, int64_t i) {
   if (i == 0 && offsets[0] != 0) return OffsetFault::kStart;

@@ -1,1 +1,1 @@
-"""Packages of models that are served: compiled code, and beside it the tables that it reads."""
+"""Packages of served models: compiled code, and beside it the tables that it reads."""

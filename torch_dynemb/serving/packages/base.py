@@ -1,4 +1,4 @@
-"""Which content of a delta log the rows of a package have, so that it can follow the log."""
+"""The position in a delta log that the rows of a package have, so that it can follow the log."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch_dynemb.serving.following import names_in_log
 
 
 class PackageBase(NamedTuple):
-    """What a package was made of.
+    """Origin of a package's rows.
 
     Attributes:
         uuid: of the checkpoint that its log begins with.
-        sequence: number of the commit whose rows the package has; None: those of the checkpoint.
+        sequence: number of the commit that the package's rows have; None: those of the checkpoint.
         chain: of the batch of this commit, see :class:`torch_dynemb.checkpoint.LogPosition`.
-        rank: that has written this batch.
-        tables: what each table of the package is called in the log.
+        rank: of the trainer that has written this batch.
+        tables: name of each table of the package in the log.
     """
 
     uuid: str
@@ -36,10 +36,10 @@ class ExportedTable(NamedTuple):
     """A table of a model that becomes a package.
 
     Attributes:
-        package_name: what the package calls it.
+        package_name: name of the table in the package.
         path: of the module that has it and no other parts.
-        name: there.
-        alone: the module has no other table.
+        name: name of the table in that module.
+        alone: whether the module has no other table.
         embedding_dim: columns of its rows.
     """
 
@@ -51,14 +51,14 @@ class ExportedTable(NamedTuple):
 
 
 def position_of(base: str | PathLike[str] | LogPosition) -> LogPosition:
-    """Where a model is in a log.
+    """Return the position of a model in a log.
 
     Args:
-        base: that, or the path of the checkpoint that the log begins with.
+        base: the position, or the path of the checkpoint that the log begins with.
 
     Raises:
         TypeError: it is neither.
-        FileNotFoundError: there is no checkpoint.
+        FileNotFoundError: the checkpoint is missing.
     """
     if isinstance(base, LogPosition):
         return base
@@ -73,14 +73,14 @@ def position_of(base: str | PathLike[str] | LogPosition) -> LogPosition:
 
 
 def base_of(position: LogPosition, tables: Iterable[ExportedTable]) -> PackageBase:
-    """What a package says of its base.
+    """Return the base to write into the manifest.
 
     Args:
         position: of the model in the log.
         tables: of the package.
 
     Raises:
-        ValueError: the log has no such table, or one of other columns.
+        ValueError: the log lacks a table, or has one with other columns.
     """
     names = {table.package_name: _name_in(position.tables, table) for table in tables}
     return PackageBase(position.base, position.sequence, position.chain, position.rank, names)

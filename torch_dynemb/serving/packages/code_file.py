@@ -1,4 +1,4 @@
-"""The checksum of a file that is no file of tensors: the compiled code."""
+"""The checksum of a file without tensors: the compiled code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_dynemb.errors import DamagedFileError
 
 
 def sums_of_file(path: Path) -> FileSums:
-    """Size and checksums of a file as it is now.
+    """Return size and checksums of a file as it is now.
 
     Raises:
         OSError: it cannot be read.
@@ -29,7 +29,7 @@ def sums_of_file(path: Path) -> FileSums:
 
 
 def check_code(path: Path, expected: FileSums) -> None:
-    """Raises DamagedFileError unless a file is what was written."""
+    """Raise DamagedFileError unless a file has its checksum."""
     if not path.is_file():
         raise DamagedFileError(f"{path}: the file is missing", path=path)
     found = sums_of_file(path)

@@ -1,4 +1,4 @@
-"""What a compiler needs for C++ programs that run packages."""
+"""Compiler flags for C++ programs that run packages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch_dynemb._library.library import LIBRARY
 
 
 class CppFlags(NamedTuple):
-    """Of a C++ compiler such as g++.
+    """Flags of a C++ compiler such as g++.
 
     Attributes:
         compile: flags of sources that include ``serving/model.h`` or ``serving/versioned_model.h``.
-        link: flags of programs made of them.
+        link: flags to link such programs.
         library: the library of ops, which the program passes to ``load_ops``.
     """
 
@@ -26,7 +26,7 @@ class CppFlags(NamedTuple):
 
 
 def _headers() -> Path:
-    """Where the headers are: in a wheel inside of the package, in a checkout beside it."""
+    """Return the folder of the headers: in a wheel inside the package, in a checkout beside it."""
     package = LIBRARY.resolve().parent
     for directory in (package / "include", package.parent / "csrc"):
         if (directory / "serving" / "model.h").is_file():
@@ -38,9 +38,9 @@ def _headers() -> Path:
 
 
 def cpp_flags() -> CppFlags:
-    """The flags with which a C++ program is compiled that serves packages without Python.
+    """Return the flags to compile a C++ program that serves packages without Python.
 
-    They are those of g++ and clang for the torch and torch_dynemb that are installed here.
+    They are those of g++ and clang for the installed torch and torch_dynemb.
 
     Returns:
         Flags to compile and to link, and the path of the library of ops.
@@ -60,7 +60,7 @@ def cpp_flags() -> CppFlags:
     links = []
     for folder in cpp_extension.library_paths():
         links += [f"-L{folder}", f"-Wl,-rpath,{folder}"]
-    # the op library needs libtorch, of which these programs themselves call little
+    # the op library needs libtorch, which these programs themselves hardly call
     links += ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl", "-pthread"]
     return CppFlags(compiles, links, LIBRARY)
 

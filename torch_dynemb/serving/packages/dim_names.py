@@ -1,4 +1,4 @@
-"""What the user calls the dynamic sizes of an exported program, which torch calls ``s77``."""
+"""The user's names of the dynamic sizes of an exported program, which torch calls ``s77``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def dim_names(
     inputs: tuple[Any, ...],
     dynamic_shapes: Any,
 ) -> dict[str, str]:
-    """Names of ``torch.export.Dim`` by torch's symbols.
+    """Return names of ``torch.export.Dim`` by torch's symbols.
 
     Args:
-        program: the exported program.
-        forward: whose arguments ``dynamic_shapes`` may name.
+        program: as passed to ``torch.export.export``.
+        forward: the function with the arguments that ``dynamic_shapes`` may name.
         inputs: of the export, positional ones.
         dynamic_shapes: as ``torch.export.export`` was given it.
 
@@ -53,7 +53,7 @@ def dim_names(
 
 
 def _specs(value: Any, shapes: Any) -> Iterator[Any]:
-    """What ``dynamic_shapes`` says of each leaf; None: nothing, or in a form of its own."""
+    """Return the entry of ``dynamic_shapes`` for each leaf; None: none, or of an unknown form."""
     if pytree.tree_is_leaf(value):
         yield shapes
         return
@@ -73,7 +73,7 @@ def _node_type(value: Any) -> Any:
 
 
 def _names(spec: Any, dims: int) -> list[str | None]:
-    """Of each dimension; of one that is computed from another, that of the other."""
+    """Yield the name of each dimension; of one computed from another, that of the other."""
     if isinstance(spec, Mapping):
         sizes = [spec.get(dim) for dim in range(dims)]
     elif isinstance(spec, list | tuple) and len(spec) == dims:

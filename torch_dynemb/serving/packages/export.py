@@ -1,4 +1,4 @@
-"""Makes a package of a model: compiled code without tables, and the tables beside it."""
+"""Packages of models: compiled code without tables, and the tables beside it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from torch_dynemb.serving.packages.platform import instruction_sets, machine, op
 from torch_dynemb.serving.row_formats import RowKind
 
 _COMPILER = {
-    # no values in the code, not even those of tensors of one element
+    # the code has no values, not even those of tensors of one element
     "aot_inductor.package_constants_in_so": False,
     "always_keep_tensor_constants": True,
 }
@@ -67,57 +67,55 @@ def export(
     missing: bool = False,
     base: str | os.PathLike[str] | LogPosition | None = None,
 ) -> Path:
-    """Writes a package that serves a model without Python classes of it, and without a compiler.
+    """Write a package that serves a model without its Python classes and without a compiler.
 
     The model is frozen, exported by ``torch.export`` and compiled by AOTInductor for the processor
-    of this machine. The tables are no part of the compiled code: they lie beside it in safetensors
-    files, from which :func:`torch_dynemb.serving.load` and the C++ reader of csrc/serving take
-    them. The package is written beside ``path`` and renamed when it is whole.
+    of this machine. The compiled code does not contain the tables. They lie beside it in
+    safetensors files, from which :func:`torch_dynemb.serving.load` and the C++ reader of
+    csrc/serving take them. The package is written beside ``path`` and renamed when it is complete.
 
     Args:
         model: any module that :func:`torch_dynemb.freeze` takes, or a frozen or live one, which is
-            not copied. Where several ranks share its tables, freeze it on all of them with
-            ``ranks="first"``, and export on rank 0 what that gives there.
+            not copied. If several ranks share its tables, freeze it on all of them with
+            ``ranks="first"``, and export the result of rank 0 there.
         path: of a folder that does not exist yet.
-        example_inputs: positional arguments of the model's forward. Sizes that
-            ``dynamic_shapes`` names should be at least 2 in them.
-        dynamic_shapes: as in ``torch.export.export``: which sizes change from run to run; None: no
+        example_inputs: positional arguments of the model's forward. Sizes that ``dynamic_shapes``
+            names should be at least 2 in them.
+        dynamic_shapes: as in ``torch.export.export``: sizes that change from run to run; None: no
             size does. Sizes 0 and 1 are then served, too.
-        rows: how rows of dynamic tables are stored, as in :func:`torch_dynemb.freeze`: None, or
+        rows: format of rows of dynamic tables, as in :func:`torch_dynemb.freeze`: None, or
             ``"int8"``, ``"int4"``, ``"fp8"``, ``"fp16"``, ``"bf16"``. With ``headroom``, as in
             :func:`torch_dynemb.serving.live`, and also for frozen models.
-        headroom: how many ids each table may have more than now, a number for all or by name, as in
-            :func:`torch_dynemb.serving.live`: rows can then be updated while the package serves,
-            by :meth:`torch_dynemb.serving.ServedModel.apply`. None: nothing of it changes, unless
-            the model is live already, and then nobody may update it meanwhile. Rows that are not in
-            use take no room in the files; the index takes 47 bytes for each id that there may be.
-        version: what this version of the model is called; None: a new random name. Updates of rows
-            do not change it.
-        missing: True: runs count the ids that they do not find, see
-            :attr:`torch_dynemb.serving.ServedModel.missing`. A
-            :class:`torch_dynemb.serving.CountsMissing` does so in any case.
+        headroom: how many more ids each table may have, a number for all or by name, as in
+            :func:`torch_dynemb.serving.live`. Rows can then be updated while the package serves, by
+            :meth:`torch_dynemb.serving.ServedModel.apply`. None: the package never changes, unless
+            the model is live already; do not update it during the export. Unused rows take no space
+            in the files; the index takes 47 bytes for each id of the headroom.
+        version: name of this version of the model; None: a new random name. Updates of rows do not
+            change it.
+        missing: True: runs count missing ids, see :attr:`torch_dynemb.serving.ServedModel.missing`.
+            A :class:`torch_dynemb.serving.CountsMissing` does so in any case.
         base: for packages that follow a delta log (``follow=`` of
-            :func:`torch_dynemb.serving.load`): the path of the checkpoint whose content the model
-            has and with which the log begins, or what :meth:`DeltaLog.position` gave, of the log to
-            which the model is published, before ``model`` was frozen. The package remembers the
-            checkpoint and the number of the commit. Only with tables whose rows are updated.
+            :func:`torch_dynemb.serving.load`). Give the path of the checkpoint that the model and
+            the log begin with. Or give the :meth:`DeltaLog.position` of the log that the model is
+            published to, taken before ``model`` was frozen. The package stores the checkpoint and
+            the number of the commit. Needs tables with rows that are updated.
 
     Returns:
         The folder.
 
     Raises:
         TypeError: an argument has another type.
-        ValueError: tensors of the model are on several devices, or an input is neither a tensor
-            nor a constant; ``rows`` is none of its values, or is given with a frozen model and no
-            headroom; ``headroom`` or ``rows`` is given with a live model, or ``headroom`` is none
-            of its values; or ``missing`` is True, and there are no dynamic tables; or ``base`` is
-            given without ``headroom``, or has no table for one of the model, or one of other
-            columns.
-        FileNotFoundError: ``base`` is no checkpoint.
-        FileExistsError: there is something at ``path``.
-        OSError: the disk is full, or fails; there is nothing at ``path``.
-        RuntimeError: ``torch.export`` or the compiler does not take the model; or ``headroom`` is
-            given, and tables are not on the CPU, or do not fit in memory.
+        ValueError: tensors of the model are on several devices, or an input is neither a tensor nor
+            a constant. ``rows`` or ``headroom`` is unknown. ``rows`` is given with a frozen model
+            and no headroom, or either is given with a live model. ``missing`` is True, and the
+            model has no dynamic tables. ``base`` is given without ``headroom``, or lacks a table of
+            the model, or has one with other columns.
+        FileNotFoundError: ``base`` is not a checkpoint.
+        FileExistsError: ``path`` exists.
+        OSError: the disk is full, or fails; ``path`` does not exist then.
+        RuntimeError: ``torch.export`` or the compiler rejects the model. Or ``headroom`` is given,
+            and tables are not on the CPU, or do not fit in memory.
 
     Example:
         >>> import tempfile, torch, torch_dynemb as td
@@ -134,7 +132,7 @@ def export(
     _check_arguments(model, example_inputs, version)
     if os.path.lexists(target):
         raise FileExistsError(
-            f"serving.export: {target} is there: choose another path, for instance one by version, "
+            f"serving.export: {target} exists: choose another path, for instance one by version, "
             "or remove it"
         )
     flag("serving.export: missing", missing)
@@ -144,7 +142,7 @@ def export(
     if missing and not isinstance(frozen, CountsMissing):
         frozen = CountsMissing(frozen)
     device = _device_of(frozen)
-    # copies, because torch.export takes a tensor that is given twice for one input
+    # copies, because torch.export takes a tensor that occurs twice for one input
     inputs = pytree.tree_map_only(
         Tensor, lambda tensor: tensor.clone(memory_format=torch.contiguous_format), example_inputs
     )
@@ -214,7 +212,7 @@ def _check_arguments(model: object, example_inputs: object, version: object) -> 
 def _served_form(
     model: nn.Module, rows: RowKind | None, headroom: int | Mapping[str, int] | None
 ) -> nn.Module:
-    """The model with tables that are only read, or whose rows are updated."""
+    """Return the model with read-only tables, or with live ones."""
     if live_tables(model):
         if rows is not None or headroom is not None:
             raise ValueError(
@@ -236,9 +234,10 @@ def _served_form(
 
 @contextmanager
 def _arguments_of_the_model(frozen: nn.Module) -> Iterator[None]:
-    """Gives what counts missing ids the arguments of the model in it.
+    """Give a wrapper that counts missing ids the signature of its model.
 
-    ``dynamic_shapes`` and the names of inputs go by them, and it takes any.
+    ``dynamic_shapes`` and the names of inputs follow the signature; the wrapper takes any
+    arguments.
     """
     if not isinstance(frozen, CountsMissing):
         yield
@@ -254,7 +253,7 @@ def _arguments_of_the_model(frozen: nn.Module) -> Iterator[None]:
 
 
 def _device_of(model: nn.Module) -> torch.device:
-    """The device of a model's tensors; that of the CPU if it has none."""
+    """Return the device of a model's tensors; the CPU if it has none."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     devices = {tensor.device: name for name, tensor in tensors.items()}
     if len(devices) > 1:
@@ -267,7 +266,7 @@ def _device_of(model: nn.Module) -> torch.device:
 
 
 def _tables_of(model: nn.Module) -> list[tuple[str, FrozenTables | LiveTables]]:
-    """Frozen and live tables by the path of their module."""
+    """Return frozen and live tables by the path of their module."""
     return [
         (path, module)
         for path, module in model.named_modules()
@@ -276,7 +275,7 @@ def _tables_of(model: nn.Module) -> list[tuple[str, FrozenTables | LiveTables]]:
 
 
 def _names_of(path: str, module: FrozenTables | LiveTables) -> list[str]:
-    """What the package calls the tables of a module."""
+    """Return the names of a module's tables in the package."""
     return [table_name(path.rpartition(".")[0], name) for name in module.names]
 
 
@@ -291,12 +290,12 @@ def _served_tables(model: nn.Module) -> dict[str, ServedTable]:
 
 
 def _live_exports(frozen: nn.Module) -> list[ExportedTable]:
-    """The live tables of a model, to be found in the base of a package."""
+    """Return the live tables of a model, to be found in the base of a package."""
     model = frozen.model if isinstance(frozen, CountsMissing) else frozen
     if not live_tables(model):
         raise ValueError(
             "serving.export: base is given, but the rows of the package would never change: give "
-            "headroom=, the number of ids that each table may have more, or no base"
+            "headroom=, the number of further ids for each table, or no base"
         )
     return [
         ExportedTable(package_name, path, name, len(module.names) == 1, dim)
@@ -311,7 +310,7 @@ def _live_exports(frozen: nn.Module) -> list[ExportedTable]:
 
 
 def _live_parts(frozen: nn.Module) -> dict[str, LivePart]:
-    """Live tables, by what the names of their tensors begin with."""
+    """Return live tables, by the prefix of their tensors' names."""
     model = frozen.model if isinstance(frozen, CountsMissing) else frozen
     parts = [
         LivePart(
@@ -325,7 +324,7 @@ def _live_parts(frozen: nn.Module) -> dict[str, LivePart]:
 
 
 def _live_tensors(frozen: nn.Module) -> dict[str, Tensor]:
-    """The tensors of live tables by name; of their rows, those that have had an owner."""
+    """Return the tensors of live tables by name; of their rows, those that have had an owner."""
     result: dict[str, Tensor] = {}
     for path, module in live_tables(frozen).items():
         used = module.get_buffer("free")[:, LiveSlab.NEXT_ROW].tolist()
@@ -336,18 +335,18 @@ def _live_tensors(frozen: nn.Module) -> dict[str, Tensor]:
 
 
 def _compiler() -> Any:
-    """Not imported at the top: it takes half a second, and few programs export packages."""
+    """Import the compiler: it takes half a second, and few programs export packages."""
     return importlib.import_module("torch._inductor")
 
 
 def _constants_of(program: torch.export.ExportedProgram, code: Path) -> dict[str, Tensor]:
-    """The tensors that the compiled code asks for, by name."""
+    """Return the tensors that the compiled code uses, by name."""
     names = _compiler().aoti_load_package(str(code)).get_constant_fqns()
     known = {**program.state_dict, **program.constants}
     unknown = sorted(name for name in names if not isinstance(known.get(name), Tensor))
     if unknown:
         raise RuntimeError(
-            f"serving.export: the compiled code asks for {unknown}, which are no tensors of the "
+            f"serving.export: the compiled code asks for {unknown}, which are not tensors of the "
             "exported program: register tensors that forward makes once as buffers"
         )
     return {name: known[name] for name in sorted(names)}
@@ -356,7 +355,7 @@ def _constants_of(program: torch.export.ExportedProgram, code: Path) -> dict[str
 def _write_tensors(
     disk: Disk, path: Path, tensors: dict[str, Tensor], names: list[str]
 ) -> FileSums:
-    """Writes a file of some of the tensors."""
+    """Write a file with some of the tensors."""
     shapes = [TensorShape(name, tensors[name].dtype, tuple(tensors[name].shape)) for name in names]
     header = header_of(shapes)
     writer = ChecksummedWriter(disk, path)

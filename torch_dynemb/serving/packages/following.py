@@ -24,12 +24,12 @@ from torch_dynemb.serving.whole_commits import DenseChange, dense_changes
 
 
 class _FollowingPackage(WholeTarget):
-    """Takes commits for a loaded package.
+    """Follower that applies commits to a loaded package.
 
     Args:
         base: of the package.
         manifest: of the package.
-        versions: gives what it changes.
+        versions: copies of the package that commits change.
     """
 
     def __init__(
@@ -68,17 +68,17 @@ def follower_of(
     dense: Dense,
     versions: Callable[[], Versions],
 ) -> Follower:
-    """What applies the commits of a log to a loaded package.
+    """Return the follower that applies the commits of a log to a loaded package.
 
     Args:
         folder: of the package.
-        manifest: its own.
-        log: as of :func:`torch_dynemb.checkpoint.follow`.
-        dense: what becomes of the dense part, as of :func:`torch_dynemb.checkpoint.follow`.
-        versions: gives what the commits change.
+        manifest: of the package.
+        log: as in :func:`torch_dynemb.checkpoint.follow`.
+        dense: treatment of the dense state, as in :func:`torch_dynemb.checkpoint.follow`.
+        versions: returns the copies that the commits change.
 
     Raises:
-        TypeError: ``log`` is none.
+        TypeError: ``log`` is not a log.
     """
     base = base_for(folder, manifest)
     chains = {} if base.sequence is None else {base.rank: base.chain}
@@ -88,7 +88,7 @@ def follower_of(
 
 
 def base_for(folder: Path, manifest: PackageManifest) -> PackageBase:
-    """The base of a package.
+    """Return the base of a package.
 
     Raises:
         ValueError: the package was not made for following.
@@ -96,7 +96,7 @@ def base_for(folder: Path, manifest: PackageManifest) -> PackageBase:
     if not manifest.live:
         raise ValueError(
             f"serving.load: follow is given, but the tables of {folder} are only read: export the "
-            "model with headroom=, the number of ids that each table may have more, and base="
+            "model with headroom=, the number of further ids for each table, and base="
         )
     if manifest.base is None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a compiled model takes: checked before it runs, because compiled code checks nothing."""
+"""Inputs of a compiled model, checked before it runs, because compiled code checks nothing."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Size(NamedTuple):
     """The size of a dimension.
 
     Attributes:
-        symbol: the dynamic size that it depends on, by the name of its ``torch.export.Dim`` if it
-            has one, such as ``batch``; None: it is ``plus``.
-        times, plus: it is ``times * symbol + plus``.
-        least, most: of the symbol; None: any.
+        symbol: dynamic size that it depends on, by the name of its ``torch.export.Dim`` if it has
+            one, such as ``batch``; None: the size is ``plus``.
+        times, plus: the size is ``times * symbol + plus``.
+        least, most: bounds of the symbol; None: unbounded.
     """
 
     symbol: str | None
@@ -39,9 +39,9 @@ class Input(NamedTuple):
 
     Attributes:
         name: in the exported program.
-        dtype: of the tensor; None: it is no tensor, but ``value``.
+        dtype: of the tensor; None: not a tensor, but ``value``.
         sizes: of the tensor's dimensions; None: any size, because it is another function of sizes.
-        value: of what is no tensor.
+        value: value of a leaf that is not a tensor.
     """
 
     name: str
@@ -51,11 +51,11 @@ class Input(NamedTuple):
 
 
 def inputs_of(program: torch.export.ExportedProgram, names: Mapping[str, str]) -> list[Input]:
-    """What an exported program takes, leaf by leaf.
+    """Return the inputs of an exported program, leaf by leaf.
 
     Args:
         program: the program.
-        names: what the user calls its symbols, for those that have a name.
+        names: the user's names of its symbols, if any.
 
     Raises:
         ValueError: an input is neither a tensor nor a constant.
@@ -107,20 +107,20 @@ def _size_of(
 
 
 def leaves_of(spec: pytree.TreeSpec, inputs: tuple[Any, ...]) -> list[Any]:
-    """The leaves of inputs, in the order of the exported program.
+    """Return the leaves of inputs, in the order of the exported program.
 
     Args:
-        spec: of its inputs: positional ones, then those by name.
+        spec: structure of its inputs: positional ones, then those by name.
         inputs: positional ones.
 
     Raises:
-        TypeError: the inputs are other ones, or put together in another way.
+        TypeError: the inputs have another structure.
     """
     leaves, found = pytree.tree_flatten((inputs, {}))
     if found == spec:
         return leaves
     try:
-        return spec.flatten_up_to((inputs, {}))  # also where a dict has another order
+        return spec.flatten_up_to((inputs, {}))  # also if a dict has another order
     except (KeyError, ValueError) as error:
         raise TypeError(
             f"run: the inputs are put together as {found}, but the model was exported with {spec}: "
@@ -131,10 +131,10 @@ def leaves_of(spec: pytree.TreeSpec, inputs: tuple[Any, ...]) -> list[Any]:
 def tensors_of(
     expected: Sequence[Input], leaves: Sequence[Any], device: torch.device
 ) -> list[Tensor]:
-    """The tensors among leaves, checked and contiguous.
+    """Return the tensors among leaves, checked and contiguous.
 
     Args:
-        expected: what each leaf has to be.
+        expected: expected type and shape of each leaf.
         leaves: as many.
         device: of the model.
 
@@ -182,7 +182,7 @@ def tensors_of(
 
 
 def _fits(shape: Sequence[int], sizes: Sequence[Size | None], symbols: dict[str, int]) -> bool:
-    """Whether a shape is as expected; notes the dynamic sizes that it tells."""
+    """Return whether a shape is as expected; record the dynamic sizes that follow from it."""
     if len(shape) != len(sizes):
         return False
     for length, size in zip(shape, sizes, strict=True):
@@ -201,7 +201,7 @@ def _fits(shape: Sequence[int], sizes: Sequence[Size | None], symbols: dict[str,
 
 
 def shape_text(sizes: Sequence[Size | None]) -> str:
-    """A shape for people, such as ``(B, 3)``."""
+    """Format a shape for messages, such as ``(B, 3)``."""
     return "(" + ", ".join(_size_text(size) for size in sizes) + ")"
 
 

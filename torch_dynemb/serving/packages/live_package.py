@@ -1,4 +1,4 @@
-"""The tables of a loaded package whose rows are updated while it serves."""
+"""Tables of a loaded package with rows that are updated while it serves."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from torch_dynemb.serving.whole_commits import DenseChange, check_changes, take_
 
 
 class LiveStats(NamedTuple):
-    """What a table of a package has at the moment.
+    """Present counts of a table of a package.
 
     Attributes:
-        ids: how many it has.
-        free_rows: how many new ids it has rows for.
-        updates: how many updates it has taken since the export.
-        dense_behind: how many commits of a delta log that changed the dense part were applied
+        ids: number of ids.
+        free_rows: number of new ids that it has rows for.
+        updates: number of updates since the export.
+        dense_behind: number of commits of a delta log that changed the dense state and were applied
             without it (``dense="keep"``).
     """
 
@@ -37,11 +37,11 @@ class LiveStats(NamedTuple):
 
 
 class LivePackage:
-    """Takes updates of the tables of a package. One thread updates at a time, others wait.
+    """Tables of a package that take updates. One thread updates at a time, others wait.
 
     Args:
-        parts: by what the names of their tensors begin with.
-        memory: of their tensors, which stays as long as an update goes on.
+        parts: by the prefix of their tensors' names.
+        memory: of their tensors, kept alive during an update.
 
     Raises:
         DamagedFileError: tensors of a part are missing.
@@ -54,23 +54,23 @@ class LivePackage:
 
     @property
     def names(self) -> list[str]:
-        """Of all tables that take updates."""
+        """Return the names of all tables that take updates."""
         return [name for state in self._states for name in state.names]
 
     def update(self, table: str, ids: object, rows: object, erased: object) -> LiveUpdate:
-        """As ``ServedModel.apply``."""
+        """Update a table as ``ServedModel.apply``."""
         owner = "ServedModel.apply"
         with self._writing:
             return self.state_of(owner, table).update(owner, table, ids, rows, erased)
 
     def erase(self, table: str, ids: object) -> int:
-        """As ``ServedModel.erase``."""
+        """Remove ids as ``ServedModel.erase``."""
         owner = "ServedModel.erase"
         with self._writing:
             return self.state_of(owner, table).erase(owner, table, ids)
 
     def stats(self) -> dict[str, LiveStats]:
-        """What the tables have, all at one time."""
+        """Return the counts of all tables at one time."""
         result = {}
         with self._writing:
             for state in self._states:
@@ -80,12 +80,12 @@ class LivePackage:
         return result
 
     def check(self, tables: Sequence[TableChange], dense: Sequence[DenseChange]) -> None:
-        """Raises what forbids a commit of a delta log, as :func:`check_changes` does."""
+        """Raise if the tables cannot take a commit, as :func:`check_changes` does."""
         with self._writing:
             check_changes(tables, dense)
 
     def take(self, tables: Sequence[TableChange], dense: Sequence[DenseChange]) -> None:
-        """Applies a commit that was checked, as a whole.
+        """Apply a checked commit as a whole.
 
         Raises:
             NoHeadroomError: another update has taken the rows meanwhile; nothing has changed.
@@ -94,21 +94,20 @@ class LivePackage:
             take_changes(tables, dense)
 
     def state_of(self, owner: str, table: object) -> LiveState:
-        """The tables of which one is called so.
+        """Return the group of tables that has a table.
 
         Args:
-            owner: the method that errors name.
-            table: its name.
+            owner: method named by errors.
+            table: name of the table.
 
         Raises:
             RuntimeError: the package has no tables that take updates.
-            ValueError: it has no such table.
+            ValueError: unknown table.
         """
         if not self._states:
             raise RuntimeError(
                 f"{owner}: the tables of this package are only read: export the model with "
-                "headroom=, the number of ids that each table may have more, which makes its rows "
-                "ones that are updated"
+                "headroom=, the number of further ids for each table, to update its rows"
             )
         for state in self._states:
             if table in state.names:
@@ -119,7 +118,7 @@ class LivePackage:
 def with_headroom(
     parts: Mapping[str, LivePart], stored: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
-    """Tensors as they are in memory, where rows that are not in use have room.
+    """Return dtypes and shapes in memory, with space for unused rows.
 
     Raises:
         DamagedFileError: files of different packages were mixed.

@@ -1,4 +1,4 @@
-"""Loads a package and runs it."""
+"""Loading of packages."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from torch_dynemb.serving.packages.platform import (
 from torch_dynemb.serving.packages.served_model import ServedModel
 from torch_dynemb.serving.packages.versions import Versions
 
-# Code that nobody runs, by package and number of runners. Torch never unloads compiled code, so
-# each package's is loaded as often as it is open at the same time, and taken up again.
+# Idle compiled code, by package and number of runners. Torch never unloads compiled code, so each
+# package is loaded as often as it is open at the same time, and its code is reused.
 _idle: defaultdict[tuple[str, int], list[Loader]] = defaultdict(list)
 
 
@@ -50,37 +50,37 @@ def load(
     follow: Log | None = None,
     dense: Dense = "follow",
 ) -> ServedModel:
-    """Loads a package that :func:`torch_dynemb.serving.export` has written.
+    """Load a package written by :func:`torch_dynemb.serving.export`.
 
     Every file is compared with its checksum. Tables are read into memory of their own, aligned to
-    64 bytes and of huge pages where the system has them, which :meth:`ServedModel.close` gives
-    back; the code itself stays in the process, and is used again when the same package is loaded
-    again. A package has machine code, which runs in this process: load no package of a stranger.
+    64 bytes and in huge pages if the system has them. :meth:`ServedModel.close` frees it. The code
+    stays in the process and is reused when the same package is loaded again. A package has machine
+    code, which runs in this process: load packages from trusted sources only.
 
     Args:
         path: of the folder.
         runners: how many threads may run the model at the same time; further ones wait. Torch's
             loader keeps the lock of the Python interpreter during a run (torch 2.13), so threads of
-            one Python process take turns whatever this is. Those of a C++ program do not.
-        follow: a delta log, as :func:`torch_dynemb.checkpoint.follow` takes it, whose commits the
-            model shall take; the package was exported with ``headroom=`` and ``base=``. Nothing is
-            applied yet: :attr:`ServedModel.follower` does so when it is asked, or in a thread.
-        dense: ``"follow"``: commits change the dense part, too, and a run reads one version of rows
-            and dense part. The tables are then in memory twice. ``"keep"``: the dense part stays
-            that of the export, in the memory of one; :attr:`ServedModel.dense_behind` counts the
-            commits that it lacks. Only with ``follow``.
+            one Python process always take turns. Threads of a C++ program do not.
+        follow: a delta log to follow, as :func:`torch_dynemb.checkpoint.follow` takes it; the
+            package was exported with ``headroom=`` and ``base=``. Loading applies no commits:
+            :attr:`ServedModel.follower` does, by ``update()`` or in a thread.
+        dense: ``"follow"``: commits change the dense state, too, and a run reads one version of
+            rows and dense state. The tables are then in memory twice. ``"keep"``: the dense state
+            stays that of the export, with one copy in memory; :attr:`ServedModel.dense_behind`
+            counts the commits that it lacks. Only with ``follow``.
 
     Returns:
         The model, ready to run.
 
     Raises:
-        FileNotFoundError: there is no package.
-        DamagedFileError: a file is missing, or is not what was written.
-        TypeError: ``follow`` is no log.
-        ValueError: ``dense`` is none of its values; or ``follow`` is given, and the package was
-            exported without ``headroom=`` or without ``base=``.
+        FileNotFoundError: the package is missing.
+        DamagedFileError: a file is missing or damaged.
+        TypeError: ``follow`` is not a log.
+        ValueError: ``dense`` is unknown; or ``follow`` is given, and the package was exported
+            without ``headroom=`` or without ``base=``.
         UnsupportedFormatError: the package was made for another version of torch or of this
-            library, for another processor, or for a device that is not here.
+            library, for another processor, or for a missing device.
         HostMemoryError: the tables do not fit in memory.
 
     Example:
@@ -88,7 +88,7 @@ def load(
         >>> td.serving.load("no-such-folder")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        FileNotFoundError: serving.load: ... is no serving package: ...
+        FileNotFoundError: serving.load: ... is not a serving package: ...
     """
     folder = checked_path("serving.load", path)
     integer("serving.load: runners", runners, least=1)
@@ -107,10 +107,10 @@ def load(
 
 
 def _loaded(folder: Path, manifest: PackageManifest, runners: int) -> Loaded:
-    """A copy of a package, ready to run.
+    """Load one copy of a package, ready to run.
 
     Raises:
-        DamagedFileError: a file is not what was written.
+        DamagedFileError: a file is damaged.
         HostMemoryError: the tables do not fit in memory.
     """
     memory = _read_constants(folder, manifest)
@@ -134,8 +134,8 @@ def _loaded(folder: Path, manifest: PackageManifest, runners: int) -> Loaded:
     constants = {name: memory.tensors[name] for name in asked}
     dense = {name: memory.tensors[name] for name in asked if manifest.constants[name] == DENSE}
     if manifest.device == "cpu":
-        # the code keeps the addresses, and references to the tensors that it never gives back;
-        # those own no memory
+        # the code keeps addresses of the tensors, and references that it never releases; these
+        # tensors do not own memory
         loader.load_constants(constants, False, True, True)
         return Loaded(loader, memory, live, dense, idle)
     device = torch.device(manifest.device)
@@ -145,7 +145,7 @@ def _loaded(folder: Path, manifest: PackageManifest, runners: int) -> Loaded:
 
 
 def _check_platform(folder: Path, manifest: PackageManifest) -> None:
-    """Raises UnsupportedFormatError where the code of a package cannot run."""
+    """Raise UnsupportedFormatError if the code of a package cannot run here."""
 
     def refuse(what: str, remedy: str) -> None:
         raise UnsupportedFormatError(
@@ -179,10 +179,10 @@ def _check_platform(folder: Path, manifest: PackageManifest) -> None:
 
 
 def _read_constants(folder: Path, manifest: PackageManifest) -> ConstantMemory:
-    """Reads the tensors of a package into memory, and compares all checksums.
+    """Read the tensors of a package into memory, and compare all checksums.
 
     Raises:
-        DamagedFileError: a file is not what was written.
+        DamagedFileError: a file is damaged.
     """
     readers: dict[str, SummedReader] = {}
     try:
@@ -208,7 +208,7 @@ def _read_constants(folder: Path, manifest: PackageManifest) -> ConstantMemory:
 def _stored(
     readers: Mapping[str, SummedReader], constants: Mapping[str, str], folder: Path
 ) -> dict[str, StoredTensor]:
-    """Dtype and shape of each constant."""
+    """Return dtype and shape of each constant."""
     stored = {}
     for name, file in constants.items():
         if name not in readers[file].tensors:

@@ -1,4 +1,4 @@
-"""The code of a package with its constants: what runs."""
+"""The code of a package with its constants, ready to run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Loader: TypeAlias = torch._C._aoti.AOTIModelPackageLoader
 
 
 class Loaded:
-    """What runs; goes when the last run that uses it has ended.
+    """Code and constants of a package; freed when the last run that uses it has ended.
 
     Args:
         loader: of torch, with the compiled code.
-        memory: of its constants; None where the code has copies of them on a GPU.
-        live: what updates those of its tables that take updates.
-        dense: its tensors that are no part of a table, by name.
-        idle: where the loader goes then.
+        memory: of its constants; None if the code has copies of them on a GPU.
+        live: updates of its tables that take updates.
+        dense: tensors of the dense state, by name.
+        idle: list that the loader returns to when it is freed.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""What a package says of itself: ``manifest.json``, written last and checked first.
+"""The manifest of a package: ``manifest.json``, written last and checked first.
 
-The text ends with the crc32c of all that is before it, so that a reader needs no canonical form.
+The text ends with the crc32c of everything before it, so a reader needs no canonical form.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ DENSE = "dense.safetensors"
 
 _END = ',"crc32c":"{:08x}"}}\n'
 _END_BYTES = len(_END.format(0))
-_MOST_BYTES = 1 << 24  # the checksums of tables of 12 TB
+_MOST_BYTES = 1 << 24  # enough for the checksums of tables of 12 TB
 
 
 class ServedTable(NamedTuple):
     """A table of a package.
 
     Attributes:
-        ids: how many it has.
+        ids: number of ids.
         embedding_dim: columns of a row.
     """
 
@@ -44,12 +44,12 @@ class ServedTable(NamedTuple):
 
 
 class LivePart(NamedTuple):
-    """Tables of a package whose rows are updated while it serves: those of one module.
+    """Tables of one module of a package, with rows that are updated while it serves.
 
     Attributes:
         tables: their names, as in ``tables`` of the manifest.
         formats: of the rows of each slab, as in ``torch_dynemb.ops.LIVE_FORMATS``.
-        rows: how many rows each slab has. The file has those that have had an owner.
+        rows: number of rows of each slab. The file has those that have had an owner.
     """
 
     tables: list[str]
@@ -58,23 +58,24 @@ class LivePart(NamedTuple):
 
 
 class PackageManifest(NamedTuple):
-    """All that a package says of itself.
+    """Content of the manifest.
 
     Attributes:
         uuid: of the export.
-        version: what the exporting program calls this version of the model.
-        library, torch: versions of torch_dynemb and torch that exported it.
+        version: name of this version of the model.
+        library, torch: versions of torch_dynemb and torch at the export.
         device: ``cpu`` or ``cuda``.
-        machine, instructions: the processor that the code was compiled for.
-        ops: schemas by name of this library's ops that the code calls.
+        machine, instructions: processor that the code was compiled for.
+        ops: schemas of this library's ops that the code calls, by name.
         tables: by name.
-        missing: the tables whose missing ids the last output counts; None: no output does.
-        constants: the file of each tensor by name, also of those that only updates need.
-        live: by the path of their module, tables whose rows are updated; none: nothing changes.
-        inputs: what the model takes, leaf by leaf.
+        missing: tables with counts of missing ids in the last output; None: nothing is counted.
+        constants: file of each tensor by name, including those that only updates need.
+        live: tables with rows that are updated, by the path of their module; empty: nothing
+            changes.
+        inputs: inputs of the model, leaf by leaf.
         files: sizes and checksums by name.
-        base: what its rows were made of; None: it follows no delta log.
-        unused: dense tensors of the model that the code does without; none without a base.
+        base: position of its rows in a delta log; None: it cannot follow one.
+        unused: dense tensors of the model that the code does not use; empty without a base.
     """
 
     uuid: str
@@ -96,7 +97,7 @@ class PackageManifest(NamedTuple):
 
 
 def manifest_text(manifest: PackageManifest) -> bytes:
-    """The content of the file."""
+    """Return the content of the file."""
     content = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -126,19 +127,20 @@ def _input_entry(given: Input) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> PackageManifest:
-    """The manifest of a package.
+    """Read the manifest of a package.
 
     Raises:
-        FileNotFoundError: the folder is no package.
+        FileNotFoundError: the folder is not a package.
         DamagedFileError: the manifest is damaged.
         UnsupportedFormatError: the package has another version of the format.
     """
     path = folder / MANIFEST
     if not path.is_file():
-        what = f"it has no {MANIFEST}" if folder.is_dir() else "it is no folder"
+        what = f"it has no {MANIFEST}" if folder.is_dir() else "it is not a folder"
         raise FileNotFoundError(
-            f"serving.load: {folder} is no serving package: {what if folder.exists() else 'there '}"
-            f"{'' if folder.exists() else 'is nothing'}; torch_dynemb.serving.export makes one"
+            f"serving.load: {folder} is not a serving package: "
+            f"{what if folder.exists() else 'it does not exist'}; "
+            "torch_dynemb.serving.export makes one"
         )
     if path.stat().st_size > _MOST_BYTES:
         raise DamagedFileError(f"{path}: the file is larger than any manifest", path=path)
@@ -146,7 +148,7 @@ def read_manifest(folder: Path) -> PackageManifest:
     try:
         content = parsed(text)
     except ValueError as error:
-        raise DamagedFileError(f"{path}: the file is no JSON text: {error}", path=path) from error
+        raise DamagedFileError(f"{path}: the file is not JSON: {error}", path=path) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DamagedFileError(f"{path}: the file is not the manifest of a {FORMAT}", path=path)
     if content.get("format_version") != FORMAT_VERSION:
@@ -165,14 +167,14 @@ def read_manifest(folder: Path) -> PackageManifest:
         return _manifest_of(content)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise DamagedFileError(
-            f"{path}: the manifest has not the fields that torch_dynemb.serving.export writes "
+            f"{path}: the fields are not those that torch_dynemb.serving.export writes "
             f"({type(error).__name__}: {error}): another program wrote it",
             path=path,
         ) from error
 
 
 def _manifest_of(content: dict[str, Any]) -> PackageManifest:
-    """The manifest in a JSON object; what is missing or of another type raises built-in errors."""
+    """Convert a JSON object to a manifest; missing or wrong fields raise built-in errors."""
     del content["format"], content["format_version"], content["crc32c"]
     content["tables"] = {name: ServedTable(**t) for name, t in content["tables"].items()}
     content["live"] = {path: LivePart(**p) for path, p in content.get("live", {}).items()}

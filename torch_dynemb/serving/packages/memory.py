@@ -1,4 +1,4 @@
-"""Memory for the constants of a package: aligned, of huge pages, and given back as a whole."""
+"""Memory for the constants of a package: aligned, in huge pages, freed as a whole."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _HUGE_PAGES_FROM = 1 << 20  # below, a page of 2 MiB would be mostly empty
 
 
 class ConstantMemory:
-    """Memory for tensors, each of which begins at a multiple of 64 bytes.
+    """Memory for tensors, each aligned to 64 bytes.
 
-    The tensors do not own it: it is unmapped when this object goes, whoever has them. A compiled
-    model keeps references to its constants for ever, so memory that they owned would never be given
-    back.
+    The tensors do not own it: it is unmapped when this object is freed, even if tensors remain. A
+    compiled model keeps references to its constants forever, so memory owned by them would never be
+    freed.
 
     Args:
         tensors: dtype and shape by name.
@@ -32,7 +32,7 @@ class ConstantMemory:
         tensors: by name, of zeros.
 
     Raises:
-        HostMemoryError: there is not so much memory.
+        HostMemoryError: memory is short.
     """
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
@@ -63,19 +63,19 @@ class ConstantMemory:
         }
 
     def has(self, tensor: Tensor) -> bool:
-        """Whether the values of a tensor of the CPU lie here."""
+        """Return whether the values of a CPU tensor lie here."""
         return self._first <= tensor.data_ptr() < self._end
 
 
 def _too_large(size: int, why: str) -> HostMemoryError:
     return HostMemoryError(
         f"serving.load: the constants take {size} bytes, but {why}: close other models, serve on a "
-        "machine with more, or export with less headroom"
+        "machine with more memory, or export with less headroom"
     )
 
 
 def _tensor_at(address: int, stored: StoredTensor) -> Tensor:
-    """A tensor whose memory belongs to somebody else."""
+    """Make a tensor on memory that it does not own."""
     if stored.bytes == 0:
         return torch.empty(stored.shape, dtype=stored.dtype)
     memory = (ctypes.c_ubyte * stored.bytes).from_address(address)

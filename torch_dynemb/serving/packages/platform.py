@@ -1,4 +1,4 @@
-"""What compiled code needs of the process and the machine that run it."""
+"""Requirements of compiled code on the process and the machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-# names in /proc/cpuinfo of what a compiler may use; the others tell of bugs, clocks, virtualisation
+# names in /proc/cpuinfo that a compiler may use; the others are about bugs, clocks, virtualisation
 _INSTRUCTIONS = re.compile(
     r"(abm|adx|aes|amx_\w+|avx\w*|bmi[12]|f16c|fma|fma4|gfni|lzcnt|movbe|pclmulqdq|pni|popcnt|"
     r"sha_ni|sse\w*|ssse3|vaes|vpclmulqdq|xop|"
@@ -19,12 +19,12 @@ _OPS = "dynemb"
 
 
 def machine() -> str:
-    """The kind of processor, such as x86_64."""
+    """Return the kind of processor, such as x86_64."""
     return platform.machine()
 
 
 def instruction_sets() -> list[str]:
-    """What the processor has of instructions that compilers use, sorted; empty if unknown."""
+    """Return the processor's instruction sets that compilers use, sorted; empty if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -37,12 +37,12 @@ def instruction_sets() -> list[str]:
 
 
 def torch_series(version: str) -> str:
-    """The part of a version of torch whose releases run each other's packages, such as 2.13."""
+    """Return the part of a torch version that identifies compatible releases, such as 2.13."""
     return ".".join(version.split(".")[:2])
 
 
 def op_schemas(program: torch.export.ExportedProgram) -> dict[str, str]:
-    """Schemas of this library's ops that a program calls, by name."""
+    """Return schemas of this library's ops that a program calls, by name."""
     called = (node.target for node in program.graph.nodes if node.op == "call_function")
     return {
         target._schema.name: str(target._schema)
@@ -52,7 +52,7 @@ def op_schemas(program: torch.export.ExportedProgram) -> dict[str, str]:
 
 
 def wrong_op(schemas: Iterable[tuple[str, str]]) -> str | None:
-    """The first op that is not as a package was compiled for; None if all are.
+    """Return the first op that differs from the one a package was compiled for; None if none does.
 
     Args:
         schemas: pairs of name and schema.

@@ -1,4 +1,4 @@
-"""A loaded package: runs, and takes updates of its rows."""
+"""A loaded package: runs, and updates of its rows."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from torch_dynemb.serving.packages.versions import Versions
 
 
 class ServedModel:
-    """A model of a package, ready to run. Any number of threads may run it.
+    """A loaded model of a package. Any number of threads may run it.
 
-    Made by :func:`load`. As a context it is closed at its end. Rows of a package that was exported
-    with ``headroom=`` may be updated while threads run it; its dense part changes by the commits of
-    a delta log only.
+    Made by :func:`load`. As a context manager it is closed at the end. If the package was exported
+    with ``headroom=``, its rows may be updated while threads run it. Its dense state changes by the
+    commits of a delta log only.
 
     Args:
-        manifest: what its package says of itself.
+        manifest: of the package.
         versions: the compiled code, with its constants.
-        follow: makes :attr:`follower` of a function that gives the versions as long as the model is
+        follow: makes :attr:`follower` from a function that returns the versions while the model is
             open; None: it follows no delta log.
 
     Attributes:
-        version: what the exporting program calls this version of the model. Updates of rows do not
+        version: name of this version of the model, given at the export. Updates of rows do not
             change it; :meth:`stats` counts them.
-        tables: number of ids, at the time of the export, and columns by name of the table.
-        device: that the inputs have to be on.
+        tables: number of ids at the time of the export, and columns, by name of the table.
+        device: device of the inputs.
         inputs: name, dtype and sizes of the tensors that the model takes, in the order of
             :meth:`run_flat`.
     """
@@ -59,7 +59,7 @@ class ServedModel:
         self._counting = threading.Lock()
         self._base = manifest.base
         self._versions: Versions | None = versions
-        # weak: this model has the follower, and its memory should go when nobody has the model
+        # weak: this model owns the follower, and its memory should be freed with the model
         opened = partial(_versions_of, weakref.ref(self))
         self._follower = None if follow is None else follow(opened)
         with versions.reading() as loaded:
@@ -68,17 +68,17 @@ class ServedModel:
         self._out_spec = pytree.treespec_loads(out_spec)
 
     def run(self, *inputs: Any) -> Any:
-        """What the model returns for some inputs.
+        """Run the model.
 
         Args:
-            *inputs: put together as ``example_inputs`` of the export, with tensors of their dtypes
-                and shapes; sizes that ``dynamic_shapes`` named may be others.
+            *inputs: structured as ``example_inputs`` of the export, with tensors of their dtypes
+                and shapes; sizes named in ``dynamic_shapes`` may differ.
 
         Returns:
-            What the model's forward returned in Python.
+            The output of the model's forward in Python.
 
         Raises:
-            TypeError: the inputs are put together in another way, or have other dtypes.
+            TypeError: the inputs have another structure or other dtypes.
             ValueError: a tensor has another shape, or is on another device.
             RuntimeError: the model is closed; or an op refuses its input.
         """
@@ -92,7 +92,7 @@ class ServedModel:
         return output
 
     def run_flat(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """As :meth:`run`, for a program that knows nothing of how inputs are put together.
+        """Run the model on a flat list of tensors, without the structure of its inputs.
 
         Args:
             tensors: one for each of :attr:`inputs`.
@@ -101,7 +101,7 @@ class ServedModel:
             The tensors of the output, from left to right.
 
         Raises:
-            TypeError: their number, or a dtype, is another.
+            TypeError: their number or a dtype differs.
             ValueError: a tensor has another shape, or is on another device.
             RuntimeError: the model is closed; or an op refuses its input.
         """
@@ -116,28 +116,27 @@ class ServedModel:
     def apply(
         self, table: str, ids: Tensor, rows: Tensor, *, erased: Tensor | None = None
     ) -> LiveUpdate:
-        """Gives ids their rows, and takes others out, while threads run. All of it, or nothing.
+        """Write rows of ids and remove other ids, while threads run.
 
-        A run that goes on meanwhile gets of each id the row from before or from after the update,
-        never a part of both, and of several ids rows of both. A run that begins later gets the new
-        ones. Threads that update take turns. Rows are quantized where those of the package are. A
-        model that follows a delta log with its dense part makes a version of each update, which
-        runs get as a whole.
+        All of the update is applied, or nothing. A run during the update reads each row from before
+        or from after it, never a part of both; different rows may be of both. Later runs read the
+        new rows. Threads that update take turns. Rows are quantized if those of the package are. A
+        model that follows a delta log with its dense state makes a version of each update, which
+        runs read as a whole.
 
         Args:
-            table: its name in :attr:`tables`.
-            ids: int64 [n]; those that are not there are inserted. Of an id that is there several
-                times the last row counts.
+            table: name of the table in :attr:`tables`.
+            ids: int64 [n]; missing ids are inserted. The last row counts if an id occurs several
+                times.
             rows: float32, bfloat16 or float16 [n, embedding_dim].
-            erased: int64 [m], ids to take out before; those that are not there, or are in ``ids``,
-                are passed over.
+            erased: int64 [m], ids to remove first; missing ids and those in ``ids`` are skipped.
 
         Returns:
-            How many ids were inserted, updated and erased.
+            The number of ids inserted, updated and erased.
 
         Raises:
-            TypeError, ValueError: a table that there is not; dtype or shape of a tensor.
-            NoHeadroomError: new ids want more rows than the table has; nothing has changed.
+            TypeError, ValueError: an unknown table; dtype or shape of a tensor.
+            NoHeadroomError: new ids need more rows than the table has; nothing has changed.
             RuntimeError: the package was exported without ``headroom=``; the model is closed; a
                 padding id, or a row that the format cannot hold. Nothing has changed.
         """
@@ -146,26 +145,26 @@ class ServedModel:
         return self._open("apply").change(lambda loaded: loaded.live.update(table, *given))
 
     def erase(self, table: str, ids: Tensor) -> int:
-        """Takes ids out of a table while threads run; their rows are free for others.
+        """Remove ids from a table while threads run; their rows become free.
 
         Args:
-            table: its name in :attr:`tables`.
-            ids: int64 [n]; those that are not there are passed over.
+            table: name of the table in :attr:`tables`.
+            ids: int64 [n]; missing ids are skipped.
 
         Returns:
-            How many were there.
+            The number of ids removed.
 
         Raises:
-            TypeError, ValueError: a table that there is not; dtype or shape of ids.
+            TypeError, ValueError: an unknown table; dtype or shape of ids.
             RuntimeError: the package was exported without ``headroom=``, or the model is closed.
         """
         given = ids.clone() if isinstance(ids, Tensor) else ids
         return self._open("erase").change(lambda loaded: loaded.live.erase(table, given))
 
     def stats(self) -> dict[str, LiveStats]:
-        """Ids, free rows and updates of the tables that take updates, by name.
+        """Return ids, free rows and updates of the tables that take updates, by name.
 
-        It is empty where the package was exported without ``headroom=``.
+        Empty if the package was exported without ``headroom=``.
 
         Raises:
             RuntimeError: the model is closed.
@@ -176,11 +175,11 @@ class ServedModel:
 
     @property
     def follower(self) -> Follower:
-        """What applies the commits of the delta log: ``update()``, or ``start()`` for a thread.
+        """The follower of the delta log: ``update()``, or ``start()`` for a thread.
 
-        A commit is taken as a whole or refused, and then the rows from before go on being served.
-        A run reads rows and dense part of one commit. With ``dense="keep"`` the dense part stays
-        that of the export, and runs get rows of a commit one after another, as with :meth:`apply`.
+        A commit is applied as a whole or refused; then the earlier rows stay in service. A run
+        reads rows and dense state of one commit. With ``dense="keep"`` the dense state stays that
+        of the export, and runs read rows of a commit one after another, as with :meth:`apply`.
 
         Raises:
             RuntimeError: the package was loaded without ``follow=``.
@@ -193,7 +192,7 @@ class ServedModel:
 
     @property
     def sequence(self) -> int | None:
-        """Number of the commit of the delta log whose rows are served.
+        """Number of the commit of the delta log that the served rows have.
 
         None: the rows are those of the base checkpoint, or the package has no base.
         """
@@ -203,10 +202,10 @@ class ServedModel:
 
     @property
     def dense_version(self) -> str | int:
-        """The version of all that is not a row of a table.
+        """Version of the dense state.
 
-        It is that of the export, whatever rows are updated. A model that follows a delta log with
-        its dense part adds the number of the commit, such as ``"monday+17"``.
+        This is the version of the export, whatever rows are updated. A model that follows a delta
+        log with its dense state appends the number of the commit, such as ``"monday+17"``.
         """
         if self._follower is None or self._follower.dense == "keep" or self.sequence is None:
             return self.version
@@ -214,17 +213,17 @@ class ServedModel:
 
     @property
     def dense_behind(self) -> int:
-        """How many commits that changed the dense part were applied without it; 0: it is current.
+        """Number of commits applied without their changes of the dense state; 0: it is current.
 
-        Only ``dense="keep"`` of :func:`load` leaves it behind.
+        It is 0 except with ``dense="keep"`` of :func:`load`.
         """
         return 0 if self._follower is None else self._follower.dense_behind
 
     @property
     def missing(self) -> dict[str, int]:
-        """How many ids runs have not found since the load, by name of the table.
+        """Return the number of missing ids in runs since the load, by name of the table.
 
-        Occurrences of ids that are not in a table; its padding id is none.
+        Counted are occurrences of ids that are not in a table, except its padding id.
 
         Raises:
             RuntimeError: the package does not count them.
@@ -238,7 +237,7 @@ class ServedModel:
             return dict(zip(self._counted, self._missing.tolist(), strict=True))
 
     def _count(self, counts: Tensor) -> None:
-        """Adds what a run has not found."""
+        """Add the missing ids of a run."""
         with self._counting:
             self._missing += counts.to(self._missing.device)
 
@@ -260,13 +259,13 @@ class ServedModel:
 
     @property
     def closed(self) -> bool:
-        """Whether :meth:`close` has been called."""
+        """True after :meth:`close`."""
         return self._versions is None
 
     def close(self) -> None:
-        """Gives the memory of the tables back, when runs of other threads have ended.
+        """Free the memory of the tables, after runs of other threads have ended.
 
-        A thread of :attr:`follower` is ended; what had ended it before, ``follower.check()`` tells.
+        This ends a thread of :attr:`follower`; ``follower.check()`` raises an earlier error of it.
         """
         if self._follower is not None:
             with suppress(Exception):
@@ -289,7 +288,7 @@ class ServedModel:
 
 
 def _versions_of(reference: weakref.ref[ServedModel]) -> Versions:
-    """What the follower of a model changes."""
+    """Return the versions that the follower of a model changes."""
     model = reference()
     if model is None:
         raise _closed("follow")

@@ -15,11 +15,11 @@ Result = TypeVar("Result")
 
 
 class Versions:
-    """One copy of a package, which is changed in place, or two, of which runs read one.
+    """One copy of a package, changed in place, or two, of which runs read one.
 
-    Of two, a change is made in the copy that nothing runs. From then on runs begin on that copy,
-    and the other one takes the change before it is changed again. So a run reads one version of all
-    rows and of the dense part, and waits for no change.
+    With two copies, a change is made in the one without runs. From then on runs begin on that copy.
+    The other copy takes the change before its next change. So a run reads one version of all rows
+    and of the dense state, and never waits for a change.
 
     Args:
         copies: of the package; one or two.
@@ -31,11 +31,11 @@ class Versions:
         self._active = 0
         self._ended = threading.Condition()
         self._changing = threading.Lock()
-        self._behind: Callable[[Loaded], object] | None = None  # what the other copy lacks
+        self._behind: Callable[[Loaded], object] | None = None  # change that the other copy lacks
 
     @contextmanager
     def reading(self) -> Iterator[Loaded]:
-        """The copy that runs read now, which does not change meanwhile where there are two."""
+        """Yield the copy that runs read now; with two copies it does not change meanwhile."""
         with self._ended:
             number = self._active
             self._running[number] += 1
@@ -50,18 +50,18 @@ class Versions:
     def change(
         self, make: Callable[[Loaded], Result], made: Callable[[], object] = nothing
     ) -> Result:
-        """Changes what runs read that begin from now on.
+        """Change the copy that later runs read.
 
         Args:
             make: changes a copy, or raises and leaves it as it was; it is called again for the
                 other copy, later.
-            made: is called when runs get the change, before signals come.
+            made: called when runs get the change, before signals are delivered.
 
         Returns:
-            What it returns for the first copy.
+            The result of ``make`` for the first copy.
 
         Raises:
-            Exception: what it raises; nothing has changed.
+            Exception: raised by ``make``; nothing has changed.
         """
         with self._changing:
             if len(self._copies) == 1:

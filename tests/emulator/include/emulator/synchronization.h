@@ -35,7 +35,7 @@ struct Site {
 
 // Both return when all threads of the block, or all lanes of the mask, have made the same call.
 int block_barrier(Operation operation, int predicate, Site site);
-// `source`: the lane whose value a shuffle returns.
+// `source`: the lane of the value that a shuffle returns.
 uint64_t warp_exchange(Operation operation, unsigned mask, uint64_t value, int source, Site site);
 
 // Lets other threads run first, now and then, if the order is shuffled.
