@@ -1,4 +1,4 @@
-"""Crosses of two features."""
+"""Op that crosses two features."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from torch_dynemb.recis.ragged.tensor import RaggedTensor
 class FeatureCross(FeatureOp):
     """Ids of all pairs of the distinct ids of two features, row by row.
 
-    Its input is the list of two that :class:`SelectFields` gives: RaggedTensors, or dense tensors
-    [rows, L], of ids. Ids of pairs are RecIS's. Weights are products; of an id that occurs several
-    times in a row the first weight counts (:func:`torch_dynemb.ops.feature_cross_ragged`).
+    The input is the list of two that :class:`SelectFields` returns: RaggedTensors, or dense tensors
+    [rows, L], of ids. Ids of pairs are RecIS's. A pair's weight is the product of its ids' weights.
+    If an id occurs several times in a row, its first weight counts
+    (:func:`torch_dynemb.ops.feature_cross_ragged`).
     """
 
     def config(self) -> Hashable:
@@ -43,7 +44,7 @@ class FeatureCross(FeatureOp):
 
     @staticmethod
     def _rows(field: Value) -> tuple[Tensor, Tensor, Tensor | None, list[Tensor]]:
-        """Ids, innermost offsets, weights, the other offsets."""
+        """Return ids, innermost offsets, weights, and the other offsets."""
         if isinstance(field, RaggedTensor):
             *outer, inner = field.offsets()
             return values_of(field).to(torch.int64), words(inner), field.weight(), outer

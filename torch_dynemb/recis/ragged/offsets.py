@@ -1,4 +1,4 @@
-"""Offsets as the ops take them."""
+"""Conversion of offsets for the ops."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def words(offsets: Tensor) -> Tensor:
-    """Offsets or places as int64, contiguous."""
+    """Return offsets or positions as contiguous int64."""
     return offsets.to(torch.int64).contiguous()
 
 
