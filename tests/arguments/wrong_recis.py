@@ -154,7 +154,7 @@ ROWS: list[Row] = [
         (lambda: Mod(2**63), "Mod: mod_value is 9223372036854775808, expected an int64"),
         (
             lambda: EmbeddingEngine({"a": option(), "b": option(embedding_dim=8)}),
-            "'a' and 'b' share 'item', but are not those of one table: dim is 4 and 8: make them "
+            "'a' and 'b' share 'item', but do not describe one table: dim is 4 and 8: make them "
             "equal, or give 'b' another shared_name",
         ),
         (
@@ -241,7 +241,7 @@ ROWS: list[Row] = [
         KeyError,
         (
             lambda: FeatureEngine([feature("a", SelectField("x"))])({"y": 1}),
-            r"feature 'a': the input has no field 'x', but \['y'\]",
+            r"feature 'a': the input lacks field 'x', has \['y'\]",
         ),
         (
             lambda: EmbeddingEngine({"a": option(), "b": option()})({"a": torch.tensor([[1]])}),

@@ -237,7 +237,7 @@ def test_torchrec_forms_and_back() -> None:
     assert same(back["carts"], carts)
     with pytest.raises(ValueError, match="some features have weights"):
         RaggedTensor.to_keyed_jagged({"clicks": clicks, "carts": carts.with_weight(None)})
-    with pytest.raises(ValueError, match="expected as many of each"):
+    with pytest.raises(ValueError, match="expected equal numbers"):
         RaggedTensor.to_keyed_jagged({"clicks": clicks, "carts": ragged_of([[1]])})
 
 

@@ -181,7 +181,7 @@ RAISES: dict[str, list[tuple[Any, str]]] = {
         (3, "admit_strategy is 3, expected"),
     ],
     "admission_counter": [
-        (KVCounter(10), "admission_counter is KVCounter.*no admit_strategy"),
+        (KVCounter(10), "admission_counter is KVCounter.*admit_strategy"),
         (10, "admission_counter is 10, expected"),
     ],
 }

@@ -1,4 +1,4 @@
-"""Read-only collections and batches with a batch size per feature, whose samples share bags."""
+"""Read-only collections and batches with a batch size per feature: samples share bags."""
 
 from __future__ import annotations
 

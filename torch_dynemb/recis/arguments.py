@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import described, integer, tensor
-from torch_dynemb.recis.ragged.offsets import words
+from torch_dynemb.recis.ragged.offsets import as_int64
 
 _INDEX_DTYPES = (torch.int64, torch.int32)
 
@@ -44,7 +44,7 @@ def index_tensor(owner: str, value: object) -> Tensor:
     given = tensor(owner, value)
     if given.dtype not in _INDEX_DTYPES:
         raise TypeError(f"{owner} has dtype {given.dtype}, expected int64 or int32")
-    return words(given)
+    return as_int64(given)
 
 
 def index_tensors(owner: str, values: object) -> list[Tensor]:

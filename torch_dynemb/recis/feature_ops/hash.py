@@ -19,7 +19,7 @@ from torch_dynemb.recis.feature_ops.values import (
     values_of,
     with_values,
 )
-from torch_dynemb.recis.ragged.offsets import words
+from torch_dynemb.recis.ragged.offsets import as_int64
 from torch_dynemb.recis.ragged.tensor import RaggedTensor
 
 _MULTIPLIERS = (1, 3, 5, 7)
@@ -126,7 +126,7 @@ class Hash(FeatureOp):
             numbers = [i for i, op in enumerate(ops_) if op.hash_type == hash_type]
             hashes = hashed(
                 [values_of(inputs[i]) for i in numbers],
-                [words(inputs[i].offsets()[-1]) for i in numbers],
+                [as_int64(inputs[i].offsets()[-1]) for i in numbers],
             )
             for i, values in zip(numbers, hashes, strict=True):
                 outer = inputs[i].offsets()[:-1]

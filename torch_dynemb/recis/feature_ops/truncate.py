@@ -19,7 +19,7 @@ from torch_dynemb.recis.feature_ops.values import (
     check_value,
     values_of,
 )
-from torch_dynemb.recis.ragged.offsets import words
+from torch_dynemb.recis.ragged.offsets import as_int64
 from torch_dynemb.recis.ragged.tensor import RaggedTensor
 
 
@@ -116,7 +116,7 @@ class SequenceTruncate(FeatureOp):
     def _cut_2d(ops_: Sequence[SequenceTruncate], given: Sequence[Any]) -> list[RaggedTensor]:
         cut = ops.ragged_cutoff_2d(
             [values_of(value) for value in given],
-            [words(value.offsets()[0]) for value in given],
+            [as_int64(value.offsets()[0]) for value in given],
             [op.seq_len for op in ops_],
             weights=[value.weight() for value in given],
             drop_left=[op.truncate_side == "left" for op in ops_],
@@ -130,8 +130,8 @@ class SequenceTruncate(FeatureOp):
     def _cut_3d(ops_: Sequence[SequenceTruncate], given: Sequence[Any]) -> list[RaggedTensor]:
         cut = ops.ragged_cutoff_3d(
             [values_of(value) for value in given],
-            [words(value.offsets()[0]) for value in given],
-            [words(value.offsets()[1]) for value in given],
+            [as_int64(value.offsets()[0]) for value in given],
+            [as_int64(value.offsets()[1]) for value in given],
             [op.seq_len for op in ops_],
             weights=[value.weight() for value in given],
             drop_left=[op.truncate_side == "left" for op in ops_],

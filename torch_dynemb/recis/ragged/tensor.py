@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import described
 from torch_dynemb.recis.ragged.checks import check_parts, remedy
-from torch_dynemb.recis.ragged.offsets import words
+from torch_dynemb.recis.ragged.offsets import as_int64
 from torch_dynemb.recis.ragged.other_forms import keyed_jagged, parts_of_nested, parts_of_sparse
 from torch_dynemb.recis.ragged.padding import check_room, padded_sizes
 from torch_dynemb.recis.ragged.places import Side, dense_places
@@ -290,7 +290,7 @@ class RaggedTensor:
         if self._values.dim() == 1:
             return ops.ragged_to_dense(
                 [self._values.contiguous()],
-                [[words(offsets) for offsets in self._offsets]],
+                [[as_int64(offsets) for offsets in self._offsets]],
                 lengths=[list(sizes)],
                 padding_value=default_value,
             )[0]
@@ -331,7 +331,7 @@ class RaggedTensor:
         self._check_plain("to_sparse")
         return ops.ragged_to_sparse(
             [self._values],
-            [[words(offsets) for offsets in self._offsets]],
+            [[as_int64(offsets) for offsets in self._offsets]],
             lengths=[list(self.real_shape(1))],
         )[0]
 
