@@ -241,7 +241,7 @@ ROWS: list[Row] = [
         KeyError,
         (
             lambda: FeatureEngine([feature("a", SelectField("x"))])({"y": 1}),
-            r"feature 'a': the input lacks field 'x', has \['y'\]",
+            r"feature 'a': the input has fields \['y'\], expected field 'x'",
         ),
         (
             lambda: EmbeddingEngine({"a": option(), "b": option()})({"a": torch.tensor([[1]])}),

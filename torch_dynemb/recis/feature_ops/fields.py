@@ -57,7 +57,9 @@ class SelectField(FeatureOp):
             if not isinstance(value, Mapping):
                 raise TypeError(f"{owner}: the input is a {type(value).__name__}, expected a dict")
             if self.name not in value:
-                raise KeyError(f"{owner}: the input lacks field {self.name!r}, has {list(value)}")
+                raise KeyError(
+                    f"{owner}: the input has fields {list(value)}, expected field {self.name!r}"
+                )
         field = self._field(value)
         check_value(f"{owner}: field {self.name!r}", field)
         if self.dtype is not None:

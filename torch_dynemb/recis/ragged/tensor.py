@@ -191,6 +191,7 @@ class RaggedTensor:
 
         Args:
             start: the first dimension.
+            end: the dimension after the last; default: all from ``start`` on.
         """
         return tuple(self.get_shape(d) for d in range(self.dim)[start:end])
 

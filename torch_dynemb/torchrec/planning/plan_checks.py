@@ -65,13 +65,13 @@ def check_storage_device(
 ) -> None:
     """Check that the device of tables with storage is the CPU.
 
-    Raises:
-        ValueError: a table with storage is on another device.
-
     Args:
         owner: the collection.
         options: by table.
         device: of the rows.
+
+    Raises:
+        ValueError: a table with storage is on another device.
     """
     if device is None or torch.device(device).type == "cpu":
         return
