@@ -1,4 +1,4 @@
-"""DynamicEmb's options: each arrives in ours, or raises; what sizes nothing says so."""
+"""DynamicEmb's options: each is translated or raises; those without effect warn."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ RAISES: dict[str, list[tuple[Any, str]]] = {
     ],
 }
 
-# Values that size nothing here: a warning says what happens instead.
+# Values without effect: a warning says what happens instead.
 WARNS: dict[str, tuple[Any, str]] = {
     "init_capacity": (100, "init_capacity is 100.*as ids arrive"),
     "max_load_factor": (0.75, "max_load_factor is 0.75.*70 % full"),

@@ -71,7 +71,7 @@ class HashTable(OptimizedLater):
         now: start time in seconds, if ranks have slices of the table and agree on the time;
             default: the machine's clock.
         max_rows: rows to reserve address space for; see :class:`EmbeddingOption`.
-        storage: where rows of this table lie that are not in memory; None: all rows are in memory.
+        storage: store of this table's rows beyond those in memory; None: all are in memory.
             A trained table opens it when it gets its optimizer, and takes no ids before.
 
     Raises:

@@ -73,7 +73,7 @@ def _warn_once(name: str, value: object) -> None:
     if name not in _warned:
         _warned.add(name)
         warnings.warn(
-            f"DynamicEmbTableOptions: {name} is {value!r}, which sizes nothing here: "
+            f"DynamicEmbTableOptions: {name} is {value!r}, which has no effect here: "
             f"{_OTHER_LAYOUT[name]}",
             UserWarning,
             stacklevel=5,

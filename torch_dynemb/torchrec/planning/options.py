@@ -48,7 +48,7 @@ class TableOptions:
         split: backward only collects gradients, and ``step()`` of the model's ``fused_optimizer``
             applies their sum once, so several micro-batches are one batch. ``zero_grad()`` drops
             them. See :class:`torch_dynemb.SplitOptimizer`.
-        storage: where rows lie that are not in memory, on CPUs only; None: all rows are in memory.
+        storage: store of rows beyond those in memory, on CPUs only; None: all rows are in memory.
             On each rank, tables of a module with the same storage, sharding type and optimizer
             share one cache. An :class:`torch_dynemb.SSDStore` writes into ``<path>/<path of the
             module>/<tables>/rank<r>of<n>``. An :class:`torch_dynemb.ExternalStore` gets table names

@@ -73,7 +73,7 @@ class KernelPlan:
     """Settings that a kernel needs of a dynamic table beyond TorchRec's configs.
 
     TorchRec puts tables with equal fused_params into one kernel. Plans are equal if their storage
-    is equal, so tables with different other options share a group, which has one store.
+    is equal, so tables with otherwise different options share a group, which has one store.
     """
 
     options: TableOptions

@@ -1,8 +1,8 @@
 """TorchRec's shardings with dynamic tables: how ids reach the ranks that own them.
 
-Row-wise shardings send id ``i`` to shard ``mix_ids(i) mod parts``, as the quotient, from which the
-shard restores the id. TorchRec's bucketize op computes both, over all 64 bits, for tables of size
-0. Other shardings, and row-wise ones with one shard, send ids unchanged.
+Row-wise shardings send id ``i`` to shard ``mix_ids(i) mod parts``. They send the quotient, from
+which the shard restores the id. TorchRec's bucketize op computes both, over all 64 bits, for tables
+of size 0. Other shardings, and row-wise ones with one shard, send ids unchanged.
 """
 
 from __future__ import annotations
