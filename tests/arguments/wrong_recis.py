@@ -195,7 +195,7 @@ ROWS: list[Row] = [
         ),
         (
             lambda: RaggedTensor(torch.tensor([1, 2]), np.array([0, 2])),
-            "a list of them: torch.from_numpy makes",
+            "a list of them: torch.from_numpy converts",
         ),
         (lambda: one(torch.ones(2), Mod(5)), "feature 'out': Mod got values of torch.f"),
         (

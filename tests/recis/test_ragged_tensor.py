@@ -221,7 +221,7 @@ def test_nested_form_and_back() -> None:
     assert lists_of(RaggedTensor.from_nested(gaps)) == [[0], [3, 4]]
     with pytest.raises(ValueError, match="has 2 ragged dimensions"):
         ragged_of(THREE).to_nested()
-    with pytest.raises(ValueError, match="no jagged NestedTensor"):
+    with pytest.raises(ValueError, match="not a jagged NestedTensor"):
         RaggedTensor.from_nested(torch.zeros(2, 2))
 
 

@@ -191,7 +191,7 @@ WARNS: dict[str, tuple[Any, str]] = {
     "init_capacity": (100, "init_capacity is 100.*as ids arrive"),
     "max_load_factor": (0.75, "max_load_factor is 0.75.*70 % full"),
     "bucket_capacity": (1024, "bucket_capacity is 1024.*buckets hold 4"),
-    "dist_type": ("continuous", "dist_type is 'continuous'.*by a hash"),
+    "dist_type": ("continuous", "dist_type is 'continuous'.*a hash assigns"),
     "admission_counter": (KVCounter(10), "admission_counter.*23 bytes.*AdmitFrequentSketch"),
 }
 
@@ -241,7 +241,7 @@ def test_what_is_refused(name: str, value: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize("name", WARNS)
-def test_what_sizes_nothing_is_told_once(name: str) -> None:
+def test_options_without_effect_warn_once(name: str) -> None:
     value, message = WARNS[name]
     options = {name: value}
     if name == "admission_counter":

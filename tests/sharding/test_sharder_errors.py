@@ -49,8 +49,8 @@ REFUSED: dict[str, tuple[Table, dict[str, Any], str]] = {
     "no_options": (
         TABLE,
         {"options": {}},
-        "ValueError: EmbeddingBagCollection: the plan makes table 'users' dynamic, but says not "
-        "how: give its constraints to the planner as DynamicTableConstraints(TableOptions(...)), "
+        "ValueError: EmbeddingBagCollection: the plan makes table 'users' dynamic, but has no "
+        "options: give its constraints to the planner as DynamicTableConstraints(TableOptions(...)), "
         "or options={'users': TableOptions(...)} to the sharder",
     ),
     "options_twice": (
