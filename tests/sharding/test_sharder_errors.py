@@ -50,8 +50,8 @@ REFUSED: dict[str, tuple[Table, dict[str, Any], str]] = {
         TABLE,
         {"options": {}},
         "ValueError: EmbeddingBagCollection: the plan makes table 'users' dynamic, but has no "
-        "options: give its constraints to the planner as DynamicTableConstraints(TableOptions(...)), "
-        "or options={'users': TableOptions(...)} to the sharder",
+        "options: give its constraints to the planner as DynamicTableConstraints(TableOptions(...))"
+        ", or options={'users': TableOptions(...)} to the sharder",
     ),
     "options_twice": (
         TABLE,
