@@ -154,7 +154,7 @@ ROWS: list[Row] = [
         (lambda: Mod(2**63), "Mod: mod_value is 9223372036854775808, expected an int64"),
         (
             lambda: EmbeddingEngine({"a": option(), "b": option(embedding_dim=8)}),
-            "'a' and 'b' share 'item', but are not those of one table: dim is 4 and 8: make them "
+            "'a' and 'b' share 'item', but do not describe one table: dim is 4 and 8: make them "
             "equal, or give 'b' another shared_name",
         ),
         (
@@ -195,7 +195,7 @@ ROWS: list[Row] = [
         ),
         (
             lambda: RaggedTensor(torch.tensor([1, 2]), np.array([0, 2])),
-            "a list of them: torch.from_numpy makes",
+            "a list of them: torch.from_numpy converts",
         ),
         (lambda: one(torch.ones(2), Mod(5)), "feature 'out': Mod got values of torch.f"),
         (
@@ -241,7 +241,7 @@ ROWS: list[Row] = [
         KeyError,
         (
             lambda: FeatureEngine([feature("a", SelectField("x"))])({"y": 1}),
-            r"feature 'a': the input has no field 'x', but \['y'\]",
+            r"feature 'a': the input has fields \['y'\], expected field 'x'",
         ),
         (
             lambda: EmbeddingEngine({"a": option(), "b": option()})({"a": torch.tensor([[1]])}),

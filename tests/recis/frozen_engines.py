@@ -1,4 +1,4 @@
-"""Engines whose rows several ranks share, frozen."""
+"""Frozen copies of engines with rows on several ranks."""
 
 from __future__ import annotations
 

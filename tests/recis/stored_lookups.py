@@ -1,4 +1,4 @@
-"""Engines whose rows need not fit in memory, on one process or on each of several ranks."""
+"""Engines with rows in a store, on one process or on each of several ranks."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_initializers_fill_tensors_and_tables_alike(
     assert torch.equal(same.generate(), values)
     assert not torch.equal(initializer.generate(), values)
     assert not torch.equal(other.generate(), values)
-    of_table, again, changed = (  # whose block_size is what rows are to a matrix
+    of_table, again, changed = (  # block_size is the number of rows of the matrix
         HashTable([16], 64, initializer=made(seed))(torch.arange(64)) for seed in (5, 5, 6)
     )
     assert torch.equal(again, of_table)
@@ -173,7 +173,7 @@ def test_max_rows_bound_the_tables() -> None:
     engine = EmbeddingEngine({"a": bounded, "b": EmbeddingOption(embedding_dim=4, shared_name="b")})
     assert sorted(t.group.config.max_rows or 0 for t in engine.tables.values()) == [0, 100]
     different = replace(bounded, max_rows=101)
-    with pytest.raises(ValueError, match="are not those of one table"):
+    with pytest.raises(ValueError, match="do not describe one table"):
         EmbeddingEngine({"a": bounded, "b": different})
 
 

@@ -221,7 +221,7 @@ def test_nested_form_and_back() -> None:
     assert lists_of(RaggedTensor.from_nested(gaps)) == [[0], [3, 4]]
     with pytest.raises(ValueError, match="has 2 ragged dimensions"):
         ragged_of(THREE).to_nested()
-    with pytest.raises(ValueError, match="no jagged NestedTensor"):
+    with pytest.raises(ValueError, match="not a jagged NestedTensor"):
         RaggedTensor.from_nested(torch.zeros(2, 2))
 
 
@@ -237,7 +237,7 @@ def test_torchrec_forms_and_back() -> None:
     assert same(back["carts"], carts)
     with pytest.raises(ValueError, match="some features have weights"):
         RaggedTensor.to_keyed_jagged({"clicks": clicks, "carts": carts.with_weight(None)})
-    with pytest.raises(ValueError, match="expected as many of each"):
+    with pytest.raises(ValueError, match="expected equal numbers"):
         RaggedTensor.to_keyed_jagged({"clicks": clicks, "carts": ragged_of([[1]])})
 
 

@@ -37,7 +37,7 @@ def test_rows_are_loaded_by_the_names_of_tables() -> None:
     assert torch.equal(read["item"].cpu(), rows)
     assert read["user"].count_nonzero() == 0
     with pytest.raises(ValueError, match="users"):
-        migrate.load(model, {"nobody": migrate.read_tensors(ids.cpu(), rows)})
+        migrate.load(model, {"unknown": migrate.read_tensors(ids.cpu(), rows)})
 
 
 def test_its_optimizer_is_found() -> None:

@@ -130,7 +130,7 @@ WRONG: list[tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = [
     ({}, (torch.tensor([[1]]).to_sparse(),), ValueError, "layout torch.sparse_coo"),
     ({}, (torch.tensor([[1, 2]]), torch.ones(1)), ValueError, r"weights has shape \(1,\)"),
     ({}, (CLICKS, torch.ones(3)), ValueError, r"weights has shape \(3,\)"),
-    ({}, (CLICKS.with_weight(WEIGHTS), WEIGHTS), ValueError, "has weights, and others are given"),
+    ({}, (CLICKS.with_weight(WEIGHTS), WEIGHTS), ValueError, "has weights, but others are given"),
     ({}, (torch.tensor([[1]]), torch.ones(1, 1, device="meta")), RuntimeError, "device is meta"),
     (
         {"use_weight": False},
@@ -329,7 +329,7 @@ def test_exchange_and_lookup_may_be_apart() -> None:
         assert torch.equal(output[name], expected[name])
     module = embedding()
     prepared = module.exchange_ids(torch.tensor([[1, 2]]), torch.tensor([[0.5, 2.0]]))
-    with pytest.raises(ValueError, match="input_weights is given with what exchange_ids"):
+    with pytest.raises(ValueError, match="input_weights is given with a result of exchange_ids"):
         module(prepared, torch.ones(1, 2))
     assert module(prepared).shape == (1, 4)
 

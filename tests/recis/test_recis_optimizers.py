@@ -313,7 +313,7 @@ def test_slots_have_recis_s_names_and_follow_row_numbers(kind: Any, prefix: str)
             assert slots[name].any()
             assert torch.equal(value[rows], slots[name])
             assert torch.equal(slots.slot_by_index(place).values()[0], value)
-    with pytest.raises(KeyError, match="there is no slot 'sum', expected one of"):
+    with pytest.raises(KeyError, match="name is 'sum', expected one of"):
         slots.slot_by_name("sum")
 
 

@@ -1,4 +1,4 @@
-"""Packages of RecIS's engines, whose rows are updated while they serve."""
+"""Packages of RecIS's engines that are updated while they serve."""
 
 from __future__ import annotations
 

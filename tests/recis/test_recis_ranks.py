@@ -105,7 +105,7 @@ def test_what_gradients_are_divided_by(
 
 
 def rows_of_a_generator(rank: int) -> torch.Tensor:
-    """Rows of ids 0 to 3, which lie on both ranks, whose generators differ."""
+    """Rows of ids 0 to 3, which lie on two ranks with different generators."""
     from lookups import option
 
     from torch_dynemb.recis import DynamicEmbedding, NormalInitializer

@@ -1,4 +1,4 @@
-"""RecIS's modules over tables whose rows need not fit in memory, against those that do."""
+"""RecIS's modules over tables in a store, compared with tables in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models whose tables change their sharding between a save and a load, and what they hold."""
+"""Models with another sharding at the load than at the save, and the content of their tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torch_dynemb.torchrec import TableOptions
 
 DIM = 16
 SAMPLES = 8
-VOCABULARY = 32  # of tables of TorchRec's, whose names begin with "static"
+VOCABULARY = 32  # of TorchRec's own tables; their names begin with "static"
 START = 1_000_000  # what clocks say first
 POLICIES = {
     "plain": td.Policy(),

@@ -253,7 +253,7 @@ def steps_that_nobody_ends(
     models = [sharded_model(kinds, 0, "adam", seed=seed) for seed in (0, 1)]
     for number, model in enumerate(models):
         train(model, rank, names_of(kinds), range(3 - number), ends_steps=False)
-        with clock_at(2):  # who ends the step reads it
+        with clock_at(2):  # read at the end of the step
             (td.checkpoint.save if number == 0 else td.checkpoint.load)(path, model)
     for model in models:
         shards = shards_of(model)

@@ -29,7 +29,7 @@ POLICY = td.Policy(score=("timestamp", "frequency"), capacity=24, ttl=2**40)
 
 
 class Shard(NamedTuple):
-    """A shard at the end, and what it was told.
+    """A shard at the end, and the times that it was given.
 
     Attributes:
         now: of the lookups of each step.

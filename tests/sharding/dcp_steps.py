@@ -82,7 +82,7 @@ class HeldWriter(dcp.FileSystemWriter):
 
     def write_data(self, *arguments: Any) -> Any:
         if not self.may_write.wait(WAIT_S):
-            raise TimeoutError("nobody let the writer go on")
+            raise TimeoutError("the writer was never released")
         return super().write_data(*arguments)
 
 

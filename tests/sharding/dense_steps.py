@@ -59,7 +59,7 @@ def static_tables(
     with _env(output_dtensor[0]):
         saved = sharded_model(kinds, 0, "sgd")
     train(saved, rank, names_of(kinds), range(3))
-    with torch.no_grad():  # a copy on every rank is trained by nobody here
+    with torch.no_grad():  # copies on every rank are not trained here
         for name, parameter in saved.named_parameters():
             if "copied" in name:
                 parameter.fill_(3.0)

@@ -23,7 +23,7 @@ def ids_after_training(rank: int, sharding: str, ids: list[int]) -> dict[int, li
 
 
 def initial_rows(rank: int, sharding: str) -> list[float]:
-    """Elements of new rows of a table of 16 rows whose options say nothing of an initializer."""
+    """Elements of new rows of a table of 16 rows with the default initializer."""
     table = Table("users", 8, ("user",), sharding=sharding, num_embeddings=16)
     model = sharded([table], options={"users": TableOptions()})
     batch = Batch({"user": [torch.arange(100)]})

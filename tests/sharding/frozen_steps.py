@@ -147,7 +147,7 @@ def packaged(
         return None
 
     def features() -> Any:
-        """New ones: whoever reads them adds offsets, with which they are another input."""
+        """New features: reading them adds offsets, which makes them another input."""
         return batch(rank, tables, "plain", 9, VOCABULARY)
 
     example = features()

@@ -42,7 +42,7 @@ def policies_after_sharding(rank: int, before: int) -> tuple[set[int], int]:
 
 
 def ended_thread(rank: int) -> None:
-    """A thread that ends while it is looked at is no error."""
+    """A thread may end while it is inspected."""
     with tempfile.TemporaryDirectory() as folder:
         task = Path(folder) / str(2**30)  # above the largest number of a thread
         task.mkdir()

@@ -60,7 +60,7 @@ def model() -> DistributedModelParallel:
 
 
 def train(of: DistributedModelParallel, rank: int, steps: range) -> None:
-    """Steps whose batches depend on their numbers and the rank."""
+    """Train steps with batches that depend on the step's number and the rank."""
     for step in steps:
         generator = torch.Generator().manual_seed(2 * step + rank)
         lengths = torch.randint(0, 3, (len(FEATURES) * 4,), generator=generator)
@@ -113,7 +113,7 @@ def load(rank: int, path: str) -> tuple[Numbers, Numbers, Numbers]:
 
 
 def values() -> dict[str, Any]:
-    """Instances of the classes that are no sharded modules."""
+    """Instances of the classes that are not sharded modules."""
     options = TableOptions(
         initializer=td.Uniform(-0.5, 0.5),
         policy=td.Policy(capacity=500, score="timestamp", ttl=3),

@@ -110,7 +110,7 @@ def _compared(rank: int, case: Case) -> int:
 
 
 def loss_of(outputs: dict[str, Tensor], weights: dict[str, Tensor]) -> Tensor:
-    """A scalar whose gradients differ by element and depend on the rows."""
+    """A scalar with gradients that differ by element and depend on the rows."""
     parts = [
         (weights[name][0] * of).sum() + (weights[name][1] * of * of).sum()
         for name, of in outputs.items()

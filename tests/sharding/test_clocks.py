@@ -1,4 +1,4 @@
-"""Ranks whose clocks differ give an id one time, and drop the same ids."""
+"""Ranks with different clocks agree on the time of an id, and drop the same ids."""
 
 from __future__ import annotations
 

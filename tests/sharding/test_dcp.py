@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint with dynamic tables: memory, who reads what, async_save."""
+"""torch.distributed.checkpoint with dynamic tables: memory, rows read by each rank, async_save."""
 
 from __future__ import annotations
 

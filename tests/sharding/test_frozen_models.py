@@ -83,7 +83,7 @@ def test_bags(two_ranks: Ranks, sharding: str, pooling: str, kind: str) -> None:
 
 @pytest.mark.parametrize("sharding", FOUR_RANKS)
 def test_tables_over_nodes(four_ranks: Ranks, sharding: str) -> None:
-    """Two nodes of two ranks each, whose static tables are over nodes, too."""
+    """Two nodes of two ranks each; static tables are divided over nodes, too."""
     tables = (
         Table("static", 8, ("a",), "sum", "table_row_wise", dynamic=False),
         Table("b", 8, ("b", "c"), "mean", sharding),
@@ -213,7 +213,7 @@ def test_sharded_modules_of_other_kinds() -> None:
     other = type("Other", (ShardedModule,), dict.fromkeys(ShardedModule.__abstractmethods__))
     module = other.__new__(other)
     nn.Module.__init__(module)
-    with pytest.raises(TypeError, match=r"freeze: Other is no sharded module that freeze"):
+    with pytest.raises(TypeError, match=r"freeze: Other is not a sharded module that freeze"):
         td.freeze(nn.Sequential(module))
 
 

@@ -1,4 +1,4 @@
-"""Read-only collections and batches with a batch size per feature, whose samples share bags."""
+"""Read-only collections and batches with a batch size per feature: samples share bags."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ def of_sizes(*bags: int, inverse: Any = None) -> KeyedJaggedTensor:
     )
 
 
-def test_what_does_not_say_whose_bags_they_are_is_refused(one_rank: None) -> None:
+def test_batches_without_the_bags_of_samples_are_refused(one_rank: None) -> None:
     for tables in (pooled("table_wise"), unpooled("table_wise")):
         model: Any = td.freeze(trained(0, tables, "plain"))
         given = of_sizes(1, 2, 3, 1, 2)
-        with pytest.raises(ValueError, match=r"\[1, 2, 3, 1, 2\], and no inverse_indices: give"):
+        with pytest.raises(ValueError, match=r"\[1, 2, 3, 1, 2\], but no inverse_indices: give"):
             model(given)
         inverse = (list("abcd"), torch.zeros(4, 3, dtype=torch.int64))
         with pytest.raises(ValueError, match=r"inverse_indices of features lacks \['e'\]; it has"):
@@ -108,5 +108,7 @@ def test_exporting_with_such_a_batch_is_refused(one_rank: None) -> None:
     tables = [table for table in pooled("table_wise") if table.dynamic]
     model = td.freeze(trained(0, tables, "plain"))
     given = batch(0, tables, "vbe", 1, VOCABULARY)
-    with pytest.raises(ValueError, match="a batch size per feature, which exported programs do"):
+    with pytest.raises(
+        ValueError, match="a batch size per feature, which exported programs cannot"
+    ):
         torch.export.export(model, (given,), dynamic_shapes=(any_sizes(given),), strict=False)

@@ -15,7 +15,7 @@ from torch_dynemb.distributed import gloo_threads
 
 pytestmark = [
     pytest.mark.cpu_only("TorchRec over gloo"),
-    pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="there is no /proc"),
+    pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="/proc is missing"),
 ]
 
 

@@ -342,7 +342,7 @@ def test_constraints_name_tables_of_the_model() -> None:
         ),
         (
             {"a": dynamic(), "user": ParameterConstraints(min_partition=8)},
-            r"constraints name \['user'\], which are no tables of the model, whose tables are \['a",
+            r"constraints name tables \['user'\], but those of the model are \['a",
         ),
     ):
         enumerator = dynamic_enumerator(machine(), constraints, BATCH)
@@ -407,7 +407,7 @@ def test_planning_errors_reach_every_rank(two_ranks: Ranks) -> None:
 
 
 def test_without_a_process_group() -> None:
-    with pytest.raises(RuntimeError, match=r"no process group.*init_process_group"):
+    with pytest.raises(RuntimeError, match=r"process group is missing.*init_process_group"):
         collective_plan(Failing(ValueError("")), bags(a=9))
 
 

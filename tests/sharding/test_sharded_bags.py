@@ -50,7 +50,7 @@ def test_trains_as_unsharded(ranks: Ranks, sharding: str, kind: str, pooling: st
         for error in ranks.errors(trains_as_unsharded, case):
             assert (
                 "EmbeddingBagCollection: tables ['one', 'two', 'three'] are grid_shard, and "
-                "features has a batch size per feature, which TorchRec does not reduce over a "
+                "features has a batch size per feature, which TorchRec cannot reduce over a "
                 "grid: choose another sharding type, or one batch size for all features"
             ) in error
         return

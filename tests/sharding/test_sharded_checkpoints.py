@@ -135,7 +135,7 @@ def test_every_change_of_the_sharding(two_ranks: Ranks, tmp_path: Path, optimize
         assert torch.equal(one.values["scores"], other.values["scores"]), kind.name
         assert one.counts == other.counts, kind.name
         if optimizer == "rowwise" and "column_wise" in "".join(kind.shardings):
-            continue  # whose sums are of the columns of a shard
+            continue  # sums over the columns of a shard
         for key in ("rows", *(key for key in one.values if key.startswith("state"))):
             torch.testing.assert_close(
                 one.values[key], other.values[key], rtol=2e-4, atol=2e-5, msg=f"{kind.name} {key}"
@@ -146,7 +146,7 @@ def test_every_change_of_the_sharding(two_ranks: Ranks, tmp_path: Path, optimize
 def test_the_same_sharding_goes_on_bit_for_bit(
     two_ranks: Ranks, tmp_path: Path, optimizer: str
 ) -> None:
-    """Tables that evict and that keep times among them, whose ranks' clocks differ."""
+    """Tables with and without eviction and timestamps, on ranks with different clocks."""
     kinds = tuple(
         Kind(f"{policy}_{sharding}", (sharding, sharding), policy, pooling)
         for policy in POLICIES

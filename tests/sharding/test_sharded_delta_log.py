@@ -1,4 +1,4 @@
-"""Delta logs of sharded models: one for each rank, whose commits are one."""
+"""Delta logs of sharded models: one per rank, with common commits."""
 
 from __future__ import annotations
 

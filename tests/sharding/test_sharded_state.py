@@ -197,7 +197,7 @@ def test_state_of_another_optimizer_is_refused(two_ranks: Ranks) -> None:
         assert (
             "table 'ads': was saved with optimizer state ['optimizer.sum'], but Adam has "
             "['optimizer.exp_avg', 'optimizer.exp_avg_sq', 'optimizer.step']: give it the "
-            "optimizer it was saved with"
+            "optimizer of the saved table"
         ) in message
         assert unchanged
 
@@ -248,7 +248,7 @@ def test_missing_scores_and_tables_are_listed(two_ranks: Ranks) -> None:
             "layout",
             "table 'ads': has ['bucket', 'metadata', 'optimizer.exp_avg', 'optimizer.exp_av",
         ),
-        ("weight_id", "table 'ads': has layout, but no weight_id, which says whose rows these are"),
+        ("weight_id", "table 'ads': has layout, but lacks weight_id, the ids of the rows"),
     ],
 )
 def test_rows_without_their_ids_are_refused(two_ranks: Ranks, left_out: str, message: str) -> None:

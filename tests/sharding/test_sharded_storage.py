@@ -1,4 +1,4 @@
-"""Sharded tables whose rows need not fit in memory, against those that do."""
+"""Sharded tables in a store, compared with tables in memory."""
 
 from __future__ import annotations
 

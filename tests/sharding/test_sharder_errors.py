@@ -49,9 +49,9 @@ REFUSED: dict[str, tuple[Table, dict[str, Any], str]] = {
     "no_options": (
         TABLE,
         {"options": {}},
-        "ValueError: EmbeddingBagCollection: the plan makes table 'users' dynamic, but says not "
-        "how: give its constraints to the planner as DynamicTableConstraints(TableOptions(...)), "
-        "or options={'users': TableOptions(...)} to the sharder",
+        "ValueError: EmbeddingBagCollection: the plan makes table 'users' dynamic, but has no "
+        "options: give its constraints to the planner as DynamicTableConstraints(TableOptions(...))"
+        ", or options={'users': TableOptions(...)} to the sharder",
     ),
     "options_twice": (
         TABLE,
@@ -71,7 +71,7 @@ REFUSED: dict[str, tuple[Table, dict[str, Any], str]] = {
         TABLE,
         {"fused_params": {"cache_precision": 1, "learning_rate": 0.1}},
         "ValueError: EmbeddingBagCollection: table 'users': fused_params has ['cache_precision'], "
-        "which mean nothing to a dynamic table, expected some of ['beta1', 'beta2', 'betas', "
+        "without a meaning for dynamic tables, expected some of ['beta1', 'beta2', 'betas', "
         "'eps', 'eta', 'gradient_clipping', 'learning_rate', 'lr', 'max_gradient', 'momentum', "
         "'optimizer', 'output_dtype', 'prefetch_pipeline', 'stochastic_rounding', 'weight_decay', "
         "'weight_decay_mode']: remove them, or give them to the sharder of static tables",
@@ -330,7 +330,7 @@ def test_wrong_batches_are_refused_by_name(two_ranks: Ranks, pooling: str, weigh
         other_order = later.pop("other order")
         assert other_order.startswith(
             f"ValueError: {owner}: keys of features are ['f_b', 'f_a'], but those of the first "
-            f"batch were {KEYS}, by whose positions"
+            f"batch were {KEYS}, and TorchRec finds"
         )
         for raised in (first, later):
             assert len(raised) >= 17

@@ -204,7 +204,7 @@ def test_ranks_on_cpus_are_forks_of_one_process(monkeypatch: pytest.MonkeyPatch)
         return {}
 
     monkeypatch.setattr(job_ranks, "run_on_ranks", run_on_ranks)
-    monkeypatch.setattr(job_ranks, "_check", lambda opts: None)  # there may be no GPU
+    monkeypatch.setattr(job_ranks, "_check", lambda opts: None)  # a GPU may be missing
     for device in ("cpu", "cuda"):
         job_ranks.run(options.parse(["--torchrec", "--nproc", "2", "--device", device]))
     assert forked_from == ["tutorials.dlrm.job.rank_imports", None]

@@ -1,1 +1,1 @@
-"""Names of other libraries, so that their users keep their code."""
+"""Names of other libraries, so that existing code keeps working."""

@@ -1,7 +1,7 @@
-"""The names of NVIDIA's DynamicEmb, in one module.
+"""Names of NVIDIA's DynamicEmb, in one module.
 
-``from torch_dynemb.compat.dynamicemb import ...`` takes the place of imports from ``dynamicemb``,
-``dynamicemb.planner`` and ``dynamicemb.shard``. What is not built raises an error that says so.
+Imports ``from torch_dynemb.compat.dynamicemb import ...`` replace those from ``dynamicemb``,
+``dynamicemb.planner`` and ``dynamicemb.shard``. Options that are not built raise an error.
 """
 
 from fbgemm_gpu.split_embedding_configs import EmbOptimType

@@ -1,4 +1,4 @@
-"""What RecIS's arguments are to the ops: checked, and as the ops take them."""
+"""Checks of RecIS's arguments, and their conversion for the ops."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import described, integer, tensor
-from torch_dynemb.recis.ragged.offsets import words
+from torch_dynemb.recis.ragged.offsets import as_int64
 
 _INDEX_DTYPES = (torch.int64, torch.int32)
 
 
 def entries(owner: str, values: object, expected: str) -> list[Any]:
-    """The entries of a list or another iterable.
+    """Return the entries of a list or another iterable.
 
     Raises:
         TypeError: ``values`` is a tensor, a string, a dict, or not iterable.
@@ -26,17 +26,17 @@ def entries(owner: str, values: object, expected: str) -> list[Any]:
 
 
 def tensors(owner: str, values: object) -> list[Tensor]:
-    """Dense tensors of a list, contiguous.
+    """Return the dense tensors of a list, made contiguous.
 
     Raises:
-        TypeError: ``values`` is no list, or an entry is not a dense tensor.
+        TypeError: ``values`` is not a list, or an entry is not a dense tensor.
     """
     given = entries(owner, values, "a list of Tensors")
     return [tensor(f"{owner}[{i}]", value).contiguous() for i, value in enumerate(given)]
 
 
 def index_tensor(owner: str, value: object) -> Tensor:
-    """Offsets or places as int64, contiguous.
+    """Return offsets or positions as contiguous int64.
 
     Raises:
         TypeError: ``value`` is not a dense tensor of int32 or int64.
@@ -44,21 +44,21 @@ def index_tensor(owner: str, value: object) -> Tensor:
     given = tensor(owner, value)
     if given.dtype not in _INDEX_DTYPES:
         raise TypeError(f"{owner} has dtype {given.dtype}, expected int64 or int32")
-    return words(given)
+    return as_int64(given)
 
 
 def index_tensors(owner: str, values: object) -> list[Tensor]:
-    """:func:`index_tensor` of each entry of a list.
+    """Apply :func:`index_tensor` to each entry of a list.
 
     Raises:
-        TypeError: ``values`` is no list, or an entry is not a tensor of int32 or int64.
+        TypeError: ``values`` is not a list, or an entry is not a tensor of int32 or int64.
     """
     given = entries(owner, values, "a list of Tensors")
     return [index_tensor(f"{owner}[{i}]", value) for i, value in enumerate(given)]
 
 
 def numbers(owner: str, values: object) -> list[int]:
-    """Whole numbers, which the host reads; it waits for a GPU.
+    """Return integers as a list; a GPU tensor is copied to the host, which synchronizes.
 
     Raises:
         TypeError: ``values`` is neither a tensor [n] nor a list of ints.
@@ -69,7 +69,7 @@ def numbers(owner: str, values: object) -> list[int]:
 
 
 def flags(owner: str, values: object) -> list[bool]:
-    """Flags, which the host reads; it waits for a GPU.
+    """Return flags as a list; a GPU tensor is copied to the host, which synchronizes.
 
     Raises:
         TypeError: ``values`` is neither a tensor [n] nor a list of bools, or of 0 and 1.

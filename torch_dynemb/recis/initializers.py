@@ -1,7 +1,8 @@
 """RecIS's initializers by its names.
 
-In a table a row's initial value follows from seed, table, id and column, whenever and on whichever
-rank an id comes: of a ``generator`` a table takes its initial seed, and draws nothing from it.
+In a table, the initial value of a row depends only on seed, table, id and column, not on when or on
+which rank the id arrives. A table takes the initial seed of a ``generator`` and draws nothing from
+it.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ _FANS = ("fan_in", "fan_out")
 
 
 class RecisInitializer(Initializer):
-    """Base of RecIS's initializers, which also fill tensors.
+    """Base of RecIS's initializers, which fill tables and tensors.
 
     Args:
-        identity: what it is like: an initializer of torch_dynemb, or arguments.
-        generator: what :meth:`generate` draws from; default: torch's own. A table takes its seed.
+        identity: initializer of torch_dynemb, or arguments; equal ones compare equal.
+        generator: source of :meth:`generate`; default: torch's own. A table takes its seed.
 
     Example:
         >>> initializer = NormalInitializer(std=0.01, generator=torch.Generator())
@@ -54,21 +55,21 @@ class RecisInitializer(Initializer):
         self._record: InitRecord | None = None
 
     def of_table(self, rows: int) -> Initializer:
-        """What it is for a matrix of so many rows: RecIS's tables take ``block_size``.
+        """Return the initializer for a matrix of ``rows`` rows; RecIS's tables take ``block_size``.
 
         Args:
             rows: at least 1.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} does not define of_table(): a subclass says there "
-            "what rows of a table begin with"
+            f"{type(self).__name__} does not define of_table(): a subclass returns the "
+            "initializer of a table's rows there"
         )
 
     def record(self, dim: int) -> InitRecord:
         return self.of_table(dim).record(dim)
 
     def set_shape(self, shape: Sequence[int]) -> None:
-        """Sets the shape of the tensors of :meth:`generate`.
+        """Set the shape of the tensors of :meth:`generate`.
 
         Args:
             shape: [rows, dim].
@@ -76,19 +77,19 @@ class RecisInitializer(Initializer):
         self._shape = list(shape)
 
     def set_dtype(self, dtype: torch.dtype = torch.float32) -> None:
-        """Sets the dtype of the tensors of :meth:`generate`; it is float32 without a call.
+        """Set the dtype of the tensors of :meth:`generate`; it is float32 by default.
 
         Args:
-            dtype: of floats.
+            dtype: a floating-point dtype.
         """
         self._dtype = dtype
 
     def build(self) -> None:
-        """Ends the settings, once.
+        """Finish the settings; call it once.
 
         Raises:
-            RuntimeError: it has been called before.
-            ValueError: there is no shape of two dimensions.
+            RuntimeError: it was called before.
+            ValueError: the shape is missing or has not two dimensions.
         """
         if self._record is not None:
             raise RuntimeError(
@@ -103,10 +104,10 @@ class RecisInitializer(Initializer):
         self._record = self.of_table(rows).record(dim)
 
     def generate(self) -> Tensor:
-        """A new tensor with initial values.
+        """Return a new tensor with initial values.
 
         Raises:
-            RuntimeError: :meth:`build` has not been called.
+            RuntimeError: :meth:`build` was not called.
         """
         if self._record is None or self._shape is None:
             raise RuntimeError(
@@ -137,7 +138,7 @@ class RecisInitializer(Initializer):
         return hash(self._identity)
 
     def __repr__(self) -> str:
-        # without a generator as before there were any: names of tables follow from it
+        # names of tables depend on this text
         given = self._identity
         if isinstance(given, Initializer):
             text = repr(given)
@@ -147,7 +148,7 @@ class RecisInitializer(Initializer):
 
 
 class _Fixed(RecisInitializer):
-    """The same for any number of rows: equal to the initializer of torch_dynemb that it is."""
+    """Initializer that does not depend on the number of rows; equals torch_dynemb's."""
 
     def __init__(self, value: Initializer, generator: torch.Generator | None) -> None:
         super().__init__(value, generator)
@@ -158,7 +159,7 @@ class _Fixed(RecisInitializer):
 
 
 class ConstantInitializer(_Fixed):
-    """Every value is ``init_val``.
+    """All values are ``init_val``.
 
     Args:
         init_val: the value.
@@ -236,18 +237,18 @@ class TruncNormalInitializer(_Fixed):
 
 
 class XavierUniformInitializer(RecisInitializer):
-    """Uniform in +-gain * sqrt(6 / (dim + rows)); rows of a table is its ``block_size``.
+    """Uniform in +-gain * sqrt(6 / (dim + rows)); for a table, rows is its ``block_size``.
 
     Args:
         gain: a factor.
         generator: see :class:`RecisInitializer`.
 
     Raises:
-        ValueError: ``gain`` is no such number.
+        ValueError: ``gain`` is not a valid factor.
     """
 
     def __init__(self, gain: float = 1.0, generator: torch.Generator | None = None) -> None:
-        XavierUniform(gain)  # checks it
+        XavierUniform(gain)  # checks gain
         super().__init__((gain,), generator)
         self._gain = gain
 
@@ -256,18 +257,18 @@ class XavierUniformInitializer(RecisInitializer):
 
 
 class XavierNormalInitializer(RecisInitializer):
-    """Normal with std = gain * sqrt(2 / (dim + rows)); rows of a table is its ``block_size``.
+    """Normal with std = gain * sqrt(2 / (dim + rows)); for a table, rows is its ``block_size``.
 
     Args:
         gain: a factor.
         generator: see :class:`RecisInitializer`.
 
     Raises:
-        ValueError: ``gain`` is no such number.
+        ValueError: ``gain`` is not a valid factor.
     """
 
     def __init__(self, gain: float = 1.0, generator: torch.Generator | None = None) -> None:
-        XavierNormal(gain)  # checks it
+        XavierNormal(gain)  # checks gain
         super().__init__((gain,), generator)
         self._gain = gain
 
@@ -295,7 +296,7 @@ class KaimingUniformInitializer(_Kaiming):
 
     Args:
         a: negative slope of a leaky ReLU.
-        mode: "fan_in": fan is dim; "fan_out": the number of rows, of a table its ``block_size``.
+        mode: "fan_in": fan is dim; "fan_out": the number of rows, or the ``block_size`` of a table.
         nonlinearity: as for torch.nn.init.calculate_gain.
         generator: see :class:`RecisInitializer`.
 
@@ -314,7 +315,7 @@ class KaimingUniformInitializer(_Kaiming):
 
     def of_table(self, rows: int) -> Initializer:
         if self._fan_in:
-            return XavierUniform(self._gain)  # of dim and dim
+            return XavierUniform(self._gain)  # both dimensions are dim
         bound = self._gain * math.sqrt(3.0 / rows)
         return Uniform(-bound, bound)
 
@@ -346,17 +347,17 @@ class KaimingNormalInitializer(_Kaiming):
 
     def of_table(self, rows: int) -> Initializer:
         if self._fan_in:
-            return XavierNormal(self._gain)  # of dim and dim
+            return XavierNormal(self._gain)  # both dimensions are dim
         return Normal(0.0, self._gain / math.sqrt(rows))
 
 
 def initializer_of(given: Initializer, block_size: int) -> Initializer:
-    """The initializer of a table's rows, as a value that holds no generator."""
+    """Return the initializer of a table's rows, without a generator."""
     return given.of_table(block_size) if isinstance(given, RecisInitializer) else given
 
 
 def seed_of(given: Initializer | None) -> int | None:
-    """The seed that an initializer has."""
+    """Return the seed of an initializer, or None."""
     return given.seed if isinstance(given, RecisInitializer) else None
 
 

@@ -20,20 +20,21 @@ from torch_dynemb.recis.tables.hash_table import HashTable
 class SparseOptimizer(torch.optim.Optimizer):
     """Base of the optimizers: one param group per logical table, one step for all tables.
 
-    The state of rows (moments) lies beside the rows and is saved with the model's state dict; the
-    optimizer's own has hyper-parameters by table name and where it is in an accumulation.
+    State of rows (moments) is saved with the rows, in the model's state dict. The optimizer's state
+    dict has hyper-parameters by table name and the position in an accumulation.
+
+    Tables get the optimizer one after another. If construction is interrupted, some tables have it;
+    then construct it again.
 
     Args:
-        param_dict: hash tables by name, as ``filter_out_sparse_param(model)`` gives them; those
-            that are not trainable are left out.
+        param_dict: hash tables by name, as ``filter_out_sparse_param(model)`` returns them; tables
+            that are not trainable are skipped.
         config: of the rows' optimizer.
 
-    Tables get it one after another: where that is interrupted, some have it. Then make it again.
-
     Raises:
-        TypeError: an entry is no hash table.
-        ValueError: no table is trainable, two have one name or share a child's name, or the ranks
-            that share a table were given other hyper-parameters (all of them raise).
+        TypeError: an entry is not a hash table.
+        ValueError: no table is trainable, or two have one name or share a child's name. Or the
+            ranks that share a table were given other hyper-parameters; then all of them raise.
     """
 
     def __init__(self, param_dict: Mapping[str, HashTable], config: OptimizerConfig) -> None:
@@ -45,12 +46,12 @@ class SparseOptimizer(torch.optim.Optimizer):
         self._micro_steps = 0
         placeholder = torch.nn.Parameter(torch.empty(0))
         super().__init__([{"params": [placeholder]}], config.hyper())
-        # the tables' own groups: writing lr writes what the kernels read
+        # the tables' own groups: kernels read the lr that is assigned here
         self.param_groups = [group for o in self._optimizers() for group in o.param_groups]
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
-            f"{type(self).__name__} belongs to the memory of its tables and cannot be copied or "
+            f"{type(self).__name__} refers to the memory of its tables and cannot be copied or "
             "pickled: copy or pickle the model and make it again, or save its state_dict()"
         )
 
@@ -58,7 +59,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         return [table.optimizer for table in self._tables.values()]
 
     def set_grad_accum_steps(self, steps: int) -> None:
-        """Only every ``steps``-th :meth:`step` updates the rows, with the sum of the gradients.
+        """Update rows only at every ``steps``-th :meth:`step`, with the sum of the gradients.
 
         Divide the loss by ``steps`` for their mean.
 
@@ -81,18 +82,18 @@ class SparseOptimizer(torch.optim.Optimizer):
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None, *, now: int | None = None
     ) -> float | None:
-        """Applies the pending gradients, if it is the last step of an accumulation.
+        """Apply the pending gradients, if it is the last step of an accumulation.
 
         Args:
             closure: re-evaluates the model and returns the loss.
-            now: seconds, for tables that keep times, the same on all ranks; default: what their
-                clocks say, on which ranks agree.
+            now: seconds, the same on all ranks, for tables with timestamps; default: the time on
+                which ranks agree.
 
         Returns:
-            What ``closure`` gave, else None.
+            The result of ``closure``, or None.
 
         Raises:
-            TypeError: ``closure`` is no function.
+            TypeError: ``closure`` is not a function.
         """
         if closure is not None and not callable(closure):
             raise TypeError(
@@ -111,17 +112,17 @@ class SparseOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets pending gradients, except in the midst of an accumulation.
+        """Drop pending gradients, except in the middle of an accumulation.
 
         Args:
-            set_to_none: as in torch.optim.Optimizer; either way there are none.
+            set_to_none: as in torch.optim.Optimizer; it has no effect.
         """
         if self._micro_steps == 0:
             for optimizer in self._optimizers():
                 optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """Hyper-parameters by table, and where it is in an accumulation."""
+        """Return hyper-parameters by table, and the position in an accumulation."""
         return {
             "tables": {name: table.optimizer.state_dict() for name, table in self._tables.items()},
             "grad_accum_steps": self._accum_steps,
@@ -129,13 +130,13 @@ class SparseOptimizer(torch.optim.Optimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` gave.
+        """Restore the result of :meth:`state_dict`.
 
         Args:
             state_dict: of an optimizer of tables with the same names.
 
         Raises:
-            ValueError: other tables, or another optimizer; nothing has been changed.
+            ValueError: other tables, or another optimizer; nothing is changed.
         """
         saved = state_dict.get("tables", {})
         steps = [state_dict.get(name) for name in ("grad_accum_steps", "micro_steps")]
@@ -162,18 +163,18 @@ class SparseOptimizer(torch.optim.Optimizer):
             self._accum_steps, self._micro_steps = accumulated, done
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Takes no groups but the tables', which the base class adds.
+        """Refuse further groups: the groups are those of the tables.
 
         Args:
             param_group: as in torch.optim.Optimizer.
 
         Raises:
-            RuntimeError: always, once the optimizer is made.
+            RuntimeError: always, after construction.
         """
         if hasattr(self, "param_groups") and self.param_groups:
             raise RuntimeError(
                 f"{type(self).__name__}.add_param_group: the groups are those of the tables: give "
-                "other parameters to an optimizer of their own"
+                "other parameters to another optimizer"
             )
         super().add_param_group(param_group)
 
@@ -185,7 +186,7 @@ def _check_ranks_agree(
     for name, table in tables.items():
         if table.rank_group is not None:
             by_ranks.setdefault(table.rank_group.name, []).append(name)
-    for _, names in sorted(by_ranks.items()):  # in one order on all ranks
+    for _, names in sorted(by_ranks.items()):  # in the same order on all ranks
         alike = options_of("", "optimizer", config)
         alike[Option("", "tables")] = comparable(sorted(names))
         check_agreement(owner, alike, process_group_of(tables[names[0]].rank_group))
@@ -209,7 +210,7 @@ def _checked_tables(owner: str, param_dict: Mapping[str, HashTable]) -> dict[str
             if child in owners:
                 raise ValueError(
                     f"{owner}: tables {owners[child]!r} and {name!r} both have a child {child!r}, "
-                    "expected names of their own"
+                    "expected different names"
                 )
             owners[child] = name
         if table.trainable:
@@ -224,8 +225,8 @@ class SparseAdam(SparseOptimizer):
 
     Args:
         param_dict: hash tables by name.
-        lr, betas, eps, weight_decay: as in torch.optim.Adam. Only rows with a gradient move; the
-            bias correction counts the steps.
+        lr, betas, eps, weight_decay: as in torch.optim.Adam. Only rows with a gradient change; the
+            bias correction counts steps.
 
     Example:
         >>> from torch_dynemb.recis import (
@@ -259,7 +260,7 @@ class SparseAdamW(SparseOptimizer):
 
     Args:
         param_dict: hash tables by name.
-        lr, betas, eps, weight_decay: as in torch.optim.AdamW; only rows with a gradient move.
+        lr, betas, eps, weight_decay: as in torch.optim.AdamW; only rows with a gradient change.
     """
 
     def __init__(
@@ -277,12 +278,14 @@ class SparseAdamW(SparseOptimizer):
 
 
 class SparseAdamWTF(SparseOptimizer):
-    """AdamW in TensorFlow's form, with a decay of its own: w *= 1 - weight_decay, then
-    w -= lr * sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps).
+    """AdamW in TensorFlow's form, with a weight decay that does not depend on lr.
+
+    A step is w *= 1 - weight_decay, then w -= lr * sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) +
+    eps).
 
     Args:
         param_dict: hash tables by name.
-        lr, betas, eps: as in torch.optim.AdamW; only rows with a gradient move.
+        lr, betas, eps: as in torch.optim.AdamW; only rows with a gradient change.
         weight_decay: not multiplied by lr.
     """
 

@@ -1,7 +1,7 @@
-"""Registers RecIS's modules: their logical tables with the ids of a rank, and their copies.
+"""Registration of RecIS's modules: logical tables with the ids of a rank, and copies.
 
-A logical table is named after the module that was made with options, an engine or an embedding, and
-its child: not after the physical table, whose name depends on options and on the process group.
+The name of a logical table is the path of its engine or embedding, and the name of its child. The
+name of the physical table is not used, because it depends on options and on the process group.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which of several shards of a table has an id."""
+"""Slices: the ids of one of several shards of a table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch_dynemb.distributed.owners import slots_of
 
 
 class Slice(NamedTuple):
-    """The slots of ids that a table has: ``[slice_begin, slice_end)`` of ``slice_size``.
+    """Slots of a table's ids: ``[slice_begin, slice_end)`` of ``slice_size``.
 
     Attributes:
         slice_begin: the first slot, at least 0.
@@ -28,17 +28,17 @@ class Slice(NamedTuple):
 
 
 def gen_slice(shard_index: int = 0, shard_num: int = 1, slice_size: int = 65536) -> Slice:
-    """The slots of one of ``shard_num`` shards: contiguous, of equal numbers but for one.
+    """Return the contiguous slots of one of ``shard_num`` shards of about equal size.
 
     Args:
         shard_index: number of the shard, 0 to ``shard_num`` - 1.
-        shard_num: how many shards there are, 1 to ``slice_size``.
+        shard_num: number of shards, 1 to ``slice_size``.
         slice_size: number of slots into which ids are hashed, at least 1.
 
     Raises:
-        TypeError: a number is no int.
-        ValueError: ``shard_index`` is no shard, there are more shards than slots, or a number is
-            too small.
+        TypeError: a number is not an int.
+        ValueError: ``shard_index`` or another number is out of range, or there are more shards than
+            slots.
 
     Example:
         >>> gen_slice(1, 3, 8)

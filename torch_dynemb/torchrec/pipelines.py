@@ -1,4 +1,4 @@
-"""TorchRec's pipeline that prefetches rows, also where there are no streams."""
+"""TorchRec's pipeline that prefetches rows, also on devices without streams."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from torchrec.distributed.train_pipeline.pipeline_context import PrefetchTrainPi
 
 
 class PrefetchTrainPipeline(PrefetchTrainPipelineSparseDist):  # type: ignore[misc]
-    """TorchRec's PrefetchTrainPipelineSparseDist, which runs on CPUs as well.
+    """TorchRec's PrefetchTrainPipelineSparseDist, also for CPUs.
 
-    While a batch is trained, the ids of the next one have been sent to the ranks that own them, and
-    the rows of tables with ``storage`` come into memory. TorchRec's own class prefetches only where
-    a device has streams, and raises on a CPU.
+    While one batch is trained, two things happen for the next:
+
+    * its ids have been sent to the ranks that own them;
+    * rows of tables with ``storage`` are loaded into memory.
+
+    TorchRec's own class needs a device with streams and raises on a CPU.
 
     Args:
         model: made by DistributedModelParallel.
@@ -39,8 +42,8 @@ class PrefetchTrainPipeline(PrefetchTrainPipelineSparseDist):  # type: ignore[mi
             return
         if following is None:
             return
-        # what comes is the context of the next batch; up to TorchRec 1.6 the batch, for whose
-        # context there is one place
+        # receives the context of the next batch; up to TorchRec 1.6 it receives the batch, and
+        # there is one place for its context
         own = isinstance(following, PrefetchTrainPipelineContext)
         context = following if own else self._context
         for module in self._pipelined_modules:

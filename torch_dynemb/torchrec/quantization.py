@@ -1,7 +1,8 @@
-"""TorchRec's quantization of models for inference, of models with dynamic tables.
+"""TorchRec's quantization for inference, extended to dynamic tables.
 
-Importing it tells ``torchrec.inference.modules`` of them: ``quantize_inference_model`` replaces
-them by frozen copies with quantized rows, and ``shard_quant_model`` refuses to divide these.
+Importing this module registers dynamic tables with ``torchrec.inference.modules``. Then
+``quantize_inference_model`` replaces them by frozen copies with quantized rows, and
+``shard_quant_model`` refuses them.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ _FROZEN: tuple[type[FrozenModule], ...] = (
 
 
 class _Sharded(nn.Module):
-    """What the mapping has for sharded collections, whose rows other ranks have, too."""
+    """Entry of the mapping for sharded collections, which raises: one rank has only some rows."""
 
     @classmethod
     def from_float(cls, module: nn.Module) -> NoReturn:
         raise TypeError(
             f"quantize_inference_model: {type(module).__name__} is sharded over ranks: quantize "
-            "what torch_dynemb.freeze(model), called by all ranks, gives"
+            "the result of torch_dynemb.freeze(model), called by all ranks"
         )
 
 
 class _RefusingSharder(ModuleSharder[nn.Module]):  # type: ignore[misc]
-    """Tells shard_quant_model that frozen dynamic tables are not divided.
+    """Sharder that raises, because shard_quant_model cannot divide frozen dynamic tables.
 
     Args:
-        module_type: that it is for.
+        module_type: the refused class.
     """
 
     def __init__(self, module_type: type[nn.Module]) -> None:
@@ -78,15 +79,15 @@ class _RefusingSharder(ModuleSharder[nn.Module]):  # type: ignore[misc]
 
 
 def quantization_mapping() -> dict[type[nn.Module], type[nn.Module]]:
-    """The modules with dynamic tables, and what quantization makes of them.
+    """Map modules with dynamic tables to their quantized classes.
 
-    ``quantize_inference_model`` of ``torchrec.inference.modules`` knows them: its
-    ``DEFAULT_QUANT_MAPPING`` has their names. Functions that are told what to replace take this
-    mapping.
+    ``DEFAULT_QUANT_MAPPING`` of ``torchrec.inference.modules``, which ``quantize_inference_model``
+    uses, already includes this mapping. Pass it to functions that take a mapping, such as
+    ``quantize_embeddings``.
 
     Returns:
-        The classes of :mod:`torch_dynemb.nn` and of frozen modules, and those that have a
-        ``from_float`` for them.
+        Classes of :mod:`torch_dynemb.nn` and of frozen modules, each with a class that has a
+        ``from_float`` for it.
 
     Example:
         >>> import torch, torch_dynemb as td

@@ -1,8 +1,8 @@
-"""Registers sharded collections: the ids and columns of a table on a rank, and their copies.
+"""Registration of sharded collections: ids and columns of each table on a rank, and copies.
 
-Names are those that :func:`torch_dynemb.torchrec.local_shards` gives: they depend neither on the
-sharding nor on the number of ranks, and are those of an unsharded collection of dynamic tables at
-the same place.
+Table names are those of :func:`torch_dynemb.torchrec.local_shards`. They do not depend on the
+sharding or the number of ranks. An unsharded collection of dynamic tables at the same path has the
+same names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch_dynemb.torchrec.planning.options import NOT_TRAINED
 
 
 def _in_wrapped_model(model: DistributedModelParallel, path: str) -> Iterator[TablePart]:
-    """Without the names of the wrappers: state dicts have none either."""
+    """Yield tables by names without the prefixes of wrappers, as in state dicts."""
     yield from parts_in(model.module, path)
 
 

@@ -1,4 +1,4 @@
-"""Sharders: what DistributedModelParallel is given for collections with dynamic tables."""
+"""Sharders of collections with dynamic tables, for DistributedModelParallel."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ENTRIES = {
 
 
 def _check_codecs(owner: str, registry: object) -> None:
-    """Raises TypeError or ValueError unless it maps names of collectives to their codecs."""
+    """Raise TypeError or ValueError unless it maps names of collectives to their codecs."""
     if registry is None:
         return
     if not isinstance(registry, Mapping):
@@ -65,7 +65,7 @@ def _warn_of_static_tables(owner: str, tables: list[str], module: str | None) ->
 
 
 class _DynamicSharder:
-    """What both sharders are given for dynamic tables."""
+    """Arguments of both sharders for dynamic tables."""
 
     fused_params: dict[str, Any] | None
     qcomm_codecs_registry: dict[str, Any] | None
@@ -106,7 +106,7 @@ class _DynamicSharder:
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> nn.Module:
-        """The module sharded by a plan, with the dynamic tables that it names."""
+        """Return the module sharded by a plan, with the dynamic tables that the plan names."""
         if not isinstance(module, self.module_type):
             raise TypeError(
                 f"{type(self).__name__}: module has type {type(module).__name__}, expected "
@@ -130,11 +130,11 @@ class _DynamicSharder:
 
     @property
     def optimizer(self) -> OptimizerConfig | None:
-        """Config of the dynamic tables; None: what fused_params or parameters say."""
+        """Config of the dynamic tables; None: that of parameters or of fused_params."""
         return self._optimizer
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """TorchRec's, and that of dynamic tables."""
+        """Return TorchRec's kernels and the one of dynamic tables."""
         stock: list[str] = super().compute_kernels(  # type: ignore[misc]
             sharding_type, compute_device_type
         )
@@ -144,26 +144,27 @@ class _DynamicSharder:
 
 
 class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollectionSharder):  # type: ignore[misc]
-    """Shards EmbeddingBagCollections whose plan makes some tables dynamic; the others as TorchRec.
+    """Sharder of EmbeddingBagCollections with some dynamic tables, as the plan says.
+
+    Static tables are sharded as by TorchRec. If the plan makes no table of a module dynamic,
+    TorchRec shards all of it, with a warning.
 
     Args:
         fused_params: optimizer of all tables, as in TorchRec: ``optimizer`` (an EmbOptimType),
             ``learning_rate``, ``eps``, ``beta1``, ``beta2``, ``weight_decay``, ``output_dtype``...
         qcomm_codecs_registry: codecs of quantized communication.
-        use_index_dedup: send every id of a batch once to its dynamic table, get its row back, and
-            pool bags here: less to send where ids repeat within a rank's batch. Tables must be
-            row_wise or table_wise.
-        options: how tables are dynamic, by name, where the plan does not say it. They do not make
-            a table dynamic: the plan does, by its kernel ``"customized_kernel"``. Plans of a
-            :class:`DynamicEmbeddingShardingPlanner` say both.
-        optimizer: config of the dynamic tables in place of fused_params, such as
-            ``torch_dynemb.Ftrl(lr=0.1)``. A table that has one of apply_optimizer_in_backward keeps
-            that.
-
-    A module whose plan makes none of its tables dynamic is sharded by TorchRec, with a warning.
+        use_index_dedup: send each distinct id of a batch once to its dynamic table, get its row
+            back, and pool bags on the rank of the batch. This sends less if ids repeat within a
+            rank's batch. Tables must be row_wise or table_wise.
+        options: by table name; only for tables without options in the plan. They do not make a
+            table dynamic: the plan does, by its kernel ``"customized_kernel"``. Plans of a
+            :class:`DynamicEmbeddingShardingPlanner` have both.
+        optimizer: config of the dynamic tables instead of fused_params, such as
+            ``torch_dynemb.Ftrl(lr=0.1)``. A table keeps the optimizer that
+            apply_optimizer_in_backward gave it.
 
     Raises:
-        TypeError: ``options``, ``optimizer`` or ``qcomm_codecs_registry`` is something else.
+        TypeError: ``options``, ``optimizer`` or ``qcomm_codecs_registry`` has another type.
         ValueError: codecs of an unknown collective.
     """
 
@@ -186,10 +187,12 @@ class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollecti
 
 
 class DynamicEmbeddingCollectionSharder(_DynamicSharder, EmbeddingCollectionSharder):  # type: ignore[misc]
-    """Shards EmbeddingCollections whose plan makes some tables dynamic; the others as TorchRec.
+    """Sharder of EmbeddingCollections with some dynamic tables, as the plan says.
+
+    Static tables are sharded as by TorchRec.
 
     Args:
-        use_index_dedup: send every id of a batch once to its table, dynamic or static.
+        use_index_dedup: send each distinct id of a batch once to its table, dynamic or static.
         fused_params, qcomm_codecs_registry, options, optimizer: as in
             :class:`DynamicEmbeddingBagCollectionSharder`.
     """

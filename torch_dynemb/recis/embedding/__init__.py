@@ -1,4 +1,4 @@
-"""Embeddings of features: what they are like, and the lookups that many of them share."""
+"""Embeddings of features: their options, and the lookups that many features share."""
 
 from torch_dynemb.recis.embedding.dynamic_embedding import DynamicEmbedding
 from torch_dynemb.recis.embedding.embedding_engine import EmbeddingEngine

@@ -1,4 +1,4 @@
-"""Ids as lookups take them, from dense tensors of any rank and from ragged ones."""
+"""Bags of ids for lookups, from dense tensors of any rank and from ragged tensors."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ Ids = Tensor | RaggedTensor
 
 
 class Bags(NamedTuple):
-    """The ids of a feature: a bag for every row of the innermost dimension.
+    """Ids of a feature, with one bag for each row of the innermost dimension.
 
     Attributes:
         ids: int64 [n].
         offsets: int64 [bags + 1].
         weights: float32 [n] or None.
         shape: of the bags, in a dense tensor.
-        places: int64 [bags], where each bag stands in ``shape``, flattened; None: in order, and
-            there are no gaps.
+        places: int64 [bags], flat position of each bag in ``shape``; None: in order, without gaps.
     """
 
     ids: Tensor
@@ -34,7 +33,7 @@ class Bags(NamedTuple):
     places: Tensor | None
 
     def placed(self, rows: Tensor) -> Tensor:
-        """Rows of the bags, [bags, columns], in the shape of the input; gaps are zeros."""
+        """Place rows of the bags, [bags, columns], in the shape of the input; gaps are zeros."""
         if len(self.shape) == 1:
             return rows
         if self.places is not None:
@@ -44,12 +43,13 @@ class Bags(NamedTuple):
 
 
 def bags_of(owner: str, ids: Ids, weights: Tensor | None, *, use_weight: bool) -> Bags:
-    """The bags of an input.
+    """Return the bags of an input.
 
     Args:
-        ids: int64 or int32 [..., L], whose last dimension is a bag; or a ragged tensor.
+        ids: int64 or int32 [..., L], with one bag per row of the last dimension; or a ragged
+            tensor.
         weights: float of the shape of dense ids, or one for every value of a ragged tensor.
-        use_weight: False: weights, also those of a ragged tensor, do not count.
+        use_weight: False: weights are ignored, including those of a ragged tensor.
 
     Raises:
         TypeError, ValueError: dtypes, shapes or devices do not match, or weights are given twice.
@@ -59,13 +59,13 @@ def bags_of(owner: str, ids: Ids, weights: Tensor | None, *, use_weight: bool) -
     if not isinstance(ids, Tensor):
         raise TypeError(
             f"{owner} is a {type(ids).__name__}, expected a Tensor or a RaggedTensor: "
-            "RaggedTensor(values, row_splits) makes one of two tensors, torch.from_numpy a tensor "
-            "of an array"
+            "RaggedTensor(values, row_splits) makes one of two tensors, torch.from_numpy converts "
+            "an array"
         )
     if ids.dim() == 0 or ids.layout != torch.strided:
         raise ValueError(
             f"{owner} has shape {tuple(ids.shape)} and layout {ids.layout}, expected a dense "
-            "tensor of at least 1 dimension, the last one of which is a bag"
+            "tensor of at least 1 dimension; rows of the last one are bags"
         )
     flat = flat_ids(owner, ids)
     shape = ids.shape[:-1]
@@ -92,7 +92,7 @@ def _ragged_bags(
         raise ValueError(f"{owner} has values of shape {tuple(values.shape)}, expected (N,)")
     own = ragged.weight()
     if weights is not None and own is not None:
-        raise ValueError(f"{owner} has weights, and others are given: leave one of them out")
+        raise ValueError(f"{owner} has weights, but others are given, too: leave one of them out")
     ids = flat_ids(owner, values)
     chosen = _weights(owner, ids, own if weights is None else weights, values.shape, use_weight)
     offsets = inner.contiguous()

@@ -20,20 +20,20 @@ from torch_dynemb.recis.embedding.requests_of_children import requests_of
 
 
 class DynamicEmbedding(nn.Module):
-    """The embedding of one feature, on one process or over the ranks of a process group.
+    """Embedding of one feature, on one process or over the ranks of a process group.
 
-    Over several ranks, an id's row lies on one of them: a rank sends the distinct ids of its batch
-    to their owners, gets rows, and combines them. All ranks of the group make the same calls, also
-    with an empty batch, backwards included.
+    Over several ranks, each row lies on one rank. A rank sends the distinct ids of its batch to
+    their owners, gets rows, and combines them. All ranks of the group make the same calls,
+    including backwards, even with an empty batch.
 
     Args:
-        emb_opt: what it is like.
-        pg: process group; default: the option's, else the default group, if there is one.
+        emb_opt: options of the embedding.
+        pg: process group; default: the option's, else the default group if it is initialized.
 
     Raises:
-        TypeError: ``emb_opt`` is no EmbeddingOption.
-        ValueError: this process is no member of ``pg``, or ranks were given different options (all
-            of them raise).
+        TypeError: ``emb_opt`` is not an EmbeddingOption.
+        ValueError: this process is not a member of ``pg``, or ranks were given different options
+            (all of them raise).
 
     Example:
         >>> import torch
@@ -53,7 +53,7 @@ class DynamicEmbedding(nn.Module):
                 f"DynamicEmbedding: emb_opt is {described(emb_opt)}, expected an EmbeddingOption"
             )
         process_group = emb_opt.pg if pg is None else pg
-        self._group = rank_group(process_group)  # of the ranks that share the table
+        self._group = rank_group(process_group)  # the ranks that share the table
         described_option = emb_opt.described(emb_opt.shared_name)
         check_agreement("DynamicEmbedding", described_option, process_group_of(self._group))
         self.emb_opt = replace(emb_opt, pg=None)  # a process group cannot be copied or saved
@@ -69,18 +69,18 @@ class DynamicEmbedding(nn.Module):
     def exchange_ids(
         self, input_ids: Ids | Mapping[str, Ids], input_weights: Tensor | None = None
     ) -> PreparedLookup:
-        """Sends ids to the ranks that have their rows; give the result to :meth:`forward`.
+        """Send ids to the ranks that have their rows; pass the result to :meth:`forward`.
 
-        What is done in between overlaps with the exchange.
+        Work between the two calls overlaps with the exchange.
 
         Args:
             input_ids: int64 or int32 [..., L], a RaggedTensor, or for several children a dict of
                 them, as for :meth:`forward`.
             input_weights: float of the shape of dense ids, or [N] for the N values of a ragged
-                tensor; default: none, but those that a ragged tensor has.
+                tensor; default: those of a ragged tensor, else none.
 
         Raises:
-            KeyError: a dict has other names than those of the children.
+            KeyError: names of a dict are not those of the children.
             TypeError, ValueError: dtypes, shapes or devices do not match, or weights are given
                 beside a dict.
         """
@@ -93,15 +93,14 @@ class DynamicEmbedding(nn.Module):
         input_ids: Ids | Mapping[str, Ids] | PreparedLookup,
         input_weights: Tensor | None = None,
     ) -> PreparedLookup:
-        """Begins to bring rows of the next batch into memory; see :meth:`EmbeddingEngine.prefetch`.
+        """Start to load rows of the next batch into memory; see :meth:`EmbeddingEngine.prefetch`.
 
         Args:
-            input_ids: what :meth:`forward` would be given next.
-            input_weights: of ids that have weights beside them, shaped as :meth:`forward` takes
-                them.
+            input_ids: the argument of the next :meth:`forward`.
+            input_weights: as :meth:`forward` takes them.
 
         Returns:
-            What it is given.
+            The argument to pass to :meth:`forward`.
 
         Raises:
             KeyError, TypeError, ValueError: as :meth:`exchange_ids`.
@@ -118,19 +117,19 @@ class DynamicEmbedding(nn.Module):
         input_ids: Ids | Mapping[str, Ids] | PreparedLookup,
         input_weights: Tensor | None = None,
     ) -> Tensor | dict[str, Tensor]:
-        """Looks ids up and combines the rows of each sample.
+        """Look ids up and combine the rows of each sample.
 
         Args:
-            input_ids: int64 or int32 [..., L], the last dimension being a sample's ids; or a
-                RaggedTensor, whose innermost rows they are; for several children a dict of them; or
-                what :meth:`exchange_ids` gave.
+            input_ids: ids of samples, as int64 or int32 [..., L] or as innermost rows of a
+                RaggedTensor. For several children a dict of them. Or the result of
+                :meth:`exchange_ids`.
             input_weights: float of the shape of dense ids, or [N] for the N values of a ragged
                 tensor; it may get a gradient.
 
         Returns:
             float32 (float16 with ``fp16_enabled``): the shape of the ids without the last dimension
-            + (dim,), or (tile_len * dim,). Of a ragged tensor, the shape is that of its dense form:
-            rows that are not there give zeros. For several children a dict of them.
+            + (dim,), or (tile_len * dim,). For a ragged tensor, the shape of its dense form, with
+            zeros for missing rows. For several children a dict of them.
 
         Raises:
             TypeError, ValueError: dtypes, shapes or devices do not match.
@@ -139,8 +138,8 @@ class DynamicEmbedding(nn.Module):
             input_ids = self.exchange_ids(input_ids, input_weights)
         elif input_weights is not None:
             raise ValueError(
-                "DynamicEmbedding: input_weights is given with what exchange_ids() gave, expected "
-                "there"
+                "DynamicEmbedding: input_weights is given with a result of exchange_ids(): give it "
+                "to exchange_ids()"
             )
         results = finished(input_ids)
         if len(self.emb_opt.children) == 1:

@@ -21,7 +21,7 @@ from torch_dynemb.recis.embedding.prepared import PreparedLookup, finished
 
 
 def _differences(one: EmbeddingOption, other: EmbeddingOption) -> str:
-    """What two options of one table disagree about, by name."""
+    """Return the names and values in which two options of one table differ."""
     first, second = json.loads(one.coalesced_info()), json.loads(other.coalesced_info())
     names = [name for name in {**first, **second} if first.get(name) != second.get(name)]
     said = [f"{name} is {first.get(name)} and {second.get(name)}" for name in names]
@@ -29,18 +29,18 @@ def _differences(one: EmbeddingOption, other: EmbeddingOption) -> str:
 
 
 class EmbeddingEngine(FeatureLookups):
-    """Embeddings of many features: few tables, few lookups, few exchanges.
+    """Embeddings of many features with few tables, few lookups and few exchanges.
 
-    Features with one ``shared_name`` share a logical table. Logical tables whose options agree on
-    ``coalesced_info()`` are one physical table; features of it that agree on ``runtime_info()`` are
-    one lookup.
+    * Features with one ``shared_name`` share a logical table.
+    * Logical tables with equal ``coalesced_info()`` of their options are one physical table.
+    * Features of a physical table with equal ``runtime_info()`` are one lookup.
 
     Args:
         emb_options: by feature name.
-        pg: process group; default: the options', else the default group, if there is one.
+        pg: process group; default: the options', else the default group if it is initialized.
 
     Raises:
-        TypeError: ``emb_options`` is no dict of EmbeddingOption.
+        TypeError: ``emb_options`` is not a dict of EmbeddingOption.
         ValueError: features share a name, but their options are not those of one table; or ranks
             were given different options (all of them raise).
 
@@ -85,7 +85,7 @@ class EmbeddingEngine(FeatureLookups):
             if option.children != [option.shared_name]:
                 raise ValueError(
                     f"EmbeddingEngine: option {name!r} has children {option.children}, expected "
-                    "none: the engine makes them of options that agree"
+                    "none: the engine groups options that agree"
                 )
             own = option.pg if pg is None else pg
             table = table_name(option, rank_group(own))
@@ -93,7 +93,7 @@ class EmbeddingEngine(FeatureLookups):
             if owner != table:
                 raise ValueError(
                     f"EmbeddingEngine: options {other!r} and {name!r} share "
-                    f"{option.shared_name!r}, but are not those of one table: "
+                    f"{option.shared_name!r}, but do not describe one table: "
                     f"{_differences(emb_options[other], option)}: make them equal, or give "
                     f"{name!r} another shared_name"
                 )
@@ -124,13 +124,13 @@ class EmbeddingEngine(FeatureLookups):
             self._runtimes[key] = Runtime.of(feature.option)
 
     def exchange_ids(self, input_features: Mapping[str, Any]) -> PreparedLookup:
-        """Sends ids to the ranks that have their rows; give the result to :meth:`forward`.
+        """Send ids to the ranks that have their rows; pass the result to :meth:`forward`.
 
-        What is done in between overlaps with the exchange.
+        Work between the two calls overlaps with the exchange.
 
         Args:
-            input_features: by name, as :meth:`DynamicEmbedding.forward` takes them; entries that
-                are no features pass through.
+            input_features: by name, as :meth:`DynamicEmbedding.forward` takes them; other entries
+                pass through.
 
         Raises:
             KeyError: a feature is missing.
@@ -139,14 +139,14 @@ class EmbeddingEngine(FeatureLookups):
         return self._prepared(input_features)
 
     def prefetch(self, input_features: Mapping[str, Any] | PreparedLookup) -> PreparedLookup:
-        """Begins to bring rows of the next batch into memory; its forward is given the result.
+        """Start to load rows of the next batch into memory; pass the result to :meth:`forward`.
 
-        Ids go to the ranks that have their rows, which all ranks call together; there, rows of
-        tables with ``storage`` begin to come into memory, while this batch is trained. Nothing is
+        Ids go to the ranks that have their rows; all ranks make this call together. On these ranks,
+        rows of tables with ``storage`` are loaded while the current batch is trained. No rows are
         inserted.
 
         Args:
-            input_features: what :meth:`forward` would be given next.
+            input_features: the argument of the next :meth:`forward`.
 
         Raises:
             KeyError: a feature is missing.
@@ -168,15 +168,14 @@ class EmbeddingEngine(FeatureLookups):
         return input_features
 
     def forward(self, input_features: Mapping[str, Any] | PreparedLookup) -> dict[str, Any]:
-        """Looks up and combines all features.
+        """Look up and combine all features.
 
         Args:
-            input_features: by name, as :meth:`DynamicEmbedding.forward` takes them; or what
-                :meth:`exchange_ids` gave.
+            input_features: by name, as :meth:`DynamicEmbedding.forward` takes them; or the result
+                of :meth:`exchange_ids`.
 
         Returns:
-            By name, as :meth:`DynamicEmbedding.forward` gives them; entries that are no features
-            as they came.
+            Results by name, as from :meth:`DynamicEmbedding.forward`; other entries unchanged.
 
         Raises:
             KeyError: a feature is missing.
@@ -190,13 +189,13 @@ class EmbeddingEngine(FeatureLookups):
 def _check_ranks_agree(
     options: Mapping[str, EmbeddingOption], pg: dist.ProcessGroup | None
 ) -> None:
-    """Raises ValueError unless the ranks of each group have the same features in one order."""
+    """Raise ValueError unless the ranks of each group have the same features in the same order."""
     by_ranks: dict[str, list[str]] = {}
     shared = {name: rank_group(of.pg if pg is None else pg) for name, of in options.items()}
     for name, ranks in shared.items():
         if ranks is not None:
             by_ranks.setdefault(ranks.name, []).append(name)
-    for _, names in sorted(by_ranks.items()):  # in one order on all ranks
+    for _, names in sorted(by_ranks.items()):  # in the same order on all ranks
         alike = {Option("", "names of emb_options"): comparable(names)}
         for name in names:
             alike |= options[name].described(name)

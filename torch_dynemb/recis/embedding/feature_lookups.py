@@ -1,4 +1,4 @@
-"""Lookups of many features in few tables: what engines share, whether their tables are trained."""
+"""Lookups of many features in few tables; shared by trained and read-only engines."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from torch_dynemb.recis.tables.hash_table import HashTable
 
 
 class FeatureLookup(NamedTuple):
-    """Where a feature of an engine is looked up.
+    """Table and options of a feature.
 
     Attributes:
         table: name of the physical table.
         child: number of its logical table there.
-        option: what it is like.
+        option: of the feature.
     """
 
     table: str
@@ -41,12 +41,12 @@ class FeatureLookups(nn.Module):
     tables: nn.ModuleDict
     _features: dict[str, FeatureLookup]
     _ranks: dict[str, RankGroup | None]
-    # names of features by table and runtime, in the order of the options, the same on all ranks
+    # feature names by table and runtime, in the order of the options, the same on all ranks
     _lookups: dict[tuple[str, str], list[str]]
     _runtimes: dict[tuple[str, str], Runtime]
 
     def _prepared(self, input_features: Mapping[str, Any]) -> PreparedLookup:
-        """Lookups of all features; those over several ranks have sent their ids."""
+        """Prepare the lookups of all features; those over several ranks start to send ids."""
         if not isinstance(input_features, Mapping):
             raise TypeError(
                 f"EmbeddingEngine: input_features is {described(input_features)}, expected a dict "

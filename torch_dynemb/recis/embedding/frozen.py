@@ -40,19 +40,19 @@ class FrozenDynamicEmbedding(ReadOnly):
     def forward(
         self, input_ids: Ids | Mapping[str, Ids], input_weights: Tensor | None = None
     ) -> Tensor | dict[str, Tensor]:
-        """As :meth:`DynamicEmbedding.forward` in eval mode.
+        """Look ids up as :meth:`DynamicEmbedding.forward` does in eval mode.
 
         Args:
-            input_ids: int64 or int32 [..., L], the last dimension being a sample's ids; or a
-                RaggedTensor, whose innermost rows they are; for several children a dict of them.
+            input_ids: ids of samples, as int64 or int32 [..., L] or as innermost rows of a
+                RaggedTensor. For several children a dict of them.
             input_weights: float of the shape of dense ids, or [N] for the N values of a ragged
                 tensor.
 
         Returns:
-            What the embedding gives, without a gradient.
+            The output of the embedding, without a gradient.
 
         Raises:
-            KeyError: a dict has other names than those of the children.
+            KeyError: names of a dict are not those of the children.
             TypeError, ValueError: dtypes, shapes or devices do not match.
         """
         self._refuse_trace()
@@ -93,13 +93,13 @@ class FrozenEmbeddingEngine(ReadOnly, FeatureLookups):
         self.tables = nn.ModuleDict(tables)
 
     def forward(self, input_features: Mapping[str, Any]) -> dict[str, Any]:
-        """As :meth:`EmbeddingEngine.forward` in eval mode.
+        """Look features up as :meth:`EmbeddingEngine.forward` does in eval mode.
 
         Args:
             input_features: by name, as :meth:`FrozenDynamicEmbedding.forward` takes them.
 
         Returns:
-            What the engine gives, without gradients; entries that are no features as they came.
+            The output of the engine, without gradients; other entries unchanged.
 
         Raises:
             KeyError: a feature is missing.
@@ -121,7 +121,7 @@ def frozen_embedding(source: DynamicEmbedding, choices: Choices) -> FrozenDynami
 
 def frozen_engine(source: EmbeddingEngine, choices: Choices) -> FrozenEmbeddingEngine | None:
     copies: dict[str, FrozenHashTable] = {}
-    for name, table in source.tables.items():  # in one order on all ranks
+    for name, table in source.tables.items():  # in the same order on all ranks
         copy = frozen_hash_table(table, choices)  # type: ignore[arg-type]
         if copy is not None:
             copies[name] = copy

@@ -1,4 +1,4 @@
-"""Lookups of many features in one physical table, as one."""
+"""Joint lookups: many features of one physical table in one call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _POOLING = {"sum": Pooling.SUM, "mean": Pooling.MEAN, "tile": Pooling.NONE}
 
 
 class Runtime(NamedTuple):
-    """What the features of a joint lookup have in common.
+    """Settings that all features of a joint lookup share.
 
     Attributes:
         pooling: NONE stands for tile.
@@ -42,13 +42,13 @@ class Runtime(NamedTuple):
 
     @classmethod
     def of(cls, option: EmbeddingOption) -> Runtime:
-        """The runtime of an option."""
+        """Return the runtime of an option."""
         output_dtype = torch.float16 if option.fp16_enabled else torch.float32
         return cls(_POOLING[option.combiner], option.reads_only, option.trainable, output_dtype)
 
 
 class Request(NamedTuple):
-    """The lookup of one feature.
+    """Lookup of one feature.
 
     Attributes:
         child: number of its logical table.
@@ -62,13 +62,13 @@ class Request(NamedTuple):
 
 
 class JointLookup:
-    """Lookups on their way; between construction and :meth:`rows` ids travel to other ranks.
+    """Joint lookup in progress; between construction and :meth:`rows` ids travel to other ranks.
 
     Args:
         table: of the rows.
         runtime: of all requests.
         requests: at least one; all ranks have requests for the same children.
-        ranks: that share the table; None: it is whole.
+        ranks: the ranks that share the table; None: this process has all of it.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class JointLookup:
     ) -> None:
         self._table = table
         self._runtime = runtime
-        # ids of a child lie together
+        # ids of a child are adjacent
         self._order = sorted(range(len(requests)), key=lambda r: requests[r].child)
         self._requests = [requests[r] for r in self._order]
         if isinstance(table, FrozenHashTable):
             self._requests = [_without_history(request) for request in self._requests]
         self._exchange: IdExchange | None = None
         if ranks is not None and ranks.size > 1:
-            assert isinstance(table, HashTable)  # a frozen one has all rows
+            assert isinstance(table, HashTable)  # a frozen table has all rows
             children = sorted({request.child for request in self._requests})
             sizes = [
                 sum(r.bags.ids.shape[0] for r in self._requests if r.child == child)
@@ -98,11 +98,11 @@ class JointLookup:
             self._exchange = IdExchange(table, ids, bounds, children, ranks)
 
     def prefetch(self) -> None:
-        """Begins to bring rows into memory, on the ranks that have them."""
+        """Start to load rows into memory, on the ranks that have them."""
         if self._exchange is not None:
             self._exchange.prefetch()
             return
-        assert isinstance(self._table, HashTable)  # a frozen one has nothing to prefetch
+        assert isinstance(self._table, HashTable)  # a frozen table has no prefetch
         ids = _joined([request.bags.ids for request in self._requests])
         sizes = [request.bags.ids.shape[0] for request in self._requests]
         children = [request.child for request in self._requests]
@@ -110,7 +110,7 @@ class JointLookup:
         self._table.prefetch_lookup(LookupBatch.of_rows(ids, bounds, children, self._table.columns))
 
     def rows(self) -> list[Tensor]:
-        """The result of every request: shape of its bags + (columns,)."""
+        """Return the result of every request: shape of its bags + (columns,)."""
         table, runtime = self._table, self._runtime
         by_bags = self._by_bags()
         results: dict[int, Tensor] = {}
@@ -134,10 +134,10 @@ class JointLookup:
         return [placed[place] for place in range(len(placed))]
 
     def _by_bags(self) -> list[list[int]]:
-        """Requests by number of bags.
+        """Group requests by number of bags.
 
-        Of symbolic numbers only those that are always equal are taken for one: an exported program
-        for all other batches would refuse the one that has none.
+        Symbolic numbers are grouped only if they are always equal. Otherwise an exported program
+        would reject batches in which they differ.
         """
         parts: list[list[int]] = []
         for r, request in enumerate(self._requests):
@@ -151,10 +151,10 @@ class JointLookup:
         return parts
 
     def _pieces(self, part: list[int]) -> list[list[int]]:
-        """Requests of calls: all in one, but on the CPU so few that memory is used again.
+        """Split requests into calls: one on a GPU, and on the CPU pieces that reuse memory.
 
         malloc returns larger blocks to the system, and new pages cost more than a call. Requests of
-        one child stay together: their gradients need not be merged then.
+        one child stay together, so their gradients need no merging.
         """
         first = self._requests[part[0]].bags.ids
         if first.device.type != "cpu" or torch.compiler.is_compiling():
@@ -172,7 +172,7 @@ class JointLookup:
         return pieces
 
     def _pooled(self, part: list[int]) -> Sequence[Tensor]:
-        """Results of requests with one number of bags, in one call of the table."""
+        """Return the results of requests with the same number of bags, by one call of the table."""
         requests = [self._requests[r] for r in part]
         output = self._read(
             LookupBatch(
@@ -188,14 +188,14 @@ class JointLookup:
         return results
 
     def _read(self, batch: LookupBatch) -> Tensor:
-        """What the table gives, where this process has all of its rows."""
+        """Look a batch up in a table with all rows on this process."""
         table, runtime = self._table, self._runtime
         if isinstance(table, FrozenHashTable):
             return table.lookup(batch)
         return table.lookup(batch, reads_only=runtime.reads_only, trains=runtime.trains)
 
     def _distinct_rows(self) -> tuple[Tensor, Sequence[Tensor]]:
-        """Rows, and by request which of them each id has."""
+        """Return rows, and for each request the positions of its ids in them."""
         table, runtime = self._table, self._runtime
         sizes = [request.bags.ids.shape[0] for request in self._requests]
         if self._exchange is not None:
@@ -212,7 +212,7 @@ class JointLookup:
         return rows, positions.split(sizes)
 
     def _combined(self, part: list[int], rows: Tensor, positions: Tensor) -> Sequence[Tensor]:
-        """Results of requests with one number of bags, from rows."""
+        """Combine rows into the results of requests with the same number of bags."""
         requests = [self._requests[r] for r in part]
         offsets = _joined_offsets([request.bags.offsets for request in requests])
         weights = _joined_weights([request.bags for request in requests])
@@ -239,7 +239,7 @@ class JointLookup:
 
 
 def _without_history(request: Request) -> Request:
-    """A request whose weights get no gradient."""
+    """Return a request with detached weights."""
     weights = request.bags.weights
     if weights is None:
         return request
@@ -251,16 +251,16 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _bounds(sizes: list[int], device: torch.device) -> Tensor:
-    """Where parts of these sizes begin and end, int64 [parts + 1]."""
+    """Return where parts of these sizes begin and end, int64 [parts + 1]."""
     if device.type == "cpu" and not torch.compiler.is_compiling():
         return torch.tensor([0, *itertools.accumulate(sizes)], device=device)
-    # a list would be copied to a GPU, which waits for it
+    # avoids a copy of a list to a GPU, which synchronizes
     filled = [torch.full((1,), size, dtype=torch.int64, device=device) for size in (0, *sizes)]
     return torch.cat(filled).cumsum(0)
 
 
 def _joined_offsets(offsets: list[Tensor]) -> Tensor:
-    """Offsets of bags [F * B + 1] from F tensors [B + 1]."""
+    """Join F tensors [B + 1] of offsets to offsets of bags [F * B + 1]."""
     if len(offsets) == 1:
         return offsets[0]
     by_feature = torch.stack(offsets)
@@ -270,7 +270,7 @@ def _joined_offsets(offsets: list[Tensor]) -> Tensor:
 
 
 def _joined_weights(bags: list[Bags]) -> Tensor | None:
-    """Weights of all ids, 1 where a feature has none; None if no feature has any."""
+    """Return the weights of all ids, 1 for features without; None if no feature has any."""
     if all(b.weights is None for b in bags):
         return None
     weights = [

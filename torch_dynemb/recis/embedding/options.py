@@ -1,4 +1,4 @@
-"""What an embedding is like: RecIS's EmbeddingOption."""
+"""RecIS's EmbeddingOption: the options of one feature's embedding."""
 
 from __future__ import annotations
 
@@ -29,47 +29,46 @@ _NOT_ALIKE = ("block_size", "device", "pg")
 
 @dataclass(eq=False)
 class EmbeddingOption:
-    """An embedding of one feature.
+    """Options of one feature's embedding.
 
     Args:
         embedding_dim: columns of a row.
-        block_size: ids for which a new table's index has room before it first grows. Rows take
-            memory page by page as they come, whatever it is.
+        block_size: ids for which a new table's index has room before it first grows. It does not
+            affect rows, which take memory page by page.
         dtype: of the rows: float32, bfloat16, float16; or int8 with a float32 scale per row, for
             rows that are inserted by :meth:`HashTable.insert` and never trained.
         device: of the rows.
-        trainable: False: the output has no history, and new ids get no row.
-        pg: process group whose ranks share the table; None: the default group, if there is one.
-        max_partition_num: slots into which ids are hashed; ranks own ranges of slots
-            (:func:`gen_slice`), so an upper limit of their number.
-        shared_name: the table; features with one name share it.
-        children: logical tables of one physical one, each with ids of its own (all 64 bits);
+        trainable: False: the output has no gradient, and new ids get no row.
+        pg: process group of the ranks that share the table; None: the default group if it is
+            initialized.
+        max_partition_num: number of slots into which ids are hashed. Ranks own ranges of slots
+            (:func:`gen_slice`), so it limits their number.
+        shared_name: name of the table; features with one name share it.
+        children: logical tables of one physical table, each with its own ids (all 64 bits);
             default: ``[shared_name]``.
         coalesced: whether there may be several children.
         initializer: of new rows; default ``Constant(0)``.
-        use_weight: False: weights of the ids do not count.
-        combiner: how the rows of a sample become one: ``"sum"``, ``"mean"`` (over the weights: sum
-            of w_i e_i divided by the sum of w_i; without weights, over the count; an empty sample
-            gives 0), or ``"tile"``: the first ``combiner_kwargs["tile_len"]`` rows side by side,
-            each times its weight, then zeros.
-            Where every id is to keep its row, whatever the length, give each a bag of its own:
-            ``RaggedTensor(ids, [row_splits, torch.arange(len(ids) + 1)])`` becomes
+        use_weight: False: weights of ids are ignored.
+        combiner: reduction of the rows e_i of a sample, with weights w_i. ``"sum"``: of w_i e_i.
+            ``"mean"``: the sum divided by the sum of w_i, or by the count without weights.
+            ``"tile"``: the first ``combiner_kwargs["tile_len"]`` rows side by side, each times its
+            weight, then zeros. An empty sample gives 0. To keep the row of every id, give each a
+            bag of its own: ``RaggedTensor(ids, [row_splits, torch.arange(len(ids) + 1)])`` becomes
             [samples, longest, dim].
         combiner_kwargs: of the combiner.
-        grad_reduce_by: over the ranks that looked up an id, its gradient is ``"worker"``: the sum
-            divided by the number of ranks, or ``"id"``: divided by the number of ranks that sent
-            the id.
-        filter_hook: removes rows from time to time.
-        admit_hook: which new ids get a row.
-        max_rows: rows to reserve; default: what would fill the device's memory, but less where many
-            tables share the addresses of the process. Part of what tables must agree on to share
-            one.
-        storage: where rows lie that are not in memory, on the CPU only; None: all are. Part of what
-            tables must agree on to share one, and the store's cache is that of the physical table.
-            An :class:`torch_dynemb.SSDStore` writes into ``<path>/<logical tables>/rank<r>of<n>``;
-            an :class:`torch_dynemb.ExternalStore` hears the names of logical tables, which belong
-            to one engine or embedding each. The optimizer must be made before the first lookup.
-        fp16_enabled: int8 rows come out as float16 instead of float32.
+        grad_reduce_by: gradient of an id over ranks. ``"worker"``: the sum divided by the number of
+            ranks. ``"id"``: the sum divided by the number of ranks that sent the id.
+        filter_hook: removes rows periodically.
+        admit_hook: decides which new ids get a row.
+        max_rows: rows to reserve address space for; default: as many as fill the device's memory,
+            or fewer if many tables share the process's addresses. Tables must agree on it to share
+            a physical table.
+        storage: store of rows beyond those in memory, on the CPU only; None: all rows are in
+            memory. Tables must agree on it to share a physical table, which has one cache. An
+            :class:`torch_dynemb.SSDStore` writes into ``<path>/<logical tables>/rank<r>of<n>``. An
+            :class:`torch_dynemb.ExternalStore` gets the names of logical tables, each of one engine
+            or embedding. Make the optimizer before the first lookup.
+        fp16_enabled: int8 rows are returned as float16 instead of float32.
 
     Raises:
         TypeError, ValueError: a wrong value, or a contradiction.
@@ -138,7 +137,7 @@ class EmbeddingOption:
         if self.fp16_enabled and self.dtype != torch.int8:
             raise ValueError(
                 f"EmbeddingOption: fp16_enabled is True with dtype {self.dtype}, expected "
-                "torch.int8: it says how rows of 8 bits come out"
+                "torch.int8: it is the output dtype of 8-bit rows"
             )
         if not isinstance(self.initializer, Initializer):
             raise TypeError(
@@ -179,7 +178,7 @@ class EmbeddingOption:
         if self.combiner not in COMBINERS:
             raise ValueError(
                 f"EmbeddingOption: combiner is {self.combiner!r}, expected one of {COMBINERS}: "
-                "'tile' keeps the rows of a sample apart"
+                "'tile' keeps the rows of a sample side by side"
             )
         given = dict(self.combiner_kwargs or {})
         if self.combiner != "tile":
@@ -203,14 +202,14 @@ class EmbeddingOption:
 
     @property
     def reads_only(self) -> bool:
-        """Whether training with it inserts nothing."""
+        """Whether training lookups insert nothing."""
         return self.admit_hook is not None and self.admit_hook.make() == READ_ONLY
 
     def described(self, feature: str) -> Described:
-        """What all ranks must have alike: all but sizes, process groups, and which GPU it is.
+        """Describe the option for comparison between ranks, without sizes, groups and GPU numbers.
 
         Args:
-            feature: which errors name.
+            feature: name of the feature in errors.
         """
         entries = {of.name: getattr(self, of.name) for of in fields(self)}
         for name in _NOT_ALIKE:
@@ -220,7 +219,7 @@ class EmbeddingOption:
         return {Option(feature, name): comparable(value) for name, value in entries.items()}
 
     def coalesced_info(self) -> str:
-        """What tables must agree on to become one physical table, as JSON."""
+        """Return, as JSON, the settings that tables of one physical table share."""
         assert isinstance(self.device, torch.device)
         info = {
             "dim": self.embedding_dim,
@@ -237,7 +236,7 @@ class EmbeddingOption:
         return json.dumps(info)
 
     def runtime_info(self) -> str:
-        """What lookups of one physical table must agree on to become one lookup, as JSON."""
+        """Return, as JSON, the settings that features of one lookup share."""
         info = {
             "combiner": self.combiner,
             "use_weight": self.use_weight,

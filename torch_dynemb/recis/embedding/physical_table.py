@@ -1,4 +1,4 @@
-"""Hash tables for options: those that agree on what a table is share one."""
+"""Hash tables made from options; options that agree share one table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch_dynemb.storage.tiers.sharing import part_of_storage
 
 
 def _admissions(options: Mapping[str, EmbeddingOption]) -> dict[str, AdmissionRule]:
-    """The rule of every child that has one.
+    """Return the admission rule of every child that has one.
 
     Raises:
         ValueError: features of one child have different rules.
@@ -39,17 +39,17 @@ def _admissions(options: Mapping[str, EmbeddingOption]) -> dict[str, AdmissionRu
 
 
 def _storage(options: Mapping[str, EmbeddingOption]) -> Storage | None:
-    """The storage of options that agree on what a table is.
+    """Return the storage of options that share a table.
 
     Raises:
-        ValueError: they have stores of one class, but not one store.
+        ValueError: their stores have one class, but are different objects.
     """
     storages = {name: option.storage for name, option in options.items()}
     first = next(iter(storages.values()))
     if any(storage != first for storage in storages.values()):
         raise ValueError(
             f"options {list(options)} share a table, but their storage is {storages}: give all of "
-            "them one store, which hears the name of the logical table with every call"
+            "them one store, which gets the name of the logical table with every call"
         )
     return first
 
@@ -62,17 +62,17 @@ def hash_table_of(
     *,
     coalesced: bool,
 ) -> HashTable:
-    """The physical table of options that agree on what a table is.
+    """Make the physical table of options that agree.
 
     Args:
         name: of the table.
         children: names of its logical tables.
         options: by feature name, at least one.
-        ranks: that share it; None: this process has the whole table.
+        ranks: the ranks that share it; None: this process has the whole table.
         coalesced: whether there may be several children.
 
     Raises:
-        ValueError: options contradict each other in what is the whole table's.
+        ValueError: options contradict each other in settings of the whole table.
     """
     first = next(iter(options.values()))
     slots = {option.max_partition_num for option in options.values()}
@@ -111,7 +111,7 @@ def hash_table_of(
 
 
 def table_name(option: EmbeddingOption, ranks: RankGroup | None) -> str:
-    """Names the physical table of options that agree: the same in every run."""
+    """Name the physical table of options that agree; the name is the same in every run."""
     shared = "" if ranks is None else f" over {ranks.name}"
     digest = hashlib.sha256((option.coalesced_info() + shared).encode()).hexdigest()[:8]
     dtype = str(option.dtype).removeprefix("torch.")

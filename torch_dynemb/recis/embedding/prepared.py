@@ -1,4 +1,4 @@
-"""Lookups whose ids are on their way to other ranks, while other work is done."""
+"""Lookups in progress: other ranks receive their ids while this rank does other work."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch_dynemb.recis.embedding.joint_lookup import JointLookup
 
 
 class PreparedLookup(NamedTuple):
-    """Lookups whose ids are on their way to the ranks that have their rows.
+    """Started lookups: their ids are in transit to the ranks that have their rows.
 
     Attributes:
         lookups: with the names of the features of each.
-        passed: what is returned as it came.
+        passed: entries that are returned unchanged.
     """
 
     lookups: list[tuple[list[str], JointLookup]]
@@ -20,7 +20,7 @@ class PreparedLookup(NamedTuple):
 
 
 def finished(prepared: PreparedLookup) -> dict[str, Any]:
-    """Ends lookups: their results by name, and what is returned as it came."""
+    """Finish lookups and return their results by name, beside the unchanged entries."""
     results = dict(prepared.passed)
     for names, lookup in prepared.lookups:
         results |= zip(names, lookup.rows(), strict=True)

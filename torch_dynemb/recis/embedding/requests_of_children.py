@@ -1,4 +1,4 @@
-"""The ids of an embedding's children, as a joint lookup takes them."""
+"""Requests of a joint lookup, from the ids of an embedding's children."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def requests_of(
     input_ids: Ids | Mapping[str, Ids],
     input_weights: Tensor | None,
 ) -> dict[str, Request]:
-    """The requests of an embedding by child.
+    """Return the requests of an embedding by child.
 
     Args:
-        owner: what errors begin with.
+        owner: prefix of error messages.
         option: of the embedding.
         input_ids, input_weights: as :meth:`DynamicEmbedding.forward` takes them.
 
     Raises:
-        KeyError: a dict has other names than those of the children.
+        KeyError: names of a dict are not those of the children.
         TypeError, ValueError: dtypes, shapes or devices do not match, or weights are given beside a
             dict.
     """

@@ -1,4 +1,4 @@
-"""Features: chains of ops, and the engine that computes many of them by few calls."""
+"""Features as chains of ops, and an engine that computes many of them in few calls."""
 
 from torch_dynemb.recis.feature_ops.bucketize import Bucketize
 from torch_dynemb.recis.feature_ops.cross import FeatureCross

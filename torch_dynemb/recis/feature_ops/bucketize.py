@@ -1,4 +1,4 @@
-"""Buckets of numbers."""
+"""Op that puts numbers into buckets."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from torch_dynemb.recis.feature_ops.values import (
 
 
 class Bucketize(FeatureOp):
-    """How many boundaries are at most a value; int64. NaN is above all.
+    """Number of boundaries that are at most the value, as int64; NaN gives the number of all.
 
     Args:
         boundary: numbers, or a tensor [n], ascending. For float32 values they are rounded to
             float32.
 
     Raises:
-        TypeError: they are no numbers.
-        ValueError: they do not ascend.
+        TypeError: boundaries are not numbers.
+        ValueError: boundaries do not ascend.
     """
 
     _DTYPES = (torch.float32, torch.float64, *INTEGERS)
@@ -69,7 +69,7 @@ class Bucketize(FeatureOp):
     def _bounds(self, dtype: torch.dtype) -> Tensor:
         if dtype.is_floating_point:
             return torch.tensor(self._numbers, dtype=dtype)
-        # an integer is at least b where it is at least the next integer; some are beyond the dtype
+        # for integers a boundary is rounded up; some boundaries are beyond the range of the dtype
         least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
         bounds = [least if b < least else math.ceil(b) for b in self._numbers if b <= most]
         return torch.tensor([b for b in bounds if b <= most], dtype=dtype)

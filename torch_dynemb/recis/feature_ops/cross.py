@@ -1,4 +1,4 @@
-"""Crosses of two features."""
+"""Op that crosses two features."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.recis.feature_ops.feature_op import FeatureOp
 from torch_dynemb.recis.feature_ops.values import INTEGERS, Value, check_dtype, values_of
-from torch_dynemb.recis.ragged.offsets import words
+from torch_dynemb.recis.ragged.offsets import as_int64
 from torch_dynemb.recis.ragged.tensor import RaggedTensor
 
 
 class FeatureCross(FeatureOp):
     """Ids of all pairs of the distinct ids of two features, row by row.
 
-    Its input is the list of two that :class:`SelectFields` gives: RaggedTensors, or dense tensors
-    [rows, L], of ids. Ids of pairs are RecIS's. Weights are products; of an id that occurs several
-    times in a row the first weight counts (:func:`torch_dynemb.ops.feature_cross_ragged`).
+    The input is the list of two that :class:`SelectFields` returns: RaggedTensors, or dense tensors
+    [rows, L], of ids. Ids of pairs are RecIS's. A pair's weight is the product of its ids' weights.
+    If an id occurs several times in a row, its first weight counts
+    (:func:`torch_dynemb.ops.feature_cross_ragged`).
     """
 
     def config(self) -> Hashable:
@@ -43,10 +44,10 @@ class FeatureCross(FeatureOp):
 
     @staticmethod
     def _rows(field: Value) -> tuple[Tensor, Tensor, Tensor | None, list[Tensor]]:
-        """Ids, innermost offsets, weights, the other offsets."""
+        """Return ids, innermost offsets, weights, and the other offsets."""
         if isinstance(field, RaggedTensor):
             *outer, inner = field.offsets()
-            return values_of(field).to(torch.int64), words(inner), field.weight(), outer
+            return values_of(field).to(torch.int64), as_int64(inner), field.weight(), outer
         offsets = torch.arange(field.shape[0] + 1, device=field.device) * field.shape[1]
         return field.to(torch.int64).flatten(), offsets, None, []
 

@@ -1,4 +1,4 @@
-"""RecIS's FeatureEngine: many features, declared as chains of ops, computed by few calls."""
+"""RecIS's FeatureEngine: many features, declared as chains of ops, computed in few calls."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch_dynemb.recis.feature_ops.fields import SelectField, SelectFields
 
 
 class Feature:
-    """A name and a chain of ops; the first is a SelectField or SelectFields.
+    """Name and chain of ops; the first op is a SelectField or SelectFields.
 
     Args:
         name: of the result.
 
     Raises:
-        TypeError: it is no str.
+        TypeError: ``name`` is not a str.
 
     Example:
         >>> from torch_dynemb.recis.feature_ops import Mod
@@ -33,13 +33,13 @@ class Feature:
         self.ops: list[FeatureOp] = []
 
     def add_op(self, op: FeatureOp) -> Feature:
-        """Appends an op; returns the feature.
+        """Append an op; return the feature.
 
         Args:
-            op: one of torch_dynemb's or of your own.
+            op: one of torch_dynemb's or a custom one.
 
         Raises:
-            TypeError: it is no FeatureOp.
+            TypeError: ``op`` is not a FeatureOp.
         """
         if not isinstance(op, FeatureOp):
             raise TypeError(
@@ -50,11 +50,11 @@ class Feature:
 
 
 class _Node(NamedTuple):
-    """An op on an input.
+    """Op on an input.
 
     Attributes:
-        source: number of the node whose result it takes; -1: the engine's input.
-        owner: the feature that errors name.
+        source: number of the node that produces its input; -1: the engine's input.
+        owner: name of the feature in errors.
     """
 
     source: int
@@ -62,19 +62,19 @@ class _Node(NamedTuple):
 
 
 class FeatureEngine(nn.Module):
-    """Computes features from fields.
+    """Engine that computes features from fields.
 
-    The chains are put together once: where several begin with equal ops, these are computed once.
-    Then ops of one class that are equally far from the input are one call of a fused kernel, for
-    any number of features. Inputs are Tensors or RaggedTensors; neither they nor the dict are
-    changed. Ops whose results have a size that values decide (SequenceTruncate, FeatureCross) wait
-    for a GPU, all others do not.
+    Chains are merged once, when the engine is made: a common prefix of equal ops is computed once.
+    Ops of one class at the same distance from the input become one call of a fused kernel.
+
+    Inputs are Tensors or RaggedTensors, which stay unchanged, as does the dict. Ops with a result
+    size that depends on values (SequenceTruncate, FeatureCross) wait for a GPU; all others do not.
 
     Args:
-        feature_list: what to compute.
+        feature_list: features to compute.
 
     Raises:
-        TypeError: it is no list of :class:`Feature`.
+        TypeError: ``feature_list`` is not a list of :class:`Feature`.
         ValueError: two features have one name, or one does not begin with a SelectField.
 
     Example:
@@ -91,7 +91,7 @@ class FeatureEngine(nn.Module):
 
     def __init__(self, feature_list: Iterable[Feature]) -> None:
         super().__init__()
-        self.ops = nn.ModuleList()  # of nodes, by number
+        self.ops = nn.ModuleList()  # by number of the node
         self._nodes: list[_Node] = []
         self._steps: list[tuple[type[FeatureOp], list[int]]] = []
         self._results: dict[str, int] = {}
@@ -133,18 +133,18 @@ class FeatureEngine(nn.Module):
             )
 
     def forward(self, data: Any, remain_no_use_data: bool = True) -> dict[str, Any]:
-        """Results by feature; an op that gives a dict gives ``f"{feature}_{key}"``.
+        """Return results by feature; an op that returns a dict gives ``f"{feature}_{key}"``.
 
         Args:
             data: fields by name.
-            remain_no_use_data: also return fields whose name is that of no result.
+            remain_no_use_data: also return fields with names that no result has.
 
         Returns:
             Tensors and RaggedTensors by name.
 
         Raises:
-            KeyError, TypeError, ValueError: a field is missing, or is nothing for an op; the
-                message names a feature. Or two features give a result of one name.
+            KeyError, TypeError, ValueError: a field is missing, or an op rejects it; the message
+                names a feature. Or two features give results of one name.
         """
         values: list[Any] = [None] * len(self._nodes)
         for kind, numbers in self._steps:

@@ -1,4 +1,4 @@
-"""The base of the ops of a feature engine."""
+"""Base class of the ops of a feature engine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import nn
 
 
 class FeatureOp(nn.Module):
-    """An op of features. One of your own has :meth:`run`, and what else it needs of these.
+    """Op of a feature engine. A custom op defines :meth:`run`, and optionally the other methods.
 
-    Ops neither change their inputs nor keep anything of a call.
+    Ops must not change their inputs, and must not keep state between calls.
 
     Example:
         >>> import torch
@@ -31,33 +31,33 @@ class FeatureOp(nn.Module):
     """
 
     def config(self) -> Hashable:
-        """Ops of one class with equal configs, on one input, are computed once.
+        """Return the op's settings: ops of one class with equal configs on one input run once.
 
-        Default: the op itself, so that it is shared with no other.
+        Default: the op itself, which no other op equals.
         """
         return self
 
     def check(self, owner: str, value: Any) -> None:
-        """Raises an error that begins with ``owner`` for a value that the op cannot take.
+        """Raise an error that begins with ``owner`` if the op rejects a value.
 
         Args:
             owner: such as the name of the feature.
             value: any.
 
         Raises:
-            TypeError, ValueError: the op cannot take it.
+            TypeError, ValueError: the op rejects it.
         """
 
     @classmethod
     def run(cls, ops_: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any]:
-        """The results of several ops of this class, each for its input: where calls are fused.
+        """Return the results of several ops of this class, in one fused call if possible.
 
         Args:
             ops_: of this class.
-            inputs: as many, each checked by its op.
+            inputs: one for each op, already checked.
 
         Returns:
-            As many results.
+            One result for each op.
 
         Raises:
             NotImplementedError: the class does not define it.
@@ -67,13 +67,13 @@ class FeatureOp(nn.Module):
         )
 
     def forward(self, value: Any) -> Any:
-        """The result for one input.
+        """Return the result for one input.
 
         Args:
-            value: what the op takes.
+            value: input of the op.
 
         Raises:
-            TypeError, ValueError: it is nothing for the op.
+            TypeError, ValueError: the op rejects it.
         """
         self.check(type(self).__name__, value)
         return self.run([self], [value])[0]

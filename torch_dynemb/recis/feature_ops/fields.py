@@ -1,4 +1,4 @@
-"""Fields of the input: where a feature begins."""
+"""Ops that select fields of the input, with which features begin."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from torch_dynemb.recis.ragged.tensor import RaggedTensor
 
 
 class SelectField(FeatureOp):
-    """A field of the input.
+    """Field of the input.
 
     Args:
         name: of the field.
-        dtype: what its values have to be; default: any.
-        dim: size of its last dimension, or, of a RaggedTensor, that of its dense form: the
-            innermost rows may be shorter, and are checked, which waits for a GPU.
-        from_dict: False: the input is no dict but the field itself.
+        dtype: required dtype of its values; default: any.
+        dim: required size of its last dimension. For a RaggedTensor, the maximum length of its
+            innermost rows; the check waits for a GPU.
+        from_dict: False: the input is the field itself instead of a dict.
 
     Raises:
         TypeError: an argument has a wrong type.
@@ -57,7 +57,9 @@ class SelectField(FeatureOp):
             if not isinstance(value, Mapping):
                 raise TypeError(f"{owner}: the input is a {type(value).__name__}, expected a dict")
             if self.name not in value:
-                raise KeyError(f"{owner}: the input has no field {self.name!r}, but {list(value)}")
+                raise KeyError(
+                    f"{owner}: the input has fields {list(value)}, expected field {self.name!r}"
+                )
         field = self._field(value)
         check_value(f"{owner}: field {self.name!r}", field)
         if self.dtype is not None:
@@ -90,10 +92,10 @@ class SelectFields(FeatureOp):
     """Several fields of the input as a list, for :class:`FeatureCross`.
 
     Args:
-        input_list: which.
+        input_list: the SelectField of each field.
 
     Raises:
-        TypeError: it is no list of SelectField.
+        TypeError: ``input_list`` is not a list of SelectField.
     """
 
     def __init__(self, input_list: Sequence[SelectField]) -> None:

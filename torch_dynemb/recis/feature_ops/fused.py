@@ -1,4 +1,4 @@
-"""RecIS's fused ops: several ops of one kind in one call, outside of a FeatureEngine."""
+"""RecIS's fused ops: several ops of one class in one call, without a FeatureEngine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch_dynemb.recis.feature_ops.truncate import SequenceTruncate
 
 
 class FusedOP:
-    """Base of the fused ops: input i goes through op i.
+    """Base of the fused ops: op i gets input i.
 
     Args:
-        ops: of the kind; more come with :meth:`add_op`.
+        ops: of the fused class; :meth:`add_op` adds more.
 
     Raises:
-        TypeError: an op is of another kind.
+        TypeError: an op has another class.
 
     Example:
         >>> import torch
@@ -37,13 +37,13 @@ class FusedOP:
             self.add_op(op)
 
     def add_op(self, op: FeatureOp) -> None:
-        """Appends an op.
+        """Append an op.
 
         Args:
-            op: of the kind.
+            op: of the fused class.
 
         Raises:
-            TypeError: it is of another kind.
+            TypeError: ``op`` has another class.
         """
         if not isinstance(op, self.kind):
             raise TypeError(
@@ -53,14 +53,14 @@ class FusedOP:
         self._ops.append(op)
 
     def process(self, inputs: Sequence[Any]) -> list[Any]:
-        """The results, one for each op.
+        """Return one result for each op.
 
         Args:
             inputs: Tensors or RaggedTensors, one for each op.
 
         Raises:
-            ValueError: inputs are not as many as ops.
-            TypeError, ValueError: an op cannot take its input.
+            ValueError: the number of inputs is not that of ops.
+            TypeError, ValueError: an op rejects its input.
         """
         owner = type(self).__name__
         if len(inputs) != len(self._ops):
@@ -73,7 +73,7 @@ class FusedOP:
         return list(self.kind.run(self._ops, inputs)) if self._ops else []
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        """Does what :meth:`process` does."""
+        """Call :meth:`process`."""
         return self.process(inputs)
 
 

@@ -1,4 +1,4 @@
-"""Hashes of ids and of strings."""
+"""Ops that hash ids and strings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch_dynemb.recis.feature_ops.values import (
     values_of,
     with_values,
 )
-from torch_dynemb.recis.ragged.offsets import words
+from torch_dynemb.recis.ragged.offsets import as_int64
 from torch_dynemb.recis.ragged.tensor import RaggedTensor
 
 _MULTIPLIERS = (1, 3, 5, 7)
@@ -27,7 +27,7 @@ _PRIME_FACTORS = (29, 47, 67, 83)
 
 
 class IDMultiHash(FeatureOp):
-    """Up to four hashes of ids: a dict of ``f"{prefix}_{i}"``, whose values have the ids' shape.
+    """Up to four hashes of ids: a dict of ``f"{prefix}_{i}"``, with values of the ids' shape.
 
     Hash i is ``(id * (1, 3, 5, 7)[i] % prime[i]) % num_buckets[i]``, unsigned. ``prime[i]`` is the
     largest prime up to ``(29, 47, 67, 83)[i] * num_buckets[i]``: RecIS's parameters.
@@ -38,8 +38,8 @@ class IDMultiHash(FeatureOp):
 
     Raises:
         TypeError: an argument has a wrong type.
-        ValueError: there are no hashes or more than four, or a number of buckets is less than 1 or
-            so large that the prime might leave int64.
+        ValueError: ``num_buckets`` has not one to four entries, or an entry is less than 1 or so
+            large that the prime might exceed int64.
     """
 
     def __init__(self, num_buckets: Sequence[int], prefix: str = "multi_hash") -> None:
@@ -86,12 +86,11 @@ class IDMultiHash(FeatureOp):
 class Hash(FeatureOp):
     """Hashes of byte strings: the innermost rows of a RaggedTensor of uint8 or int8.
 
-    The result lacks that dimension: a RaggedTensor of int64, or a Tensor [n] where there was no
-    other. Weights, if there are any, have to be those of strings.
+    The result lacks this dimension: it is a RaggedTensor of int64, or a Tensor [n] if no other
+    dimension is ragged. There must be one weight per string, or none.
 
     Args:
-        hash_type: "farm" (FarmHash Fingerprint64) or "murmur" (MurmurHash64A with
-            seed 0).
+        hash_type: "farm" (FarmHash Fingerprint64) or "murmur" (MurmurHash64A with seed 0).
 
     Raises:
         ValueError: another ``hash_type``.
@@ -117,7 +116,7 @@ class Hash(FeatureOp):
         if len(value.offsets()) == 1 or weight.shape[0] != strings:
             raise ValueError(
                 f"{owner} got {weight.shape[0]} weights, expected one for each of {strings} "
-                "strings that lie in rows, or none"
+                "strings, or none"
             )
 
     @classmethod
@@ -127,7 +126,7 @@ class Hash(FeatureOp):
             numbers = [i for i, op in enumerate(ops_) if op.hash_type == hash_type]
             hashes = hashed(
                 [values_of(inputs[i]) for i in numbers],
-                [words(inputs[i].offsets()[-1]) for i in numbers],
+                [as_int64(inputs[i].offsets()[-1]) for i in numbers],
             )
             for i, values in zip(numbers, hashes, strict=True):
                 outer = inputs[i].offsets()[:-1]

@@ -1,4 +1,4 @@
-"""Remainders of ids."""
+"""Op that takes remainders of ids."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Mod(FeatureOp):
         mod_value: at least 1.
 
     Raises:
-        TypeError: it is no int.
-        ValueError: it is less, or not an int64.
+        TypeError: ``mod_value`` is not an int.
+        ValueError: ``mod_value`` is less than 1, or exceeds int64.
     """
 
     def __init__(self, mod_value: int) -> None:

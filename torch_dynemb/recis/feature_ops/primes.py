@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-# Enough to tell primes from composites below 3.18 * 10^23 (Sorenson, Webster 2015).
+# These bases are exact below 3.18 * 10^23 (Sorenson, Webster 2015).
 _WITNESSES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 
 
 def is_prime(number: int) -> bool:
-    """Whether a number below 2^64 is a prime, by the test of Miller and Rabin."""
+    """Return whether a number below 2^64 is prime, by the Miller-Rabin test."""
     if number < 2:
         return False
     for prime in _WITNESSES:
@@ -30,7 +30,7 @@ def _is_witnessed(witness: int, number: int, odd: int, halvings: int) -> bool:
 
 
 def prime_up_to(number: int) -> int:
-    """The largest prime that is at most ``number``, which is from 2 to 2^64 - 1."""
+    """Return the largest prime that is at most ``number``, from 2 to 2^64 - 1."""
     while not is_prime(number):
         number -= 1
     return number

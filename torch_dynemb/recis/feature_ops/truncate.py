@@ -1,4 +1,4 @@
-"""Sequences of limited length."""
+"""Op that limits the length of sequences."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from torch_dynemb.recis.feature_ops.values import (
     check_value,
     values_of,
 )
-from torch_dynemb.recis.ragged.offsets import words
+from torch_dynemb.recis.ragged.offsets import as_int64
 from torch_dynemb.recis.ragged.tensor import RaggedTensor
 
 
 class SequenceLengthError(DynembError, ValueError, AssertionError):
-    """A row is longer than it may be; RecIS asserts that it is not."""
+    """A row is longer than ``seq_len``; RecIS raises AssertionError."""
 
 
 class SequenceTruncate(FeatureOp):
     """At most ``seq_len`` elements in every row: ids, or (``n_dims=3``) lists of ids.
 
-    Weights are cut with the values. With ``n_dims=3`` every row of a RaggedTensor has exactly
-    ``seq_len`` lists afterwards: shorter ones get empty lists at the right. A dense tensor is cut
+    Weights are cut with the values. With ``n_dims=3`` every row of a RaggedTensor gets exactly
+    ``seq_len`` lists: shorter rows are filled with empty lists at the right. A dense tensor is cut
     in its second dimension.
 
     Args:
-        seq_len: how many.
-        check_length: a longer row is a :class:`SequenceLengthError`; it waits for a GPU.
+        seq_len: maximum length.
+        check_length: raise :class:`SequenceLengthError` for a longer row; it waits for a GPU.
         truncate: False: only check.
-        truncate_side: where longer rows lose elements, "left" or "right".
+        truncate_side: side at which longer rows are cut, "left" or "right".
         n_dims: 2 or 3.
-        dtype: what the values have to be; default: any.
+        dtype: required dtype of the values; default: any.
 
     Raises:
-        TypeError, ValueError: an argument is none of these.
+        TypeError, ValueError: an argument has another value.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class SequenceTruncate(FeatureOp):
             if longest > self.seq_len:
                 raise SequenceLengthError(
                     f"{owner} got a row of {longest} elements, expected at most seq_len, "
-                    f"{self.seq_len}: check_length=False cuts it without a word"
+                    f"{self.seq_len}: check_length=False cuts it silently"
                 )
         if (ragged and dims != self.n_dims) or dims < self.n_dims:
             raise ValueError(f"{owner} got {dims} dimensions, expected n_dims, {self.n_dims}")
@@ -116,7 +116,7 @@ class SequenceTruncate(FeatureOp):
     def _cut_2d(ops_: Sequence[SequenceTruncate], given: Sequence[Any]) -> list[RaggedTensor]:
         cut = ops.ragged_cutoff_2d(
             [values_of(value) for value in given],
-            [words(value.offsets()[0]) for value in given],
+            [as_int64(value.offsets()[0]) for value in given],
             [op.seq_len for op in ops_],
             weights=[value.weight() for value in given],
             drop_left=[op.truncate_side == "left" for op in ops_],
@@ -130,8 +130,8 @@ class SequenceTruncate(FeatureOp):
     def _cut_3d(ops_: Sequence[SequenceTruncate], given: Sequence[Any]) -> list[RaggedTensor]:
         cut = ops.ragged_cutoff_3d(
             [values_of(value) for value in given],
-            [words(value.offsets()[0]) for value in given],
-            [words(value.offsets()[1]) for value in given],
+            [as_int64(value.offsets()[0]) for value in given],
+            [as_int64(value.offsets()[1]) for value in given],
             [op.seq_len for op in ops_],
             weights=[value.weight() for value in given],
             drop_left=[op.truncate_side == "left" for op in ops_],

@@ -1,4 +1,4 @@
-"""What ops take and give: tensors, ragged or not."""
+"""Inputs and outputs of ops: tensors, dense or ragged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INTEGERS = (torch.int64, torch.int32)
 
 
 def check_value(owner: str, value: Any) -> None:
-    """Raises TypeError unless it is a tensor, ragged or not."""
+    """Raise TypeError unless a value is a tensor, dense or ragged."""
     if not isinstance(value, (Tensor, RaggedTensor)):
         raise TypeError(f"{owner} got a {type(value).__name__}, expected a Tensor or RaggedTensor")
     if isinstance(value, Tensor):
@@ -24,7 +24,7 @@ def check_value(owner: str, value: Any) -> None:
 
 
 def check_dtype(owner: str, value: Any, dtypes: Sequence[torch.dtype]) -> None:
-    """Raises TypeError unless it is a tensor, ragged or not, of one of the dtypes."""
+    """Raise TypeError unless a value is a tensor, dense or ragged, of one of the dtypes."""
     check_value(owner, value)
     if value.dtype not in dtypes:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
@@ -32,19 +32,19 @@ def check_dtype(owner: str, value: Any, dtypes: Sequence[torch.dtype]) -> None:
 
 
 def check_optional_dtype(owner: str, dtype: object) -> None:
-    """Raises TypeError unless the argument ``dtype`` of an op is a dtype or None."""
+    """Raise TypeError unless the argument ``dtype`` of an op is a dtype or None."""
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"{owner}: dtype is {described(dtype)}, expected a torch.dtype or None")
 
 
 def values_of(value: Value) -> Tensor:
-    """All values, contiguous."""
+    """Return all values, contiguous."""
     values = value.values() if isinstance(value, RaggedTensor) else value
     return values.contiguous()
 
 
 def with_values(value: Value, values: Tensor) -> Value:
-    """Other values in the same rows, with the same weights."""
+    """Return other values in the same rows, with the same weights."""
     if isinstance(value, Tensor):
         return values
     return value.with_values(values)

@@ -1,8 +1,8 @@
-"""RecIS's functions (``recis.nn.functional``) by its names, on any device.
+"""RecIS's functions (``recis.nn.functional``) with its names and arguments, on any device.
 
-They are those of :mod:`torch_dynemb.ops` with RecIS's arguments; offsets may be int32 or int64, and
-results have offsets of the dtype that was given. Sizes that are tensors are read by the host, which
-waits for a GPU. Errors are those of the ops.
+They call :mod:`torch_dynemb.ops`, which raise their errors. Offsets may be int32 or int64, and
+results have offsets of the same dtype. Sizes in tensors are copied to the host, which synchronizes
+a GPU.
 """
 
 from torch_dynemb.recis.functional.embedding_ops import (

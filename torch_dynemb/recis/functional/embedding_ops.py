@@ -1,4 +1,4 @@
-"""Ids of tables and bags of rows: RecIS's embedding_ops."""
+"""RecIS's embedding_ops: ids of tables, and bags of rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _POOLINGS = {"sum": Pooling.SUM, "mean": Pooling.MEAN}
 def ids_partition(
     ids: Tensor, max_partition_num: int, world_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The distinct ids, ordered by the rank that owns them (:func:`torch_dynemb.ops.id_owners`).
+    """Return distinct ids ordered by owning rank (:func:`torch_dynemb.ops.id_owners`).
 
     Args:
         ids: int64 [N].
@@ -28,8 +28,8 @@ def ids_partition(
         world_size: number of ranks, which own ranges of slots.
 
     Returns:
-        Distinct ids, int64 [U]; how many each rank owns, int64 [world_size]; and for each id its
-        place among them, int64 [N].
+        Distinct ids, int64 [U]; number that each rank owns, int64 [world_size]; position of each id
+        among the distinct ones, int64 [N].
 
     Raises:
         TypeError: an argument has a wrong type.
@@ -44,7 +44,7 @@ def ids_partition(
 
 
 def ids_encode(ids_list: Sequence[Tensor], table_ids: Tensor | Sequence[int]) -> Tensor:
-    """Ids of several tables as ids of one, of all 64 bits (:func:`torch_dynemb.ops.ids_encode`).
+    """Encode ids of several tables, all 64 bits, as ids of one (torch_dynemb.ops.ids_encode).
 
     Args:
         ids_list: int64 [n] of each table.
@@ -62,7 +62,7 @@ def ids_encode(ids_list: Sequence[Tensor], table_ids: Tensor | Sequence[int]) ->
 
 
 def merge_offsets(offsets: Sequence[Tensor]) -> Tensor:
-    """Offsets of the bags of several features, one after another.
+    """Join the offsets of several features' bags.
 
     Args:
         offsets: int32 or int64 [bags + 1] of each feature, of one dtype.
@@ -72,7 +72,7 @@ def merge_offsets(offsets: Sequence[Tensor]) -> Tensor:
 
     Raises:
         TypeError: an entry is not a tensor of int32 or int64.
-        ValueError: there are no features, or a shape or dtype does not match.
+        ValueError: ``offsets`` is empty, or a shape or dtype does not match.
 
     Example:
         >>> merge_offsets([torch.tensor([0, 2, 5]), torch.tensor([0, 3, 6])])
@@ -100,15 +100,15 @@ def ragged_embedding_segment_reduce(
     combiner: str,
     combiner_kwargs: Mapping[str, Any] | None = None,
 ) -> Tensor:
-    """Bags of rows, combined; differentiable in rows and weights.
+    """Combine rows into bags; differentiable in rows and weights.
 
     Args:
         unique_emb: float32 [U, dim].
         weight: float32 [N], factors of the rows, or None.
         reverse_indices: [N], rows of the bags.
         offsets: [S + 1], where bags begin.
-        combiner: "sum"; "mean", which divides by the sum of the weights, or the count without; or
-            "tile".
+        combiner: "sum"; "mean", which divides by the sum of the weights, or by the count without
+            weights; or "tile".
         combiner_kwargs: of "tile": ``bs``, ``tile_len`` and ``left_pad`` (a list of bool tensors):
             batch, seq and left_pad of :func:`ragged_tile`.
 
@@ -118,8 +118,8 @@ def ragged_embedding_segment_reduce(
     Raises:
         TypeError: an argument has a wrong type.
         ValueError: another combiner.
-        RuntimeError: a dtype or shape does not match, places are none of rows, or offsets do not
-            ascend from 0 to N.
+        RuntimeError: a dtype or shape does not match, positions are outside of the rows, or offsets
+            do not ascend from 0 to N.
     """
     owner = "ragged_embedding_segment_reduce"
     rows = tensor(f"{owner}: unique_emb", unique_emb)
@@ -141,14 +141,14 @@ def sparse_embedding_segment_reduce(
     num_segments: int,
     combiner: str,
 ) -> Tensor:
-    """Segments of rows, combined; differentiable in rows and weights.
+    """Combine rows into segments; differentiable in rows and weights.
 
     Args:
         unique_emb: float32 [U, dim].
         weight: float32 [N], factors of the rows.
         reverse_indices: [N], rows of the segments.
         segment_ids: [N], in any order, 0 to ``num_segments`` - 1.
-        num_segments: how many there are, those without rows included.
+        num_segments: number of segments, including empty ones.
         combiner: "sum", or "mean", which divides by the sum of the weights.
 
     Returns:
@@ -157,7 +157,7 @@ def sparse_embedding_segment_reduce(
     Raises:
         TypeError: an argument has a wrong type.
         ValueError: another combiner.
-        RuntimeError: a dtype or shape does not match, or places are none of rows.
+        RuntimeError: a dtype or shape does not match, or positions are outside of the rows.
     """
     return _reduced_segments(
         "sparse_embedding_segment_reduce",
@@ -171,21 +171,21 @@ def sparse_embedding_segment_reduce(
 def segment_sum_sparse(
     data: Tensor, weight: Tensor | None, indices: Tensor, segment_ids: Tensor, num_segments: int
 ) -> Tensor:
-    """:func:`sparse_embedding_segment_reduce` with "sum"; without weights they are 1.
+    """Call :func:`sparse_embedding_segment_reduce` with "sum"; default weights are 1.
 
     Args:
         data: float32 [U, dim].
         weight: float32 [N], factors of the rows, or None.
         indices: [N], rows of the segments.
         segment_ids: [N], in any order, 0 to ``num_segments`` - 1.
-        num_segments: how many there are, those without rows included.
+        num_segments: number of segments, including empty ones.
 
     Returns:
         float32 [num_segments, dim].
 
     Raises:
         TypeError: an argument has a wrong type.
-        RuntimeError: a dtype or shape does not match, or places are none of rows.
+        RuntimeError: a dtype or shape does not match, or positions are outside of the rows.
     """
     if weight is None:
         places = index_tensor("segment_sum_sparse: indices", indices)
@@ -197,11 +197,11 @@ def segment_sum_sparse(
 def _reduced_segments(
     owner: str, named: Mapping[str, object], segment_ids: Tensor, num_segments: int, combiner: str
 ) -> Tensor:
-    """Segments of rows, combined.
+    """Combine rows into segments.
 
     Args:
-        owner: what errors begin with.
-        named: rows, weights and places by the names of the caller's arguments, in this order.
+        owner: prefix of error messages.
+        named: rows, weights and positions by the names of the caller's arguments, in this order.
         segment_ids, num_segments, combiner: as in :func:`sparse_embedding_segment_reduce`.
     """
     (rows_name, rows_given), (_, weight), (places_name, places_given) = named.items()
@@ -225,11 +225,11 @@ def _reduced_segments(
 
 
 class _TileArguments(NamedTuple):
-    """What ``combiner_kwargs`` of "tile" hold.
+    """Content of ``combiner_kwargs`` for "tile".
 
     Attributes:
         bags: number of bags of each feature.
-        lengths: rows that each feature keeps of a bag.
+        lengths: rows of a bag that each feature keeps.
         left: for each feature whether zeros stand before the rows.
     """
 

@@ -1,4 +1,4 @@
-"""Ragged rows: RecIS's ragged_ops."""
+"""RecIS's ragged_ops: ragged rows."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ from torch_dynemb.recis.ragged.tensor import RaggedTensor
 def dense_to_ragged(
     tensor: Tensor, check_invalid: bool = False, invalid_value: float = 0
 ) -> tuple[Tensor, list[Tensor]]:
-    """Values and offsets of the rows of a tensor of at least 2 dimensions.
+    """Return values and offsets of the rows of a tensor of at least 2 dimensions.
 
     Args:
         tensor: [n0, ..., nk] of any dtype, k at least 1.
-        check_invalid: rows of the last dimension lose their trailing run of ``invalid_value``.
-        invalid_value: what fills the ends of rows.
+        check_invalid: remove the trailing run of ``invalid_value`` from each row of the last
+            dimension.
+        invalid_value: padding at the ends of rows.
 
     Returns:
         Values, and int32 offsets (int64 for 2^31 elements and more), outermost first.
 
     Raises:
         TypeError: an argument has a wrong type.
-        ValueError: a tensor of less than 2 dimensions, or ``invalid_value`` is NaN.
+        ValueError: ``tensor`` has less than 2 dimensions, or ``invalid_value`` is NaN.
 
     Example:
         >>> dense_to_ragged(torch.tensor([[1, 2, 0], [0, 3, 4]]), check_invalid=True)
@@ -52,7 +53,7 @@ def dense_to_ragged(
 
 
 def ragged_to_dense(values: Tensor, offsets: Sequence[Tensor], default_value: float) -> Tensor:
-    """Ragged rows of any depth as a tensor.
+    """Convert ragged rows of any depth to a dense tensor.
 
     Args:
         values: [N] or [N, ...] of any dtype.
@@ -70,7 +71,7 @@ def ragged_to_dense(values: Tensor, offsets: Sequence[Tensor], default_value: fl
 
 
 def ragged_to_sparse(values: Tensor, row_splits: Sequence[Tensor]) -> Tensor:
-    """Ragged rows of any depth as a coalesced sparse COO tensor.
+    """Convert ragged rows of any depth to a coalesced sparse COO tensor.
 
     Args:
         values: [N] of any dtype.
@@ -92,7 +93,7 @@ def fused_ragged_cutoff_2D(  # noqa: N802 - RecIS's name
     drop_sides: Tensor | Sequence[bool],
     pad_sides: Tensor,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], Any, Tensor]:
-    """At most ``keep_length`` values of every row, for several features.
+    """Cut every row to at most ``keep_length`` values, for several features.
 
     Args:
         values: [N] for each feature.
@@ -102,8 +103,8 @@ def fused_ragged_cutoff_2D(  # noqa: N802 - RecIS's name
         pad_sides: returned as given: rows are not padded.
 
     Returns:
-        Values, offsets, how many values each row has lost and how many it lacks (int32 [rows]),
-        ``drop_sides`` and ``pad_sides``.
+        Values, offsets, number of values that each row has lost, number that it lacks (both int32
+        [rows]), ``drop_sides`` and ``pad_sides``.
 
     Raises:
         TypeError: an argument has a wrong type.
@@ -138,7 +139,7 @@ def fused_ragged_cutoff_3D(  # noqa: N802 - RecIS's name
     drop_sides: Tensor | Sequence[bool] | None = None,
     pad_sides: Tensor | Sequence[bool] | None = None,
 ) -> tuple[list[Tensor], list[list[Tensor]]]:
-    """Exactly ``keep_length`` inner lists in every row, for several features.
+    """Cut or fill every row to exactly ``keep_length`` inner lists, for several features.
 
     Args:
         values: [N] for each feature.
@@ -154,8 +155,8 @@ def fused_ragged_cutoff_3D(  # noqa: N802 - RecIS's name
 
     Raises:
         TypeError: an argument has a wrong type.
-        RuntimeError: a dtype or shape does not match, the lists differ in length, a number is
-            negative, or offsets do not ascend from 0 to the number of lists or values.
+        RuntimeError: a dtype or shape does not match, or the lists differ in length. A number is
+            negative. Offsets do not ascend from 0 to the number of lists or values.
     """
     owner = "fused_ragged_cutoff_3D"
     pairs_given = entries(f"{owner}: offsets", offsets, "a list of pairs of Tensors")
@@ -183,11 +184,11 @@ def feature_cross_ragged(
     x_weight: Tensor | None = None,
     y_weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids of all pairs of the distinct ids of two features (torch_dynemb.ops.feature_cross_ragged).
+    """Return ids of all pairs of distinct ids (:func:`torch_dynemb.ops.feature_cross_ragged`).
 
     Args:
         x_val, y_val: int64 [N].
-        x_offsets, y_offsets: [rows + 1], of as many rows.
+        x_offsets, y_offsets: [rows + 1], with the same number of rows.
         x_weight, y_weight: float32 [N]; default: ones.
 
     Returns:
@@ -195,7 +196,7 @@ def feature_cross_ragged(
 
     Raises:
         TypeError: an argument has a wrong type.
-        ValueError: weights require grad, for which there is no formula.
+        ValueError: weights require grad, which is not supported.
         RuntimeError: a dtype or shape does not match, or offsets do not ascend from 0 to N.
     """
     owner = "feature_cross_ragged"
@@ -222,11 +223,11 @@ def ragged_tile(
     table: Tensor,
     left_pad: Tensor | None = None,
 ) -> Tensor:
-    """The first ``seq`` rows of every bag, for several features; differentiable in ``table``.
+    """Return the first ``seq`` rows of each bag of several features; differentiable in ``table``.
 
     Args:
         batch: number of bags of each feature.
-        seq: number of rows that each feature keeps of a bag.
+        seq: number of rows of a bag that each feature keeps.
         indices: [N], rows of the bags, feature after feature.
         offset: [sum of batch + 1], where bags begin in ``indices``.
         table: float32 [U, dim].
@@ -239,8 +240,8 @@ def ragged_tile(
     Raises:
         TypeError: an argument has a wrong type.
         ValueError: a number of ``seq`` is less than 1, or the lists differ in length.
-        RuntimeError: a dtype or shape does not match, indices are none of rows, or offsets do not
-            ascend.
+        RuntimeError: a dtype or shape does not match, indices are outside of the rows, or offsets
+            do not ascend.
     """
     owner = "ragged_tile"
     bags = numbers(f"{owner}: batch", batch)
@@ -266,10 +267,10 @@ def tiled(
     sides: Sequence[bool],
     weight: Tensor | None,
 ) -> Tensor:
-    """:func:`ragged_tile` with factors of the rows, float32 [N].
+    """Tile as :func:`ragged_tile`, with factors of the rows.
 
     Args:
-        owner: what errors begin with.
+        owner: prefix of error messages.
         batch, seq: as there.
         positions: int64 [N], its ``indices``.
         offsets: int64 [sum of batch + 1].

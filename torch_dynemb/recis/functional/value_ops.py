@@ -1,4 +1,4 @@
-"""Hashes, buckets and remainders of values: RecIS's hash_ops, array_ops and fused_ops."""
+"""RecIS's hash_ops, array_ops and fused_ops: hashes, buckets and remainders of values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_dynemb.recis.arguments import entries, index_tensors, numbers, tensor
 
 
 def farmhash(inputs: Sequence[Tensor], splits: Sequence[Tensor]) -> list[Tensor]:
-    """FarmHash Fingerprint64 of strings (:func:`torch_dynemb.ops.farmhash`).
+    """Hash strings by FarmHash Fingerprint64 (:func:`torch_dynemb.ops.farmhash`).
 
     Args:
         inputs: uint8 or int8 [bytes] for each feature.
@@ -33,7 +33,7 @@ def farmhash(inputs: Sequence[Tensor], splits: Sequence[Tensor]) -> list[Tensor]
 
 
 def murmurhash(inputs: Sequence[Tensor], splits: Sequence[Tensor]) -> list[Tensor]:
-    """MurmurHash64A of strings with seed 0 (:func:`torch_dynemb.ops.murmurhash64a`).
+    """Hash strings by MurmurHash64A with seed 0 (:func:`torch_dynemb.ops.murmurhash64a`).
 
     Args:
         inputs: uint8 or int8 [bytes] for each feature.
@@ -58,11 +58,11 @@ def murmurhash(inputs: Sequence[Tensor], splits: Sequence[Tensor]) -> list[Tenso
 
 
 def bucketize(input: Tensor, boundaries: Tensor | Sequence[float]) -> Tensor:
-    """How many boundaries are at most each value.
+    """Count the boundaries that are at most each value.
 
     Args:
         input: float32, float64, int32 or int64 of any shape.
-        boundaries: [n] or a list, ascending; taken as numbers of the dtype of ``input``.
+        boundaries: [n] or a list, ascending; converted to the dtype of ``input``.
 
     Returns:
         int64, of the shape of ``input``.
@@ -87,7 +87,7 @@ def bucketize(input: Tensor, boundaries: Tensor | Sequence[float]) -> Tensor:
 
 
 def bucketize_mod(input: Tensor, bucket: int) -> Tensor:
-    """Ids modulo a number, as unsigned numbers.
+    """Return ids modulo a number, as unsigned numbers.
 
     Args:
         input: int64 of any shape.
@@ -110,12 +110,12 @@ def multi_hash(
     primes: Tensor | Sequence[int],
     bucket_num: int,
 ) -> list[Tensor]:
-    """``input * mul % prime % bucket_num`` for each mul and prime (unsigned).
+    """Return ``input * mul % prime % bucket_num`` for each mul and prime (unsigned).
 
     Args:
         input: int64 of any shape.
         muls: int64 [hashes] or a list.
-        primes: likewise as many, at least 1.
+        primes: as ``muls``, each at least 1.
         bucket_num: at least 1.
 
     Returns:
@@ -124,7 +124,7 @@ def multi_hash(
     Raises:
         TypeError: an argument has a wrong type.
         RuntimeError: another dtype, or a number is too small.
-        ValueError: there are not as many primes as muls.
+        ValueError: ``muls`` and ``primes`` differ in length.
     """
     ids = tensor("multi_hash: input", input).contiguous()
     multipliers = numbers("multi_hash: muls", muls)
@@ -134,7 +134,7 @@ def multi_hash(
 
 
 def fused_bucketize_gpu(values: Sequence[Tensor], boundaries: Sequence[Tensor]) -> list[Tensor]:
-    """:func:`bucketize` of several features, whose boundaries have their dtype and device.
+    """Call :func:`bucketize` for several features; boundaries have their dtype and device.
 
     Args:
         values: float32, float64, int32 or int64 of any shape, for each feature.
@@ -154,7 +154,7 @@ def fused_bucketize_gpu(values: Sequence[Tensor], boundaries: Sequence[Tensor]) 
 
 
 def fused_uint64_mod_gpu(values: Sequence[Tensor], mods: Tensor | Sequence[int]) -> list[Tensor]:
-    """:func:`bucketize_mod` of several features, each with its number.
+    """Call :func:`bucketize_mod` for several features, each with its own number.
 
     Args:
         values: int64 of any shape, for each feature.
@@ -178,7 +178,7 @@ def fused_multi_hash(
     primes: Sequence[Tensor | Sequence[int]],
     bucket_nums: Sequence[Tensor | Sequence[int]],
 ) -> list[Tensor]:
-    """:func:`multi_hash` of several features; all hashes of the first, then those of the next.
+    """Call :func:`multi_hash` for several features; hashes of one feature are adjacent.
 
     Args:
         inputs: int64 of any shape, for each feature.

@@ -1,4 +1,4 @@
-"""What parts of ragged tensors have to be like."""
+"""Checks of the parts of ragged tensors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def check_parts(
     weight: Tensor | None,
     dense_shape: Sequence[int] | None,
 ) -> None:
-    """Checks arguments of :class:`RaggedTensor`; compiled code does not look at numbers.
+    """Check arguments of :class:`RaggedTensor`; compiled code does not check values.
 
     Args:
         values, offsets, weight, dense_shape: as RaggedTensor takes them.
 
     Raises:
-        TypeError, ValueError: they are not parts of one ragged tensor.
+        TypeError, ValueError: the parts do not match.
     """
     if not offsets:
         raise ValueError("RaggedTensor: offsets is empty, expected one per ragged dimension")
@@ -56,9 +56,9 @@ def check_parts(
 
 
 def remedy(value: object) -> str:
-    """How a tensor is made of what is none, if it is an array of NumPy."""
+    """Return the remedy for a NumPy array in place of a tensor, else nothing."""
     array = hasattr(value, "__array_interface__")
-    return ": torch.from_numpy makes one of an array" if array else ""
+    return ": torch.from_numpy converts an array" if array else ""
 
 
 def _check_kind(name: str, offsets: Tensor, device: torch.device) -> None:

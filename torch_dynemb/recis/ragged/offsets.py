@@ -1,4 +1,4 @@
-"""Offsets as the ops take them."""
+"""Conversion of offsets for the ops."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 
-def words(offsets: Tensor) -> Tensor:
-    """Offsets or places as int64, contiguous."""
+def as_int64(offsets: Tensor) -> Tensor:
+    """Return offsets or positions as contiguous int64."""
     return offsets.to(torch.int64).contiguous()
 
 
-__all__ = ["words"]
+__all__ = ["as_int64"]

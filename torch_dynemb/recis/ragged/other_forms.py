@@ -1,4 +1,4 @@
-"""Values, offsets and weights from and for torch's and TorchRec's sparse and jagged tensors."""
+"""Conversion between ragged tensors and sparse and jagged tensors of torch and TorchRec."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def parts_of_sparse(sparse: Tensor) -> tuple[Tensor, list[Tensor], tuple[int, ...]]:
-    """Values, offsets and sizes of a sparse COO tensor, row by row; gaps are closed.
+    """Return values, offsets and sizes of a sparse COO tensor, row by row, without gaps.
 
     Args:
         sparse: of at least 2 sparse dimensions.
 
     Raises:
-        ValueError: it is none.
+        ValueError: another layout, or fewer dimensions.
     """
     if sparse.layout != torch.sparse_coo or sparse.sparse_dim() < 2:
         raise ValueError(
@@ -40,17 +40,17 @@ def parts_of_sparse(sparse: Tensor) -> tuple[Tensor, list[Tensor], tuple[int, ..
 
 
 def parts_of_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
-    """Values and offsets of a jagged NestedTensor.
+    """Return values and offsets of a jagged NestedTensor.
 
     Args:
         nested: ragged in its second dimension.
 
     Raises:
-        ValueError: it is none.
+        ValueError: another layout, or another ragged dimension.
     """
     if not (nested.is_nested and nested.layout == torch.jagged) or nested._ragged_idx != 1:  # type: ignore[attr-defined]
         raise ValueError(
-            "from_nested: nested is no jagged NestedTensor whose second dimension is ragged: "
+            "from_nested: nested is not a jagged NestedTensor, ragged in its second dimension: "
             "make it "
             "with torch.nested.nested_tensor(..., layout=torch.jagged)"
         )
@@ -65,7 +65,7 @@ def keyed_jagged(
     lengths: Sequence[Tensor],
     weights: Sequence[Tensor | None],
 ) -> KeyedJaggedTensor:
-    """TorchRec's KeyedJaggedTensor of features with one ragged dimension.
+    """Return TorchRec's KeyedJaggedTensor of features with one ragged dimension.
 
     Args:
         names: of the features.
@@ -81,7 +81,7 @@ def keyed_jagged(
     rows = {name: of.shape[0] for name, of in zip(names, lengths, strict=True)}
     given = [weight for weight in weights if weight is not None]
     if len(set(rows.values())) > 1:
-        raise ValueError(f"to_keyed_jagged: features have {rows} rows, expected as many of each")
+        raise ValueError(f"to_keyed_jagged: features have {rows} rows, expected equal numbers")
     if given and len(given) != len(names):
         raise ValueError(
             "to_keyed_jagged: some features have weights and others have none: give weights of "

@@ -1,4 +1,4 @@
-"""Ragged rows that are made equally long: which length they get, and whether memory is enough."""
+"""Padding of ragged rows to equal length: the length, and a check of memory."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from torch import Tensor
 
 from torch_dynemb import ops
 
-_CHECKED_BYTES = 256 << 20  # asking how much memory is left takes a while
+_CHECKED_BYTES = 256 << 20  # smaller results are not checked: the query is slow
 
 
 def padded_sizes(lengths: int | Sequence[int] | None, longest: Sequence[int]) -> list[int]:
-    """Sizes of the ragged dimensions of a padded tensor.
+    """Return the sizes of the ragged dimensions of a padded tensor.
 
     Args:
         lengths: of all of them, of the innermost, or None: the longest rows'.
         longest: the longest row of each.
 
     Raises:
-        ValueError: a row is longer, or there are not as many lengths as dimensions.
+        ValueError: a row is longer, or the number of lengths is not that of dimensions.
     """
     sizes = list(longest)
     if isinstance(lengths, int):
@@ -40,19 +40,19 @@ def check_room(
     values: Tensor,
     weight: Tensor | None,
 ) -> None:
-    """Raises ValueError before a result of so many values ends the process.
+    """Raise ValueError if a result of so many values exceeds the available memory.
 
     Args:
-        lengths: what the error names.
+        lengths: the argument that the error names.
         rows: of the outermost dimension.
         total: number of values of the result.
         values: before padding.
         weight: of the values.
     """
     bytes_of_one = values.element_size() + (0 if weight is None else weight.element_size())
-    room = 2 * total * bytes_of_one  # index_put makes another one
+    room = 2 * total * bytes_of_one  # index_put makes a copy
     if values.device.type != "cpu" or type(room) is not int or room < _CHECKED_BYTES:
-        return  # on a GPU torch raises by itself; a traced size is not known
+        return  # torch raises on a GPU; a traced size is unknown
     available = ops.available_memory()
     if room > available:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Where values of ragged rows lie in a dense tensor."""
+"""Positions of values of ragged rows in a dense tensor."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Side = Literal["left", "right"]
 
 
 def dense_places(offsets: Sequence[Tensor], sizes: Sequence[int], side: Side) -> Tensor:
-    """Places of the values in the flattened dense tensor, int64 [N].
+    """Return positions of the values in the flattened dense tensor, int64 [N].
 
     Args:
         offsets: [rows + 1] each, outermost first.
         sizes: of the ragged dimensions in the dense tensor.
-        side: where innermost rows that are shorter have their gap.
+        side: side of the gap in shorter innermost rows.
     """
     rows = torch.arange(offsets[0].shape[0] - 1, device=offsets[0].device)
     for d, (bounds, size) in enumerate(zip(offsets, sizes, strict=True)):

@@ -1,4 +1,4 @@
-"""Ragged tensors as nodes of pytrees: what torch.compile, torch.export and torch.load know."""
+"""Registration of RaggedTensor with torch's pytrees, torch.export and torch.load."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _from_dumpable(context: Any) -> _Context:
 
 
 def register() -> None:
-    """Makes RaggedTensor known to torch, once in a process."""
+    """Register RaggedTensor with torch, once in a process."""
     pytree.register_pytree_node(
         RaggedTensor,
         _flatten,
@@ -53,7 +53,7 @@ def register() -> None:
         from_dumpable_context=_from_dumpable,
         flatten_with_keys_fn=_flatten_with_keys,
     )
-    # torch.export saves example inputs; torch.load refuses classes that it has not been told of
+    # torch.export saves example inputs, and torch.load refuses unregistered classes
     torch.serialization.add_safe_globals([RaggedTensor])
 
 

@@ -1,4 +1,4 @@
-"""Tensors whose inner dimensions differ in length from row to row."""
+"""RaggedTensor: a tensor with inner dimensions of different length in each row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import described
 from torch_dynemb.recis.ragged.checks import check_parts, remedy
-from torch_dynemb.recis.ragged.offsets import words
+from torch_dynemb.recis.ragged.offsets import as_int64
 from torch_dynemb.recis.ragged.other_forms import keyed_jagged, parts_of_nested, parts_of_sparse
 from torch_dynemb.recis.ragged.padding import check_room, padded_sizes
 from torch_dynemb.recis.ragged.places import Side, dense_places
@@ -25,22 +25,23 @@ if TYPE_CHECKING:
 class RaggedTensor:
     """Values with one tensor of offsets for each ragged dimension, outermost first.
 
-    Row r of dimension d is what lies from ``offsets[d][r]`` to ``offsets[d][r + 1]`` in the next
-    dimension, or in ``values`` for the last one. It is immutable: methods return new ones.
-    A pytree node, so ``torch.compile`` and ``torch.export`` take it as input and output.
+    Row r of dimension d has the elements from ``offsets[d][r]`` to ``offsets[d][r + 1]`` of the
+    next dimension, or of ``values`` for the last one. A RaggedTensor is immutable: methods return
+    new ones. It is a pytree node, so ``torch.compile`` and ``torch.export`` take it as input and
+    output.
 
     Args:
         values: [N] or [N, ...].
-        offsets: int64 or int32 [rows + 1] each, from 0 ascending to the rows of the next dimension,
-            or to N; a tensor stands for a list of one.
+        offsets: int64 or int32 [rows + 1] each, ascending from 0 to the number of rows of the next
+            dimension, or to N. A tensor stands for a list of one.
         weight: float [N], a weight for every value, or None.
-        dense_shape: size of every dimension but those of a single value, -1 where it is the
-            longest row's; default: all of them.
+        dense_shape: size of every dimension but those of a single value, with -1 for that of the
+            longest row; default: -1 for all ragged ones.
 
     Raises:
-        TypeError, ValueError: dtypes, shapes or devices do not match; on the CPU also offsets that
-            do not begin with 0, decrease, or do not end with what they divide. On a GPU a device
-            assertion reports those.
+        TypeError, ValueError: dtypes, shapes or devices do not match. On the CPU also offsets that
+            decrease, or do not go from 0 to the number of elements that they divide; on a GPU a
+            device assertion reports those.
 
     Example:
         >>> clicks = RaggedTensor(torch.tensor([7, 8, 9]), torch.tensor([0, 2, 2, 3]))
@@ -81,7 +82,7 @@ class RaggedTensor:
         weight: Tensor | None,
         dense_shape: tuple[int, ...] | None = None,
     ) -> RaggedTensor:
-        """From parts that are known to match."""
+        """Return a tensor of parts that are known to match."""
         ragged = cls.__new__(cls)
         ragged._values, ragged._offsets, ragged._weight = values, list(offsets), weight
         ragged._dense_shape = dense_shape
@@ -91,19 +92,19 @@ class RaggedTensor:
     # -- parts and sizes -------------------------------------------------------------------------
 
     def values(self) -> Tensor:
-        """All values, [N, ...]."""
+        """Return all values, [N, ...]."""
         return self._values
 
     def offsets(self) -> list[Tensor]:
-        """Offsets by ragged dimension, outermost first."""
+        """Return offsets by ragged dimension, outermost first."""
         return list(self._offsets)
 
     def weight(self) -> Tensor | None:
-        """Weights of the values, [N], or None."""
+        """Return weights of the values, [N], or None."""
         return self._weight
 
     def lengths(self, dim: int = -1) -> Tensor:
-        """Lengths of the rows of a ragged dimension.
+        """Return the lengths of the rows of a ragged dimension.
 
         Args:
             dim: number of the ragged dimension, 0 for the outermost; default: the innermost.
@@ -114,7 +115,7 @@ class RaggedTensor:
         return self._offsets[dim].diff()
 
     def with_values(self, values: Tensor) -> RaggedTensor:
-        """The same rows with other values.
+        """Return the same rows with other values.
 
         Args:
             values: [N, ...], on the same device.
@@ -130,7 +131,7 @@ class RaggedTensor:
         return self._like(values, self._offsets, self._weight)
 
     def with_weight(self, weight: Tensor | None) -> RaggedTensor:
-        """The same values with other weights, or none.
+        """Return the same values with other weights, or none.
 
         Args:
             weight: float [N], or None.
@@ -150,29 +151,29 @@ class RaggedTensor:
 
     @property
     def device(self) -> torch.device:
-        """Where all parts lie."""
+        """Device of all parts."""
         return self._values.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the values."""
+        """Dtype of the values."""
         return self._values.dtype
 
     @property
     def dim(self) -> int:
-        """Number of dimensions, those of a single value included."""
+        """Number of dimensions, including those of a single value."""
         return len(self._offsets) + self._values.dim()
 
     def get_shape(self, dim: int) -> int:
-        """Size of a dimension: rows of the first, the longest row of a ragged one.
+        """Return the size of a dimension: rows of the first, the longest row of a ragged one.
 
-        Waits for a GPU unless ``dense_shape`` says it.
+        Synchronizes a GPU unless ``dense_shape`` has the size.
 
         Args:
             dim: from 0, the rows; negative ones count from the last.
 
         Raises:
-            IndexError: there is no such dimension.
+            IndexError: ``dim`` is out of range.
         """
         dim = range(self.dim)[dim]
         depth = len(self._offsets)
@@ -186,11 +187,11 @@ class RaggedTensor:
         return int(lengths.max()) if lengths.shape[0] > 0 else 0
 
     def real_shape(self, start: int = 0, end: int | None = None) -> tuple[int, ...]:
-        """Sizes of some of the dimensions, as :meth:`get_shape` gives them.
+        """Return sizes of some of the dimensions, as from :meth:`get_shape`.
 
         Args:
-            start: the first one.
-            end: the first one that is left out; default: none is.
+            start: the first dimension.
+            end: the dimension after the last; default: all from ``start`` on.
         """
         return tuple(self.get_shape(d) for d in range(self.dim)[start:end])
 
@@ -200,12 +201,12 @@ class RaggedTensor:
         return self.real_shape()
 
     def size(self) -> tuple[int, ...]:
-        """As ``shape``."""
+        """Return ``shape``."""
         return self.real_shape()
 
     @property
     def max_length(self) -> int:
-        """The longest row of the innermost ragged dimension."""
+        """Length of the longest row of the innermost ragged dimension."""
         return self.get_shape(len(self._offsets))
 
     def __len__(self) -> int:
@@ -229,7 +230,7 @@ class RaggedTensor:
         return moved
 
     def to(self, *args: Any, **kwargs: Any) -> RaggedTensor:
-        """As ``Tensor.to``: a device moves everything, a dtype is that of the values alone.
+        """Convert as ``Tensor.to``: a device applies to all parts, a dtype to the values alone.
 
         Args:
             *args: as ``Tensor.to`` takes them.
@@ -244,10 +245,10 @@ class RaggedTensor:
     def cuda(
         self, device: int | torch.device | None = None, non_blocking: bool = False
     ) -> RaggedTensor:
-        """On a GPU.
+        """Copy to a GPU.
 
         Args:
-            device: which one; default: the current one.
+            device: default: the current one.
             non_blocking: whether the host may go on before the copy is done.
         """
         return self._map(
@@ -255,42 +256,42 @@ class RaggedTensor:
         )
 
     def cpu(self) -> RaggedTensor:
-        """On the CPU."""
+        """Copy to the CPU."""
         return self.to("cpu")
 
     def pin_memory(self) -> RaggedTensor:
-        """In page-locked memory, from which copies to a GPU do not block."""
+        """Copy to page-locked memory, from which copies to a GPU do not block."""
         return self._map(Tensor.pin_memory, Tensor.pin_memory)
 
     def clone(self) -> RaggedTensor:
-        """A copy that shares no memory."""
+        """Return a copy that shares no memory."""
         return self._map(torch.clone, torch.clone)
 
     def detach(self) -> RaggedTensor:
-        """Values and weights without their history."""
+        """Return values and weights without gradient history."""
         return self._map(Tensor.detach, Tensor.detach)
 
     # -- dense -----------------------------------------------------------------------------------
 
     def to_dense(self, default_value: float = 0.0) -> Tensor:
-        """The values as a tensor of ``shape``; ``default_value`` fills shorter rows.
+        """Convert to a dense tensor of ``shape``; ``default_value`` fills shorter rows.
 
-        Waits for a GPU unless ``dense_shape`` has no -1. Differentiable.
+        Differentiable. Synchronizes a GPU unless ``dense_shape`` has no -1.
 
         Args:
-            default_value: a number that the dtype has.
+            default_value: a number in the range of the dtype.
 
         Returns:
             Of the values' dtype, of ``shape``.
 
         Raises:
-            RuntimeError: a row is longer than ``dense_shape`` says.
+            RuntimeError: a row is longer than its size in ``dense_shape``.
         """
         sizes = self.real_shape(1, len(self._offsets) + 1)
         if self._values.dim() == 1:
             return ops.ragged_to_dense(
                 [self._values.contiguous()],
-                [[words(offsets) for offsets in self._offsets]],
+                [[as_int64(offsets) for offsets in self._offsets]],
                 lengths=[list(sizes)],
                 padding_value=default_value,
             )[0]
@@ -303,15 +304,15 @@ class RaggedTensor:
     def from_dense(
         cls, dense: Tensor, check_invalid: bool = False, invalid_value: float = 0
     ) -> RaggedTensor:
-        """The rows of a tensor [n0, ..., nk], k at least 1.
+        """Return the rows of a tensor [n0, ..., nk], k at least 1.
 
         Args:
             dense: of any dtype.
-            check_invalid: leave out what is ``invalid_value`` from some place of a row to its end.
-            invalid_value: what fills the ends of rows.
+            check_invalid: remove the trailing run of ``invalid_value`` from each row.
+            invalid_value: padding at the ends of rows.
 
         Raises:
-            ValueError: a tensor of less than 2 dimensions.
+            ValueError: ``dense`` has less than 2 dimensions.
         """
         if dense.dim() < 2:
             raise ValueError(
@@ -323,7 +324,7 @@ class RaggedTensor:
         return cls._of_parts(ragged.values, ragged.offsets, None, tuple(dense.shape))
 
     def to_sparse(self) -> Tensor:
-        """A coalesced sparse COO tensor of ``shape``; absent elements are where rows are shorter.
+        """Convert to a coalesced sparse COO tensor of ``shape``; shorter rows have fewer elements.
 
         Raises:
             ValueError: values have more than 1 dimension.
@@ -331,19 +332,19 @@ class RaggedTensor:
         self._check_plain("to_sparse")
         return ops.ragged_to_sparse(
             [self._values],
-            [[words(offsets) for offsets in self._offsets]],
+            [[as_int64(offsets) for offsets in self._offsets]],
             lengths=[list(self.real_shape(1))],
         )[0]
 
     @classmethod
     def from_sparse(cls, sparse: Tensor) -> RaggedTensor:
-        """The elements of a sparse COO tensor [n0, ..., nk], row by row; gaps are closed.
+        """Return the elements of a sparse COO tensor [n0, ..., nk], row by row, without gaps.
 
         Args:
             sparse: k is at least 1; of any dtype.
 
         Raises:
-            ValueError: a tensor of less than 2 sparse dimensions.
+            ValueError: ``sparse`` has less than 2 sparse dimensions.
         """
         values, offsets, sizes = parts_of_sparse(sparse)
         return cls._of_parts(values, offsets, None, sizes)
@@ -362,19 +363,19 @@ class RaggedTensor:
         value: float = 0,
         side: Side = "right",
     ) -> RaggedTensor:
-        """All rows of a dimension as long as the longest: what models of sequences want.
+        """Pad all rows of a dimension to the length of the longest, for sequence models.
 
         Args:
             lengths: of the ragged dimensions, or of the innermost; default: the longest row's.
-            value: of the elements that are added; their weight is 0.
-            side: where the innermost rows get theirs.
+            value: of the added elements; their weight is 0.
+            side: side of the innermost rows that is padded.
 
         Returns:
-            One whose values are ``to_dense().flatten()`` and whose :meth:`unpad` is this one again.
+            A tensor with the values ``to_dense().flatten()``; its :meth:`unpad` restores this one.
 
         Raises:
-            ValueError: a row is longer than ``lengths``, ``side`` is neither, or the result takes
-                more memory than the machine has left.
+            ValueError: a row is longer than ``lengths``, ``side`` is unknown, or the result needs
+                more memory than is available.
         """
         self._check_plain("pad")
         if side not in ("left", "right"):
@@ -397,13 +398,13 @@ class RaggedTensor:
         return padded
 
     def unpad(self) -> RaggedTensor:
-        """Without what :meth:`pad` has added, also after ``with_values``.
+        """Remove the padding of :meth:`pad`, also after ``with_values``.
 
         Raises:
-            ValueError: it does not come from :meth:`pad`.
+            ValueError: the tensor was not made by :meth:`pad`.
         """
         if self._unpadded is None:
-            raise ValueError("unpad: the tensor has no padding: pad() makes one that has")
+            raise ValueError("unpad: the tensor has no padding: call pad() first")
         sizes = self.real_shape(1, len(self._offsets) + 1)
         places = dense_places(self._unpadded, sizes, self._pad_side)
         return self._of_parts(
@@ -421,7 +422,7 @@ class RaggedTensor:
             )
 
     def to_nested(self) -> Tensor:
-        """A jagged NestedTensor of the values; it has no place for weights.
+        """Convert to a jagged NestedTensor of the values; weights are dropped.
 
         Raises:
             ValueError: more than one ragged dimension.
@@ -431,20 +432,20 @@ class RaggedTensor:
 
     @classmethod
     def from_nested(cls, nested: Tensor, weight: Tensor | None = None) -> RaggedTensor:
-        """The values of a jagged NestedTensor.
+        """Return the values of a jagged NestedTensor.
 
         Args:
             nested: of any dtype.
             weight: float [N], a weight for every value, or None.
 
         Raises:
-            ValueError: it is no jagged one, or its second dimension is not the ragged one.
+            ValueError: another layout, or another ragged dimension than the second.
         """
         values, offsets = parts_of_nested(nested)
         return cls(values, offsets, weight)
 
     def to_jagged(self) -> JaggedTensor:
-        """TorchRec's JaggedTensor.
+        """Convert to TorchRec's JaggedTensor.
 
         Raises:
             ValueError: more than one ragged dimension.
@@ -456,7 +457,7 @@ class RaggedTensor:
 
     @classmethod
     def from_jagged(cls, jagged: JaggedTensor) -> RaggedTensor:
-        """The rows of TorchRec's JaggedTensor.
+        """Return the rows of TorchRec's JaggedTensor.
 
         Args:
             jagged: with or without weights.
@@ -465,10 +466,10 @@ class RaggedTensor:
 
     @staticmethod
     def to_keyed_jagged(features: Mapping[str, RaggedTensor]) -> KeyedJaggedTensor:
-        """TorchRec's KeyedJaggedTensor of several features with one ragged dimension each.
+        """Return TorchRec's KeyedJaggedTensor of several features with one ragged dimension each.
 
         Args:
-            features: by name; all have weights, or none has.
+            features: by name; with weights for all, or for none.
 
         Raises:
             ValueError: features differ in their number of rows, or in whether they have weights.
@@ -485,7 +486,7 @@ class RaggedTensor:
 
     @classmethod
     def from_keyed_jagged(cls, features: KeyedJaggedTensor) -> dict[str, RaggedTensor]:
-        """The features of TorchRec's KeyedJaggedTensor by name.
+        """Return the features of TorchRec's KeyedJaggedTensor by name.
 
         Args:
             features: with or without weights.

@@ -1,4 +1,4 @@
-"""Hash tables: rows by id, what is kept of them, which ids get one and which rows go."""
+"""Hash tables: rows by id, their optimizer state, admission of ids and removal of rows."""
 
 from torch_dynemb.recis.tables.children import ChildrenInfo, IdsMap
 from torch_dynemb.recis.tables.frozen_table import FrozenHashTable

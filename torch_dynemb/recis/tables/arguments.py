@@ -1,4 +1,4 @@
-"""What a hash table is made of: its arguments, checked, and the configs of its logical tables."""
+"""Checks of a hash table's arguments, and the configs of its logical tables."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ GRAD_REDUCTIONS = ("worker", "id")
 
 
 def one_dimension(embedding_shape: Sequence[int]) -> int:
-    """The only size of an embedding_shape.
+    """Return the only size of an embedding_shape.
 
     Raises:
-        TypeError: it is no list of integers.
-        ValueError: there are more or fewer sizes, or it is less than 1.
+        TypeError: ``embedding_shape`` is not a list of integers.
+        ValueError: it has not one size, or the size is less than 1.
     """
     sizes = integers("HashTable: embedding_shape", embedding_shape, least=1)
     if len(sizes) != 1:
@@ -35,10 +35,10 @@ def one_dimension(embedding_shape: Sequence[int]) -> int:
 
 
 def child_names(name: str, children: Sequence[str] | None, *, coalesced: bool) -> list[str]:
-    """Names of the children of a table; the table's own where none are given.
+    """Return the names of a table's children; default: the table's own name.
 
     Raises:
-        TypeError: they are no list.
+        TypeError: ``children`` is not a list.
         ValueError: there are several, but ``coalesced`` is False.
     """
     if isinstance(children, str) or not isinstance(children, Iterable | None):
@@ -52,7 +52,7 @@ def child_names(name: str, children: Sequence[str] | None, *, coalesced: bool) -
 
 
 def check_kinds(own: object, filter_hook: object, admissions: object) -> None:
-    """Raises TypeError unless a table's slice, filter_hook and admissions are of their kinds."""
+    """Raise TypeError unless a table's slice, filter_hook and admissions have their types."""
     for argument, value, kind in (
         ("slice", own, Slice),
         ("filter_hook", filter_hook, FilterHook),
@@ -65,17 +65,17 @@ def check_kinds(own: object, filter_hook: object, admissions: object) -> None:
 
 
 def check_storage_on(owner: str, storage: Storage | None, device: torch.device | str) -> None:
-    """Raises TypeError unless it is a storage or None, and ValueError for one on another device."""
+    """Raise TypeError unless it is a storage or None, and ValueError for one on another device."""
     check_storage(owner, storage)
     if storage is not None and device_of(owner, device).type != "cpu":
         raise ValueError(
-            f"{owner}: storage is {storage}, but device is {str(device)!r}: rows that need not be "
-            "in memory are built for the CPU only: give device='cpu', or leave storage out"
+            f"{owner}: storage is {storage}, but device is {str(device)!r}: storage "
+            "is built for the CPU only: give device='cpu', or leave storage out"
         )
 
 
 def check_grad_reduction(grad_reduce_by: str) -> None:
-    """Raises ValueError unless it is one of ``GRAD_REDUCTIONS``."""
+    """Raise ValueError unless it is one of ``GRAD_REDUCTIONS``."""
     if grad_reduce_by not in GRAD_REDUCTIONS:
         raise ValueError(
             f"HashTable: grad_reduce_by is {grad_reduce_by!r}, expected one of {GRAD_REDUCTIONS}"
@@ -92,15 +92,15 @@ def table_configs(
     scores: tuple[Score, ...],
     rules: Mapping[str, AdmissionRule],
 ) -> list[TableConfig]:
-    """Configs of the logical tables; rows of 8 bits lie packed in float32 columns.
+    """Return configs of the logical tables; 8-bit rows are packed into float32 columns.
 
     Args:
         names: of the tables.
         dim: columns of a row.
         dtype: of the rows.
         initializer: of new rows.
-        block_size: what RecIS's initializers take for the number of rows.
-        scores: what is kept of an id for filters.
+        block_size: number of rows for RecIS's initializers.
+        scores: scores of an id that filters need.
         rules: of admission, by name.
     """
     packed = dtype == torch.int8

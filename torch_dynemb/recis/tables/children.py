@@ -1,4 +1,4 @@
-"""The logical tables of a hash table, and where the rows of one lie."""
+"""Logical tables of a hash table, and positions of their rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class ChildrenInfo(NamedTuple):
-    """The logical tables of a :class:`HashTable`.
+    """Logical tables of a :class:`HashTable`.
 
     Attributes:
         children: their names.
@@ -20,7 +20,7 @@ class ChildrenInfo(NamedTuple):
 
 
 class IdsMap(NamedTuple):
-    """Where rows lie.
+    """Row numbers of ids.
 
     Attributes:
         ids: int64 [n], ascending.

@@ -20,7 +20,7 @@ class FrozenHashTable(FrozenModule):
 
     Args:
         source: the table.
-        group: its rows, or those of all ranks that share it.
+        group: rows of the table, or of all ranks that share it.
     """
 
     def __init__(self, source: HashTable, group: TableGroup) -> None:
@@ -40,18 +40,18 @@ class FrozenHashTable(FrozenModule):
         return self.frozen_tables.names
 
     def forward(self, ids: Tensor, *, child: str | None = None) -> Tensor:
-        """As :meth:`HashTable.forward` in eval mode.
+        """Look ids up as :meth:`HashTable.forward` does in eval mode.
 
         Args:
             ids: int64 or int32 of any shape.
-            child: which logical table; needed where there are several.
+            child: name of the logical table; required if there are several.
 
         Returns:
-            float32, or what :meth:`to` has made of it; the shape of ids + (dim,).
+            float32, or the dtype set by :meth:`to`; the shape of ids + (dim,).
 
         Raises:
             TypeError: ids are not integers.
-            ValueError: no such child.
+            ValueError: unknown child.
         """
         names = self.children_hashtable
         if (child is None and len(names) > 1) or (child is not None and child not in names):
@@ -67,10 +67,10 @@ class FrozenHashTable(FrozenModule):
         return rows.to(self.output_dtype).reshape(*ids.shape, self.embedding_dim)
 
     def lookup(self, batch: LookupBatch) -> Tensor:
-        """As :meth:`HashTable.lookup` in eval mode.
+        """Look a batch up as :meth:`HashTable.lookup` does in eval mode.
 
         Args:
-            batch: what is asked for, in the tables of the children.
+            batch: the lookup, in the tables of the children.
 
         Returns:
             float32 [N, columns] without pooling, else [B, F * columns].
@@ -79,7 +79,7 @@ class FrozenHashTable(FrozenModule):
 
 
 def frozen_hash_table(source: HashTable, choices: Choices) -> FrozenHashTable | None:
-    """The read-only copy of a hash table; None on a rank that gets none.
+    """Return the read-only copy of a hash table; None on a rank that gets none.
 
     Args:
         source: the table.

@@ -48,8 +48,8 @@ from torch_dynemb.table.tables import Tables, one_table
 class HashTable(OptimizedLater):
     """Rows of ids; gradients are pending until an optimizer (:class:`SparseAdam`) applies them.
 
-    In training, looking an id up gives it a row; otherwise an id without a row reads zeros. Several
-    lookups may come before a step, and the optimizer may be made after the first of them.
+    In training, a lookup gives an id a row. Otherwise an id without a row reads zeros. Several
+    lookups may come before a step. The optimizer may be made after the first lookup.
 
     Args:
         embedding_shape: [dim].
@@ -58,21 +58,21 @@ class HashTable(OptimizedLater):
             :meth:`insert` writes.
         device: of the rows.
         coalesced: whether there may be several children.
-        children: names of the logical tables; each has ids of its own. Default: ``[name]``.
-        slice: which ids are this table's, where others have the rest; :func:`gen_slice`.
+        children: names of the logical tables; each has its own ids. Default: ``[name]``.
+        slice: this table's share of the ids, if others have the rest; :func:`gen_slice`.
         initializer: of new rows; default ``Constant(0)``.
         name: of the table.
-        grad_reduce_by: how gradients of several ranks become one; see :class:`EmbeddingOption`.
-        filter_hook: removes rows from time to time, at the end of steps.
-        admissions: by child, which new ids get a row; default: all.
+        grad_reduce_by: reduction of gradients over ranks; see :class:`EmbeddingOption`.
+        filter_hook: removes rows periodically, at the end of steps.
+        admissions: rule for new ids by child; default: all get a row.
         trainable: False: rows are inserted and read, and have no optimizer.
-        seed: of initial values; default: that of the initializer's generator, else torch's (rank
-            0's where there is a process group).
-        now: seconds to begin with, where ranks have slices of the table and agree on the time;
-            default: the machine's clock counts.
-        max_rows: rows to reserve; see :class:`EmbeddingOption`.
-        storage: where rows lie that are not in memory, of this table alone; None: all are. A table
-            that is trained opens it when it gets its optimizer, before which it takes no ids.
+        seed: of initial values; default: that of the initializer's generator, else torch's (of rank
+            0 with a process group).
+        now: start time in seconds, if ranks have slices of the table and agree on the time;
+            default: the machine's clock.
+        max_rows: rows to reserve address space for; see :class:`EmbeddingOption`.
+        storage: store of this table's rows beyond those in memory; None: all are in memory.
+            A trained table opens it when it gets its optimizer, and takes no ids before.
 
     Raises:
         TypeError, ValueError: a wrong value, several children without ``coalesced``, or ``storage``
@@ -129,7 +129,7 @@ class HashTable(OptimizedLater):
             seed=seed_of(initializer) if seed is None else seed,
             storage=storage,
         )
-        self.rank_group: RankGroup | None = None  # of the ranks that share it, as an engine sets it
+        self.rank_group: RankGroup | None = None  # the ranks that share it, set by an engine
         self.embedding_dim = dim
         self.grad_reduce_by = grad_reduce_by
         self.slice = gen_slice() if slice is None else slice
@@ -137,7 +137,7 @@ class HashTable(OptimizedLater):
         self._coalesced = coalesced
         self._rules = rules
         self._filter = row_filter
-        self._rebind_optimizer()  # its steps filter rows from here on
+        self._rebind_optimizer()  # steps filter rows from now on
         self._first_ids = min(block_size, max_rows or block_size)
         for child in range(len(names)):
             self._group.reserve(child, self._first_ids)
@@ -148,7 +148,7 @@ class HashTable(OptimizedLater):
 
     @property
     def shared_rows(self) -> SharedRows | None:
-        """The ranks whose gradients have one norm."""
+        """Ranks that share one gradient norm; see :func:`torch_dynemb.clip_grad_norm_`."""
         process_group = process_group_of(self.rank_group)
         return None if process_group is None else SharedRows(process_group, self._group.device)
 
@@ -176,19 +176,20 @@ class HashTable(OptimizedLater):
     def forward(
         self, ids: Tensor, admit_hook: AdmitHook | None = None, *, child: str | None = None
     ) -> Tensor:
-        """Rows of ids.
+        """Return rows of ids.
 
         Args:
             ids: int64 or int32 of any shape.
-            admit_hook: ``AdmitHook("ReadOnly")``: new ids get no row. Other rules are the table's.
-            child: which logical table; needed where there are several.
+            admit_hook: ``AdmitHook("ReadOnly")``: new ids get no row. Other rules belong to the
+                table.
+            child: name of the logical table; required if there are several.
 
         Returns:
             float32, the shape of ids + (dim,).
 
         Raises:
-            TypeError: ids are not integers, or ``admit_hook`` is no AdmitHook.
-            ValueError: no such child, or a hook that is not the table's.
+            TypeError: ids are not integers, or ``admit_hook`` is not an AdmitHook.
+            ValueError: unknown child, or a hook that differs from the table's.
         """
         batch = self._rows_of(flat_ids("HashTable", ids), child)
         rows = self.lookup(batch, reads_only=self._reads_only(admit_hook))
@@ -198,7 +199,7 @@ class HashTable(OptimizedLater):
 
     @property
     def columns(self) -> int:
-        """Of a row as it is stored."""
+        """Columns of a stored row."""
         return self._group.config.tables[0].embedding_dim
 
     def lookup(
@@ -209,13 +210,13 @@ class HashTable(OptimizedLater):
         trains: bool = True,
         counts: Tensor | None = None,
     ) -> Tensor:
-        """One call for ids of several features; rows of 8 bits come as they are stored.
+        """Look up ids of several features in one call; 8-bit rows are returned as stored.
 
         Args:
-            batch: what is asked for, in the tables of the children.
+            batch: the lookup, in the tables of the children.
             reads_only: True: new ids get no row.
             trains: False: as in evaluation, but weights may get a gradient.
-            counts: int64 [N], how often each id occurs; default: once.
+            counts: int64 [N], occurrences of each id; default: 1.
 
         Returns:
             float32 [N, columns] without pooling, else [B, F * columns].
@@ -227,23 +228,23 @@ class HashTable(OptimizedLater):
         return self._lookup(batch, counts=counts, inserts=not reads_only, trains=trains)
 
     def prefetch(self, ids: Tensor, *, child: str | None = None) -> None:
-        """Begins to bring rows into memory that the next batch will want, and returns at once.
+        """Start to load rows of the next batch into memory, and return at once.
 
-        Does nothing for a table without ``storage``. Nothing is inserted.
+        Does nothing for a table without ``storage``. No rows are inserted.
 
         Args:
             ids: int64 or int32 of any shape.
-            child: which logical table; needed where there are several.
+            child: name of the logical table; required if there are several.
 
         Raises:
             TypeError: ids are not integers.
-            ValueError: no such child.
+            ValueError: unknown child.
             RuntimeError: the storage has failed, or the table has no optimizer yet.
         """
         self.prefetch_lookup(self._rows_of(flat_ids("HashTable.prefetch", ids), child))
 
     def _rows_of(self, ids: Tensor, child: str | None) -> LookupBatch:
-        """Ask for a row for each id, int64 [n], of a child."""
+        """Return a lookup of one row for each id, int64 [n], of a child."""
         one_bag = self._group.tables.one_bag
         return LookupBatch.of_rows(ids, one_bag, [self._table(child)], self.columns)
 
@@ -260,18 +261,18 @@ class HashTable(OptimizedLater):
         if any(rule != self._rules.get(child) for child in self.children_hashtable):
             raise ValueError(
                 f"HashTable {self.name!r}: admit_hook is {hook}, but the rules of its children are "
-                f"{self._rules}: a lookup can be ReadOnly, other rules are given to the table"
+                f"{self._rules}: a lookup can be ReadOnly, give other rules to the table"
             )
         return False
 
     @property
     def id_slots(self) -> int:
-        """To how many slots ids are dealt, of which each rank has some."""
+        """Number of slots into which ids are hashed; each rank has some."""
         return self.slice.slice_size
 
     @property
     def counts_occurrences(self) -> bool:
-        """Whether lookups need to know how often an id occurs: for its score or any admission."""
+        """Whether lookups need the number of occurrences of ids, for a score or for admission."""
         tables = self._group.config.tables
         return any("frequency" in t.policy.scores or t.policy.admission for t in tables)
 
@@ -283,7 +284,7 @@ class HashTable(OptimizedLater):
         return self._group.names
 
     def children_info(self) -> ChildrenInfo:
-        """The children, and whether there may be several."""
+        """Return the children, and whether there may be several."""
         return ChildrenInfo(self._group.names, self._coalesced)
 
     def _table(self, child: str | None) -> int:
@@ -307,27 +308,27 @@ class HashTable(OptimizedLater):
         return rows.to(torch.float32)
 
     def ids(self, child: str | None = None) -> Tensor:
-        """Ids of a child.
+        """Return the ids of a child.
 
         Args:
-            child: its name; needed where there are several.
+            child: its name; required if there are several.
 
         Returns:
             int64 [n], ascending.
 
         Raises:
-            ValueError: no such child.
+            ValueError: unknown child.
         """
         return self._content(child)[1].ids
 
     def ids_map(self, child: str | None = None) -> IdsMap:
-        """Ids of a child, and the numbers of their rows.
+        """Return the ids of a child, and the numbers of their rows.
 
         Args:
-            child: its name; needed where there are several.
+            child: its name; required if there are several.
 
         Raises:
-            ValueError: no such child.
+            ValueError: unknown child.
         """
         table, content = self._content(child)
         group = self._group
@@ -335,46 +336,46 @@ class HashTable(OptimizedLater):
         return IdsMap(content.ids, handle_rows(found))
 
     def embeddings(self, child: str | None = None) -> Tensor:
-        """Rows of a child.
+        """Return the rows of a child.
 
         Args:
-            child: its name; needed where there are several.
+            child: its name; required if there are several.
 
         Returns:
             float32 [n, dim], in the order of :meth:`ids`.
 
         Raises:
-            ValueError: no such child.
+            ValueError: unknown child.
         """
         return self._float_rows(self._content(child)[1].rows)
 
     def slot_group(self, child: str | None = None) -> SlotGroup:
-        """``embedding`` and the optimizer's state by name: [n, ...] in the order of :meth:`ids`.
+        """Return ``embedding`` and optimizer state by name: [n, ...] in the order of :meth:`ids`.
 
-        Its ``slot_by_name()`` gives them by row number.
+        Its ``slot_by_name()`` returns them by row number.
 
         Args:
-            child: its name; needed where there are several.
+            child: its name; required if there are several.
 
         Raises:
-            ValueError: no such child.
+            ValueError: unknown child.
         """
         table, content = self._content(child)
         by_id = {EMBEDDING: self._float_rows(content.rows), **content.state}
         return slot_group(self._group, table, by_id, self._float_rows)
 
     def insert(self, ids: Tensor, embeddings: Tensor, child: str | None = None) -> None:
-        """Sets rows of ids; new ids get one, whatever admission says.
+        """Set rows of ids; new ids get a row whatever the admission rule is.
 
         Args:
             ids: int64 or int32 of any shape, n in all, distinct.
             embeddings: float [n, dim].
-            child: its name; needed where there are several.
+            child: its name; required if there are several.
 
         Raises:
             TypeError: dtypes do not match.
-            ValueError: no such child, shapes do not match, an id is there twice, or belongs to
-                another slice.
+            ValueError: unknown child, shapes do not match, an id is repeated, or belongs to another
+                slice.
             RuntimeError: the table has storage and no optimizer yet.
         """
         self._check_stored("insert")
@@ -391,13 +392,13 @@ class HashTable(OptimizedLater):
         self._group.insert_or_assign(table, flat, rows)
 
     def clear(self, child: str | None = None) -> None:
-        """Removes all ids, of one child or of all; later ids get their rows.
+        """Remove all ids, of one child or of all; later ids reuse their rows.
 
         Args:
             child: its name; None: all.
 
         Raises:
-            ValueError: no such child.
+            ValueError: unknown child.
         """
         tables = range(len(self._group.names)) if child is None else [self._table(child)]
         with defer_signals():
@@ -407,19 +408,19 @@ class HashTable(OptimizedLater):
     # -- gradients -------------------------------------------------------------------------------
 
     def accept_grad(self, ids: Tensor, grad: Tensor, child: str | None = None) -> None:
-        """Adds gradients to the pending ones.
+        """Add gradients to the pending ones.
 
-        As looking it up would, it gives an id without a row one, in training and if the child's
-        admission rule lets it; gradients of others are left out.
+        In training, an id without a row gets one if the child's admission rule accepts it, as in a
+        lookup. Gradients of other ids without a row are dropped.
 
         Args:
             ids: int64 or int32 of any shape, n in all.
             grad: float [n, dim].
-            child: its name; needed where there are several.
+            child: its name; required if there are several.
 
         Raises:
             TypeError: dtypes do not match.
-            ValueError: no such child, shapes do not match, the table is not trainable, or an id
+            ValueError: unknown child, shapes do not match, the table is not trainable, or an id
                 belongs to another slice.
             RuntimeError: the table has storage and no optimizer yet.
         """
@@ -450,13 +451,13 @@ class HashTable(OptimizedLater):
         add_pending(group.tables, table, TableGradients(flat, handles, gradients))
 
     def grad(self, child: str | None = None) -> TableGradients:
-        """A copy of the pending gradients of a child's rows, one per id.
+        """Copy the pending gradients of a child's rows, one per id.
 
         Args:
-            child: its name; needed where there are several.
+            child: its name; required if there are several.
 
         Raises:
-            ValueError: no such child, or the table is not trainable.
+            ValueError: unknown child, or the table is not trainable.
         """
         if not self.trainable:
             raise ValueError(
@@ -466,7 +467,7 @@ class HashTable(OptimizedLater):
         return read_pending(self._group.tables, self._table(child))
 
     def clear_grad(self) -> None:
-        """Forgets the pending gradients."""
+        """Drop the pending gradients."""
         if self._optimizer is not None:
             self._optimizer.zero_grad()
 

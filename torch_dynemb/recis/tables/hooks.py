@@ -1,4 +1,4 @@
-"""Which new ids get a row, and which rows go: hooks by name, from registries that users extend."""
+"""Hooks by name, from registries that users extend: admission of ids and removal of rows."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from torch_dynemb.table.group import TableGroup
 
 @dataclass(frozen=True)
 class FilterHook:
-    """Removes rows from time to time; part of what tables must agree on to share one.
+    """Periodic removal of rows. Tables must agree on it to share a physical table.
 
     Args:
         name: of a registered filter; ``"GlobalStepFilter"`` is built in.
-        params: its parameters. GlobalStepFilter: ``filter_step``, steps after which a row that no
-            training lookup has met is removed, and ``filter_interval``, steps between looks
-            (default 100).
+        params: its parameters. GlobalStepFilter removes a row after ``filter_step`` steps without a
+            training lookup, and checks every ``filter_interval`` steps (default 100).
 
     Raises:
-        TypeError: ``name`` is no string, or ``params`` no dict.
-        ValueError: no filter of that name, or parameters it does not take.
+        TypeError: ``name`` is not a string, or ``params`` is not a dict.
+        ValueError: unknown filter, or unknown parameters.
 
     Example:
         >>> FilterHook("GlobalStepFilter", {"filter_step": 1000, "filter_interval": 10}).name
@@ -40,11 +39,11 @@ class FilterHook:
         self.make()
 
     def make(self) -> RowFilter:
-        """The filter, made anew: nothing is shared between tables.
+        """Make a new filter: tables share nothing.
 
         Raises:
             ValueError: this process has not registered the filter of a hook that was pickled in
-                another, or ``params`` has been changed to what it does not take.
+                another, or ``params`` was changed to invalid ones.
         """
         made: RowFilter = _made("FilterHook", self.name, self.params, _FILTERS)
         return made
@@ -52,7 +51,7 @@ class FilterHook:
 
 @dataclass(frozen=True)
 class AdmitHook:
-    """Says which ids that training sees for the first time get a row.
+    """Admission rule: which ids get a row at their first training lookup.
 
     Args:
         name: of a registered rule. Built in: ``"ReadOnly"`` (none; they read zeros),
@@ -61,8 +60,8 @@ class AdmitHook:
         params: its parameters.
 
     Raises:
-        TypeError: ``name`` is no string, or ``params`` no dict.
-        ValueError: no rule of that name, or parameters it does not take.
+        TypeError: ``name`` is not a string, or ``params`` is not a dict.
+        ValueError: unknown rule, or unknown parameters.
     """
 
     name: str
@@ -74,11 +73,11 @@ class AdmitHook:
         self.make()
 
     def make(self) -> AdmissionRule | ReadOnly:
-        """The rule.
+        """Make the rule.
 
         Raises:
             ValueError: this process has not registered the rule of a hook that was pickled in
-                another, or ``params`` has been changed to what it does not take.
+                another, or ``params`` was changed to invalid ones.
         """
         made: AdmissionRule | ReadOnly = _made("AdmitHook", self.name, self.params, _ADMISSIONS)
         return made
@@ -93,7 +92,7 @@ class RowFilter:
 
     Attributes:
         interval: optimizer steps between two calls of :meth:`remove`.
-        scores: what the table has to keep of an id for it, such as ``("step",)``; see
+        scores: scores of an id that it needs, such as ``("step",)``; see
             :class:`torch_dynemb.Policy`.
     """
 
@@ -101,20 +100,20 @@ class RowFilter:
     scores: tuple[Score, ...] = ()
 
     def remove(self, group: TableGroup, table: int) -> int:
-        """Removes rows of a table, such as by ``group.remove(table, ...)``.
+        """Remove rows of a table, such as by ``group.remove(table, ...)``.
 
         Args:
             group: the tables; see :class:`torch_dynemb.TableGroup`.
-            table: number of the one whose turn it is.
+            table: number of the table to filter.
 
         Returns:
-            How many rows it has removed.
+            Number of removed rows.
 
         Raises:
             NotImplementedError: the filter does not define it.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} does not define remove(): a subclass takes ids out of a "
+            f"{type(self).__name__} does not define remove(): a subclass removes ids of a "
             "table there"
         )
 
@@ -148,13 +147,13 @@ def _register(kind: str, name: str, registry: dict[str, Any], factory: Any) -> A
 
 
 def register_filter_hook(name: str) -> Callable[[FilterFactory], FilterFactory]:
-    """Makes a function from parameters to a :class:`RowFilter` known as ``FilterHook(name)``.
+    """Register a function from parameters to a :class:`RowFilter` as ``FilterHook(name)``.
 
     Args:
         name: of the hook, new to the process.
 
     Returns:
-        A decorator that gives back what it decorates.
+        A decorator that returns its argument.
 
     Raises:
         ValueError: the name is taken.
@@ -174,15 +173,15 @@ def register_filter_hook(name: str) -> Callable[[FilterFactory], FilterFactory]:
 
 
 def register_admit_hook(name: str) -> Callable[[AdmitFactory], AdmitFactory]:
-    """Makes a function from parameters to a rule of admission known as ``AdmitHook(name)``.
+    """Register a function from parameters to an admission rule as ``AdmitHook(name)``.
 
-    The rule is one of torch_dynemb's (``AdmitBy`` calls a function of yours), or ``READ_ONLY``.
+    The rule is one of torch_dynemb's (``AdmitBy`` calls a custom function), or ``READ_ONLY``.
 
     Args:
         name: of the hook, new to the process.
 
     Returns:
-        A decorator that gives back what it decorates.
+        A decorator that returns its argument.
 
     Raises:
         ValueError: the name is taken.
@@ -192,7 +191,7 @@ def register_admit_hook(name: str) -> Callable[[AdmitFactory], AdmitFactory]:
 
 @register_filter_hook("GlobalStepFilter")
 class GlobalStepFilter(RowFilter):
-    """Removes rows that no training lookup of the last ``filter_step`` steps has met."""
+    """Filter of rows without a training lookup in the last ``filter_step`` steps."""
 
     scores = ("step",)
 

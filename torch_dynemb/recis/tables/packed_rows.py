@@ -1,4 +1,4 @@
-"""Rows of 8 bits with a scale, in the bits of float32 columns, which lookups copy as they are."""
+"""8-bit rows with a scale, packed into float32 columns, which lookups copy unchanged."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _LARGEST = 127.0
 
 
 def packed_columns(dim: int) -> int:
-    """float32 columns that hold a row: its int8 values, four to a column, and its scale."""
+    """Return the float32 columns of a row: its int8 values, four to a column, and its scale."""
     return -(-dim // 4) + 1
 
 
 def pack_rows(rows: Tensor) -> Tensor:
-    """float32 [n, packed_columns(dim)] from float [n, dim].
+    """Pack float [n, dim] as float32 [n, packed_columns(dim)].
 
     Values are rounded to multiples of the scale, the largest magnitude of the row / 127.
     """
@@ -26,7 +26,7 @@ def pack_rows(rows: Tensor) -> Tensor:
 
 
 def unpack_rows(packed: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """[..., dim] of ``dtype`` from what :func:`pack_rows` gives; packed zeros are zeros."""
+    """Unpack the result of :func:`pack_rows` to [..., dim] of ``dtype``; packed zeros are zeros."""
     codes = packed[..., :-1].contiguous().view(torch.int8)[..., :dim]
     return (codes.to(torch.float32) * packed[..., -1:]).to(dtype)
 

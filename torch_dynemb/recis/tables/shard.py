@@ -1,4 +1,4 @@
-"""The slice of ids that a hash table has, where other ranks have the rest."""
+"""Slice of the ids that a hash table has, if other ranks have the rest."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ SLICE = "slice"  # the entry of a table's state
 
 
 def check_in_slice(owner: str, own: Slice, ids: Tensor) -> None:
-    """Raises ValueError if an id belongs to another slice; on a GPU it waits unless ``own`` is all.
+    """Raise ValueError if an id belongs to another slice; a check synchronizes a GPU.
+
+    A slice with all ids needs no check.
 
     Args:
-        owner: what errors begin with.
+        owner: prefix of error messages.
         own: slots of the table.
         ids: int64 [n].
     """
@@ -33,7 +35,7 @@ def check_in_slice(owner: str, own: Slice, ids: Tensor) -> None:
 
 
 def saved_slice(entry: Any) -> Any:
-    """The slice in the entry of a state; what is none comes back as it is."""
+    """Return the slice in an entry of a state; other values are returned unchanged."""
     bounds = entry.tolist() if isinstance(entry, Tensor) and not entry.is_meta else entry
     is_slice = (
         isinstance(bounds, list)

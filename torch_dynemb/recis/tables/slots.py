@@ -1,4 +1,4 @@
-"""What a hash table keeps of its rows, by RecIS's names."""
+"""Slots: rows and optimizer state of a hash table, by RecIS's names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch_dynemb.optim import Adam, AdamW, AdamWTF, OptimizerConfig
 from torch_dynemb.table.group import TableGroup
 
 EMBEDDING = "embedding"
-# what RecIS puts before the names of an optimizer's state
+# RecIS's prefixes of the names of optimizer state
 _PREFIXES: dict[type[OptimizerConfig], str] = {
     Adam: "sparse_adam_",
     AdamW: "sparse_adamw_",
@@ -20,24 +20,24 @@ _PREFIXES: dict[type[OptimizerConfig], str] = {
 
 
 class Slot:
-    """One thing that is kept of every row: the row itself, or a moment of it.
+    """One tensor of each row: the row itself, or a moment.
 
     Args:
-        name: of it.
-        read: gives what :meth:`value` returns, as [rows, columns].
+        name: of the slot.
+        read: reads the result of :meth:`value`, as [rows, columns].
     """
 
     def __init__(self, name: str, read: Callable[[], Tensor]) -> None:
         self._name, self._read = name, read
 
     def name(self) -> str:
-        """``embedding``, or the name in the optimizer's state."""
+        """Return ``embedding``, or the name in the optimizer's state."""
         return self._name
 
     def value(self) -> Tensor:
-        """A copy for all row numbers, [rows, columns]: ``value()[ids_map().rows]`` is of the ids.
+        """Copy all row numbers, [rows, columns]: ``value()[ids_map().rows]`` belongs to the ids.
 
-        Rows of all children are there, and what nobody's rows hold.
+        The copy has rows of all children, and unused rows.
 
         Raises:
             RuntimeError: rows lie in a store.
@@ -45,17 +45,17 @@ class Slot:
         return self._read()
 
     def values(self) -> list[Tensor]:
-        """:meth:`value` as the only block."""
+        """Return :meth:`value` as the only block."""
         return [self.value()]
 
 
 class SlotGroup(dict[str, Tensor]):
-    """A copy of what a child's ids have, by name: [n, ...] in the order of ``HashTable.ids()``.
+    """Copy of a child's rows and state by name: [n, ...] in the order of ``HashTable.ids()``.
 
     Args:
         content: float [n, columns] each, by name.
         slots: by name, of the rows of all children.
-        prefix: what RecIS puts before the names of the optimizer's state.
+        prefix: RecIS's prefix of the names of the optimizer's state.
     """
 
     def __init__(self, content: Mapping[str, Tensor], slots: Mapping[str, Slot], prefix: str):
@@ -63,45 +63,45 @@ class SlotGroup(dict[str, Tensor]):
         self._slots, self._prefix = dict(slots), prefix
 
     def slots(self) -> list[Slot]:
-        """``embedding``, then the optimizer's state."""
+        """Return ``embedding``, then the optimizer's state."""
         return list(self._slots.values())
 
     def slot_by_index(self, index: int) -> Slot:
-        """One of :meth:`slots`.
+        """Return one of :meth:`slots`.
 
         Args:
-            index: its place in the list.
+            index: its position in the list.
 
         Raises:
-            IndexError: there are fewer.
+            IndexError: ``index`` is out of range.
         """
         return self.slots()[index]
 
     def slot_by_name(self, name: str) -> Slot:
-        """The slot of a name; ``sparse_adam_exp_avg`` is ``exp_avg`` of SparseAdam, and so on.
+        """Return the slot of a name, such as ``sparse_adam_exp_avg`` or ``exp_avg`` for SparseAdam.
 
         Args:
             name: of the slot, with or without RecIS's prefix.
 
         Raises:
-            KeyError: there is none.
+            KeyError: the name is unknown.
         """
         found = self._slots.get(name) or self._slots.get(name.removeprefix(self._prefix))
         if found is None:
-            raise KeyError(f"slot_by_name: there is no slot {name!r}, expected one of {list(self)}")
+            raise KeyError(f"slot_by_name: name is {name!r}, expected one of {list(self)}")
         return found
 
 
 def slot_group(
     group: TableGroup, table: int, content: Mapping[str, Tensor], floats: Callable[[Tensor], Tensor]
 ) -> SlotGroup:
-    """The slots of a table.
+    """Return the slots of a table.
 
     Args:
         group: of the table.
         table: its number in the group.
         content: see :class:`SlotGroup`.
-        floats: rows as they are given to users, from rows as they are stored.
+        floats: converts stored rows to rows for users.
     """
     slab, slabs = int(group.index.meta[table, Meta.SLAB]), len(group.config.slabs)
 

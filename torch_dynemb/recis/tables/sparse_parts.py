@@ -1,4 +1,4 @@
-"""The sparse parts of a model and of its state dict, apart from the dense ones."""
+"""Sparse parts of a model and of its state dict."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from torch import nn
 from torch_dynemb.argument_checks import described
 from torch_dynemb.recis.tables.hash_table import HashTable
 
-# entries that the state of a table has, and nothing else
+# entries that only the state of a table has
 _OF_TABLES = ("tables", "slabs", "row_clock")
 
 
 def filter_out_sparse_param(model: nn.Module) -> dict[str, HashTable]:
-    """The hash tables of a model by name: what the sparse optimizers take.
+    """Return the hash tables of a model by name, for the sparse optimizers.
 
     Args:
-        model: in which they are, at any depth.
+        model: with tables at any depth.
 
     Returns:
         The tables by name, in the order of ``model.modules()``.
 
     Raises:
-        TypeError: it is no module.
+        TypeError: ``model`` is not a module.
         ValueError: two tables have one name, or tables share a child's name.
     """
     if not isinstance(model, nn.Module):
@@ -38,14 +38,14 @@ def filter_out_sparse_param(model: nn.Module) -> dict[str, HashTable]:
             continue
         if module.name in tables:
             raise ValueError(
-                f"filter_out_sparse_param: two tables are named {module.name!r}: give them names "
-                "of their own, or share one table (EmbeddingEngine does, by shared_name)"
+                f"filter_out_sparse_param: two tables are named {module.name!r}: rename one, "
+                "or share one table (EmbeddingEngine does, by shared_name)"
             )
         for child in module.children_hashtable:
             if child in owners:
                 raise ValueError(
                     f"filter_out_sparse_param: tables {owners[child]!r} and {module.name!r} both "
-                    f"have a child {child!r}, expected names of their own"
+                    f"have a child {child!r}, expected different names"
                 )
             owners[child] = module.name
         tables[module.name] = module
@@ -55,10 +55,10 @@ def filter_out_sparse_param(model: nn.Module) -> dict[str, HashTable]:
 def split_sparse_dense_state_dict(
     state_dict: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The entries of tables in a model's state dict, and the others; the state dict stays.
+    """Split a model's state dict into the entries of tables and the others.
 
-    Both parts are state dicts, which ``model.load_state_dict(part, strict=False)`` takes. For the
-    sparse optimizers see :func:`filter_out_sparse_param`.
+    The given state dict stays unchanged. ``model.load_state_dict(part, strict=False)`` takes either
+    part. For the sparse optimizers see :func:`filter_out_sparse_param`.
 
     Args:
         state_dict: of a model, by name.

@@ -1,4 +1,4 @@
-"""The sharded collection of bags: ids of a sample become one vector per feature."""
+"""Sharded collection of bags: the ids of a sample become one vector per feature."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from torch_dynemb.torchrec.sharding.shardings import POOLED
 
 
 class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagCollection):  # type: ignore[misc]
-    """EmbeddingBagCollection whose plan makes some tables dynamic.
+    """EmbeddingBagCollection with some dynamic tables, as its plan says.
 
     Args:
-        options: how tables are dynamic, by name, where the plan does not say it.
-        optimizer: of the dynamic tables; default: what fused_params describe.
-        use_index_dedup: send every id of a batch once.
+        options: by table name; only for tables without options in the plan.
+        optimizer: of the dynamic tables; default: the one that fused_params describe.
+        use_index_dedup: send each distinct id of a batch once.
         module, table_name_to_parameter_sharding, env, fused_params, device, ...: as in TorchRec.
     """
 
@@ -138,18 +138,19 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
         return bool(self._has_features_permute)
 
     def input_dist(self, ctx: Any, features: Any) -> Any:
-        """Sends ids to the ranks that own them."""
+        """Send ids to the ranks that own them."""
         features = self._own(self._check_batch(features, first=self._has_uninitialized_input_dist))
         if self._grids and features.variable_stride_per_key():
             raise NotImplementedError(
                 f"EmbeddingBagCollection: tables {self._grids} are grid_shard, and features has a "
-                "batch size per feature, which TorchRec does not reduce over a grid: choose "
+                "batch size per feature, which TorchRec cannot reduce over a grid: choose "
                 "another sharding type, or one batch size for all features"
             )
         divides = self._has_mean_pooling_callback
-        # TorchRec checks the first batch against num_embeddings, which bounds no dynamic table
+        # TorchRec checks the first batch against num_embeddings, which does not limit dynamic
+        # tables
         checked = self._static_only() if self._has_uninitialized_input_dist else nullcontext()
-        self._has_mean_pooling_callback = False  # the divisor is made here
+        self._has_mean_pooling_callback = False  # this class divides
         try:
             with checked:
                 sent = super().input_dist(ctx, features)

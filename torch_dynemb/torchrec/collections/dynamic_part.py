@@ -1,4 +1,4 @@
-"""What sharded collections with dynamic tables have in common, bags or not."""
+"""Shared part of both sharded collections: their dynamic tables."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
 from torch_dynemb.torchrec.sharding.optimizer import shown_parameter
 from torch_dynemb.torchrec.state.module_state import ModuleState
 
-_MODULE_PLAN = "torch_dynemb_plan"  # how a plan travels through TorchRec's constructors
+_MODULE_PLAN = "torch_dynemb_plan"  # key of a plan in the fused_params of TorchRec's constructors
 
 
 def with_plan(fused_params: Mapping[str, Any] | None, plan: ModulePlan) -> dict[str, Any]:
-    """The fused_params of a module, with its plan among them; :func:`taken_plan` takes it out."""
+    """Copy fused_params and add a module's plan; :func:`taken_plan` takes it out again."""
     return {**(fused_params or {}), _MODULE_PLAN: plan}
 
 
 def taken_plan(fused_params: Mapping[str, Any] | None) -> tuple[dict[str, Any], ModulePlan]:
-    """The fused_params as they were given, and the plan that :func:`with_plan` has put in."""
+    """Separate fused_params from the plan that :func:`with_plan` has added."""
     given = dict(fused_params or {})
     plan: ModulePlan = given.pop(_MODULE_PLAN)
     return given, plan
 
 
 def table_plans(infos: list[EmbeddingShardingInfo]) -> dict[str, KernelPlan]:
-    """The plans of the dynamic tables of a sharding, by table."""
+    """Return the plans of the dynamic tables of a sharding, by table name."""
     return {info.embedding_config.name: info.fused_params[PLAN] for info in infos}
 
 
 class DynamicPart:
-    """The part of a sharded collection that knows its dynamic tables.
+    """Dynamic tables of a sharded collection: state dict, kernels and training mode.
 
     Attributes:
-        tables_attribute: name of the collection's attribute that has its tables by name, and so the
-            beginning of their entries in its state dict.
+        tables_attribute: name of the attribute that has the collection's tables by name. Entries of
+            the state dict begin with it.
         configs_attribute: name of the attribute that has their configs.
-        plan_of_tables: what the sharder was given for its dynamic tables.
+        plan_of_tables: options of the dynamic tables, as the sharder was given them.
     """
 
     tables_attribute: ClassVar[str]
@@ -61,10 +61,10 @@ class DynamicPart:
     _env: ShardingEnv
     _device: torch.device
     _has_uninitialized_input_dist: bool
-    _reorders: Callable[[], bool]  # whether batches have features in another order
+    _reorders: Callable[[], bool]  # returns whether features must be reordered
 
     def _configs(self, *, dynamic: bool) -> list[Any]:
-        """The configs of the tables that are dynamic, or of those that are not."""
+        """Return the configs of the tables that are dynamic, or of those that are static."""
         plan = self.module_sharding_plan
         return [
             config
@@ -74,7 +74,7 @@ class DynamicPart:
 
     @contextmanager
     def _static_only(self) -> Iterator[None]:
-        """While TorchRec works on the configs of all tables: those of dynamic ones are hidden."""
+        """Exclude the configs of dynamic tables while TorchRec works on all configs."""
         configs = getattr(self, self.configs_attribute)
         setattr(self, self.configs_attribute, self._configs(dynamic=False))
         try:
@@ -83,17 +83,17 @@ class DynamicPart:
             setattr(self, self.configs_attribute, configs)
 
     def reset_parameters(self) -> None:
-        """Initialises the static tables; rows of dynamic ones begin when their ids arrive."""
+        """Initialize the static tables; dynamic rows start when their ids arrive."""
         tables = getattr(self, self.tables_attribute)
         for config in self._configs(dynamic=True):
-            if not hasattr(tables[config.name], "weight"):  # of a table that lies elsewhere
+            if not hasattr(tables[config.name], "weight"):  # its weight is on another rank
                 shown = shown_parameter((config.embedding_dim,), torch.empty(0))
                 tables[config.name].register_parameter("weight", shown)
         with self._static_only():
             super().reset_parameters()  # type: ignore[misc]
 
     def _keep_state(self, plan: ModulePlan, env: ShardingEnv, device: torch.device | None) -> None:
-        """Has state_dict and load_state_dict take care of the dynamic tables."""
+        """Install hooks that save and load the dynamic tables."""
         self.plan_of_tables = plan
         tables = getattr(self, self.tables_attribute)
         dynamic = self._configs(dynamic=True)
@@ -115,8 +115,8 @@ class DynamicPart:
                 return
             if env.output_dtensor:
                 raise NotImplementedError(
-                    "state_dict: dynamic tables are saved as ShardedTensor, not as DTensor: leave "
-                    "output_dtensor of the ShardingEnv False"
+                    "state_dict: dynamic tables are saved as ShardedTensor, not as DTensor: set "
+                    "output_dtensor of the ShardingEnv to False"
                 )
             for name, entry in state.entries().items():
                 destination[start + name] = entry
@@ -130,7 +130,7 @@ class DynamicPart:
             unexpected: list[str],
             errors: list[str],
         ) -> None:
-            # torch tells hooks True whatever its caller has said
+            # torch passes strict=True to hooks, whatever the caller gave
             state.load(state_dict, start, self._strict_load, missing, unexpected, errors)
 
         self._keeps_state = True
@@ -140,15 +140,19 @@ class DynamicPart:
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, **more: Any
     ) -> Any:
-        """Replaces rows, state and scores; all ranks call it together.
+        """Replace rows, state and scores; all ranks call it together.
 
-        The state of a sharded collection in any sharding. With ``strict=False``, also one without
-        state of the optimizer, which begins anew then, or without scores or counts; or ``weight``
-        of a static collection alone, whose rows are those of ids 0, 1, ... What was missing is
-        listed, as torch does, and with ``strict=True`` raised before any row is replaced.
+        The state may come from a sharded collection in any sharding. ``strict=False`` also accepts:
+
+        * a state without optimizer state, scores or counts, which then start anew;
+        * ``weight`` of a static collection alone: its rows get the ids 0, 1, ...
+
+        Missing entries are listed as torch does. ``strict=True`` raises for them before any row is
+        replaced.
         """
         if not self._keeps_state:
-            # TorchRec's constructor copies the weights of the module that it shards: not as rows
+            # TorchRec's constructor copies the weights of the module to shard, which are not
+            # dynamic rows
             own = self.state_dict()  # type: ignore[attr-defined]
             dynamic = {
                 f"{name}.weight"
@@ -166,11 +170,11 @@ class DynamicPart:
             self._strict_load = True
 
     def _own(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Features whose memory no other module of a pipeline gives back.
+        """Return features in memory that no other module of a pipeline frees.
 
-        With ``free_features_storage_early``, TorchRec's pipelines free that of a batch as soon as
-        one module has put its features into another order, which copies them. A module that takes
-        them as they come would go on reading them.
+        TorchRec's pipelines with ``free_features_storage_early`` free a batch as soon as one module
+        has reordered its features, because reordering copies them. A module that needs no
+        reordering would read freed memory.
         """
         if not getattr(self, "_free_features_storage_early", False):
             return features
@@ -179,14 +183,14 @@ class DynamicPart:
         return features
 
     def kernels(self) -> Iterator[DynamicKernel]:
-        """The kernels of dynamic tables on this rank."""
+        """Yield the kernels of dynamic tables on this rank."""
         for lookup in self._lookups:
             for module in lookup.modules():
                 if isinstance(module, DynamicKernel):
                     yield module
 
     def row_optimizers(self) -> RowOptimizers:
-        """Return those of the rows on this rank, by kernel."""
+        """Return the optimizers of the rows on this rank, one per kernel."""
         ranks = self._env.process_group
         shared = None
         if ranks is not None and ranks.size() > 1:
@@ -194,22 +198,23 @@ class DynamicPart:
         return RowOptimizers([kernel.tables.optimizer for kernel in self.kernels()], shared)
 
     def update_shards(self, changed_sharding_params: Any, *arguments: Any, **more: Any) -> None:
-        """As TorchRec's, for static tables.
+        """Move shards of static tables, as TorchRec does.
 
         Raises:
-            NotImplementedError: a dynamic table is to move.
+            NotImplementedError: a dynamic table would move.
         """
         plan = self.module_sharding_plan
         dynamic = [name for name in changed_sharding_params if is_dynamic(plan[name])]
         if dynamic:
             raise NotImplementedError(
-                f"update_shards: tables {dynamic} are dynamic, whose shards do not move in a live "
+                f"update_shards: tables {dynamic} are dynamic; their shards cannot move in a live "
                 "model: save its state_dict and load it into one with another plan"
             )
         super().update_shards(changed_sharding_params, *arguments, **more)  # type: ignore[misc]
 
     def train(self, mode: bool = True) -> Any:
-        """Sets training mode, also of the lookups, which TorchRec keeps out of sight."""
+        """Set training mode, also of the lookups, which TorchRec does not register as
+        submodules."""
         super().train(mode)  # type: ignore[misc]
         for lookup in self._lookups:
             lookup.train(mode)

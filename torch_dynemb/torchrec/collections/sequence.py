@@ -1,4 +1,4 @@
-"""The sharded collection without pooling: every id has its row in what is returned."""
+"""Sharded collection without pooling: the output has one row per id."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from torch_dynemb.torchrec.sharding.shardings import SEQUENCE
 
 
 class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection):  # type: ignore[misc]
-    """EmbeddingCollection whose plan makes some tables dynamic.
+    """EmbeddingCollection with some dynamic tables, as its plan says.
 
     Args:
         options, optimizer, use_index_dedup: as in :class:`.ShardedDynamicEmbeddingBagCollection`.
@@ -130,24 +130,25 @@ class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection)
         return bool(self._features_order)
 
     def input_dist(self, ctx: Any, features: Any) -> Any:
-        """Sends ids to the ranks that own them."""
+        """Send ids to the ranks that own them."""
         features = self._own(self._check_batch(features, first=self._has_uninitialized_input_dist))
         if not features.variable_stride_per_key() and features.stride() == 0:
-            # TorchRec's outputs want a sample, and the other ranks a backward of this one
+            # TorchRec's outputs need a sample, and other ranks wait for the backward of this one
             features = with_one_sample(features)
             ctx.without_samples = True
         return super().input_dist(ctx, features)
 
     def output_dist(self, ctx: Any, output: Any) -> Any:
-        """Sends rows back."""
+        """Send rows back to the ranks that asked for them."""
         return _cut_sample(ctx, super().output_dist(ctx, output))
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
-        """Looks up what has come here and sends it back."""
+        """Look up the ids that arrived and send their rows back."""
         return _cut_sample(ctx, super().compute_and_output_dist(ctx, input))
 
     def _create_hash_size_info(self, feature_names: list[str], ctx: Any = None) -> None:
-        """What dedup must know of the shardings; TorchRec's works on GPUs and ids below 2^31."""
+        """Set what dedup needs of the shardings; TorchRec's version needs GPUs and ids below
+        2^31."""
         self._feature_groups = [
             feature_groups_of(sharding, self._dynamic_options)
             for sharding in self._sharding_type_to_sharding.values()
@@ -168,7 +169,7 @@ class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection)
 
 
 def _cut_sample(ctx: Any, awaitable: Any) -> Any:
-    """Takes the sample out again that :func:`with_one_sample` has put in."""
+    """Remove the sample that :func:`with_one_sample` has added."""
     if getattr(ctx, "without_samples", False):
         awaitable.callbacks.append(
             lambda outputs: {

@@ -1,4 +1,4 @@
-"""DynamicEmb's options of a table, by its names; :mod:`torch_dynemb.compat.dynamicemb` has all."""
+"""DynamicEmb's table options; :mod:`torch_dynemb.compat.dynamicemb` has all of its names."""
 
 from torch_dynemb.torchrec.dynamicemb.options import (
     DynamicEmbCheckMode,

@@ -1,6 +1,6 @@
 """Small arguments of DynamicEmb's options: modes, strategies, initializers, admission.
 
-Names, values and defaults are those of NVIDIA's DynamicEmb, so that its users keep their code.
+Names, values and defaults are those of NVIDIA's DynamicEmb, so existing code keeps working.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch_dynemb.policy.policy import Check, Score
 
 
 class DynamicEmbCheckMode(enum.IntEnum):
-    """What happens when ids find no place: ``Policy(check=...)``, told by ``optimizer.step()``."""
+    """Reaction to ids without room: ``Policy(check=...)``, applied by ``optimizer.step()``."""
 
     ERROR = 0
     WARNING = 1
@@ -25,21 +25,21 @@ class DynamicEmbCheckMode(enum.IntEnum):
 
     @property
     def check(self) -> Check:
-        """The same for a Policy."""
+        """The equivalent argument of a Policy."""
         checks: dict[str, Check] = {"ERROR": "error", "WARNING": "warning", "IGNORE": "ignore"}
         return checks[self.name]
 
 
 class DynamicEmbScoreStrategy(enum.IntEnum):
-    """What is kept of an id and decides who is evicted.
+    """Score of an id, by which ids are evicted.
 
     Attributes:
-        TIMESTAMP: when training last saw it, in seconds, then in steps.
-        STEP: the step at which training last saw it.
-        CUSTOMIZED: what the user sets before each forward.
-        LFU: how often training saw it; every occurrence counts.
-        NO_EVICTION: nothing: nobody is evicted, and the table grows beyond its capacity for as long
-            as there is memory.
+        TIMESTAMP: time of the last training lookup, in seconds, then in steps.
+        STEP: step of the last training lookup.
+        CUSTOMIZED: set by the user before each forward.
+        LFU: number of occurrences in training.
+        NO_EVICTION: no score and no eviction; the table grows beyond its capacity until memory is
+            full.
     """
 
     TIMESTAMP = 0
@@ -59,11 +59,11 @@ _SCORES: dict[DynamicEmbScoreStrategy, Score] = {
 
 
 class Kept(NamedTuple):
-    """What a strategy stands for.
+    """Policy arguments that a strategy stands for.
 
     Attributes:
-        score: of a Policy; the first decides who is evicted.
-        evicts: False: nobody is evicted.
+        score: of a Policy; the first one decides which ids are evicted.
+        evicts: False: no id is evicted.
     """
 
     score: tuple[Score, ...] | None
@@ -71,15 +71,15 @@ class Kept(NamedTuple):
 
 
 def scores_of(strategy: object) -> Kept:
-    """The scores of a strategy, or of a tuple of them.
+    """Return the scores of a strategy, or of a tuple of strategies.
 
-    Of a compound the first decides who is evicted, but for TIMESTAMP: as in DynamicEmb it tells
-    which ids have been trained since the last dump, and another one decides. NO_EVICTION beside
-    others keeps their scores and evicts nobody. None leaves the choice to Policy.
+    The first strategy of a tuple decides which ids are evicted. TIMESTAMP is an exception, as in
+    DynamicEmb: it marks ids trained since the last dump, and the next strategy decides. NO_EVICTION
+    beside others keeps their scores and evicts no id. None leaves the choice to Policy.
 
     Raises:
         TypeError: another value.
-        ValueError: a compound of none, or one that names a strategy twice.
+        ValueError: an empty tuple, or one that names a strategy twice.
     """
     if strategy is None:
         return Kept(None, True)
@@ -115,20 +115,22 @@ class DynamicEmbInitializerMode(enum.Enum):
 
 @dataclass(unsafe_hash=True)
 class DynamicEmbInitializerArgs:
-    """Initial values of rows. Fields can be set, as in DynamicEmb; the hash is that of the values.
+    """Initial values of rows.
+
+    Fields can be assigned, as in DynamicEmb; the hash follows their current values.
 
     Args:
         mode: distribution.
         mean: of NORMAL and TRUNCATED_NORMAL.
         std_dev: of NORMAL and TRUNCATED_NORMAL.
-        lower: least value of UNIFORM and TRUNCATED_NORMAL; default: -sqrt(1 / num_embeddings).
-        upper: largest value of UNIFORM and TRUNCATED_NORMAL; default: sqrt(1 / num_embeddings).
+        lower: lower bound of UNIFORM and TRUNCATED_NORMAL; default: -sqrt(1 / num_embeddings).
+        upper: upper bound of UNIFORM and TRUNCATED_NORMAL; default: sqrt(1 / num_embeddings).
         value: of CONSTANT.
 
     Raises:
         NotImplementedError: mode DEBUG.
         TypeError: another mode.
-        ValueError: numbers that no initializer takes.
+        ValueError: numbers outside the range of the initializer.
     """
 
     mode: DynamicEmbInitializerMode = DynamicEmbInitializerMode.UNIFORM
@@ -142,14 +144,15 @@ class DynamicEmbInitializerArgs:
         self.initializer(1)
 
     def initializer(self, num_embeddings: int) -> Initializer:
-        """The same for a table.
+        """Return the equivalent initializer of torch_dynemb for a table.
 
         Args:
-            num_embeddings: of the table's config, at least 1: says what bounds that are None are.
+            num_embeddings: of the table's config, at least 1; bounds that are None are computed
+                from it.
 
         Raises:
-            NotImplementedError, TypeError, ValueError: as the constructor, for what has been set;
-                ValueError also where bounds of this table do not fit the other numbers.
+            NotImplementedError, TypeError, ValueError: as the constructor, for assigned fields.
+                ValueError also if the computed bounds do not fit the other numbers.
         """
         mode = self.mode
         if mode == DynamicEmbInitializerMode.CONSTANT:
@@ -165,9 +168,9 @@ class DynamicEmbInitializerArgs:
             return self._truncated_normal(lower, upper, num_embeddings)
         if mode == DynamicEmbInitializerMode.DEBUG:
             raise NotImplementedError(
-                "DynamicEmbInitializerArgs: mode is DEBUG, which is for DynamicEmb's own tests: "
-                "choose CONSTANT or UNIFORM; initial values are functions of seed and id in any "
-                "case"
+                "DynamicEmbInitializerArgs: mode is DEBUG, which only DynamicEmb's tests use: "
+                "choose CONSTANT or UNIFORM; initial values always depend on seed and id "
+                "alone"
             )
         raise TypeError(
             f"DynamicEmbInitializerArgs: mode is {mode!r}, expected a DynamicEmbInitializerMode"
@@ -189,7 +192,7 @@ class DynamicEmbInitializerArgs:
 def default_of(
     arguments: DynamicEmbInitializerArgs, num_embeddings: int, dim: int
 ) -> Literal["zeros"] | torch.Tensor | Initializer:
-    """What ids without a row are looked up as, for a Policy or TableOptions."""
+    """Return the value that lookups give ids without a row, for a Policy or TableOptions."""
     initializer = arguments.initializer(num_embeddings)
     if not isinstance(initializer, Constant):
         return initializer
@@ -200,18 +203,18 @@ def default_of(
 
 @dataclass(unsafe_hash=True)
 class FrequencyAdmissionStrategy:
-    """An id gets a row with its ``threshold``-th occurrence in training.
+    """Admission rule: an id gets a row with its ``threshold``-th occurrence in training.
 
-    Fields can be set, as in DynamicEmb; the hash is that of the values.
+    Fields can be assigned, as in DynamicEmb; the hash follows their current values.
 
     Args:
         threshold: occurrences; 0 and 1 admit every id.
-        initializer_args: what an id without a row is looked up as in training; values that are
-            drawn are a function of seed and id. Default: as a new row.
+        initializer_args: values that training lookups give ids without a row. Random values depend
+            on seed and id alone. Default: the initial values of the row.
 
     Raises:
-        TypeError, ValueError: ``threshold`` is no number of at least 0, or ``initializer_args``
-            something else.
+        TypeError, ValueError: ``threshold`` is not an int of at least 0, or ``initializer_args``
+            has another type.
     """
 
     threshold: int
@@ -221,11 +224,11 @@ class FrequencyAdmissionStrategy:
         self.check()
 
     def check(self) -> None:
-        """Raises what the constructor does, for values that have been set since.
+        """Check fields that were assigned after construction.
 
         Raises:
-            TypeError, ValueError: ``threshold`` is no number of at least 0, or ``initializer_args``
-                something else.
+            TypeError, ValueError: ``threshold`` is not an int of at least 0, or
+                ``initializer_args`` has another type.
         """
         if not isinstance(self.initializer_args, DynamicEmbInitializerArgs | None):
             raise TypeError(
@@ -244,15 +247,15 @@ class FrequencyAdmissionStrategy:
 
 @dataclass(unsafe_hash=True)
 class KVCounter:
-    """DynamicEmb's bounded table of counts, which a FrequencyAdmissionStrategy needs there.
+    """DynamicEmb's table of counts for FrequencyAdmissionStrategy; its sizes are unused here.
 
-    Counts are exact here and take about 23 bytes for every id that is still without a row, so
-    these sizes bound nothing; options that have a counter warn of it.
+    Counts are exact here and take about 23 bytes for each id without a row. Options with a counter
+    warn about it.
 
     Args:
         capacity: ids that DynamicEmb's table counts.
-        bucket_capacity: ids of one of its buckets.
-        key_type: dtype of its ids.
+        bucket_capacity: ids per bucket.
+        key_type: dtype of ids.
     """
 
     capacity: int

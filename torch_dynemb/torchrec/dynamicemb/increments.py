@@ -1,4 +1,4 @@
-"""DynamicEmb's incremental dump: ids whose score has reached a threshold, with their rows."""
+"""DynamicEmb's incremental dump: ids and rows with a score of at least a threshold."""
 
 from __future__ import annotations
 
@@ -23,29 +23,33 @@ def incremental_dump(
     score_threshold: int | Thresholds,
     pg: dist.ProcessGroup | None = None,
 ) -> tuple[Rows, dict[str, dict[str, int]]] | None:
-    """The ids whose score is at least a threshold, with their rows; all ranks call it together.
+    """Return ids with a score of at least a threshold, and their rows; all ranks call it together.
 
-    The arguments and the result are those of DynamicEmb's function. It does not say which ids are
-    gone, and scores by step or time are of the last sight of an id, not of the last change of its
-    row: :class:`torch_dynemb.checkpoint.DeltaLog` publishes exactly what has changed and what is
-    gone, and ``torch_dynemb.checkpoint.save(path, model, since=parent)`` writes it.
+    Arguments and result are those of DynamicEmb's function. It has two limits:
+
+    * removed ids are not reported;
+    * step and time scores are of the last lookup of an id, not of the last change of its row.
+
+    :class:`torch_dynemb.checkpoint.DeltaLog` publishes exactly the changed rows and removed ids.
+    ``torch_dynemb.checkpoint.save(path, model, since=parent)`` writes them to a checkpoint.
 
     Args:
-        model: with dynamic tables that keep a score; sharded ones too.
-        score_threshold: of all tables, or by path of the collection in the model and by table, of
-            those that are wanted. It is about the score that decides who is evicted.
+        model: with dynamic tables that keep a score, sharded or not.
+        score_threshold: one for all tables; or by path of the collection in the model and by table,
+            then other tables are left out. It applies to the score that decides which ids are
+            evicted.
         pg: of the ranks that share the model; default: all.
 
     Returns:
-        By path of the collection and by table: ids, int64 [n], ascending, and their rows
-        [n, dim], on the CPU, of all ranks; and the score that the next lookup gives (with scores by
-        frequency and custom ones the threshold that was given), which is the threshold of the next
-        dump. None, with a warning: the model has no dynamic tables.
+        Two dicts by path of the collection, then by table. The first has ids, int64 [n], ascending,
+        and rows [n, dim] of all ranks, on the CPU. The second has the threshold for the next dump:
+        the score that the next lookup gives, or the given threshold for frequency and custom
+        scores. None, with a warning, if the model has no dynamic tables.
 
     Raises:
-        TypeError: ``model`` is no module, or a threshold no int.
-        ValueError: a table keeps no scores, or ``score_threshold`` names tables that the model has
-            not got. In all cases all ranks raise.
+        TypeError: ``model`` is not a module, or a threshold is not an int.
+        ValueError: a table keeps no scores, or ``score_threshold`` names unknown tables. All ranks
+            raise.
 
     Example:
         >>> import torch, torch_dynemb as td
@@ -88,12 +92,12 @@ def incremental_dump(
     return rows, scores
 
 
-# name of the table, first column, ids, rows, next score
+# table name, first column, ids, rows, next score
 _Dumped = tuple[str, int, Tensor, Tensor, int]
 
 
 def _thresholds(given: int | Thresholds, names: set[str]) -> dict[str, int]:
-    """By name of the table."""
+    """Return thresholds by table name."""
     if not isinstance(given, Mapping):
         most = integer("incremental_dump: score_threshold", given, least=0)
         return dict.fromkeys(names, most)
@@ -116,7 +120,7 @@ def _dump(part: TablePart, threshold: int) -> _Dumped:
     if not words or words[0] == "none":
         raise ValueError(
             f"incremental_dump: table {part.name!r} keeps no scores: give it a policy with a "
-            "score, or publish what changes with torch_dynemb.checkpoint.DeltaLog, which needs none"
+            "score, or publish changed rows with torch_dynemb.checkpoint.DeltaLog, which needs none"
         )
     ids = [torch.empty(0, dtype=torch.int64)]
     rows = [torch.empty(0, part.config.embedding_dim, dtype=part.config.dtype)]
@@ -143,7 +147,7 @@ def _next_score(part: TablePart, threshold: int) -> int:
 
 
 def _together(name: str, told: list[_Dumped]) -> tuple[Tensor, Tensor]:
-    """What ranks have of the ids and columns of a table."""
+    """Merge the ids and columns of a table from all ranks."""
     found: list[tuple[Tensor, Tensor]] = []
     for first in sorted({first for _, first, *_ in told}):
         own = [of for of in told if of[1] == first]
@@ -153,8 +157,8 @@ def _together(name: str, told: list[_Dumped]) -> tuple[Tensor, Tensor]:
     ids = found[0][0]
     if not all(torch.equal(ids, others) for others, _ in found):
         raise ValueError(
-            f"incremental_dump: the column shards of table {name!r} have other scores, and so "
-            "other ids: shard it by rows"
+            f"incremental_dump: the column shards of table {name!r} have different scores, so "
+            "their ids differ: shard it by rows"
         )
     return ids, torch.cat([rows for _, rows in found], 1)
 

@@ -1,4 +1,4 @@
-"""DynamicEmb's names for the options of a table, translated to ours."""
+"""DynamicEmb's table options, translated to torch_dynemb's."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ ScoreStrategy = DynamicEmbScoreStrategy | tuple[DynamicEmbScoreStrategy, ...]
 DistType = Literal["continuous", "roundrobin", "hash_roundrobin"]
 
 _BUCKET_CAPACITY = 128
-# Fields that must keep their defaults, and what to do instead.
+# Fields that must keep their defaults, and the remedy.
 _NOT_BUILT = {
     "max_capacity": "DynamicEmb's planner sets it from num_embeddings: set num_embeddings in the "
     "table's config",
-    "evict_strategy": "score_strategy says who is evicted: set that",
+    "evict_strategy": "score_strategy decides which ids are evicted: set that",
     "local_hbm_for_values": "DynamicEmb's planner sets it: leave it out",
     "device_id": "a table lies on the device of its rank: leave it out",
-    "caching": "the memory of a device is no cache of another: leave it False; for tables larger "
+    "caching": "device memory cannot cache host memory: leave it False; for tables larger "
     "than memory give external_storage, which has a cache of its own, set num_embeddings to what "
     "fits, or use more ranks",
-    "score_function": "scores are compared as they are: choose a score_strategy, or CUSTOMIZED and "
+    "score_function": "scores are compared unchanged: choose a score_strategy, or CUSTOMIZED and "
     "set the scores",
     "evicted_item_mode": "record evicted ids with the table group's evicted.record",
 }
-# Fields of another layout of memory: results do not depend on them.
+# Fields of another memory layout: results do not depend on them.
 _OTHER_LAYOUT = {
-    "init_capacity": "memory is taken as ids arrive",
+    "init_capacity": "memory is allocated as ids arrive",
     "max_load_factor": "the index grows in place by a quarter whenever it is 70 % full",
     "bucket_capacity": "buckets hold 4 ids, and the least score of 8 of them is evicted",
-    "dist_type": "ids are dealt to ranks by a hash",
-    "admission_counter": "counts are exact and take about 23 bytes for every id without a row; for "
-    "a bound give TableOptions(policy=Policy(admission=AdmitFrequentSketch(...)))",
+    "dist_type": "a hash assigns ids to ranks",
+    "admission_counter": "counts are exact and take about 23 bytes for each id without a row; for "
+    "a bound, give TableOptions(policy=Policy(admission=AdmitFrequentSketch(...)))",
 }
 _GROUPED = (
     "training",
@@ -73,7 +73,7 @@ def _warn_once(name: str, value: object) -> None:
     if name not in _warned:
         _warned.add(name)
         warnings.warn(
-            f"DynamicEmbTableOptions: {name} is {value!r}, which sizes nothing here: "
+            f"DynamicEmbTableOptions: {name} is {value!r}, which has no effect here: "
             f"{_OTHER_LAYOUT[name]}",
             UserWarning,
             stacklevel=5,
@@ -84,36 +84,35 @@ def _warn_once(name: str, value: object) -> None:
 class DynamicEmbTableOptions:
     """DynamicEmb's options of a table.
 
-    Fields can be set; what is set is checked again when a table is planned. As in DynamicEmb,
-    options are equal, and have one hash, where :meth:`get_grouped_key` is equal.
+    Fields can be assigned and are checked again when a table is planned. As in DynamicEmb, options
+    are equal, and have the same hash, if :meth:`get_grouped_key` is equal.
 
-    The capacity is the config's num_embeddings, as in DynamicEmb, and shards share it equally. An
-    id that finds no place is looked up as zeros in training, or as ``admit_strategy`` says.
+    The capacity is the config's num_embeddings, as in DynamicEmb; shards share it equally. An id
+    without room is looked up as zeros in training, or as ``admit_strategy`` says.
 
     Args:
         embedding_dtype, dim: those of the table's config, or None.
-        max_capacity, evict_strategy, local_hbm_for_values, device_id: must keep their defaults;
-            the error says what to do instead.
-        training: ``TableOptions.trainable``: False inserts nothing, trains nothing.
+        max_capacity, evict_strategy, local_hbm_for_values, device_id: must keep their defaults; the
+            error names the remedy.
+        training: ``TableOptions.trainable``: False neither inserts nor trains rows.
         initializer_args: ``TableOptions.initializer``.
-        eval_initializer_args: ``TableOptions.eval_default``; any, where DynamicEmb takes constants
-            only.
-        caching, score_function, evicted_item_mode: must keep their defaults; the error says what to
-            do instead.
+        eval_initializer_args: ``TableOptions.eval_default``, of any mode; DynamicEmb takes
+            constants only.
+        caching, score_function, evicted_item_mode: must keep their defaults; the error names the
+            remedy.
         external_storage: ``TableOptions.storage``: :class:`torch_dynemb.SSDStore` or
-            :class:`torch_dynemb.ExternalStore`, which say how many rows stay in memory.
-        init_capacity, max_load_factor, bucket_capacity, admission_counter: size nothing; a value
-            other than the default is told by a warning, once in a process, which says what happens
-            instead.
-        score_strategy: ``Policy.score``; with NO_EVICTION the table grows beyond num_embeddings. Of
-            a tuple the first decides who is evicted, or if that is TIMESTAMP the second. None: as
-            STEP.
+            :class:`torch_dynemb.ExternalStore`, which set how many rows stay in memory.
+        init_capacity, max_load_factor, bucket_capacity, admission_counter: have no effect. A value
+            other than the default warns once in a process and says what happens instead.
+        score_strategy: ``Policy.score``; with NO_EVICTION the table grows beyond num_embeddings.
+            The first of a tuple decides which ids are evicted, or the second if the first is
+            TIMESTAMP. None: as STEP.
         safe_check_mode: ``Policy.check``: ``optimizer.step()`` warns or raises.
         global_hbm_for_values: 0, or at least the bytes of all rows and states, which lie in the
             memory of one device; fewer are an error when the table is planned.
-        index_type: torch.int64, or None, which is the same.
-        dist_type: ``"roundrobin"``, ``"hash_roundrobin"`` or ``"continuous"``: ids are dealt by a
-            hash in any case, and ``"continuous"`` is told by a warning.
+        index_type: torch.int64, or None, which means the same.
+        dist_type: ``"roundrobin"``, ``"hash_roundrobin"`` or ``"continuous"``. A hash assigns ids
+            to ranks in any case; ``"continuous"`` warns about it.
         admit_strategy: ``Policy.admission`` and ``Policy.refused``; None: every id gets a row.
 
     Raises:
@@ -159,11 +158,11 @@ class DynamicEmbTableOptions:
         if isinstance(self.score_strategy, tuple) and len(self.score_strategy) == 1:
             (self.score_strategy,) = self.score_strategy
         self._check_fields()
-        # whatever can be wrong of the rest is wrong for any table
+        # errors of the other fields do not depend on the table
         self._options(num_embeddings=1, embedding_dim=1)
 
     def get_grouped_key(self) -> dict[str, Any]:
-        """The fields by which DynamicEmb groups tables, and compares options."""
+        """Return the fields by which DynamicEmb groups tables and compares options."""
         return {name: getattr(self, name) for name in _GROUPED}
 
     def __eq__(self, other: object) -> bool:
@@ -201,7 +200,7 @@ class DynamicEmbTableOptions:
         if self.admission_counter is not None and self.admit_strategy is None:
             raise ValueError(
                 f"DynamicEmbTableOptions: admission_counter is {self.admission_counter!r}, but "
-                "there is no admit_strategy that would read it: give one, or leave it out"
+                "admit_strategy, which reads it, is missing: give one, or leave it out"
             )
         if not isinstance(self.training, bool):
             raise TypeError(
@@ -221,14 +220,14 @@ class DynamicEmbTableOptions:
             )
 
     def table_options(self, *, num_embeddings: int, embedding_dim: int) -> TableOptions:
-        """The same for a table whose config has these numbers.
+        """Return the equivalent options for a table with these numbers in its config.
 
         Args:
-            num_embeddings: its capacity, at least 1; initial values may depend on it.
+            num_embeddings: capacity, at least 1; initial values may depend on it.
             embedding_dim: columns of a row, at least 1.
 
         Raises:
-            NotImplementedError, TypeError, ValueError: as the constructor, for what has been set.
+            NotImplementedError, TypeError, ValueError: as the constructor, for assigned fields.
         """
         self._check_fields()
         return self._options(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
@@ -266,13 +265,13 @@ class DynamicEmbParameterConstraints(ParameterConstraints):  # type: ignore[misc
 
     Args:
         sharding_types: as in TorchRec's ParameterConstraints; any but data_parallel.
-        use_dynamicemb: whether the table is dynamic; if not, ``dynamicemb_options`` say nothing.
-        dynamicemb_options: how it is dynamic.
+        use_dynamicemb: whether the table is dynamic; if not, ``dynamicemb_options`` are ignored.
+        dynamicemb_options: options of the dynamic table.
         constraints: further ones of TorchRec, such as ``pooling_factors``.
 
     Raises:
         ValueError: ``compute_kernels`` or ``key_value_params`` of a dynamic table.
-        TypeError: other options.
+        TypeError: options of another type.
 
     Example:
         >>> from torch_dynemb.torchrec.dynamicemb import (
@@ -306,7 +305,7 @@ class DynamicEmbParameterConstraints(ParameterConstraints):  # type: ignore[misc
 
     @property
     def use_dynamicemb(self) -> bool:
-        """Whether the table is dynamic; can be set."""
+        """Whether the table is dynamic; can be assigned."""
         return self._use_dynamicemb
 
     @use_dynamicemb.setter
@@ -321,7 +320,7 @@ class DynamicEmbParameterConstraints(ParameterConstraints):  # type: ignore[misc
                     "dynamic: leave it out"
                 )
         self.compute_kernels = [DYNAMIC_KERNEL] if value else None
-        # says that the table is dynamic; the enumerator asks how, since it knows the config
+        # marks the table as dynamic; the enumerator, which has the config, asks for the options
         self.key_value_params = TableParams() if value else None
         self._use_dynamicemb = bool(value)
 
@@ -331,16 +330,15 @@ class DynamicEmbParameterConstraints(ParameterConstraints):  # type: ignore[misc
     def options_of_table(
         self, config: BaseEmbeddingConfig, optimizer: OptimizerConfig
     ) -> TableOptions:
-        """The options of the table with this config.
+        """Return the options of the table with this config.
 
         Args:
             config: of the table in its TorchRec collection.
             optimizer: of the table: its states count among the bytes of ``global_hbm_for_values``.
 
         Raises:
-            TypeError, ValueError: options that are not those of the config, or have been set to
-                something wrong.
-            NotImplementedError: only part of its rows would lie in the memory of the device.
+            TypeError, ValueError: options that contradict the config, or wrong assigned fields.
+            NotImplementedError: the memory of the device would hold only some of the rows.
         """
         options, name = self.dynamicemb_options, config.name
         if not isinstance(options, DynamicEmbTableOptions):
@@ -349,7 +347,7 @@ class DynamicEmbParameterConstraints(ParameterConstraints):  # type: ignore[misc
                 f"{options!r}, expected DynamicEmbTableOptions(...)"
             )
         rows, dim = config.num_embeddings, config.embedding_dim
-        # not the parameter's dtype: TorchRec makes it float16 for whatever is not float32
+        # not the parameter's dtype: TorchRec makes it float16 for every dtype but float32
         dtype = data_type_to_dtype(config.data_type)
         if options.embedding_dtype not in (None, dtype):
             raise ValueError(
@@ -367,7 +365,7 @@ class DynamicEmbParameterConstraints(ParameterConstraints):  # type: ignore[misc
             raise NotImplementedError(
                 f"DynamicEmbTableOptions of table {name!r}: global_hbm_for_values is "
                 f"{options.global_hbm_for_values}, less than the {needed} bytes of all rows and "
-                "states: they are not split over the memory of device and host: leave it out, and "
+                "states, which are never split over device and host memory: leave it out, and "
                 "give external_storage, set num_embeddings to what fits, or use more ranks"
             )
         return options.table_options(num_embeddings=rows, embedding_dim=dim)
@@ -383,16 +381,16 @@ def get_table_value_bytes(
     world_size: int,
     bucket_capacity: int = _BUCKET_CAPACITY,
 ) -> int:
-    """Bytes of a table's rows and states, for global_hbm_for_values; rounded up as in DynamicEmb.
+    """Return bytes of a table's rows and states for global_hbm_for_values; rounds as DynamicEmb.
 
     Args:
         embedding_config: of the table.
         optimizer_type: of its sharder's fused_params.
         world_size: ranks, which share num_embeddings equally.
-        bucket_capacity: what the share of a rank is rounded up to a multiple of.
+        bucket_capacity: the share of a rank is rounded up to a multiple of it.
 
     Raises:
-        NotImplementedError: dynamic tables have no such optimizer.
+        NotImplementedError: dynamic tables lack this optimizer.
     """
     share = math.ceil(embedding_config.num_embeddings / world_size)
     rows = world_size * math.ceil(share / bucket_capacity) * bucket_capacity

@@ -1,4 +1,4 @@
-"""What makes read-only copies of sharded models."""
+"""Read-only copies of sharded models."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ def frozen_model(source: DistributedModelParallel, choices: Choices) -> nn.Modul
 
 def frozen_unknown(source: ShardedModule, choices: Choices) -> nn.Module:
     raise TypeError(
-        f"freeze: {type(source).__name__} is no sharded module that freeze() knows, which are "
-        "those of EmbeddingBagCollection and EmbeddingCollection: freeze the parts of the model "
-        "that have none, or register what copies it with "
+        f"freeze: {type(source).__name__} is not a sharded module that freeze() knows, which are "
+        "those of EmbeddingBagCollection and EmbeddingCollection: freeze the model's other "
+        "parts, or register a function that copies it with "
         "torch_dynemb.register_module(..., frozen=)"
     )
 
 
 def frozen_collection(source: Any, choices: Choices) -> nn.Module | None:
-    """The unsharded copy of a sharded collection; None on a rank that gets none.
+    """Return the unsharded copy of a sharded collection; None on a rank that gets none.
 
     Args:
-        source: the collection, with dynamic tables or without.
+        source: the collection, with or without dynamic tables.
         choices: of :func:`torch_dynemb.freeze`.
 
     Raises:
-        ValueError: a rank's own tables are asked for, and it has some columns of one only, or not
-            all of a static one.
+        ValueError: ``ranks`` is ``"own"``, and this rank has only some columns of a dynamic table,
+            or not all of a static one.
         HostMemoryError: the rows do not fit in memory.
     """
     pooled = isinstance(source, ShardedEmbeddingBagCollection)
@@ -111,7 +111,7 @@ def frozen_collection(source: Any, choices: Choices) -> nn.Module | None:
 
 
 def _names_of_outputs(source: Any, *, pooled: bool) -> list[str]:
-    """Names of the outputs of a sharded collection, in their order."""
+    """Return the output names of a sharded collection, in their order."""
     if pooled:
         return list(source._embedding_names)
     shardings = source._sharding_type_to_sharding.values()
@@ -119,7 +119,7 @@ def _names_of_outputs(source: Any, *, pooled: bool) -> list[str]:
 
 
 def _whole(config: Any, options: TableOptions) -> TableConfig:
-    """What an unsharded table of these options is like, without its policy."""
+    """Return the config of an unsharded table with these options, without its policy."""
     initializer = options.initializer
     if initializer is None:
         initializer = Uniform(config.get_weight_init_min(), config.get_weight_init_max())

@@ -1,4 +1,4 @@
-"""Read-only collections that take and give what TorchRec's unsharded collections do."""
+"""Read-only collections with the inputs and outputs of TorchRec's unsharded ones."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _POOLING = {PoolingType.SUM: Pooling.SUM, PoolingType.MEAN: Pooling.MEAN}
 
 
 class _Output(NamedTuple):
-    """One output of a collection: a feature in a table.
+    """Output of a collection: a feature in a table.
 
     Attributes:
         name: of the output.
-        feature: whose ids are looked up.
+        feature: the feature to look up.
         of: name of the table.
         table: number of the table among the dynamic ones; None: it is static.
         dim: columns.
@@ -55,7 +55,7 @@ class _Output(NamedTuple):
 
 
 def _outputs(configs: Sequence[BaseEmbeddingConfig], dynamic: Sequence[str]) -> list[_Output]:
-    """In the order of the tables.
+    """List outputs in the order of the tables.
 
     Args:
         dynamic: names of the dynamic tables.
@@ -79,12 +79,12 @@ class FrozenEmbeddingBagCollection(FrozenModule):
     """Read-only copy of a sharded EmbeddingBagCollection, unsharded.
 
     Args:
-        configs: of all its tables, in their order.
-        group: the dynamic ones, at least one.
-        static: the other tables; None: there are none.
-        names: of the outputs, in their order, which in sharded collections is not that of tables.
-        is_weighted: ids have weights.
-        output_dtype: of what lookups return.
+        configs: of all tables, in order.
+        group: the dynamic tables, at least one.
+        static: the static tables, or None.
+        names: of the outputs, in order, which in sharded collections differs from that of tables.
+        is_weighted: whether ids have weights.
+        output_dtype: of the outputs.
     """
 
     def __init__(
@@ -98,14 +98,14 @@ class FrozenEmbeddingBagCollection(FrozenModule):
         output_dtype: torch.dtype,
     ) -> None:
         super().__init__(group, output_dtype)
-        self.static = static  # TorchRec's quantization puts a quantized one in its place
+        self.static = static  # TorchRec's quantization replaces it
         self._is_weighted = is_weighted
         self._configs = list(configs)
         self._names = list(names)
         by_table = _outputs(configs, group.names)
         self._outputs = sorted(by_table, key=lambda output: self._names.index(output.name))
         self._dims = [output.dim for output in self._outputs]
-        # places of the outputs: of the static ones, and of the others by how they pool
+        # positions of the outputs: static ones, and dynamic ones by pooling
         self._static_places = [p for p, of in enumerate(self._outputs) if of.table is None]
         poolings = {of.pooling for of in self._outputs if of.table is not None}
         self._places = {
@@ -118,28 +118,28 @@ class FrozenEmbeddingBagCollection(FrozenModule):
         }
 
     def is_weighted(self) -> bool:
-        """Whether ids have weights."""
+        """Return whether ids have weights."""
         return self._is_weighted
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The configs of all tables."""
+        """Return the configs of all tables."""
         return self._configs
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """As EmbeddingBagCollection's forward, with the values of the sharded one in eval mode.
+        """Pool bags like EmbeddingBagCollection, with the values of the sharded one in eval mode.
 
         Args:
-            features: ids of all features, of others too; with ``inverse_indices`` where there is a
-                batch size per feature.
+            features: ids of all features; further features are ignored. A batch size per feature
+                needs ``inverse_indices``.
 
         Returns:
-            By the names of the features, or ``feature@table`` where several tables share one.
+            Bags by feature name, or by ``feature@table`` if several tables share a feature.
 
         Raises:
             KeyError: a feature is missing.
-            TypeError: ids are no integers.
-            ValueError: weights are missing; or there is a batch size per feature, and no
-                ``inverse_indices``, or torch.export traces.
+            TypeError: ids are not integers.
+            ValueError: weights are missing. Or features have a batch size each, and
+                ``inverse_indices`` is missing or torch.export traces.
         """
         if self.static is not None or features.variable_stride_per_key():
             self._refuse_trace()
@@ -177,12 +177,12 @@ class FrozenEmbeddingCollection(FrozenModule):
     """Read-only copy of a sharded EmbeddingCollection, unsharded.
 
     Args:
-        configs: of all its tables, in their order.
-        group: the dynamic ones, at least one.
-        static: the other tables; None: there are none.
-        names: of the outputs, in their order.
-        need_indices: outputs have the ids as weights.
-        output_dtype: of what lookups return.
+        configs: of all tables, in order.
+        group: the dynamic tables, at least one.
+        static: the static tables, or None.
+        names: of the outputs, in order.
+        need_indices: whether outputs have the ids as weights.
+        output_dtype: of the outputs.
     """
 
     def __init__(
@@ -196,34 +196,34 @@ class FrozenEmbeddingCollection(FrozenModule):
         output_dtype: torch.dtype,
     ) -> None:
         super().__init__(group, output_dtype)
-        self.static = static  # TorchRec's quantization puts a quantized one in its place
+        self.static = static  # TorchRec's quantization replaces it
         self._need_indices = need_indices
         self._configs = list(configs)
         self._names = list(names)
         self._outputs = _outputs(configs, group.names)
 
     def need_indices(self) -> bool:
-        """Whether outputs have the ids as weights."""
+        """Return whether outputs have the ids as weights."""
         return self._need_indices
 
     def embedding_configs(self) -> list[BaseEmbeddingConfig]:
-        """The configs of all tables."""
+        """Return the configs of all tables."""
         return self._configs
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """As EmbeddingCollection's forward, with the values of the sharded one in eval mode.
+        """Look up rows like EmbeddingCollection, with the values of the sharded one in eval mode.
 
         Args:
-            features: ids of all features, of others too; with ``inverse_indices`` where there is a
-                batch size per feature.
+            features: ids of all features; further features are ignored. A batch size per feature
+                needs ``inverse_indices``.
 
         Returns:
-            By the names of the features, or ``feature@table`` where several tables share one; with
-            the ids of each sample, also where samples share bags.
+            Rows by feature name, or by ``feature@table`` if several tables share a feature. Each
+            sample has its ids, also where samples share bags.
 
         Raises:
             KeyError: a feature is missing.
-            ValueError: there is a batch size per feature, and no ``inverse_indices``, or
+            ValueError: features have a batch size each, and ``inverse_indices`` is missing or
                 torch.export traces.
         """
         self._refuse_trace()

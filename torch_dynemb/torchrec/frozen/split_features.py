@@ -1,7 +1,7 @@
-"""The ids of a KeyedJaggedTensor as read-only collections take them: by feature, and of any batch.
+"""Ids of a KeyedJaggedTensor for read-only collections: by feature, with any batch size.
 
-TorchRec's ``to_dict()`` does not take a batch of no samples, and programs that torch.export makes
-of it want at least two.
+TorchRec's ``to_dict()`` fails for an empty batch. Programs that torch.export makes of it need at
+least two samples.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch_dynemb.nn.features import any_batch
 
 
 class JaggedIds(NamedTuple):
-    """The ids of all features.
+    """Ids of all features.
 
     Attributes:
-        keys: names of the features, F of them.
+        keys: names of the F features.
         values: [N], feature after feature.
         lengths: [F * B], of the bags.
         offsets: [F * B + 1], where bags begin in values.
         weights: [N], or None.
         batch: B.
-        bags: of each feature, where there is a batch size per feature: B is the largest of them,
-            and features with less have empty bags behind theirs. None: all have B.
+        bags: number of bags of each feature, with a batch size per feature. B is the largest; other
+            features are padded with empty bags. None: all have B.
     """
 
     keys: list[str]
@@ -39,11 +39,11 @@ class JaggedIds(NamedTuple):
 
 
 class FeatureIds(NamedTuple):
-    """The ids of one feature.
+    """Ids of one feature.
 
     Attributes:
         values: [n].
-        lengths: [B], of the bags; B is the feature's own where there is a batch size per feature.
+        lengths: [B], of the bags; B is the feature's own with a batch size per feature.
         offsets: [B + 1], where bags begin in values.
         weights: [n], or None.
     """
@@ -55,21 +55,21 @@ class FeatureIds(NamedTuple):
 
 
 def jagged_ids(owner: str, features: KeyedJaggedTensor) -> JaggedIds:
-    """The tensors of a batch.
+    """Return the tensors of a batch.
 
     Args:
-        owner: what errors begin with.
-        features: of one batch size for all of them, or one for each.
+        owner: prefix of error messages.
+        features: with one batch size, or one per feature.
 
     Raises:
-        ValueError: there is a batch size per feature, and torch.export traces.
+        ValueError: features have a batch size each, and torch.export traces.
     """
     keys, values, weights = features.keys(), features.values(), features.weights_or_none()
     lengths, offsets = features.lengths(), features.offsets()
     if features.variable_stride_per_key():
         if torch.compiler.is_exporting():
             raise ValueError(
-                f"{owner}: features has a batch size per feature, which exported programs do not "
+                f"{owner}: features has a batch size per feature, which exported programs cannot "
                 "take: export with one for all of them"
             )
         bags = features.stride_per_key()
@@ -83,7 +83,7 @@ def jagged_ids(owner: str, features: KeyedJaggedTensor) -> JaggedIds:
 
 
 def _padded(offsets: Tensor, bags: list[int]) -> Tensor:
-    """Offsets with empty bags behind those of features that have fewer than others."""
+    """Pad offsets with empty bags for features that have fewer than others."""
     most, first = max(bags), 0
     parts = []
     for count in bags:
@@ -94,19 +94,19 @@ def _padded(offsets: Tensor, bags: list[int]) -> Tensor:
 
 
 def bags_of_samples(owner: str, features: KeyedJaggedTensor, bags: list[int]) -> dict[str, Tensor]:
-    """Which bag of a feature each sample has, where there is a batch size per feature.
+    """Return the bag of each sample by feature, for a batch size per feature.
 
     Args:
-        owner: what errors begin with.
+        owner: prefix of error messages.
         features: the batch.
-        bags: of each feature.
+        bags: number of bags of each feature.
 
     Returns:
-        int64 [samples] by feature; empty: all features have the same number of bags, one a sample.
+        int64 [samples] by feature; empty if all features have one bag per sample.
 
     Raises:
-        ValueError: features have different numbers of bags, and nothing says whose they are, or
-            not of all.
+        ValueError: features have different numbers of bags, and ``inverse_indices`` is missing or
+            lacks features.
     """
     inverse = features.inverse_indices_or_none()
     if inverse is not None:
@@ -119,14 +119,14 @@ def bags_of_samples(owner: str, features: KeyedJaggedTensor, bags: list[int]) ->
         return of_samples
     if len(set(bags)) > 1:
         raise ValueError(
-            f"{owner}: features has a batch size per feature, {bags}, and no inverse_indices: give "
-            "them, which say what bag each sample has, or one batch size for all features"
+            f"{owner}: features has a batch size per feature, {bags}, but no inverse_indices: give "
+            "the bag of each sample there, or one batch size for all features"
         )
     return {}
 
 
 def split_ids(jagged: JaggedIds) -> dict[str, FeatureIds]:
-    """Ids by feature; on a GPU it waits for their numbers.
+    """Split ids by feature; on a GPU it waits for their lengths.
 
     Args:
         jagged: of all features.
@@ -149,16 +149,16 @@ def split_ids(jagged: JaggedIds) -> dict[str, FeatureIds]:
 
 
 def repeated(given: FeatureIds, bag_of_sample: Tensor) -> FeatureIds:
-    """The ids of a feature with a bag for each sample.
+    """Repeat bags that samples share, so that each sample has its own.
 
     Args:
-        given: with bags that samples share.
+        given: ids of a feature, with shared bags.
         bag_of_sample: int64 [samples].
     """
     lengths = given.lengths[bag_of_sample]
     ends = lengths.cumsum(0)
     offsets = torch.cat([ends.new_zeros(1), ends])
-    moves = given.offsets[bag_of_sample] - offsets[:-1]  # from places here to those in given
+    moves = given.offsets[bag_of_sample] - offsets[:-1]  # from output to input positions
     places = moves.repeat_interleave(lengths)
     places = places + torch.arange(places.shape[0], device=places.device)
     weights = None if given.weights is None else given.weights[places]

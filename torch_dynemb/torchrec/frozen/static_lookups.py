@@ -24,10 +24,10 @@ StaticRows: TypeAlias = EmbeddingCollection | QuantCollection
 
 
 class Named(Protocol):
-    """An output of a collection.
+    """Output of a collection.
 
     Attributes:
-        feature: whose ids are looked up.
+        feature: the feature to look up.
         of: name of the table.
     """
 
@@ -40,13 +40,13 @@ class Named(Protocol):
 def static_bags(
     static: StaticBags, given: Sequence[FeatureIds], outputs: Sequence[Named], *, weighted: bool
 ) -> list[Tensor]:
-    """Bags of static tables.
+    """Pool bags of static tables.
 
     Args:
         static: the tables.
-        given: ids of each output, with as many bags.
-        outputs: what is asked for: a feature in a table.
-        weighted: ids have weights.
+        given: ids of each output, all with the same number of bags.
+        outputs: a feature and a table each.
+        weighted: whether ids have weights.
 
     Returns:
         [B, dim] for each output.
@@ -66,12 +66,12 @@ def static_bags(
 def static_rows(
     static: StaticRows, given: Sequence[FeatureIds], outputs: Sequence[Named]
 ) -> list[Tensor]:
-    """Rows of static tables.
+    """Look up rows of static tables.
 
     Args:
         static: the tables.
         given: ids of each output.
-        outputs: what is asked for: a feature in a table.
+        outputs: a feature and a table each.
 
     Returns:
         [n, dim] for each output.
@@ -89,8 +89,7 @@ def static_rows(
 def _keyed(
     given: Sequence[FeatureIds], outputs: Sequence[Named], *, weighted: bool
 ) -> KeyedJaggedTensor:
-    """The ids of some outputs, always in the same order: quantized collections remember the first
-    that they are given."""
+    """Join ids of outputs in a fixed order, because quantized collections keep the first one."""
     features = {output.feature: of for of, output in zip(given, outputs, strict=True)}
     parts = list(features.values())
     most = max(part.lengths.shape[0] for part in parts)
@@ -108,7 +107,7 @@ def _keyed(
 
 
 def _names(configs: Sequence[BaseEmbeddingConfig]) -> Mapping[tuple[str, str], str]:
-    """Table and feature -> the name of the output in a collection of these tables alone."""
+    """Map table and feature to the name of the output, in a collection of these tables alone."""
     return {
         (config.name, feature): name
         for config, names in zip(configs, get_embedding_names_by_table(configs), strict=True)

@@ -1,4 +1,4 @@
-"""The weights of static tables, whose shards lie on several ranks, whole in one process."""
+"""Whole weights of static tables, gathered from the shards of several ranks."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def static_weights(
     ranks: Ranks,
     device: torch.device,
 ) -> dict[str, Tensor] | None:
-    """Copies of the weights of static tables; all ranks call it, unless ``ranks`` is ``"own"``.
+    """Copy the weights of static tables; all ranks call it, unless ``ranks`` is ``"own"``.
 
     Args:
         module: a sharded collection.
         tables: names of the tables, the same on all ranks.
         prefix: of their entries in its state dict.
-        process_group: of the ranks that share it; None: this process has it alone.
-        ranks: who gets them, see :class:`torch_dynemb.serving.Choices`.
+        process_group: of the ranks that share it; None: one process has all of it.
+        ranks: which ranks get the weights, see :class:`torch_dynemb.serving.Choices`.
         device: of the copies.
 
     Returns:
         [num_embeddings, dim] by table; None on ranks that get none.
 
     Raises:
-        ValueError: ``ranks`` is ``"own"``, and some of a table lies on other ranks.
+        ValueError: ``ranks`` is ``"own"``, and parts of a table lie on other ranks.
     """
     alone = ranks == "own" or process_group is None
     together = Together(None, 0, 1) if alone else ranks_of(process_group)
@@ -61,7 +61,7 @@ def static_weights(
 def _gathered(
     own: list[Piece], together: Together, ranks: Ranks, device: torch.device
 ) -> Tensor | None:
-    """A tensor of which ranks have pieces; None where pieces are missing, or do not come here."""
+    """Join the pieces of a tensor from all ranks; None if some are missing or go elsewhere."""
     told = [
         (tuple(p.sizes) or tuple(p.values.shape), p.offsets, tuple(p.values.shape), p.values.dtype)
         for p in own

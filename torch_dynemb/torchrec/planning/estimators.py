@@ -1,4 +1,4 @@
-"""What planners count for dynamic tables: bytes and time of each shard."""
+"""Bytes and time that planners estimate for each shard of dynamic tables."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ from torch_dynemb.torchrec.planning.options import DYNAMIC_KERNEL, TableOptions,
 
 Constraints = Mapping[str, ParameterConstraints]
 
-# FBGEMM's optimizer where fused_params name none
+# FBGEMM's optimizer if fused_params name none
 _DEFAULT_OPTIMIZER = EmbOptimType.EXACT_SGD
-# A lookup reads one bucket of the index for each id: a cache line.
+# A lookup reads one bucket of the index, which is a cache line, for each id.
 _PROBE_BYTES = 8 * BUCKET_WORDS
 
 
 def planned_optimizer(parameter: Tensor, sharder: ModuleSharder[nn.Module]) -> OptimizerConfig:
-    """The optimizer of a dynamic table, by its state.
+    """Return the optimizer of a dynamic table, which determines its state.
 
-    It is that of apply_optimizer_in_backward, else the sharder's ``optimizer``, else the one in the
+    The order of precedence is apply_optimizer_in_backward, the sharder's ``optimizer``, the
     sharder's fused_params.
 
     Raises:
-        NotImplementedError: dynamic tables have no such optimizer.
+        NotImplementedError: dynamic tables lack this optimizer.
     """
     own = (getattr(parameter, "_optimizer_kwargs", None) or [{}])[0]
     kind = (getattr(parameter, "_optimizer_classes", None) or [None])[0]
@@ -73,15 +73,15 @@ def planned_optimizer(parameter: Tensor, sharder: ModuleSharder[nn.Module]) -> O
 
 
 def is_dynamic_option(option: ShardingOption) -> bool:
-    """Whether a planner considers making a table dynamic."""
+    """Return whether a sharding option makes its table dynamic."""
     return bool(option.compute_kernel == DYNAMIC_KERNEL)
 
 
 class PlannedTable(NamedTuple):
-    """A dynamic table that is being planned.
+    """Dynamic table in a planner.
 
     Attributes:
-        options: how it is dynamic.
+        options: of the table.
         optimizer: with the state of its rows.
     """
 
@@ -90,9 +90,9 @@ class PlannedTable(NamedTuple):
 
 
 def set_planned(option: ShardingOption, table: PlannedTable) -> None:
-    """Notes in a dynamic sharding option what its estimates need, and its options for the plan."""
+    """Store the table in a dynamic sharding option, for its estimates and for the plan."""
     option.key_value_params = TableParams(options=table.options)
-    # estimators are shown a snapshot of the sharder, without the optimizers that we added to it
+    # estimators see a snapshot of the sharder, without the optimizers added to it
     option.dynamic_table = table
 
 
@@ -101,29 +101,33 @@ def _planned(option: ShardingOption) -> PlannedTable:
     if not isinstance(table, PlannedTable):
         raise ValueError(
             f"table {option.name!r}: its compute_kernel is {DYNAMIC_KERNEL!r}, but the enumerator "
-            "has not said how it is dynamic: plan with a DynamicEmbeddingEnumerator"
+            "has not set its options: plan with a DynamicEmbeddingEnumerator"
         )
     return table
 
 
 def shard_bytes(option: ShardingOption) -> list[int]:
-    """Bytes of rows, optimizer state and index of each shard of a dynamic table that is full.
+    """Return bytes of rows, optimizer state and index for each shard of a full dynamic table.
 
-    A shard holds capacity / parts ids, where parts are the ranks that share its columns. An id
-    takes
+    A shard holds capacity / parts ids, where parts are the ranks that share its columns. Each id
+    takes:
 
     * its columns, 4 bytes for the generation of the row, and its optimizer state;
-    * a slot of 16 bytes (id and handle) in a bucket of four, and 8 bytes for every score that is
-      kept; slots are filled up to 70 %. Every shard of columns has an index of its own.
+    * a slot of 16 bytes (id and handle) in a bucket of four, filled up to 70 %;
+    * 8 bytes for each score that the table keeps.
 
-    Of a table with ``storage`` the rows that its cache holds are counted, each with its slot of 32
-    bytes, and 12 bytes for every id; what is on its disk takes no memory and is not counted. A
-    cache of so many bytes or rows is counted for every shard, because which tables share one is
-    not known before they are planned.
+    Each shard of columns has its own index.
 
-    Scores are those of the table's own policy: tables of one kernel keep what any of them needs.
-    The index of a table without a bound grows by a quarter at a time and may be that much larger.
-    A sketch of admission counts once for each shard; what AdmitFrequent counts is not foreseen.
+    A table with ``storage`` counts the rows in its cache, each with a slot of 32 bytes, and 12
+    bytes for each id. Rows on disk are not counted. A cache of fixed bytes or rows is counted once
+    per shard, because which tables share one is known only after planning.
+
+    The estimate has these limits:
+
+    * scores are those of the table's own policy, but tables of one kernel keep the scores of all of
+      them;
+    * the index of an unbounded table grows by a quarter at a time and may be that much larger;
+    * an admission sketch counts once for each shard; counters of AdmitFrequent are not included.
     """
     options, optimizer = _planned(option)
     capacity = options.policy.capacity or option.tensor.shape[0]
@@ -144,7 +148,7 @@ def shard_bytes(option: ShardingOption) -> list[int]:
 
 
 def _row_bytes(storage: TierStorage | None, ids: int, row: int) -> int:
-    """Bytes of memory that the rows of so many ids take, of ``row`` bytes each."""
+    """Return bytes of memory for the rows of ``ids`` ids, with ``row`` bytes each."""
     if storage is None:
         return ids * row
     slot = row + 8 * SLOT_COLUMNS
@@ -153,12 +157,12 @@ def _row_bytes(storage: TierStorage | None, ids: int, row: int) -> int:
 
 
 def _parts(option: ShardingOption) -> Counter[int]:
-    """By first column, how many shards share the ids of these columns."""
+    """Count the shards that share the ids of the same columns, by first column."""
     return Counter(shard.offset[1] for shard in option.shards)
 
 
 def _score_words(options: TableOptions) -> int:
-    """Words that are kept of an id; the step comes with any of the others."""
+    """Count the score words of an id; any score also keeps the step."""
     kept = set(options.policy.scores) - {"none"}
     of_features = any(policy.ttl is not None for policy in options.feature_policies.values())
     if of_features or options.policy.ttl is not None:
@@ -167,7 +171,7 @@ def _score_words(options: TableOptions) -> int:
 
 
 class _NoRows:
-    """A table's shape without its rows: of it, TorchRec's formula counts the buffers alone."""
+    """Shape of a table without rows, for which TorchRec's formula counts the buffers alone."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.shape = tensor.shape
@@ -182,10 +186,11 @@ class _NoRows:
 
 
 def _fused_twin(option: ShardingOption) -> ShardingOption:
-    """A copy as if FBGEMM's fused kernel did it; TorchRec cannot price other kernels."""
+    """Copy an option as one of FBGEMM's fused kernel, because TorchRec prices only its own
+    kernels."""
     twin = copy.copy(option)
     twin.compute_kernel = EmbeddingComputeKernel.FUSED.value
-    # ids are dealt to all ranks, also to those that would have no row of a short static table
+    # any rank may get ids, also ranks without rows of a short static table
     twin.shards = [
         Shard(size=[max(shard.size[0], 1), shard.size[1]], offset=shard.offset)
         for shard in option.shards
@@ -194,7 +199,7 @@ def _fused_twin(option: ShardingOption) -> ShardingOption:
 
 
 class _Estimator(ShardEstimator):  # type: ignore[misc]
-    """Leaves static tables to TorchRec's estimator."""
+    """Base of estimators that pass static tables to TorchRec's."""
 
     def __init__(
         self,
@@ -206,7 +211,7 @@ class _Estimator(ShardEstimator):  # type: ignore[misc]
         self._constraints = constraints
         self._stock = stock
 
-    # the name of the second argument differs between versions of TorchRec
+    # the name of the second argument differs between TorchRec versions
     def estimate(
         self, sharding_options: Sequence[ShardingOption], *args: Any, **kwargs: Any
     ) -> None:
@@ -232,9 +237,9 @@ class _Estimator(ShardEstimator):  # type: ignore[misc]
 
 
 class DynamicStorageEstimator(_Estimator):
-    """Bytes of each shard: dynamic tables by capacity, others as TorchRec counts them.
+    """Estimator of bytes: dynamic tables by capacity, static ones as TorchRec counts them.
 
-    A dynamic shard takes what :func:`shard_bytes` says and the buffers of ids and outputs that
+    A dynamic shard takes the bytes of :func:`shard_bytes`, and the buffers of ids and outputs that
     TorchRec counts for a static one.
 
     Args:
@@ -268,17 +273,17 @@ class DynamicStorageEstimator(_Estimator):
 
 
 class DynamicPerfEstimator(_Estimator):
-    """Milliseconds of each shard: TorchRec's, and for dynamic tables the probes of the index.
+    """Estimator of milliseconds: TorchRec's, plus index probes of dynamic tables.
 
-    A dynamic shard takes what TorchRec says of FBGEMM's fused kernel and, in the forward, 64 bytes
-    of memory for each id of the batch: its bucket, which no cache holds. The backward has handles.
-    Rows of a table with ``storage`` are priced as if all were in memory: how many are missing
-    depends on the ids.
+    A dynamic shard takes TorchRec's time for FBGEMM's fused kernel. The forward adds 64 bytes of
+    memory traffic per id: its bucket, which is not cached. The backward has handles and adds none.
+    Rows of a table with ``storage`` are priced as rows in memory, because cache misses depend on
+    the ids.
 
     Args:
         topology: of the machines.
         constraints: by table name.
-        stock: prices everything else; default: TorchRec's EmbeddingPerfEstimator.
+        stock: prices the rest; default: TorchRec's EmbeddingPerfEstimator.
     """
 
     def __init__(
@@ -309,7 +314,7 @@ class DynamicPerfEstimator(_Estimator):
             )
 
     def _ids(self, option: ShardingOption) -> float:
-        """Ids of a table in the batches of all ranks."""
+        """Return the number of ids of a table in the batches of all ranks."""
         constraints = (self._constraints or {}).get(option.name)
         sizes = constraints.batch_sizes if constraints is not None else None
         return float(

@@ -1,4 +1,4 @@
-"""TorchRec's fused_params as an optimizer config."""
+"""Conversion of TorchRec's fused_params into an optimizer config."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OUTPUT_DTYPES = {
     DataType.FP16: torch.float16,
     DataType.BF16: torch.bfloat16,
 }
-# FBGEMM's Adam family and LARS decay weights whatever weight_decay_mode says.
+# FBGEMM's Adam family and LARS decay weights for any weight_decay_mode.
 _ADAM = ("eps", "betas", "weight_decay")
 _CLASSES: dict[EmbOptimType, tuple[type[OptimizerConfig], tuple[str, ...]]] = {
     EmbOptimType.SGD: (SGD, ()),
@@ -58,24 +58,24 @@ _DEFAULTS: dict[str, Any] = {
     "max_gradient": 1.0,
     "stochastic_rounding": True,
 }
-# prefetch_pipeline is FBGEMM's for rows of the host; here all are in the memory of the device
+# prefetch_pipeline is FBGEMM's option for rows in host memory; here all rows are on the device
 _KNOWN = {*_DEFAULTS, "optimizer", "betas", "lr", "output_dtype", "prefetch_pipeline"}
 
 
 def optimizer_of(owner: str, fused_params: Mapping[str, Any]) -> OptimizerConfig:
-    """The optimizer config that fused_params describe, with FBGEMM's defaults and meaning.
+    """Return the optimizer config that fused_params describe, with FBGEMM's defaults and meaning.
 
     ``optimizer`` is an EmbOptimType (default EXACT_SGD). In FBGEMM's Adam family weight decay is
     decoupled; row-wise Adagrad, Adagrad and SGD follow ``weight_decay_mode``.
 
     Raises:
-        NotImplementedError: an optimizer or a mode that dynamic tables do not have.
-        ValueError: an entry that means nothing to a dynamic table.
+        NotImplementedError: dynamic tables lack the optimizer or the mode.
+        ValueError: an entry without a meaning for dynamic tables.
     """
     unknown = sorted(set(fused_params) - _KNOWN)
     if unknown:
         raise ValueError(
-            f"{owner}: fused_params has {unknown}, which mean nothing to a dynamic table, expected "
+            f"{owner}: fused_params has {unknown}, without a meaning for dynamic tables, expected "
             f"some of {sorted(_KNOWN)}: remove them, or give them to the sharder of static tables"
         )
     given = {**_DEFAULTS, **fused_params}
@@ -130,10 +130,10 @@ def _weight_decay(owner: str, weight_decay: float, mode: WeightDecayMode) -> dic
 
 
 def output_dtype_of(owner: str, fused_params: Mapping[str, Any]) -> torch.dtype:
-    """The dtype of what lookups return.
+    """Return the dtype of lookup outputs.
 
     Raises:
-        NotImplementedError: a quantized one.
+        NotImplementedError: the dtype is quantized.
     """
     given = fused_params.get("output_dtype", SparseType.FP32)
     if given not in _OUTPUT_DTYPES:

@@ -1,4 +1,4 @@
-"""What makes a table of a TorchRec collection dynamic, and how a plan carries it."""
+"""Options of dynamic tables in a TorchRec collection, and their place in a plan."""
 
 from __future__ import annotations
 
@@ -18,51 +18,50 @@ from torch_dynemb.policy.policy import FeaturePolicy, Policy
 from torch_dynemb.storage.tiers import Storage, check_storage
 from torch_dynemb.table.config import EvalDefault
 
-# What a sharding plan calls the kernel of dynamic tables; TorchRec has no registry of kernels.
+# Name of the dynamic kernel in a sharding plan; TorchRec has no registry of kernels.
 DYNAMIC_KERNEL = EmbeddingComputeKernel.CUSTOMIZED_KERNEL.value
-# The optimizer of tables that are not trained: no state, and rows stay whatever the gradient is.
+# Optimizer of tables that are not trained: no state, and gradients leave rows unchanged.
 NOT_TRAINED = SGD(lr=0.0, non_finite="skip")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TableOptions:
-    """How a table of an EmbeddingBagCollection or EmbeddingCollection is dynamic.
+    """Options of a dynamic table in an EmbeddingBagCollection or EmbeddingCollection.
 
-    Name, dim, features and dtype are those of its TorchRec config, whose ``num_embeddings`` bounds
-    nothing: it is what a planner counts where the policy has no capacity.
+    Name, dim, features and dtype are those of the table's TorchRec config. Its ``num_embeddings``
+    limits nothing; planners use it as the capacity if the policy has none.
 
     Args:
-        initializer: of new rows; default: uniform in the config's ``weight_init_min`` and
+        initializer: of new rows; default: uniform between the config's ``weight_init_min`` and
             ``weight_init_max``, which are plus and minus sqrt(1 / num_embeddings) by default.
-        policy: how ids come and go. Its capacity, and the memory of a sketch, are those of the
-            whole table: shards of its ids share them equally.
-        feature_policies: what some features do otherwise.
+        policy: admission and eviction of ids. Its capacity, and the memory of a sketch, are those
+            of the whole table: shards of its ids share them equally.
+        feature_policies: exceptions from the policy, by feature.
         padding_idx: an id that is looked up as zeros, never inserted and never trained.
-        eval_default: what a read gives for an id that is not there.
-        trainable: False: insert nothing, train nothing: rows are those of a loaded state and have
-            no optimizer state; a training lookup gives what a read gives.
-        delayed_gradients: as in :class:`torch_dynemb.optim.OptimizerConfig`; None: what the
-            sharder's ``optimizer`` says. ``"apply"`` is for pipelines that look a batch up before
-            the backward of the one before, such as TorchRec's ``TrainPipelineSemiSync``; not with
-            ``storage``.
-        split: backward only gathers gradients, and ``step()`` of the model's ``fused_optimizer``
-            applies their sum once: several micro-batches are one batch. ``zero_grad()`` forgets
+        eval_default: value of ids without a row in read-only lookups.
+        trainable: False: neither insert nor train rows. Rows come from a loaded state and have no
+            optimizer state; training lookups read as evaluation does.
+        delayed_gradients: as in :class:`torch_dynemb.optim.OptimizerConfig`; None: as the sharder's
+            ``optimizer`` says. ``"apply"`` is for pipelines that look a batch up before the
+            backward of the previous one, such as TorchRec's ``TrainPipelineSemiSync``. It cannot be
+            combined with ``storage``.
+        split: backward only collects gradients, and ``step()`` of the model's ``fused_optimizer``
+            applies their sum once, so several micro-batches are one batch. ``zero_grad()`` drops
             them. See :class:`torch_dynemb.SplitOptimizer`.
-        storage: where rows lie that are not in memory, on CPUs only; None: all are in memory. What
-            its cache holds is shared by the tables of a module that have the same storage, sharding
-            type and optimizer, on each rank. An :class:`torch_dynemb.SSDStore` writes into
-            ``<path>/<path of the module>/<tables>/rank<r>of<n>``. An
-            :class:`torch_dynemb.ExternalStore` hears of tables as ``<path of the module>.<table>``;
-            each rank has a store of its own, and one in a plan that is sent to all ranks must be
-            one that can be pickled.
+        storage: store of rows beyond those in memory, on CPUs only; None: all rows are in memory.
+            On each rank, tables of a module with the same storage, sharding type and optimizer
+            share one cache. An :class:`torch_dynemb.SSDStore` writes into ``<path>/<path of the
+            module>/<tables>/rank<r>of<n>``. An :class:`torch_dynemb.ExternalStore` gets table names
+            of the form ``<path of the module>.<table>``. Each rank has its own store; a store in a
+            plan that is sent to all ranks must support pickling.
 
-    Tables of one module may differ in all of it; what is about updates, and ``storage``, also
-    decides which of them share a kernel.
+    Tables of one module may differ in all options. Options for updates, and ``storage``, also
+    decide which tables share a kernel.
 
     Raises:
-        TypeError: ``initializer``, ``policy``, ``trainable``, ``split`` or ``storage`` is something
-            else.
-        ValueError: ``delayed_gradients`` is none of its values.
+        TypeError: ``initializer``, ``policy``, ``trainable``, ``split`` or ``storage`` has another
+            type.
+        ValueError: ``delayed_gradients`` has another value.
     """
 
     initializer: Initializer | None = None
@@ -100,15 +99,16 @@ class TableOptions:
             object.__setattr__(self, "policy", policy)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TableOptions:
-        """The same object, which nothing changes: planners copy options, but copy no store."""
+        """Return the same object, which is immutable: planners copy options, but must not copy a
+        store."""
         return self
 
     def optimizer_of(self, optimizer: OptimizerConfig) -> OptimizerConfig:
-        """What updates the rows of the table.
+        """Return the optimizer config of the table's rows.
 
         Args:
-            optimizer: that of the trained tables; its ``delayed_gradients`` give way to those of
-                the options.
+            optimizer: that of trained tables; ``delayed_gradients`` of the options override its
+                own.
         """
         if not self.trainable:
             return NOT_TRAINED
@@ -125,10 +125,10 @@ class TableOptions:
 
 @dataclass
 class TableParams(KeyValueParams):  # type: ignore[misc]
-    """Carries :class:`TableOptions` from a planner's constraints into its plan.
+    """Carrier of :class:`TableOptions` from a planner's constraints into its plan.
 
-    Planners copy ``key_value_params`` unseen from the constraints to the plan, which rank 0
-    broadcasts; TorchRec reads it for its own key-value kernels only.
+    Planners copy ``key_value_params`` unread from the constraints to the plan, which rank 0
+    broadcasts. TorchRec reads it for its own key-value kernels only.
     """
 
     options: TableOptions = field(default_factory=TableOptions)
@@ -139,15 +139,15 @@ class TableParams(KeyValueParams):  # type: ignore[misc]
 
 @dataclass
 class DynamicTableConstraints(ParameterConstraints):  # type: ignore[misc]
-    """Planner constraints of a table that is dynamic.
+    """Planner constraints of a dynamic table.
 
     Args:
-        options: how it is dynamic.
+        options: of the table.
         constraints: as in TorchRec's ParameterConstraints, such as ``sharding_types``,
             ``min_partition`` and ``pooling_factors``.
 
     Raises:
-        TypeError: ``options`` is something else, or TorchRec has no such constraint.
+        TypeError: ``options`` has another type, or TorchRec lacks a constraint.
         ValueError: ``compute_kernels`` names another kernel, or ``key_value_params`` is given.
 
     Example:
@@ -186,18 +186,18 @@ class DynamicTableConstraints(ParameterConstraints):  # type: ignore[misc]
 
 
 def is_dynamic(sharding: ParameterSharding) -> bool:
-    """Whether a plan makes a table dynamic."""
+    """Return whether a plan makes a table dynamic."""
     return bool(sharding.compute_kernel == DYNAMIC_KERNEL)
 
 
 def planned_options(sharding: ParameterSharding) -> TableOptions | None:
-    """The options that a plan has for a table."""
+    """Return the options that a plan has for a table."""
     params = sharding.key_value_params
     return params.options if isinstance(params, TableParams) else None
 
 
 def constrained_options(constraints: ParameterConstraints | None) -> TableOptions | None:
-    """The options in the constraints of a table; None: it is not dynamic."""
+    """Return the options in the constraints of a table; None if it is static."""
     params = None if constraints is None else constraints.key_value_params
     return params.options if isinstance(params, TableParams) else None
 

@@ -1,4 +1,4 @@
-"""What a sharder gives a module, checked before anything is made: by each rank, and by all."""
+"""Checks of a sharder's arguments before a module is sharded: on each rank, and across ranks."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _SHARDING = ("sharding_type", "compute_kernel", "ranks", "sharding_spec")
 
 
 def check_where(owner: str, env: ShardingEnv | None, device: torch.device | None) -> None:
-    """Raises unless a module can be sharded there.
+    """Check that a module can be sharded in an environment and on a device.
 
     Raises:
-        RuntimeError: there is no process group.
+        RuntimeError: the process group is missing.
         ValueError: the device has no memory.
     """
     if env is None or env.process_group is None:
@@ -63,12 +63,15 @@ def check_where(owner: str, env: ShardingEnv | None, device: torch.device | None
 def check_storage_device(
     owner: str, options: Mapping[str, TableOptions], device: torch.device | None
 ) -> None:
-    """Raises ValueError for a table with storage on a device that has none.
+    """Check that the device of tables with storage is the CPU.
 
     Args:
         owner: the collection.
         options: by table.
         device: of the rows.
+
+    Raises:
+        ValueError: a table with storage is on another device.
     """
     if device is None or torch.device(device).type == "cpu":
         return
@@ -76,7 +79,7 @@ def check_storage_device(
         if of_table.storage is not None:
             raise ValueError(
                 f"{owner}: table {name!r} has storage {of_table.storage}, but the device is "
-                f"{device}: rows that need not be in memory are built for the CPU only; give "
+                f"{device}: storage is built for the CPU only; give "
                 "DistributedModelParallel device=torch.device('cpu'), or leave storage out"
             )
 
@@ -84,11 +87,11 @@ def check_storage_device(
 def check_one_world(
     owner: str, env: ShardingEnv, shardings: Mapping[str, ParameterSharding]
 ) -> None:
-    """Raises ValueError for dynamic tables of several groups of ranks, as in DMPCollection."""
+    """Raise ValueError if groups of ranks would copy dynamic tables, as in DMPCollection."""
     dynamic = [name for name, sharding in shardings.items() if is_dynamic(sharding)]
     if dynamic and isinstance(env, ShardingEnv2D):
         raise ValueError(
-            f"{owner}: env is a ShardingEnv2D, but tables {dynamic} are dynamic, of which every "
+            f"{owner}: env is a ShardingEnv2D, but tables {dynamic} are dynamic, and each "
             "group of ranks would train its own diverging copy: give DistributedModelParallel "
             "ShardingEnv.from_process_group(torch.distributed.group.WORLD), or make the tables "
             "static"
@@ -98,7 +101,7 @@ def check_one_world(
 def check_plan(
     owner: str, tables: Sequence[str], shardings: Mapping[str, ParameterSharding]
 ) -> None:
-    """Raises ValueError unless a plan says of every table by which kernel it is sharded."""
+    """Raise ValueError unless a plan has a known kernel for every table."""
     missing = [name for name in tables if name not in shardings]
     if missing:
         raise ValueError(
@@ -143,10 +146,9 @@ def check_ranks_agree(
     fused_params: Mapping[str, Any] | None,
     flags: Mapping[str, object],
 ) -> None:
-    """Raises ValueError on all ranks unless their tables, plans, options and optimizers are equal.
+    """Raise ValueError on all ranks unless their tables, plans, options and optimizers are equal.
 
-    It comes before each rank judges what it was given: a rank that raised alone would leave the
-    others waiting.
+    Call it before checks of one rank: a rank that raised alone would leave the others waiting.
     """
     alike: Described = {Option("", name): comparable(value) for name, value in flags.items()}
     alike[Option("", "tables")] = comparable([config.name for config in configs])
@@ -168,14 +170,14 @@ def check_ranks_agree(
         alike |= options_of(table, "optimizer", optimizer)
         alike |= options_of(table, "fused_params", fused_params or {})
         alike[Option(table, "optimizer in backward")] = comparable(in_backward.get(table))
-    # nccl sends what is no tensor from the current device, which need not be that of the tables
+    # nccl sends objects from the current device, which may differ from that of the tables
     on_gpu = device is not None and torch.device(device).type == "cuda"
     with torch.cuda.device(device) if on_gpu else nullcontext():
         check_agreement(owner, alike, env.process_group)
 
 
 def _in_backward(module: nn.Module) -> dict[str, Any]:
-    """What apply_optimizer_in_backward has noted, by table."""
+    """Return the settings of apply_optimizer_in_backward, by table."""
     found = {}
     for name, parameter in module.named_parameters():
         classes = getattr(parameter, "_optimizer_classes", None)

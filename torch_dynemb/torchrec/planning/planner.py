@@ -1,4 +1,4 @@
-"""Plans for models with dynamic tables: TorchRec's planner, told of their bytes and time."""
+"""TorchRec's planner and enumerator for models with dynamic tables."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ _DATA_PARALLEL = ShardingType.DATA_PARALLEL.value
 
 @runtime_checkable
 class OptionsByTable(Protocol):
-    """Constraints whose options depend on what the table is like."""
+    """Constraints with options that depend on the table's config."""
 
     def options_of_table(
         self, config: BaseEmbeddingConfig, optimizer: OptimizerConfig
     ) -> TableOptions:
-        """The options of the table with this config."""
+        """Return the options of the table with this config."""
 
 
 def _check_constraints(owner: str, constraints: Constraints) -> None:
@@ -61,8 +61,8 @@ def _check_constraints(owner: str, constraints: Constraints) -> None:
         if constrained_options(constraint) is None:
             if DYNAMIC_KERNEL in kernels:
                 raise ValueError(
-                    f"{owner}: compute_kernels of table {name!r} is {kernels}, but no options say "
-                    "how it is dynamic: constrain it with DynamicTableConstraints(...)"
+                    f"{owner}: compute_kernels of table {name!r} is {kernels}, but no options "
+                    "make it dynamic: constrain it with DynamicTableConstraints(...)"
                 )
             continue
         types = constraint.sharding_types or []
@@ -78,19 +78,19 @@ class DynamicEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
     """TorchRec's EmbeddingEnumerator for models with dynamic tables.
 
     A table with :class:`DynamicTableConstraints` is offered as a dynamic one only, in every
-    sharding type but data_parallel, row-wise types included on the CPU; the others are offered and
-    priced as TorchRec does.
+    sharding type but data_parallel. Row-wise types are offered on the CPU, too. Other tables are
+    offered and priced as TorchRec does.
 
     Args:
         topology: of the machines.
         batch_size: of one rank.
         constraints: by table name.
-        estimator: TorchRec's own by default, and around them DynamicPerfEstimator and
-            DynamicStorageEstimator, which take others as ``stock``.
+        estimator: default: DynamicPerfEstimator and DynamicStorageEstimator around TorchRec's own.
+            They take others as ``stock``.
         use_exact_enumerate_order: as in TorchRec.
 
     Raises:
-        ValueError: constraints that no dynamic table can meet.
+        ValueError: constraints that dynamic tables cannot meet.
     """
 
     def __init__(
@@ -115,13 +115,13 @@ class DynamicEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
         )
 
     def dynamic_tables(self) -> set[str]:
-        """Names of the tables that are to be dynamic."""
+        """Return the names of the tables to make dynamic."""
         return _dynamic_names(self._constraints)
 
     def enumerate(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
     ) -> list[ShardingOption]:
-        """The sharding options of all tables of a model.
+        """Return the sharding options of all tables of a model.
 
         Raises:
             ValueError: the model lacks a table that constraints name, or its sharder cannot make it
@@ -144,14 +144,14 @@ class DynamicEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
         unknown = set(self._constraints or {}) - names - parameters
         if unknown:
             raise ValueError(
-                f"DynamicEmbeddingEnumerator: constraints name {sorted(unknown)}, which are no "
-                f"tables of the model, whose tables are {sorted(names)}: correct or remove these "
+                f"DynamicEmbeddingEnumerator: constraints name tables {sorted(unknown)}, but "
+                f"those of the model are {sorted(names)}: correct or remove these "
                 "names"
             )
         return options
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
-        """Sets storage and time of every shard."""
+        """Set storage and time of every shard."""
         for option in sharding_options:
             if not is_dynamic_option(option):
                 continue
@@ -170,7 +170,7 @@ class DynamicEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
     ) -> list[str]:
         allowed = list(allowed_sharding_types)
         if name in self.dynamic_tables():
-            # for the CPU, TorchRec's sharder of bags does not list the row-wise types
+            # TorchRec's sharder of bags does not list row-wise types for the CPU
             on_gpu = self.sharder_map[sharder_key].sharding_types("cuda")
             allowed += [kind for kind in on_gpu if kind not in allowed]
             allowed = [kind for kind in allowed if kind != _DATA_PARALLEL]
@@ -217,7 +217,7 @@ def dynamic_enumerator(
     constraints: Constraints | None = None,
     batch_size: int | None = None,
 ) -> DynamicEmbeddingEnumerator:
-    """The enumerator for TorchRec's own planners; see :class:`DynamicEmbeddingEnumerator`.
+    """Return an enumerator for TorchRec's own planners; see :class:`DynamicEmbeddingEnumerator`.
 
     Args:
         topology: of the machines.
@@ -243,25 +243,25 @@ def collective_plan(
     sharders: list[ModuleSharder[nn.Module]] | None = None,
     pg: dist.ProcessGroup | None = None,
 ) -> ShardingPlan:
-    """Plans on rank 0 and tells all ranks; an error there is raised on every rank.
+    """Plan on rank 0 and broadcast the plan; all ranks raise an error of rank 0.
 
     TorchRec's own method leaves the other ranks waiting when rank 0 raises.
 
     Args:
         planner: any that has ``plan``.
         module: the model.
-        sharders: default: TorchRec's, which know no dynamic tables.
+        sharders: default: TorchRec's, which support static tables only.
         pg: default: all ranks.
 
     Raises:
-        RuntimeError: there is no process group.
-        Exception: what ``planner.plan`` raised on rank 0.
+        RuntimeError: the process group is missing.
+        Exception: as ``planner.plan`` raised on rank 0.
     """
     if pg is None:
         pg = default_group()
         if pg is None:
             raise RuntimeError(
-                "collective_plan: there is no process group: call "
+                "collective_plan: the process group is missing: call "
                 "torch.distributed.init_process_group first, or planner.plan(...) for one rank"
             )
     if sharders is None:
@@ -272,7 +272,7 @@ def collective_plan(
     if pg.rank() == 0:
         try:
             plan = planner.plan(module, sharders)
-            # pickled here, since a plan that cannot be pickled is an error of rank 0 as well
+            # pickled inside the try: a plan that cannot be pickled is an error of rank 0, too
             message = (pickle.dumps(plan), None, "")
         except Exception as raised:
             failure = raised
@@ -290,10 +290,10 @@ def collective_plan(
 
 
 def _portable(error: Exception) -> bytes:
-    """An error in a form that other ranks can raise: itself, or its text."""
+    """Serialize an error so that other ranks can raise it: itself, or else its text."""
     try:
         pickled = pickle.dumps(error)
-        # errors whose constructor takes other arguments can be written, but not read
+        # an error with another constructor signature can be pickled, but not unpickled
         pickle.loads(pickled)
     except Exception:
         return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
@@ -301,11 +301,11 @@ def _portable(error: Exception) -> bytes:
 
 
 class DynamicEmbeddingShardingPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
-    """TorchRec's EmbeddingShardingPlanner for models with dynamic tables, by DynamicEmb's name.
+    """TorchRec's EmbeddingShardingPlanner for models with dynamic tables; the name is DynamicEmb's.
 
     Args:
         eb_configs: configs of the model's tables; names in ``constraints`` are checked against
-            them. None: no check here, but the model must have all dynamic tables.
+            them. None: names are checked against the model alone.
         topology: of the machines; default: that of the process group.
         batch_size: of one rank.
         enumerator: a :class:`DynamicEmbeddingEnumerator` with the same dynamic tables; default: one
@@ -315,9 +315,9 @@ class DynamicEmbeddingShardingPlanner(EmbeddingShardingPlanner):  # type: ignore
         planner: further arguments of TorchRec's planner, such as ``proposer`` and ``debug``.
 
     Raises:
-        ValueError: tables in ``constraints`` that ``eb_configs`` lack, or constraints that no
-            dynamic table can meet.
-        TypeError: another kind of enumerator.
+        ValueError: ``constraints`` names tables that ``eb_configs`` lack, or dynamic tables cannot
+            meet them.
+        TypeError: ``enumerator`` has another type.
     """
 
     def __init__(
@@ -363,7 +363,7 @@ class DynamicEmbeddingShardingPlanner(EmbeddingShardingPlanner):  # type: ignore
         sharders: list[ModuleSharder[nn.Module]] | None = None,
         pg: dist.ProcessGroup | None = None,
     ) -> ShardingPlan:
-        """Plans on rank 0 and tells all ranks; see :func:`collective_plan`."""
+        """Plan on rank 0 and broadcast the plan; see :func:`collective_plan`."""
         return collective_plan(self, module, sharders, pg)
 
 

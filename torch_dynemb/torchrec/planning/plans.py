@@ -1,4 +1,4 @@
-"""What the sharded collections share: which tables of a plan are dynamic, and how."""
+"""Plans of modules and kernels: which tables are dynamic, and with which options."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from torch_dynemb.torchrec.planning.plan_checks import (
     check_where,
 )
 
-# Where the sharded module puts a KernelPlan in the fused_params of a table.
+# Key of a KernelPlan in the fused_params of a table.
 PLAN = "dynamic"
 
 
 @dataclass(frozen=True)
 class ModulePlace:
-    """Where a rank has a module.
+    """Location of a module: its path and this rank.
 
     Attributes:
-        module: path of the module in the model; of one that is sharded by itself, what it is.
+        module: path of the module in the model; of a module that is sharded alone, its class.
         rank, ranks: of the process group.
     """
 
@@ -45,17 +45,17 @@ class ModulePlace:
 
 @dataclass(frozen=True)
 class ModulePlan:
-    """What a sharder gives the modules that it shards, for their dynamic tables.
+    """Settings from a sharder for the dynamic tables of a module.
 
     Attributes:
         options: by table name.
         optimizer: of all dynamic tables; None: that of their parameter, or of fused_params.
         seed: of initial values, equal on all ranks.
-        now: seconds to begin with, equal on all ranks.
-        dedup: send every id of a batch once.
+        now: start time in seconds, equal on all ranks.
+        dedup: send each distinct id of a batch once.
         place: of the module.
-        optimizers: of the dynamic tables by name, when they have been planned.
-        output_dtypes: of what lookups of these tables return.
+        optimizers: of the dynamic tables by name, set by planning.
+        output_dtypes: of the outputs of these tables.
     """
 
     options: Mapping[str, TableOptions]
@@ -70,10 +70,10 @@ class ModulePlan:
 
 @dataclass(frozen=True, eq=False)
 class KernelPlan:
-    """What a kernel must know about a dynamic table and TorchRec's configs do not say.
+    """Settings that a kernel needs of a dynamic table beyond TorchRec's configs.
 
-    TorchRec puts tables into one kernel whose fused_params are equal: plans are where the storage
-    is, so that tables with other options that differ share a group of tables, which has one store.
+    TorchRec puts tables with equal fused_params into one kernel. Plans are equal if their storage
+    is equal, so tables with otherwise different options share a group, which has one store.
     """
 
     options: TableOptions
@@ -89,10 +89,10 @@ class KernelPlan:
         return hash(KernelPlan)
 
     def storage_of(self, tables: Sequence[str]) -> Storage | None:
-        """The storage of a kernel.
+        """Return the storage of a kernel.
 
         Args:
-            tables: names of those of the kernel.
+            tables: names of the kernel's tables.
         """
         storage, place = self.options.storage, self.place
         if storage is None:
@@ -107,11 +107,11 @@ def options_by_table(
     given: Mapping[str, TableOptions],
     sharding_types: Sequence[str],
 ) -> dict[str, TableOptions]:
-    """The options of the dynamic tables, from the plan or from the sharder.
+    """Return the options of the dynamic tables, from the plan or from the sharder.
 
     Raises:
-        ValueError: a table has options but is not dynamic in the plan, or the other way round, or
-            is sharded in a way that dynamic tables cannot be.
+        ValueError: a table has options but is static in the plan, or is dynamic without options, or
+            its sharding type does not support dynamic tables.
     """
     unplanned = [name for name in given if name in tables and not is_dynamic(shardings[name])]
     if unplanned:
@@ -144,7 +144,7 @@ def options_by_table(
             )
         if planned is None and name not in given:
             raise ValueError(
-                f"{owner}: the plan makes table {name!r} dynamic, but says not how: give its "
+                f"{owner}: the plan makes table {name!r} dynamic, but has no options: give its "
                 "constraints to the planner as DynamicTableConstraints(TableOptions(...)), or "
                 f"options={{{name!r}: TableOptions(...)}} to the sharder"
             )
@@ -168,12 +168,12 @@ def module_plan(
     codecs: Mapping[str, Any] | None,
     path: str | None,
 ) -> ModulePlan:
-    """How the tables of a module are dynamic: what its sharder was given, checked.
+    """Check what a sharder was given and return the plan of a module's dynamic tables.
 
     Raises:
-        RuntimeError: there is no process group.
-        ValueError: the device has no memory, the plan is of other tables, ranks were given
-            different things, or a table cannot be sharded so, or not stored on that device.
+        RuntimeError: the process group is missing.
+        ValueError: the device has no memory, the plan is for other tables, ranks were given
+            different arguments, or a table's sharding or storage is not supported.
     """
     check_where(owner, env, device)
     check_ranks_agree(
@@ -222,10 +222,10 @@ def plan_dynamic(
     *,
     by_dim: bool = False,
 ) -> dict[str, list[EmbeddingShardingInfo]]:
-    """Puts dynamic tables into shardings of their own, and their plans into their fused_params.
+    """Separate dynamic from static tables in shardings, and store plans in their fused_params.
 
-    A sharding type that has both kinds of tables becomes two shardings, and with ``by_dim`` one for
-    each dim of the dynamic tables.
+    A sharding type with both kinds of tables becomes two shardings. With ``by_dim`` there is one
+    for each dim of the dynamic tables.
     """
     separated: dict[str, list[EmbeddingShardingInfo]] = {}
     for sharding_type, of_type in infos.items():

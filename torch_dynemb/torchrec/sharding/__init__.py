@@ -1,1 +1,1 @@
-"""How ids of dynamic tables reach the ranks that own them, and rows come back."""
+"""Exchange of ids and rows between ranks, and the kernels of dynamic tables."""

@@ -1,8 +1,8 @@
-"""The time of dynamic tables over ranks: what ranks propose travels with their ids.
+"""Agreement of ranks on the time of dynamic tables, without a further collective.
 
-Shards of one table that read clocks of their own would give an id several times, and evict
-different ids. TorchRec's exchange of ids asks the features what to send, so three numbers more per
-rank go with the lengths, and no other collective is needed.
+If shards of one table read their own clocks, an id would get several times, and shards would evict
+different ids. Instead, each rank proposes a time. TorchRec's exchange of ids asks the features for
+the tensors to send, so the proposal travels as three more numbers beside the lengths.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torch_dynemb.torchrec.sharding.tables import ShardTables
 
-# A time is sent as words of 21 bits: lengths may be int32.
+# A time is split into words of 21 bits, because lengths may be int32.
 _WORD_BITS = 21
 _WORDS = 3
 
 
-@functools.cache  # a new one would be copied to the device, which a GPU waits for
+@functools.cache  # avoids a copy to the device per batch, which would synchronize a GPU
 def _shifts(device: torch.device) -> Tensor:
     return torch.tensor([_WORD_BITS * word for word in range(_WORDS)], device=device)
 
 
 class TimedFeatures(KeyedJaggedTensor):  # type: ignore[misc]
-    """Features that bring along the time that each rank proposes.
+    """Features with the time that each rank proposes.
 
     Attributes:
-        proposals: int64 [ranks]; before they are sent [1], that of this rank.
+        proposals: int64 [ranks]; before the exchange [1], of this rank.
     """
 
     proposals: Tensor
 
     @classmethod
     def of(cls, features: KeyedJaggedTensor, proposals: Tensor) -> TimedFeatures:
-        """The same features with times."""
+        """Return the same features with times."""
         timed: Any = copy.copy(features)
-        timed.__class__ = cls  # its constructor would make lengths and offsets again
+        timed.__class__ = cls  # its constructor would compute lengths and offsets again
         timed.proposals = proposals
         result: TimedFeatures = timed
         return result
@@ -49,8 +49,8 @@ class TimedFeatures(KeyedJaggedTensor):  # type: ignore[misc]
         super().record_stream(stream)
         self.proposals.record_stream(stream)
 
-    # TorchRec sends tensors in pieces for each rank, and knows the sizes of these on both sides:
-    # batch sizes where features share one, else numbers of features, which go as "strides".
+    # TorchRec sends tensors in pieces per rank, and both sides must know the sizes of the pieces.
+    # These are batch sizes if features share one, else numbers of features, sent as "strides".
 
     @property
     def _carrier(self) -> int:
@@ -100,20 +100,20 @@ class TimedFeatures(KeyedJaggedTensor):  # type: ignore[misc]
 
 
 class TimeOfSharding:
-    """What this rank proposes for the tables of a sharding: a forward pre-hook of its exchange."""
+    """Forward pre-hook of an exchange that adds this rank's proposal for a sharding's tables."""
 
     def __init__(self) -> None:
         self._tables: list[ShardTables] = []
 
     def take(self, lookup: nn.Module) -> None:
-        """Proposes what the tables of a lookup propose."""
+        """Use the proposal of the tables of a lookup."""
         self._tables += [module for module in lookup.modules() if isinstance(module, ShardTables)]
 
     def _proposal(self, device: torch.device) -> Tensor:
         proposals = [tables.group.clock.proposed for tables in self._tables]
         times = [proposed for proposed in proposals if proposed is not None]
         if not times:
-            return torch.zeros(1, dtype=torch.int64, device=device)  # other ranks have the tables
+            return torch.zeros(1, dtype=torch.int64, device=device)  # the tables are on other ranks
         return times[0] if len(times) == 1 else torch.cat(times).max().view(1)
 
     def __call__(
@@ -124,7 +124,7 @@ class TimeOfSharding:
 
 
 def agree_on_time(lookup: nn.Module, features: KeyedJaggedTensor) -> None:
-    """Sets the time of the tables of a lookup in training, where features bring times along."""
+    """Set the time of a lookup's tables in training, if the features bring times."""
     if isinstance(features, TimedFeatures):
         for module in lookup.modules():
             if isinstance(module, ShardTables):

@@ -1,4 +1,4 @@
-"""Batches as sharded collections take them: checked before anything is sent, and changed."""
+"""Checks and changes of batches before sharded collections send them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _ID_DTYPES = (torch.int64, torch.int32)
 
 
 class BatchCheck:
-    """Checks the batches of a collection, which TorchRec does for the first one only.
+    """Check of each batch of a collection; TorchRec checks only the first one.
 
-    Numbers of a batch on a GPU are not looked at, since that would wait for it.
+    Values on a GPU are not checked, because reading them would synchronize.
 
     Args:
         owner: the collection.
         features: names that its tables look up.
-        weighted: ids have weights.
+        weighted: whether ids have weights.
     """
 
     def __init__(self, owner: str, features: Sequence[str], *, weighted: bool) -> None:
@@ -31,15 +31,15 @@ class BatchCheck:
         self._keys: list[str] = []
 
     def __call__(self, features: object, *, first: bool) -> KeyedJaggedTensor:
-        """The batch as a KeyedJaggedTensor.
+        """Return the batch as a KeyedJaggedTensor.
 
         Args:
-            first: TorchRec makes its distribution of features for this batch.
+            first: True for the first batch, for which TorchRec builds its distribution of features.
 
         Raises:
             KeyError: a feature is missing.
-            TypeError, ValueError: something else, ids or weights of other dtypes, or lengths that
-                do not belong to them.
+            TypeError, ValueError: another type, wrong dtypes of ids or weights, or lengths that do
+                not match the ids.
         """
         batch = maybe_td_to_kjt(features, None)
         if not isinstance(batch, KeyedJaggedTensor):
@@ -54,7 +54,7 @@ class BatchCheck:
             self._check_names(keys)
             raise ValueError(
                 f"{self._owner}: keys of features are {keys}, but those of the first batch were "
-                f"{self._keys}, by whose positions TorchRec finds features: give all batches the "
+                f"{self._keys}, and TorchRec finds features by position: give all batches the "
                 "same keys in the same order"
             )
         ids = batch.values()
@@ -104,7 +104,7 @@ class BatchCheck:
             if batch.inverse_indices_or_none() is None:
                 raise ValueError(
                     f"{self._owner}: features has a batch size per feature, but no "
-                    "inverse_indices, which say which bag each sample has: give both, or one batch "
+                    "inverse_indices, which map samples to bags: give both, or one batch "
                     "size for all features"
                 )
             bags, expected = sum(batch.stride_per_key()), "the sum of the batch sizes"
@@ -118,7 +118,7 @@ class BatchCheck:
             )
         if ids.device.type != "cpu" or lengths.device.type != "cpu":
             return
-        # fbgemm's ops trust lengths: wrong ones have them read and write elsewhere
+        # FBGEMM's ops trust lengths: wrong ones make them access memory out of bounds
         if bags > 0:
             least, most = (int(length) for length in torch.aminmax(lengths))
             if least < 0 or most > ids.numel():
@@ -138,24 +138,24 @@ class BatchCheck:
 
 
 def with_ids(features: KeyedJaggedTensor, ids: Tensor) -> KeyedJaggedTensor:
-    """The same bags with other ids in them."""
+    """Return the same bags with other ids."""
     changed = copy.copy(features)
     changed._values = ids
     return changed
 
 
 def copied(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """The same features in memory of their own."""
+    """Copy features into memory of their own."""
     copies = copy.copy(features)
     for name in ("_values", "_weights", "_lengths", "_offsets"):
         tensor = getattr(features, name)
         setattr(copies, name, None if tensor is None else tensor.clone())
-    copies._jt_dict = None  # whose tensors are parts of the others
+    copies._jt_dict = None  # its tensors are views of the originals
     return copies
 
 
 def with_one_sample(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """A batch without samples as one of an empty sample."""
+    """Return a batch without samples as one empty sample."""
     keys = features.keys()
     lengths = torch.zeros(len(keys), dtype=torch.int64, device=features.device())
     return KeyedJaggedTensor(keys=keys, values=features.values(), lengths=lengths, stride=1)

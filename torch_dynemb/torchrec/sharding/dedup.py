@@ -1,4 +1,4 @@
-"""Sends every id of a batch once: distinct ids go out, rows come back, bags are pooled here."""
+"""Deduplication: each distinct id is sent once, rows come back, and bags are pooled locally."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from torch_dynemb.torchrec.sharding.shardings import (
 
 
 class FeatureGroups(NamedTuple):
-    """Which features of a sharding look up the same ids.
+    """Feature groups of a sharding; features of a group look up the same ids.
 
     Attributes:
-        first: the first feature of each group; groups are neighbours.
+        first: the first feature of each group; features of a group are adjacent.
         features: number of features.
-        counted: whether a table counts how often ids occur.
+        counted: whether a table counts occurrences of ids.
     """
 
     first: list[int]
@@ -39,12 +39,12 @@ class FeatureGroups(NamedTuple):
 
 
 class DistinctFeatures(NamedTuple):
-    """What is sent of a batch.
+    """Distinct ids of a batch, as they are sent.
 
     Attributes:
-        features: distinct ids of a group as those of its first feature, one bag per feature; their
-            counts as weights, where a table counts.
-        inverse: int64 [N], positions of the ids of the batch in them.
+        features: distinct ids of a group as those of its first feature, one bag per feature. The
+            weights are the counts if a table counts occurrences.
+        inverse: int64 [N], position of each id of the batch among the distinct ids.
     """
 
     features: KeyedJaggedTensor
@@ -52,7 +52,7 @@ class DistinctFeatures(NamedTuple):
 
 
 def counts_frequency(options: TableOptions) -> bool:
-    """Whether a table counts how often an id occurs, for its score or for its admission."""
+    """Return whether a table counts occurrences of ids, for its score or for its admission."""
     policy = options.policy
     return "frequency" in policy.scores or isinstance(
         policy.admission, AdmitFrequent | AdmitFrequentSketch
@@ -62,7 +62,7 @@ def counts_frequency(options: TableOptions) -> bool:
 def feature_groups_of(
     sharding: EmbeddingSharding[Any, Any, Any, Any], options: Mapping[str, TableOptions]
 ) -> FeatureGroups:
-    """Features of one table are a group, unless the table treats them differently."""
+    """Group the features of one table, unless the table treats them differently."""
     first: list[int] = []
     features = 0
     counted = False
@@ -77,7 +77,7 @@ def feature_groups_of(
 
 
 def distinct(features: KeyedJaggedTensor, feature_groups: FeatureGroups) -> DistinctFeatures:
-    """The distinct ids of a batch, by group of features."""
+    """Return the distinct ids of a batch, by group of features."""
     first, number, counted = feature_groups
     offsets = features.offsets().to(torch.int64)
     if features.variable_stride_per_key():
@@ -100,11 +100,11 @@ def distinct(features: KeyedJaggedTensor, feature_groups: FeatureGroups) -> Dist
 
 
 class DedupContext(SequenceShardingContext):  # type: ignore[misc]
-    """What a batch needs after its rows have come back.
+    """State of a batch that is needed after its rows have come back.
 
     Attributes:
-        batch: the features as they were.
-        inverse: positions of their ids among those that have been sent.
+        batch: the features before deduplication.
+        inverse: position of each of their ids among the sent ids.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class DedupContext(SequenceShardingContext):  # type: ignore[misc]
         inverse: Tensor | None = None,
         **of_torchrec: Any,
     ) -> None:
-        super().__init__(**of_torchrec)  # of a dataclass in some versions only
+        super().__init__(**of_torchrec)  # a dataclass in some versions only
         self.batch = batch
         self.inverse = inverse
 
@@ -127,7 +127,7 @@ class DedupContext(SequenceShardingContext):  # type: ignore[misc]
 
 
 class DedupInputDist(nn.Module):
-    """Sends the distinct ids of a batch.
+    """Input dist that sends the distinct ids of a batch.
 
     Args:
         dist: sends ids.
@@ -142,7 +142,7 @@ class DedupInputDist(nn.Module):
 
     @property
     def _dist(self) -> nn.Module:
-        """The all-to-all itself, whose forward TorchRec's pipelines replace."""
+        """The inner all-to-all, which TorchRec's pipelines access to replace its forward."""
         dist = self._ids_dist._dist
         assert isinstance(dist, nn.Module)
         return dist
@@ -152,11 +152,11 @@ class DedupInputDist(nn.Module):
         awaitable = self._ids_dist(sent)
         unbucketize = getattr(self._ids_dist, "unbucketize_permute_tensor", None)
         if unbucketize is not None:
-            # bags are pooled from rows as they come back, in the order of ranks
+            # rows come back in the order of ranks
             inverse = unbucketize[inverse]
         self._context = DedupContext(
             batch_size_per_feature_pre_a2a=features.stride_per_key(),
-            variable_batch_per_feature=False,  # of what is sent
+            variable_batch_per_feature=False,  # of the sent features
             features_before_input_dist=sent,
             batch=features,
             inverse=inverse,
@@ -164,19 +164,19 @@ class DedupInputDist(nn.Module):
         return awaitable
 
     def take_context(self) -> DedupContext:
-        """The context of the batch that was sent last."""
+        """Take the context of the batch that was sent last."""
         context, self._context = self._context, None
         assert context is not None
         return context
 
 
 class DedupOutputDist(nn.Module):
-    """Gets the rows of the distinct ids back and pools the bags of the batch.
+    """Output dist that gets rows of distinct ids back and pools the bags of the batch.
 
     Args:
-        dist: sends rows back, without features that it would have to put into another order.
+        dist: sends rows back; it must not reorder features.
         dim: columns of a row.
-        weighted: sums are weighted; else weights of a batch are left alone.
+        weighted: whether sums are weighted; otherwise weights of the batch are ignored.
     """
 
     def __init__(self, dist: GlooAllToAll, dim: int, *, weighted: bool) -> None:
@@ -186,7 +186,7 @@ class DedupOutputDist(nn.Module):
         self._weighted = weighted
 
     def forward(self, rows: Tensor, context: DedupContext) -> Awaitable[Tensor]:
-        awaitable = self._dist(  # numbers of rows: TorchRec would flatten those of features only
+        awaitable = self._dist(  # flat, in elements
             rows.view(-1, 1),
             lengths=torch.empty(0, dtype=torch.int64, device=rows.device),
             input_splits=[self._dim * ids for ids in context.input_splits],
@@ -199,7 +199,7 @@ class DedupOutputDist(nn.Module):
 
 
 def pooled(rows: Tensor, dim: int, context: DedupContext, *, weighted: bool) -> Tensor:
-    """Sums of bags: (B, features * dim), or flat, feature after feature, with several batch sizes.
+    """Sum rows into bags: (B, features * dim), or flat by feature with several batch sizes.
 
     Means are divided later, as those of bags that are summed over ranks.
     """
@@ -227,7 +227,7 @@ def pooled(rows: Tensor, dim: int, context: DedupContext, *, weighted: bool) -> 
 
 
 class _Dedup:
-    """Shardings whose bags are pooled where their batch is."""
+    """Base of shardings that pool bags on the rank of their batch."""
 
     def __init__(self, *arguments: Any, options: Mapping[str, TableOptions], **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -253,11 +253,11 @@ class _Dedup:
 
 
 class DedupRwSharding(_Dedup, DynamicRwSequenceSharding):
-    """The ids of a table on all ranks."""
+    """Deduplicating sharding: the ids of a table are divided over all ranks."""
 
 
 class DedupTwSharding(_Dedup, DynamicTwSequenceSharding):
-    """Every table on one rank."""
+    """Deduplicating sharding: each table is on one rank."""
 
 
 DEDUPED: dict[str, type[EmbeddingSharding[Any, Any, Any, Any]]] = {

@@ -1,4 +1,4 @@
-"""Rows from every rank to every other where gloo carries them."""
+"""All-to-all of rows over gloo."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch_dynemb.distributed.exchange import is_gloo, start_rows
 
 
 class GlooAllToAll(SequenceEmbeddingsAllToAll):  # type: ignore[misc]
-    """TorchRec's all-to-all of rows that need no other order.
+    """TorchRec's all-to-all for rows that need no reordering.
 
-    With gloo, and unless rows are encoded, ranks send each other their rows directly.
+    With gloo and without codecs, ranks send each other their rows directly.
 
     Args:
         process_group: of the ranks.
@@ -40,14 +40,14 @@ class GlooAllToAll(SequenceEmbeddingsAllToAll):  # type: ignore[misc]
         *unused: Any,
         **more: Any,
     ) -> Awaitable[Tensor]:
-        """Sends ``output_splits`` rows, by rank, and receives ``input_splits``."""
+        """Send ``output_splits`` rows, by rank, and receive ``input_splits``."""
         if self._codecs is None and is_gloo(self._pg):
             return _RowsAwaitable(local_embs, output_splits, input_splits, self._pg)
         return super().forward(local_embs, lengths, input_splits, output_splits, *unused, **more)
 
 
 class _RowsAwaitable(Awaitable[Tensor]):  # type: ignore[misc]
-    """Rows under way."""
+    """Rows in transit."""
 
     def __init__(
         self, local: Tensor, sent: list[int], received: list[int], process_group: dist.ProcessGroup
@@ -65,7 +65,7 @@ class _RowsAwaitable(Awaitable[Tensor]):  # type: ignore[misc]
 
 
 class _Exchanged(torch.autograd.Function):
-    """The rows that have arrived; gradients go the other way."""
+    """Autograd function of received rows; gradients go the other way."""
 
     @staticmethod
     def forward(
@@ -82,7 +82,7 @@ class _Exchanged(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         of_local = start_rows(grad, ctx.received, ctx.sent, ctx.process_group).wait()
-        if comm_ops.GRADIENT_DIVISION:  # as TorchRec's
+        if comm_ops.GRADIENT_DIVISION:  # as in TorchRec
             of_local /= ctx.process_group.size()
         return of_local, None, None, None, None
 

@@ -1,4 +1,4 @@
-"""The compute kernels: what TorchRec calls for the tables of one grouped config."""
+"""Compute kernels, which TorchRec calls for the tables of one grouped config."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from torch_dynemb.torchrec.sharding.tables import ShardTables, pooling_of_kernel
 
 
 class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
-    """Dynamic tables of one rank that are looked up together, pooled or per id.
+    """Kernel of a rank's dynamic tables that are looked up together, pooled or per id.
 
     Args:
         grouped_config: its fused_params are ``optimizer_config``, ``output_dtype``, ``split`` and a
             plan per table.
         device: of the rows.
-        ids: which ids come here.
-        pooled: whether bags become one vector here.
-        counted: weights of ids say how often they occur.
-        by_rank: rows are returned in the order in which ranks sent their ids.
+        ids: the ids that this rank owns.
+        pooled: whether bags become one vector in this kernel.
+        counted: whether weights of ids are their numbers of occurrences.
+        by_rank: whether rows are returned in the order in which ranks sent their ids.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
         by_rank: bool = False,
     ) -> None:
         super().__init__()
-        self._config = grouped_config  # by the name at which TorchRec looks
+        self._config = grouped_config  # TorchRec reads this name
         fused_params = grouped_config.fused_params or {}
         self._tables = ShardTables(
             grouped_config,
@@ -55,7 +55,7 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
             counted=counted,
             by_rank=by_rank,
         )
-        # of columns that lie here in several shards, one parameter
+        # several column shards of a table on this rank have one parameter
         self._shown = {
             table.name: shown_parameter((table.embedding_dim,), self._tables.grad_anchor)
             for table in grouped_config.embedding_tables
@@ -65,7 +65,7 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
         )
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """See :meth:`ShardTables.forward`."""
+        """Look up ids; see :meth:`ShardTables.forward`."""
         output: Tensor = self._tables(features)
         return output
 
@@ -75,7 +75,7 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
 
     @property
     def tables(self) -> ShardTables:
-        """The tables themselves."""
+        """The tables of the kernel."""
         return self._tables
 
     @property
@@ -83,15 +83,15 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
         return self._optimizer
 
     def flush(self) -> None:
-        """Nothing: there is no cache."""
+        """Do nothing: the kernel has no cache to flush."""
 
     def purge(self) -> None:
-        """Nothing: there is no cache."""
+        """Do nothing: the kernel has no cache to purge."""
 
     # TorchRec's modules show parameters and state of kernels as those of the tables.
 
     def named_parameters_by_table(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """A parameter without rows per table."""
+        """Yield a parameter without rows for each table."""
         yield from self._shown.items()
 
     def named_parameters(
@@ -111,7 +111,7 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
         prefix: str = "",
         keep_vars: bool = False,
     ) -> dict[str, Any]:
-        """Nothing: the sharded module saves the rows of all its kernels together."""
+        """Return nothing: the sharded module saves the rows of all its kernels together."""
         return {} if destination is None else destination
 
 

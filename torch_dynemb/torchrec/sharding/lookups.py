@@ -20,10 +20,10 @@ from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
 
 
 class DynamicPooledLookup(GroupedPooledEmbeddingsLookup):  # type: ignore[misc]
-    """Pooled lookups of all dynamic tables of a sharding on a rank.
+    """Pooled lookups in all dynamic tables of a sharding on a rank.
 
     Args:
-        ids: which ids come to this rank.
+        ids: the ids that this rank owns.
         grouped_configs, device, pg, ...: as TorchRec's.
     """
 
@@ -46,7 +46,7 @@ class DynamicPooledLookup(GroupedPooledEmbeddingsLookup):  # type: ignore[misc]
         if kernels < 2 or not sparse_features.variable_stride_per_key():
             output: Tensor = super().forward(sparse_features)
             return output
-        # TorchRec hands FBGEMM's kernels one buffer for all; ours give flat outputs of their own
+        # TorchRec gives FBGEMM's kernels one buffer for all; these kernels return flat outputs
         of_kernels = sparse_features.split(self._feature_splits)
         outputs = [
             kernel(of_kernel)
@@ -61,17 +61,17 @@ class DynamicPooledLookup(GroupedPooledEmbeddingsLookup):  # type: ignore[misc]
         )
 
     def prefetch(self, sparse_features: KeyedJaggedTensor, forward_stream: Any = None) -> None:
-        """Begins to bring the rows of tiered tables into memory, for the next forward."""
+        """Start to load rows of tiered tables into memory for the next forward."""
         _prefetch(self, sparse_features)
 
 
 class DynamicSequenceLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
-    """Lookups per id of all dynamic tables of a sharding on a rank.
+    """Unpooled lookups in all dynamic tables of a sharding on a rank.
 
     Args:
-        ids: which ids come to this rank.
-        counted: weights of ids say how often they occur.
-        by_rank: rows are returned in the order in which ranks sent their ids.
+        ids: the ids that this rank owns.
+        counted: whether weights of ids are their numbers of occurrences.
+        by_rank: whether rows are returned in the order in which ranks sent their ids.
         grouped_configs, device, pg, ...: as TorchRec's.
     """
 
@@ -112,7 +112,7 @@ class DynamicSequenceLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
         return _by_rank(outputs, lengths)
 
     def prefetch(self, sparse_features: KeyedJaggedTensor, forward_stream: Any = None) -> None:
-        """Begins to bring the rows of tiered tables into memory, for the next forward."""
+        """Start to load rows of tiered tables into memory for the next forward."""
         _prefetch(self, sparse_features)
 
 
@@ -127,7 +127,8 @@ def _prefetch(
 
 
 def _sizes_per_rank(strides: Sequence[Sequence[int]], dims: Sequence[int]) -> list[int]:
-    """Elements that each rank gets of a flat output with a batch size per feature."""
+    """Return the number of elements for each rank in a flat output with a batch size per
+    feature."""
     ranks = len(strides[0])
     return [
         sum(stride[rank] * dim for stride, dim in zip(strides, dims, strict=True))
@@ -136,7 +137,7 @@ def _sizes_per_rank(strides: Sequence[Sequence[int]], dims: Sequence[int]) -> li
 
 
 def _by_rank(outputs: list[Tensor], sizes: list[list[int]]) -> Tensor:
-    """Outputs of several kernels as one: rank after rank, kernel after kernel."""
+    """Join the outputs of several kernels: rank after rank, kernel after kernel."""
     pieces = [output.split(size) for output, size in zip(outputs, sizes, strict=True)]
     return torch.cat([piece for of_rank in zip(*pieces, strict=True) for piece in of_rank])
 

@@ -1,7 +1,10 @@
-"""What divides the sums of bags whose ids lie on several ranks.
+"""Divisor of means for bags that are summed over several ranks.
 
-TorchRec's own divisor fails without samples, takes the bags of other features where it reorders
-those of a batch with a size per feature, and divides all tables of a feature or none.
+TorchRec's own divisor has three limits:
+
+* it fails without samples;
+* where it reorders a batch with a size per feature, it divides by bags of other features;
+* it divides either all tables of a feature or none.
 """
 
 from __future__ import annotations
@@ -21,11 +24,11 @@ from torch_dynemb.torchrec.sharding.shardings import BY_ROWS
 
 
 class PooledOutput(NamedTuple):
-    """Some columns of what a collection returns.
+    """Columns of one output of a collection.
 
     Attributes:
-        feature: whose bags they are.
-        divided: they are a mean, of which every rank adds a part.
+        feature: the feature of the bags.
+        divided: whether they are a mean of parts from several ranks.
         padding_idx: an id that does not count.
     """
 
@@ -39,7 +42,7 @@ def pooled_outputs(
     shardings: Mapping[str, ParameterSharding],
     plan: ModulePlan,
 ) -> dict[str, PooledOutput]:
-    """The outputs of a collection by name."""
+    """Return the outputs of a collection by name."""
     outputs = {}
     for config, names in zip(configs, get_embedding_names_by_table(configs), strict=True):
         sharding, options = shardings[config.name], plan.options.get(config.name)
@@ -58,12 +61,12 @@ def mean_divisor(
     *,
     weighted: bool,
 ) -> Tensor:
-    """What to divide the outputs by: float32 (B, sum of dims).
+    """Return the divisor of the outputs: float32 (B, sum of dims).
 
     Args:
         features: the batch of this rank.
-        outputs: side by side, with their dims.
-        weighted: ids count as much as their weights.
+        outputs: adjacent columns, in the order of ``dims``.
+        weighted: whether ids count by their weights.
     """
     samples: dict[str, Tensor] = {}
     batch = features.stride()
@@ -87,7 +90,7 @@ def mean_divisor(
 
 
 def _sizes(bags: JaggedTensor, padding_idx: int | None, weighted: bool) -> Tensor:
-    """Ids of each bag, or the sum of their weights; 1 where that is 0."""
+    """Return the number of ids of each bag, or the sum of their weights; 1 instead of 0."""
     lengths = bags.lengths().to(torch.int64)
     if padding_idx is None and not weighted:
         sizes = lengths.to(torch.float32)

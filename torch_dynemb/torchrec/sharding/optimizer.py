@@ -1,4 +1,4 @@
-"""The fused optimizer of dynamic tables as TorchRec knows one: a KeyedOptimizer."""
+"""Fused optimizer of dynamic tables as a KeyedOptimizer of TorchRec."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch_dynemb.torchrec.sharding.tables import ShardTables
 
 
 class KernelParamGroup(dict[str, Any]):
-    """Hyper-parameters of all tables of a kernel: an assignment reaches the tables at once.
+    """Hyper-parameters of all tables of a kernel; an assignment reaches the tables at once.
 
-    Without tables it reaches none: schedulers set a rate also for those that are not trained.
+    Without tables an assignment has no effect: schedulers also set rates of untrained tables.
     """
 
     def __init__(self, entries: Mapping[str, Any], tables: ShardTables | None) -> None:
@@ -40,17 +40,17 @@ class KernelParamGroup(dict[str, Any]):
 
 
 class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
-    """Updates run in backward; :meth:`step` ends a training step of the tables.
+    """Optimizer of a kernel: backward updates rows, and :meth:`step` ends a training step.
 
-    Calling it is optional: a forward in training that follows a backward ends the step before it.
-    In split mode it is not: gradients are pending until :meth:`step` applies their sum.
+    Calling :meth:`step` is optional: a training forward after a backward ends the previous step. In
+    split mode it is required: gradients are pending until :meth:`step` applies their sum.
 
-    Rows' state is in the module's state dict, beside the rows; here are hyper-parameters, which
-    TorchRec saves after ``save_param_groups(True)``.
+    State of rows is in the module's state dict, beside the rows. This optimizer has the
+    hyper-parameters, which TorchRec saves after ``save_param_groups(True)``.
 
     Args:
         tables: of a kernel, with one optimizer config.
-        params: by table, ``<table>.weight``: what TorchRec shows as the table's parameter.
+        params: by ``<table>.weight``: the parameter that TorchRec shows for the table.
     """
 
     def __init__(self, tables: ShardTables, params: Mapping[str, nn.Parameter]) -> None:
@@ -62,24 +62,23 @@ class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
         super().__init__(dict(params), {}, [group])
 
     def step(self, closure: Any = None, *, now: int | None = None) -> None:
-        """Ends a training step; see :meth:`torch_dynemb.FusedOptimizer.step`.
+        """End a training step; see :meth:`torch_dynemb.FusedOptimizer.step`.
 
         Args:
-            closure: called before.
-            now: seconds, the same on all ranks; default: what their clocks say, on which they
-                agree.
+            closure: called first.
+            now: seconds, the same on all ranks; default: the time on which ranks agree.
         """
         if closure is not None:
             closure()
         self._tables.end_step(now)
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Forgets pending gradients, which there are in split mode only."""
+        """Drop pending gradients, which exist in split mode only."""
         if self._tables.group.config.split:
             self._tables.optimizer.zero_grad()
 
     def set_optimizer_step(self, step: int) -> None:
-        """Raises NotImplementedError: steps come from the state dict of the module."""
+        """Raise NotImplementedError: steps come from the state dict of the module."""
         raise NotImplementedError(
             f"set_optimizer_step({step}): dynamic tables count their own steps; they are in the "
             "state dict of the module"
@@ -87,7 +86,7 @@ class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
 
 
 def shown_parameter(shape: Iterable[int], like: Tensor) -> nn.Parameter:
-    """A parameter without rows: what TorchRec shows for a table, whose rows are no parameter."""
+    """Return the parameter without rows that TorchRec shows for a table."""
     parameter = nn.Parameter(like.new_empty((0, *shape)))
     parameter._in_backward_optimizers = [EmptyFusedOptimizer()]  # type: ignore[attr-defined]
     return parameter

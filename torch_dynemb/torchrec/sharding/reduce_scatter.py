@@ -1,4 +1,4 @@
-"""Sums of bags over ranks where gloo carries them: also of batches that differ in size."""
+"""Sums of bags over ranks by gloo, also for batches of different sizes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from torch_dynemb.distributed.exchange import is_gloo, room_for, start_exchange
 
 
 class GlooReduceScatter(PooledEmbeddingsReduceScatter):  # type: ignore[misc]
-    """TorchRec's reduce-scatter, which for batches of different sizes needs nccl.
+    """TorchRec's reduce-scatter, also over gloo for batches of different sizes.
 
-    With gloo, ranks send each other their parts and add them up in the order of ranks, which takes
-    less time than gloo's reduce-scatter. Encoded parts go through that, padded with zeros to the
-    size of the largest.
+    TorchRec's own needs nccl for them. With gloo, ranks exchange parts and add them up in the order
+    of ranks, which takes less time than gloo's reduce-scatter. Parts with codecs use gloo's, padded
+    with zeros to the size of the largest.
     """
 
     def forward(
@@ -50,7 +50,7 @@ class GlooReduceScatter(PooledEmbeddingsReduceScatter):  # type: ignore[misc]
 class GlooVariableReduceScatter(VariableBatchPooledEmbeddingsReduceScatter):  # type: ignore[misc]
     """TorchRec's reduce-scatter for a batch size per feature; its backward needs nccl.
 
-    With gloo, and unless parts are encoded, ranks add them up as :class:`GlooReduceScatter` does.
+    With gloo and without codecs, ranks add parts up as :class:`GlooReduceScatter` does.
     """
 
     def forward(
@@ -69,7 +69,7 @@ class GlooVariableReduceScatter(VariableBatchPooledEmbeddingsReduceScatter):  # 
 
 
 class _Sums(Awaitable[Tensor]):  # type: ignore[misc]
-    """What is under way of the parts, [sum of sizes, ...], of which every rank gets its own."""
+    """Exchange of parts [sum of sizes, ...]; each rank receives its own from all ranks."""
 
     def __init__(self, local: Tensor, sizes: list[int], process_group: dist.ProcessGroup) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class _Sums(Awaitable[Tensor]):  # type: ignore[misc]
 
 
 class _SumParts(torch.autograd.Function):
-    """The sum of parts that have arrived; the gradient of the local ones comes from all ranks."""
+    """Autograd function that sums received parts; the gradient comes from all ranks."""
 
     @staticmethod
     def forward(
@@ -104,7 +104,7 @@ class _SumParts(torch.autograd.Function):
     ) -> Tensor:
         ctx.sizes, ctx.process_group = sizes, process_group
         first, second, *others = parts
-        # in place, but not in the part that belongs to the local tensor
+        # in place, but never into the part of the local tensor
         total, other = (second, first) if process_group.rank() == 0 else (first, second)
         total += other
         for part in others:
@@ -114,7 +114,7 @@ class _SumParts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         grad = grad.contiguous()
-        if comm_ops.GRADIENT_DIVISION:  # as TorchRec's
+        if comm_ops.GRADIENT_DIVISION:  # as in TorchRec
             grad = grad / len(ctx.sizes)
         of_all = room_for(grad, (sum(ctx.sizes), *grad.shape[1:]))
         parts = list(of_all.split(ctx.sizes))
@@ -126,7 +126,7 @@ class _SumParts(torch.autograd.Function):
 
 
 def sum_by_exchange(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-    """A forward pre-hook of row-wise output dists: makes them add up parts as above."""
+    """Make a row-wise output dist sum by exchange; a forward pre-hook."""
     context = arguments[1] if len(arguments) > 1 else None
     variable = context is not None and context.variable_batch_per_feature
     if hasattr(module, "_intra_dist"):

@@ -1,8 +1,8 @@
-"""TorchRec's shardings with dynamic tables in them: how ids reach the ranks that own them.
+"""TorchRec's shardings with dynamic tables: how ids reach the ranks that own them.
 
-Row-wise shardings send an id to the shard ``mix_ids(id) mod parts`` as the quotient, from which the
-shard gets the id back: TorchRec's bucketize op does that for tables of size 0, over all 64 bits.
-The others send ids as they are, and so do row-wise ones with one shard.
+Row-wise shardings send id ``i`` to shard ``mix_ids(i) mod parts``. They send the quotient, from
+which the shard restores the id. TorchRec's bucketize op computes both, over all 64 bits, for tables
+of size 0. Other shardings, and row-wise ones with one shard, send ids unchanged.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _mix(module: nn.Module, arguments: tuple[KeyedJaggedTensor]) -> tuple[KeyedJ
 
 
 class _Timed:
-    """Shardings whose ranks agree on the time, where a table keeps any."""
+    """Base of shardings in which ranks agree on the time, if a table keeps timestamps."""
 
     def __init__(self, sharding_infos: list[EmbeddingShardingInfo], *more: Any, **named: Any):
         super().__init__(sharding_infos, *more, **named)  # type: ignore[call-arg]
@@ -64,7 +64,7 @@ class _Timed:
 
 
 class _ByRows(_Timed):
-    """Shardings that send an id to one of several ranks."""
+    """Base of shardings that send an id to one of several ranks."""
 
     _get_num_features: Callable[[], int]
     _world_size: int
@@ -87,7 +87,7 @@ class _ByRows(_Timed):
 
 
 class _SumByRows(_ByRows):
-    """Those of them that sum bags over ranks."""
+    """Base of row-wise shardings that sum bags over ranks."""
 
     def create_output_dist(self, device: torch.device | None = None) -> Any:
         output_dist = super().create_output_dist(device)  # type: ignore[misc]
@@ -136,7 +136,7 @@ def _sequence_lookup(
 
 
 class DynamicTwPooledSharding(_Timed, TwPooledEmbeddingSharding):  # type: ignore[misc]
-    """Every table on one rank."""
+    """Pooled sharding: each table is on one rank."""
 
     def create_lookup(
         self,
@@ -149,19 +149,19 @@ class DynamicTwPooledSharding(_Timed, TwPooledEmbeddingSharding):  # type: ignor
 
 
 class DynamicCwPooledSharding(_Timed, CwPooledEmbeddingSharding):  # type: ignore[misc]
-    """The columns of a table on several ranks, each of which has all ids."""
+    """Pooled sharding: columns of a table are divided over ranks, each with all ids."""
 
     create_lookup = DynamicTwPooledSharding.create_lookup
 
 
 class DynamicTwCwPooledSharding(_Timed, TwCwPooledEmbeddingSharding):  # type: ignore[misc]
-    """The columns of a table on the ranks of one node."""
+    """Pooled sharding: columns of a table are divided over the ranks of one node."""
 
     create_lookup = DynamicTwPooledSharding.create_lookup
 
 
 class DynamicRwPooledSharding(_SumByRows, RwPooledEmbeddingSharding):  # type: ignore[misc]
-    """The ids of a table on all ranks."""
+    """Pooled sharding: ids of a table are divided over all ranks."""
 
     def create_lookup(
         self,
@@ -174,7 +174,7 @@ class DynamicRwPooledSharding(_SumByRows, RwPooledEmbeddingSharding):  # type: i
 
 
 class DynamicTwRwPooledSharding(_SumByRows, TwRwPooledEmbeddingSharding):  # type: ignore[misc]
-    """The ids of a table on the ranks of one node."""
+    """Pooled sharding: ids of a table are divided over the ranks of one node."""
 
     def _ids(self) -> IdSlots:
         ranks = self._intra_pg.size()
@@ -191,16 +191,16 @@ class DynamicTwRwPooledSharding(_SumByRows, TwRwPooledEmbeddingSharding):  # typ
 
 
 class DynamicGridPooledSharding(_SumByRows, GridPooledEmbeddingSharding):  # type: ignore[misc]
-    """The columns of a table on several nodes, the ids on the ranks of each."""
+    """Pooled sharding: columns are divided over nodes, and ids over the ranks of each node."""
 
     _ids = DynamicTwRwPooledSharding._ids
     create_lookup = DynamicTwRwPooledSharding.create_lookup
 
 
 class DynamicTwSequenceSharding(_Timed, TwSequenceEmbeddingSharding):  # type: ignore[misc]
-    """Every table on one rank."""
+    """Sharding per id: each table is on one rank."""
 
-    counted = False  # whether weights of ids say how often they occur
+    counted = False  # whether weights of ids are their numbers of occurrences
     by_rank = False  # whether lookups return rows in the order in which ranks sent their ids
 
     def create_lookup(
@@ -213,7 +213,7 @@ class DynamicTwSequenceSharding(_Timed, TwSequenceEmbeddingSharding):  # type: i
 
 
 class DynamicCwSequenceSharding(_Timed, CwSequenceEmbeddingSharding):  # type: ignore[misc]
-    """The columns of a table on several ranks, each of which has all ids."""
+    """Sharding per id: columns of a table are divided over ranks, each with all ids."""
 
     counted = False
     by_rank = False
@@ -222,7 +222,7 @@ class DynamicCwSequenceSharding(_Timed, CwSequenceEmbeddingSharding):  # type: i
 
 
 class DynamicRwSequenceSharding(_ByRows, RwSequenceEmbeddingSharding):  # type: ignore[misc]
-    """The ids of a table on all ranks."""
+    """Sharding per id: ids of a table are divided over all ranks."""
 
     counted = False
     by_rank = False
@@ -249,7 +249,7 @@ SEQUENCE: dict[str, type[EmbeddingSharding[Any, Any, Any, Any]]] = {
     ShardingType.COLUMN_WISE.value: DynamicCwSequenceSharding,
     ShardingType.ROW_WISE.value: DynamicRwSequenceSharding,
 }
-# whose shards are some ids of a table, so that a bag is summed over several of them
+# sharding types that divide the ids of a table, so bags are summed over ranks
 BY_ROWS = {
     ShardingType.ROW_WISE.value,
     ShardingType.TABLE_ROW_WISE.value,

@@ -1,4 +1,4 @@
-"""The tables of one rank: the shards that a grouped config puts there, in one table group."""
+"""Tables of one rank: the shards of a grouped config in one table group."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _POOLING = {
 
 
 def shard_of(table: ShardedEmbeddingTable, ids: IdSlots) -> TableShard:
-    """Which ids and columns of its table a local table has."""
+    """Return the ids and columns of its table that a local table has."""
     metadata = table.local_metadata
     offsets = [] if metadata is None else metadata.shard_offsets
     first = offsets[1] if len(offsets) > 1 else 0
@@ -46,10 +46,10 @@ def shard_of(table: ShardedEmbeddingTable, ids: IdSlots) -> TableShard:
 
 
 def row_dtype_of(table: str, data_type: DataType) -> torch.dtype:
-    """The dtype of rows.
+    """Return the dtype of rows.
 
     Raises:
-        TypeError: rows of that type cannot be trained.
+        TypeError: rows of this type cannot be trained.
     """
     if data_type not in _ROW_DTYPES:
         raise TypeError(
@@ -65,7 +65,7 @@ def _plan_of(table: ShardedEmbeddingTable) -> KernelPlan:
 
 
 def _admission_of(rule: AdmissionRule | None, parts: int) -> AdmissionRule | None:
-    """The rule of one part of a table: parts share the memory of a sketch."""
+    """Return the rule of one part of a table: parts share the memory of a sketch."""
     if not isinstance(rule, AdmitFrequentSketch) or parts == 1:
         return rule
     return replace(rule, memory=4 * SKETCH_ROWS * share_of(rule.width, parts))
@@ -115,12 +115,12 @@ class ShardTables(TableModule):
     Args:
         grouped_config: fused_params of its tables have a :class:`KernelPlan`.
         optimizer: of all tables.
-        ids: which ids come here.
-        pooling: how ids of a bag become one vector here; means of row-wise shards are taken later.
-        output_dtype: of what lookups return.
-        split: backward only gathers gradients, and :meth:`end_step` applies them.
+        ids: the ids that this rank owns.
+        pooling: of the ids of a bag; means of row-wise shards are divided later.
+        output_dtype: of lookup outputs.
+        split: backward only collects gradients, and :meth:`end_step` applies them.
         device: of the rows.
-        counted: without pooling, weights of ids say how often they occur.
+        counted: without pooling, weights of ids are their numbers of occurrences.
         by_rank: without pooling, return rows in the order in which ranks sent their ids.
     """
 
@@ -168,15 +168,15 @@ class ShardTables(TableModule):
             self._group.clock.share(_plan_of(tables[0]).now)
 
     def agree_on_now(self, proposals: Tensor) -> None:
-        """Sets the time of lookups in training to the latest that ranks propose, int64 [ranks]."""
+        """Set the time of training lookups to the latest that ranks propose, int64 [ranks]."""
         if self._group.config.keeps_time and self.learns():
             self._group.clock.agree_on(proposals)
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """Looks up the ids that were sent here.
+        """Look up the ids that were sent to this rank.
 
         Args:
-            features: of the tables, in their order; ids as quotients where there are several parts.
+            features: of the tables, in order; ids are quotients if there are several parts.
 
         Returns:
             pooled: (B, sum of dims); with a batch size per feature, flat: rank after rank, feature
@@ -203,10 +203,10 @@ class ShardTables(TableModule):
         return output
 
     def prefetch(self, features: KeyedJaggedTensor) -> None:
-        """Begins to bring the rows of the next batch into memory; nothing without ``storage``.
+        """Start to load the rows of the next batch into memory; without ``storage`` do nothing.
 
         Args:
-            features: as for :meth:`forward`, which will be given them next.
+            features: the argument of the next :meth:`forward`.
 
         Raises:
             RuntimeError: the storage has failed.
@@ -219,7 +219,7 @@ class ShardTables(TableModule):
         self._prefetch(LookupBatch(ids, bounds, None, tables, dims, self._pooling), 1)
 
     def _ids_of(self, features: KeyedJaggedTensor) -> Tensor:
-        """The ids that were sent here, of which there may be quotients only."""
+        """Return the ids that were sent to this rank, restored from quotients if needed."""
         ids: Tensor = features.values().to(torch.int64).contiguous()
         if self._ids.whole:
             return ids
@@ -229,15 +229,15 @@ class ShardTables(TableModule):
         self._in_step = True
 
     def end_step(self, now: int | None = None) -> None:
-        """Ends a training step.
+        """End a training step.
 
-        ``optimizer.step()`` does, and but in split mode the forward that follows a backward.
+        ``optimizer.step()`` calls it. So does, except in split mode, a forward after a backward.
         """
         self._in_step = False
         self.optimizer.step(now=now)
 
     def end_begun_step(self) -> None:
-        """Ends the step of a backward before this, unless it may go on with a micro-batch."""
+        """End the step of an earlier backward, unless it may continue with a micro-batch."""
         if self._in_step and not self._group.config.split:
             self.end_step()
 
@@ -257,7 +257,7 @@ class ShardTables(TableModule):
     ) -> Tensor:
         features = ranks * len(self._feature_tables)
         batch = (offsets.shape[0] - 1) // features
-        # bags do not matter: one per feature
+        # bags are irrelevant: one per feature
         offsets = offsets[::batch].contiguous() if batch > 0 else offsets.new_zeros(features + 1)
         tables, dims = ranks * self._feature_tables, ranks * self._feature_dims
         return self._lookup(
@@ -267,7 +267,7 @@ class ShardTables(TableModule):
         )
 
     def _rows_by_rank(self, ids: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
-        """Rows rank after rank: ids are put into that order, which costs less than rows do.
+        """Return rows rank after rank, by reordering ids, which is cheaper than reordering rows.
 
         Every rank has sent one bag per feature. Ids of a table keep their order.
         """
@@ -285,7 +285,7 @@ class ShardTables(TableModule):
         return self._rows_of(ids, offsets, weights, ranks)
 
     def _padded(self, offsets: Tensor, strides: list[list[int]]) -> Tensor:
-        """Offsets with as many bags for every feature as for the one that has most: empty ones."""
+        """Pad offsets with empty bags, so that all features have as many bags as the largest."""
         batches = [sum(ranks) for ranks in strides]
         most = max(batches, default=0)
         parts = []
@@ -297,7 +297,7 @@ class ShardTables(TableModule):
         return torch.cat([*parts, offsets[-1:]])
 
     def _vbe_order(self, strides: list[list[int]], device: torch.device) -> Tensor:
-        """Where the elements of the flat output are in the padded one, (B, sum of dims)."""
+        """Return positions of the flat output's elements in the padded one, (B, sum of dims)."""
         width = sum(self._feature_dims)
         pieces = []
         begin = [0] * len(strides)
@@ -312,14 +312,14 @@ class ShardTables(TableModule):
         return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64, device=device)
 
     def _check_not_replicated(self, anchor: nn.Parameter) -> None:
-        """A sharded module runs inside the DDP that has the dense part, and is no part of it."""
+        """Do nothing: DDP wraps the dense part alone, without sharded modules."""
 
     def _is_shared(self) -> bool:
         return True
 
 
 def pooling_of_kernel(pooling: PoolingType, ids: IdSlots) -> Pooling:
-    """How a kernel pools: shards of the ids of a table add up what they have."""
+    """Return how a kernel pools: shards of the ids of a table add up their parts."""
     if pooling == PoolingType.MEAN and not ids.whole:
         return Pooling.SUM
     return _POOLING[pooling]

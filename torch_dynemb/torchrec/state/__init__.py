@@ -1,1 +1,1 @@
-"""What is saved of sharded tables, and how other ranks load it."""
+"""State dicts of sharded dynamic tables: saving them, and loading on any ranks."""

@@ -1,4 +1,4 @@
-"""What is wrong with the saved entries of a dynamic table, by what all ranks know of them."""
+"""Checks of the saved entries of a dynamic table, by facts that all ranks know."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch_dynemb.torchrec.state.table_state import (
 
 
 def first_columns_of(shape: TableShape) -> tuple[int, ...]:
-    """Where the column shards of a table begin."""
+    """Return the first columns of the column shards of a table."""
     return tuple(sorted({place.first_column for place in shape.places}))
 
 
@@ -26,21 +26,21 @@ _NAMES = ("weight", "weight_id", "bucket", "metadata", "count_id", "count", "lay
 
 
 def is_entry(name: str) -> bool:
-    """Whether a table's state can have an entry of this name."""
+    """Return whether a table's state can have an entry of this name."""
     return name in _NAMES or name.startswith(state_key(""))
 
 
 def missing_entries(
     shape: TableShape, entries: Mapping[str, Any], layout: Layout | None
 ) -> list[str]:
-    """Which entries of a table's own state are not given.
+    """Return the entries of a table's own state that are missing.
 
-    A policy that keeps other scores than the saved one, as ``layout`` says, lacks nothing.
+    If ``layout`` has other scores than the table's policy, missing scores are accepted.
     """
     expected = ["weight", "weight_id", "bucket", "layout"]
     if shape.scores if layout is None else layout.scores:
         expected.append("metadata")
-    if not any(name.startswith(state_key("")) for name in entries):  # else check_entries judges it
+    if not any(name.startswith(state_key("")) for name in entries):  # else check_entries reports it
         expected += [state_key(tensor.name) for tensor in shape.optimizer.state]
     if shape.counted:
         expected += ["count_id", "count"]
@@ -50,10 +50,10 @@ def missing_entries(
 def check_entries(
     shape: TableShape, entries: Mapping[str, Any], layout: Layout | None
 ) -> list[str]:
-    """What is wrong with the entries of a table, by what all ranks know of them."""
+    """Return the errors in the entries of a table, by facts that all ranks know."""
     table = f"table {shape.name!r}"
     for name, value in entries.items():
-        if isinstance(value, ShardedTensor):  # a Tensor, too, but one that can tell nothing
+        if isinstance(value, ShardedTensor):  # its own layout is unknown
             continue
         if not isinstance(value, Tensor):
             return [f"{table}: {name} is a {type(value).__name__}, expected a tensor"]
@@ -67,7 +67,7 @@ def check_entries(
         others = sorted(name for name in entries if name != "weight" and is_entry(name))
         if others:
             return [
-                f"{table}: has {others} beside weight, but no layout, which says how to read them: "
+                f"{table}: has {others} beside weight, but lacks layout, which describes them: "
                 "give all entries, or weight alone for rows of ids 0, 1, ..."
             ]
         return []
@@ -77,10 +77,10 @@ def check_entries(
             f"expected less than {shape.embedding_dim}"
         ]
     if "weight_id" not in entries:
-        return [f"{table}: has layout, but no weight_id, which says whose rows these are"]
+        return [f"{table}: has layout, but lacks weight_id, the ids of the rows"]
     counts = {"count_id", "count"} & set(entries)
     if len(counts) == 1:
-        return [f"{table}: has {counts.pop()}, but not the other of count_id and count"]
+        return [f"{table}: has {counts.pop()}, but lacks the other of count_id and count"]
     for name in ("weight_id", "metadata", "count_id", "count"):
         if name in entries:
             _, dtype = _size_and_dtype(entries[name])
@@ -93,7 +93,7 @@ def check_entries(
     if given != expected:
         return [
             f"{table}: was saved with optimizer state {given}, but {shape.optimizer.name} has "
-            f"{expected}: give it the optimizer it was saved with"
+            f"{expected}: give it the optimizer of the saved table"
         ]
     errors = []
     for tensor in shape.optimizer.state:
@@ -112,7 +112,7 @@ def check_entries(
 
 
 def _size_and_dtype(value: Tensor | ShardedTensor) -> tuple[tuple[int, ...], torch.dtype]:
-    if isinstance(value, ShardedTensor):  # whose own properties warn of DTensor
+    if isinstance(value, ShardedTensor):  # its own properties warn about DTensor
         metadata = value.metadata()
         return tuple(metadata.size), metadata.tensor_properties.dtype
     return tuple(value.size()), value.dtype

@@ -1,4 +1,4 @@
-"""What the dynamic tables of a sharded model hold."""
+"""Shards and sizes of the dynamic tables of a sharded model."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
 
 
 class LocalShard(NamedTuple):
-    """A shard of a dynamic table on this rank.
+    """Shard of a dynamic table on this rank.
 
     Attributes:
-        table: its name, with the path of its collection in the model.
-        shard: which ids and columns it has, of the table by its name in the collection.
-        group: the table group that it is in: scores, export, statistics.
-        number: of its table in the group.
+        table: name of the table, with the path of its collection in the model.
+        shard: its ids and columns; it has the table's name in the collection.
+        group: the table group with the shard, for scores, export and statistics.
+        number: number of the shard's table in the group.
     """
 
     table: str
@@ -32,13 +32,13 @@ class LocalShard(NamedTuple):
 
 
 def local_shards(model: nn.Module) -> Iterator[LocalShard]:
-    """The shards of dynamic tables on this rank, of all sharded collections of a model.
+    """Yield the shards of dynamic tables on this rank, of all sharded collections of a model.
 
     Args:
         model: sharded, such as a DistributedModelParallel.
 
     Raises:
-        ValueError: the model has no sharded collection of a sharder for dynamic tables.
+        ValueError: the model has no sharded collection with dynamic tables.
     """
     whole = model.module if isinstance(model, DistributedModelParallel) else model
     sharded = False
@@ -62,14 +62,14 @@ def local_shards(model: nn.Module) -> Iterator[LocalShard]:
 
 
 def table_sizes(model: nn.Module, process_group: dist.ProcessGroup | None = None) -> dict[str, int]:
-    """Ids of every dynamic table on all ranks together; all ranks call it.
+    """Return the ids of every dynamic table, summed over ranks; all ranks call it.
 
     Args:
         model: sharded.
-        process_group: over which it is sharded; default: all ranks.
+        process_group: of the ranks that share the model; default: all ranks.
 
     Raises:
-        ValueError: the model has no sharded collection of a sharder for dynamic tables.
+        ValueError: the model has no sharded collection with dynamic tables.
     """
     here: dict[str, int] = {}
     for local in local_shards(model):

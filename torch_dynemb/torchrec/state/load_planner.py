@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint with dynamic tables: the checkpoint says how many rows there are."""
+"""Load planner of torch.distributed.checkpoint that takes table sizes from the checkpoint."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ from torch_dynemb.torchrec.state.shard_places import placement_of
 
 
 class LoadPlanner(DefaultLoadPlanner):
-    """Loads the entries of dynamic tables with as many rows as the checkpoint has.
+    """Load planner that gives entries of dynamic tables as many rows as the checkpoint has.
 
-    Where as many ranks share the rows of a table as did when it was saved, each reads what it owns.
-    Otherwise every rank reads about an equal part of the rows, whoever owns them, and
-    ``model.load_state_dict`` sends them to their owners. Other entries are loaded as by
-    DefaultLoadPlanner.
+    If as many ranks share a table's rows as when it was saved, each rank reads the rows that it
+    owns. Otherwise each rank reads an about equal part, and ``model.load_state_dict`` sends the
+    rows to their owners. Other entries are loaded as by DefaultLoadPlanner.
 
     Args:
-        process_group: of the ranks that load; default: all.
+        process_group: of the loading ranks; default: all.
         **arguments: of DefaultLoadPlanner.
 
     Example::
@@ -50,22 +49,22 @@ class LoadPlanner(DefaultLoadPlanner):
         is_coordinator: bool = False,
     ) -> None:
         assert metadata is not None
-        # in the nested dicts themselves: the base class flattens them, more than once
+        # in the nested dicts themselves, because the base class flattens them more than once
         flat, mappings = flatten_state_dict(state_dict)
         tables = table_prefixes(flat)
         owners = {table: _owners_of(flat, table) for table in tables}
         for key in list(flat):
-            value = flat.pop(key)  # so that the memory of what is replaced is free at once
+            value = flat.pop(key)  # frees the replaced value at once
             entry = metadata.state_dict_metadata.get(key)
             table = next((start for start in tables if key.startswith(start)), None)
-            # what is missing, the base class says
+            # the base class reports missing entries
             if table is not None and isinstance(entry, TensorStorageMetadata):
                 resized = self._resized(value, entry, owners[table])
                 set_element(state_dict, mappings[key], resized)
         super().set_up_planner(state_dict, metadata, is_coordinator)
 
     def _resized(self, value: Any, entry: TensorStorageMetadata, owners: list[int]) -> Any:
-        """An empty entry of the saved size; its rows are spread over the ranks."""
+        """Return an empty entry of the saved size, with rows spread over the ranks."""
         dtype = entry.properties.dtype
         if not isinstance(value, ShardedTensor):
             return torch.empty(entry.size, dtype=dtype)
@@ -74,12 +73,12 @@ class LoadPlanner(DefaultLoadPlanner):
         rows, columns = entry.size
         device = _device_of(value, process_group)
         members = dist.get_process_group_ranks(process_group)
-        known = set(owners) <= set(members)  # else the table is sharded over other ranks
+        known = set(owners) <= set(members)  # otherwise the table is sharded over other ranks
         parts = rows_by_rank(entry, [members.index(of) for of in owners] if known else [], ranks)
         shards, local = [], []
         for r, of_rank in enumerate(parts):
             if not of_rank and (rows > 0 or r > 0):
-                continue  # a ShardedTensor has at least one shard, also of no rows
+                continue  # a ShardedTensor has at least one shard, even if empty
             size = [len(of_rank), columns]
             metadata = ShardMetadata([of_rank.start, 0], size, placement_of(members[r], device))
             shards.append(metadata)
@@ -94,7 +93,7 @@ class LoadPlanner(DefaultLoadPlanner):
 
 
 def table_prefixes(flat: dict[str, Any]) -> list[str]:
-    """What the names of the entries of each dynamic table begin with.
+    """Return the common prefixes of the entries of each dynamic table.
 
     Args:
         flat: a state dict without nested dicts.
@@ -104,11 +103,11 @@ def table_prefixes(flat: dict[str, Any]) -> list[str]:
 
 
 def _owners_of(flat: dict[str, Any], table: str) -> list[int]:
-    """The ranks that have the parts of a table's rows; empty where its columns are sharded, too.
+    """Return the ranks of the parts of a table's rows; empty if its columns are sharded, too.
 
     Args:
-        flat: the entries of the model that loads, which may have no rows.
-        table: what the names of its entries begin with.
+        flat: entries of the loading model, which may have no rows.
+        table: prefix of the table's entries.
     """
     bucket, weight = flat.get(f"{table}bucket"), flat.get(f"{table}weight")
     if not isinstance(bucket, ShardedTensor) or not isinstance(weight, ShardedTensor):
@@ -121,14 +120,14 @@ def _owners_of(flat: dict[str, Any], table: str) -> list[int]:
 
 
 def rows_by_rank(entry: TensorStorageMetadata, owners: list[int], ranks: int) -> list[range]:
-    """The rows of an entry that each rank reads.
+    """Return the rows of an entry that each rank reads.
 
-    A rank that reads a part of a saved piece reads the whole file of it, so cuts are made where
-    pieces end if that is near.
+    Reading a part of a saved piece reads its whole file, so cuts are moved to ends of pieces if one
+    is near.
 
     Args:
-        entry: of a checkpoint; its chunks are what one rank has saved.
-        owners: the ranks of the parts of the table now; empty: of no use.
+        entry: of a checkpoint; each chunk was saved by one rank.
+        owners: ranks of the parts of the table now; empty if unknown.
     """
     rows = entry.size[0]
     ends = sorted({chunk.offsets[0] + chunk.sizes[0] for chunk in entry.chunks})
@@ -147,7 +146,8 @@ def rows_by_rank(entry: TensorStorageMetadata, owners: list[int], ranks: int) ->
 
 
 def _device_of(value: ShardedTensor, process_group: dist.ProcessGroup | None) -> torch.device:
-    """Where the entry's shards lie; without any, where the process group takes tensors."""
+    """Return the device of an entry's shards; without shards, that of the process group's
+    tensors."""
     kind = "cpu" if dist.get_backend(process_group) == "gloo" else "cuda"
     for shard in value.local_shards():
         kind = shard.tensor.device.type

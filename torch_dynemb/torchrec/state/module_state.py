@@ -1,4 +1,4 @@
-"""state_dict and load_state_dict of the dynamic tables of a sharded collection.
+"""state_dict and load_state_dict of a sharded collection's dynamic tables.
 
 Both are collective: all ranks of the process group call them together.
 """
@@ -47,15 +47,15 @@ from torch_dynemb.torchrec.state.table_state import (
 
 
 class ModuleState:
-    """The dynamic tables of a sharded collection, as its state dict shows them.
+    """Dynamic tables of a sharded collection, with the entries of its state dict.
 
     Args:
         configs: TorchRec's, of the dynamic tables.
-        plan: how they are dynamic.
+        plan: of the dynamic tables.
         shardings: by table name.
-        kernels: of this rank.
+        kernels: on this rank.
         prefix: of their entries in the module's state dict, such as ``"embedding_bags."``.
-        parameters: the parameters without rows that the module shows, by table name.
+        parameters: parameters without rows, which the module shows, by table name.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class ModuleState:
 
     @property
     def shown(self) -> list[str]:
-        """Names, in the module's state dict, of the parameters without rows."""
+        """Names of the parameters without rows in the module's state dict."""
         return [f"{self._prefix}{name}.weight" for name in self._shapes]
 
     # -- saving ---------------------------------------------------------------------------------
 
     def entries(self) -> dict[str, ShardedTensor | Tensor]:
-        """The entries of all tables, by their names in the module's state dict.
+        """Return the entries of all tables, by their names in the module's state dict.
 
         Raises:
             RuntimeError: rows lie in a store.
@@ -147,7 +147,7 @@ class ModuleState:
         return result
 
     def _local(self, shape: TableShape) -> Iterator[LocalTable]:
-        """The shards of a table on this rank."""
+        """Yield the shards of a table on this rank."""
         for kernel in self._kernels:
             for t, shard in enumerate(kernel.tables.shards):
                 if shard.name != shape.name:
@@ -170,11 +170,15 @@ class ModuleState:
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Takes the tables' entries out of a state dict and replaces the tables by them.
+        """Take the tables' entries out of a state dict and replace the tables' contents.
 
-        Tables stay as they are where an entry is wrong, or missing and ``strict``, and where tables
-        are left out of state dicts. Where a table's ``weight`` has nothing beside it, its rows are
-        those of ids 0, 1, ...: the state of a static table.
+        Tables stay unchanged in these cases:
+
+        * an entry is wrong, or is missing and ``strict`` is True;
+        * the tables are excluded from state dicts.
+
+        ``weight`` without further entries is the state of a static table: its rows get the ids 0,
+        1, ...
         """
         if leaves_tables_out():
             for name, parameter in self._parameters.items():
@@ -188,13 +192,13 @@ class ModuleState:
                 for key in list(state_dict)
                 if key.startswith(start)
             }
-            if self._shapes[name].optimizer == NOT_TRAINED:  # a trained table's rows are welcome
+            if self._shapes[name].optimizer == NOT_TRAINED:  # accepts a trained table
                 given[name] = {
                     entry: value
                     for entry, value in given[name].items()
                     if not entry.startswith(state_key(""))
                 }
-            # the module itself has but this
+            # entries of the module itself
             state_dict[f"{start}weight"] = self._parameters[name].detach()
         errors = self._differences_of_ranks(given)
         layouts: dict[str, Layout | None] = {}
@@ -219,7 +223,7 @@ class ModuleState:
             errors.append(
                 "dynamic tables: load_state_dict(..., strict=False) of DistributedModelParallel, "
                 "or of the sharded collection, loads rows without optimizer state, scores or "
-                "counts, which begin anew"
+                "counts, which start anew"
             )
         if errors or (strict and unknown):  # the same on all ranks
             error_msgs += errors
@@ -243,7 +247,7 @@ class ModuleState:
         self._replace(loads, layouts)
 
     def _differences_of_ranks(self, given: Mapping[str, Mapping[str, Any]]) -> list[str]:
-        """What ranks were given differently; they would wait for each other."""
+        """Return the differences between the ranks' states, which would make ranks wait forever."""
         entries = {Option(name, "entries"): comparable(sorted(of)) for name, of in given.items()}
         try:
             check_agreement("load_state_dict", entries, self._process_group)
@@ -252,7 +256,7 @@ class ModuleState:
         return []
 
     def _check_ids(self, loads: Mapping[str, TableLoad]) -> None:
-        """Raises ValueError on all ranks if ids cannot be those of the tables of one."""
+        """Raise ValueError on all ranks if ids of one rank do not fit its tables."""
 
         def check() -> None:
             for name, load in loads.items():
@@ -264,7 +268,7 @@ class ModuleState:
     def _replace(
         self, loads: Mapping[str, TableLoad], layouts: Mapping[str, Layout | None]
     ) -> None:
-        """Replaces all tables together, while signals wait; an error is raised on all ranks."""
+        """Replace all tables while signals are deferred; all ranks raise an error of one rank."""
         ranks = ranks_of(self._process_group)
         local = {(name, of.place): of for name in loads for of in self._local(self._shapes[name])}
         groups = {id(of.group): of.group for of in local.values()}
@@ -309,7 +313,7 @@ class ModuleState:
 def _set_clocks(
     local: LocalTable, shape: TableShape, layout: Layout | None, load: TableLoad
 ) -> None:
-    """After the rows of a table were replaced: what it counts goes on where the saved one was."""
+    """Continue the clocks and counters of a table from those of the saved one."""
     fresh = layout is None or (shape.optimizer.state and not load.state_names)
     set_optimizer_steps(
         local.group.tables, local.table, 0 if layout is None or fresh else layout.optimizer_steps

@@ -1,4 +1,4 @@
-"""What a rank brings of the saved rows of a dynamic table: views of its entries, and their ids."""
+"""Saved rows of a dynamic table on one rank: ids and views of the entries."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Columns(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Ids and, by entry, what belongs to them.
+    """Ids and their values in each entry.
 
     Attributes:
         ids: int64 [n].
@@ -43,7 +43,7 @@ class Rows(NamedTuple):
     values: dict[str, Tensor]
 
     def blocks(self, size: int) -> Iterator[Rows]:
-        """Views of at most ``size`` rows each."""
+        """Yield views of at most ``size`` rows each."""
         for begin in range(0, self.ids.shape[0], size):
             end = begin + size
             values = {name: value[begin:end] for name, value in self.values.items()}
@@ -51,20 +51,20 @@ class Rows(NamedTuple):
 
 
 class _EntryPart(NamedTuple):
-    """Part of an entry: its values, and where they begin."""
+    """Values of an entry on this rank, with their first row and column."""
 
     first_row: int
     first_column: int
     values: Tensor
 
     def columns(self, columns: Columns) -> Tensor | None:
-        """Some columns; None: the tile lacks them."""
+        """Return some columns; None if the part lacks them."""
         begin, end = columns.begin - self.first_column, columns.end - self.first_column
         return self.values[:, begin:end] if begin >= 0 and end <= self.values.shape[1] else None
 
 
 def _tiles(value: Tensor | ShardedTensor, ranks: RankGroup) -> list[_EntryPart]:
-    """What this rank brings of an entry."""
+    """Return the parts of an entry that this rank contributes."""
     if isinstance(value, ShardedTensor):
         return [
             _EntryPart(
@@ -74,23 +74,23 @@ def _tiles(value: Tensor | ShardedTensor, ranks: RankGroup) -> list[_EntryPart]:
             )
             for shard in value.local_shards()
         ]
-    # a whole tensor, which all ranks have: each brings an equal part
+    # a whole tensor is the same on all ranks: each contributes an equal part
     rows = rows_of(ranks.rank, ranks.size, value.shape[0])
     return [_EntryPart(rows.start, 0, value.detach()[rows.start : rows.stop])]
 
 
 class StateDictRows:
-    """The saved rows of a table that this rank has, by saved column shard.
+    """Saved rows of a table on this rank, by saved column shard.
 
     Args:
         shape: of the table now.
-        entries: as :func:`save_table` made them, sharded by rows in any way; or ``weight`` alone,
+        entries: as :func:`save_table` made them, with rows sharded in any way; or ``weight`` alone,
             rows of ids 0, 1, ...
-        layout: what was saved with them; None: ``weight`` alone.
+        layout: saved with the entries; None: ``weight`` alone.
 
     Attributes:
         columns: of the saved column shards.
-        state: the optimizer state that was saved: all that the table has, or none.
+        state: saved optimizer state: all state of the table, or none.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class StateDictRows:
         self._tiles = {
             name: _tiles(value, ranks) for name, value in entries.items() if name != "layout"
         }
-        # all of it or nothing, says check_entries
+        # check_entries ensures all or none
         self.state: list[StateTensor] = [
             tensor
             for tensor in shape.optimizer.state
@@ -119,15 +119,15 @@ class StateDictRows:
         }
 
     def rows(self) -> list[list[Rows]]:
-        """Rows by saved column shard.
+        """Return rows by saved column shard.
 
         Raises:
-            ValueError: entries lack rows, or hold what no training leaves.
+            ValueError: entries lack rows, or have values that training never leaves.
         """
         return [self._rows("weight_id", k, self._entries(k)) for k in range(len(self.columns))]
 
     def counted(self) -> list[list[Rows]]:
-        """Ids without a row, by saved column shard, with the entry ``count``; empty: none saved.
+        """Return ids without a row and their entry ``count``, by saved column shard; may be empty.
 
         Raises:
             ValueError: as :meth:`rows`.
@@ -140,7 +140,7 @@ class StateDictRows:
         ]
 
     def none(self, k: int) -> Rows:
-        """No rows, of the columns and dtypes that a saved column shard has."""
+        """Return zero rows, with the columns and dtypes of a saved column shard."""
         dtypes = {"weight": self._shape.dtype, "metadata": torch.int64}
         dtypes |= {state_key(tensor.name): tensor.dtype for tensor in self.state}
         values = {
@@ -150,7 +150,7 @@ class StateDictRows:
         return Rows(torch.empty(0, dtype=torch.int64), values)
 
     def cut(self, rows: Rows, begin: int, end: int) -> Rows:
-        """Some columns of the rows of a saved column shard."""
+        """Return some columns of the rows of a saved column shard."""
         values = {
             name: value[:, begin:end] if name in self._split else value
             for name, value in rows.values.items()
@@ -158,7 +158,7 @@ class StateDictRows:
         return rows._replace(values=values)
 
     def _entries(self, k: int) -> dict[str, Columns]:
-        """The entries of a saved column shard, with its columns in them."""
+        """Return the entries of a saved column shard, with its columns in them."""
         entries = {"weight": self.columns[k]}
         if self._layout is None:
             return entries
@@ -198,7 +198,7 @@ class StateDictRows:
         return found
 
     def _check_values(self, name: str, values: Tensor) -> None:
-        """Raises ValueError for what no training leaves, and training could not go on from.
+        """Raise ValueError for values that training never leaves and cannot continue from.
 
         Args:
             values: [n, columns] of an entry.
@@ -215,7 +215,7 @@ class StateDictRows:
             check_counts(name, values)
 
     def _rows_of(self, name: str, like: _EntryPart, columns: Columns) -> Tensor:
-        """The rows of a tile in another entry."""
+        """Return the values of another entry for the rows of a part."""
         for tile in self._tiles.get(name, []):
             same = (tile.first_row, tile.values.shape[0]) == (like.first_row, like.values.shape[0])
             found = tile.columns(columns) if same else None

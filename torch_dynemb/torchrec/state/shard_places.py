@@ -1,4 +1,4 @@
-"""Where the shards of a dynamic table lie."""
+"""Ranks, ids and columns of the shards of a dynamic table."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch_dynemb.torchrec.sharding.shardings import BY_ROWS
 
 
 class Place(NamedTuple):
-    """One shard of a table.
+    """Shard of a table and its rank.
 
     Attributes:
-        column_shard: its number among the column shards.
-        first_column: of the rows of the whole table.
-        columns: how many.
-        part: which of the ids it has, of as many parts as there are places with its columns.
-        rank: that has it.
+        column_shard: number among the column shards.
+        first_column: in rows of the whole table.
+        columns: number of columns.
+        part: number of its part of the ids; all places with the same columns have one part each.
+        rank: the rank with the shard.
     """
 
     column_shard: int
@@ -29,7 +29,7 @@ class Place(NamedTuple):
 
 
 def places_of(sharding: ParameterSharding) -> list[Place]:
-    """All shards of a table, by columns, then by part."""
+    """Return all shards of a table, by columns, then by part."""
     by_column: dict[int, list[tuple[int, int]]] = {}
     for shard in sharding.sharding_spec.shards:
         _, first = shard.shard_offsets
@@ -47,7 +47,7 @@ def places_of(sharding: ParameterSharding) -> list[Place]:
 
 
 def placement_of(rank: int, device: torch.device) -> str:
-    """The placement of a rank's shard in a ShardedTensor: ranks of a machine count its devices.
+    """Return a shard's placement in a ShardedTensor; ranks of a machine number its devices.
 
     Args:
         rank: of all ranks.

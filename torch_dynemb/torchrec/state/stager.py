@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint.async_save of models with dynamic tables."""
+"""Stager for torch.distributed.checkpoint.async_save of models with dynamic tables."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from torch_dynemb.torchrec.state.load_planner import table_prefixes
 
 
 class Stager(BlockingAsyncStager):
-    """Copies what ``dcp.async_save`` writes while training goes on; torch's own stager cannot.
+    """Stager for ``dcp.async_save``: copies the state dict, so that training can go on.
 
-    ``model.state_dict()`` copies dynamic tables already, so on the CPU these copies are what is
-    written, and no second one is made. All else, TorchRec's static tables among it, is copied to
-    the CPU before ``async_save`` returns. Give ``async_save`` a process group of its own: its
-    thread communicates while training does.
+    torch's own stager cannot copy ShardedTensors. ``model.state_dict()`` already copies dynamic
+    tables, so on the CPU these copies are written without a second one. Everything else, including
+    TorchRec's static tables, is copied to the CPU before ``async_save`` returns.
+
+    Give ``async_save`` its own process group, because its thread communicates while training does.
 
     Example::
 
@@ -36,14 +37,14 @@ class Stager(BlockingAsyncStager):
     """
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """The state dict as it is to be written.
+        """Return the state dict to write.
 
         Args:
-            state_dict: nested dicts of tensors and ShardedTensors. What ``state_dict()`` of a
-                sharded model returned must not be written into until the save is done.
+            state_dict: nested dicts of tensors and ShardedTensors. Do not modify the result of a
+                sharded model's ``state_dict()`` until the save has finished.
 
         Returns:
-            The same entries, in dicts of its own: those of dynamic tables on the CPU as they are,
+            New dicts with the same entries: those of dynamic tables on the CPU unchanged, and
             copies of all others on the CPU.
         """
         flat, paths = flatten_state_dict(state_dict)
@@ -68,7 +69,7 @@ def _is_on_cpu(value: Any) -> bool:
 
 @custom_sharded_op_impl(torch.Tensor.data_ptr)  # type: ignore[untyped-decorator]
 def _refuse_default_stager(types: Any, args: Any, kwargs: Any, process_group: Any) -> NoReturn:
-    """Says what to do where torch's stager asks for a ShardedTensor's memory, which has none."""
+    """Raise an error with the remedy if torch's stager asks for a ShardedTensor's memory."""
     raise RuntimeError(
         "data_ptr of a ShardedTensor: it has no memory of its own. In dcp.async_save, it is "
         "torch's default stager that cannot copy ShardedTensors: give async_save "

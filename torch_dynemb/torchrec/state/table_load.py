@@ -1,7 +1,7 @@
-"""Brings saved rows of a dynamic table to the ranks that own their ids now.
+"""Exchange of saved rows of a dynamic table, to the ranks that own their ids now.
 
-First the ids alone, so that all ranks know whether all is well before any table changes; then the
-rows, in blocks of some megabytes, which are written when they come.
+Ids are sent first, so that all ranks know of errors before any table changes. Rows follow in blocks
+of some megabytes, which are written as they arrive.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from torch_dynemb.torchrec.state.table_state import (
 
 BLOCK_BYTES = 8 << 20
 _IDS_OF_A_BLOCK = BLOCK_BYTES // 8
-# What rows have once, from each column shard that they were saved in: by name and shard, how many
-# of the columns that one has, and its values, [ids].
+# State with one value per row, by name and by saved column shard: the number of columns taken from
+# that shard, and its values, [ids].
 _Pieces = dict[str, dict[int, tuple[int, Tensor]]]
 
 
 class Arriving(NamedTuple):
-    """What a place of this rank is going to get.
+    """Ids that a place of this rank will receive.
 
     Attributes:
-        ids: int64 [n], ascending: those with a row.
-        counted: ids without a row; None: the table counts none one by one, or none were saved.
+        ids: int64 [n], ascending, with a row.
+        counted: ids without a row; None: the table does not count single ids, or none were saved.
     """
 
     ids: Tensor
@@ -48,11 +48,11 @@ class Arriving(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """Saved rows that are going to places.
+    """Saved rows to send.
 
     Attributes:
-        here: those that this rank has.
-        none: of the same entries.
+        here: those on this rank.
+        none: zero rows with the same entries.
         sizes: rows of every part of every rank, by rank.
     """
 
@@ -61,18 +61,18 @@ class _Source(NamedTuple):
     sizes: list[list[int]]
 
     def exchanges(self, size: int) -> int:
-        """How often ranks exchange blocks of so many rows until the last one has none left."""
+        """Return the number of block exchanges until all ranks have sent their rows."""
         return max(sum(-(-part // size) for part in parts) for parts in self.sizes)
 
 
 class TableLoad:
-    """Moves one table. All ranks of the group make the same calls, in the order of the methods.
+    """Exchange of one table's rows. All ranks of the group call the methods in their order here.
 
     Args:
         shape: of the table now.
-        entries: as :func:`save_table` made them, sharded by rows in any way; or ``weight`` alone,
+        entries: as :func:`save_table` made them, with rows sharded in any way; or ``weight`` alone,
             rows of ids 0, 1, ...
-        layout: what was saved with them; None: ``weight`` alone.
+        layout: saved with the entries; None: ``weight`` alone.
         device: of the rows.
     """
 
@@ -105,10 +105,10 @@ class TableLoad:
         return {tensor.name for tensor in self._saved.state}
 
     def check(self) -> None:
-        """Sends the ids to their places and sets ``arriving``, what the places of this rank get.
+        """Send the ids to their places and set ``arriving``: the ids for places of this rank.
 
         Raises:
-            ValueError: the entries do not belong together; on all ranks.
+            ValueError: the entries contradict each other; on all ranks.
         """
         counted = self._find_sources()
         damaged = ""
@@ -123,7 +123,7 @@ class TableLoad:
                 )
                 found = _ascending(self._collected(bare, number).ids)
                 same = ids is None or torch.equal(ids, found)
-                if not same or not _all_ascend(found):  # then some are repeated
+                if not same or not _all_ascend(found):  # unless it ascends, an id is repeated
                     damaged = "ids are repeated, or those of its columns differ"
                 ids = found
             assert ids is not None
@@ -138,9 +138,9 @@ class TableLoad:
         self._agree_on(damaged)
 
     def blocks(self) -> Iterator[tuple[Place, RowBlock]]:
-        """All columns of all rows that places of this rank get, a block of them at a time.
+        """Yield blocks of rows for places of this rank, until all rows and columns have come.
 
-        Collective: all ranks go to the end.
+        Collective: every rank must exhaust the iterator.
         """
         for number, places in self._places.items():
             mine = self._mine(places)
@@ -181,10 +181,10 @@ class TableLoad:
             nothing = torch.empty((block.ids.numel(), 0), device=self._device)
             yield mine, RowBlock(block.ids, 0, nothing, block.values, None)
 
-    # -- what there is --------------------------------------------------------------------------
+    # -- sources --------------------------------------------------------------------------------
 
     def _find_sources(self) -> list[_Source]:
-        """Sets ``_sources`` and ``_stays``; returns the sources of counted ids.
+        """Set ``_sources`` and ``_stays``; return the sources of counted ids.
 
         Raises:
             ValueError: on all ranks, if one of them has an error.
@@ -212,7 +212,7 @@ class TableLoad:
         ]
 
     def _all_mine(self, rows: list[list[Rows]], number: int) -> bool:
-        """Whether this rank has the place of all its ids among those of a column shard."""
+        """Return whether all ids of this rank stay on it, for a column shard."""
         places = self._places[number]
         for parts in rows:
             for part in parts:
@@ -222,7 +222,8 @@ class TableLoad:
         return True
 
     def _overlapping(self, place: Place) -> list[tuple[int, int, int]]:
-        """(number, first column, end) of what saved column shards have of a place's columns."""
+        """Return (number, first column, end) of saved column shards that overlap a place's
+        columns."""
         found = []
         for k, saved in enumerate(self._saved.columns):
             begin = max(saved.begin, place.first_column)
@@ -232,37 +233,37 @@ class TableLoad:
         return found
 
     def _mine(self, places: list[Place]) -> Place | None:
-        """The place of this rank among those of a column shard."""
+        """Return the place of this rank among those of a column shard."""
         return next((place for place in places if place.rank == self._ranks.rank), None)
 
     def _agree_on(self, error: str) -> None:
-        """Raises ValueError on all ranks if one has an error."""
+        """Raise ValueError on all ranks if one has an error."""
         self._raise_for(from_all_ranks(error, self._process_group))
 
     def _raise_for(self, errors: list[str]) -> None:
         found = [f"{text} (rank {rank})" for rank, text in enumerate(errors) if text]
         if found:
             raise ValueError(
-                f"table {self._shape.name!r}: the entries of the state do not belong together: "
+                f"table {self._shape.name!r}: the entries of the state contradict each other: "
                 f"{'; '.join(found)}"
             )
 
-    # -- what moves -----------------------------------------------------------------------------
+    # -- moves ----------------------------------------------------------------------------------
 
     def _cut(self, source: _Source, begin: int, end: int) -> _Source:
-        """Some columns of a saved column shard."""
+        """Return some columns of a saved column shard."""
         here = [self._saved.cut(rows, begin, end) for rows in source.here]
         return source._replace(here=here, none=self._saved.cut(source.none, begin, end))
 
     def _block_rows(self, none: Rows) -> int:
-        """Rows of a block, which one rank may get from every other one."""
+        """Return the rows of a block; a rank may receive one block from every other rank."""
         bytes_of_row = 8 + sum(
             value.shape[1] * value.element_size() for value in none.values.values()
         )
         return max(1024, BLOCK_BYTES // (bytes_of_row * self._ranks.size))
 
     def _collected(self, source: _Source, number: int) -> Rows:
-        """All rows that come to this rank, together."""
+        """Collect all rows that come to this rank."""
         parts = list(self._exchanged(source, number, _IDS_OF_A_BLOCK))
         if len(parts) == 1:
             return parts[0]
@@ -274,7 +275,7 @@ class TableLoad:
         )
 
     def _exchanged(self, source: _Source, number: int, size: int) -> Iterator[Rows]:
-        """Sends rows to the places of a column shard that own their ids; yields what comes."""
+        """Send rows to the places of a column shard that own their ids; yield received rows."""
         blocks = (block for rows in source.here for block in rows.blocks(size))
         if self._stays[number]:
             for block in blocks:
@@ -285,7 +286,7 @@ class TableLoad:
             yield self._exchange(block, self._places[number])
 
     def _ready(self, rows: Rows, like: Rows) -> Rows:
-        """Rows on the device and of the dtypes that they are written in."""
+        """Return rows on the device and in the dtypes of the table."""
         return Rows(
             rows.ids.to(self._device).contiguous(),
             {
@@ -295,7 +296,7 @@ class TableLoad:
         )
 
     def _ranks_of(self, ids: Tensor, places: list[Place]) -> Tensor:
-        """The rank of the place that owns each id."""
+        """Return the rank of the place that owns each id."""
         rank_of = torch.tensor([place.rank for place in places], device=ids.device)
         if len(places) == 1:
             return rank_of.expand(ids.shape)
@@ -321,7 +322,7 @@ def _all_ascend(ids: Tensor) -> bool:
 
 
 def _ascending(ids: Tensor) -> Tensor:
-    """Sorted ids; themselves where they are."""
+    """Return sorted ids; the same tensor if it ascends already."""
     return ids if _all_ascend(ids) else ids.sort().values
 
 

@@ -1,9 +1,17 @@
-"""What a state dict says about a dynamic table, under the names of TorchRec's virtual tables.
+"""State dict entries of a dynamic table, with the names of TorchRec's virtual tables.
 
-``weight`` [ids, dim], ``weight_id`` [ids, column shards], ``metadata`` (scores, [ids, column shards
-* scores]) and ``optimizer.<state>`` are ShardedTensors whose rows belong together; ids ascend
-within a shard. ``bucket`` [shards of ids, 1] says how many ids each has. ``count_id`` and
-``count`` are counted ids, which have no row. ``layout`` is a small tensor, equal on all ranks.
+These ShardedTensors have matching rows, with ascending ids within a shard:
+
+* ``weight`` [ids, dim];
+* ``weight_id`` [ids, column shards];
+* ``metadata`` [ids, column shards * scores], the scores;
+* ``optimizer.<state>``.
+
+Further entries:
+
+* ``bucket`` [shards of ids, 1]: the number of ids of each shard.
+* ``count_id`` and ``count``: counted ids, which have no row.
+* ``layout``: a small tensor, equal on all ranks.
 """
 
 from __future__ import annotations
@@ -26,21 +34,21 @@ from torch_dynemb.table.group import TableGroup
 from torch_dynemb.torchrec.state.shard_places import Place, placement_of
 
 FORMAT_VERSION = 1
-# What files have: a score keeps its number for ever, and a new one gets the next.
+# Numbers of scores in files are permanent; a new score gets the next one.
 _SCORE_CODES = {"step": 0, "timestamp": 1, "frequency": 2, "custom": 3, "expiry": 4}
 _SCORE_NAMES = {code: name for name, code in _SCORE_CODES.items()}
 _LAYOUT_HEAD = 5
 
 
 class TableShape(NamedTuple):
-    """What all ranks know of a table.
+    """Facts of a table that all ranks know.
 
     Attributes:
         name, embedding_dim: of its config.
         dtype: of its rows.
         optimizer: of its rows.
-        scores: names of what it keeps of an id.
-        counted: whether ids without a row are counted one by one.
+        scores: names of the scores of an id.
+        counted: whether ids without a row have exact counts.
         places: its shards.
     """
 
@@ -54,7 +62,7 @@ class TableShape(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What ``layout`` says.
+    """Content of the entry ``layout``.
 
     Attributes:
         optimizer_steps: updates of the table.
@@ -75,7 +83,7 @@ class Layout(NamedTuple):
 
     @staticmethod
     def of(table: str, tensor: Any) -> Layout:
-        """Reads it.
+        """Decode a layout.
 
         Raises:
             ValueError: another version, or damaged.
@@ -106,17 +114,18 @@ class Layout(NamedTuple):
 
 
 def state_key(name: str) -> str:
-    """The entry of an optimizer's state."""
+    """Return the entry name of an optimizer's state."""
     return f"optimizer.{name}"
 
 
 def splits_by_column(tensor: StateTensor) -> bool:
-    """Whether a column shard's state is that of its columns; else it is one for the whole row."""
+    """Return whether a column shard has state per column; otherwise one value is for the whole
+    row."""
     return not tensor.per_row and tensor.dtype != torch.uint8
 
 
 def state_bounds(tensor: StateTensor, places: list[Place]) -> list[tuple[int, int]]:
-    """(first column, columns) in the entry of a state tensor, by column shard."""
+    """Return (first column, columns) in the entry of a state tensor, by column shard."""
     columns = {place.column_shard: place for place in places}
     if splits_by_column(tensor):
         return [(columns[k].first_column, columns[k].columns) for k in sorted(columns)]
@@ -129,7 +138,7 @@ def state_bounds(tensor: StateTensor, places: list[Place]) -> list[tuple[int, in
 
 
 class LocalTable(NamedTuple):
-    """A shard on this rank: a table of a group."""
+    """Shard on this rank: a table of a group."""
 
     place: Place
     group: TableGroup
@@ -153,7 +162,7 @@ def _sharded(
     device: torch.device,
 ) -> ShardedTensor:
     filled = [tile for tile in tiles if tile.rows > 0]
-    if not filled:  # a ShardedTensor has shards of all columns, also without rows
+    if not filled:  # a ShardedTensor has shards of all columns, even without rows
         filled = list({tile.first_column: tile for tile in tiles}.values())
 
     def metadata(tile: _Tile) -> ShardMetadata:
@@ -185,10 +194,10 @@ def save_table(
     process_group: dist.ProcessGroup,
     device: torch.device,
 ) -> dict[str, ShardedTensor | Tensor]:
-    """The entries of a table.
+    """Return the entries of a table.
 
     Args:
-        local: what this rank has of it.
+        local: the shards on this rank, with their content and counted ids.
         sizes: of all shards: ids, and counted ids.
     """
     shared: dict[str, Any] = {"process_group": process_group, "device": device}
@@ -268,10 +277,10 @@ def save_table(
 def _first_rows(
     shape: TableShape, sizes: dict[Place, tuple[int, int]], which: int
 ) -> dict[int, int]:
-    """The first row of each part; all column shards have the same ids.
+    """Return the first row of each part; all column shards must have the same ids.
 
     Raises:
-        RuntimeError: they have not.
+        RuntimeError: column shards have different numbers of ids.
     """
     first: dict[int, int] = {}
     begin = 0
