@@ -8,6 +8,8 @@ DATA ?=
 PART ?= first
 OP ?=
 GPU_PYTHON ?= python3
+# processes that share the tests; 0: pytest runs them itself, which --pdb needs
+WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores : 4)))
 # 1 compiles the CUDA kernels on any machine, 0 nowhere; unset: where torch has CUDA (setup.py)
 DYNEMB_CUDA ?=
 export DYNEMB_CUDA
@@ -45,6 +47,7 @@ help:  ## this list
 		printf "  %-22s %s\n", $$1, $$2 }' Makefile
 	@echo 'Variables: PYTHON=python3.12 for a new .venv; CONSTRAINTS=file for other versions than'
 	@echo 'constraints.txt; PIP_INDEX_URL for a package index with, say, CPU builds of torch;'
+	@echo 'WORKERS=0 to run tests in one process, which ARGS=--pdb needs;'
 	@echo 'DYNEMB_CUDA=1 to compile the CUDA kernels also where torch has no CUDA; DYNEMB_URING=0 to'
 	@echo 'build without liburing, 1 to insist on it.'
 
@@ -53,11 +56,14 @@ build: $(LIBRARY) $(STAMPS)/package  ## compile the kernels and install torch_dy
 train: build $(STAMPS)/train $(if $(findstring --torchrec,$(ARGS)),$(STAMPS)/torchrec)  ## train DLRM; on your files: make train DATA='path/to/*.tsv'
 	$(VENV)/bin/python -m tutorials.dlrm.train $(DATA) $(ARGS)
 
+# The tests of a file run in one process, because they share what takes long to make.
+SHORT_TESTS := $(VENV)/bin/python -m pytest tests -m "not long" --numprocesses $(WORKERS) --dist loadfile
+
 # the second run is for tests that mix devices; ARGS choose tests, or a device, for the first
 test: build $(STAMPS)/test $(STAMPS)/torchrec  ## tests that take seconds each
 	cd tests && $(CURDIR)/$(VENV)/bin/python -m emulator.build  # a test that did it might take too long
-	$(VENV)/bin/python -m pytest tests -m "not long" $(ARGS)
-	$(if $(ARGS),,$(VENV)/bin/python -m pytest tests -m "not long" --device marked --first-and-last)
+	$(SHORT_TESTS) $(ARGS)
+	$(if $(ARGS),,$(SHORT_TESTS) --device marked --first-and-last)
 
 check: build $(STAMPS)/test  ## schema, opcheck, errors, values and emulator of one op: make check OP=multi_hash
 	@test -n '$(OP)' || { echo 'make check OP=name: which op of torch.ops.dynemb?' >&2; exit 1; }
@@ -72,7 +78,7 @@ tsan: $(STAMPS)/package  ## the store of rows and live tables under ThreadSaniti
 
 test-torchrec-versions: build $(STAMPS)/test $(TORCHREC_VERSIONS:%=build/torchrec-%/installed)  ## the oldest and newest TorchRec
 	DYNEMB_TORCHREC_VERSIONS=$(subst $(SPACE),:,$(TORCHREC_VERSIONS:%=$(CURDIR)/build/torchrec-%)) \
-	    $(VENV)/bin/python -m pytest tests/sharding/test_versions.py $(ARGS)
+	    $(VENV)/bin/python -m pytest tests/sharding/test_versions.py --numprocesses $(WORKERS) $(ARGS)
 
 # outside of the repository, because a download of half a gigabyte should serve all clones
 OLDEST_TORCH := 2.11.0

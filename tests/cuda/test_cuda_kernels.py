@@ -16,7 +16,7 @@ from group_calls import same_bits
 from op_cases import CASES, Case
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from wrong_tensors import EVERY_TENSOR, check_dimensions, check_dtype, check_strides
+from wrong_tensors import EVERY_TENSOR, Within, check_dimensions, check_dtype, check_strides
 
 from torch_dynemb._library.op_names import op_names, tagged_ops
 
@@ -121,8 +121,7 @@ def test_a_store_of_tables_on_a_gpu_is_refused() -> None:
     ids=["dtype", "strides", "dimensions"],
 )
 def test_wrong_tensors_are_refused(
-    check: Callable[[str, int], None], name: str, position: int
+    check: Callable[[str, int, Within], None], name: str, position: int
 ) -> None:
     """What the host can see, with the CPU's messages, before anything is changed."""
-    with EmulatedCuda():
-        check(name, position)
+    check(name, position, EmulatedCuda)

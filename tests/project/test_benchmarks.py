@@ -65,7 +65,8 @@ SMALL = {
     "dcp_load": ["--megabytes", "1", "--only", "Adam D=16, 1 rank"],
 }
 SLOW = (  # 9 seconds and more each
-    *("dcp_load", "feature_ops", "lifecycle", "optimizers", "serving", "two_ranks"),
+    *("dcp_load", "feature_ops", "lifecycle", "optimizers", "serving", "torchrec_step"),
+    "two_ranks",
 )
 
 

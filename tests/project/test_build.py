@@ -362,7 +362,10 @@ def test_import_needs_torch_alone() -> None:
             ["train", "DATA=a.tsv b.tsv", "ARGS=--resume"],
             "-m tutorials.dlrm.train a.tsv b.tsv --resume",
         ),
-        (["test", "ARGS=-k optim"], '-m pytest tests -m "not long" -k optim'),
+        (
+            ["test", "WORKERS=3", "ARGS=-k optim"],
+            '-m pytest tests -m "not long" --numprocesses 3 --dist loadfile -k optim',
+        ),
         (["test-long", "ARGS=-x"], "-m pytest tests -m long --timeout 3600 -x"),
         (["bench", "ARGS=--json"], "benchmarks/run.py --json"),
     ],

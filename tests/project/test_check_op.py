@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
+import runpy
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 from op_cases import FAMILIES
+from started import start_server
 
 import torch_dynemb  # noqa: F401  # registers the ops
 from torch_dynemb._library.op_names import op_names
@@ -18,34 +20,47 @@ TESTS = Path(__file__).resolve().parents[1]
 PROGRAM = TESTS / "tools" / "check_op.py"
 
 
-def check_op(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(PROGRAM), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def run_program(arguments: tuple[str, ...], output: Path) -> None:
+    sys.argv = [str(PROGRAM), *arguments]
+    with output.open("w") as file, redirect_stdout(file), redirect_stderr(file):
+        runpy.run_path(str(PROGRAM), run_name="__main__")
 
 
-def test_an_op_that_is_not_there_is_told_near_names() -> None:
-    reply = check_op("find_or_insert")
-    assert reply.returncode == 1
-    assert "OP=find_or_insert: no op of that name. Near names: find_or_insert_" in reply.stderr
+def check_op(folder: Path, *arguments: str) -> tuple[int | None, str]:
+    """Runs the program; returns its exit status and what it printed."""
+    output = folder / "output.txt"
+    process = start_server().Process(target=run_program, args=(arguments, output))
+    process.start()
+    process.join(240)
+    return process.exitcode, output.read_text()
 
 
-def test_an_op_is_checked() -> None:
-    reply = check_op("id_owners")
-    assert reply.returncode == 0, reply.stdout
-    summary = reply.stdout.partition("\nid_owners:\n")[2].splitlines()
+def test_an_op_that_is_not_there_is_told_near_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PROGRAM.parent))
+    import check_op as program
+
+    near = r"OP=find_or_insert: no op of that name\. Near names: find_or_insert_"
+    with pytest.raises(SystemExit, match=near):
+        program.Op("find_or_insert")
+
+
+def test_an_op_is_checked(tmp_path: Path) -> None:
+    status, said = check_op(tmp_path, "id_owners")
+    assert status == 0, said
+    summary = said.partition("\nid_owners:\n")[2].splitlines()
     kinds = {line[:18].strip(): int(line[18:23]) for line in summary[:5]}
     assert kinds.keys() == {"schema", "opcheck", "wrong arguments", "values", "emulator"}
     assert all(count > 0 for count in kinds.values())
-    assert "300 damaged calls" in reply.stdout
+    assert "300 damaged calls" in said
 
 
-def test_a_kind_without_a_test_is_an_error_that_says_where_to_add_it() -> None:
-    reply = check_op("id_owners", "-k", "test_schemas")
-    assert reply.returncode == 1
-    assert (
+def test_a_kind_without_a_test_is_an_error_that_says_where_to_add_it(tmp_path: Path) -> None:
+    status, said = check_op(tmp_path, "id_owners", "-k", "test_schemas")
+    assert status == 1
+    wanted = (
         "id_owners has no test of values: add a test that calls it to tests/ops/test_routing.py"
-        in (reply.stdout)
     )
+    assert wanted in said
 
 
 def test_every_op_has_a_home(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 from declared_device import declared_kind
+from started import start_server
 
 pytestmark = pytest.mark.cpu_only("files, which are the same for all devices")
 
@@ -39,22 +39,28 @@ def test_what_a_file_says(text: str, kind: str | None, tmp_path: Path) -> None:
     assert declared_kind(file) == kind
 
 
+def collect(folder: Path, device: str, output: Path) -> None:
+    """Collects the tests of a folder; ends the process with the exit code of pytest."""
+    sys.path.insert(0, str(TESTS))  # folders have a conftest, too
+    options = ["-c", str(TESTS.parent / "pyproject.toml"), "-p", "conftest"]
+    options += ["-p", "no:cacheprovider", "--collect-only", "-q", "--device", device]
+    with output.open("w") as file, redirect_stdout(file), redirect_stderr(file):
+        code = pytest.main([*options, str(folder)])
+    sys.exit(code)
+
+
 @pytest.mark.parametrize("device", ["cpu", "emulated", "marked"])
 def test_a_file_that_says_nothing_is_an_error(device: str, tmp_path: Path) -> None:
-    (tmp_path / "test_forgotten.py").write_text("raise RuntimeError('imported')\n")
-    (tmp_path / "test_here.py").write_text(
+    folder, output = tmp_path / "tests", tmp_path / "output.txt"
+    folder.mkdir()
+    (folder / "test_forgotten.py").write_text("raise RuntimeError('imported')\n")
+    (folder / "test_here.py").write_text(
         "import pytest\npytestmark = pytest.mark.any_device\ndef test_one(): pass\n"
     )
-    settings = TESTS.parent / "pyproject.toml"
-    options = ["-c", str(settings), "-p", "conftest", "-p", "no:cacheprovider", "--collect-only"]
-    command = [sys.executable, "-m", "pytest", *options, "-q"]
-    reply = subprocess.run(
-        [*command, "--device", device, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert reply.returncode == pytest.ExitCode.INTERRUPTED, reply.stdout + reply.stderr
-    assert "test_forgotten.py says not where it runs" in reply.stdout
-    assert "1 test collected, 1 error" in reply.stdout
+    process = start_server().Process(target=collect, args=(folder, device, output))
+    process.start()
+    process.join(120)
+    said = output.read_text()
+    assert process.exitcode == pytest.ExitCode.INTERRUPTED, said
+    assert "test_forgotten.py says not where it runs" in said
+    assert "1 test collected, 1 error" in said

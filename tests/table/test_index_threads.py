@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
@@ -18,6 +14,7 @@ from execution import cpu_seconds_by_thread, threads
 from group_calls import call_of, differences, same_bits, snapshot
 from oracle import Oracle
 from seeding import seeded
+from started import start_server
 from torch import Tensor
 
 import torch_dynemb as td
@@ -113,6 +110,11 @@ def cpu_seconds_of_insertion(kind: str, ids_per_call: int) -> list[float]:
     return sorted(after[thread] - before.get(thread, 0.0) for thread in after)
 
 
+def send_cpu_seconds(pipe: Connection, kind: str, ids_per_call: int) -> None:
+    torch.set_num_threads(2)
+    pipe.send(cpu_seconds_of_insertion(kind, ids_per_call))
+
+
 # Where all ids share a range of first buckets, one thread places what fits there.
 @pytest.mark.parametrize(
     ("kind", "ids_per_call", "least_share"),
@@ -122,22 +124,13 @@ def test_both_threads_work_on_crowded_buckets(
     kind: str, ids_per_call: int, least_share: float
 ) -> None:
     """Run in a process with threads that sleep while they wait: processor time is work."""
-    program = (
-        "import json, torch, test_index_threads as test; torch.set_num_threads(2); "
-        f"print(json.dumps(test.cpu_seconds_of_insertion({kind!r}, {ids_per_call})))"
-    )
-    environ = {**os.environ, "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "2"}
-    environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # also of modules that tests share
-    reply = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=Path(__file__).parent,
-        env=environ,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert reply.returncode == 0, reply.stderr
-    seconds = json.loads(reply.stdout)
+    server = start_server()
+    ours, theirs = server.Pipe()
+    process = server.Process(target=send_cpu_seconds, args=(theirs, kind, ids_per_call))
+    process.start()
+    theirs.close()  # so that the end of the process ends the pipe
+    seconds = ours.recv()
+    process.join()
     assert seconds[-2] > least_share * sum(seconds), seconds
 
 

@@ -12,17 +12,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCES = ROOT / "csrc"
 EMULATOR_HEADERS = ROOT / "tests" / "emulator" / "include"
 CUDA_DECLARATIONS = Path(__file__).with_name("host_of_cuda.h")
+TENSOR_HEADER = "torch/csrc/stable/tensor.h"  # half of the time of checking a source
 # of each kind a little: ops, modules, torch.compile, torch.export
 TESTS = ["tests/ops/test_lookup.py", "tests/nn/test_modules.py", "tests/serving/test_freeze.py"]
 
@@ -57,14 +61,37 @@ def installed_torch(version: str, cache: Path) -> tuple[Path, bool]:
     raise SystemExit(f"pip cannot install torch {version}: the headers cannot be checked")
 
 
-def syntax_error(source: Path, flags: list[str]) -> str:
-    """What the compiler says of a source; "" if it is right."""
-    command = [*shlex.split(os.environ.get("CXX", "c++")), "-fsyntax-only", "-w", "-std=c++17"]
-    if source.suffix == ".cu":
-        command += ["-DUSE_CUDA", f"-I{EMULATOR_HEADERS}", "-include", str(CUDA_DECLARATIONS)]
-    command += [*flags, "-x", "c++", str(source)]
-    reply = subprocess.run(command, capture_output=True, text=True, check=False)
+@cache
+def headers_of(file: Path) -> frozenset[str]:
+    """Names in angle brackets that a file of ours includes, also through other files of ours."""
+    text = file.read_text()
+    found = set(re.findall(r"^#include <([^>]+)>", text, re.MULTILINE))
+    for name in re.findall(r'^#include "([^"]+)"', text, re.MULTILINE):
+        if (SOURCES / name).is_file():
+            found |= headers_of(SOURCES / name)
+    return frozenset(found)
+
+
+def check_syntax(source: Path, flags: list[str], *more: str) -> str:
+    """Returns what the compiler says of a source; "" if it is right."""
+    command = [*shlex.split(os.environ.get("CXX", "c++")), "-w", "-std=c++17", *flags, *more]
+    reply = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False)
     return reply.stderr if reply.returncode != 0 else ""
+
+
+def syntax_error(source: Path, flags: list[str], compiled: Path) -> str:
+    """Checks one source.
+
+    Args:
+        flags: of the compiler, for this kind of source.
+        compiled: has TENSOR_HEADER, compiled.
+
+    Returns:
+        What the compiler says; "" if the source is right.
+    """
+    # only where it is included anyway: other sources must not see what it declares
+    first = ["-include", str(compiled)] if TENSOR_HEADER in headers_of(source) else []
+    return check_syntax(source, [*first, *flags], "-fsyntax-only", "-x", "c++")
 
 
 def wrong_sources(torch_directory: Path) -> list[str]:
@@ -74,9 +101,23 @@ def wrong_sources(torch_directory: Path) -> list[str]:
     include = torch_directory / "torch" / "include"
     flags = [f"-DTORCH_TARGET_VERSION={STABLE_ABI_TORCH}", f"-I{SOURCES}"]
     flags += ["-isystem", str(include), "-isystem", str(include / "torch/csrc/api/include")]
+    cuda = ["-DUSE_CUDA", f"-I{EMULATOR_HEADERS}", "-include", str(CUDA_DECLARATIONS)]
+    flags_of = {".cpp": flags, ".cu": [*cuda, *flags]}
     sources = sorted([*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.cu")])
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        found = [error for error in pool.map(lambda s: syntax_error(s, flags), sources) if error]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
+    ):
+        compiled = {}
+        for kind, of_kind in flags_of.items():
+            header = Path(folder, f"{kind[1:]}.h")
+            header.write_text(f"#include <{TENSOR_HEADER}>\n")
+            more = ["-x", "c++-header", "-o", f"{header}.gch"]
+            if error := check_syntax(header, of_kind, *more):
+                return [error]
+            compiled[kind] = header
+        said = pool.map(lambda s: syntax_error(s, flags_of[s.suffix], compiled[s.suffix]), sources)
+        found = [error for error in said if error]
     print(f"{len(sources)} sources, {len(found)} with errors", flush=True)
     return found
 
