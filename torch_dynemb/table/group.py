@@ -270,7 +270,7 @@ class TableGroup:
             IndexError: a table number is too large.
             RuntimeError: values of offsets or feature_policies.
             NoRoomError: a table is full, or memory is short.
-            On a GPU, a later call raises what depends on values of tensors.
+                On a GPU, a later call raises what depends on values of tensors.
         """
         call = (ids, offsets, feature_tables, feature_policies)
         return lookup.find_or_insert(self._tables, *call, scores=scores, counts=counts)
