@@ -24,7 +24,8 @@ from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.environment import BuildEnvironment
 from sphinx.ext.napoleon import GoogleDocstring
-from typing_extensions import get_original_bases, is_typeddict
+from sphinx.util.typing import stringify_annotation
+from typing_extensions import get_original_bases, get_type_hints, is_typeddict
 
 import torch_dynemb
 
@@ -55,7 +56,6 @@ nitpicky = True
 templates_path = [str(DOCS / "templates")]
 autosummary_ignore_module_all = False
 autodoc_member_order = "bysource"
-autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 napoleon_numpy_docstring = False
 napoleon_use_param = False  # an entry may describe several arguments
@@ -101,6 +101,7 @@ def listed_names() -> tuple[dict[int, str], dict[str, dict[str, list[str]]], dic
                 here[module][heading(value, module, len(names))].append(name)
             else:
                 elsewhere[module].append(page)
+        here[module] = dict(sorted(here[module].items(), key=lambda group: group[0] == "Data"))
     return pages, here, elsewhere
 
 
@@ -173,6 +174,19 @@ def shorten_signature(
     return signature and signature.replace("<factory>", "..."), returns
 
 
+def options_docstring(options: type) -> str:
+    """Write the docstring of a TypedDict with the types of its options, and those of its bases."""
+    own, _, entries = inspect.cleandoc(options.__doc__ or "").partition("\n\nAttributes:\n")
+    for name, hint in get_type_hints(options).items():
+        shown = re.sub(r"torch_dynemb(\.\w+)*\.", "", stringify_annotation(hint))
+        entries = re.sub(rf"^(    {name})(?=: )", rf"\1 (``{shown}``)", entries, flags=re.MULTILINE)
+    text = f"{own}\n\nAttributes:\n{entries}" if entries else own
+    for base in get_original_bases(options):
+        if is_typeddict(base):
+            text += f"\n\nOptions of :class:`{base.__qualname__}`:\n\n{options_docstring(base)}"
+    return text
+
+
 def prepare_docstring(
     app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
 ) -> None:
@@ -180,8 +194,7 @@ def prepare_docstring(
     if what == "data" and value.__doc__ == type(value).__doc__:
         lines.clear()  # what Python says of each tuple
     if is_typeddict(value):
-        for base in get_original_bases(value):  # whose options a TypedDict has, but not as a class
-            lines += inspect.cleandoc(base.__doc__ or "").partition("\nAttributes:")[2].splitlines()
+        lines[:] = options_docstring(value).splitlines()
     in_example = False
     for number, line in enumerate(lines):
         in_example = line.lstrip().startswith(">>>") or (in_example and line.strip() != "")
