@@ -178,7 +178,7 @@ def options_docstring(options: type) -> str:
     """Write the docstring of a TypedDict with the types of its options, and those of its bases."""
     own, _, entries = inspect.cleandoc(options.__doc__ or "").partition("\n\nAttributes:\n")
     for name, hint in get_type_hints(options).items():
-        shown = re.sub(r"torch_dynemb(\.\w+)*\.", "", stringify_annotation(hint))
+        shown = re.sub(r"(torch_dynemb(\.\w+)*|collections\.abc)\.", "", stringify_annotation(hint))
         entries = re.sub(rf"^(    {name})(?=: )", rf"\1 (``{shown}``)", entries, flags=re.MULTILINE)
     text = f"{own}\n\nAttributes:\n{entries}" if entries else own
     for base in get_original_bases(options):
