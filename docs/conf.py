@@ -88,7 +88,8 @@ def listed_names() -> tuple[dict[int, str], dict[str, dict[str, list[str]]], dic
     here: dict[str, dict[str, list[str]]] = {}
     elsewhere: dict[str, list[str]] = {}
     for module in MODULES:
-        names = importlib.import_module(module).__all__
+        defined = list(vars(importlib.import_module(module)))  # in the order of imports
+        names = sorted(importlib.import_module(module).__all__, key=defined.index)
         here[module], elsewhere[module] = defaultdict(list), []
         for name in names:
             value = getattr(importlib.import_module(module), name)
