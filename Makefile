@@ -98,8 +98,8 @@ format: $(STAMPS)/lint  ## rewrite the sources as lint wants them
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/clang-format -i $(CXX_FILES)
 
-docs: build $(STAMPS)/docs $(STAMPS)/torchrec  ## build/docs/index.html: the API reference from the docstrings
-	$(VENV)/bin/python tests/tools/api_reference.py $(ARGS)
+docs: build $(STAMPS)/docs $(STAMPS)/torchrec  ## build/docs/index.html: guides, reference and benchmarks, with a search
+	$(VENV)/bin/python -m sphinx --fail-on-warning --keep-going --quiet -c docs -d build/doctrees . build/docs $(ARGS)
 
 bench: build $(STAMPS)/test bench-peers  ## benchmarks, with the peers they compare with
 	$(VENV)/bin/python benchmarks/run.py $(ARGS)
