@@ -146,8 +146,8 @@ class _DynamicSharder:
 class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollectionSharder):  # type: ignore[misc]
     """Sharder of EmbeddingBagCollections with some dynamic tables, as the plan says.
 
-    Static tables run TorchRec's kernels. If the plan makes no table of a module dynamic, the sharder
-    warns.
+    Static tables run TorchRec's kernels. If the plan makes no table of a module dynamic, the
+    sharder warns.
 
     Args:
         fused_params: optimizer of all tables, as in TorchRec: ``optimizer`` (an EmbOptimType),
