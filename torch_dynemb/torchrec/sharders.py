@@ -146,8 +146,8 @@ class _DynamicSharder:
 class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollectionSharder):  # type: ignore[misc]
     """Sharder of EmbeddingBagCollections with some dynamic tables, as the plan says.
 
-    Static tables are sharded as by TorchRec. If the plan makes no table of a module dynamic,
-    TorchRec shards all of it, with a warning.
+    Static tables run TorchRec's kernels. If the plan makes no table of a module dynamic, the
+    sharder warns.
 
     Args:
         fused_params: optimizer of all tables, as in TorchRec: ``optimizer`` (an EmbOptimType),
@@ -189,7 +189,7 @@ class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollecti
 class DynamicEmbeddingCollectionSharder(_DynamicSharder, EmbeddingCollectionSharder):  # type: ignore[misc]
     """Sharder of EmbeddingCollections with some dynamic tables, as the plan says.
 
-    Static tables are sharded as by TorchRec.
+    Static tables run TorchRec's kernels.
 
     Args:
         use_index_dedup: send each distinct id of a batch once to its table, dynamic or static.
