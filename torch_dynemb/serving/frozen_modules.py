@@ -228,7 +228,7 @@ class FrozenCollection(RowsOfFeatures, FrozenModule):
 
 
 def _register(kind: type[TableModule], frozen: Callable[[Any, TableGroup], nn.Module]) -> None:
-    """Register the read-only copy of a module, whose rows other ranks may have."""
+    """Register the read-only copy of a module; other ranks may have rows of it."""
 
     def copy_of(source: TableModule, choices: Choices) -> nn.Module | None:
         owner = f"freeze: {type(source).__name__} {source.group.names}"
