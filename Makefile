@@ -87,11 +87,12 @@ TORCH_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/torch_dynemb
 test-oldest-torch: build  ## the sources against the headers of torch $(OLDEST_TORCH), and the library in it
 	$(VENV)/bin/python tests/tools/oldest_torch.py $(OLDEST_TORCH) --cache '$(TORCH_CACHE)' $(ARGS)
 
-lint: $(STAMPS)/lint  ## ruff, mypy --strict on the package, clang-format
+lint: $(STAMPS)/lint  ## ruff, mypy --strict on the package, clang-format, words and sentences of texts
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy --strict -p torch_dynemb
 	$(VENV)/bin/clang-format --dry-run --Werror $(CXX_FILES)
+	$(VENV)/bin/python tests/tools/prose.py
 
 format: $(STAMPS)/lint  ## rewrite the sources as lint wants them
 	$(VENV)/bin/ruff check --fix .

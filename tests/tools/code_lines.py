@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("package", type=Path, nargs="?", default=ROOT / "torch_dynemb")
     folder = parser.parse_args().package.resolve()
     if not (folder / "__init__.py").is_file():
-        parser.error(f"{folder} is no package: it has no __init__.py")
+        parser.error(f"{folder} is not a package: it has no __init__.py")
     print(table(rooms_of(folder)))
 
 

@@ -57,8 +57,10 @@ ALLOWED = {
     "tests/project/test_prose.py": r".",
     "README.md": r"[Ww]ho should",
 }
-PERSONS = re.compile("|".join(f"(?:{word})" for word in WORDS), re.IGNORECASE)
-INSTEAD = [(re.compile(word, re.IGNORECASE), instead) for word, instead in WORDS.items()]
+# a line break may divide the words
+_BROKEN = {word.replace(" ", " +"): instead for word, instead in WORDS.items()}
+PERSONS = re.compile("|".join(f"(?:{word})" for word in _BROKEN), re.IGNORECASE)
+INSTEAD = [(re.compile(word, re.IGNORECASE), instead) for word, instead in _BROKEN.items()]
 QUESTIONS = {"what", "whether", "which", "how", "where", "when", "who", "why", "whose"}
 _VERBS = """
 abort accept accumulate acquire act add adjust admit advance advise allocate allow answer append
