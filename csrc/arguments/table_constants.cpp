@@ -105,7 +105,7 @@ void check_initializers(const char* op, int64_t t, const int64_t* meta, int64_t 
       const char* wrong = wrong_record(init_data + begin + r * kInitRecordColumns, dim, numel);
       DYNEMB_CHECK(wrong == nullptr, "dynemb::", op, ": init_data: the ", wrong, " of record ", r,
                    " of ", list.begin_name, " of table ", t,
-                   " are invalid, or point outside of it");
+                   " are not those of an initializer, or point outside of it");
     }
   }
 }

@@ -253,7 +253,7 @@ def test_what_is_no_package_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"it has no manifest\.json"):
         td.serving.load(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(FileNotFoundError, match="it is no folder"):
+    with pytest.raises(FileNotFoundError, match="it is not a folder"):
         td.serving.load(tmp_path / "file")
     (tmp_path / MANIFEST).write_text(json.dumps({"format": "another"}))
     with pytest.raises(DamagedFileError, match="is not the manifest of a"):

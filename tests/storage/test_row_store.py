@@ -490,7 +490,7 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"has version 2 of the format, expected 1\. Give the"):
         open_store(tmp_path)
     (tmp_path / "FORMAT").unlink()
-    with pytest.raises(RuntimeError, match=r"FORMAT is missing or damaged, but there are segments"):
+    with pytest.raises(RuntimeError, match=r"FORMAT is missing or damaged, but segments exist"):
         open_store(tmp_path)
 
 
