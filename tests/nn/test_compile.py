@@ -428,13 +428,6 @@ def test_small_tables_train_with_a_backend_that_copies_them() -> None:
     assert_equal_bits(*twins)
 
 
-def test_two_lookups_before_backward_raise() -> None:
-    table = td.DynamicEmbedding(DIM, optimizer=td.SGD(lr=0.1))
-    function, _ = compiled(lambda ids: (table(ids), table(ids)))
-    with pytest.raises(RuntimeError, match="split"):
-        torch.cat(function(torch.arange(4))).sum().backward()
-
-
 def test_a_forgotten_step_is_reported_after_compiled_training() -> None:
     table = td.DynamicEmbedding(DIM, optimizer=td.SGD(lr=0.1))
     function, _ = compiled(table)

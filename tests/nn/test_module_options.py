@@ -81,7 +81,7 @@ def test_help_documents_options() -> None:
     text = pydoc.render_doc(td.DynamicEmbedding, renderer=pydoc.plaintext)
     assert "memory_budget: int | str | None = None" in text
     assert "memory_budget: bytes that the tables may take together" in text
-    assert "padding_idx: an id that is looked up as zeros" in text  # TableConfig's text
+    assert "padding_idx: an id that reads as zeros" in text  # TableConfig's text
     own = inspect.getdoc(td.DynamicEmbedding.from_embedding) or ""
     assert own.count("    device: ") == 1
     assert "    device: of the rows; default: that of ``weight``" in own

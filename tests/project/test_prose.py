@@ -56,7 +56,9 @@ def test_words_that_pass(text: str) -> None:
 def test_long_sentences() -> None:
     long = "word " * 31
     assert found("a.md", f"# {long}\n\nShort. {long}and\nmore. Short.\n") == [(3, "length")]
-    assert found("a.md", f"```\n{long}\n```\n| {long} |\n* {'word ' * 20}\n* {'word ' * 20}\n") == []
+    assert (
+        found("a.md", f"```\n{long}\n```\n| {long} |\n* {'word ' * 20}\n* {'word ' * 20}\n") == []
+    )
     assert found("a.md", f"{'word ' * 20}`{long}` [text]({long.replace(' ', '')})\n") == []
     text = f'"""Title.\n\n{long}\n\nExample::\n\n    {long}\n"""\n'
     assert found("torch_dynemb/a.py", text) == [(3, "length")]

@@ -138,7 +138,7 @@ def test_slots_by_row_number_are_refused_and_those_by_id_are_read() -> None:
     slots = table.slot_group()
     assert torch.equal(slots["embedding"], rows)
     for slot in slots.slots():
-        with pytest.raises(RuntimeError, match=r"^Slot\.value: the rows of \['hashtable'\] lie in"):
+        with pytest.raises(RuntimeError, match=r"^Slot\.value: the rows of \['hashtable'\] are"):
             slot.value()
 
 

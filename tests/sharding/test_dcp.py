@@ -69,7 +69,7 @@ def test_ids_that_a_table_cannot_have_are_refused_before_a_change(two_ranks: Ran
         assert "give it a larger capacity" in error
         assert not changed
         error, changed = result["padding"]
-        assert "table 'ads' has the padding id 7, which has no row" in error
+        assert "table 'ads' has the padding id 7, but the load has a row for it" in error
         assert not changed
 
 

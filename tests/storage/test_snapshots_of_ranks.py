@@ -78,5 +78,5 @@ def goes_back_together(rank: int, folder: Path) -> None:
 def test_two_ranks_go_back_together(two_ranks: Ranks, tmp_path: Path) -> None:
     two_ranks.run(goes_back_together, tmp_path)
     model = RankModel(tmp_path, 0)
-    with pytest.raises(RuntimeError, match=r"made by 2 ranks with 2 stores.*has 1 with 1.*save"):
+    with pytest.raises(RuntimeError, match=r"saved by 2 ranks with 2 stores.*has 1 with 1.*save"):
         checkpoint.load_snapshot(model)

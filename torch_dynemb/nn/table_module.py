@@ -98,6 +98,7 @@ class TableModule(nn.Module):
     """
 
     _private_to_rank = False  # see private_to_rank()
+    _ranks: RankGroup | None = None  # that share the rows
     # Of a copy: the version of its anchor, to which writing to all parameters() adds.
     _copied_anchor: int | None = None
 
