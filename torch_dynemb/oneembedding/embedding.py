@@ -128,7 +128,7 @@ class Embedding(OptimizedLater):
 
         Raises:
             TypeError: a dtype does not match.
-            ValueError: shapes do not match, or there is no such table.
+            ValueError: shapes do not match, or the table does not exist.
             RuntimeError: gradients of an earlier lookup are pending, but the embedding has no
                 optimizer that would apply them; or it has none, and its rows are on SSD.
         """
@@ -309,7 +309,7 @@ class Embedding(OptimizedLater):
 
         Raises:
             TypeError, ValueError: it is no name, or the snapshot does not fit.
-            FileNotFoundError: there is no such snapshot.
+            FileNotFoundError: the snapshot does not exist.
             RuntimeError: rows are on SSD, and the embedding has no optimizer yet.
         """
         self._check_stored("load_snapshot")

@@ -39,7 +39,7 @@ class FrozenMultiTableEmbedding(FrozenModule):
 
         Raises:
             TypeError: a dtype does not match.
-            ValueError: shapes do not match, or there is no such table.
+            ValueError: shapes do not match, or the table does not exist.
         """
         given = keys_by_table(type(self).__name__, ids, table_ids, self.key_type, self.num_tables)
         rows = self.frozen_tables.lookup(given.batch(self.embedding_dim))

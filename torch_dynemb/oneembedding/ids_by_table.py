@@ -57,13 +57,13 @@ def ids_by_table(owner: str, ids: Tensor, table_ids: Tensor | None, tables: int)
     """Brings ids into the order of their tables.
 
     Args:
-        owner: what errors begin with.
+        owner: prefix of error messages.
         ids: int64 of any shape; without ``table_ids`` the last dimension has one for each table.
         table_ids: int64 of the same shape, the table of each id; None: see ``ids``.
         tables: how many there are.
 
     Raises:
-        ValueError: shapes do not match, or there is no such table.
+        ValueError: shapes do not match, or the table does not exist.
     """
     if table_ids is None:
         if tables > 1 and (ids.dim() == 0 or ids.shape[-1] != tables):
@@ -96,7 +96,7 @@ def keys_by_table(
     """:func:`ids_by_table` of what an embedding's forward was given.
 
     Args:
-        owner: what errors begin with.
+        owner: prefix of error messages.
         ids: of ``key_type``.
         table_ids: integers of the same shape, or None.
         key_type: that ids must have.
@@ -104,7 +104,7 @@ def keys_by_table(
 
     Raises:
         TypeError: ids are of another dtype, or ``table_ids`` no integers.
-        ValueError: shapes do not match, or there is no such table.
+        ValueError: shapes do not match, or the table does not exist.
     """
     keys = ids_of(f"{owner}: ids", ids, key_type)
     if table_ids is not None:

@@ -63,7 +63,7 @@ def import_snapshot(
 
     Raises:
         TypeError, ValueError: a wrong value, or files that do not fit the embedding.
-        FileNotFoundError: there is no such snapshot, or a file of it is missing.
+        FileNotFoundError: the snapshot does not exist, or a file of it is missing.
         FileExistsError: the embedding has a snapshot of this name.
         OSError: the disk is full, or fails. In all cases all ranks raise, and the embedding is as
             it was.

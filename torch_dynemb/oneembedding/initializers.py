@@ -17,7 +17,7 @@ def make_uniform_initializer(low: float = 0.0, high: float = 1.0) -> Initializer
         A :class:`torch_dynemb.Uniform`.
 
     Raises:
-        TypeError, ValueError: a bound is no finite number, or low is more than high.
+        TypeError, ValueError: a bound is not a finite number, or low is more than high.
     """
     return Uniform(low, high)
 
@@ -33,7 +33,7 @@ def make_normal_initializer(mean: float = 0.0, std: float = 1.0) -> Initializer:
         A :class:`torch_dynemb.Normal`.
 
     Raises:
-        TypeError, ValueError: a value is no finite number, or std is less than 0.
+        TypeError, ValueError: a value is not a finite number, or std is less than 0.
     """
     return Normal(mean, std)
 
@@ -48,7 +48,7 @@ def make_constant_initializer(value: float) -> Initializer:
         A :class:`torch_dynemb.Constant`.
 
     Raises:
-        TypeError, ValueError: ``value`` is no finite number.
+        TypeError, ValueError: ``value`` is not a finite number.
     """
     return Constant(value)
 
@@ -67,7 +67,7 @@ def make_trunc_normal_initializer(
         A :class:`torch_dynemb.TruncatedNormal`.
 
     Raises:
-        TypeError, ValueError: a value is no finite number, or out of its range.
+        TypeError, ValueError: a value is not a finite number, or out of its range.
     """
     return TruncatedNormal(mean, std, a, b)
 

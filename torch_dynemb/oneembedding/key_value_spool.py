@@ -58,7 +58,7 @@ class KeyValueSpool:
 
         Args:
             places: int64 [n], as :meth:`places` gives them.
-            size: the most rows of a batch.
+            size: maximum number of rows of a batch.
 
         Returns:
             An iterator of ids [n] and values [n, width].

@@ -25,7 +25,7 @@ def ids_of(owner: str, keys: object, key_type: torch.dtype) -> Tensor:
     """The ids of keys: those of 64 bits keep their bits, others their value.
 
     Args:
-        owner: what errors begin with.
+        owner: prefix of error messages.
         keys: of any shape.
         key_type: that they must have.
 
@@ -33,7 +33,7 @@ def ids_of(owner: str, keys: object, key_type: torch.dtype) -> Tensor:
         int64, contiguous, of the same shape.
 
     Raises:
-        TypeError: they are no tensor, or of another dtype.
+        TypeError: they are not a tensor, or of another dtype.
     """
     if not isinstance(keys, Tensor) or keys.layout != torch.strided or keys.dtype != key_type:
         raise TypeError(f"{owner} is {described(keys)}, expected a dense tensor of {key_type}")
@@ -45,7 +45,7 @@ def keys_of(owner: str, ids: Tensor, key_type: torch.dtype) -> Tensor:
     """The keys of ids, the other way round.
 
     Args:
-        owner: what errors begin with.
+        owner: prefix of error messages.
         ids: int64 of any shape.
         key_type: of the keys.
 
@@ -71,7 +71,7 @@ def id_of(owner: str, key: object, key_type: torch.dtype) -> int:
     """The id of one key.
 
     Raises:
-        TypeError: it is no int.
+        TypeError: it is not an int.
         ValueError: it is no key of this type.
     """
     bounds = torch.iinfo(key_type)

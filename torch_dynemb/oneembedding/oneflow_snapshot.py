@@ -44,11 +44,11 @@ class OneFlowTable(NamedTuple):
         """The chunks that a snapshot has rows of, and the file that says which.
 
         Args:
-            owner: what errors begin with.
+            owner: prefix of error messages.
             name: of the snapshot.
 
         Raises:
-            FileNotFoundError: there is no such snapshot.
+            FileNotFoundError: the snapshot does not exist.
             ValueError: its list names what is no index.
         """
         folder = self.folder / SNAPSHOTS / name
@@ -69,10 +69,10 @@ class OneFlowTable(NamedTuple):
         """The rows of a snapshot, at most ``size`` at a time.
 
         Args:
-            owner: what errors begin with.
+            owner: prefix of error messages.
             name: of the snapshot.
             key_type: of the keys, of as many bytes as these have.
-            size: the most rows of a batch.
+            size: maximum number of rows of a batch.
 
         Returns:
             An iterator of keys [n] and values float32 [n, elements].
@@ -114,7 +114,7 @@ def oneflow_table(owner: str, folder: Path, physical_block_size: int) -> OneFlow
     """Reads what the folder of a rank says of itself.
 
     Args:
-        owner: what errors begin with.
+        owner: prefix of error messages.
         folder: of the rank.
         physical_block_size: that it should have.
 

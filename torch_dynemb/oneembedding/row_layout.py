@@ -36,7 +36,7 @@ class RowLayout(NamedTuple):
         """The layout of vectors of so many elements: rows with all of their state, or alone.
 
         Args:
-            owner: what errors begin with.
+            owner: prefix of error messages.
             dim: columns of a row.
             state: that rows have.
             storage_dim: elements of a vector.

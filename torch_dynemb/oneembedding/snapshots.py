@@ -45,7 +45,7 @@ def snapshot_folder(owner: str, root: Path, name: object) -> Path:
     """Where a snapshot is.
 
     Args:
-        owner: what errors begin with.
+        owner: prefix of error messages.
         root: what :func:`root_of` gives.
         name: of the snapshot.
 

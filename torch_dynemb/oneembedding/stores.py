@@ -68,7 +68,7 @@ class StoreOptions:
         """Refuses a list of paths that is not one for each rank.
 
         Args:
-            owner: what the error begins with.
+            owner: prefix of error messages.
             size: how many ranks there are.
 
         Raises:
@@ -85,7 +85,7 @@ class StoreOptions:
         """Refuses a device on which rows cannot lie so.
 
         Args:
-            owner: what the error begins with.
+            owner: prefix of error messages.
             device: of the embedding.
 
         Raises:
@@ -110,7 +110,7 @@ class StoreOptions:
         """Refuses an optimizer with which a row is wider than what was asked for.
 
         Args:
-            owner: what the error begins with.
+            owner: prefix of error messages.
             dim: columns of a row.
             optimizer: its name.
             needed: elements of a row with its state.
@@ -149,7 +149,7 @@ def block_size(owner: str, value: object) -> int:
     """``value``, which must be one of ``BLOCK_SIZES``.
 
     Raises:
-        TypeError, ValueError: it is no int, or another.
+        TypeError, ValueError: it is not an int, or another.
     """
     size = integer(f"{owner}: physical_block_size", value)
     if size not in BLOCK_SIZES:

@@ -197,7 +197,7 @@ def make_persistent_table_reader(
 
     Raises:
         TypeError, ValueError: a wrong value, or one that does not fit the snapshot.
-        FileNotFoundError: there is no such snapshot.
+        FileNotFoundError: the snapshot does not exist.
 
     Example:
         >>> import tempfile, torch

@@ -99,7 +99,7 @@ class PersistentTableWriter:
 
         Raises:
             TypeError: a dtype is another.
-            ValueError: shapes do not match, there is no such table, a key is the padding id, or the
+            ValueError: shapes do not match, the table does not exist, a key is the padding id, or the
                 writer is closed.
             OSError: the disk is full, or fails.
         """

@@ -46,7 +46,7 @@ class TableSpec:
         """The initializer of whole rows.
 
         Args:
-            owner: what errors begin with: the embedding and the table.
+            owner: prefix of error messages: the embedding and the table.
             dims: the embedding's dims, whose columns lie side by side.
 
         Raises:
