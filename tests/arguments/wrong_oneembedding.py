@@ -90,7 +90,7 @@ ROWS: list[Row] = [
         ),
         (
             lambda: refused(torch.optim.SGD, lr=1, momentum=0.5, dampening=0.1),
-            "dampening is 0.1, but rows can only follow 0",
+            "dampening is 0.1, but rows only support 0",
         ),
         (lambda: refused(torch.optim.SGD, lr=1, maximize=True), "maximize is True"),
         (lambda: refused(torch.optim.Adagrad, lr_decay=0.5), "lr_decay is 0.5"),

@@ -165,7 +165,7 @@ def test_state_of_the_optimizer_continues() -> None:
         optimizer.step()
     assert torch.equal(first.dense, second.dense)
     assert torch.equal(first.embedding(IDS), second.embedding(IDS))
-    with pytest.raises(TypeError, match="make it again"):
+    with pytest.raises(TypeError, match="create it again"):
         made[0].__getstate__()
 
 
@@ -173,7 +173,7 @@ def test_training_without_an_optimizer_is_refused() -> None:
     module = embedding(1)
     module(torch.tensor([1])).sum().backward()
     if module.group.device.type == "cpu":
-        with pytest.raises(RuntimeError, match=r"nothing will apply them: wrap the optimizer"):
+        with pytest.raises(RuntimeError, match=r"no optimizer will apply them: wrap the optimizer"):
             module(torch.tensor([1]))
     with pytest.raises(RuntimeError, match=r"'small' has no optimizer yet: wrap"):
         module.optimizer.step()
@@ -188,5 +188,5 @@ def test_options_that_keep_other_state_are_refused_at_the_step() -> None:
     optimizer = oneembedding.Optimizer(sgd, [pair.embedding])
     sgd.param_groups[0]["momentum"] = 0.5
     pair(weights(1)[0]).backward()
-    with pytest.raises(ValueError, match="keeps other state for a row: make a new Optimizer"):
+    with pytest.raises(ValueError, match="needs other row state: create a new Optimizer"):
         optimizer.step()

@@ -119,7 +119,7 @@ def test_the_optimizer_comes_before_the_first_row(tmp_path: Path) -> None:
         (module.prefetch, ids),
         (module.load_snapshot, "a"),
     ):
-        with pytest.raises(RuntimeError, match="and there is none yet: wrap the optimizer"):
+        with pytest.raises(RuntimeError, match="which is not set yet: wrap the optimizer"):
             call(given)
     assert list(tmp_path.iterdir()) == []
     module.set_optimizer(td.SGD(lr=1.0))

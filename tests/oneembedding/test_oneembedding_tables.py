@@ -74,7 +74,7 @@ def test_batches_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(table_reader, "_BYTES", 1600)
     with reader([tmp_path], "many", torch.int64, torch.float32, 4) as source:
         assert len(next(source).keys) == 100
-    with pytest.raises(ValueError, match="it is closed"):
+    with pytest.raises(ValueError, match="reader is closed"):
         next(source)
 
 
@@ -241,7 +241,7 @@ def test_rows_alone_are_loaded_for_any_optimizer(tmp_path: Path) -> None:
         ({"paths": lambda of: [of[0][:-4]]}, FileNotFoundError, "was not written by OneFlow"),
         ({"paths": lambda of: of[0]}, TypeError, "paths is a str, expected a list of paths"),
         ({"physical_block_size": 512}, ValueError, "was written with 4096: give that"),
-        ({"name": "first"}, FileNotFoundError, "is no snapshot: it has no file LIST"),
+        ({"name": "first"}, FileNotFoundError, "is not a snapshot: it lacks the file LIST"),
         ({"optimizer_steps": -1}, ValueError, "optimizer_steps is -1"),
         ({"table_of": lambda keys: keys * 0 + 1}, ValueError, "table_ids has 1, expected 0 to 0"),
     ],
@@ -269,8 +269,8 @@ def text(name: str, of: str) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("change", "kind", "error"),
     [
-        (cut("values/value-000000000000", 4096), ValueError, "have 85 rows: files are cut off"),
-        (cut("keys/key-000000000000", 80), ValueError, "have 10 rows: files are cut off"),
+        (cut("values/value-000000000000", 4096), ValueError, "have 85 rows: files are truncated"),
+        (cut("keys/key-000000000000", 80), ValueError, "have 10 rows: files are truncated"),
         (lambda r: (r / "0-1/keys/key-000000000000").unlink(), FileNotFoundError, "is missing"),
         (text("VALUE_SIZE", "fifty"), ValueError, "VALUE_SIZE has 'fifty', expected a number"),
         (text("VALUE_SIZE", "50"), ValueError, "have 50 bytes, expected a multiple of 4"),

@@ -112,7 +112,7 @@ def check_dumpable(call: str, part: TablePart, options: DumpOptions) -> None:
     """Raises ValueError where a dump cannot have what is asked for.
 
     Args:
-        call: what errors begin with.
+        call: prefix of error messages.
         part: of a table.
         options: of the dump.
     """

@@ -22,7 +22,7 @@ def paths_of(owner: str, paths: object) -> list[Path]:
     """One path or several, of files that are there.
 
     Args:
-        owner: what errors begin with: function and argument.
+        owner: prefix of error messages: function and argument.
         paths: that were given.
 
     Raises:

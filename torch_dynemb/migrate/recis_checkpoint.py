@@ -105,7 +105,7 @@ class RecisSource(Source):
         """The tensors of a table by slice and slot.
 
         Raises:
-            FileNotFoundError: there is no such table.
+            FileNotFoundError: the table does not exist.
             ValueError: some of them are missing.
         """
         tables: set[str] = set()

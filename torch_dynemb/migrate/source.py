@@ -83,7 +83,7 @@ class Source(ABC):
         """All rows, at most ``size`` at a time.
 
         Args:
-            size: the most rows of a batch.
+            size: maximum number of rows of a batch.
 
         Raises:
             ValueError: what is read is damaged, or does not fit together.

@@ -1,4 +1,4 @@
-"""Embeddings with the names and arguments of OneEmbedding, of OneFlow (github.com/Oneflow-Inc)."""
+"""Modules with the names and arguments of OneEmbedding from OneFlow (github.com/Oneflow-Inc)."""
 
 from torch_dynemb.oneembedding import registration as _registration  # noqa: F401 - registers modules
 from torch_dynemb.oneembedding.frozen import FrozenMultiTableEmbedding

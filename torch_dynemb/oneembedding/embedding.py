@@ -1,4 +1,4 @@
-"""What OneEmbedding's modules share: several tables with the same columns, over the ranks."""
+"""Base of OneEmbedding's modules: several tables with the same columns, shared by the ranks."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from torch_dynemb.storage.device import device_of
 from torch_dynemb.table.config import ROW_DTYPES, TableConfig
 from torch_dynemb.table.dense_state import leaves_tables_out
 
-_SLOTS = 65536  # to which ids are dealt; each rank has some of them
-_SLOTS_ENTRY = "id_slots"  # of the state
+_SLOTS = 65536  # number of hash slots that ids are distributed to; each rank owns a range
+_SLOTS_ENTRY = "id_slots"  # key in the state dict
 
 
 class Embedding(OptimizedLater):
-    """What :class:`MultiTableEmbedding` and :class:`MultiTableMultiColumnEmbedding` share."""
+    """Base of :class:`MultiTableEmbedding` and :class:`MultiTableMultiColumnEmbedding`."""
 
     grad_reduce_by = "worker"
     how_to_optimize = (
@@ -114,23 +114,23 @@ class Embedding(OptimizedLater):
     # -- lookup ----------------------------------------------------------------------------------
 
     def forward(self, ids: Tensor, table_ids: Tensor | None = None) -> Tensor:
-        """Rows of ids; in training a new id gets one.
+        """Look up rows of ids; in training a new id gets a row.
 
-        Over several ranks all of them call it, also with no ids.
+        With several ranks, every rank must call it, also without ids.
 
         Args:
-            ids: of the embedding's key type: (batch, tables), an id of each table side by side; of
-                any shape with ``table_ids``, or where there is one table.
-            table_ids: integers of the shape of ``ids``, the number of the table of each id.
+            ids: of the embedding's key type. Shape (batch, tables): column t has the ids of table
+                t. Any shape if ``table_ids`` is given or if there is one table.
+            table_ids: integers of the shape of ``ids``: the table number of each id.
 
         Returns:
-            Of the embedding's dtype, the shape of ``ids`` + (sum of the dims,).
+            Rows of the embedding's dtype, of shape ``ids.shape`` + (sum of the dims,).
 
         Raises:
             TypeError: a dtype does not match.
-            ValueError: shapes do not match, or there is no such table.
-            RuntimeError: gradients of an earlier lookup are pending, but the embedding has no
-                optimizer that would apply them; or it has none, and its rows are on SSD.
+            ValueError: shapes do not match, or the table does not exist.
+            RuntimeError: the embedding has no optimizer, and either gradients of an earlier lookup
+                are pending or its rows are on SSD.
         """
         given = self._by_table(type(self).__name__, ids, table_ids)
         self._check_optimized()
@@ -144,19 +144,18 @@ class Embedding(OptimizedLater):
         return given.in_order(rows, ids.shape).to(self.dtype)
 
     def prefetch(self, ids: Tensor, table_ids: Tensor | None = None) -> None:
-        """Begins to bring rows into memory that a forward will want, and returns at once.
+        """Start bringing the rows of a later forward into memory, and return at once.
 
-        Call it between a forward and the next one. It does nothing for rows that are in memory, and
-        nothing is inserted. Over several ranks all of them call it, and it waits for the ids of the
-        others.
+        Call it between one forward and the next. Rows in memory are skipped, and no id is inserted.
+        With several ranks, every rank must call it; it waits for the ids of the others.
 
         Args:
-            ids, table_ids: what :meth:`forward` will be given, of the same shapes.
+            ids, table_ids: arguments of the later :meth:`forward`, of the same shapes.
 
         Raises:
             TypeError, ValueError: as :meth:`forward`.
             RuntimeError: the store has failed, the embedding has no optimizer yet, or this process
-                is a fork of the one that made the tables.
+                is a fork of the one that created the tables.
         """
         given = self._by_table(f"{type(self).__name__}.prefetch", ids, table_ids)
         exchange = self._exchange(given)
@@ -169,7 +168,7 @@ class Embedding(OptimizedLater):
         return keys_by_table(owner, ids, table_ids, self.key_type, self.num_tables)
 
     def _exchange(self, given: IdsByTable) -> IdExchange | None:
-        """Ids on their way to the ranks that have them; None: this process has all."""
+        """Send ids to the ranks that own them; return None if this process owns all."""
         if process_group_of(self.rank_group) is None:
             return None
         assert self.rank_group is not None
@@ -184,12 +183,12 @@ class Embedding(OptimizedLater):
         trains: bool = True,
         counts: Tensor | None = None,
     ) -> Tensor:
-        """Rows of ids that this rank has, in one call for all tables.
+        """Look up rows of ids that this rank owns, in one call for all tables.
 
         Args:
-            batch: a row for each id, table after table.
-            reads_only: True: new ids get no row.
-            trains: False: as in evaluation.
+            batch: one row for each id, ordered by table.
+            reads_only: if True, new ids get no row.
+            trains: if False, look up as in evaluation.
             counts: int64 [n], how often each id occurs; default: once.
 
         Returns:
@@ -200,42 +199,43 @@ class Embedding(OptimizedLater):
 
     @property
     def id_slots(self) -> int:
-        """To how many slots ids are dealt, of which each rank has some."""
+        """Number of hash slots that ids are distributed to."""
         return _SLOTS
 
     @property
     def own_slots(self) -> range:
-        """The slots of which this rank has the ids."""
+        """Hash slots owned by this rank."""
         return slots_of(self.rank_id, self.world_size, _SLOTS)
 
     @property
     def counts_occurrences(self) -> bool:
-        """Whether lookups need to know how often an id occurs: they do not."""
+        """Whether lookups need the number of occurrences of each id: always False."""
         return False
 
     def _check_stored(self, call: str) -> None:
         if self._storage_to_come is not None:
             raise RuntimeError(
-                f"{type(self).__name__} {self.name!r}.{call}: rows on SSD lie with the state of "
-                f"their optimizer, and there is none yet: {self.how_to_optimize} first"
+                f"{type(self).__name__} {self.name!r}.{call}: rows on SSD are stored with "
+                "the state of their optimizer, which is not set yet: "
+                f"{self.how_to_optimize} first"
             )
 
     def _check_optimized(self) -> None:
         if self._has_optimizer or self._optimizer is None or not self.learns():
             return
         if torch.compiler.is_compiling() or self._group.device.type != "cpu":
-            return  # a GPU would have to be waited for
+            return  # checking would wait for the GPU
         if self._optimizer.updates_since_step() > 0:
             raise RuntimeError(
-                f"{type(self).__name__} {self.name!r}: there are gradients, but nothing will apply "
-                f"them: {self.how_to_optimize}"
+                f"{type(self).__name__} {self.name!r}: gradients are pending, but no optimizer "
+                f"will apply them: {self.how_to_optimize}"
             )
 
     # -- optimizer -------------------------------------------------------------------------------
 
     @property
     def shared_rows(self) -> SharedRows | None:
-        """The ranks whose gradients have one norm."""
+        """Ranks over which :func:`torch_dynemb.clip_grad_norm_` takes one gradient norm."""
         process_group = process_group_of(self.rank_group)
         return None if process_group is None else SharedRows(process_group, self._group.device)
 
@@ -243,13 +243,13 @@ class Embedding(OptimizedLater):
         return self.rank_group is not None
 
     def check_optimizer(self, config: OptimizerConfig) -> None:
-        """Raises ValueError where the store options leave too little room for a row's state.
+        """Check that the store options leave enough room for the optimizer state of a row.
 
         Args:
             config: of the optimizer.
 
         Raises:
-            ValueError: ``size_factor`` or ``storage_dim`` is too small for it.
+            ValueError: ``size_factor`` or ``storage_dim`` is too small.
         """
         dim = self.embedding_dim
         state = sum(
@@ -260,17 +260,17 @@ class Embedding(OptimizedLater):
         self.store_options.check_state(owner, dim, config.name, dim + state)
 
     def set_optimizer(self, config: OptimizerConfig) -> FusedOptimizer:
-        """Gives the rows an optimizer; gradients that are pending stay.
+        """Set the optimizer of the rows; pending gradients stay.
 
         Args:
             config: such as ``torch_dynemb.Adam(lr=1e-3)``.
 
         Returns:
-            The new ``optimizer``; using the old one raises.
+            The new ``optimizer``. Using the old one raises an error.
 
         Raises:
-            TypeError: ``config`` is no optimizer config.
-            ValueError: the store options leave too little room for its state.
+            TypeError: ``config`` is not an optimizer config.
+            ValueError: the store options leave too little room for the optimizer state.
         """
         if isinstance(config, OptimizerConfig):
             self.check_optimizer(config)
@@ -279,37 +279,41 @@ class Embedding(OptimizedLater):
     # -- snapshots and state ---------------------------------------------------------------------
 
     def save_snapshot(self, snapshot_name: str) -> None:
-        """Saves rows, optimizer state and clocks as ``<persistent_path>/snapshots/<name>``.
+        """Save rows, optimizer state and clocks as ``<persistent_path>/snapshots/<name>``.
 
-        It is a checkpoint (:func:`torch_dynemb.checkpoint.save`) of all ranks, which call it
-        together between two steps: whole or not at all, with checksums.
+        The snapshot is a checkpoint (:func:`torch_dynemb.checkpoint.save`) of all ranks, with
+        checksums.
+        All ranks call this together between two steps. A failed save leaves no partial snapshot.
 
         Args:
-            snapshot_name: a name of a folder; a snapshot of this name is replaced.
+            snapshot_name: name of a folder. An existing snapshot of this name is replaced.
 
         Raises:
-            TypeError, ValueError: it is no such name.
+            TypeError, ValueError: ``snapshot_name`` is not a valid folder name.
             RuntimeError: gradients are pending.
-            OSError: the disk is full, or fails.
+            OSError: the disk is full or fails.
         """
         save_embedding(self, self.store_options.root(), snapshot_name)
 
     def load_snapshot(self, snapshot_name: str, *, optimizer_state: bool = True) -> LoadReport:
-        """Replaces the rows by those of a snapshot; all ranks call it together.
+        """Replace the rows by those of a snapshot; all ranks call it together.
 
-        As many or other ranks may have saved it. Where it has optimizer state, give the embedding
-        its optimizer first.
+        The number of ranks may differ from that of the save. If the snapshot has optimizer state,
+        set
+        the optimizer of the embedding first.
 
         Args:
-            snapshot_name: a snapshot under the ``persistent_path``.
-            optimizer_state: False: optimizer state begins anew.
+            snapshot_name: a snapshot below the ``persistent_path``.
+            optimizer_state: if False, optimizer state starts anew.
 
         Returns:
             What was loaded.
 
         Raises:
-            TypeError, ValueError: it is no name, or the snapshot does not fit.
-            FileNotFoundError: there is no such snapshot.
+            TypeError, ValueError: ``snapshot_name`` is not a valid folder name, or the snapshot
+                does
+                not fit.
+            FileNotFoundError: the snapshot does not exist.
             RuntimeError: rows are on SSD, and the embedding has no optimizer yet.
         """
         self._check_stored("load_snapshot")
@@ -380,7 +384,7 @@ def _table_options(
 
 
 def _alike(*values: Any) -> Described:
-    """What all ranks must have alike."""
+    """Collect the values that all ranks must agree on."""
     names = ("dims", "dtype", "key_type", "tables", "store_options", "padding_idx", "seed")
     return {Option("", name): comparable(value) for name, value in zip(names, values, strict=True)}
 

@@ -17,7 +17,7 @@ class FrozenMultiTableEmbedding(FrozenModule):
 
     Args:
         source: the embedding.
-        group: its rows, or those of all ranks that share it.
+        group: rows of the embedding, gathered from all ranks that share it.
     """
 
     def __init__(self, source: Embedding, group: TableGroup) -> None:
@@ -27,19 +27,19 @@ class FrozenMultiTableEmbedding(FrozenModule):
         self.num_tables = source.num_tables
 
     def forward(self, ids: Tensor, table_ids: Tensor | None = None) -> Tensor:
-        """As the embedding's forward in eval mode.
+        """Look up rows as the embedding's forward does in eval mode.
 
         Args:
-            ids: of the embedding's key type: (batch, tables), an id of each table side by side; of
-                any shape with ``table_ids``, or where there is one table.
-            table_ids: integers of the shape of ``ids``, the number of the table of each id.
+            ids: of the embedding's key type. Shape (batch, tables): column t has the ids of table
+                t. Any shape if ``table_ids`` is given or if there is one table.
+            table_ids: integers of the shape of ``ids``: the table number of each id.
 
         Returns:
-            Of the embedding's dtype, the shape of ``ids`` + (sum of the dims,).
+            Rows of the embedding's dtype, of shape ``ids.shape`` + (sum of the dims,).
 
         Raises:
             TypeError: a dtype does not match.
-            ValueError: shapes do not match, or there is no such table.
+            ValueError: shapes do not match, or the table does not exist.
         """
         given = keys_by_table(type(self).__name__, ids, table_ids, self.key_type, self.num_tables)
         rows = self.frozen_tables.lookup(given.batch(self.embedding_dim))

@@ -1,4 +1,4 @@
-"""Ids of an embedding as lookups take them: table after table."""
+"""Grouping of an embedding's ids by table, the order that lookups need."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from torch_dynemb.ops.tensors import LookupBatch
 
 
 class IdsByTable(NamedTuple):
-    """Ids, those of a table together.
+    """Ids grouped by table.
 
     Attributes:
         ids: int64 [n].
-        offsets: int64 [tables + 1], where tables begin in ``ids``.
-        places: int64 [n], where the row of each id that was given is among those of ``ids``; None:
-            in the same order, or, if there are several tables, in that of the transposed ids.
+        offsets: int64 [tables + 1], the begin of each table in ``ids``.
+        places: int64 [n], the position in ``ids`` of each id of the input. None: the order is that
+            of
+            the input or, with several tables, that of the transposed input.
     """
 
     ids: Tensor
@@ -27,20 +28,20 @@ class IdsByTable(NamedTuple):
     places: Tensor | None
 
     def batch(self, dim: int) -> LookupBatch:
-        """Ask for a row for each id.
+        """Make a lookup batch with one row for each id.
 
         Args:
-            dim: of all tables.
+            dim: columns of a row, the same in all tables.
         """
         tables = list(range(self.offsets.shape[0] - 1))
         return LookupBatch.of_rows(self.ids, self.offsets, tables, dim)
 
     def in_order(self, rows: Tensor, shape: torch.Size) -> Tensor:
-        """Rows of ``ids`` as the ids were given.
+        """Return rows of ``ids`` in the order of the input.
 
         Args:
             rows: [n, columns].
-            shape: of the ids that were given.
+            shape: of the input ids.
 
         Returns:
             [*shape, columns].
@@ -54,16 +55,16 @@ class IdsByTable(NamedTuple):
 
 
 def ids_by_table(owner: str, ids: Tensor, table_ids: Tensor | None, tables: int) -> IdsByTable:
-    """Brings ids into the order of their tables.
+    """Group ids by table.
 
     Args:
-        owner: what errors begin with.
-        ids: int64 of any shape; without ``table_ids`` the last dimension has one for each table.
-        table_ids: int64 of the same shape, the table of each id; None: see ``ids``.
-        tables: how many there are.
+        owner: prefix of error messages.
+        ids: int64 of any shape; without ``table_ids`` the last dimension has one id for each table.
+        table_ids: int64 of the same shape, the table number of each id; None: see ``ids``.
+        tables: number of tables.
 
     Raises:
-        ValueError: shapes do not match, or there is no such table.
+        ValueError: shapes do not match, or the table does not exist.
     """
     if table_ids is None:
         if tables > 1 and (ids.dim() == 0 or ids.shape[-1] != tables):
@@ -93,24 +94,24 @@ def ids_by_table(owner: str, ids: Tensor, table_ids: Tensor | None, tables: int)
 def keys_by_table(
     owner: str, ids: Tensor, table_ids: Tensor | None, key_type: torch.dtype, tables: int
 ) -> IdsByTable:
-    """:func:`ids_by_table` of what an embedding's forward was given.
+    """Check and group the ids that an embedding's forward was given; see :func:`ids_by_table`.
 
     Args:
-        owner: what errors begin with.
+        owner: prefix of error messages.
         ids: of ``key_type``.
         table_ids: integers of the same shape, or None.
-        key_type: that ids must have.
-        tables: how many there are.
+        key_type: dtype that ids must have.
+        tables: number of tables.
 
     Raises:
-        TypeError: ids are of another dtype, or ``table_ids`` no integers.
-        ValueError: shapes do not match, or there is no such table.
+        TypeError: ids have another dtype, or ``table_ids`` are not integers.
+        ValueError: shapes do not match, or the table does not exist.
     """
     keys = ids_of(f"{owner}: ids", ids, key_type)
     if table_ids is not None:
         if not isinstance(table_ids, Tensor) or table_ids.is_floating_point():
             raise TypeError(
-                f"{owner}: table_ids is {described(table_ids)}, expected a tensor of integers"
+                f"{owner}: table_ids is {described(table_ids)}, expected an integer tensor"
             )
         table_ids = table_ids.to(torch.int64)
     return ids_by_table(owner, keys, table_ids, tables)
@@ -118,8 +119,10 @@ def keys_by_table(
 
 def _check_tables(owner: str, table_ids: Tensor, tables: int) -> None:
     inside = (table_ids >= 0) & (table_ids < tables)
-    if torch.compiler.is_compiling() or table_ids.is_cuda:  # whose values nobody waits for
-        torch._assert_async(inside.all(), f"{owner}: table_ids has others than 0 to {tables - 1}")
+    if torch.compiler.is_compiling() or table_ids.is_cuda:  # reading values would block
+        torch._assert_async(
+            inside.all(), f"{owner}: table_ids has values outside 0 to {tables - 1}"
+        )
     elif not bool(inside.all()):
         raise ValueError(
             f"{owner}: table_ids has {int(table_ids[~inside][0])}, expected 0 to {tables - 1}"

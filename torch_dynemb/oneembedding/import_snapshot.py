@@ -1,4 +1,4 @@
-"""Loads a snapshot of OneFlow's OneEmbedding into an embedding."""
+"""Import of OneFlow's OneEmbedding snapshots into an embedding."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torch_dynemb.oneembedding.table_writer import writer_for
 from torch_dynemb.optim import MomentumSGD
 
 _OWNER = "import_snapshot"
-# Whose state OneFlow keeps in this order behind the row, with the same meaning.
+# Optimizers with a state that OneFlow stores behind the row in the same order and meaning.
 _KNOWN = ("SGD", "MomentumSGD", "Adagrad", "Adam", "AdamW", "Ftrl")
 
 
@@ -39,34 +39,34 @@ def import_snapshot(
     optimizer_steps: int = 0,
     physical_block_size: int = 4096,
 ) -> LoadReport:
-    """Loads a snapshot that OneFlow's OneEmbedding has written; all ranks call it together.
+    """Load a snapshot written by OneFlow's OneEmbedding; all ranks call it together.
 
-    The first rank writes it as a snapshot of this package, of the same name, below the embedding's
-    ``persistent_path``, with bounded memory; then all ranks load that.
+    The first rank converts it, with bounded memory, to a snapshot of this package of the same name
+    below the embedding's ``persistent_path``. Then all ranks load the converted snapshot.
 
     Args:
-        embedding: with the same columns and key type, on any number of ranks. What it has is
+        embedding: with the same columns and key type, on any number of ranks. Its content is
             replaced.
-        paths: a list with the folder of each rank that has written it, such as
+        paths: a list with the folder of each rank of the OneFlow job, such as
             ``["/data/0-2", "/data/1-2"]``.
         snapshot_name: name of the snapshot.
-        table_of: gives the number of the table of each key, int64 [n] for keys [n] of the
-            embedding's key type: OneFlow's files do not say it. It is needed where there are
-            several tables.
-        optimizer_state: load the state of the embedding's optimizer, too: of SGD with momentum,
-            Adagrad, Adam, AdamW or Ftrl. False: rows alone, and state begins anew.
-        optimizer_steps: updates that the optimizer has made, for Adam's bias correction.
-        physical_block_size: that of the store options with which it was written.
+        table_of: function from keys [n] of the embedding's key type to table numbers int64 [n].
+            OneFlow's files do not store table numbers, so it is required with several tables.
+        optimizer_state: if True, load the optimizer state, too: of SGD with momentum, Adagrad,
+            Adam, AdamW or Ftrl. If False, load rows only; state starts anew.
+        optimizer_steps: number of updates made by the optimizer, for Adam's bias correction.
+        physical_block_size: that of the store options of the OneFlow job.
 
     Returns:
         What was loaded.
 
     Raises:
         TypeError, ValueError: a wrong value, or files that do not fit the embedding.
-        FileNotFoundError: there is no such snapshot, or a file of it is missing.
+        FileNotFoundError: the snapshot does not exist, or one of its files is missing.
         FileExistsError: the embedding has a snapshot of this name.
-        OSError: the disk is full, or fails. In all cases all ranks raise, and the embedding is as
-            it was.
+        OSError: the disk is full or fails. In all cases all ranks raise, and the embedding keeps
+            its
+            content.
     """
     if not isinstance(embedding, Embedding):
         raise TypeError(
@@ -81,7 +81,7 @@ def import_snapshot(
     def convert() -> None:
         if folder.exists():
             raise FileExistsError(
-                f"{_OWNER}: {folder} is there: load it with load_snapshot, or remove it"
+                f"{_OWNER}: {folder} already exists: load it with load_snapshot, or remove it"
             )
         source = _source_of(embedding, paths, block, optimizer_state)
         _convert(embedding, source, folder, table_of, steps)
@@ -91,13 +91,13 @@ def import_snapshot(
 
 
 class _SnapshotFiles(NamedTuple):
-    """Files of OneFlow, and what is taken of them.
+    """OneFlow's files, and the part of each value to load.
 
     Attributes:
         paths: folders of all ranks.
         block: bytes of a sector.
         stored: elements of a value.
-        width: how many of them are loaded.
+        width: number of elements to load.
         factor: of the state behind the row.
     """
 
@@ -114,11 +114,11 @@ def _source_of(
     block: int,
     optimizer_state: bool,
 ) -> _SnapshotFiles:
-    """What there is, if it fits.
+    """Open the files and check that they fit the embedding.
 
     Raises:
         FileNotFoundError: OneFlow has not written there.
-        ValueError: it does not fit.
+        ValueError: the files do not fit.
     """
     folders = checked_paths(_OWNER, paths)
     for folder in folders:
@@ -156,7 +156,7 @@ def _convert(
     table_of: Callable[[Tensor], Tensor] | None,
     steps: int,
 ) -> None:
-    """Writes a snapshot with the rows of OneFlow's files."""
+    """Write a snapshot with the rows of OneFlow's files."""
     if table_of is None and embedding.num_tables > 1:
         raise ValueError(
             f"{_OWNER}: table_of is None, but embedding {embedding.name!r} has "
@@ -173,7 +173,7 @@ def _convert(
             kept = values[:, : source.width]
             if source.factor != 1:
                 kept[:, dim:] *= source.factor
-            if padding is not None:  # which has no row here
+            if padding is not None:  # the padding id has no row here
                 others = ids_of(_OWNER, keys, key_type) != id_of(_OWNER, padding, key_type)
                 keys, kept = keys[others], kept[others]
             writer.write(keys, kept, 0 if table_of is None else table_of(keys))

@@ -1,4 +1,4 @@
-"""OneEmbedding's names of initializers, which are those of torch_dynemb."""
+"""OneEmbedding's names for the initializers of torch_dynemb."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ DEFAULT_INITIALIZER = Normal(0.0, 0.05)
 
 
 def make_uniform_initializer(low: float = 0.0, high: float = 1.0) -> Initializer:
-    """Rows that start uniform in [low, high).
+    """Initialize rows from the uniform distribution on [low, high).
 
     Args:
         low, high: the bounds.
@@ -17,13 +17,13 @@ def make_uniform_initializer(low: float = 0.0, high: float = 1.0) -> Initializer
         A :class:`torch_dynemb.Uniform`.
 
     Raises:
-        TypeError, ValueError: a bound is no finite number, or low is more than high.
+        TypeError, ValueError: a bound is not a finite number, or low is more than high.
     """
     return Uniform(low, high)
 
 
 def make_normal_initializer(mean: float = 0.0, std: float = 1.0) -> Initializer:
-    """Rows that start normally distributed.
+    """Initialize rows from a normal distribution.
 
     Args:
         mean: of the distribution.
@@ -33,13 +33,13 @@ def make_normal_initializer(mean: float = 0.0, std: float = 1.0) -> Initializer:
         A :class:`torch_dynemb.Normal`.
 
     Raises:
-        TypeError, ValueError: a value is no finite number, or std is less than 0.
+        TypeError, ValueError: a value is not a finite number, or std is less than 0.
     """
     return Normal(mean, std)
 
 
 def make_constant_initializer(value: float) -> Initializer:
-    """Rows that start with one value everywhere.
+    """Initialize rows with one value.
 
     Args:
         value: a finite number.
@@ -48,7 +48,7 @@ def make_constant_initializer(value: float) -> Initializer:
         A :class:`torch_dynemb.Constant`.
 
     Raises:
-        TypeError, ValueError: ``value`` is no finite number.
+        TypeError, ValueError: ``value`` is not a finite number.
     """
     return Constant(value)
 
@@ -56,10 +56,10 @@ def make_constant_initializer(value: float) -> Initializer:
 def make_trunc_normal_initializer(
     mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0
 ) -> Initializer:
-    """Rows that start normally distributed within [a, b].
+    """Initialize rows from a normal distribution truncated to [a, b].
 
     Args:
-        mean: of the distribution before it is cut off.
+        mean: of the distribution before truncation.
         std: its standard deviation, more than 0.
         a, b: the least and the largest value; a is less than b.
 
@@ -67,7 +67,7 @@ def make_trunc_normal_initializer(
         A :class:`torch_dynemb.TruncatedNormal`.
 
     Raises:
-        TypeError, ValueError: a value is no finite number, or out of its range.
+        TypeError, ValueError: a value is not a finite number, or out of its range.
     """
     return TruncatedNormal(mean, std, a, b)
 

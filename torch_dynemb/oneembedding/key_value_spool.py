@@ -1,4 +1,4 @@
-"""Rows that come in any order, on the disk until it is known which of them count."""
+"""Temporary files for rows in any order, in which the last value of an id counts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch_dynemb.checkpoint.files.tensor_file import raw
 
 
 class KeyValueSpool:
-    """Ids and values in two files, as they came.
+    """Ids and values in two files, in order of arrival.
 
     Args:
         folder: of the files.
-        number: of the table that they are of, which names them.
+        number: of the table; part of the file names.
         value_type: of the values.
         width: elements of a value.
     """
@@ -29,7 +29,7 @@ class KeyValueSpool:
         self._rows = 0
 
     def append(self, ids: Tensor, values: Tensor) -> None:
-        """Adds rows.
+        """Append rows.
 
         Args:
             ids: int64 [n].
@@ -43,7 +43,7 @@ class KeyValueSpool:
         self._rows += ids.shape[0]
 
     def places(self) -> Tensor:
-        """Where each id came last, int64 [distinct ids], ascending; afterwards nothing is added."""
+        """Return the last position of each id, int64 [distinct ids], ascending; ends writing."""
         for file in self._files:
             file.flush()
         ids = self._mapped(0, torch.int64, 1)[:, 0]
@@ -54,11 +54,11 @@ class KeyValueSpool:
         return order[last].sort().values
 
     def batches(self, places: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The rows at some places.
+        """Read the rows at the given positions.
 
         Args:
-            places: int64 [n], as :meth:`places` gives them.
-            size: the most rows of a batch.
+            places: int64 [n], as returned by :meth:`places`.
+            size: maximum number of rows of a batch.
 
         Returns:
             An iterator of ids [n] and values [n, width].
@@ -70,14 +70,14 @@ class KeyValueSpool:
             yield ids[part], values[part]
 
     def _mapped(self, file: int, dtype: torch.dtype, width: int) -> Tensor:
-        """A file, of which only the pages that are read take memory: [rows, width]."""
-        if self._rows == 0:  # which cannot be mapped
+        """Map a file as [rows, width]; only pages that are read take memory."""
+        if self._rows == 0:  # an empty file cannot be mapped
             return torch.empty(0, width, dtype=dtype)
         path, size = str(self._paths[file]), self._rows * width
         return torch.from_file(path, shared=False, size=size, dtype=dtype).view(-1, width)
 
     def remove(self) -> None:
-        """Removes the files."""
+        """Remove the files."""
         for file, path in zip(self._files, self._paths, strict=True):
             file.close()
             path.unlink(missing_ok=True)

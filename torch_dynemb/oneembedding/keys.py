@@ -1,4 +1,4 @@
-"""Key types: which dtypes ids may have, and the int64 ids that tables know them by."""
+"""Key types: dtypes of ids, and their conversion to the int64 ids of tables."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ KEY_TYPES = (torch.int64, torch.int32, torch.uint64, torch.uint32)
 
 
 def key_type_of(owner: str, key_type: object) -> torch.dtype:
-    """``key_type``, which must be one of ``KEY_TYPES``.
+    """Check that ``key_type`` is one of ``KEY_TYPES`` and return it.
 
     Raises:
-        TypeError: it is another.
+        TypeError: it is not.
     """
     if not isinstance(key_type, torch.dtype) or key_type not in KEY_TYPES:
         raise TypeError(f"{owner} is {described(key_type)}, expected one of {list(KEY_TYPES)}")
@@ -22,18 +22,18 @@ def key_type_of(owner: str, key_type: object) -> torch.dtype:
 
 
 def ids_of(owner: str, keys: object, key_type: torch.dtype) -> Tensor:
-    """The ids of keys: those of 64 bits keep their bits, others their value.
+    """Convert keys to ids: 64-bit keys keep their bits, others their value.
 
     Args:
-        owner: what errors begin with.
+        owner: prefix of error messages.
         keys: of any shape.
-        key_type: that they must have.
+        key_type: dtype that keys must have.
 
     Returns:
         int64, contiguous, of the same shape.
 
     Raises:
-        TypeError: they are no tensor, or of another dtype.
+        TypeError: keys are not a tensor, or have another dtype.
     """
     if not isinstance(keys, Tensor) or keys.layout != torch.strided or keys.dtype != key_type:
         raise TypeError(f"{owner} is {described(keys)}, expected a dense tensor of {key_type}")
@@ -42,10 +42,10 @@ def ids_of(owner: str, keys: object, key_type: torch.dtype) -> Tensor:
 
 
 def keys_of(owner: str, ids: Tensor, key_type: torch.dtype) -> Tensor:
-    """The keys of ids, the other way round.
+    """Convert ids back to keys.
 
     Args:
-        owner: what errors begin with.
+        owner: prefix of error messages.
         ids: int64 of any shape.
         key_type: of the keys.
 
@@ -53,7 +53,7 @@ def keys_of(owner: str, ids: Tensor, key_type: torch.dtype) -> Tensor:
         A tensor of ``key_type`` of the same shape.
 
     Raises:
-        ValueError: an id is no key of this type.
+        ValueError: an id is out of range for this key type.
     """
     if key_type.itemsize == 8:
         return ids.contiguous().view(key_type)
@@ -61,18 +61,18 @@ def keys_of(owner: str, ids: Tensor, key_type: torch.dtype) -> Tensor:
     outside = ids[(ids < bounds.min) | (ids > bounds.max)]
     if outside.numel() > 0:
         raise ValueError(
-            f"{owner} is {key_type}, but there are ids outside of it, such as {int(outside[0])}: "
-            "give the key type with which they were written"
+            f"{owner} is {key_type}, but some ids are out of its range, such as {int(outside[0])}: "
+            "give the key type of the snapshot's embedding"
         )
     return ids.to(key_type)
 
 
 def id_of(owner: str, key: object, key_type: torch.dtype) -> int:
-    """The id of one key.
+    """Convert one key to its id.
 
     Raises:
-        TypeError: it is no int.
-        ValueError: it is no key of this type.
+        TypeError: it is not an int.
+        ValueError: it is out of range for this key type.
     """
     bounds = torch.iinfo(key_type)
     value = integer(owner, key, least=bounds.min, most=bounds.max)

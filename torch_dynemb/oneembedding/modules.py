@@ -16,32 +16,32 @@ from torch_dynemb.optim import OptimizerConfig
 
 
 class MultiTableEmbedding(Embedding):
-    """Several tables whose rows have as many columns; each has ids of its own.
+    """Several tables with the same number of columns, each with its own ids.
 
-    Over the ranks of a process group an id's row lies on one of them: all ranks make the same
-    calls, backwards included. The gradient of an id is the sum over the ranks, divided by their
-    number, as DistributedDataParallel makes those of parameters.
+    With a process group, each row lies on one rank. All ranks make the same calls, backward
+    included. The gradient of an id is averaged over the ranks, as DistributedDataParallel averages
+    those of parameters.
 
     Args:
-        name: seeds the initial rows together with ``seed``, and names the tables in statistics.
+        name: of the embedding. Together with ``seed`` it determines the initial rows; statistics
+            use it to name tables.
         embedding_dim: columns of a row.
-        dtype: of rows and of what lookups return: float32, bfloat16 or float16.
+        dtype: of rows and of the output: float32, bfloat16 or float16.
         key_type: of ids: int64, int32, uint64 or uint32.
         tables: a list of :func:`make_table_options`; None: one table.
-        store_options: where rows lie; such as :func:`make_device_mem_store_options`.
-        default_initializer: of rows where ``tables`` is None; default: normal(0, 0.05).
-        padding_idx: an id that is looked up as zeros in every table, and never trained.
-        seed: of initial rows, the same on all ranks.
-        optimizer: config of the optimizer; default: none until an :class:`Optimizer` takes the
-            embedding, or ``set_optimizer`` is called.
+        store_options: where rows are stored, such as :func:`make_device_mem_store_options`.
+        default_initializer: of rows if ``tables`` is None; default: normal(0, 0.05).
+        padding_idx: an id that reads zeros in every table and is never trained.
+        seed: of the initial rows, the same on all ranks.
+        optimizer: config of the optimizer. Default: none until the embedding is given to an
+            :class:`Optimizer` or ``set_optimizer`` is called.
         device: of the rows; default: torch's default device.
-        pg: process group of the ranks that share the tables; default: the default group, if there
-            is one.
+        pg: process group of the ranks that share the tables. Default: the default group, if it is
+            initialized.
 
     Raises:
-        TypeError, ValueError: a wrong value, or ranks were given different ones (all of them
-            raise).
-        RuntimeError: rows cannot lie so on the device.
+        TypeError, ValueError: a wrong value, or values that differ between ranks (all ranks raise).
+        RuntimeError: the device does not support these store options.
 
     Example:
         >>> import tempfile, torch
@@ -96,17 +96,18 @@ class MultiTableEmbedding(Embedding):
 
 
 class MultiTableMultiColumnEmbedding(Embedding):
-    """As :class:`MultiTableEmbedding`; rows have columns of several dims side by side.
+    """Tables with columns of several dims side by side; see :class:`MultiTableEmbedding`.
 
     Args:
-        name: as there.
+        name: as for :class:`MultiTableEmbedding`.
         embedding_dim: a list of the numbers of columns, or one number. Each entry may have an
             initializer of its own, see :func:`make_column_options`.
-        dtype, key_type, tables, store_options, default_initializer, padding_idx, seed: as there.
-        optimizer, device, pg: as there.
+        dtype, key_type, tables, store_options: as for :class:`MultiTableEmbedding`.
+        default_initializer, padding_idx, seed: as for :class:`MultiTableEmbedding`.
+        optimizer, device, pg: as for :class:`MultiTableEmbedding`.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as there.
+        TypeError, ValueError, RuntimeError: as for :class:`MultiTableEmbedding`.
     """
 
     def __init__(

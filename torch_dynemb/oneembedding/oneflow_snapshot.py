@@ -1,10 +1,13 @@
-"""Reads snapshots that OneFlow's OneEmbedding has written.
+"""Reader of OneFlow's OneEmbedding snapshots.
 
-A folder has, for the ids of one rank, ``keys/key-<chunk>`` and ``values/value-<chunk>``, to which
-every write appends; a chunk is 4 GiB of values. Values lie in blocks: as many as fit into one
-sector of the disk, or one in as many sectors as it needs. A snapshot is the numbers of the rows
-that counted when it was taken, uint64 each, in ``snapshots/<name>/index-<chunk>``, and ``LIST``
-says which of these files there are. Sizes are texts in files named after them.
+The folder of a rank holds
+
+* ``keys/key-<chunk>`` and ``values/value-<chunk>``, to which every write appends. A chunk is 4 GiB
+  of values. Values lie in blocks: as many as fit into a sector of the disk, or one value in as many
+  sectors as it needs.
+* ``snapshots/<name>/index-<chunk>``: the numbers of the rows that belong to the snapshot, uint64.
+  ``snapshots/<name>/LIST`` names these files.
+* sizes, as text in files named after them.
 """
 
 from __future__ import annotations
@@ -23,13 +26,13 @@ _DIGITS = 12
 
 
 class OneFlowTable(NamedTuple):
-    """The folder of a rank.
+    """Folder of one rank.
 
     Attributes:
-        folder: that has ``keys`` and ``values``.
+        folder: with ``keys`` and ``values``.
         key_bytes, value_bytes: of one row.
-        block_bytes: of the values that lie together, padding included.
-        values_per_block: how many these are.
+        block_bytes: of one block of values, padding included.
+        values_per_block: number of values in a block.
         values_per_chunk: rows of a file.
     """
 
@@ -41,20 +44,20 @@ class OneFlowTable(NamedTuple):
     values_per_chunk: int
 
     def chunks(self, owner: str, name: str) -> list[tuple[int, Path]]:
-        """The chunks that a snapshot has rows of, and the file that says which.
+        """List the chunks that hold rows of a snapshot, each with its index file.
 
         Args:
-            owner: what errors begin with.
+            owner: prefix of error messages.
             name: of the snapshot.
 
         Raises:
-            FileNotFoundError: there is no such snapshot.
-            ValueError: its list names what is no index.
+            FileNotFoundError: the snapshot does not exist.
+            ValueError: its list names a file that is not an index.
         """
         folder = self.folder / SNAPSHOTS / name
         listed = folder / "LIST"
         if not listed.is_file():
-            raise FileNotFoundError(f"{owner}: {folder} is no snapshot: it has no file LIST")
+            raise FileNotFoundError(f"{owner}: {folder} is not a snapshot: it lacks the file LIST")
         chunks = []
         for line in listed.read_text().splitlines():
             digits = line.removeprefix(_INDEX)
@@ -66,20 +69,20 @@ class OneFlowTable(NamedTuple):
     def rows(
         self, owner: str, name: str, key_type: torch.dtype, size: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The rows of a snapshot, at most ``size`` at a time.
+        """Read the rows of a snapshot, at most ``size`` at a time.
 
         Args:
-            owner: what errors begin with.
+            owner: prefix of error messages.
             name: of the snapshot.
-            key_type: of the keys, of as many bytes as these have.
-            size: the most rows of a batch.
+            key_type: of the keys, of the same number of bytes.
+            size: maximum number of rows of a batch.
 
         Returns:
             An iterator of keys [n] and values float32 [n, elements].
 
         Raises:
-            FileNotFoundError: a file is missing; the iterator raises it.
-            ValueError: a file is too short; the iterator raises it.
+            FileNotFoundError: a file is missing (raised by the iterator).
+            ValueError: a file is too short (raised by the iterator).
         """
         for chunk, index_file in self.chunks(owner, name):
             numbers = _mapped(owner, index_file, torch.int64).sort().values
@@ -94,7 +97,7 @@ class OneFlowTable(NamedTuple):
             if numbers.numel() > 0 and (int(numbers[0]) < 0 or int(numbers[-1]) >= rows):
                 raise ValueError(
                     f"{owner}: {index_file} names row {int(numbers[-1])} of a chunk, but "
-                    f"{key_file} and {value_file} have {rows} rows: files are cut off"
+                    f"{key_file} and {value_file} have {rows} rows: files are truncated"
                 )
             columns = self.value_bytes // 4
             values = blocks.as_strided(
@@ -106,21 +109,21 @@ class OneFlowTable(NamedTuple):
 
 
 def is_oneflow_table(folder: Path) -> bool:
-    """Whether a folder is one that OneFlow has written."""
+    """Return whether OneFlow has written a folder."""
     return (folder / "KEY_SIZE").is_file() and (folder / "keys").is_dir()
 
 
 def oneflow_table(owner: str, folder: Path, physical_block_size: int) -> OneFlowTable:
-    """Reads what the folder of a rank says of itself.
+    """Read the sizes in the folder of a rank.
 
     Args:
-        owner: what errors begin with.
+        owner: prefix of error messages.
         folder: of the rank.
-        physical_block_size: that it should have.
+        physical_block_size: expected bytes of a sector.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: it has another block size, or no sizes.
+        ValueError: it has another block size or invalid sizes.
     """
     found = _number(owner, folder / "PHYSICAL_BLOCK_SIZE")
     if found != physical_block_size:
@@ -133,7 +136,7 @@ def oneflow_table(owner: str, folder: Path, physical_block_size: int) -> OneFlow
     if value_bytes % 4 != 0:
         raise ValueError(
             f"{owner}: values of {folder} have {value_bytes} bytes, expected a multiple of 4: only "
-            "float32 is known"
+            "float32 is supported"
         )
     block = -(-value_bytes // found) * found
     per_block = block // value_bytes
@@ -151,13 +154,13 @@ def _number(owner: str, path: Path) -> int:
 
 
 def _mapped(owner: str, path: Path, dtype: torch.dtype) -> Tensor:
-    """The whole elements of a file, of which only the pages that are read take memory."""
+    """Map the whole elements of a file; only pages that are read take memory."""
     if not path.is_file():
         raise FileNotFoundError(f"{owner}: {path} is missing")
     count = path.stat().st_size // dtype.itemsize
     if count == 0:
         return torch.empty(0, dtype=dtype)
-    # as int64 or int32: from_file knows no unsigned types
+    # as int64 or int32: from_file does not support unsigned types
     signed = {8: torch.int64, 4: torch.int32}[dtype.itemsize]
     return torch.from_file(str(path), shared=False, size=count, dtype=signed).view(dtype)
 

@@ -1,4 +1,4 @@
-"""An optimizer of torch that also trains the rows of embeddings."""
+"""Wrapper of a torch optimizer that also trains the rows of embeddings."""
 
 from __future__ import annotations
 
@@ -17,33 +17,32 @@ from torch_dynemb.process.interrupts import defer_signals
 
 
 class _Followed(NamedTuple):
-    """An embedding, and the number of the param group that its rows follow."""
+    """An embedding, and the number of the param group that it belongs to."""
 
     embedding: Embedding
     group: int
 
 
 class Optimizer(torch.optim.Optimizer):
-    """Trains the rows of embeddings as an optimizer of torch trains parameters.
+    """Wrapper of a torch optimizer that trains the rows of embeddings, too.
 
-    The rows get an optimizer of their own with the options of the param group in which the
-    embedding's parameter is, and follow them: learning rate schedulers work on either optimizer.
-    Gradients of rows are pending until :meth:`step`, so several lookups of an embedding count as
-    one. Make it before the first lookup whose gradients it shall apply: those of a lookup that came
-    before it and whose backward comes after it are lost. ``param_groups`` has the groups of the
-    parameters and then those of the rows, which is how ``torch.amp.GradScaler`` finds the gradients
-    of both.
+    The rows get an optimizer of their own. Its options follow the param group of the embedding's
+    parameter, so learning rate schedulers work on either optimizer. Gradients of rows are pending
+    until :meth:`step`, so several lookups of an embedding count as one. Create it before the first
+    lookup that it should train: if a lookup is earlier and its backward later, the gradients are
+    lost. ``param_groups`` has the groups of the parameters, then those of the rows;
+    ``torch.amp.GradScaler`` finds the gradients of both there.
 
     Args:
         optimizer: SGD, Adam, AdamW or Adagrad of torch.optim, :class:`Ftrl` or
-            :class:`SmartDecayAdam`, made with the parameters of the embeddings and any others.
+            :class:`SmartDecayAdam`, created with the parameters of the embeddings and any others.
         embeddings: a list of them.
 
     Raises:
-        TypeError: ``optimizer`` is another, or ``embeddings`` are none.
-        ValueError: an embedding's parameter is not in the optimizer, two have one name, an option
-            of the optimizer does not go with rows, the store options of an embedding leave too
-            little room for the state of its rows, or ranks were given different options.
+        TypeError: ``optimizer`` is of another type, or ``embeddings`` is not a list of embeddings.
+        ValueError: an embedding's parameter is not in the optimizer, or two embeddings have the
+            same name. Also if rows do not support an option, the store options leave too little
+            room for the state, or options differ between ranks.
 
     Example:
         >>> import torch
@@ -82,7 +81,7 @@ class Optimizer(torch.optim.Optimizer):
         self._show_groups()
 
     def _wanted(self) -> list[OptimizerConfig]:
-        """What the param groups say by now that the rows of each embedding should do."""
+        """Return the current optimizer config of each embedding, from the param groups."""
         groups = self.optimizer.param_groups
         return [config_of(self.optimizer, groups[number]) for _, number in self._followed]
 
@@ -94,22 +93,22 @@ class Optimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
-            "Optimizer belongs to the memory of its embeddings and cannot be copied or pickled: "
-            "copy or pickle the model and make it again, or save its state_dict()"
+            "Optimizer is bound to the memory of its embeddings and cannot be copied or pickled: "
+            "copy or pickle the model and create it again, or save its state_dict()"
         )
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Applies the gradients of parameters and of rows.
+        """Apply the gradients of parameters and of rows.
 
         Args:
             closure: re-evaluates the model and returns the loss.
 
         Returns:
-            What ``closure`` gave, else None.
+            The result of ``closure``, or None without one.
 
         Raises:
-            TypeError: ``closure`` is no function.
-            ValueError: an option has been changed to one that rows cannot follow.
+            TypeError: ``closure`` is not a function.
+            ValueError: an option was changed to a value that rows do not support.
         """
         if closure is not None and not callable(closure):
             raise TypeError(
@@ -126,7 +125,7 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def _follow(self) -> None:
-        """Gives the rows the options that the param groups have by now."""
+        """Update the options of the rows from the param groups."""
         configs = self._wanted()
         for place, (embedding, _) in enumerate(self._followed):
             config, last = configs[place], self._configs[place]
@@ -135,7 +134,7 @@ class Optimizer(torch.optim.Optimizer):
             if type(config) is not type(last):
                 raise ValueError(
                     f"Optimizer.step: the options of the param group were changed from {last} to "
-                    f"{config}, which keeps other state for a row: make a new Optimizer"
+                    f"{config}, which needs other row state: create a new Optimizer"
                 )
             for of_table in embedding.optimizer.param_groups:
                 for name, value in config.hyper().items():
@@ -143,24 +142,25 @@ class Optimizer(torch.optim.Optimizer):
             self._configs[place] = config
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets gradients.
+        """Reset gradients of parameters and of rows.
 
         Args:
-            set_to_none: of parameters, as in torch.optim.Optimizer; rows have none afterwards.
+            set_to_none: of parameters, as in torch.optim.Optimizer. Gradients of rows are
+                discarded.
         """
         self.optimizer.zero_grad(set_to_none)
         for embedding, _ in self._followed:
             embedding.optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the optimizer of the parameters; rows have theirs in the embedding's."""
+        """Return the state of the parameters' optimizer; that of rows is in the embedding."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` gave; the rows follow at the next step.
+        """Restore a :meth:`state_dict`; the rows follow at the next step.
 
         Args:
-            state_dict: of the optimizer of the parameters.
+            state_dict: state of the optimizer of the parameters.
         """
         self.optimizer.load_state_dict(state_dict)
         self._show_groups()
@@ -180,7 +180,7 @@ def _followed(optimizer: torch.optim.Optimizer, embeddings: Sequence[Embedding])
             )
         if any(embedding.name == other.name for other, _ in followed):
             raise ValueError(
-                f"Optimizer: two embeddings are called {embedding.name!r}, expected one name each"
+                f"Optimizer: two embeddings are named {embedding.name!r}, expected distinct names"
             )
         groups = [
             number
@@ -190,7 +190,7 @@ def _followed(optimizer: torch.optim.Optimizer, embeddings: Sequence[Embedding])
         if not groups:
             raise ValueError(
                 f"Optimizer: the parameter of embedding {embedding.name!r} is not in the optimizer:"
-                " make that with embedding.parameters(), after the embedding was moved to its "
+                " create it with embedding.parameters(), after the embedding was moved to its "
                 "device"
             )
         followed.append(_Followed(embedding, groups[0]))

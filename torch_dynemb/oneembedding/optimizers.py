@@ -1,4 +1,4 @@
-"""Optimizers of embeddings: torch's, and two that OneEmbedding adds."""
+"""Optimizers that :class:`Optimizer` accepts: torch's, and two that OneEmbedding adds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_dynemb.optim import OptimizerConfig
 
 
 class SmartDecayAdam(torch.optim.Adam):
-    """Adam; rows of embeddings catch up with the steps since they were last touched.
+    """Adam with rows that catch up with the steps since their last update.
 
     Parameters are updated as by torch.optim.Adam, rows as by :class:`torch_dynemb.SmartDecayAdam`.
 
@@ -38,18 +38,18 @@ class SmartDecayAdam(torch.optim.Adam):
 
 
 class Ftrl(torch.optim.Optimizer):
-    """FTRL-Proximal (McMahan et al. 2013), of parameters and of rows.
+    r"""FTRL-Proximal (McMahan et al. 2013) for parameters and rows.
 
     s' = s + g^2; z += g - (s'^-p - s^-p) / lr * w;
-    w = 0 where \\|z\\| <= lambda1, else (sign(z) * lambda1 - z) / ((beta + s'^-p) / lr + lambda2),
+    w = 0 where \|z\| <= lambda1, else (sign(z) * lambda1 - z) / ((beta + s'^-p) / lr + lambda2),
     where p is ``lr_power``. Rows are updated as by :class:`torch_dynemb.Ftrl`, which has p = -0.5.
 
     Args:
         params: parameters, or param groups.
         lr: above 0.
         weight_decay: at least 0: ``weight_decay * w`` is added to g.
-        lr_power: at most 0; -0.5 where there are rows of embeddings.
-        initial_accumulator_value: what s starts with, at least 0.
+        lr_power: at most 0; must be -0.5 to train rows of embeddings.
+        initial_accumulator_value: initial value of s, at least 0.
         lambda1, lambda2, beta: at least 0.
 
     Raises:
@@ -95,13 +95,13 @@ class Ftrl(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Updates the parameters.
+        """Update the parameters.
 
         Args:
             closure: re-evaluates the model and returns the loss.
 
         Returns:
-            What ``closure`` gave, else None.
+            The result of ``closure``, or None without one.
         """
         loss = None
         if closure is not None:
@@ -136,15 +136,15 @@ class Ftrl(torch.optim.Optimizer):
 
 
 def config_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> OptimizerConfig:
-    """The optimizer of rows that does what one of torch does with a param group.
+    """Return the optimizer config of rows that matches a param group of a torch optimizer.
 
     Args:
         optimizer: SGD, Adam, AdamW or Adagrad of torch.optim, or one of this module.
         group: one of its param groups.
 
     Raises:
-        TypeError: it is another optimizer.
-        ValueError: the group has an option that rows cannot follow.
+        TypeError: the optimizer is of another type.
+        ValueError: rows do not support an option of the group.
     """
     kind = type(optimizer)
     owner = f"Optimizer: {kind.__name__}"
@@ -155,7 +155,7 @@ def config_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Optimi
             "torch_dynemb, call embedding.set_optimizer(config) and embedding.optimizer.step()"
         )
     if group.get("maximize"):
-        raise ValueError(f"{owner}: maximize is True, which rows cannot follow: leave it False")
+        raise ValueError(f"{owner}: maximize is True, which rows do not support: leave it False")
     return _CONFIGS[kind](owner, group)
 
 
@@ -211,7 +211,7 @@ def _common(group: dict[str, Any]) -> dict[str, Any]:
 
 def _expect(owner: str, group: dict[str, Any], name: str, only: float) -> None:
     if group[name] != only:
-        raise ValueError(f"{owner}: {name} is {group[name]}, but rows can only follow {only}")
+        raise ValueError(f"{owner}: {name} is {group[name]}, but rows only support {only}")
 
 
 _CONFIGS: dict[type, Callable[[str, dict[str, Any]], OptimizerConfig]] = {

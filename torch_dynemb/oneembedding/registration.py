@@ -1,4 +1,4 @@
-"""Registers embeddings: their tables with the ids of a rank, and their copies."""
+"""Registration of embeddings: their tables with the ids of a rank, and their frozen copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row with its optimizer state as one vector, which readers give and writers take."""
+"""Layout of a row and its optimizer state as one vector."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ VALUE_TYPES = tuple(_LARGEST_EXACT)
 
 
 class RowLayout(NamedTuple):
-    """Columns of a row, then those of each tensor of optimizer state.
+    """Columns of a row, followed by those of each optimizer state tensor.
 
     Attributes:
         dim: columns of a row.
-        state: tensors of state that follow, in this order.
+        state: state tensors, in this order.
     """
 
     dim: int
@@ -26,23 +26,25 @@ class RowLayout(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Elements of the vector."""
+        """Number of elements of the vector."""
         return self.dim + sum(tensor.columns(self.dim) for tensor in self.state)
 
     @classmethod
     def of(
         cls, owner: str, dim: int, state: tuple[StateTensor, ...], storage_dim: int
     ) -> RowLayout:
-        """The layout of vectors of so many elements: rows with all of their state, or alone.
+        """Choose the layout by the number of elements: rows with all of their state, or rows alone.
 
         Args:
-            owner: what errors begin with.
+            owner: prefix of error messages.
             dim: columns of a row.
-            state: that rows have.
+            state: state tensors of rows.
             storage_dim: elements of a vector.
 
         Raises:
-            ValueError: it is neither, or the state has 8 bits, which are no elements.
+            ValueError: no layout has so many elements, or the state has 8 bits, which vectors
+                cannot
+                hold.
         """
         whole = cls(dim, state)
         if storage_dim == dim:
@@ -62,18 +64,18 @@ class RowLayout(NamedTuple):
         return whole
 
     def joined(self, rows: Tensor, state: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
-        """Vectors of rows and their state.
+        """Join rows and their state to vectors.
 
         Args:
             rows: [n, dim].
-            state: by name, [n, columns], or [n] where there is one value for a row.
+            state: by name, [n, columns], or [n] if it has one value for a row.
             dtype: of the vectors.
 
         Returns:
             [n, width].
 
         Raises:
-            ValueError: a number of steps is too large for ``dtype``.
+            ValueError: a step count is too large for ``dtype``.
         """
         parts = [rows.to(dtype)]
         for tensor in self.state:
@@ -89,14 +91,14 @@ class RowLayout(NamedTuple):
         return torch.cat(parts, 1)
 
     def parted(self, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, dict[str, Tensor]]:
-        """Rows and their state out of vectors.
+        """Split vectors into rows and their state.
 
         Args:
             values: [n, width].
             dtype: of the rows.
 
         Returns:
-            [n, dim], and by name [n, columns], or [n] where there is one value for a row.
+            Rows [n, dim], and by name [n, columns], or [n] for one value for a row.
         """
         rows, *parts = values.split(
             [self.dim, *(tensor.columns(self.dim) for tensor in self.state)], 1

@@ -12,45 +12,45 @@ from torch_dynemb.argument_checks import text
 from torch_dynemb.checkpoint import LoadReport
 
 SNAPSHOTS = "snapshots"
-RANK_FOLDER = re.compile(r"(\d+)-(\d+)")  # of a rank, and of how many
+RANK_FOLDER = re.compile(r"(\d+)-(\d+)")  # folder of a rank: rank and number of ranks
 _TABLE = "table_"
 
 
 def table_entry(number: int) -> str:
-    """What a table of an embedding is called in a checkpoint."""
+    """Return the name of a table of an embedding in a checkpoint."""
     return f"{_TABLE}{number}"
 
 
 def table_number(owner: str, entry: str) -> int:
-    """The number of a table of an embedding, by what it is called in a snapshot.
+    """Return the table number for a name in a snapshot.
 
     Raises:
-        ValueError: it is no table of an embedding.
+        ValueError: it does not name a table of an embedding.
     """
     number = entry.removeprefix(_TABLE)
     if not entry.startswith(_TABLE) or not number.isdecimal():
         raise ValueError(
-            f"{owner}: the snapshot has a table {entry!r}, which is none of an embedding: read it "
-            "with torch_dynemb.checkpoint.open"
+            f"{owner}: the snapshot has a table {entry!r}, which is not one of an embedding: "
+            "read it with torch_dynemb.checkpoint.open"
         )
     return int(number)
 
 
 def root_of(path: Path) -> Path:
-    """The folder that has the snapshots of a path: of the folder of a rank, the one above."""
+    """Return the folder that has the snapshots of a path; of a rank's folder it is the parent."""
     return path.parent if RANK_FOLDER.fullmatch(path.name) else path
 
 
 def snapshot_folder(owner: str, root: Path, name: object) -> Path:
-    """Where a snapshot is.
+    """Return the folder of a snapshot.
 
     Args:
-        owner: what errors begin with.
-        root: what :func:`root_of` gives.
+        owner: prefix of error messages.
+        root: result of :func:`root_of`.
         name: of the snapshot.
 
     Raises:
-        TypeError, ValueError: ``name`` is no name of a folder.
+        TypeError, ValueError: ``name`` is not a valid folder name.
     """
     chosen = text(f"{owner}: snapshot_name", name)
     if chosen in ("", ".", "..") or Path(chosen).name != chosen:
@@ -59,14 +59,14 @@ def snapshot_folder(owner: str, root: Path, name: object) -> Path:
 
 
 def save_embedding(embedding: nn.Module, root: Path, name: object) -> None:
-    """Saves an embedding as a snapshot; see its ``save_snapshot``."""
+    """Save an embedding as a snapshot; see its ``save_snapshot``."""
     checkpoint.save(snapshot_folder("save_snapshot", root, name), embedding)
 
 
 def load_embedding(
     embedding: nn.Module, root: Path, name: object, *, optimizer_state: bool
 ) -> LoadReport:
-    """Loads a snapshot into an embedding; see its ``load_snapshot``."""
+    """Load a snapshot into an embedding; see its ``load_snapshot``."""
     folder = snapshot_folder("load_snapshot", root, name)
     return checkpoint.load(folder, embedding, optimizer_state=optimizer_state)
 

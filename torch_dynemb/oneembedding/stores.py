@@ -1,4 +1,4 @@
-"""Where the rows of an embedding lie: its tiers of storage, and the folder that is its own."""
+"""Storage options of an embedding: its tiers, and its own folder."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ BLOCK_SIZES = (512, 4096)
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """Where rows lie; ``make_device_mem_store_options`` and kin make it.
+    """Storage options, as returned by ``make_device_mem_store_options`` and the like.
 
     Attributes:
-        kind: which memory has all rows.
+        kind: memory that holds all rows.
         persistent_path: a folder for all ranks, or one for each.
-        capacity: ids of a table over all ranks; None: as many as there is room for.
-        size_factor: what a row takes with its optimizer state, in multiples of its columns.
-        storage_dim: the same in elements; -1: ``size_factor`` says it.
+        capacity: ids of a table over all ranks; None: bounded by the storage only.
+        size_factor: size of a row with its optimizer state, in multiples of its columns.
+        storage_dim: the same in elements; -1: use ``size_factor``.
         physical_block_size: bytes of a sector of the disk.
-        cache_bytes: memory for rows that are in use, where all rows lie in a slower one.
-        disk: bytes that the files of a rank may take; None: what is free.
+        cache_bytes: memory for rows in use, if all rows lie in a slower tier.
+        disk: bytes that the files of a rank may take; None: the free space.
         segment: bytes of one of these files.
     """
 
@@ -47,11 +47,11 @@ class StoreOptions:
     segment: int | str = 64 << 20
 
     def storage(self, rank: int, size: int) -> SSDStore | None:
-        """Where the rows of a rank lie that are not in memory; None: all are.
+        """Return the store of a rank's rows outside memory; None if all rows are in memory.
 
         Args:
             rank: of ``size`` ranks.
-            size: how many ranks there are.
+            size: number of ranks.
         """
         if self.kind != "cached_ssd":
             return None
@@ -60,19 +60,20 @@ class StoreOptions:
         return SSDStore(folder, cache=self.cache_bytes, disk=self.disk, segment=self.segment)
 
     def root(self) -> Path:
-        """The folder that has the snapshots of all ranks, of the path or the first of several."""
+        """Return the folder with the snapshots of all ranks: of the path, or of the first of
+        several."""
         paths = self.persistent_path
         return root_of(Path(paths if isinstance(paths, str) else paths[0]))
 
     def check_ranks(self, owner: str, size: int) -> None:
-        """Refuses a list of paths that is not one for each rank.
+        """Check that a list of paths has one path for each rank.
 
         Args:
-            owner: what the error begins with.
-            size: how many ranks there are.
+            owner: prefix of error messages.
+            size: number of ranks.
 
         Raises:
-            ValueError: there are more or fewer paths.
+            ValueError: the number of paths differs.
         """
         paths = self.persistent_path
         if not isinstance(paths, str) and len(paths) != size:
@@ -82,24 +83,24 @@ class StoreOptions:
             )
 
     def check_device(self, owner: str, device: torch.device) -> None:
-        """Refuses a device on which rows cannot lie so.
+        """Check that the device supports this storage.
 
         Args:
-            owner: what the error begins with.
+            owner: prefix of error messages.
             device: of the embedding.
 
         Raises:
-            RuntimeError: it is such a device.
+            RuntimeError: it does not.
         """
         if self.kind != "device_mem" and device.type != "cpu":
             place = "in host memory" if self.kind == "cached_host_mem" else "on SSD"
             raise RuntimeError(
-                f"{owner}: rows {place} with a cache on {device} are not built yet: give "
+                f"{owner}: rows {place} with a cache on {device} are not supported yet: give "
                 "make_device_mem_store_options, or leave the embedding on the CPU"
             )
 
     def stored_dim(self, dim: int) -> int:
-        """Elements of a row with its optimizer state.
+        """Return the elements of a row with its optimizer state.
 
         Args:
             dim: columns of the row.
@@ -107,16 +108,16 @@ class StoreOptions:
         return self.size_factor * dim if self.storage_dim == -1 else self.storage_dim
 
     def check_state(self, owner: str, dim: int, optimizer: str, needed: int) -> None:
-        """Refuses an optimizer with which a row is wider than what was asked for.
+        """Check that rows with their optimizer state fit the declared width.
 
         Args:
-            owner: what the error begins with.
+            owner: prefix of error messages.
             dim: columns of a row.
             optimizer: its name.
             needed: elements of a row with its state.
 
         Raises:
-            ValueError: there is too little room.
+            ValueError: the declared width is too small.
         """
         if needed > self.stored_dim(dim):
             asked = (
@@ -146,10 +147,10 @@ def _checked_path(owner: str, path: object) -> str | tuple[str, ...]:
 
 
 def block_size(owner: str, value: object) -> int:
-    """``value``, which must be one of ``BLOCK_SIZES``.
+    """Check that ``value`` is one of ``BLOCK_SIZES`` and return it.
 
     Raises:
-        TypeError, ValueError: it is no int, or another.
+        TypeError, ValueError: it is not an int, or not one of them.
     """
     size = integer(f"{owner}: physical_block_size", value)
     if size not in BLOCK_SIZES:
@@ -184,7 +185,7 @@ def _options(
         disk=disk,
         segment=segment,
     )
-    options.storage(0, 1)  # raises if the sizes are none
+    options.storage(0, 1)  # raises if the sizes are invalid
     return options
 
 
@@ -195,22 +196,22 @@ def make_device_mem_store_options(
     storage_dim: int = -1,
     physical_block_size: int = 4096,
 ) -> StoreOptions:
-    """Rows in the memory of the embedding's device; the path is for snapshots only.
+    """Store rows in the memory of the embedding's device; the path is for snapshots only.
 
     Args:
-        persistent_path: a folder that all ranks see; or a list with one for each rank, the first of
-            which has the snapshots.
-        capacity: ids that a table may have over all ranks, at least 1; a full table evicts the id
-            that was not seen for the longest time. :func:`make_table_options` says it by table.
-        size_factor: what a row takes with its optimizer state, in multiples of its columns: SGD 1,
-            with momentum 2, Adagrad 2, Adam 3, Ftrl 3. An optimizer with more state is refused.
-        storage_dim: the same in elements, in place of ``size_factor``; -1: it is not given. Such as
-            3 * dim + 1 for SmartDecayAdam.
+        persistent_path: a folder that all ranks can access, or a list with one for each rank. The
+            first of a list has the snapshots.
+        capacity: maximum number of ids of a table over all ranks, at least 1. A full table evicts
+            the least recently used id. :func:`make_table_options` sets it for one table.
+        size_factor: size of a row with its optimizer state, in multiples of its columns: SGD 1,
+            with momentum 2, Adagrad 2, Adam 3, Ftrl 3. An optimizer with more state is rejected.
+        storage_dim: the same in elements, in place of ``size_factor``, such as 3 * dim + 1 for
+            SmartDecayAdam. -1: use ``size_factor``.
         physical_block_size: 512 or 4096: bytes of a sector of the disk. The files of this package
             do not depend on it; :func:`import_snapshot` needs it.
 
     Returns:
-        What an embedding takes as ``store_options``.
+        ``store_options`` of an embedding.
 
     Raises:
         TypeError, ValueError: a wrong value.
@@ -231,16 +232,15 @@ def make_cached_host_mem_store_options(
     storage_dim: int = -1,
     physical_block_size: int = 4096,
 ) -> StoreOptions:
-    """Rows in host memory. On the CPU that is one tier; with a GPU it is refused as not built yet.
+    """Store rows in host memory: one tier on the CPU, not supported yet with a GPU.
 
     Args:
-        cache_budget_mb: MiB of a GPU's memory for rows that are in use, at least 1; a CPU needs no
-            such cache.
+        cache_budget_mb: MiB of a GPU's memory for rows in use, at least 1. Unused on the CPU.
         persistent_path, capacity, size_factor, storage_dim, physical_block_size: as in
             :func:`make_device_mem_store_options`.
 
     Returns:
-        What an embedding takes as ``store_options``.
+        ``store_options`` of an embedding.
 
     Raises:
         TypeError, ValueError: a wrong value.
@@ -267,27 +267,28 @@ def make_cached_ssd_store_options(
     disk: int | str | None = None,
     segment: int | str = 64 << 20,
 ) -> StoreOptions:
-    """Rows on SSD, of which a cache in memory has those in use; see :class:`torch_dynemb.SSDStore`.
+    """Store rows on SSD with a memory cache of the rows in use; see :class:`torch_dynemb.SSDStore`.
 
-    A rank's files are in ``<path>/<rank>-<ranks>``, or in its own path of a list. What they hold is
-    of the running program: snapshots are beside them. Give the embedding its optimizer before its
-    first lookup, because rows lie on the disk with the state.
+    The files of a rank are in ``<path>/<rank>-<ranks>``, or in its own path of a list. They belong
+    to
+    the running program; snapshots are stored beside them. Set the optimizer of the embedding before
+    its first lookup, because rows on disk include the optimizer state.
 
     Args:
-        cache_budget_mb: MiB of a GPU's memory for rows that are in use. There is no such cache yet:
-            on the CPU it adds to that of the host.
+        cache_budget_mb: MiB of a GPU's memory for rows in use. A GPU cache does not exist yet: on
+            the CPU it adds to the host cache.
         persistent_path: a folder on a fast SSD, or a list with one for each rank.
-        capacity: ids that a table may have over all ranks; None: as many as there is room for.
+        capacity: maximum number of ids of a table over all ranks; None: bounded by the disk only.
         size_factor, storage_dim, physical_block_size: as in
             :func:`make_device_mem_store_options`.
-        host_cache_budget_mb: MiB of host memory for rows that are in use, of each rank. This and
+        host_cache_budget_mb: MiB of host memory of each rank for rows in use. This and
             ``cache_budget_mb`` must not both be 0.
-        disk: bytes that the files of a rank may take, a number or a text such as ``"200GB"``;
-            default: what the file system has free.
+        disk: bytes that the files of a rank may take, a number or a text such as ``"200GB"``.
+            Default: the free space of the file system.
         segment: bytes of one of these files, a multiple of 4096.
 
     Returns:
-        What an embedding takes as ``store_options``.
+        ``store_options`` of an embedding.
 
     Raises:
         TypeError, ValueError: a wrong value, or no cache.

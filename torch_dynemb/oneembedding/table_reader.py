@@ -1,4 +1,4 @@
-"""Reads the rows of a snapshot without an embedding."""
+"""Reader of a snapshot's rows without an embedding."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BYTES = 64 << 20
 
 
 class KeysAndValues(NamedTuple):
-    """Some rows of a snapshot.
+    """Batch of rows of a snapshot.
 
     Attributes:
         keys: [n], of the reader's key type.
@@ -40,22 +40,21 @@ class KeysAndValues(NamedTuple):
 
 
 class PersistentTableReader:
-    """Rows of a snapshot; :func:`make_persistent_table_reader` makes it.
+    """Iterator over the rows of a snapshot, as returned by :func:`make_persistent_table_reader`.
 
-    It is an iterator of :class:`KeysAndValues`, of at most 65,536 rows and 64 MiB each, and a
-    context manager, which closes it.
+    It yields :class:`KeysAndValues` of at most 65,536 rows and 64 MiB each. As a context manager it
+    closes the files.
 
     Args:
         folders: of checkpoints, or of OneFlow's ranks.
         name: of the snapshot.
-        key_type, value_type: of what it gives.
+        key_type, value_type: of the result.
         storage_dim: elements of a value.
-        block: bytes of a sector, of OneFlow's files.
-        tables: to be read; None: all.
+        block: bytes of a sector of OneFlow's files.
+        tables: numbers of the tables to read; None: all.
 
     Attributes:
-        table_id: the number of the table of which the last rows were; None: of OneFlow's files,
-            which do not say it.
+        table_id: table number of the last batch; None for OneFlow's files, which do not store it.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class PersistentTableReader:
     @plain_torch()
     def __next__(self) -> KeysAndValues:
         if self._closed:
-            raise ValueError(f"{_OWNER}: it is closed: make another one to read again")
+            raise ValueError(f"{_OWNER}: the reader is closed: make another one to read again")
         return next(self._batches)
 
     def __iter__(self) -> PersistentTableReader:
@@ -101,7 +100,7 @@ class PersistentTableReader:
         self.close()
 
     def close(self) -> None:
-        """Closes the files; the iterator cannot go on."""
+        """Close the files and end the iterator."""
         self._closed = True
         self._open.close()
 
@@ -142,7 +141,7 @@ class PersistentTableReader:
         if self._wanted is not None:
             raise ValueError(
                 f"{_OWNER}: tables is {list(self._wanted)}, but {folders[0]} was written by "
-                "OneFlow, whose files do not say which table an id is of: leave tables out"
+                "OneFlow, which does not store table numbers: leave tables out"
             )
         opened = [oneflow_table(_OWNER, folder, block) for folder in folders]
         for table in opened:
@@ -156,7 +155,7 @@ class PersistentTableReader:
                     f"{_OWNER}: storage_dim is {self._storage_dim}, but values of {table.folder} "
                     f"have {table.value_bytes // 4} elements"
                 )
-            table.chunks(_OWNER, self._name)  # whether it has the snapshot
+            table.chunks(_OWNER, self._name)  # raises if the snapshot does not exist
         return (
             KeysAndValues(keys, values.to(self._value_type))
             for table in opened
@@ -178,18 +177,18 @@ def make_persistent_table_reader(
     *,
     tables: Sequence[int] | None = None,
 ) -> PersistentTableReader:
-    """Reads a snapshot without an embedding, with bounded memory: ours, or one of OneFlow's.
+    """Open a snapshot for reading without an embedding, with bounded memory; OneFlow's, too.
 
     Args:
-        paths: a list with the ``persistent_path``, or with the folders ``<rank>-<ranks>`` in it, of
-            all ranks; of OneFlow's files the folders of all ranks.
+        paths: a list with the ``persistent_path``, or with the folders ``<rank>-<ranks>`` of all
+            ranks in it. For OneFlow's files: the folders of all ranks.
         snapshot_name: name of the snapshot.
-        key_type: int64, int32, uint64 or uint32, as the embedding has it.
+        key_type: int64, int32, uint64 or uint32: the key type of the embedding.
         value_type: float32, bfloat16 or float16, to which values are rounded.
         storage_dim: elements of a value: the columns of a row, or those and all of its optimizer
-            state: such as 3 * dim for Adam, the row before the first and the second moment.
-        physical_block_size: that OneFlow's files were written with; ours do not depend on it.
-        tables: numbers of the tables to be read, one after another; default: all.
+            state. For Adam 3 * dim: the row, then the first and the second moment.
+        physical_block_size: that of OneFlow's files; the files of this package do not depend on it.
+        tables: numbers of the tables to read, one after another; default: all.
 
     Returns:
         An iterator of keys [n] and values [n, storage_dim], at most 65,536 rows at a time. Its
@@ -197,7 +196,7 @@ def make_persistent_table_reader(
 
     Raises:
         TypeError, ValueError: a wrong value, or one that does not fit the snapshot.
-        FileNotFoundError: there is no such snapshot.
+        FileNotFoundError: the snapshot does not exist.
 
     Example:
         >>> import tempfile, torch
@@ -230,7 +229,7 @@ def make_persistent_table_reader(
 
 
 def check_value_type(owner: str, value_type: object) -> None:
-    """Raises TypeError unless it is a dtype that values may have."""
+    """Check that values may have this dtype; raise TypeError otherwise."""
     if value_type not in VALUE_TYPES:
         raise TypeError(
             f"{owner}: value_type is {described(value_type)}, expected one of {list(VALUE_TYPES)}"
@@ -238,10 +237,10 @@ def check_value_type(owner: str, value_type: object) -> None:
 
 
 def checked_paths(owner: str, paths: object) -> list[Path]:
-    """The folders in a list, at least one.
+    """Check that ``paths`` is a list of at least one folder and return the folders.
 
     Raises:
-        TypeError: it is no list of paths.
+        TypeError: it is not a list of paths.
         ValueError: it is empty, or lacks folders of some ranks.
     """
     if not isinstance(paths, list | tuple) or not all(isinstance(p, str | PathLike) for p in paths):
@@ -261,7 +260,8 @@ def checked_paths(owner: str, paths: object) -> list[Path]:
 
 
 def _snapshot_folders(paths: Sequence[Path], name: object) -> list[Path]:
-    """Where a snapshot is that all ranks have saved together; or OneFlow's folders of ranks."""
+    """Find the folder of a snapshot that all ranks saved together, or OneFlow's folders of
+    ranks."""
     found: list[Path] = []
     for path in paths:
         if is_oneflow_table(path):
@@ -272,7 +272,9 @@ def _snapshot_folders(paths: Sequence[Path], name: object) -> list[Path]:
         if folder not in found:
             found.append(folder)
     if any(is_oneflow_table(folder) != is_oneflow_table(found[0]) for folder in found):
-        raise ValueError(f"{_OWNER}: paths has folders of OneFlow's and others: read them apart")
+        raise ValueError(
+            f"{_OWNER}: paths mixes folders of OneFlow with others: read them separately"
+        )
     return found
 
 

@@ -1,4 +1,4 @@
-"""Writes a snapshot without training: keys and values that come in any order."""
+"""Writer of snapshots without training, from keys and values in any order."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _PIECE_BYTES = 8 << 20
 
 
 class _Target(NamedTuple):
-    """What a snapshot is written for.
+    """Settings of the snapshot to write.
 
     Attributes:
-        tables: what the manifest says of each table, but for its parts.
+        tables: manifest entry of each table, without its parts.
         layout: of values.
-        padding: the id that has no row.
-        steps: updates that the optimizer has made.
+        padding: id without a row.
+        steps: number of updates made by the optimizer.
     """
 
     tables: list[SavedTable]
@@ -59,19 +59,20 @@ class _Target(NamedTuple):
 
 
 class PersistentTableWriter:
-    """Writes a snapshot; :func:`make_persistent_table_writer` makes it.
+    """Writer of a snapshot, as returned by :func:`make_persistent_table_writer`.
 
-    It is a context manager. The snapshot is there, as a whole, once it is closed; where the
-    ``with`` ends by an error, none is.
+    It is a context manager. Closing it creates the snapshot as a whole; if the ``with`` block
+    raises,
+    no snapshot is created.
 
     Args:
         folder: of the snapshot.
-        key_type, value_type: of what it takes.
-        target: what the snapshot is written for.
+        key_type, value_type: of the input.
+        target: settings of the snapshot.
 
     Raises:
         RuntimeError: another process writes to ``folder``.
-        OSError: the folder cannot be made.
+        OSError: the folder cannot be created.
     """
 
     def __init__(
@@ -90,18 +91,19 @@ class PersistentTableWriter:
 
     @plain_torch()
     def write(self, keys: Any, values: Any, table_ids: Any = 0) -> None:
-        """Adds rows; of a key that was written before, the new values count.
+        """Add rows; the last values of a key count.
 
         Args:
-            keys: [n], of the writer's key type: a tensor, or an array of numpy.
-            values: [n, storage_dim], of its value type.
-            table_ids: the number of the table of all keys, or int64 [n], that of each.
+            keys: [n], of the writer's key type: a tensor or a numpy array.
+            values: [n, storage_dim], of the writer's value type.
+            table_ids: the table number of all keys, or int64 [n], that of each.
 
         Raises:
             TypeError: a dtype is another.
-            ValueError: shapes do not match, there is no such table, a key is the padding id, or the
+            ValueError: shapes do not match, the table does not exist, a key is the padding id, or
+                the
                 writer is closed.
-            OSError: the disk is full, or fails.
+            OSError: the disk is full or fails.
         """
         if self._closed:
             raise ValueError("write: the writer is closed: make another one to write more")
@@ -142,7 +144,7 @@ class PersistentTableWriter:
         if outside.numel() > 0:
             raise ValueError(
                 f"write: table_ids has {int(outside[0])}, expected 0 to {tables - 1}: give the "
-                "writer the embedding whose tables they are"
+                "writer the embedding that has these tables"
             )
         return given.cpu()
 
@@ -170,10 +172,10 @@ class PersistentTableWriter:
 
     @plain_torch()
     def close(self) -> None:
-        """Makes what was written a snapshot, in place of one of this name.
+        """Create the snapshot, replacing one of the same name.
 
         Raises:
-            OSError: the disk is full, or fails; then there is no new snapshot.
+            OSError: the disk is full or fails. Then no new snapshot is created.
         """
         if self._closed:
             return
@@ -227,11 +229,11 @@ class PersistentTableWriter:
 
 
 def _opens_nothing(rows: Any) -> Any:
-    raise AssertionError("a table that is written has no files to be read")
+    raise AssertionError("a table that is being written has no files to read")
 
 
 def _tensor(value: Any) -> Any:
-    """Arrays of numpy as tensors with their memory, tensors on the CPU, others as they are."""
+    """Convert numpy arrays to tensors that share their memory; move tensors to the CPU."""
     if isinstance(value, Tensor):
         return value.detach().cpu()
     return torch.as_tensor(value) if hasattr(value, "__array_interface__") else value
@@ -249,26 +251,26 @@ def make_persistent_table_writer(
     embedding: Embedding | None = None,
     optimizer_steps: int = 0,
 ) -> PersistentTableWriter:
-    """Writes a snapshot that ``load_snapshot`` of an embedding reads, with 40 bytes for an id.
+    """Create a snapshot for an embedding's ``load_snapshot``, with 40 bytes of memory for an id.
 
     Args:
         paths: a list with the ``persistent_path``; of several the first counts.
-        snapshot_name: name of the snapshot; one of this name is replaced at the end.
-        key_type: int64, int32, uint64 or uint32, as the embedding has it.
+        snapshot_name: name of the snapshot. Closing the writer replaces one of this name.
+        key_type: int64, int32, uint64 or uint32: the key type of the embedding.
         value_type: float32, bfloat16 or float16.
         storage_dim: elements of a value; as in :func:`make_persistent_table_reader`.
         physical_block_size: 512 or 4096; the files do not depend on it.
-        embedding: one like that which will load it, which says how many tables there are, the
-            columns of a row, the optimizer whose state follows them, the padding id, and how rows
-            of new ids start. Default: one table of ``storage_dim`` columns, without state.
-        optimizer_steps: updates that the optimizer has made, for Adam's bias correction.
+        embedding: one like the embedding that will load the snapshot. It defines the number of
+            tables, the columns, the optimizer state in values, the padding id and the initial rows.
+            Default: one table of ``storage_dim`` columns, without state.
+        optimizer_steps: number of updates made by the optimizer, for Adam's bias correction.
 
     Returns:
         A context manager with ``write(keys, values, table_ids=0)`` and ``close()``.
 
     Raises:
         TypeError, ValueError: a wrong value, or one that does not fit ``embedding``.
-        FileExistsError: something else than a snapshot is in its place.
+        FileExistsError: the path exists and is not a snapshot.
         OSError: the disk fails.
 
     Example:
@@ -314,18 +316,18 @@ def make_persistent_table_writer(
 def writer_for(
     embedding: Embedding, folder: Path, value_type: torch.dtype, storage_dim: int, steps: int
 ) -> PersistentTableWriter:
-    """Writes a snapshot for an embedding.
+    """Create a writer of a snapshot for an embedding.
 
     Args:
-        embedding: whose tables and optimizer it is for.
+        embedding: with the tables and the optimizer of the snapshot.
         folder: of the snapshot.
         value_type: of values.
         storage_dim: elements of a value: with all of the optimizer's state, or without.
-        steps: updates that the optimizer has made.
+        steps: number of updates made by the optimizer.
 
     Raises:
         ValueError: ``storage_dim`` does not fit.
-        FileExistsError: something else than a snapshot is in its place.
+        FileExistsError: the path exists and is not a snapshot.
     """
     target = _target_of(embedding, storage_dim, steps)
     return _writer(folder, embedding.key_type, value_type, target)

@@ -1,4 +1,4 @@
-"""What a table of an embedding is like: how its columns start, and how many ids it may have."""
+"""Options of an embedding's tables: initializers of their columns, and capacity."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch_dynemb.initializers import ByColumn, Initializer
 
 @dataclass(frozen=True)
 class ColumnOptions:
-    """Some columns of a table; :func:`make_column_options` makes it.
+    """Options of some columns of a table, as returned by :func:`make_column_options`.
 
     Attributes:
         initializer: of these columns of new rows.
 
     Raises:
-        TypeError: ``initializer`` is none.
+        TypeError: ``initializer`` is not an initializer.
     """
 
     initializer: Initializer
@@ -32,25 +32,25 @@ class ColumnOptions:
 
 @dataclass(frozen=True)
 class TableSpec:
-    """A table of an embedding; :func:`make_table_options` makes it.
+    """Options of a table of an embedding, as returned by :func:`make_table_options`.
 
     Attributes:
         columns: an initializer for all columns, or options for each entry of the embedding's dims.
-        capacity: ids that it may have over all ranks; None: the capacity of the whole store.
+        capacity: maximum number of ids over all ranks; None: the capacity of the whole store.
     """
 
     columns: Initializer | tuple[ColumnOptions, ...]
     capacity: int | None = None
 
     def initializer(self, owner: str, dims: Sequence[int]) -> Initializer:
-        """The initializer of whole rows.
+        """Return the initializer of whole rows.
 
         Args:
-            owner: what errors begin with: the embedding and the table.
-            dims: the embedding's dims, whose columns lie side by side.
+            owner: prefix of error messages: the embedding and the table.
+            dims: the embedding's dims; their columns lie side by side.
 
         Raises:
-            ValueError: there are options for more or fewer dims.
+            ValueError: the number of column options differs from that of dims.
         """
         if isinstance(self.columns, Initializer):
             return self.columns
@@ -64,16 +64,16 @@ class TableSpec:
 
 
 def make_column_options(initializer: Initializer) -> ColumnOptions:
-    """How the columns of one of several dims of a table start.
+    """Make options of the columns of one of several dims of a table.
 
     Args:
         initializer: of the columns.
 
     Returns:
-        What :func:`make_table_options` takes a list of.
+        An entry of the list that :func:`make_table_options` takes.
 
     Raises:
-        TypeError: ``initializer`` is none.
+        TypeError: ``initializer`` is not an initializer.
     """
     return ColumnOptions(initializer)
 
@@ -81,19 +81,19 @@ def make_column_options(initializer: Initializer) -> ColumnOptions:
 def make_table_options(
     param: Initializer | Sequence[ColumnOptions], *, capacity: int | None = None
 ) -> TableSpec:
-    """A table of an embedding.
+    """Make options of a table of an embedding.
 
     Args:
         param: an initializer of its rows, or a list of :func:`make_column_options`, one for each of
             the embedding's dims.
-        capacity: ids that it may have, over all ranks; a full table evicts the id that was not seen
-            for the longest time. Default: the capacity of the whole store.
+        capacity: maximum number of ids over all ranks. A full table evicts the least recently used
+            id. Default: the capacity of the whole store.
 
     Returns:
-        What the ``tables`` of an embedding are a list of.
+        An entry of the ``tables`` of an embedding.
 
     Raises:
-        TypeError: ``param`` is neither, or ``capacity`` is no int.
+        TypeError: ``param`` is neither, or ``capacity`` is not an int.
         ValueError: ``param`` is empty, or ``capacity`` is less than 1.
 
     Example:
@@ -130,16 +130,16 @@ def make_table_options(
 def make_table(
     param: Initializer | Sequence[ColumnOptions], *, capacity: int | None = None
 ) -> TableSpec:
-    """Another name of :func:`make_table_options`.
+    """Make options of a table; another name of :func:`make_table_options`.
 
     Args:
-        param, capacity: as there.
+        param, capacity: as for :func:`make_table_options`.
 
     Returns:
-        What it returns.
+        An entry of the ``tables`` of an embedding.
 
     Raises:
-        TypeError, ValueError: as there.
+        TypeError, ValueError: as for :func:`make_table_options`.
     """
     return make_table_options(param, capacity=capacity)
 

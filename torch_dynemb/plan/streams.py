@@ -35,7 +35,7 @@ def read_lines(
 
     Raises:
         FileNotFoundError: a file is not there, or is a folder.
-        ValueError: there is no such column, a file is empty or of another format, or its columns
+        ValueError: the column does not exist, a file is empty or of another format, or its columns
             are not those of the first file. What is wrong in a line is found while iterating.
         ImportError: a file is in Parquet, and there is no pyarrow.
     """

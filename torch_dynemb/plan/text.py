@@ -54,7 +54,7 @@ def open_text(
         columns: names; None: ``id``, or all of Criteo's categories.
 
     Raises:
-        ValueError: there is no such column, or the file is empty or of neither format.
+        ValueError: the column does not exist, or the file is empty or of neither format.
     """
     file = _open(path)
     source = _quoted(path)

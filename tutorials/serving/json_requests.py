@@ -22,7 +22,7 @@ def fields_of(content: object, known: Sequence[str], owner: str) -> Mapping[str,
     Args:
         content: what should be one.
         known: the keys that it may have.
-        owner: what errors begin with.
+        owner: prefix of error messages.
 
     Raises:
         ValueError: it is something else, or has other keys.
@@ -43,7 +43,7 @@ def tensor_of(values: object, dtype: torch.dtype, sizes: Sequence[int], field: s
         dtype: of the tensor. Integers are written as whole numbers, bools as ``true`` and
             ``false``.
         sizes: of the dimensions; an empty list does not tell those in it.
-        field: what errors begin with.
+        field: prefix of error messages.
 
     Raises:
         ValueError: the lists are no tensor of such numbers.
