@@ -16,7 +16,7 @@ export DYNEMB_CUDA
 # 1 insists on liburing, 0 leaves it out; unset: where it is found (setup.py)
 DYNEMB_URING ?=
 export DYNEMB_URING
-# beside the one in constraints.txt, with whose torch and FBGEMM they run
+# beside the one in constraints.txt, with torch and FBGEMM of that version
 TORCHREC_VERSIONS := 1.6.1 1.9.2
 SPACE := $(subst ,, )
 
@@ -108,7 +108,7 @@ bench: build $(STAMPS)/test bench-peers  ## benchmarks, with the peers they comp
 bench-report: $(STAMPS)/test  ## tables and plots of benchmarks/README.md from results/; ARGS=--check compares
 	$(VENV)/bin/python benchmarks/report.py $(ARGS)
 
-# no .venv and no pip: for a machine with a GPU and no network, whose python3 has torch with CUDA
+# no .venv and no pip: for a machine with a GPU and no network, with torch for CUDA in python3
 gpu-check:  ## on a machine with a GPU: PART=first, suite or rest
 	$(GPU_PYTHON) benchmarks/gpu/check.py $(PART) $(ARGS)
 

@@ -73,7 +73,7 @@ NVCC_FLAGS = [
 
 
 def cuda_root_of(nvcc: str) -> Path:
-    """The toolkit directory that an nvcc belongs to.
+    """Return the toolkit directory that an nvcc belongs to.
 
     nvcc itself is asked, because the one on PATH may be a link or a script that runs another.
 
@@ -105,14 +105,14 @@ def cuda_root_of(nvcc: str) -> Path:
 
 
 def find_cuda_root(environ: Mapping[str, str], *, system_cuda: Path = SYSTEM_CUDA) -> Path | None:
-    """Looks for a CUDA toolkit in ``CUDA_HOME``, on ``PATH`` and in the system's usual place.
+    """Look for a CUDA toolkit in ``CUDA_HOME``, on ``PATH`` and in the system's usual place.
 
     Args:
         environ: environment variables.
         system_cuda: the usual place.
 
     Returns:
-        The directory that holds ``bin/nvcc``, or None where there is no nvcc.
+        The directory that holds ``bin/nvcc``, or None where nvcc is missing.
 
     Raises:
         RuntimeError: ``CUDA_HOME`` is set to a directory without ``bin/nvcc``, or the nvcc on
@@ -134,7 +134,7 @@ def find_cuda_root(environ: Mapping[str, str], *, system_cuda: Path = SYSTEM_CUD
 
 
 def wanted_cuda_root(environ: Mapping[str, str], torch_cuda: str | None) -> Path | None:
-    """The toolkit to compile the CUDA sources with.
+    """Return the toolkit to compile the CUDA sources with.
 
     Args:
         environ: environment variables; ``DYNEMB_CUDA`` and those of :func:`find_cuda_root`.
@@ -145,7 +145,7 @@ def wanted_cuda_root(environ: Mapping[str, str], torch_cuda: str | None) -> Path
         and without nvcc.
 
     Raises:
-        RuntimeError: ``DYNEMB_CUDA`` is neither 0 nor 1, or is 1 where there is no nvcc.
+        RuntimeError: ``DYNEMB_CUDA`` is neither 0 nor 1, or is 1 where nvcc is missing.
     """
     asked = environ.get("DYNEMB_CUDA", "")
     if asked not in ("", "0", "1"):
@@ -158,14 +158,14 @@ def wanted_cuda_root(environ: Mapping[str, str], torch_cuda: str | None) -> Path
     root = find_cuda_root(environ)
     if asked == "1" and root is None:
         raise RuntimeError(
-            f"DYNEMB_CUDA=1, but there is no nvcc in CUDA_HOME, on PATH or in {SYSTEM_CUDA}. "
+            f"DYNEMB_CUDA=1, but nvcc is missing in CUDA_HOME, on PATH and in {SYSTEM_CUDA}. "
             "Install the CUDA toolkit, or unset DYNEMB_CUDA."
         )
     return root
 
 
 def cudart_directory(cuda_root: Path) -> Path:
-    """The directory of ``libcudart_static.a`` in a toolkit.
+    """Return the directory of ``libcudart_static.a`` in a toolkit.
 
     Raises:
         RuntimeError: the toolkit has none.
@@ -183,7 +183,7 @@ def cudart_directory(cuda_root: Path) -> Path:
 
 
 def present_architectures() -> list[str]:
-    """Architectures of this machine's GPUs, such as "90"."""
+    """Return architectures of this machine's GPUs, such as "90"."""
     if not torch.cuda.is_available():
         return []
     found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
@@ -191,7 +191,7 @@ def present_architectures() -> list[str]:
 
 
 def known_architectures(cuda_root: Path) -> list[str]:
-    """Those of :data:`ARCHITECTURES` that nvcc knows.
+    """Return those of :data:`ARCHITECTURES` that nvcc knows.
 
     Raises:
         RuntimeError: nvcc knows none of them.
@@ -208,7 +208,7 @@ def known_architectures(cuda_root: Path) -> list[str]:
 
 
 def architecture_flags(names: Sequence[str], *, portable: bool) -> list[str]:
-    """nvcc's flags for machine code of some architectures.
+    """Return nvcc's flags for machine code of some architectures.
 
     All of it is made from one intermediate code, that of the least architecture: the kernels use
     nothing that later ones add, and compiling takes half of the time.
@@ -256,7 +256,7 @@ extern "C" int try_uring() {
 
 
 def find_uring(environ: Mapping[str, str]) -> Uring | None:
-    """Looks for a static liburing by pkg-config, then where the compiler looks for libraries.
+    """Look for a static liburing by pkg-config, then where the compiler looks for libraries.
 
     Args:
         environ: environment variables; ``CXX`` names the compiler.
@@ -295,7 +295,7 @@ def find_uring(environ: Mapping[str, str]) -> Uring | None:
 
 
 def wanted_uring(environ: Mapping[str, str]) -> Uring | None:
-    """The liburing to link.
+    """Return the liburing to link.
 
     Args:
         environ: environment variables; ``DYNEMB_URING`` and those of :func:`find_uring`.
@@ -304,7 +304,7 @@ def wanted_uring(environ: Mapping[str, str]) -> Uring | None:
         It, or None where it is not wanted, or not asked for and not found.
 
     Raises:
-        RuntimeError: ``DYNEMB_URING`` is neither 0 nor 1, or is 1 where there is no liburing.
+        RuntimeError: ``DYNEMB_URING`` is neither 0 nor 1, or is 1 where liburing is missing.
     """
     asked = environ.get("DYNEMB_URING", "")
     if asked not in ("", "0", "1"):
@@ -324,24 +324,24 @@ def wanted_uring(environ: Mapping[str, str]) -> Uring | None:
 
 
 def relative_paths(files: Iterable[Path]) -> list[str]:
-    """The paths from the repository's root, as setuptools wants them, in a fixed order."""
+    """Return the paths from the repository's root, as setuptools wants them, in a fixed order."""
     return sorted(str(file.relative_to(ROOT)) for file in files)
 
 
 def header_files() -> list[str]:
-    """What the sources may include."""
+    """Return what the sources may include."""
     return relative_paths([*SOURCES.rglob("*.h"), *SOURCES.rglob("*.cuh")])
 
 
 def cuda_files() -> list[str]:
-    """The sources that nvcc compiles."""
+    """Return the sources that nvcc compiles."""
     return relative_paths(SOURCES.rglob("*.cu"))
 
 
 def kernel_library(
     cuda_root: Path | None, architectures: Sequence[str] = (), *, uring: Uring | None = None
 ) -> Extension:
-    """Describes ``torch_dynemb._C``: C++ sources always, CUDA sources where there is a toolkit.
+    """Describe ``torch_dynemb._C``: C++ sources always, CUDA sources where there is a toolkit.
 
     Args:
         architectures: nvcc's flags for them; none: torch's, for TORCH_CUDA_ARCH_LIST.
@@ -384,7 +384,7 @@ def kernel_library(
 
 
 def headers_of_programs(first: Sequence[str] = ("model.h", "versioned_model.h")) -> list[Path]:
-    """What C++ programs include that run packages: ``first`` of csrc/serving, and all in them."""
+    """Return the headers of C++ programs that run packages: ``first`` and what it includes."""
     found: list[Path] = []
     wanted = [SOURCES / "serving" / name for name in first]
     while wanted:
@@ -413,7 +413,7 @@ class BuildPackage(build_py):
 class BuildKernels(cpp_extension.BuildExtension):
     """torch's build command; it minds the headers of CUDA files.
 
-    torch tells ninja which headers a ``.cu`` file includes only where torch has CUDA itself, so an
+    torch gives ninja which headers a ``.cu`` file includes only where torch has CUDA itself, so an
     object file older than any header is removed here first.
     """
 
@@ -434,7 +434,7 @@ class BuildKernels(cpp_extension.BuildExtension):
 
 
 def use_ccache(environ: MutableMapping[str, str], cuda_root: Path | None) -> None:
-    """Has the compilers run through ccache where it is installed, with paths from the root on."""
+    """Have the compilers run through ccache where it is installed, with paths from the root on."""
     if shutil.which("ccache", path=environ.get("PATH")) is None:
         return
     environ.setdefault("CCACHE_BASEDIR", str(ROOT))
@@ -448,7 +448,7 @@ def use_ccache(environ: MutableMapping[str, str], cuda_root: Path | None) -> Non
 
 
 def said_of_cuda(environ: Mapping[str, str], cuda_root: Path | None) -> str:
-    """The line that says what becomes of the CUDA sources, and how to get something else."""
+    """Return the line that says what becomes of the CUDA sources, and how to get something else."""
     if cuda_root is not None:
         return f"CUDA kernels are compiled with {cuda_root}"
     if environ.get("DYNEMB_CUDA") == "0":
@@ -459,26 +459,26 @@ def said_of_cuda(environ: Mapping[str, str], cuda_root: Path | None) -> str:
             "DYNEMB_CUDA=1 to compile them nevertheless"
         )
     return (
-        f"CUDA kernels are left out, because there is no nvcc in CUDA_HOME, on PATH or in "
+        f"CUDA kernels are left out, because nvcc is missing in CUDA_HOME, on PATH and in "
         f"{SYSTEM_CUDA}: install the CUDA toolkit, or torch_dynemb will run on the CPU only"
     )
 
 
 def said_of_uring(environ: Mapping[str, str], uring: Uring | None) -> str:
-    """The line that says how files will be read, and how to get something else."""
+    """Return the line that says how files will be read, and how to get something else."""
     if uring is not None:
         return f"io_uring is used where the kernel allows it, by {uring.archive}"
     if environ.get("DYNEMB_URING") == "0":
         return "io_uring is left out, so threads read files: DYNEMB_URING=0"
     return (
-        "io_uring is left out, so threads read files, with more time of the processor: there is no "
+        "io_uring is left out, so threads read files, with more time of the processor: missing: "
         "static liburing; install it (Debian, Ubuntu: apt-get install liburing-dev) for tables on "
         "SSDs"
     )
 
 
 def version(environ: Mapping[str, str]) -> str:
-    """The version of the package, from ``torch_dynemb/_version.py``, with the label of a wheel."""
+    """Return the version in ``torch_dynemb/_version.py``, with the label of a wheel."""
     text = (ROOT / "torch_dynemb" / "_version.py").read_text()
     number = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
     assert number is not None, text

@@ -220,7 +220,7 @@ def public_name(target: str) -> str | None:
         The name that the reference has it by; None if it has no page.
 
     Raises:
-        AttributeError, ImportError, ValueError: there is no such name.
+        AttributeError, ImportError, ValueError: unknown name.
     """
     value = pkgutil.resolve_name(target)
     if id(value) in PAGES:

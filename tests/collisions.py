@@ -23,7 +23,7 @@ def fmix64(x: np.ndarray) -> np.ndarray:
 
 
 def inverse_fmix64(x: np.ndarray) -> np.ndarray:
-    """The argument whose fmix64 is ``x``; the shift by 33 undoes itself."""
+    """Invert fmix64: its argument for ``x``; the shift by 33 undoes itself."""
     x = x ^ (x >> np.uint64(33))
     for multiplier in reversed(MULTIPLIERS):
         x = x * np.uint64(pow(multiplier, -1, 1 << 64))
@@ -52,7 +52,7 @@ def first_hashes(group: TableGroup, table: int, ids: Tensor) -> np.ndarray:
 
 
 def ids_of_hashes(group: TableGroup, table: int, hashes: np.ndarray) -> Tensor:
-    """int64 ids whose first hashes are these."""
+    """int64 ids with these first hashes."""
     ids = inverse_fmix64(hashes.astype(np.uint64)) ^ table_salt(group, table)
     return torch.tensor(ids.view(np.int64), device=group.device)
 
@@ -60,7 +60,7 @@ def ids_of_hashes(group: TableGroup, table: int, hashes: np.ndarray) -> Tensor:
 def ids_in_first_buckets(
     group: TableGroup, table: int, count: int, *, buckets: int, bucket_count: int
 ) -> Tensor:
-    """Distinct ids whose first candidates are the first ``buckets`` of ``bucket_count`` buckets.
+    """Distinct ids with first candidates among the first ``buckets`` of ``bucket_count`` buckets.
 
     With ``buckets`` 1 that holds for every smaller bucket count, too.
     """

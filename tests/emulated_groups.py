@@ -1,4 +1,4 @@
-"""Table groups whose ops run as emulated CUDA kernels, in memory that is mapped as they grow."""
+"""Table groups on emulated CUDA kernels, in memory that is mapped as they grow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ADDRESS_SPACE = 1 << 36  # bytes that a tensor reserves by default
 
 
 class EmulatedMemory(CudaMemory):
-    """Of the emulator's one device, whose tensors are CPU tensors."""
+    """Of the emulator's one device; its tensors are CPU tensors."""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")

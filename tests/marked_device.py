@@ -317,7 +317,7 @@ def backward(
 def to_numpy(func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     if tensor in MARKS:
         raise MixedDevicesError(
-            f"{func.__name__}: a tensor of the device under test is no NumPy array: use .cpu()"
+            f"{func.__name__}: a tensor of the device under test is not a NumPy array: use .cpu()"
         )
     return func(tensor, *args, **kwargs)
 

@@ -35,7 +35,7 @@ MIN_BUCKETS = 64 // BUCKET_WIDTH
 
 
 class TableFullError(Exception):
-    """There is no room for the new ids of a call."""
+    """The table lacks room for the new ids of a call."""
 
 
 class OwnedRow(NamedTuple):
@@ -204,7 +204,7 @@ def divide_up(a: int, b: int) -> int:
 
 
 class Oracle:
-    """Model of a TableGroup whose tables use ``Uniform``; starts empty."""
+    """Model of a TableGroup with ``Uniform`` tables; starts empty."""
 
     def __init__(self, group: TableGroup) -> None:
         self.config = group.config.optimizer

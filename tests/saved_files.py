@@ -37,7 +37,7 @@ Numbers = dict[str, Tensor]
 
 @td.register_admission("not the id 12")
 def not_12(new: td.NewIds) -> Tensor:
-    """An admission hook, which whoever reads the files registers under the same name."""
+    """An admission hook; readers of the files register it under the same name."""
     return new.ids != 12
 
 
@@ -45,7 +45,7 @@ def not_12(new: td.NewIds) -> Tensor:
 
 
 def optimizers() -> dict[str, OptimizerConfig]:
-    """A config of every kind by the name of its class, with values that are no defaults."""
+    """A config of every kind by the name of its class, with values other than the defaults."""
     clipped: dict[str, Any] = {"clip_value": 3.0, "clip_norm": 7.0, "non_finite": "skip"}
     block: dict[str, Any] = {"state_dtype": torch.uint8, "row_steps": True}
     configs = [
@@ -278,7 +278,7 @@ def evicting() -> td.TableGroup:
 
 
 def values() -> dict[str, Any]:
-    """Instances of the classes that are no modules."""
+    """Instances of the classes that are not modules."""
     group = evicting()
     return {
         "optimizers": optimizers(),
@@ -318,7 +318,7 @@ def recis_initializers() -> dict[str, td.Initializer]:
 
 
 def recis_options() -> dict[str, recis.EmbeddingOption]:
-    """Options whose tables have hooks and initializers; by feature."""
+    """Options of tables with hooks and initializers; by feature."""
 
     def option(name: str, **arguments: Any) -> recis.EmbeddingOption:
         return recis.EmbeddingOption(
@@ -419,7 +419,7 @@ def recis_numbers(model: Any) -> Numbers:
 
 
 def recis_values() -> dict[str, Any]:
-    """Instances of the classes that are no modules."""
+    """Instances of the classes that are not modules."""
     table = recis.HashTable([4], name="t", max_rows=100)
     table(IDS).sum().backward()
     fused = {
@@ -488,7 +488,7 @@ def recorded(name: str, *, weights_only: bool = False) -> tuple[Any, set[tuple[s
 
 
 def batches() -> dict[str, Any]:
-    """Inputs, whose classes may be loaded with ``weights_only``."""
+    """Inputs of classes that may be loaded with ``weights_only``."""
     return {
         "jagged": td.KeyedJagged(["a", "b"], IDS, torch.tensor([0, 2, 6]), IDS.float()),
         "ragged": recis.RaggedTensor(IDS, [torch.tensor([0, 2, 6])], IDS.float()),

@@ -60,7 +60,7 @@ class Interactions(NamedTuple):
 
 
 def generate(users: int, items: int, count: int, factors: int = 12) -> Interactions:
-    """Interactions of users who choose by planted factors and popularity.
+    """Return interactions of users who choose by planted factors and popularity.
 
     Args:
         users, items, count: how many there are.
@@ -86,7 +86,7 @@ def generate(users: int, items: int, count: int, factors: int = 12) -> Interacti
 def recall(
     data: Interactions, dim: int, initializer: td.Initializer, optimizer: td.optim.OptimizerConfig
 ) -> float:
-    """Recall@20 on the last tenth, after training on what came before.
+    """Return recall@20 on the last tenth, after training on what came before.
 
     Args:
         data: interactions.
@@ -105,7 +105,7 @@ def recall(
         for part in torch.randperm(trained).split(BATCH):
             chosen = data.items[part]
             logits = users(data.users[part]) @ items(data.item_ids[chosen]).T - prior[chosen]
-            # the same item twice in a batch is no negative
+            # the same item twice in a batch is not a negative
             same = (chosen[:, None] == chosen) & ~torch.eye(len(part), dtype=torch.bool)
             logits = logits.masked_fill(same, -math.inf)
             F.cross_entropy(logits, torch.arange(len(part))).backward()
@@ -121,7 +121,7 @@ def recall(
 
 
 def main() -> None:
-    """Prints the best recall of each initializer by optimizer and dim."""
+    """Print the best recall of each initializer by optimizer and dim."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--users", type=int, default=800)
     arguments.add_argument("--items", type=int, default=600)

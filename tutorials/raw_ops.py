@@ -75,7 +75,7 @@ class HashedSum(nn.Module):
             self.register_buffer(f"state_{number}", tensor)
 
     def forward(self, ids: Tensor, offsets: Tensor) -> Tensor:
-        """Looks ids up.
+        """Look ids up.
 
         Args:
             ids: int64 [N], any values.
@@ -97,11 +97,11 @@ class HashedSum(nn.Module):
         return output
 
     def index(self) -> IndexTensors:
-        """Which ids there are: what lookups change."""
+        """Return which ids there are: what lookups change."""
         return IndexTensors(*(getattr(self, f"index_{name}") for name in IndexTensors._fields))
 
     def rows(self) -> RowTensors:
-        """The rows of ids: what the backward changes."""
+        """Return the rows of ids: what the backward changes."""
         return RowTensors(
             weights=[self.weights],
             generations=[self.generations],
@@ -116,7 +116,7 @@ class HashedSum(nn.Module):
         )
 
     def end_step(self) -> None:
-        """Ends a training step: the optimizer's bias correction counts steps."""
+        """End a training step: the optimizer's bias correction counts steps."""
         index = self.index()
         torch.ops.dynemb.advance_step_(
             index.buckets, index.tables, self.row_clock, index.clock, None
@@ -129,7 +129,7 @@ class HashedSum(nn.Module):
 def _empty_table(
     ids: int, dim: int, optimizer: td.Adam, seed: int
 ) -> tuple[IndexTensors, RowTensors]:
-    """The tensors of one table without ids."""
+    """Return the tensors of one table without ids."""
     buckets = buckets_for(ids)  # the index begins with few, and grows in a region of so many
 
     def words(*size: int) -> Tensor:
@@ -177,7 +177,7 @@ def _empty_table(
 
 
 def batches(steps: int, seed: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Bags of three ids, where they begin, and the sums of the ids' hidden numbers."""
+    """Return bags of three ids, where they begin, and the sums of the ids' hidden numbers."""
     generator = torch.Generator().manual_seed(seed)
     spread = 2_654_435_761  # ids are far apart: no vocabulary would hold them
     made = []
@@ -189,7 +189,7 @@ def batches(steps: int, seed: int) -> list[tuple[Tensor, Tensor, Tensor]]:
 
 
 def train(model: HashedSum, step_of: nn.Module, steps: int) -> float:
-    """Trains; returns the mean squared error of the last ten steps."""
+    """Train; returns the mean squared error of the last ten steps."""
     losses = []
     for ids, offsets, target in batches(steps, seed=0):
         loss = (step_of(ids, offsets).sum(1, keepdim=True) - target).square().mean()

@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def tour() -> None:
-    """All of it, on every rank."""
+    """Run all parts, on every rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     try:
@@ -83,10 +83,10 @@ def say(*words: object) -> None:
 
 
 def batch(step: int, samples: int = BATCH) -> tuple[KeyedJaggedTensor, Tensor]:
-    """A rank's samples of a step: three features, of which one has bags of any length.
+    """Draw a rank's samples of a step: three features; one has bags of any length.
 
     User and product ids are whatever a log has: hashes, counters, database keys. Every step brings
-    users that were never seen before; nobody has numbered them. People click at weekends.
+    users that were never seen before, without numbers. People click at weekends.
     """
     size = (samples,)
     generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
@@ -105,7 +105,7 @@ def batch(step: int, samples: int = BATCH) -> tuple[KeyedJaggedTensor, Tensor]:
 
 
 def show_features() -> None:
-    """A KeyedJaggedTensor is all features of a batch: values in one tensor, lengths in another."""
+    """Show a KeyedJaggedTensor: values of all features in one tensor, lengths in another."""
     say("1. Features. Three samples, feature by feature, a bag of ids for each sample:")
     features, _ = batch(step=0, samples=3)
     for name, bags in features.to_dict().items():
@@ -141,7 +141,7 @@ class ClickModel(nn.Module):
         self.top = nn.Linear(len(FEATURES) * DIM, 1)
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """Log-odds of a click, (B,)."""
+        """Return log-odds of a click, (B,)."""
         pooled = self.tables(features).to_dict()
         logits: Tensor = self.top(torch.cat([pooled[name] for name in FEATURES], dim=1))
         return logits.squeeze(1)
@@ -193,7 +193,7 @@ def shard(model: nn.Module, fused_params: dict[str, Any] | None = None) -> nn.Mo
 
 
 def sizes(model: nn.Module) -> dict[str, int]:
-    """Ids of every dynamic table, on all ranks together."""
+    """Count the ids of every dynamic table, on all ranks together."""
     return {path.split(".")[-1]: size for path, size in table_sizes(model).items()}
 
 
@@ -201,7 +201,7 @@ def sizes(model: nn.Module) -> dict[str, int]:
 
 
 def train(model: nn.Module, steps: Iterable[int]) -> None:
-    """The usual loop. One optimizer has the fused ones of the tables and the dense one in it."""
+    """Train by the usual loop. One optimizer has the fused ones of the tables and the dense one."""
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(model.named_parameters())),
         lambda parameters: torch.optim.Adam(parameters, lr=0.01),
@@ -218,15 +218,15 @@ def train(model: nn.Module, steps: Iterable[int]) -> None:
 
 
 def train_and_count(model: nn.Module) -> None:
-    """Tables begin empty. A row appears when its id is first looked up in training."""
+    """Train tables that begin empty: a row appears when its id is first looked up."""
     say("\n3. Training with fused_params. Before the first step:", sizes(model))
-    say(f"   Every step has {dist.get_world_size() * BATCH} users that nobody has seen before.")
+    say(f"   Every step has {dist.get_world_size() * BATCH} users that are new.")
     train(model, range(6))
     say("   users has grown with them; products has stopped at its capacity of 40.")
 
 
 def read_only(model: nn.Module) -> None:
-    """Evaluation inserts nothing: an unknown id reads as the row it would begin with."""
+    """Evaluate: an unknown id reads as the row it would begin with, and is not inserted."""
     model.eval()
     with torch.no_grad():
         features, _ = batch(step=77, samples=3)
@@ -240,7 +240,7 @@ def read_only(model: nn.Module) -> None:
 
 
 def two_optimizers() -> None:
-    """apply_optimizer_in_backward gives each table an optimizer of its own, before sharding.
+    """Give each table an optimizer of its own by apply_optimizer_in_backward, before sharding.
 
     Dynamic tables have Adam on the CPU as well, where FBGEMM has it on the GPU only.
     """
@@ -258,7 +258,7 @@ def two_optimizers() -> None:
 
 
 def quantized_inference(model: nn.Module) -> None:
-    """A read-only copy of the model in one process, whose tables TorchRec's quantization takes.
+    """Make a read-only copy of the model in one process, for TorchRec's quantization.
 
     Every rank gets all rows, and needs no other any more. TorchRec quantizes the static table of
     the copy, and the dynamic ones become int8 with it.
@@ -283,7 +283,7 @@ def table_bytes(model: nn.Module) -> int:
 
 
 def summary() -> None:
-    """What to remember."""
+    """Print what to remember."""
     say(
         f"""
 To make a table of a TorchRec model dynamic (TorchRec {torchrec.__version__}):

@@ -219,11 +219,11 @@ BAD = {
         lambda: migrate.read_tensors(torch.arange(500), rows(500)),
         "no room for 500 ids, only for 300",
     ),
-    "rows that are no floats": (
+    "rows that are not floats": (
         lambda: Given([batch(IDS, torch.zeros(5, DIM, dtype=torch.int64))]),
         "file: rows are a tensor of dtype torch.int64",
     ),
-    "ids that are no int64": (
+    "ids that are not int64": (
         lambda: Given([batch(IDS.int(), rows())]),
         "file: ids are a tensor of dtype torch.int32",
     ),
@@ -233,7 +233,7 @@ BAD = {
     ),
     "state that is not told of": (
         lambda: Given([batch(IDS, rows(), state={"sum": rows()})]),
-        r"file: has state \['sum'\], but its source tells of \(\)",
+        r"file: has state \['sum'\], but its source names \(\)",
     ),
 }
 

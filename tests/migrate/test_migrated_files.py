@@ -98,13 +98,15 @@ def test_raw_files_that_do_not_match(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match=r"values has 120 rows, but .*keys has 100 keys"):
         read(embedding_dim=5)
-    with pytest.raises(ValueError, match="values has 2400 bytes, which are no whole number of ro"):
+    with pytest.raises(
+        ValueError, match="values has 2400 bytes, which is not a whole number of ro"
+    ):
         read(embedding_dim=7)
     with pytest.raises(ValueError, match=r"values has 100 rows, but .*keys has 200 keys of"):
         read(key_dtype=torch.int32)
     with pytest.raises(ValueError, match=r"key_dtype is torch.float32, expected one of"):
         read(key_dtype=torch.float32)
-    with pytest.raises(FileNotFoundError, match=r"read_raw: keys: there is no file .*nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"read_raw: keys: file .*nowhere does not exist"):
         migrate.read_raw(tmp_path / "nowhere", values, embedding_dim=DIM)
     with pytest.raises(ValueError, match="values has 2 files, but keys has 1"):
         migrate.read_raw(keys, [values, values], embedding_dim=DIM)
@@ -118,7 +120,7 @@ def test_raw_files_that_do_not_match(tmp_path: Path) -> None:
         migrate.load(items, source)
     with values.open("r+b") as file:
         file.truncate(2399)
-    with pytest.raises(ValueError, match="values has 2399 bytes, which are no whole number"):
+    with pytest.raises(ValueError, match="values has 2399 bytes, which is not a whole number"):
         migrate.load(items, source)
     assert len(items) == 0
 
@@ -151,7 +153,7 @@ def write_parquet(path: Path, columns: dict[str, Any], *, fixed: bool = False) -
 def test_npz(tmp_path: Path, compressed: bool) -> None:
     rows, items = some_rows(1000, DIM), table()
     save = np.savez_compressed if compressed else np.savez
-    save(tmp_path / "table.npz", note=np.array("by hand"), **columns_of(rows))
+    save(tmp_path / "table.npz", note=np.array("own note"), **columns_of(rows))
     migrate.load(items, migrate.read_npz(tmp_path / "table.npz"), batch_size=64)
     assert_holds(items, rows, scores=("frequency",))
 
@@ -258,7 +260,7 @@ def test_npz_that_does_not_go_together(tmp_path: Path) -> None:
     np.savez(tmp_path / "fortran.npz", **by_columns)
     with pytest.raises(ValueError, match=r"column 'row' of .*fortran.npz is"):
         migrate.read_npz(tmp_path / "fortran.npz")
-    with pytest.raises(FileNotFoundError, match=r"there is no file \*.npz in"):
+    with pytest.raises(FileNotFoundError, match=r"no file \*.npz is in"):
         migrate.read_npz(Path(tempfile.mkdtemp(dir=tmp_path)))
 
 

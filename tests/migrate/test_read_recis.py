@@ -164,7 +164,7 @@ def test_rows_of_8_bits_and_other_tables_are_refused(tmp_path: Path) -> None:
         migrate.read_recis(tmp_path, "user_id")
     with pytest.raises(FileNotFoundError, match=r"has no table 'ads', only \['user_id'\]"):
         migrate.read_recis(tmp_path, "ads")
-    with pytest.raises(FileNotFoundError, match=r"is no checkpoint of RecIS: it has no tensork"):
+    with pytest.raises(FileNotFoundError, match=r"is not a checkpoint of RecIS: it has no tensork"):
         migrate.read_recis(tmp_path / "nowhere", "ads")
     with pytest.raises(TypeError, match="left_out is 'x', expected a list"):
         migrate.read_recis(tmp_path, "user_id", left_out="x")

@@ -93,7 +93,7 @@ def load_state(rank: int, of_ranks: list[dict[str, Any]]) -> None:
 
 
 def trained_on_ssd(rank: int, path: str | None, prefetches: bool = False) -> list[Tensor]:
-    """Outputs of steps; rows are in memory where there is no path."""
+    """Outputs of steps; rows are in memory without a path."""
     options = {}
     if path is not None:
         small = {"size_factor": 3, "segment": 1 << 16, "disk": "8MB"}

@@ -21,7 +21,7 @@ DIM = 32
 
 
 def on_ssd(path: Any, **options: Any) -> Any:
-    """An embedding whose cache of 1 MiB has room for some 2,000 rows."""
+    """An embedding with a cache of 1 MiB, which has room for some 2,000 rows."""
     small = {"size_factor": 3, "segment": 1 << 16, "disk": "8MB"}
     store = oneembedding.make_cached_ssd_store_options(
         0, path, None, **small, host_cache_budget_mb=1

@@ -57,7 +57,7 @@ def test_what_is_read_and_written_again_is_the_same(tmp_path: Path, optimizer: A
     for of in (module, other):
         of(torch.arange(60).view(20, 3)).sin().sum().backward()
         of.optimizer.step()
-    if optimizer.name != "SmartDecayAdam":  # whose rows also know the clock of the table
+    if optimizer.name != "SmartDecayAdam":  # its rows also know the clock of the table
         for key, row in content(module).items():
             torch.testing.assert_close(content(other)[key], row)
 
@@ -277,7 +277,7 @@ def text(name: str, of: str) -> Callable[[Path], object]:
         (text("KEY_SIZE", "4"), ValueError, "key_type is torch.int64, but keys of .* have 4 bytes"),
         (text("VALUE_SIZE", "16"), ValueError, "storage_dim is 12, but values of .* have 4 elem"),
         (text("snapshots/last/LIST", "index-1"), ValueError, "LIST has 'index-1', expected index-"),
-        (lambda r: shutil.rmtree(r / "0-1/snapshots"), FileNotFoundError, "is no snapshot"),
+        (lambda r: shutil.rmtree(r / "0-1/snapshots"), FileNotFoundError, "is not a snapshot"),
     ],
 )
 def test_damaged_files_of_oneflow_are_named(

@@ -208,7 +208,7 @@ def accumulated(
     """Trains on micro-batches in split mode, else on whole batches; what is saved of this rank.
 
     Args:
-        one_backward: micro-batches whose losses are added, outside of split mode.
+        one_backward: add the losses of micro-batches, outside of split mode.
     """
     options = {
         table.name: TableOptions(initializer=td.Normal(), split=split) for table in OF_ALL_SHARDINGS

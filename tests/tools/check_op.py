@@ -165,7 +165,7 @@ class Op:
 
     @property
     def checked_as(self) -> str:
-        """The op whose wrong arguments are tested: one of each kind of optimizer."""
+        """The op to test with wrong arguments: one of each kind of optimizer."""
         from wrong_tensors import OF_MANY
 
         if self.optimizer is None or self.optimizer in OF_MANY:

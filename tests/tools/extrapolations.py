@@ -1,7 +1,7 @@
 """How often the interval of ``plan`` has the true number of distinct ids: prints a table.
 
 Samples of generated streams, of Criteo files and of the words of text files are extrapolated to
-the length of the whole, whose distinct ids are counted.
+the length of the whole; its distinct ids are counted.
 
     python tests/tools/extrapolations.py [--criteo FILE] [--words 'FOLDER/**/*.py']
 """
@@ -31,7 +31,7 @@ TIMES = (2, 4, 10, 30, 100)
 
 
 class Trial(NamedTuple):
-    """An extrapolation whose truth is known.
+    """An extrapolation with a known truth.
 
     Attributes:
         times: from how much to how much.

@@ -35,7 +35,7 @@ FLAGS = [
     "-fvisibility=hidden",
     "-fno-omit-frame-pointer",
     CHECKS,
-    "-fno-sanitize=vptr",  # of torch's classes, whose type information is not there
+    "-fno-sanitize=vptr",  # torch's classes lack type information
     "-Wno-psabi",
 ]
 

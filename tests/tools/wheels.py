@@ -58,7 +58,7 @@ def label(variant: str) -> str:
     """What follows the version of a wheel.
 
     Raises:
-        SystemExit: there is no CUDA toolkit for the kernels.
+        SystemExit: the CUDA toolkit for the kernels is missing.
     """
     if variant == "cpu":
         return "cpu"

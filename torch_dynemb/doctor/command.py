@@ -15,7 +15,7 @@ _PROBLEM = 1  # exit status
 
 
 def add_command(commands: Any) -> None:
-    """Adds the command ``doctor``.
+    """Add the command ``doctor``.
 
     Args:
         commands: what ``ArgumentParser.add_subparsers`` returned.
@@ -33,7 +33,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints what is found.
+    """Print what is found.
 
     Args:
         arguments: of the command line.
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def as_text(found: Sequence[Finding]) -> str:
-    """A line for each finding, and another one for what to do.
+    """Return a line for each finding, and another one for what to do.
 
     Args:
         found: the findings.
@@ -67,7 +67,7 @@ def as_text(found: Sequence[Finding]) -> str:
 
 
 def as_json(facts: Facts, found: Sequence[Finding]) -> str:
-    """Facts and findings as JSON.
+    """Return facts and findings as JSON.
 
     Args:
         facts: of the machine.

@@ -101,7 +101,7 @@ class Facts:
 
 
 def gather() -> Facts:
-    """What is so on this machine. Trains a table of a few rows on the CPU, and no more."""
+    """Return what is so on this machine. Trains a table of a few rows on the CPU, and no more."""
     paths, io_uring_error = _tried(store_io_paths, [IoPath.THREADS])
     _, failure = _tried(_train, None)
     return Facts(
@@ -135,7 +135,7 @@ def gather() -> Facts:
 
 
 def chosen(choices: str) -> str:
-    """The word in brackets, of the choices that a file of the kernel shows; empty: there is none.
+    """Return the word in brackets of the choices in a file of the kernel; empty: none.
 
     Args:
         choices: such as ``"always [madvise] never"``.
@@ -145,7 +145,7 @@ def chosen(choices: str) -> str:
 
 
 def cgroup_limit(groups: str, read: Callable[[str], str]) -> int | None:
-    """The bytes that a process may take by its control groups and those above them.
+    """Return the bytes that a process may take by its control groups and those above them.
 
     Args:
         groups: what ``/proc/self/cgroup`` says of it.
@@ -171,7 +171,7 @@ def cgroup_limit(groups: str, read: Callable[[str], str]) -> int | None:
 
 
 def _tried(function: Callable[[], Result], otherwise: Result) -> tuple[Result, str]:
-    """What a function gives and nothing, or ``otherwise`` and the error."""
+    """Return what a function gives and nothing, or ``otherwise`` and the error."""
     try:
         return function(), ""
     except Exception as error:  # whatever it is, it is what the user asks about

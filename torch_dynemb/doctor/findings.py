@@ -37,7 +37,7 @@ class Finding(NamedTuple):
 
 
 def findings(facts: Facts) -> list[Finding]:
-    """What the facts mean, in the order in which people read them.
+    """Return what the facts mean, in the order in which people read them.
 
     Args:
         facts: of a machine.
@@ -234,7 +234,7 @@ def _training(facts: Facts) -> Finding:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with."""
+    """Return the numbers that a version begins with."""
     found = re.match(r"[0-9]+(?:\.[0-9]+)*", version)
     return tuple(map(int, found[0].split("."))) if found else ()
 

@@ -26,7 +26,7 @@ class Column(NamedTuple):
 
     Attributes:
         rows: of the file.
-        columns: values of a row; 0: one value, which is no list.
+        columns: values of a row; 0: one value, which is not a list.
         dtype: of the values.
     """
 
@@ -69,15 +69,15 @@ class ColumnFile(ABC):
 
     @abstractmethod
     def columns(self) -> dict[str, Column]:
-        """What there is, by name.
+        """Return what there is, by name.
 
         Raises:
-            ValueError: it is no such file, or damaged.
+            ValueError: it is not such a file, or damaged.
         """
 
     @abstractmethod
     def batches(self, names: Sequence[str], size: int) -> Iterator[dict[str, Tensor]]:
-        """All rows of some columns, at most ``size`` at a time.
+        """Return all rows of some columns, at most ``size`` at a time.
 
         Raises:
             ValueError: the file is damaged.
@@ -114,7 +114,7 @@ class ColumnSource(Source):
         )
 
     def _checked(self, owner: str, file: ColumnFile) -> int | None:
-        """Columns of the rows of a file that has what is to be read; None: it has no rows."""
+        """Return columns of the rows of a file with all that is read; None: it has no rows."""
         there, names = file.columns(), self._names
         for name in names.all:
             if name not in there:
@@ -177,7 +177,7 @@ def open_columns(
     scores: Mapping[str, str] | None,
     optimizer_steps: int | None,
 ) -> Source:
-    """A source of files with named columns; see :func:`read_npz`.
+    """Return a source of files with named columns; see :func:`read_npz`.
 
     Args:
         owner: the function that was called.
@@ -200,11 +200,11 @@ def open_columns(
 
 
 def _files_of(owner: str, paths: object, suffix: str) -> list[Path]:
-    """Files, or those of a folder, in the order of their names."""
+    """Return files, or those of a folder, in the order of their names."""
     if isinstance(paths, str | PathLike) and Path(paths).is_dir():
         found = sorted(Path(paths).glob(f"*{suffix}"))
         if not found:
-            raise FileNotFoundError(f"{owner}: there is no file *{suffix} in {Path(paths)}")
+            raise FileNotFoundError(f"{owner}: no file *{suffix} is in {Path(paths)}")
         return found
     return paths_of(f"{owner}: paths", paths)
 
@@ -216,7 +216,7 @@ def _named(
     entry: Callable[[str], str],
     there: Mapping[str, Any],
 ) -> dict[str, str]:
-    """Columns by what they are; None: those that are named as an export names them."""
+    """Return columns by what they are; None: those that are named as an export names them."""
     if given is None:
         prefix = entry("")
         return {

@@ -46,11 +46,11 @@ def DynamicEmbDump(  # noqa: N802
     pg: dist.ProcessGroup | None = None,
     allow_overwrite: bool = False,
 ) -> None:
-    """Dumps the dynamic tables of a model in the files of DynamicEmb; all ranks call it together.
+    """Dump the dynamic tables of a model in the files of DynamicEmb; all ranks call it together.
 
     The arguments are those of DynamicEmb's function, and its ``DynamicEmbLoad`` reads the files on
     any number of GPUs. All ranks write into the files of one, on a file system that they share.
-    Rows and state become float32. Of several scores of a table the one that decides who is evicted
+    Rows and state become float32. Of several scores of a table the one that decides eviction
     is dumped, but for times with frequencies, which are both. Files get their names when all of
     them are whole. :func:`torch_dynemb.checkpoint.save` keeps more: everything.
 
@@ -65,7 +65,7 @@ def DynamicEmbDump(  # noqa: N802
         allow_overwrite: the folder may have files, and a dump of the same tables is replaced.
 
     Raises:
-        TypeError: ``model`` is no module, or a wrong argument.
+        TypeError: ``model`` is not a module, or a wrong argument.
         FileExistsError: something is at ``path``.
         ValueError: ``table_names`` has tables that the model has not got, or a table keeps what a
             dump cannot have.
@@ -146,7 +146,7 @@ def DynamicEmbLoad(  # noqa: N802
     counter: bool = False,
     pg: dist.ProcessGroup | None = None,
 ) -> None:
-    """Loads tables that DynamicEmb has dumped, or :func:`DynamicEmbDump`; all ranks call it.
+    """Load tables that DynamicEmb has dumped, or :func:`DynamicEmbDump`; all ranks call it.
 
     The arguments are those of DynamicEmb's function. What tables hold is replaced, whole or not at
     all; see :func:`torch_dynemb.migrate.load`. Learning rates and other hyper-parameters stay the
@@ -163,8 +163,8 @@ def DynamicEmbLoad(  # noqa: N802
         pg: of the ranks that share the model; default: all.
 
     Raises:
-        TypeError: ``model`` is no module, or a wrong argument.
-        FileNotFoundError: there is no dump of a table, or no state or counts that were asked for.
+        TypeError: ``model`` is not a module, or a wrong argument.
+        FileNotFoundError: a dump of a table is missing, or state or counts that were asked for.
         ValueError: files are damaged or missing, or do not fit a table: other columns, another
             optimizer, other scores. Nothing has been changed then.
         RuntimeError: see :func:`torch_dynemb.migrate.load`. All ranks raise.
@@ -222,7 +222,7 @@ class _Kept(NamedTuple):
 
 
 def _source(path: Path, kept: _Kept, *, optim: bool, counter: bool, now: int) -> DumpSource:
-    """The source of a table.
+    """Return the source of a table.
 
     Raises:
         FileNotFoundError, ValueError: see :func:`DynamicEmbLoad`.
@@ -270,7 +270,7 @@ def _parts_of(call: str, model: object) -> list[TablePart]:
 
 
 def _place(path: Path, name: str) -> tuple[Path, str]:
-    """The folder of a table's collection, and its name there."""
+    """Return the folder of a table's collection, and its name there."""
     module, _, table = name.rpartition(".")
     return path / (f"{_ROOT}.{module}" if module else _ROOT), table
 
@@ -278,7 +278,7 @@ def _place(path: Path, name: str) -> tuple[Path, str]:
 def _wanted(
     ranks: Ranks, call: str, parts: Sequence[TablePart], table_names: TableNames | None
 ) -> list[str]:
-    """Names of the tables that are meant, on all ranks."""
+    """Return names of the tables that are meant, on all ranks."""
     told = ranks.gather([(ranks.rank, part.shard) for part in parts])
     places = [place for of_rank in told for place in of_rank]
     if ranks.size > 1:
@@ -306,7 +306,7 @@ def _wanted(
 
 
 def _rename(written: Sequence[Path], places: Sequence[tuple[Path, str]]) -> None:
-    """Gives files their names, and removes those of a dump that was there before."""
+    """Give files their names, and remove those of a dump that was there before."""
     for path in written:
         unfinished(path).replace(path)
     for folder, table in places:

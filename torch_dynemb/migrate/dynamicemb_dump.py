@@ -116,7 +116,7 @@ class DumpSource(Source):
     def _row_columns(
         self, item: str, paths: Sequence[Path | None], counts: Sequence[int], itemsize: int = 4
     ) -> int | None:
-        """Values of a row, which sizes of files tell; None: there are no files or no rows."""
+        """Return values of a row, which sizes of files tell; None: without files or rows."""
         found: int | None = None
         for path, count in zip(paths, counts, strict=True):
             if path is None:
@@ -281,7 +281,7 @@ def read_dynamicemb(
     counter: bool = False,
     now: int | None = None,
 ) -> Source:
-    """A table of a dump that NVIDIA's DynamicEmb has written, as a source for :func:`load`.
+    """Return a table of a dump that NVIDIA's DynamicEmb has written, as a source for :func:`load`.
 
     Optimizer state is read where the dump has it. Scores of TIMESTAMP are ages there, in
     nanoseconds, and become times of the last sight, in seconds; those of LFU are frequencies, of
@@ -304,7 +304,7 @@ def read_dynamicemb(
 
     Raises:
         TypeError: a wrong argument.
-        FileNotFoundError: there is no dump of such a table.
+        FileNotFoundError: a dump of such a table is missing.
         ValueError: files are missing or cut off, or say what is not known here.
 
     Example:

@@ -37,7 +37,7 @@ class DumpedOptimizer(NamedTuple):
     per_row: bool = False
 
     def columns(self, dim: int) -> int:
-        """Values of a row."""
+        """Return values of a row."""
         return len(self.names) * (1 if self.per_row else dim)
 
 
@@ -52,24 +52,24 @@ OPTIMIZERS = {
 
 
 def table_file(folder: Path, table: str, item: str, rank: int = 0, ranks: int = 1) -> Path:
-    """The path of a file of a dump.
+    """Return the path of a file of a dump.
 
     Args:
         folder: of the collection.
         table: its name.
         item: such as ``emb_keys``.
-        rank, ranks: who has written it, and how many have written.
+        rank, ranks: the rank that has written it, and how many have written.
     """
     return folder / f"{table}_{item}.rank_{rank}.world_size_{ranks}"
 
 
 def options_file(folder: Path, table: str) -> Path:
-    """The path of the JSON of a table."""
+    """Return the path of the JSON of a table."""
     return folder / f"{table}_opt_args.json"
 
 
 def read_options(path: Path) -> Mapping[str, Any]:
-    """What the JSON of a table says; nothing, where there is none: old dumps without state.
+    """Return what the JSON of a table says; nothing, where there is none: old dumps without state.
 
     Raises:
         ValueError: it is damaged.
@@ -86,7 +86,7 @@ def read_options(path: Path) -> Mapping[str, Any]:
 
 
 def files_of(folder: Path, table: str, item: str, suffix: str = "") -> dict[tuple[int, int], Path]:
-    """The files of an item of a table by rank and number of ranks.
+    """Return the files of an item of a table by rank and number of ranks.
 
     Args:
         folder: of the collection.
@@ -106,7 +106,7 @@ def files_of(folder: Path, table: str, item: str, suffix: str = "") -> dict[tupl
 
 
 def files_of_all_ranks(folder: Path, table: str, item: str) -> list[Path] | None:
-    """The files of one dump, in the order of ranks; None: there are none.
+    """Return the files of one dump, in the order of ranks; None: there are none.
 
     Args:
         folder, table, item: as in :func:`files_of`.

@@ -55,7 +55,7 @@ class DumpOptions(NamedTuple):
 
 
 class _Shape(NamedTuple):
-    """A part of a table, as other ranks are told of it.
+    """A part of a table, as other ranks see it.
 
     Attributes:
         slots: where its slots of ids begin.
@@ -85,7 +85,7 @@ class _Entries(NamedTuple):
 
 
 def dump_kind(optimizer: OptimizerConfig | None) -> str | None:
-    """DynamicEmb's name of an optimizer; None: it has none like it, or other state.
+    """Return DynamicEmb's name of an optimizer; None: it has none like it, or other state.
 
     Args:
         optimizer: of a table.
@@ -99,17 +99,17 @@ def dump_kind(optimizer: OptimizerConfig | None) -> str | None:
 
 
 def dumped_scores(part: TablePart) -> tuple[str, ...]:
-    """The scores that a dump has of a table, in their order.
+    """Return the scores that a dump has of a table, in their order.
 
     Two of them are DynamicEmb's compound of TIMESTAMP and LFU; of others only the one that decides
-    who is evicted.
+    eviction.
     """
     kept = tuple(word for word in part.config.policy.scores if word != "none")
     return ("timestamp", "frequency") if set(kept) == {"timestamp", "frequency"} else kept[:1]
 
 
 def check_dumpable(call: str, part: TablePart, options: DumpOptions) -> None:
-    """Raises ValueError where a dump cannot have what is asked for.
+    """Raise ValueError where a dump cannot have what is asked for.
 
     Args:
         call: prefix of error messages.
@@ -141,7 +141,7 @@ def check_dumpable(call: str, part: TablePart, options: DumpOptions) -> None:
 def dump_table(
     ranks: Ranks, folder: Path, table: str, parts: Sequence[TablePart], options: DumpOptions
 ) -> list[Path]:
-    """Writes a table under names that are not yet those of a dump; all ranks call it together.
+    """Write a table under names that are not yet those of a dump; all ranks call it together.
 
     Args:
         ranks: that have the table.
@@ -222,12 +222,12 @@ def dump_table(
 
 
 def unfinished(path: Path) -> Path:
-    """The name of a file while it is written."""
+    """Return the name of a file while it is written."""
     return path.with_name(path.name + _UNFINISHED)
 
 
 def unfinished_of(folder: Path, table: str) -> list[Path]:
-    """What a dump of a table has written under names of files that are not whole.
+    """Return what a dump of a table has written under names of files that are not whole.
 
     Args:
         folder: of the collection.
@@ -295,14 +295,14 @@ class _File:
         self._mapped: Tensor | None = None
 
     def create(self) -> None:
-        """Makes the file with its whole size, so that a full disk says so now."""
+        """Make the file with its whole size, so that a full disk says so now."""
         with unfinished(self.path).open("wb") as file:
             size = self._shape[0] * self._shape[1] * self._dtype.itemsize
             if size > 0:
                 os.posix_fallocate(file.fileno(), 0, size)
 
     def write(self, row: int, column: int, values: Tensor) -> None:
-        """Some rows and columns.
+        """Return some rows and columns.
 
         Args:
             row, column: the first ones.
@@ -319,7 +319,7 @@ class _File:
         self._mapped.view(self._shape)[rows, columns] = values.to("cpu", self._dtype)
 
     def sync(self) -> None:
-        """Waits until it is on the disk."""
+        """Wait until it is on the disk."""
         with unfinished(self.path).open("rb") as file:
             os.fsync(file.fileno())
 
@@ -327,7 +327,7 @@ class _File:
 def _files_of(
     folder: Path, table: str, of: _Described, options: DumpOptions, rows: int, waiting: int
 ) -> dict[str, _File]:
-    """The files of a table by what they have."""
+    """Return the files of a table by what they have."""
     shapes = {"emb_keys": (rows, 1, torch.int64), "emb_values": (rows, of.dim, torch.float32)}
     if of.scores:
         shapes["emb_scores"] = rows, len(of.scores), torch.int64
@@ -340,7 +340,7 @@ def _files_of(
 
 
 def _entries_of(part: TablePart) -> _Entries:
-    """What the index of a part has, ids ascending."""
+    """Return what the index of a part has, ids ascending."""
     tables = part.group.tables
     none = torch.empty(0, dtype=torch.int64, device=tables.device)
     batches = list(exported(tables, part.table, 1 << 20))
@@ -359,7 +359,7 @@ def _blocks(of: _Entries) -> Iterator[tuple[int, _Entries]]:
 
 
 def _write_part(files: dict[str, _File], part: TablePart, of: _Entries, begin: int) -> None:
-    """Writes the rows of a part.
+    """Write the rows of a part.
 
     Args:
         files: by what they have.
@@ -384,7 +384,7 @@ def _write_part(files: dict[str, _File], part: TablePart, of: _Entries, begin: i
 
 
 def _dumped(part: TablePart, scores: Tensor) -> Tensor:
-    """Scores as DynamicEmb has them: times are ages, and beside frequencies times, in nanoseconds.
+    """Return DynamicEmb's scores: times are ages, and beside frequencies times, in nanoseconds.
 
     Args:
         part: of the table.

@@ -19,14 +19,14 @@ Path_ = str | PathLike[str]
 
 
 def paths_of(owner: str, paths: object) -> list[Path]:
-    """One path or several, of files that are there.
+    """Return one path or several, of files that are there.
 
     Args:
         owner: prefix of error messages: function and argument.
         paths: that were given.
 
     Raises:
-        TypeError: they are no paths.
+        TypeError: they are not paths.
         FileNotFoundError: a file is not there.
         ValueError: there are none.
     """
@@ -38,7 +38,7 @@ def paths_of(owner: str, paths: object) -> list[Path]:
     found = [Path(os.fspath(path)) for path in several]
     for path in found:
         if not path.is_file():
-            raise FileNotFoundError(f"{owner}: there is no file {path}")
+            raise FileNotFoundError(f"{owner}: file {path} does not exist")
     return found
 
 
@@ -77,7 +77,7 @@ class RawFile:
             rows, rest = divmod(size, self._row_bytes)
             if rest:
                 raise ValueError(
-                    f"{path} has {size} bytes, which are no whole number of rows of "
+                    f"{path} has {size} bytes, which is not a whole number of rows of "
                     f"{self._row_bytes} bytes ({self._shape or (1,)} of {dtype}): it is cut off, "
                     "or of another dtype or dim"
                 )
@@ -103,7 +103,7 @@ class RawFile:
             self._file.close()
 
     def read(self, begin: int, end: int) -> Tensor:
-        """Some rows.
+        """Return some rows.
 
         Args:
             begin, end: their range.

@@ -50,7 +50,7 @@ def load(
     batch_size: int = 1 << 16,
     process_group: dist.ProcessGroup | None = None,
 ) -> dict[str, MigratedTable]:
-    """Writes the rows of sources into tables; all ranks that share the tables call it together.
+    """Write the rows of sources into tables; all ranks that share the tables call it together.
 
     Every source is read twice: first all of it is checked, and then it is written. In memory are
     one batch and the ids, 8 bytes each. Each rank reads everything and keeps the ids and columns

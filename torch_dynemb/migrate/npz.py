@@ -35,7 +35,7 @@ _DTYPES = {
 
 
 class _Array(NamedTuple):
-    """An array of a file, whose header has been read.
+    """An array of a file, after its header.
 
     Attributes:
         column: its shape and dtype.
@@ -46,7 +46,7 @@ class _Array(NamedTuple):
     stream: Any
 
     def read(self, rows: int) -> Tensor:
-        """The next rows."""
+        """Return the next rows."""
         shape = (rows, self.column.columns) if self.column.columns else (rows,)
         result = torch.empty(shape, dtype=self.column.dtype)
         memory, done = raw(result), 0
@@ -96,7 +96,7 @@ class _NpzFile(ColumnFile):
                 raise self._damaged(error) from error
 
     def _header(self, name: str, stream: Any) -> Column:
-        """Reads the header of an array, up to its values."""
+        """Read the header of an array, up to its values."""
         try:
             version = self._format.read_magic(stream)
             read = {
@@ -108,7 +108,7 @@ class _NpzFile(ColumnFile):
             raise self._damaged(error) from error
         known = _DTYPES.get(dtype.str)
         if known is None or len(shape) not in (1, 2) or (by_columns and len(shape) == 2):
-            # of no interest, unless somebody asks for it
+            # of no interest, unless asked for
             return Column(shape[0] if shape else 0, 0, torch.bool)
         return Column(shape[0], shape[1] if len(shape) == 2 else 0, known)
 
@@ -128,7 +128,7 @@ def read_npz(
     scores: Mapping[str, str] | None = None,
     optimizer_steps: int | None = None,
 ) -> Source:
-    """npz files with ids and rows, as a source for :func:`load`.
+    """Read npz files with ids and rows as a source for :func:`load`.
 
     Default names of arrays are those that :func:`torch_dynemb.checkpoint.export` writes. Arrays are
     read a piece at a time, also compressed ones; they need not fit in memory.
@@ -152,7 +152,7 @@ def read_npz(
         TypeError: a wrong argument.
         ModuleNotFoundError: numpy is missing.
         FileNotFoundError: a file is missing.
-        ValueError: a file is no npz file, or lacks an array, or arrays do not go together.
+        ValueError: a file is not an npz file, or lacks an array, or arrays do not go together.
 
     Example:
         >>> import tempfile, numpy, torch_dynemb as td

@@ -66,7 +66,7 @@ class _ParquetFile(ColumnFile):
             raise self._damaged(error) from error
 
     def _width(self, file: Any, field: Any) -> int:
-        """Values of a row of a column of lists; 0: it has none."""
+        """Return values of a row of a column of lists; 0: it has none."""
         if not _is_list(self._arrow, field.type):
             return 0
         if self._arrow.types.is_fixed_size_list(field.type):
@@ -109,7 +109,7 @@ class _ParquetFile(ColumnFile):
 
 
 def _copied(values: Any) -> Tensor:
-    """The values of an array of numbers without nulls."""
+    """Return the values of an array of numbers without nulls."""
     dtype = _DTYPES[str(values.type)]
     begin = values.offset * dtype.itemsize
     memory = memoryview(values.buffers()[1] or b"").cast("B")
@@ -131,7 +131,7 @@ def read_parquet(
     scores: Mapping[str, str] | None = None,
     optimizer_steps: int | None = None,
 ) -> Source:
-    """Parquet files with ids and rows, as a source for :func:`load`.
+    """Read Parquet files with ids and rows as a source for :func:`load`.
 
     Default names of columns are those that :func:`torch_dynemb.checkpoint.export` writes. Memory
     holds a batch, and what pyarrow reads at once of a row group.
@@ -155,7 +155,7 @@ def read_parquet(
         TypeError: a wrong argument.
         ModuleNotFoundError: pyarrow is missing.
         FileNotFoundError: a file is missing.
-        ValueError: a file is no Parquet file, or lacks a column, or columns do not go together.
+        ValueError: a file is not a Parquet file, or lacks a column, or columns do not go together.
 
     Example:
         >>> import tempfile, pyarrow, pyarrow.parquet, torch_dynemb as td

@@ -69,7 +69,7 @@ class RawSource(Source):
         return files
 
     def _state_columns(self, path: Path, rows: int) -> int | None:
-        """None: a row has one value."""
+        """Return None: a row has one value."""
         size = path.stat().st_size
         return None if size == rows * self._value_dtype.itemsize else self._dim
 
@@ -91,7 +91,7 @@ class RawSource(Source):
 
 
 def as_ids(keys: Tensor) -> Tensor:
-    """Keys of any width as int64: unsigned ones of 64 bits keep their bits."""
+    """Return keys of any width as int64: unsigned ones of 64 bits keep their bits."""
     return keys.view(torch.int64) if keys.dtype == torch.uint64 else keys.to(torch.int64)
 
 
@@ -106,7 +106,7 @@ def read_raw(
     scores: Mapping[str, Paths] | None = None,
     optimizer_steps: int | None = None,
 ) -> Source:
-    """Files of keys and values without headers, as a source for :func:`load`.
+    """Read files of keys and values without headers as a source for :func:`load`.
 
     So do TensorFlow Recommenders Addons, HugeCTR and many programs of their own write tables: the
     keys one after another in one file, in another one the rows in the same order, in the byte order

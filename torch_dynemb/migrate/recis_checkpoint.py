@@ -102,7 +102,7 @@ class RecisSource(Source):
         )
 
     def _blocks_of(self, folder: Path, table: str) -> dict[_Slice, dict[str, _Block]]:
-        """The tensors of a table by slice and slot.
+        """Return the tensors of a table by slice and slot.
 
         Raises:
             FileNotFoundError: the table does not exist.
@@ -120,7 +120,7 @@ class RecisSource(Source):
             where = int(match["begin"]), int(match["end"]), int(match["size"])
             if key not in self._headers:
                 raise ValueError(
-                    f"{folder / _KEYS} tells of {key!r}, but no file model-*.safetensors has it: "
+                    f"{folder / _KEYS} names {key!r}, but no file model-*.safetensors has it: "
                     "files are missing"
                 )
             parts.setdefault(where, {})[match["slot"]] = self._headers[key]
@@ -169,7 +169,7 @@ class RecisSource(Source):
             )
 
     def _steps(self, table: str) -> int | None:
-        """Updates that the optimizer has made."""
+        """Return the updates that the optimizer has made."""
         slots = set(self._state.values())
         names = set()
         for slot in slots:
@@ -209,7 +209,7 @@ class RecisSource(Source):
 
 
 def _state_name(slot: str) -> str | None:
-    """What a slot of optimizer state is called here."""
+    """Return what a slot of optimizer state is called here."""
     if found := _ADAM.fullmatch(slot):
         return found[1]
     return "sum" if _ADAGRAD.fullmatch(slot) else None
@@ -219,7 +219,7 @@ def _keys(folder: Path) -> Mapping[str, Any]:
     path = folder / _KEYS
     if not path.is_file():
         raise FileNotFoundError(
-            f"read_recis: {folder} is no checkpoint of RecIS: it has no {_KEYS}"
+            f"read_recis: {folder} is not a checkpoint of RecIS: it has no {_KEYS}"
         )
     try:
         keys = json_of(path)
@@ -231,7 +231,7 @@ def _keys(folder: Path) -> Mapping[str, Any]:
 
 
 def _headers(folder: Path) -> dict[str, _Block]:
-    """All tensors of all files, by their names there.
+    """Return all tensors of all files, by their names there.
 
     Raises:
         ValueError: a header is damaged, or a file is shorter than it says.
@@ -271,7 +271,7 @@ def read_recis(
     step_slot: str = "step_filter",
     left_out: Sequence[str] = (),
 ) -> Source:
-    """A table of a checkpoint that RecIS has written, as a source for :func:`load`.
+    """Return a table of a checkpoint that RecIS has written, as a source for :func:`load`.
 
     Optimizer state of SparseAdam, SparseAdamW, SparseAdamWTF, SparseAdagrad and
     SparseRowWiseAdagrad comes along, with the number of steps; what a GlobalStepFilter keeps is
@@ -282,7 +282,7 @@ def read_recis(
         folder: of the checkpoint, with ``tensorkey.json``.
         table: name of the logical table: a child of ``EmbeddingOption.children``, or the
             ``shared_name``.
-        step_slot: name of the GlobalStepFilter, whose steps are read where it is there.
+        step_slot: name of the GlobalStepFilter; its steps are read if it exists.
         left_out: names of slots that are not read, such as those of other filters.
 
     Returns:
@@ -290,7 +290,7 @@ def read_recis(
 
     Raises:
         TypeError: a wrong argument.
-        FileNotFoundError: there is no checkpoint, or it has no such table.
+        FileNotFoundError: the checkpoint or the table is missing.
         ValueError: files are missing, damaged or cut off, or a slot is not known.
 
     Example:

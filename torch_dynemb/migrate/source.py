@@ -80,7 +80,7 @@ class Source(ABC):
 
     @abstractmethod
     def batches(self, size: int) -> Iterator[SourceRows]:
-        """All rows, at most ``size`` at a time.
+        """Return all rows, at most ``size`` at a time.
 
         Args:
             size: maximum number of rows of a batch.
@@ -90,7 +90,7 @@ class Source(ABC):
         """
 
     def waiting(self) -> CountedIds | None:
-        """Ids without a row that wait for admission, and how often they have been seen.
+        """Return ids without a row that wait for admission, and how often they have been seen.
 
         Returns:
             None: the source does not say.
@@ -99,7 +99,7 @@ class Source(ABC):
 
 
 def checked(source: Source, batch: SourceRows, dim: int, *, finite: bool) -> SourceRows:
-    """A batch with tensors of the shapes that a table is written with.
+    """Return a batch with tensors of the shapes that a table is written with.
 
     Args:
         source: that gave it.
@@ -162,7 +162,7 @@ def _floats(what: str, values: Tensor) -> Tensor:
 
 def _same_names(where: str, what: str, told: tuple[str, ...], given: Mapping[str, Tensor]) -> None:
     if set(told) != given.keys():
-        raise ValueError(f"{where}: has {what} {sorted(given)}, but its source tells of {told}")
+        raise ValueError(f"{where}: has {what} {sorted(given)}, but its source names {told}")
 
 
 def _check_finite(batch: SourceRows, what: str, values: Tensor) -> None:

@@ -27,7 +27,7 @@ class Clocks(NamedTuple):
 
     Attributes:
         step: training steps.
-        now: seconds; 0: nobody says.
+        now: seconds; 0: unknown.
     """
 
     step: int
@@ -35,14 +35,14 @@ class Clocks(NamedTuple):
 
     @staticmethod
     def latest(told: Sequence[Sequence[Clocks]]) -> Clocks:
-        """The latest of what the tables of all ranks need."""
+        """Return the latest of what the tables of all ranks need."""
         every = [clocks for of_rank in told for clocks in of_rank]
         return Clocks(
             max((of.step for of in every), default=0), max((of.now for of in every), default=0)
         )
 
     def set(self, group: TableGroup) -> None:
-        """Moves the clocks of a group on to these, not back."""
+        """Move the clocks of a group on to these, not back."""
         clock = group.index.clock
         clock[Clock.STEP] = max(self.step, int(clock[Clock.STEP]))
         if group.config.keeps_time:
@@ -97,7 +97,7 @@ class Target:
         self._waiting: CountedIds | None = None
 
     def _state_of(self, wanted: bool, fresh: list[str], left_out: list[str]) -> tuple[str, ...]:
-        """Names of the optimizer state that is loaded: all of it, or none."""
+        """Name of the optimizer state that is loaded: all of it, or none."""
         part, source = self.part, self._source
         own = {tensor.name: tensor for tensor in part.optimizer.state} if part.optimizer else {}
         if part.trained == "never":
@@ -125,7 +125,7 @@ class Target:
         return tuple(own)
 
     def check_empty(self, replace: bool) -> None:
-        """Raises ValueError where there are ids that nobody has given up."""
+        """Raise ValueError if ids remain that nothing has given up."""
         size = self.part.group.size(self.part.table)
         if size > 0 and not replace:
             raise ValueError(
@@ -136,7 +136,7 @@ class Target:
     # -- checking --------------------------------------------------------------------------------
 
     def read(self, size: int, *, finite: bool) -> None:
-        """Reads everything once, and keeps the ids.
+        """Read everything once, and keep the ids.
 
         Args:
             size: rows of a batch.
@@ -198,7 +198,7 @@ class Target:
                 )
 
     def _waiting_ids(self) -> CountedIds | None:
-        """The ids of the part that wait for admission."""
+        """Return the ids of the part that wait for admission."""
         counted, rule = self._source.waiting(), self.part.config.policy.admission
         if counted is None or not isinstance(rule, AdmitFrequent):
             if isinstance(rule, AdmitFrequent | AdmitFrequentSketch):
@@ -209,13 +209,13 @@ class Target:
         counted = CountedIds(counted.ids.cpu(), counted.counts.cpu())
         check_waiting(self._source.name, counted.ids, counted.counts)
         own = self.part.ids.owned(counted.ids)
-        own &= ~torch.isin(counted.ids, self.ids)  # who has a row waits no longer
+        own &= ~torch.isin(counted.ids, self.ids)  # an id with a row waits no longer
         return CountedIds(counted.ids[own], counted.counts[own])
 
     # -- writing ---------------------------------------------------------------------------------
 
     def write(self, loader: RowLoader, size: int) -> None:
-        """Writes the rows, which no id has yet.
+        """Write the rows, which no id has yet.
 
         Args:
             loader: of the table.
@@ -236,7 +236,7 @@ class Target:
             raise ReplacedError(f"{self._source.name} has changed while it was read: load it again")
 
     def publish(self, loader: RowLoader) -> None:
-        """Gives the rows to their ids.
+        """Give the rows to their ids.
 
         Args:
             loader: of the table.
@@ -249,13 +249,13 @@ class Target:
         content.set_optimizer_steps(self.part.group.tables, self.part.table, steps)
 
     def _optimizer_steps(self) -> int:
-        """They go on with the state, or where there is none."""
+        """Return they go on with the state, or where there is none."""
         optimizer = self.part.optimizer
         begins_anew = optimizer is None or (optimizer.state and not self._state)
         return 0 if begins_anew else self._source.optimizer_steps or 0
 
     def _blocks(self, size: int) -> Iterator[RowBlock]:
-        """Rows of the part's ids, and its columns."""
+        """Return rows of the part's ids, and its columns."""
         columns = slice(self.part.columns.start, self.part.columns.stop)
         for read in self._source.batches(size):
             batch = checked(self._source, read, self.part.embedding_dim, finite=False)

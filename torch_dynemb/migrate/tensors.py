@@ -52,7 +52,7 @@ def read_tensors(
     optimizer_steps: int | None = None,
     name: str = "read_tensors",
 ) -> TensorSource:
-    """Rows that are in memory, as a source for :func:`load`.
+    """Return rows that are in memory, as a source for :func:`load`.
 
     Args:
         ids: int64 [n], every id once.
@@ -68,7 +68,7 @@ def read_tensors(
         The source; the tensors are not copied.
 
     Raises:
-        TypeError: an argument is no tensor, or of another dtype.
+        TypeError: an argument is not a tensor, or of another dtype.
         ValueError: lengths differ.
 
     Example:
@@ -110,18 +110,18 @@ def read_embedding(
     state: Mapping[str, Tensor] | None = None,
     optimizer_steps: int | None = None,
 ) -> Source:
-    """The rows of a static table whose vocabulary is known, as a source for :func:`load`.
+    """Return the rows of a static table with a known vocabulary, as a source for :func:`load`.
 
     ``ids[r]`` is the id of row r of the table, so that a model with ids in place of row numbers
-    reads what it has read before. Where there was no vocabulary because ids were hashed into rows,
+    reads what it has read before. Without a vocabulary, where ids were hashed into rows,
     ``ids`` are those that are known to occur, and ``embedding`` is
     ``table.weight[hashed(ids)]``: every id gets a row of its own that begins with the row that it
     has shared.
 
     Args:
         embedding: the table, or its weight, float [n, dim].
-        ids: int64 [n], every id once. Negative ones are ids like others; rows that nobody looks up,
-            such as padding, are to be left out of both.
+        ids: int64 [n], every id once. Negative ones are ids like others. Leave rows that are
+            never looked up, such as padding, out of both.
         state: as in :func:`read_tensors`.
         optimizer_steps: as in :func:`read_tensors`.
 
@@ -129,7 +129,7 @@ def read_embedding(
         The source; tensors are not copied.
 
     Raises:
-        TypeError: an argument is no tensor, or of another dtype.
+        TypeError: an argument is not a tensor, or of another dtype.
         ValueError: lengths differ.
 
     Example:

@@ -3,7 +3,7 @@
 ``MCHManagedCollisionModule`` keeps ids, ascending, in ``_mch_sorted_raw_ids``, the row of each in
 ``_mch_remapped_ids_mapping``, and what evictions go by in ``_mch_counts`` and
 ``_mch_last_access_iter``; its last row is that of all ids that have none. In
-``HashZchManagedCollisionModule`` the id of row r is ``_hash_zch_identities[r]``, and -1 is no id.
+``HashZchManagedCollisionModule`` the id of row r is ``_hash_zch_identities[r]``; -1 is not an id.
 See ``torchrec/modules/mc_modules.py`` and ``hash_mc_modules.py``.
 """
 
@@ -35,7 +35,7 @@ def read_torchrec_mch(
     state: Mapping[str, Tensor] | None = None,
     optimizer_steps: int | None = None,
 ) -> Source:
-    """The table behind a TorchRec ``MCHManagedCollisionModule``, as a source for :func:`load`.
+    """Read the table behind a TorchRec ``MCHManagedCollisionModule``, for :func:`load`.
 
     Ids that have a row of their own come with it; what the row of all others holds is left. Counts
     of LFU and DistanceLFU become frequencies, and the last iteration of LRU and DistanceLFU
@@ -95,7 +95,7 @@ def read_torchrec_mch(
             f"{offset + values.shape[0] - 1}: give the whole state, not that of one shard"
         )
     used = ids != _EMPTY
-    used[-1:] = False  # lookups leave out the last one, whose row is that of ids without one
+    used[-1:] = False  # lookups leave out the last one: its row is that of ids without one
     rows = rows[used]
     scores = {}
     if _COUNTS in found:
@@ -115,7 +115,7 @@ def read_torchrec_hash_zch(
     state: Mapping[str, Tensor] | None = None,
     optimizer_steps: int | None = None,
 ) -> Source:
-    """The table behind a TorchRec ``HashZchManagedCollisionModule``, as a source for :func:`load`.
+    """Read the table behind a TorchRec ``HashZchManagedCollisionModule``, for :func:`load`.
 
     Frequencies come along where the module tracks them (``track_id_freq=True``); times of its
     evictions do not. The id -1 is the module's mark of an empty row, and is never there.
@@ -159,7 +159,7 @@ def read_torchrec_hash_zch(
 
 
 def _tensors(call: str, module: object, needed: tuple[str, ...]) -> dict[str, Tensor]:
-    """Tensors of a module by the last part of their names."""
+    """Return tensors of a module by the last part of their names."""
     if isinstance(module, nn.Module):
         module = {**module.state_dict(), **dict(module.named_buffers(recurse=False))}
     if not isinstance(module, Mapping):

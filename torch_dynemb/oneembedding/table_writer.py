@@ -229,7 +229,7 @@ class PersistentTableWriter:
 
 
 def _opens_nothing(rows: Any) -> Any:
-    raise AssertionError("a table that is being written has no files to read")
+    raise AssertionError("a table that is written has no files to be read")
 
 
 def _tensor(value: Any) -> Any:

@@ -64,7 +64,7 @@ class Choice:
 
 
 def needed(columns: Sequence[IdCounts], all_ids: DistinctIds) -> Need:
-    """What tables are to hold.
+    """Return what tables are to hold.
 
     The part of ids that are seen once is taken to be that of the sample, as it is where the number
     of ids grows by a power of the lines.
@@ -81,7 +81,7 @@ def needed(columns: Sequence[IdCounts], all_ids: DistinctIds) -> Need:
 def row_formats(
     dim: int, optimizer: str, dtype: str | None, state_dtype: str | None
 ) -> list[PlannedRow]:
-    """Formats of rows to choose from, the most precise one first.
+    """Format of rows to choose from, the most precise one first.
 
     Args:
         dim: columns of a row.
@@ -106,7 +106,7 @@ def row_formats(
 def choices(
     need: Need, rows: Sequence[PlannedRow], *, ranks: int, memory: int | None
 ) -> list[Choice]:
-    """What can be done, the best first.
+    """Return what can be done, the best first.
 
     Tables are made large enough for the upper end of the interval.
 
@@ -154,7 +154,7 @@ def choices(
 
 
 def _cached(row: PlannedRow, ids: int, ranks: int, memory: int | None) -> int:
-    """Rows of files that are in memory, on all ranks."""
+    """Return rows of files that are in memory, on all ranks."""
     if memory is None:
         return math.ceil(_CACHED * ids)
     few, more = (on_disk(row, ids, n * ranks, ranks=ranks).memory for n in (1000, 2000))
@@ -163,7 +163,7 @@ def _cached(row: PlannedRow, ids: int, ranks: int, memory: int | None) -> int:
 
 
 def suggested(found: Sequence[Choice]) -> Choice | None:
-    """The first way that fits; None: none does, or it is not known what would.
+    """Return the first way that fits; None: none does, or it is not known what would.
 
     Of those that evict ids it is the one that serves the most lookups. Files come last.
     """

@@ -22,7 +22,7 @@ _LEAST_KEPT = 64
 
 
 def add_command(commands: Any) -> None:
-    """Adds the command ``plan``.
+    """Add the command ``plan``.
 
     Args:
         commands: what ``ArgumentParser.add_subparsers`` returned.
@@ -96,7 +96,7 @@ def _positive(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Reads the sample, and prints what it says.
+    """Read the sample, and print what it says.
 
     Args:
         arguments: of the command line.
@@ -138,7 +138,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _total(text: str) -> float | int:
-    """Lines (an int), or how many times the sample (a float)."""
+    """Return lines (an int), or how many times the sample (a float)."""
     found = _TIMES.fullmatch(text)
     is_times = "x" in text
     if found is None or text.count("x") > 1 or (not is_times and not text.isdecimal()):

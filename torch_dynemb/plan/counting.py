@@ -44,7 +44,7 @@ class IdCounts(NamedTuple):
         return float(self.weights.sum())
 
     def seen(self, times: int) -> float:
-        """How many ids have been seen exactly so often.
+        """Return how many ids have been seen exactly so often.
 
         Args:
             times: at least 1.
@@ -55,8 +55,8 @@ class IdCounts(NamedTuple):
 class IdCounter:
     """Counts ids exactly up to a number of them, and those of a sample from there on.
 
-    The sample is that of Gibbons (2001): ids whose hash is below a bound, which is halved as often
-    as there are too many. Which ids are in it does not depend on how often they occur, and the
+    The sample is that of Gibbons (2001): ids with a hash below a bound, which is halved as often
+    as ids are too many. Which ids are in it does not depend on how often they occur, and the
     occurrences of those that are in it are all counted. The ids that were the most frequent
     ones when the bound was first halved stay in any case, so that a few ids with a large
     part of all lookups are counted exactly.
@@ -65,7 +65,7 @@ class IdCounter:
         kept: ids, at least 64; 24 bytes each, and as much again while a batch is added.
 
     Raises:
-        TypeError: ``kept`` is no int.
+        TypeError: ``kept`` is not an int.
         ValueError: it is less than 64.
 
     Example:
@@ -87,7 +87,7 @@ class IdCounter:
         self._lines = 0
 
     def add(self, ids: Tensor, on_lines: Tensor, *, lines: int) -> None:
-        """Counts the ids of the next lines.
+        """Count the ids of the next lines.
 
         Args:
             ids: int64 [n].
@@ -111,7 +111,7 @@ class IdCounter:
             self._merge()
 
     def counts(self) -> IdCounts:
-        """What has been counted so far."""
+        """Return what has been counted so far."""
         self._merge()
         ids, counts, first = self._counted
         weights = torch.full(ids.shape, 2.0**self._halvings, dtype=torch.float64)
@@ -144,14 +144,14 @@ class IdCounter:
         self._counted = [tensor[stays] for tensor in self._counted]
 
     def _stays(self, ids: Tensor) -> Tensor:
-        """Which ids are in the sample, bool [n]."""
+        """Return which ids are in the sample, bool [n]."""
         mixed = (ids ^ (ids >> _SHIFT)) * _ODD
         mixed = (mixed ^ (mixed >> _SHIFT)) * _ODD
         hashes = (mixed ^ (mixed >> _SHIFT)) & ((1 << 63) - 1)
         return (hashes < 1 << (63 - self._halvings)) | self._is_certain(ids)
 
     def _is_certain(self, ids: Tensor) -> Tensor:
-        """Which ids stay in any case, bool [n]."""
+        """Return which ids stay in any case, bool [n]."""
         if self._certain.numel() == 0:
             return torch.zeros_like(ids, dtype=torch.bool)
         places = torch.searchsorted(self._certain, ids)

@@ -46,7 +46,7 @@ class Coverage:
         return float(self._later_repeated / self._lookups[-1]) if self._ids.numel() else 1.0
 
     def later_share(self, capacity: float, all_ids: float) -> float:
-        """The part of later lookups that go to the ``capacity`` most frequent ids, at least.
+        """Return the part of later lookups that go to the ``capacity`` most frequent ids, at least.
 
         An id that the sample has c times is expected c - d times in as many later lookups: absolute
         discounting (Ney, Essen, Kneser 1994), with the d by which the ids of the sample receive
@@ -74,7 +74,7 @@ class Coverage:
         return float(self._ids[-1]) if self._ids.numel() else 0.0
 
     def share(self, capacity: float) -> float:
-        """The part of all lookups that go to the ``capacity`` most frequent ids."""
+        """Return the part of all lookups that go to the ``capacity`` most frequent ids."""
         if not self._ids.numel():
             return 0.0
         place = int(torch.searchsorted(self._ids, float(capacity), right=True))
@@ -83,7 +83,7 @@ class Coverage:
         return float(self._lookups[place - 1] / self._lookups[-1])
 
     def capacity(self, share: float) -> float:
-        """The least number of ids that receive such a part of all lookups."""
+        """Return the least number of ids that receive such a part of all lookups."""
         if not self._ids.numel():
             return 0.0
         wanted = share * float(self._lookups[-1])
@@ -91,7 +91,7 @@ class Coverage:
         return float(self._ids[min(place, self._ids.numel() - 1)])
 
     def divided(self, capacity: float) -> list[float]:
-        """How many of the ``capacity`` most frequent ids are of each column."""
+        """Return how many of the ``capacity`` most frequent ids are of each column."""
         among = self._ids <= capacity
         sums = torch.zeros(self._columns, dtype=torch.float64)
         sums.index_add_(0, self._column[among], self._weights[among])
@@ -112,7 +112,7 @@ class RankLoad(NamedTuple):
 
 
 def rank_load(columns: Sequence[IdCounts], ranks: int) -> RankLoad:
-    """What goes to the busiest of the ranks, where ids are dealt out by their hash.
+    """Return what goes to the busiest of the ranks, where ids are dealt out by their hash.
 
     Args:
         columns: counts of the ids of each.
@@ -126,13 +126,13 @@ def rank_load(columns: Sequence[IdCounts], ranks: int) -> RankLoad:
 
 
 def _kept_share(counts: IdCounts) -> Tensor:
-    """What is left of an id's count after discounting, as a part of it."""
+    """Return what is left of an id's count after discounting, as a part of it."""
     discount = counts.seen(1) / counts.distinct if counts.distinct else 0.0
     return 1 - discount / counts.counts
 
 
 def _served(counts: IdCounts) -> Tensor:
-    """Lookups for which each id stands; together as many as there were."""
+    """Return lookups for which each id stands; together as many as there were."""
     certain = counts.weights == 1
     if bool(certain.all()):
         return counts.counts.double()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch_dynemb.argument_checks import number
 from torch_dynemb.plan.counting import IdCounts
 
-_WINDOWS = 3  # halvings of the stream whose growth is compared
+_WINDOWS = 3  # halvings of the stream, with growth to compare
 _DEVIATIONS = 1.96  # of a normal distribution, 95 % are within
 
 
@@ -27,7 +27,7 @@ class DistinctIds(NamedTuple):
 
 
 def distinct_ids(counts: IdCounts, times: float) -> DistinctIds:
-    """Distinct ids of a stream of which a sample has been counted, with an interval.
+    """Return distinct ids of a stream of which a sample has been counted, with an interval.
 
     *expected*: Heaps' law, distinct ids = c lines^b (Heaps 1978), with the b of the last half of
     the lines, which declines further as it has declined since the first eighth.
@@ -37,7 +37,7 @@ def distinct_ids(counts: IdCounts, times: float) -> DistinctIds:
     ever.
 
     *low*: the extrapolation of Colwell et al. (2012) with the lower bound of Chao (1984) on ids
-    that nobody has seen yet, made of those seen once and twice; less what chance takes away.
+    that are unseen so far, made of those seen once and twice; less what chance takes away.
 
     How often the truth is within, and how wide the interval is, stands in the README of this
     package. A stream that changes is seen only as far as the sample shows it: the
@@ -100,7 +100,7 @@ class _Exponent(NamedTuple):
 
 
 def _declining(exponents: list[_Exponent], log_times: float) -> float:
-    """The logarithm of the growth, with an exponent that declines as it has declined."""
+    """Return the logarithm of the growth, with an exponent that declines as it has declined."""
     now, before = exponents[0].value, exponents[-1].value
     decline = max(0.0, before - now) / math.log(2 ** (_WINDOWS - 1))  # for each e-fold of lines
     until = log_times if decline == 0 else min(log_times, now / decline)

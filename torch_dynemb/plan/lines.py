@@ -37,7 +37,7 @@ class Lines:
 
 
 class LineReader(NamedTuple):
-    """A file whose columns are known.
+    """A file with known columns.
 
     Attributes:
         columns: names of the columns that are read.
@@ -49,7 +49,7 @@ class LineReader(NamedTuple):
 
 
 def chosen_columns(path: str, asked: Sequence[str] | None, there: Sequence[str]) -> list[str]:
-    """The columns that are read of those that a file has.
+    """Return the columns that are read of those that a file has.
 
     Args:
         path: of the file, for the error.
@@ -72,7 +72,7 @@ def chosen_columns(path: str, asked: Sequence[str] | None, there: Sequence[str])
 
 
 def first_lines(batch: Lines, count: int) -> Lines:
-    """The first ``count`` lines of a batch."""
+    """Return the first ``count`` lines of a batch."""
     columns = {}
     for name, column in batch.columns.items():
         kept = column.lines < count

@@ -39,7 +39,7 @@ def outcome(
     missing: Mapping[str, int],
     wishes: Wishes,
 ) -> dict[str, Any]:
-    """What a sample says about tables for its stream.
+    """Return what a sample says about tables for its stream.
 
     Args:
         sources: names of the files.
@@ -118,7 +118,7 @@ def _by_column(
     counts: Mapping[str, IdCounts],
     later: Mapping[str, DistinctIds],
 ) -> dict[str, int]:
-    """The rows that each column's table has, of those of a choice; at least one.
+    """Return the rows that each column's table has, of those of a choice; at least one.
 
     Up to the ids of the sample it is the most frequent ones of all columns. Beyond, each
     column has its part of the ids that are expected.

@@ -15,16 +15,16 @@ _BATCH_LINES = 1 << 18
 
 
 def open_parquet(path: str, columns: Sequence[str] | None) -> LineReader:
-    """A file in Parquet; columns of integers, or of lists of integers, hold ids.
+    """Return a file in Parquet; columns of integers, or of lists of integers, hold ids.
 
     Args:
         path: of the file.
         columns: names; None: all that hold ids.
 
     Raises:
-        ValueError: it is no Parquet file, has no rows, or no such column, or a column that is
+        ValueError: it is not a Parquet file, has no rows, or no such column, or a column that is
             asked for holds something else.
-        ImportError: there is no pyarrow.
+        ImportError: pyarrow is missing.
     """
     try:
         arrow = importlib.import_module("pyarrow")
@@ -63,7 +63,7 @@ def open_parquet(path: str, columns: Sequence[str] | None) -> LineReader:
 
 
 def _item(arrow: Any, kind: Any) -> Any:
-    """The type of a value, or of an element of a list."""
+    """Return the type of a value, or of an element of a list."""
     types = arrow.types
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     return kind.value_type if is_list else kind
@@ -93,7 +93,7 @@ def _column(arrow: Any, count: int, values: Any, lines: Any) -> ColumnIds:
 
 
 def _tensor(arrow: Any, values: Any) -> Tensor:
-    """An array without nulls as int64; what is above its range wraps around."""
+    """Return an array without nulls as int64; what is above its range wraps around."""
     wide = values if values.type == arrow.uint64() else values.cast(arrow.int64())
     if len(wide) == 0:
         return torch.empty(0, dtype=torch.int64)

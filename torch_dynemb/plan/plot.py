@@ -9,14 +9,14 @@ from typing import Any
 
 
 def plot(plan: Mapping[str, Any], path: Path) -> None:
-    """Draws a plan.
+    """Draw a plan.
 
     Args:
         plan: what :func:`torch_dynemb.plan.outcome.outcome` gives.
         path: of the picture; its suffix says the format, such as ``.png`` or ``.svg``.
 
     Raises:
-        ImportError: there is no matplotlib.
+        ImportError: matplotlib is missing.
         ValueError: matplotlib knows no such format.
         OSError: the file cannot be written.
     """
@@ -53,7 +53,7 @@ def plot(plan: Mapping[str, Any], path: Path) -> None:
         figure.savefig(path)
     except ValueError as error:
         raise ValueError(
-            f"--plot is {path}, whose format cannot be drawn ({error}): use a name that ends in "
+            f"--plot is {path}, and its format cannot be drawn ({error}): use a name that ends in "
             ".png, .svg or .pdf"
         ) from error
 

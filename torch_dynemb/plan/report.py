@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
 
 def print_report(plan: Mapping[str, Any]) -> None:
-    """Prints a plan.
+    """Print a plan.
 
     Args:
         plan: what :func:`torch_dynemb.plan.outcome.outcome` gives.
@@ -42,7 +42,7 @@ def print_report(plan: Mapping[str, Any]) -> None:
 
 
 def plain(report: Sequence[Part]) -> str:
-    """A report as text without colours and frames."""
+    """Return a report as text without colours and frames."""
     texts = []
     for part in report:
         table = aligned(part.rows) if part.rows else []
@@ -70,7 +70,7 @@ def _print_rich(report: Sequence[Part]) -> None:
 
 
 def parts(plan: Mapping[str, Any]) -> Iterator[Part]:
-    """The parts of a report, in their order."""
+    """Return the parts of a report, in their order."""
     yield _sample(plan)
     yield _columns(plan)
     yield _growth(plan)
@@ -198,7 +198,7 @@ def _suggestion(plan: Mapping[str, Any]) -> Part:
     if choice["how"] == EVICT:
         notes.append(
             f"Up to {_percent(1 - choice['coverage'])} of the lookups go to ids that have no "
-            "room; what that costs in quality only training tells."
+            "room; only training shows what that costs in quality."
         )
         for other in plan["choices"]:
             if other["how"] == FILES and other["fits"]:

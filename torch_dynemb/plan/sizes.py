@@ -67,7 +67,7 @@ class PlannedRow:
         self.group()
 
     def optimizer_config(self) -> OptimizerConfig:
-        """The optimizer, with a learning rate that nothing depends on here."""
+        """Return the optimizer, with a learning rate that nothing depends on here."""
         kind = OPTIMIZERS[self.optimizer]
         options: dict[str, Any] = {"lr": 0.01}
         if "state_dtype" in {entry.name for entry in dataclasses.fields(kind)}:
@@ -80,7 +80,7 @@ class PlannedRow:
         return kind(**options)
 
     def group(self, policy: Policy | None = None, *, stored: bool = False) -> GroupConfig:
-        """A group with a table of such rows, of which nothing is allocated.
+        """Return a group with a table of such rows, of which nothing is allocated.
 
         Args:
             policy: of the table; None: it keeps all ids.
@@ -121,7 +121,7 @@ class Bytes:
 def in_memory(
     row: PlannedRow, ids: float, *, ranks: int, policy: Policy | None = None, counted: float = 0
 ) -> Bytes:
-    """A rank's bytes where all rows are in memory.
+    """Return a rank's bytes where all rows are in memory.
 
     Args:
         row: what rows are like.
@@ -129,7 +129,7 @@ def in_memory(
         ranks: which share them.
         policy: of the tables; its capacity, if it has one, should be ``ids``. Without one
             the index is counted as large as it may be after a growth.
-        counted: ids without a row whose occurrences admission counts.
+        counted: ids without a row; admission counts their occurrences.
     """
     group = row.group(policy)
     (slab,) = group.slabs
@@ -146,7 +146,7 @@ def in_memory(
 
 
 def on_disk(row: PlannedRow, ids: float, cached: float, *, ranks: int) -> Bytes:
-    """A rank's bytes where rows lie in files, and some of them in memory.
+    """Return a rank's bytes where rows lie in files, and some of them in memory.
 
     Args:
         row: what rows are like.
@@ -172,7 +172,7 @@ def on_disk(row: PlannedRow, ids: float, cached: float, *, ranks: int) -> Bytes:
 
 
 def most_ids(row: PlannedRow, memory: int, *, ranks: int, policy: Policy) -> int:
-    """How many ids tables may hold whose rows are all in the memory of ranks.
+    """Return how many ids tables may hold with all rows in the memory of ranks.
 
     Args:
         row: what rows are like.

@@ -21,10 +21,10 @@ def read_lines(
     columns: Sequence[str] | None,
     limit: int | None,
 ) -> tuple[list[str], Iterator[Lines]]:
-    """Reads files one after the other.
+    """Read files one after the other.
 
     Args:
-        paths: files, or ``"-"`` for the standard input. Text whose name ends in ``.gz`` is
+        paths: files, or ``"-"`` for the standard input. Text with a name that ends in ``.gz`` is
             decompressed.
         file_format: of all files; None: the content of each says what it is.
         columns: names of columns; None: all that hold ids.
@@ -37,7 +37,7 @@ def read_lines(
         FileNotFoundError: a file is not there, or is a folder.
         ValueError: the column does not exist, a file is empty or of another format, or its columns
             are not those of the first file. What is wrong in a line is found while iterating.
-        ImportError: a file is in Parquet, and there is no pyarrow.
+        ImportError: a file is in Parquet, and pyarrow is missing.
     """
     for path in paths:
         _check_path(path)

@@ -44,7 +44,7 @@ _CATEGORIES = [name for name in _CRITEO if name.startswith("C")]
 def open_text(
     path: str, file_format: Literal["criteo", "ids"] | None, columns: Sequence[str] | None
 ) -> LineReader:
-    """A file of text, or the standard input.
+    """Return a file of text, or the standard input.
 
     Args:
         path: of the file, or ``"-"``.
@@ -110,7 +110,7 @@ class _readable(AbstractContextManager[None, None]):  # noqa: N801  reads as a v
 
 
 def _blocks(source: str, start: bytes, file: IO[bytes]) -> Iterator[tuple[int, list[bytes]]]:
-    """The lines of a file, without their ends, and how many were before them."""
+    """Return the lines of a file, without their ends, and how many were before them."""
     done = 0
     with nullcontext() if file is sys.stdin.buffer else file:
         lines = [start, *_following(source, 1, file)]
@@ -169,7 +169,7 @@ def _column(source: str, done: int, fields: Sequence[bytes], kind: _Kind, name: 
 
 
 def _values(fields: Sequence[bytes], kind: _Kind) -> array[int] | None:
-    """The numbers of fields; None: one of them is none."""
+    """Return the numbers of fields; None: one of them is none."""
     if not kind.characters.fullmatch(b"".join(fields)):
         return None
     try:

@@ -32,7 +32,7 @@ class SQLiteSink:
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        """A connection, and a transaction that is on the disk when it ends without an error."""
+        """Open a connection and a transaction that is on the disk when it ends without error."""
         with closing(sqlite3.connect(self.path)) as database:
             database.execute("PRAGMA synchronous = FULL")
             with database:

@@ -22,14 +22,14 @@ USERS = 2_000
 
 
 def make_model() -> nn.Sequential:
-    """A table of users, and a dense layer that stays as it is."""
+    """Return a table of users, and a dense layer that stays as it is."""
     torch.manual_seed(0)
     users = td.DynamicEmbeddingBag(8, mode="sum", name="users", optimizer=td.Adagrad(lr=0.1))
     return nn.Sequential(users, nn.Linear(8, 1))
 
 
 def train(model: nn.Sequential, steps: int) -> None:
-    """Steps on users whose number says what they like."""
+    """Step on users whose number says what they like."""
     users = model[0]
     for _ in range(steps):
         ids = torch.randint(0, USERS, (256, 1))

@@ -18,8 +18,8 @@ DESCRIPTION = """\
 Train DLRM on click logs in the Criteo format, with dynamic embedding tables.
 
 A line has 40 tab-separated fields: a label (0 or 1), 13 integers, 26 categories as hexadecimal
-strings; empty means missing. Files may be gzipped and are streamed once, in the order given; there
-is no vocabulary and no preprocessing. Without files, samples of a known model are generated once
+strings; empty means missing. Files may be gzipped and are streamed once, in the order given,
+without vocabulary and preprocessing. Without files, samples of a known model are generated once
 and kept.
 
 Tables grow with the ids that come, or up to --capacity, which is divided among the features after a

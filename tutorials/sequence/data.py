@@ -46,7 +46,7 @@ class Batch(NamedTuple):
     chances: Tensor
 
     def part(self, number: int, parts: int) -> Batch:
-        """The samples of one of several ranks, which have equally many."""
+        """Return the samples of one of several ranks, which have equally many."""
         size = len(self.labels) // parts
         mine = slice(number * size, (number + 1) * size)
         offsets = self.offsets[number * size : (number + 1) * size + 1]
@@ -94,7 +94,7 @@ class ClickStream:
         self._add_users(np.arange(active))
 
     def next_batch(self) -> Batch:
-        """The samples of the next step."""
+        """Return the samples of the next step."""
         self._step += 1
         self._add_items(_NEW_ITEMS)
         leaving = max(1, round(_NEW_USERS * self._batch_size))
@@ -124,7 +124,7 @@ class ClickStream:
         return batch
 
     def _add_items(self, count: int) -> None:
-        """New items; those on sale are the last of all."""
+        """Return new items; those on sale are the last of all."""
         category = self._random.integers(_CATEGORIES, size=count)
         latent = self._centers[category] + 0.1 * self._random.normal(size=(count, _LATENT_DIM))
         latent /= np.linalg.norm(latent, axis=1, keepdims=True)
@@ -138,7 +138,7 @@ class ClickStream:
         self._begins = np.searchsorted(np.sort(on_sale), np.arange(_CATEGORIES + 1))
 
     def _add_users(self, places: np.ndarray) -> None:
-        """New users in the place of others, who have clicked a few of all items."""
+        """Return new users in the place of others, who have clicked a few of all items."""
         self._users[places] = self._known_users + np.arange(len(places))
         self._known_users += len(places)
         self._user_bias[places] = self._random.normal(scale=_BIAS, size=len(places))
@@ -150,7 +150,7 @@ class ClickStream:
             self._click(clicking, any_item)
 
     def _shown(self, users: np.ndarray) -> np.ndarray:
-        """Items: for half of the users of the kind of one of their last 5 clicks."""
+        """Return items: for half of the users of the kind of one of their last 5 clicks."""
         count = len(users)
         position = self._random.integers(np.minimum(self._lengths[users], 5))
         kind = self._category[self._clicks[users, position]]

@@ -51,7 +51,7 @@ class SequenceModel(nn.Module):
     def forward(
         self, users: Tensor, candidates: Tensor, history: Tensor, offsets: Tensor, recency: Tensor
     ) -> Tensor:
-        """Log-odds of a click, float32 [B]; arguments are those of a batch."""
+        """Return log-odds of a click, float32 [B]; arguments are those of a batch."""
         features: dict[str, Tensor | RaggedTensor] = {
             "user": users[:, None],
             "candidate": candidates[:, None],
@@ -67,7 +67,7 @@ class SequenceModel(nn.Module):
         return logits
 
     def ids(self) -> dict[str, int]:
-        """Ids that have rows on this rank, by table."""
+        """Return ids that have rows on this rank, by table."""
         return {
             child: table.ids(child).shape[0]
             for table in self.engine.tables.values()
@@ -90,7 +90,7 @@ class AttentionNetwork(nn.Module):
     def forward(
         self, user: Tensor, candidate: Tensor, clicked: Tensor, recent: Tensor, lengths: Tensor
     ) -> Tensor:
-        """Log-odds [B] from rows [B, dim], ``clicked`` [B, LONGEST * dim] and its lengths [B]."""
+        """Return log-odds [B] of rows [B, dim], ``clicked`` [B, LONGEST * dim] and lengths [B]."""
         clicks = clicked.unflatten(1, (LONGEST, -1))
         query = candidate[:, None].expand_as(clicks)
         scores = self.attention(torch.cat([clicks, query, clicks * query], dim=2)).squeeze(2)
@@ -111,7 +111,7 @@ class PairNetwork(nn.Module):
         self.top = _mlp(3 * dim, 64, 32)
 
     def forward(self, user: Tensor, candidate: Tensor) -> Tensor:
-        """Log-odds [B] from rows [B, dim]."""
+        """Return log-odds [B] from rows [B, dim]."""
         logits: Tensor = self.top(torch.cat([user, candidate, user * candidate], dim=1)).squeeze(1)
         return logits
 

@@ -50,7 +50,7 @@ class Trained(NamedTuple):
 
 
 def world_size() -> int:
-    """Processes that train together."""
+    """Process that train together."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -67,7 +67,7 @@ def train(options: Options, name: str, *, history: bool) -> Trained:
     """
     torch.manual_seed(options.seed)
     model = SequenceModel(options.embedding_dim, history=history)
-    # Rows are no parameters: the two optimizers know nothing of each other.
+    # Rows are not parameters: the two optimizers know nothing of each other.
     row_optimizer = SparseAdam(filter_out_sparse_param(model), lr=options.lr, eps=_EPS)
     network_optimizer = torch.optim.Adam(model.network.parameters(), lr=options.dense_lr)
     if world_size() > 1:
@@ -160,7 +160,7 @@ def _mine(batch: Batch) -> Batch:
 
 @torch.no_grad()
 def _evaluate(model: SequenceModel, stream: ClickStream) -> tuple[float, float]:
-    """AUC of the model and of the planted probabilities; unknown ids read zeros, and stay so."""
+    """Return AUC of the model and of the planted probabilities; unknown ids read zeros."""
     model.eval()
     parts = []
     for _ in range(HELD_OUT_STEPS):

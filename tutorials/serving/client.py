@@ -48,12 +48,12 @@ class Client:
         self._connection.close()
 
     def describe(self) -> dict[str, Any]:
-        """Version of the model, names of its inputs, and its tables."""
+        """Return version of the model, names of its inputs, and its tables."""
         self._connection.request("GET", "/")
         return self._answer()
 
     def run(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Version and outputs of the model.
+        """Return version and outputs of the model.
 
         Args:
             inputs: lists by name of the input.
@@ -70,7 +70,7 @@ class Client:
         rows: Sequence[Sequence[float]],
         erased: Sequence[int] = (),
     ) -> dict[str, int]:
-        """Gives ids of a table their rows, and takes others out, while the server runs the model.
+        """Give ids of a table their rows, and take others out, while the server runs the model.
 
         Args:
             table: its name, one of ``describe()["tables"]``.
@@ -107,7 +107,7 @@ class Latencies(NamedTuple):
 
 
 def latencies(client: Client, requests: Sequence[dict[str, Any]]) -> Latencies:
-    """Sends requests one after another.
+    """Send requests one after another.
 
     Args:
         client: an open one.
@@ -123,7 +123,7 @@ def latencies(client: Client, requests: Sequence[dict[str, Any]]) -> Latencies:
 
 
 def random_requests(names: Sequence[str], count: int, batch: int) -> list[dict[str, Any]]:
-    """Requests to the model of :mod:`tutorials.serving.export_model`."""
+    """Request to the model of :mod:`tutorials.serving.export_model`."""
     draw = random.Random(0)
     return [
         {name: [[draw.randrange(2000)] for _ in range(batch)] for name in names}
@@ -135,7 +135,7 @@ def random_requests(names: Sequence[str], count: int, batch: int) -> list[dict[s
 def updating(
     port: int, host: str = "127.0.0.1", *, rows: int = 100, ids: int = 2000
 ) -> Iterator[list[int]]:
-    """Updates rows of all tables, one update after another, until the context ends.
+    """Update rows of all tables, one update after another, until the context ends.
 
     Args:
         port, host: of the server.

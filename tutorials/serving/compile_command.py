@@ -19,7 +19,7 @@ SOURCE = Path(__file__).with_name("server.cpp")
 def compile_command(
     output: str | os.PathLike[str], source: str | os.PathLike[str] = SOURCE
 ) -> list[str]:
-    """The command, word by word.
+    """Return the command, word by word.
 
     Args:
         output: the program that it makes.

@@ -36,7 +36,7 @@ class Clicks(nn.Module):
 
 
 def train(model: Clicks, steps: int, log: td.checkpoint.DeltaLog | None = None) -> None:
-    """Trains a model on clicks that depend on the sum of two ids.
+    """Train a model on clicks that depend on the sum of two ids.
 
     Args:
         model: it.

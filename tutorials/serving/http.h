@@ -62,7 +62,7 @@ inline bool send_all(int connection, const std::string& data) {
   return true;
 }
 
-// Answers requests of a connection until the client closes it, or sends what is no request.
+// Answers requests of a connection until the client closes it, or sends what is not a request.
 inline void answer_all(int connection, const Handler& handler) {
   std::string data;
   char part[1 << 16];

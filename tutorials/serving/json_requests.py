@@ -17,7 +17,7 @@ MOST_BYTES = 64 << 20  # of a request
 
 
 def fields_of(content: object, known: Sequence[str], owner: str) -> Mapping[str, Any]:
-    """An object of a request.
+    """Return an object of a request.
 
     Args:
         content: what should be one.
@@ -36,7 +36,7 @@ def fields_of(content: object, known: Sequence[str], owner: str) -> Mapping[str,
 
 
 def tensor_of(values: object, dtype: torch.dtype, sizes: Sequence[int], field: str) -> Tensor:
-    """A tensor of nested lists.
+    """Return a tensor of nested lists.
 
     Args:
         values: numbers, or lists of them, all as deep.
@@ -46,7 +46,7 @@ def tensor_of(values: object, dtype: torch.dtype, sizes: Sequence[int], field: s
         field: prefix of error messages.
 
     Raises:
-        ValueError: the lists are no tensor of such numbers.
+        ValueError: the lists are not tensors of such numbers.
     """
     shape: list[int] = []
     level = [values]
@@ -94,11 +94,11 @@ def _check_kinds(values: Sequence[Any], dtype: torch.dtype, field: str) -> None:
 
 
 def inputs_of(content: object, model: td.serving.ServedModel) -> list[Any]:
-    """What a run of a model is given.
+    """Return what a run of a model is given.
 
     Args:
         content: the request, ``{"inputs": {name: nested lists}}``.
-        model: what takes them. Inputs that are no tensors are compiled in.
+        model: what takes them. Inputs that are not tensors are compiled in.
 
     Raises:
         ValueError: an input is missing, unknown, or no tensor of its dtype.
@@ -123,7 +123,7 @@ def inputs_of(content: object, model: td.serving.ServedModel) -> list[Any]:
 
 
 def update_of(content: object, model: td.serving.ServedModel) -> tuple[str, Tensor, Tensor, Tensor]:
-    """The table, ids, rows and erased ids of an update.
+    """Return the table, ids, rows and erased ids of an update.
 
     Raises:
         ValueError: a field is missing, unknown, or has something else in it.

@@ -31,7 +31,7 @@ from tutorials.serving.json_requests import MOST_BYTES, inputs_of, update_of
 def application(
     model: td.serving.ServedModel, follower: td.checkpoint.Follower | None = None
 ) -> FastAPI:
-    """The server of a model, whose requests run on the threads of FastAPI.
+    """Return the server of a model, whose requests run on the threads of FastAPI.
 
     Args:
         model: what :func:`torch_dynemb.serving.load` gives.
@@ -40,7 +40,7 @@ def application(
     app = FastAPI(title="torch_dynemb")
 
     def stopped() -> str | None:
-        """Why commits of the log are no longer taken; the rows from before are served."""
+        """Return why commits of the log are no longer taken; the rows from before are served."""
         try:
             if follower is not None:
                 follower.check()
@@ -98,13 +98,13 @@ def _no_number(word: str) -> None:
 
 
 def refusal(error: Exception, status: int = 400) -> JSONResponse:
-    """Says what is wrong with a request."""
+    """Say what is wrong with a request."""
     # behind the first line, an op tells where in C++ it was called
     return JSONResponse({"error": str(error).partition("\n")[0]}, status_code=status)
 
 
 def tables_of(model: td.serving.ServedModel) -> dict[str, dict[str, int]]:
-    """What the tables have; those that are only read have what they had at the export."""
+    """Return what the tables have; those that are only read have what they had at the export."""
     live = model.stats()
     return {
         name: {

@@ -115,7 +115,7 @@ class SparseRowWiseAdagrad(torch.optim.Optimizer):
 
 
 def _hash(x: Tensor) -> Tensor:
-    """SplitMix64's output function on int64."""
+    """Return splitMix64's output function on int64."""
     for shift, multiplier in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
         x = (x ^ _shift_right(x, shift)) * multiplier
     return x ^ _shift_right(x, 31)

@@ -54,7 +54,7 @@ class Checkpoints:
         self._last: td.checkpoint.SaveHandle | None = None
         if self.path.exists() and not (self.path / MANIFEST).exists():
             raise CheckpointError(
-                f"{self.path} is no checkpoint of this version of the program: resume with the "
+                f"{self.path} is not a checkpoint of this version of the program: resume with the "
                 "version that wrote it, or remove it"
             )
 

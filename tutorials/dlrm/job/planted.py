@@ -220,7 +220,7 @@ def _zipf(cardinality: int, exponent: float) -> Float64Array:
 
 
 def _mix64(x: UInt64Array) -> UInt64Array:
-    """SplitMix64's output function (Steele, Lea, Flood 2014)."""
+    """Return splitMix64's output function (Steele, Lea, Flood 2014)."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

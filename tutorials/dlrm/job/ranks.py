@@ -74,7 +74,7 @@ def run(opts: Namespace) -> dict[str, Any] | None:
 
 
 def work(opts: Namespace) -> dict[str, Any] | None:
-    """Be a rank: join the others and train; the result is rank 0's."""
+    """Return be a rank: join the others and train; the result is rank 0's."""
     silence()
     torch.set_num_threads(max(1, opts.threads // int(os.environ["LOCAL_WORLD_SIZE"])))
     device = torch.device(opts.device)

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _fetched(storage: dict[str, float]) -> float:
-    """Part of the lookups' ids for which a row came from the files, or was new."""
+    """Return part of the lookups' ids for which a row came from the files, or was new."""
     came = storage["misses"] + storage["prefetched"]
     return came / (storage["hits"] + storage["misses"])
 
