@@ -126,7 +126,7 @@ def test_a_wrong_request_for_cuda_is_an_error(
     with pytest.raises(RuntimeError, match="DYNEMB_CUDA='yes' should be 1"):
         build_script.wanted_cuda_root({"DYNEMB_CUDA": "yes"}, None)
     monkeypatch.setattr(build_script, "find_cuda_root", lambda environ: None)
-    with pytest.raises(RuntimeError, match="DYNEMB_CUDA=1, but there is no nvcc"):
+    with pytest.raises(RuntimeError, match="DYNEMB_CUDA=1, but nvcc is missing"):
         build_script.wanted_cuda_root({"DYNEMB_CUDA": "1"}, "13.0")
 
 

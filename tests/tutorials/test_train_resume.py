@@ -277,7 +277,7 @@ def test_damaged_checkpoint_is_refused(data, whole, whole_out, tmp_path, of, dam
 
 
 NOT_OURS = (
-    "is no checkpoint of this version of the program: resume with the version that wrote it, or "
+    "is not a checkpoint of this version of the program: resume with the version that wrote it, or "
     "remove it"
 )
 
