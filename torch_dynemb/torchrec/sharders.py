@@ -21,12 +21,8 @@ from torchrec.distributed.types import (
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.torchrec.collections.bag import ShardedDynamicEmbeddingBagCollection
 from torch_dynemb.torchrec.collections.sequence import ShardedDynamicEmbeddingCollection
-from torch_dynemb.torchrec.planning.options import DYNAMIC_KERNEL, TableOptions, is_dynamic
-
-_ENTRIES = {
-    "options": "TableOptions(...) by table name",
-    "fused_params": "such as {'optimizer': EmbOptimType.ADAM, 'learning_rate': 0.01}",
-}
+from torch_dynemb.torchrec.planning.choice import ChosenTables, OptionsOfTables, TableChoice
+from torch_dynemb.torchrec.planning.options import DYNAMIC_KERNEL, is_dynamic
 
 
 def _check_codecs(owner: str, registry: object) -> None:
@@ -54,12 +50,11 @@ def _check_codecs(owner: str, registry: object) -> None:
 
 def _warn_of_static_tables(owner: str, tables: list[str], module: str | None) -> None:
     where = f" of {module!r}" if module else ""
-    example = f"{tables[0]!r}: " if tables else ""
     warnings.warn(
         f"{owner}: the plan makes no table{where} dynamic, so {tables} have num_embeddings rows "
-        "and take no other ids. To make tables dynamic, plan with DynamicEmbeddingShardingPlanner("
-        f"constraints={{{example}DynamicTableConstraints(TableOptions()), ...}}).collective_plan("
-        "model, [sharder]), and give that plan to DistributedModelParallel",
+        "and take no other ids. To make tables dynamic, give the sharder tables='all' or their "
+        "names, plan with DynamicEmbeddingShardingPlanner().collective_plan(model, [sharder]), and "
+        "give that plan to DistributedModelParallel",
         stacklevel=3,
     )
 
@@ -75,27 +70,23 @@ class _DynamicSharder:
 
     def _set_dynamic(
         self,
-        owner: str,
-        options: Mapping[str, TableOptions] | None,
+        tables: ChosenTables | None,
+        options: OptionsOfTables | None,
         optimizer: OptimizerConfig | None,
     ) -> None:
-        for argument, value in (("options", options), ("fused_params", self.fused_params)):
-            if value is not None and not isinstance(value, Mapping):
-                raise TypeError(
-                    f"{owner}: {argument} is {value!r}, expected a dict: {_ENTRIES[argument]}"
-                )
-        for name, given in (options or {}).items():
-            if not isinstance(given, TableOptions):
-                raise TypeError(
-                    f"{owner}: options[{name!r}] is {given!r}, expected TableOptions(...)"
-                )
+        owner = type(self).__name__
+        self._choice = TableChoice(owner, tables, options)
+        if self.fused_params is not None and not isinstance(self.fused_params, Mapping):
+            raise TypeError(
+                f"{owner}: fused_params is {self.fused_params!r}, expected a dict: such as "
+                "{'optimizer': EmbOptimType.ADAM, 'learning_rate': 0.01}"
+            )
         if optimizer is not None and not isinstance(optimizer, OptimizerConfig):
             raise TypeError(
                 f"{owner}: optimizer is {optimizer!r}, expected a config such as "
                 "torch_dynemb.Adam(lr=1e-3); EmbOptimType goes into fused_params"
             )
         _check_codecs(owner, self.qcomm_codecs_registry)
-        self._options = dict(options or {})
         self._optimizer = optimizer
 
     def shard(
@@ -118,15 +109,21 @@ class _DynamicSharder:
             env,
             self.fused_params,
             device,
-            options=self._options,
+            choice=self._choice,
             optimizer=self._optimizer,
             use_index_dedup=self._use_index_dedup,
             qcomm_codecs_registry=self.qcomm_codecs_registry,
             module_fqn=module_fqn,
         )
-        if not any(map(is_dynamic, params.values())) and env.rank == 0:
+        unmentioned = not self._choice.chooses_any and not any(map(is_dynamic, params.values()))
+        if unmentioned and env.rank == 0:
             _warn_of_static_tables(type(self).__name__, list(params), module_fqn)
         return sharded
+
+    @property
+    def choice(self) -> TableChoice:
+        """Tables that become dynamic, and their options."""
+        return self._choice
 
     @property
     def optimizer(self) -> OptimizerConfig | None:
@@ -134,7 +131,12 @@ class _DynamicSharder:
         return self._optimizer
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Return TorchRec's kernels and the one of dynamic tables."""
+        """Return TorchRec's kernels and the one of dynamic tables.
+
+        Raises:
+            ValueError: TorchRec's own enumerator asks, and the sharder was given ``tables``.
+        """
+        self._choice.check_planner()
         stock: list[str] = super().compute_kernels(  # type: ignore[misc]
             sharding_type, compute_device_type
         )
@@ -144,9 +146,10 @@ class _DynamicSharder:
 
 
 class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollectionSharder):  # type: ignore[misc]
-    """Sharder of EmbeddingBagCollections with some dynamic tables, as the plan says.
+    """Sharder of EmbeddingBagCollections, some or all tables of which become dynamic.
 
-    Static tables run TorchRec's kernels. If the plan makes no table of a module dynamic, the
+    These are the tables that ``tables`` chooses, and those that the planner's constraints make
+    dynamic. Static tables run TorchRec's kernels. If neither makes a table of a module dynamic, the
     sharder warns.
 
     Args:
@@ -156,16 +159,31 @@ class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollecti
         use_index_dedup: send each distinct id of a batch once to its dynamic table, get its row
             back, and pool bags on the rank of the batch. This sends less if ids repeat within a
             rank's batch. Tables must be row_wise or table_wise.
-        options: by table name; only for tables without options in the plan. They do not make a
-            table dynamic: the plan does, by its kernel ``"customized_kernel"``. Plans of a
-            :class:`DynamicEmbeddingShardingPlanner` have both.
+        tables: to make dynamic: ``"all"``, a list of names, or a function that takes a table's
+            config and returns a bool. Plan with a :class:`DynamicEmbeddingShardingPlanner` or
+            another planner with a :class:`DynamicEmbeddingEnumerator`. In plans of your own, these
+            tables have the kernel ``"customized_kernel"``.
+        options: of dynamic tables: one TableOptions for all, a dict by name, or a function that
+            takes a table's config and returns TableOptions. Tables that a dict leaves out have the
+            default options. Options of a :class:`DynamicTableConstraints` replace them; a table in
+            both the dict and the constraints raises. Options alone make no table dynamic.
         optimizer: config of the dynamic tables instead of fused_params, such as
             ``torch_dynemb.Ftrl(lr=0.1)``. A table keeps the optimizer that
             apply_optimizer_in_backward gave it.
 
     Raises:
-        TypeError: ``options``, ``optimizer`` or ``qcomm_codecs_registry`` has another type.
-        ValueError: codecs of an unknown collective.
+        TypeError: ``tables``, ``options``, ``optimizer`` or ``qcomm_codecs_registry`` has another
+            type.
+        ValueError: codecs of an unknown collective, or ``tables`` is a name.
+
+    Example:
+        >>> import torch_dynemb as td
+        >>> from torch_dynemb.torchrec import DynamicEmbeddingBagCollectionSharder, TableOptions
+        >>> sharder = DynamicEmbeddingBagCollectionSharder(
+        ...     tables="all",
+        ...     options=TableOptions(policy=td.Policy(capacity=1_000_000)),
+        ...     optimizer=td.Adam(lr=0.01),
+        ... )
     """
 
     def __init__(
@@ -174,12 +192,13 @@ class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollecti
         qcomm_codecs_registry: dict[str, Any] | None = None,
         use_index_dedup: bool = False,
         *,
-        options: Mapping[str, TableOptions] | None = None,
+        tables: ChosenTables | None = None,
+        options: OptionsOfTables | None = None,
         optimizer: OptimizerConfig | None = None,
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry)
         self._use_index_dedup = use_index_dedup
-        self._set_dynamic(type(self).__name__, options, optimizer)
+        self._set_dynamic(tables, options, optimizer)
 
     @property
     def sharded_module_type(self) -> type[ShardedDynamicEmbeddingBagCollection]:
@@ -187,13 +206,13 @@ class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollecti
 
 
 class DynamicEmbeddingCollectionSharder(_DynamicSharder, EmbeddingCollectionSharder):  # type: ignore[misc]
-    """Sharder of EmbeddingCollections with some dynamic tables, as the plan says.
+    """Sharder of EmbeddingCollections, some or all tables of which become dynamic.
 
     Static tables run TorchRec's kernels.
 
     Args:
         use_index_dedup: send each distinct id of a batch once to its table, dynamic or static.
-        fused_params, qcomm_codecs_registry, options, optimizer: as in
+        fused_params, qcomm_codecs_registry, tables, options, optimizer: as in
             :class:`DynamicEmbeddingBagCollectionSharder`.
     """
 
@@ -203,11 +222,12 @@ class DynamicEmbeddingCollectionSharder(_DynamicSharder, EmbeddingCollectionShar
         qcomm_codecs_registry: dict[str, Any] | None = None,
         use_index_dedup: bool = False,
         *,
-        options: Mapping[str, TableOptions] | None = None,
+        tables: ChosenTables | None = None,
+        options: OptionsOfTables | None = None,
         optimizer: OptimizerConfig | None = None,
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry, use_index_dedup)
-        self._set_dynamic(type(self).__name__, options, optimizer)
+        self._set_dynamic(tables, options, optimizer)
 
     @property
     def sharded_module_type(self) -> type[ShardedDynamicEmbeddingCollection]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,7 +18,8 @@ from torch_dynemb.torchrec.collections.dynamic_part import (
     taken_plan,
     with_plan,
 )
-from torch_dynemb.torchrec.planning.options import TableOptions, is_dynamic
+from torch_dynemb.torchrec.planning.choice import TableChoice
+from torch_dynemb.torchrec.planning.options import is_dynamic
 from torch_dynemb.torchrec.planning.plans import module_plan, plan_dynamic
 from torch_dynemb.torchrec.sharding.batches import BatchCheck
 from torch_dynemb.torchrec.sharding.dedup import DEDUPED, DedupInputDist
@@ -31,7 +31,7 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
     """EmbeddingBagCollection with some dynamic tables, as its plan says.
 
     Args:
-        options: by table name; only for tables without options in the plan.
+        choice: options of dynamic tables without options in the plan.
         optimizer: of the dynamic tables; default: the one that fused_params describe.
         use_index_dedup: send each distinct id of a batch once.
         module, table_name_to_parameter_sharding, env, fused_params, device, ...: as in TorchRec.
@@ -49,7 +49,7 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
         fused_params: dict[str, Any] | None = None,
         device: torch.device | None = None,
         *,
-        options: Mapping[str, TableOptions],
+        choice: TableChoice,
         optimizer: OptimizerConfig | None,
         use_index_dedup: bool,
         **more: Any,
@@ -62,7 +62,7 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
             env,
             device,
             sharding_types=list(DEDUPED if use_index_dedup else POOLED),
-            options=options,
+            choice=choice,
             optimizer=optimizer,
             fused_params=fused_params,
             use_index_dedup=use_index_dedup,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,7 +18,8 @@ from torch_dynemb.torchrec.collections.dynamic_part import (
     taken_plan,
     with_plan,
 )
-from torch_dynemb.torchrec.planning.options import TableOptions, is_dynamic
+from torch_dynemb.torchrec.planning.choice import TableChoice
+from torch_dynemb.torchrec.planning.options import is_dynamic
 from torch_dynemb.torchrec.planning.plans import module_plan, plan_dynamic
 from torch_dynemb.torchrec.sharding.batches import BatchCheck, with_one_sample
 from torch_dynemb.torchrec.sharding.dedup import (
@@ -35,7 +35,7 @@ class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection)
     """EmbeddingCollection with some dynamic tables, as its plan says.
 
     Args:
-        options, optimizer, use_index_dedup: as in :class:`.ShardedDynamicEmbeddingBagCollection`.
+        choice, optimizer, use_index_dedup: as in :class:`.ShardedDynamicEmbeddingBagCollection`.
         module, table_name_to_parameter_sharding, env, fused_params, device, ...: as in TorchRec.
     """
 
@@ -51,7 +51,7 @@ class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection)
         fused_params: dict[str, Any] | None = None,
         device: torch.device | None = None,
         *,
-        options: Mapping[str, TableOptions],
+        choice: TableChoice,
         optimizer: OptimizerConfig | None,
         use_index_dedup: bool,
         **more: Any,
@@ -64,7 +64,7 @@ class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection)
             env,
             device,
             sharding_types=list(SEQUENCE),
-            options=options,
+            choice=choice,
             optimizer=optimizer,
             fused_params=fused_params,
             use_index_dedup=use_index_dedup,

@@ -89,9 +89,16 @@ class PlannedTable(NamedTuple):
     optimizer: OptimizerConfig
 
 
-def set_planned(option: ShardingOption, table: PlannedTable) -> None:
-    """Store the table in a dynamic sharding option, for its estimates and for the plan."""
-    option.key_value_params = TableParams(options=table.options)
+def set_planned(option: ShardingOption, table: PlannedTable, *, in_plan: bool) -> None:
+    """Store the table in a dynamic sharding option.
+
+    Args:
+        option: of the table.
+        table: for the estimates.
+        in_plan: whether its options become part of the plan; False: the sharder has them.
+    """
+    if in_plan:
+        option.key_value_params = TableParams(options=table.options)
     # estimators see a snapshot of the sharder, without the optimizers added to it
     option.dynamic_table = table
 

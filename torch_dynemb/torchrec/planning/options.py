@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import KeyValueParams, ParameterSharding
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.optim import SGD
@@ -185,6 +186,16 @@ class DynamicTableConstraints(ParameterConstraints):  # type: ignore[misc]
         return value
 
 
+@runtime_checkable
+class OptionsByTable(Protocol):
+    """Constraints with options that depend on the table's config."""
+
+    def options_of_table(
+        self, config: BaseEmbeddingConfig, optimizer: OptimizerConfig
+    ) -> TableOptions:
+        """Return the options of the table with this config."""
+
+
 def is_dynamic(sharding: ParameterSharding) -> bool:
     """Return whether a plan makes a table dynamic."""
     return bool(sharding.compute_kernel == DYNAMIC_KERNEL)
@@ -206,6 +217,7 @@ __all__ = [
     "DYNAMIC_KERNEL",
     "NOT_TRAINED",
     "DynamicTableConstraints",
+    "OptionsByTable",
     "TableOptions",
     "TableParams",
     "constrained_options",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -26,7 +26,12 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlan
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
 from torch_dynemb.distributed.ranks import default_group, from_first_rank
-from torch_dynemb.optim import OptimizerConfig
+from torch_dynemb.torchrec.planning.choice import enumerating
+from torch_dynemb.torchrec.planning.chosen_tables import (
+    check_sharding_types,
+    chosen_tables,
+    configs_of,
+)
 from torch_dynemb.torchrec.planning.estimators import (
     Constraints,
     DynamicPerfEstimator,
@@ -38,21 +43,11 @@ from torch_dynemb.torchrec.planning.estimators import (
 )
 from torch_dynemb.torchrec.planning.options import (
     DYNAMIC_KERNEL,
-    TableOptions,
+    OptionsByTable,
     constrained_options,
 )
 
 _DATA_PARALLEL = ShardingType.DATA_PARALLEL.value
-
-
-@runtime_checkable
-class OptionsByTable(Protocol):
-    """Constraints with options that depend on the table's config."""
-
-    def options_of_table(
-        self, config: BaseEmbeddingConfig, optimizer: OptimizerConfig
-    ) -> TableOptions:
-        """Return the options of the table with this config."""
 
 
 def _check_constraints(owner: str, constraints: Constraints) -> None:
@@ -65,21 +60,18 @@ def _check_constraints(owner: str, constraints: Constraints) -> None:
                     "make it dynamic: constrain it with DynamicTableConstraints(...)"
                 )
             continue
-        types = constraint.sharding_types or []
-        if types and set(types) == {_DATA_PARALLEL}:
-            raise ValueError(
-                f"{owner}: sharding_types of table {name!r} is {types}: data_parallel would "
-                "replicate a dynamic table: use 'row_wise', 'table_wise' or another sharding type, "
-                "or leave the table static"
-            )
+        check_sharding_types(owner, name, constraint)
 
 
 class DynamicEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
     """TorchRec's EmbeddingEnumerator for models with dynamic tables.
 
-    A table with :class:`DynamicTableConstraints` is offered as a dynamic one only, in every
-    sharding type but data_parallel. Row-wise types are offered on the CPU, too. Other tables are
-    offered and priced as TorchRec does.
+    A table with :class:`DynamicTableConstraints`, or in ``tables`` of its sharder, is offered as a
+    dynamic one only, in every sharding type but data_parallel. Row-wise types are offered on the
+    CPU, too. Other tables are offered and priced as TorchRec does.
+
+    A table may have both. Options of DynamicTableConstraints replace those that the sharder has
+    for all of its tables. ParameterConstraints of such a table, such as ``sharding_types``, apply.
 
     Args:
         topology: of the machines.
@@ -113,10 +105,15 @@ class DynamicEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
             ],
             use_exact_enumerate_order=use_exact_enumerate_order,
         )
+        self._chosen: frozenset[str] = frozenset()
 
     def dynamic_tables(self) -> set[str]:
-        """Return the names of the tables to make dynamic."""
-        return _dynamic_names(self._constraints)
+        """Return the names of the tables to make dynamic.
+
+        These are the tables of constraints, and those that the sharders of the last
+        :meth:`enumerate` have chosen.
+        """
+        return _dynamic_names(self._constraints) | self._chosen
 
     def enumerate(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
@@ -124,14 +121,16 @@ class DynamicEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
         """Return the sharding options of all tables of a model.
 
         Raises:
-            ValueError: the model lacks a table that constraints name, or its sharder cannot make it
-                dynamic.
+            ValueError: the model lacks a table that constraints or a sharder name, its sharder
+                cannot make it dynamic, or constraints contradict the sharder's choice.
         """
-        options: list[ShardingOption] = super().enumerate(module, sharders)
+        self._chosen = chosen_tables(module, sharders, self._constraints or {})
+        with enumerating():
+            options: list[ShardingOption] = super().enumerate(module, sharders)
         names = {option.name for option in options}
         missing = {
             name
-            for name in self.dynamic_tables() - names
+            for name in _dynamic_names(self._constraints) - names
             # tables of other device groups are not listed
             if self._constraints[name].device_group in (None, "", self._compute_device)
         }
@@ -155,14 +154,18 @@ class DynamicEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
         for option in sharding_options:
             if not is_dynamic_option(option):
                 continue
-            constraint = self._constraints[option.name]
+            constraint = (self._constraints or {}).get(option.name)
             sharder = self.sharder_map[sharder_name(type(option.module[1]))]
             optimizer = planned_optimizer(option.tensor, sharder)
-            if isinstance(constraint, OptionsByTable):
+            in_plan = constrained_options(constraint) is not None
+            if not in_plan:
+                options = sharder.choice.options_of(_config_of(option))
+            elif isinstance(constraint, OptionsByTable):
                 options = constraint.options_of_table(_config_of(option), optimizer)
             else:
                 options = option.key_value_params.options
-            set_planned(option, PlannedTable(options, options.optimizer_of(optimizer)))
+            table = PlannedTable(options, options.optimizer_of(optimizer))
+            set_planned(option, table, in_plan=in_plan)
         super().populate_estimates(sharding_options)
 
     def _filter_sharding_types(
@@ -194,10 +197,9 @@ class DynamicEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
 
 def _config_of(option: ShardingOption) -> BaseEmbeddingConfig:
     module = option.module[1]
-    for method in ("embedding_bag_configs", "embedding_configs"):
-        for config in getattr(module, method, list)():
-            if config.name == option.name:
-                return config
+    for config in configs_of(module):
+        if config.name == option.name:
+            return config
     raise TypeError(
         f"DynamicEmbeddingEnumerator: table {option.name!r} is to be dynamic, but its module is a "
         f"{type(module).__name__}, expected an EmbeddingBagCollection or EmbeddingCollection"
@@ -373,7 +375,7 @@ def _check_enumerator(owner: str, enumerator: Enumerator, constraints: Constrain
             f"{owner}: enumerator is {enumerator!r}, expected a DynamicEmbeddingEnumerator: others "
             "cannot price dynamic tables"
         )
-    expected, given = _dynamic_names(constraints), enumerator.dynamic_tables()
+    expected, given = _dynamic_names(constraints), _dynamic_names(enumerator._constraints)
     if given != expected:
         raise ValueError(
             f"{owner}: constraints make {sorted(expected)} dynamic, but those of the enumerator "
@@ -384,7 +386,6 @@ def _check_enumerator(owner: str, enumerator: Enumerator, constraints: Constrain
 __all__ = [
     "DynamicEmbeddingEnumerator",
     "DynamicEmbeddingShardingPlanner",
-    "OptionsByTable",
     "collective_plan",
     "dynamic_enumerator",
 ]

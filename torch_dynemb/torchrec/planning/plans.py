@@ -10,11 +10,13 @@ import torch
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 
+from torch_dynemb.checkpoint.together import ranks_of
 from torch_dynemb.distributed.seed import common_start
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.storage.tiers import Storage
 from torch_dynemb.storage.tiers.sharing import part_of_storage
 from torch_dynemb.table.group_config import check_stored_gradients
+from torch_dynemb.torchrec.planning.choice import TableChoice
 from torch_dynemb.torchrec.planning.fused_params import optimizer_of, output_dtype_of
 from torch_dynemb.torchrec.planning.options import TableOptions, is_dynamic, planned_options
 from torch_dynemb.torchrec.planning.plan_checks import (
@@ -116,9 +118,10 @@ def options_by_table(
     unplanned = [name for name in given if name in tables and not is_dynamic(shardings[name])]
     if unplanned:
         raise ValueError(
-            f"{owner}: options has tables {unplanned}, which the plan makes static: plan them with "
-            "compute_kernel='customized_kernel', for a DynamicEmbeddingShardingPlanner by "
-            "DynamicTableConstraints(options), and give the plan to DistributedModelParallel"
+            f"{owner}: the sharder's tables or options name {unplanned}, which the plan makes "
+            "static: plan with DynamicEmbeddingShardingPlanner and tables= of the sharder, or give "
+            "them compute_kernel='customized_kernel' in a plan of your own, and give the plan to "
+            "DistributedModelParallel"
         )
     options = {}
     for name in tables:
@@ -144,9 +147,9 @@ def options_by_table(
             )
         if planned is None and name not in given:
             raise ValueError(
-                f"{owner}: the plan makes table {name!r} dynamic, but has no options: give its "
-                "constraints to the planner as DynamicTableConstraints(TableOptions(...)), or "
-                f"options={{{name!r}: TableOptions(...)}} to the sharder"
+                f"{owner}: the plan makes table {name!r} dynamic, but has no options: give "
+                f"options=TableOptions(...) or options={{{name!r}: TableOptions(...)}} to the "
+                "sharder"
             )
         options[name] = given[name] if planned is None else planned
     return options
@@ -161,7 +164,7 @@ def module_plan(
     device: torch.device | None,
     *,
     sharding_types: list[str],
-    options: Mapping[str, TableOptions],
+    choice: TableChoice,
     optimizer: OptimizerConfig | None,
     fused_params: dict[str, Any] | None,
     use_index_dedup: bool,
@@ -174,8 +177,10 @@ def module_plan(
         RuntimeError: the process group is missing.
         ValueError: the device has no memory, the plan is for other tables, ranks were given
             different arguments, or a table's sharding or storage is not supported.
+        TypeError: a function of the sharder has returned something else.
     """
     check_where(owner, env, device)
+    options = ranks_of(env.process_group).run(lambda: choice.of_module(configs, shardings))
     check_ranks_agree(
         owner,
         module,
