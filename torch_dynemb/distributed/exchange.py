@@ -101,7 +101,9 @@ def from_rank(
     tensor = tensor.detach().contiguous()
     if tensor.numel() == 0:
         return tensor if to_all or rank == 0 else None
-    sent = tensor.view(-1).view(torch.uint8)  # as bytes: gloo does not carry all dtypes
+    # As bytes, because gloo does not carry all dtypes. A contiguous tensor of one element may have
+    # any stride, which view() to bytes refuses.
+    sent = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
     if to_all:
         dist.broadcast(sent, group=process_group, group_src=source)
         return tensor

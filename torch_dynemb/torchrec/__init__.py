@@ -19,6 +19,7 @@ from torch_dynemb.torchrec.sharders import (
 from torch_dynemb.torchrec.state.inspect import LocalShard, local_shards, table_sizes
 from torch_dynemb.torchrec.state.load_planner import LoadPlanner
 from torch_dynemb.torchrec.state.stager import Stager
+from torch_dynemb.torchrec.whole_tables import TableRows, table_rows
 
 __all__ = [
     "DynamicEmbeddingBagCollectionSharder",
@@ -35,9 +36,11 @@ __all__ = [
     "PrefetchTrainPipeline",
     "Stager",
     "TableOptions",
+    "TableRows",
     "collective_plan",
     "dynamic_enumerator",
     "local_shards",
     "quantization_mapping",
+    "table_rows",
     "table_sizes",
 ]

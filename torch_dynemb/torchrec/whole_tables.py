@@ -1,0 +1,471 @@
+"""Whole dynamic tables of a model as a stream of rows, such as for an index of items.
+
+A batch takes this way with ``gather=True``, if rank 0 has columns 0 to 7, and rank 1 the others:
+
+1. Rank 0 reads some ids of its shard, with their rows, state and scores, and sends them to all.
+2. Rank 1 finds these ids in its own index, and sends their rows and state to all.
+3. Every rank puts the columns together.
+
+Ranks with the first columns of other ids follow in turn. Every exchange begins with a collective
+that carries errors, so an error of one rank is raised on all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
+from torch_dynemb.argument_checks import described, flag, integer, text
+from torch_dynemb.checkpoint.parts import TablePart, table_name
+from torch_dynemb.checkpoint.reading.column_shards import combined_by_row
+from torch_dynemb.checkpoint.together import Ranks, ranks_of
+from torch_dynemb.distributed.exchange import from_rank
+from torch_dynemb.nn.module_kinds import SharedRows, TablesOf, tables_in
+from torch_dynemb.nn.table_optimizers import row_optimizers
+from torch_dynemb.ops.columns import BUCKET_WIDTH, Clock, RowClock, Table
+from torch_dynemb.table.content import score_names
+from torch_dynemb.table.lookup import find
+from torch_dynemb.table.row_access import RowValues, read_rows
+from torch_dynemb.table.shards import IdSlots
+from torch_dynemb.table.tables import exported, one_table
+from torch_dynemb.torchrec.collections.dynamic_part import DynamicPart
+from torch_dynemb.torchrec.planning.choice import suggestion
+from torch_dynemb.torchrec.planning.chosen_tables import configs_of
+from torch_dynemb.torchrec.planning.options import is_dynamic
+
+_ALONE = Ranks(None, 0, 1)
+
+
+class TableRows(NamedTuple):
+    """Some rows of a dynamic table, as copies.
+
+    Attributes:
+        ids: int64 [n].
+        rows: [n, columns], of the table's dtype.
+        state: optimizer state by name: [n, columns], or [n] for one value per row. 8-bit state is
+            uint8 [n, bytes]; bytes of one column shard follow those of another.
+        scores: int64 [n] each, by name, such as ``"step"`` or ``"frequency"``.
+        columns: of the table that ``rows`` has: all of them with ``gather=True``.
+    """
+
+    ids: Tensor
+    rows: Tensor
+    state: dict[str, Tensor]
+    scores: dict[str, Tensor]
+    columns: range
+
+
+def table_rows(
+    model: nn.Module, table: str, *, gather: bool = True, batch_rows: int = 1 << 16
+) -> Iterator[TableRows]:
+    """Iterate over the ids of a dynamic table with rows, optimizer state and scores.
+
+    With ``gather=True`` every rank gets the whole table, batch by batch: the same batches in the
+    same order. It is collective. All ranks call it, and all of them iterate to the end, or stop
+    after the same batch; otherwise the others wait. Ranks put column shards together by id. With
+    ``gather=False`` a rank gets the rows of its own shards, and communicates with no other.
+
+    Rows come in no particular order, and each id once. Expired ids are left out. A rank needs
+    memory for two batches: its own, and one that arrives. Train again after the iteration: rows
+    that change in between would give a mixture.
+
+    Args:
+        model: a DistributedModelParallel, a sharded collection, or any model with dynamic tables.
+        table: name of the table, with or without the path of its collection in the model, as in
+            :func:`table_sizes`.
+        gather: whether every rank gets the rows of all ranks.
+        batch_rows: most rows of a batch, at least 1.
+
+    Returns:
+        Batches; none if the table has no ids.
+
+    Raises:
+        TypeError: an argument has another type.
+        ValueError: the model has no such dynamic table, or several of this name, or ``batch_rows``
+            is less than 1, or ranks were given different arguments.
+        NotImplementedError: rows of the table are packed, as 8-bit rows of RecIS are.
+        RuntimeError: during the iteration, the table has changed, or its column shards have
+            different ids. With ``gather=True`` all ranks raise.
+
+    Example:
+        >>> import torch, torch_dynemb as td
+        >>> from torch_dynemb.torchrec import table_rows
+        >>> items = td.DynamicEmbedding(4, optimizer=td.Adam(lr=0.1))
+        >>> model = torch.nn.ModuleDict({"items": items})
+        >>> items(torch.arange(1000)).sum().backward()
+        >>> sizes = [len(batch.ids) for batch in table_rows(model, "items", batch_rows=300)]
+        >>> sum(sizes), max(sizes) <= 300
+        (1000, True)
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"table_rows: model is {described(model)}, expected a torch.nn.Module")
+    flag("table_rows: gather", gather)
+    found = _tables_of(model)
+    wanted = [of for name, of in found.items() if _is_named(name, table)]
+    together = _ALONE
+    if gather:
+        # a rank with another argument raises together with the others, if the model is shared
+        shared = [of.shared for of in (wanted or found.values()) if of.shared is not None]
+        together = ranks_of(shared[0].ranks) if shared else _ALONE
+
+    def checked() -> tuple[_SharedTable, int]:
+        most = integer("table_rows: batch_rows", batch_rows, least=1)
+        text("table_rows: table", table)
+        if len(wanted) != 1:
+            raise _unknown(model, table, list(found), [of.name for of in wanted])
+        (of_name,) = wanted
+        packed = [part for part in of_name.parts if part.packed]
+        if packed:
+            raise NotImplementedError(
+                f"table_rows: table {table!r} has packed rows, but columns of float32 are "
+                "expected: save the model with torch_dynemb.checkpoint.save, and read that"
+            )
+        return of_name, most
+
+    of, most = together.run(checked)
+    together.agree("table_rows", table=of.name, batch_rows=most)
+    if gather:
+        return _gathered(of, most, together)
+    return (batch.finished() for part in of.parts for batch in _batches(part, most))
+
+
+# -- the table in the model ----------------------------------------------------------------------
+
+
+class _SharedTable(NamedTuple):
+    """A dynamic table of a model.
+
+    Attributes:
+        name: with the path of its module.
+        parts: on this rank.
+        shared: the ranks that share it; None: this process has all of it.
+    """
+
+    name: str
+    parts: list[TablePart]
+    shared: SharedRows | None
+
+
+def _tables_of(model: nn.Module) -> dict[str, _SharedTable]:
+    """Return the dynamic tables of a model by name, also those without a part on this rank."""
+    found: dict[str, _SharedTable] = {}
+    for path, module, parts_of in _modules_with_tables(model, "", set()):
+        shared = next(
+            (of for inner in module.modules() if (of := row_optimizers(inner).shared) is not None),
+            None,
+        )
+        here: dict[str, list[TablePart]] = {}
+        if isinstance(module, DynamicPart):
+            here = {table_name(path, name): [] for name in module.plan_of_tables.options}
+        for part in parts_of(module, path):
+            here.setdefault(part.name, []).append(part)
+        found |= {name: _SharedTable(name, parts, shared) for name, parts in here.items()}
+    return found
+
+
+def _modules_with_tables(
+    module: nn.Module, path: str, visited: set[int]
+) -> Iterator[tuple[str, nn.Module, TablesOf]]:
+    """Yield path, module and the function that lists its tables, as checkpoints find them."""
+    if id(module) in visited:
+        return
+    visited.add(id(module))
+    if isinstance(module, DistributedModelParallel):
+        yield from _modules_with_tables(module.module, path, visited)
+        return
+    listing = tables_in(module)
+    if listing is not None:
+        yield path, module, listing
+        return
+    for name, child in module.named_children():
+        yield from _modules_with_tables(child, table_name(path, name), visited)
+
+
+def _is_named(name: str, table: object) -> bool:
+    return isinstance(table, str) and (name == table or name.endswith(f".{table}"))
+
+
+def _unknown(model: nn.Module, table: str, known: list[str], several: list[str]) -> ValueError:
+    """Return the error for a name that is not that of one dynamic table."""
+    if several:
+        return ValueError(
+            f"table_rows: table is {table!r}, which several tables are called: give one of "
+            f"{several}"
+        )
+    if any(_is_named(name, table) for name in _static_tables(model)):
+        return ValueError(
+            f"table_rows: table {table!r} is static, expected a dynamic one of {sorted(known)}: "
+            "the weight of a static table is in model.state_dict()"
+        )
+    if not known:
+        return ValueError(
+            f"table_rows: model, a {type(model).__name__}, has no dynamic tables: give what "
+            "DistributedModelParallel returns, with sharders of torch_dynemb.torchrec, or a model "
+            "with modules of torch_dynemb"
+        )
+    short = [name.rpartition(".")[2] for name in known]
+    return ValueError(
+        f"table_rows: table is {table!r}, expected one of {sorted(known)}"
+        f"{suggestion(table, [*known, *short])}"
+    )
+
+
+def _static_tables(model: nn.Module) -> Iterator[str]:
+    """Yield the names of the static tables in TorchRec's collections."""
+    for path, module in model.named_modules():
+        planned = getattr(module, "module_sharding_plan", None)
+        if isinstance(planned, Mapping):
+            names = [name for name, sharding in planned.items() if not is_dynamic(sharding)]
+        else:
+            names = [config.name for config in configs_of(module)]
+        yield from (table_name(path, name) for name in names)
+
+
+# -- rows of this rank ---------------------------------------------------------------------------
+
+
+class _PartBatch(NamedTuple):
+    """Some ids of a part of a table, with their rows.
+
+    Attributes:
+        part: the part.
+        ids: int64 [n].
+        values: rows and state.
+        scores: int64 [n] by name.
+    """
+
+    part: TablePart
+    ids: Tensor
+    values: RowValues
+    scores: dict[str, Tensor]
+
+    def finished(self) -> TableRows:
+        """Return it as the caller gets it."""
+        values = self.values
+        return TableRows(self.ids, values.weights, values.state, self.scores, self.part.columns)
+
+
+def _batches(part: TablePart, batch_rows: int) -> Iterator[_PartBatch]:
+    """Yield the rows of a part, without expired ids.
+
+    Raises:
+        RuntimeError: the table has changed meanwhile.
+    """
+    tables, number = part.group.tables, part.table
+    layout = tables.config.layout
+    names = score_names(tables, number)
+    before = _content_mark(part)
+    for found in exported(tables, number, max(batch_rows, BUCKET_WIDTH)):
+        if "expiry" in layout.score_words:
+            expires = found.scores[:, layout.word("expiry")]
+            found = found.chosen(expires > tables.index.clock[Clock.NOW])
+        for begin in range(0, found.ids.numel(), batch_rows):
+            cut = slice(begin, begin + batch_rows)
+            ids = found.ids[cut]
+            values = read_rows(tables, number, ids, found.handles[cut])
+            scores = {name: found.scores[cut, layout.word(name)].clone() for name in names}
+            if _content_mark(part) != before:
+                raise RuntimeError(
+                    f"table_rows: table {part.name!r} has changed while its rows are read, so that "
+                    "they would be a mixture: train after the iteration"
+                )
+            yield _PartBatch(part, ids.clone(), values, scores)
+
+
+def _content_mark(part: TablePart) -> tuple[int, int, int]:
+    """Return numbers that training changes: steps, updates of rows, ids."""
+    tables = part.group.tables
+    updates = len(tables.config.tables) + RowClock.UPDATES
+    return (
+        int(tables.index.clock[Clock.STEP]),
+        int(tables.rows.row_clock[updates]),
+        int(tables.index.tables[part.table, Table.SIZE]),
+    )
+
+
+# -- rows of all ranks ---------------------------------------------------------------------------
+
+
+class _TensorSpec(NamedTuple):
+    """Sizes of a row, and dtype, of a tensor that another rank sends."""
+
+    name: str
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class _ShardSpec(NamedTuple):
+    """Facts of a part that all ranks know.
+
+    Attributes:
+        rank: that has it.
+        columns, ids: of the part.
+        size: number of ids.
+        row, state: tensors of its rows.
+        scores: their names.
+    """
+
+    rank: int
+    columns: range
+    ids: IdSlots
+    size: int
+    row: _TensorSpec
+    state: tuple[_TensorSpec, ...]
+    scores: tuple[str, ...]
+
+
+def _described(part: TablePart, rank: int) -> _ShardSpec:
+    tables, config = part.group.tables, part.config
+    none = torch.empty(0, dtype=torch.int64, device=tables.device)
+    state = read_rows(tables, part.table, none, none).state
+    return _ShardSpec(
+        rank,
+        part.columns,
+        part.ids,
+        part.group.size(part.table),
+        _TensorSpec("rows", (config.embedding_dim,), config.dtype),
+        tuple(_TensorSpec(name, tuple(of.shape[1:]), of.dtype) for name, of in state.items()),
+        score_names(tables, part.table),
+    )
+
+
+def _gathered(table: _SharedTable, batch_rows: int, together: Ranks) -> Iterator[TableRows]:
+    """Yield the rows of all ranks on every rank."""
+    parts = table.parts
+    own_specs = together.run(lambda: [_described(part, together.rank) for part in parts])
+    specs = together.gather(own_specs)
+    by_ids: dict[IdSlots, list[_ShardSpec]] = {}
+    for spec in sorted((of for of_rank in specs for of in of_rank), key=lambda of: of.columns[0]):
+        by_ids.setdefault(spec.ids, []).append(spec)
+    for first, *others in by_ids.values():
+        for other in others:
+            _check_same_ids(table.name, first, other)
+    first_parts = [number for number, part in enumerate(parts) if part.first_column == 0]
+    own = ((n, batch) for n in first_parts for batch in _batches(parts[n], batch_rows))
+    sending = _Sending(together, table.shared)
+    while True:
+        numbered = together.run(lambda: next(own, None))
+        offers = together.gather(None if numbered is None else (numbered[0], len(numbered[1].ids)))
+        if not any(offers):
+            return
+        for source, offer in enumerate(offers):
+            if offer is None:
+                continue
+            number, count = offer
+            mine = numbered[1] if numbered is not None and source == together.rank else None
+            first, *others = by_ids[specs[source][number].ids]
+            ids_spec = _TensorSpec("ids", (), torch.int64)
+            ids = sending.tensor(None if mine is None else mine.ids, ids_spec, count, source)
+            scores = {
+                name: sending.tensor(
+                    None if mine is None else mine.scores[name], ids_spec, count, source
+                )
+                for name in first.scores
+            }
+            pieces = [sending.values(None if mine is None else mine.values, first, count)]
+            if others:
+                read = together.run(lambda: _read_columns(parts, first.ids, ids))  # noqa: B023
+                pieces += [sending.values(read.get(of.columns), of, count) for of in others]
+            yield _joined([first, *others], pieces, ids, scores)
+
+
+class _Sending:
+    """Exchange of tensors from one rank to all.
+
+    Args:
+        together: the ranks.
+        shared: of the table; None: this process has all of it.
+    """
+
+    def __init__(self, together: Ranks, shared: SharedRows | None) -> None:
+        self._together, self._shared = together, shared
+
+    def tensor(self, mine: Tensor | None, spec: _TensorSpec, count: int, source: int) -> Tensor:
+        """Return a tensor of ``count`` rows of the rank ``source``.
+
+        Args:
+            mine: the tensor, on that rank.
+        """
+        group = self._together.group
+        if group is None or self._shared is None:
+            assert mine is not None
+            return mine
+        shape, device = (count, *spec.sizes), self._shared.device
+        sent = from_rank(mine, shape, spec.dtype, device, source, group, to_all=True)
+        assert sent is not None
+        return sent
+
+    def values(self, mine: RowValues | None, shard: _ShardSpec, count: int) -> _Columns:
+        """Return rows and state of a shard, from its rank."""
+        rows = self.tensor(None if mine is None else mine.weights, shard.row, count, shard.rank)
+        state = {
+            spec.name: self.tensor(
+                None if mine is None else mine.state[spec.name], spec, count, shard.rank
+            )
+            for spec in shard.state
+        }
+        return _Columns(rows, state)
+
+
+class _Columns(NamedTuple):
+    """Some columns of rows, with their state."""
+
+    rows: Tensor
+    state: dict[str, Tensor]
+
+
+def _read_columns(parts: list[TablePart], slots: IdSlots, ids: Tensor) -> dict[range, RowValues]:
+    """Read further columns of ids from the parts on this rank.
+
+    Raises:
+        RuntimeError: a part lacks an id.
+    """
+    read = {}
+    for part in parts:
+        if part.first_column == 0 or part.ids != slots:
+            continue
+        tables = part.group.tables
+        handles = find(tables, *one_table(tables, part.table, ids)).handles
+        if bool((handles < 0).any()):
+            lacking = ids[handles < 0][0].item()
+            raise RuntimeError(
+                f"table_rows: table {part.name!r} lacks id {lacking} in columns "
+                f"{part.columns.start} to {part.columns.stop - 1}: evictions have made its column "
+                "shards differ; shard a table that evicts by rows"
+            )
+        read[part.columns] = read_rows(tables, part.table, ids, handles)
+    return read
+
+
+def _check_same_ids(table: str, first: _ShardSpec, other: _ShardSpec) -> None:
+    if first.size != other.size:
+        raise RuntimeError(
+            f"table_rows: table {table!r} has {first.size} ids in its columns on rank "
+            f"{first.rank} and {other.size} in those on rank {other.rank}: evictions have made "
+            "its column shards differ; shard a table that evicts by rows"
+        )
+
+
+def _joined(
+    shards: list[_ShardSpec], pieces: list[_Columns], ids: Tensor, scores: dict[str, Tensor]
+) -> TableRows:
+    """Put column shards of the same ids together."""
+    columns = range(shards[0].columns.start, shards[-1].columns.stop)
+    if len(pieces) == 1:
+        return TableRows(ids, pieces[0].rows, pieces[0].state, scores, columns)
+    state = {}
+    for name in pieces[0].state:
+        values = [piece.state[name] for piece in pieces]
+        widths = [len(shard.columns) for shard in shards]
+        if values[0].dim() == 1:
+            state[name] = combined_by_row(list(zip(widths, values, strict=True)))
+        else:
+            state[name] = torch.cat(values, 1)
+    return TableRows(ids, torch.cat([piece.rows for piece in pieces], 1), state, scores, columns)
+
+
+__all__ = ["TableRows", "table_rows"]
