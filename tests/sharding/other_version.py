@@ -17,6 +17,7 @@ def main(directory: str) -> None:
     if Path(directory).resolve() not in found.resolve().parents:
         raise SystemExit(f"torchrec is {found}, expected one in {directory}")
 
+    from chosen_steps import trained_ways
     from clock_steps import trained
     from frozen_steps import frozen, quantized_by_torchrec
     from pipeline_steps import losses, semi_synchronous
@@ -24,8 +25,12 @@ def main(directory: str) -> None:
     from sharded_models import Table
     from sharded_training import Case, trains_as_unsharded
     from storage_steps import trained as trained_stored
+    from table_rows_steps import streamed
+    from test_chosen_tables import check_ways
     from test_clocks import BAGS, check_shards
     from test_frozen_models import check, pooled, unpooled
+    from test_table_rows import TWO_RANKS
+    from test_table_rows import check as check_rows
     from torch.testing import assert_close
 
     bags = (
@@ -54,6 +59,8 @@ def main(directory: str) -> None:
         dynamic += [table for table in unpooled("row_wise") if table.dynamic]
         dynamic = [replace(table, name=f"{table.pooling}_{table.name}") for table in dynamic]
         assert ranks.run(quantized_by_torchrec, dynamic) == [True, True]
+        check_ways(ranks.run(trained_ways))
+        check_rows(ranks.run(streamed, TWO_RANKS, "rowwise"), {of.name: of.dim for of in TWO_RANKS})
     finally:
         ranks.stop()
 

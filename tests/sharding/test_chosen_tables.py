@@ -64,8 +64,8 @@ def dynamic(plan: dict[str, Any]) -> set[str]:
     return {name for name, of in plan.items() if of.compute_kernel == "customized_kernel"}
 
 
-def test_training_equals_that_of_constraints(two_ranks: Ranks) -> None:
-    for found in two_ranks.run(trained_ways):
+def check_ways(found_by_rank: list[Any]) -> None:
+    for found in found_by_rank:
         expected, lying = found.pop("constraints")
         assert "bags.users" in {shard.table for shard in expected}
         assert lying["users"][1:] == ("row_wise", [0, 1])
@@ -77,6 +77,10 @@ def test_training_equals_that_of_constraints(two_ranks: Ranks) -> None:
             for shard, other in zip(shards, expected, strict=True):
                 assert shard[:2] == other[:2], way  # table and first column
                 torch.testing.assert_close(shard[2:], other[2:], rtol=0, atol=0, msg=way)
+
+
+def test_training_equals_that_of_constraints(two_ranks: Ranks) -> None:
+    check_ways(two_ranks.run(trained_ways))
 
 
 def test_all_ranks_raise_where_plan_and_choice_differ(two_ranks: Ranks) -> None:
