@@ -38,7 +38,6 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter  # noqa: E402
 from torch_dynemb.torchrec import (  # noqa: E402
     DynamicEmbeddingBagCollectionSharder,
     DynamicEmbeddingShardingPlanner,
-    DynamicTableConstraints,
     TableOptions,
     table_sizes,
 )
@@ -156,9 +155,10 @@ FUSED_PARAMS = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate"
 def shard(model: nn.Module, fused_params: dict[str, Any] | None = None) -> nn.Module:
     """Plan where tables lie, and put them there.
 
-    What makes a table dynamic is its constraint. Each id of `users` lives on one rank, whichever
-    its hash says (row_wise). All of `products` is on one rank (table_wise), at most 40 ids at a
-    time: the one that was not seen for longest makes room for another. `weekdays` stays static.
+    The sharder says which tables are dynamic, and with which options. TorchRec's constraints say
+    how to shard them: each id of `users` lives on one rank, whichever its hash says (row_wise). All
+    of `products` is on one rank (table_wise), at most 40 ids at a time: the one that was not seen
+    for longest makes room for another. `weekdays` stays static.
 
     Args:
         model: On the meta device, as far as its tables go.
@@ -166,24 +166,27 @@ def shard(model: nn.Module, fused_params: dict[str, Any] | None = None) -> nn.Mo
     """
     uniform = td.Uniform(-0.1, 0.1)
     latest_40 = td.Policy(capacity=40, score="step")
-    constraints = {
-        "users": DynamicTableConstraints(
-            TableOptions(initializer=uniform), sharding_types=["row_wise"]
-        ),
-        "products": DynamicTableConstraints(
-            TableOptions(initializer=uniform, policy=latest_40), sharding_types=["table_wise"]
-        ),
-        "weekdays": ParameterConstraints(sharding_types=["table_wise"]),
-    }
+    sharder = DynamicEmbeddingBagCollectionSharder(
+        fused_params,
+        tables=["users", "products"],
+        options={
+            "users": TableOptions(initializer=uniform),
+            "products": TableOptions(initializer=uniform, policy=latest_40),
+        },
+    )
+    types = {"users": "row_wise", "products": "table_wise", "weekdays": "table_wise"}
     topology = Topology(
         world_size=dist.get_world_size(),
         local_world_size=int(os.environ["LOCAL_WORLD_SIZE"]),
         compute_device="cpu",
     )
     planner = DynamicEmbeddingShardingPlanner(
-        topology=topology, batch_size=BATCH, constraints=constraints
+        topology=topology,
+        batch_size=BATCH,
+        constraints={
+            table: ParameterConstraints(sharding_types=[kind]) for table, kind in types.items()
+        },
     )
-    sharder = DynamicEmbeddingBagCollectionSharder(fused_params)
     plan = planner.collective_plan(model, [sharder], dist.group.WORLD)
     for name, table in plan.plan["tables"].items():
         say(f"   {name}: {table.sharding_type}, {table.compute_kernel}, ranks {table.ranks}")
@@ -287,10 +290,10 @@ def summary() -> None:
     say(
         f"""
 To make a table of a TorchRec model dynamic (TorchRec {torchrec.__version__}):
-   constrain it         DynamicTableConstraints(TableOptions(initializer=..., policy=...))
-   plan                 DynamicEmbeddingShardingPlanner(constraints=...)
-   shard                DynamicEmbeddingBagCollectionSharder(fused_params)
-   look                 table_sizes(model)
+   choose it            DynamicEmbeddingBagCollectionSharder(fused_params, tables=..., options=...)
+   plan                 DynamicEmbeddingShardingPlanner().collective_plan(model, [sharder])
+   shard                DistributedModelParallel(model, plan=plan, sharders=[sharder])
+   look                 table_sizes(model), table_rows(model, "users")
    serve                td.freeze(model), then quantize_inference_model
    the rest             as ever: EmbeddingBagCollection, KeyedJaggedTensor, DMP, optimizers
 Ids are any int64. A table grows with them, or keeps to a capacity; evaluation adds none."""

@@ -30,6 +30,7 @@ from torch_dynemb.torchrec import (
     DynamicTableConstraints,
     LoadPlanner,
     TableOptions,
+    TableRows,
     local_shards,
 )
 
@@ -156,6 +157,13 @@ def values() -> dict[str, Any]:
         ],
         "load planner": LoadPlanner(),
         "planner": planner(),
+        "rows": TableRows(
+            torch.arange(2),
+            torch.ones(2, 4),
+            {"sum": torch.ones(2)},
+            {"step": torch.ones(2)},
+            range(4),
+        ),
     }
 
 

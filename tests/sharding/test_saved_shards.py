@@ -75,6 +75,7 @@ def test_values_are_those_that_were_saved() -> None:
     assert {option.name for option in options} == {"a", "b"}
     kinds = [type(estimator).__name__ for estimator in given["estimators"]]
     assert kinds == ["DynamicPerfEstimator", "DynamicStorageEstimator"]
+    assert str(given["rows"]) == str(made["rows"])
 
 
 def test_a_shard_is_the_one_that_was_saved() -> None:

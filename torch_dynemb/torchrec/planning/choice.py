@@ -155,13 +155,15 @@ def suggestion(name: str, known: Collection[str]) -> str:
 
 
 def _checked_tables(owner: str, tables: Any) -> Any:
-    expected = "expected 'all', a list of table names, or a function of a table's config"
+    expected = "'all', a list of table names, or a function of a table's config"
     if tables is None or tables == "all" or callable(tables):
         return tables
     if isinstance(tables, str):
-        raise ValueError(f"{owner}: tables is {tables!r}, {expected}: for one table [{tables!r}]")
+        raise ValueError(
+            f"{owner}: tables is {tables!r}, expected {expected}: for one table [{tables!r}]"
+        )
     if not isinstance(tables, Collection) or not all(isinstance(name, str) for name in tables):
-        raise TypeError(f"{owner}: tables is {described(tables)}, {expected}")
+        raise TypeError(f"{owner}: tables is {described(tables)}, expected {expected}")
     return tuple(tables)
 
 
