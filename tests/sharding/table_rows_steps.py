@@ -113,6 +113,17 @@ def streamed(rank: int, tables: Sequence[Table], optimizer: str) -> Streamed:
     )
 
 
+def shared_by_ids(rank: int) -> tuple[list[TableRows], list[TableRows]]:
+    """What a rank gets of a table that ranks share without TorchRec: all of it, and its own."""
+    users = td.DynamicEmbedding(
+        4, name="users", optimizer=td.Adagrad(lr=0.1), process_group=dist.group.WORLD
+    )
+    users(torch.arange(40 * rank, 40 * rank + 50)).sum().backward()
+    users.optimizer.step()
+    model = nn.ModuleDict({"users": users})
+    return list(table_rows(model, "users")), list(table_rows(model, "users", gather=False))
+
+
 # -- errors ----------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +18,23 @@ from table_rows_steps import (
     failures,
     refused,
     retrieved,
+    shared_by_ids,
     streamed,
 )
 from torch import Tensor, nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan
+from torchrec.distributed.types import ShardingPlan
 
 import torch_dynemb as td
-from torch_dynemb.torchrec import TableRows, table_rows
+from torch_dynemb import recis
+from torch_dynemb.torchrec import (
+    DynamicEmbeddingBagCollectionSharder,
+    TableOptions,
+    TableRows,
+    table_rows,
+)
 
 pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
 
@@ -113,6 +125,46 @@ def test_shards_of_nodes(four_ranks: Ranks) -> None:
     check(four_ranks.run(streamed, FOUR_RANKS, "adam"), {of.name: of.dim for of in FOUR_RANKS})
 
 
+def test_ranks_that_share_a_table_without_torchrec(two_ranks: Ranks) -> None:
+    (whole, own), (other_whole, other_own) = two_ranks.run(shared_by_ids)
+    torch.testing.assert_close(whole, other_whole, rtol=0, atol=0)
+    expected = together(whole)
+    assert torch.equal(expected["ids"], torch.arange(90))
+    torch.testing.assert_close(together([*own, *other_own]), expected, rtol=0, atol=0)
+    assert 0 < sum(len(batch.ids) for batch in own) < 90
+
+
+def test_column_shards_of_one_rank(one_rank: None) -> None:
+    config = EmbeddingBagConfig(
+        name="users", embedding_dim=16, num_embeddings=9, feature_names=["user"]
+    )
+    module = EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
+    sharder: Any = DynamicEmbeddingBagCollectionSharder(
+        optimizer=td.SGD(lr=0.1), options=TableOptions()
+    )
+    kernel = "customized_kernel"
+    plan = construct_module_sharding_plan(
+        module,
+        {"users": column_wise(ranks=[0, 0], compute_kernel=kernel)},
+        sharder=sharder,
+        local_size=1,
+        world_size=1,
+        device_type="cpu",
+    )
+    model = DistributedModelParallel(
+        module, device=torch.device("cpu"), plan=ShardingPlan({"": plan}), sharders=[sharder]
+    )
+    features = KeyedJaggedTensor(["user"], torch.arange(30), lengths=torch.full((10,), 3))
+    model(features).to_dict()["user"].square().sum().backward()
+    [batch] = table_rows(model, "users")
+    rows = dict(zip(batch.ids.tolist(), batch.rows, strict=True))
+    bags = [sum(rows[id] for id in range(3 * bag, 3 * bag + 3)) for bag in range(10)]
+    model.eval()
+    torch.testing.assert_close(model(features).to_dict()["user"], torch.stack(bags))
+    columns = [of.columns for of in table_rows(model, "users", gather=False)]
+    assert columns == [range(8), range(8, 16)]
+
+
 def test_an_index_of_all_items_finds_what_the_model_ranks_first(two_ranks: Ranks) -> None:
     for found, expected, hits in two_ranks.run(retrieved):
         assert torch.equal(found, expected)
@@ -195,6 +247,35 @@ def test_rows_are_copies_and_expired_ids_are_left_out() -> None:
     assert len(next(table_rows(model, "more.users")).ids) == 50
     group.step(now=now + 11)
     assert list(table_rows(model, "more.users")) == []
+
+
+def test_rows_in_a_store(tmp_path: Path) -> None:
+    storage = td.SSDStore(tmp_path, cache="64 rows")
+    users = td.DynamicEmbedding(4, optimizer=td.Adam(lr=0.1), storage=storage)
+    ids = torch.arange(500)
+    for begin in range(0, 500, 50):
+        users(ids[begin : begin + 50]).sum().backward()
+        users.optimizer.step()
+    model = nn.ModuleDict({"users": users})
+    whole = together(list(table_rows(model, "users", batch_rows=100)))
+    assert torch.equal(whole["ids"], ids)
+    assert torch.equal(whole["rows"], users.group.read(0, ids))
+    assert whole["state exp_avg"].shape == (500, 4)
+
+
+def test_a_name_that_ends_another_one() -> None:
+    model = nn.ModuleDict({"more": nn.ModuleDict({"users": unsharded()["more"]})})
+    model["users"] = td.DynamicEmbedding(8, optimizer=td.SGD(lr=0.1))
+    model["users"](torch.arange(3)).sum().backward()
+    assert [batch.rows.shape for batch in table_rows(model, "users")] == [(3, 8)]
+    assert [batch.rows.shape for batch in table_rows(model, "users.users")] == [(50, 4)]
+
+
+def test_packed_rows_are_refused() -> None:
+    option = recis.EmbeddingOption(embedding_dim=4, shared_name="users", dtype=torch.int8)
+    engine = recis.EmbeddingEngine({"users": option})
+    with pytest.raises(NotImplementedError, match="table 'users' has packed rows, but columns of"):
+        table_rows(engine, "users")
 
 
 def test_refusals_without_ranks() -> None:

@@ -105,7 +105,8 @@ def table_rows(
         raise TypeError(f"table_rows: model is {described(model)}, expected a torch.nn.Module")
     flag("table_rows: gather", gather)
     found = _tables_of(model)
-    wanted = [of for name, of in found.items() if _is_named(name, table)]
+    wanted = [found[table]] if isinstance(table, str) and table in found else []
+    wanted = wanted or [of for name, of in found.items() if _is_named(name, table)]
     together = _ALONE
     if gather:
         # a rank with another argument raises together with the others, if the model is shared

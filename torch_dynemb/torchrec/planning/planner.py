@@ -305,6 +305,9 @@ def _portable(error: Exception) -> bytes:
 class DynamicEmbeddingShardingPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
     """TorchRec's EmbeddingShardingPlanner for models with dynamic tables; the name is DynamicEmb's.
 
+    Tables become dynamic by ``tables`` of their sharder, or by :class:`DynamicTableConstraints`;
+    see :class:`DynamicEmbeddingEnumerator`.
+
     Args:
         eb_configs: configs of the model's tables; names in ``constraints`` are checked against
             them. None: names are checked against the model alone.
