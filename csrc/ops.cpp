@@ -32,6 +32,8 @@ DYNEMB_DEFINE_OPS(m) {
       "Tensor meta, Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor[] dirty_bits, "
       "Tensor[] pending, "
       "int[] table_buckets, int[] slab_rows, Tensor? policy=None) -> ()");
+  gpu.def("split_rows(Tensor buckets, int[] slabs, int hbm_bytes, int host_bytes) -> ()");
+  gpu.def("split_bytes(Tensor buckets) -> int[]");
   gpu.def("release_group(Tensor buckets, int[] table_buckets, int[] slab_rows) -> ()");
   gpu.def("end_step(Tensor buckets, Tensor tables, Tensor row_clock) -> ()");
   m.def(

@@ -63,7 +63,7 @@ from torch_dynemb.policy.admission import (
 )
 from torch_dynemb.policy.policy import FeaturePolicy, Policy
 from torch_dynemb.serving import freeze
-from torch_dynemb.storage.tiers import ExternalStore, SSDStore, StorageStats
+from torch_dynemb.storage.tiers import ExternalStore, HostStore, SSDStore, StorageStats
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.host_state import EvictedIds
@@ -95,6 +95,7 @@ __all__ = [
     "Ftrl",
     "FusedOptimizer",
     "GroupFtrl",
+    "HostStore",
     "Initializer",
     "KaimingNormal",
     "KaimingUniform",

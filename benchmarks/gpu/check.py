@@ -6,8 +6,8 @@ pytest and matplotlib. Parts, each within --seconds; what does not fit is cut fr
   first  every op on small shapes against the CPU, the tests of the device, memcheck with Adam, the
          published case eager and replayed, Nsight Compute on the hot kernels
   suite  the test suite on the GPU: four processes, then alone what takes all memory
-  rest   ceilings of the GPU, waits of the host, the published case and all widths, racecheck,
-         initcheck; JSON and a plot
+  rest   ceilings of the GPU, waits of the host, the published case and all widths, rows in host
+         memory, racecheck, initcheck; JSON and a plot
 
 torch_dynemb/_C.abi3.so is taken if it works on this GPU, else built for it alone, by nvcc. The
 directory in the environment variable OUT (or build/gpu-check) gets gpu-check-<part>.json, what
@@ -232,8 +232,8 @@ def read_rows(part: Part, *names: str) -> list[report.Row]:
 
 def write_results(part: Part, machine: dict[str, Any]) -> None:
     """Write one JSON of all rows, the plot, and a summary for reading."""
-    names = ("experiments.jsonl", "host.jsonl", "published-case.jsonl", "steps.jsonl")
-    rows = read_rows(part, *names)
+    names = ("experiments", "host", "published-case", "steps", "host-rows")
+    rows = read_rows(part, *(f"{name}.jsonl" for name in names))
     stem = f"{report.slug(machine['device'])}-{machine['date'][:10]}-{part.name}"
     report.write_results(part.work / f"{stem}.json", machine, rows)
     summary = lines_of(rows)
@@ -295,6 +295,7 @@ def rest(part: Part, machine: dict[str, Any], cuda_root: Path | None, quick: lis
     time_steps(part, "host", "--stages", "host", *quick, seconds=60)  # it profiles: by itself
     both = ("--stages", "published", "dims", "--ceilings", ceilings)
     time_steps(part, "steps", *both, *quick, seconds=240)
+    time_steps(part, "host rows", "--stages", "host_rows", *quick, seconds=120)
     write_results(part, machine)
     if not quick:
         note_timed_kernels(part, "published", "dims")

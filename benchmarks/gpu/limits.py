@@ -122,6 +122,9 @@ class Ceilings:
 # from what reads of an H100's reach (5.5 to 7 TB/s).
 ASSUMED_H200 = Ceilings(gb_per_s=4300.0, g_accesses_per_s=29.0, l2_gb_per_s=5500.0, measured=False)
 
+# Of PCIe 5 with 16 lanes, each way while both are in use.
+ASSUMED_HOST_LINK_GB_PER_S = 45.0
+
 
 def _row_bytes(dim: int) -> int:
     """Return the bytes of a random row: whole sectors."""

@@ -4,6 +4,7 @@ Stages:
 
 * ``host`` counts waits of the host in a training step, and compares replay with eager.
 * ``published`` is the case that DynamicEmb publishes.
+* ``host_rows`` is that case with rows in host memory.
 * ``dims`` times every op at several widths and shares of distinct ids.
 """
 
@@ -25,10 +26,11 @@ from benchmarks.gpu import limits
 from benchmarks.gpu.experiments import read_ceilings
 from benchmarks.gpu.stages.candidates import Settings
 from benchmarks.gpu.stages.host import measure_host
+from benchmarks.gpu.stages.host_rows import measure_host_rows
 from benchmarks.gpu.stages.published import measure_published
 from benchmarks.gpu.stages.widths import measure_dim
 
-STAGES = ("host", "published", "dims")
+STAGES = ("host", "published", "host_rows", "dims")
 
 
 def release() -> None:
@@ -45,6 +47,8 @@ def run_stages(settings: Settings, stages: list[str], rows: RowFile) -> bool:
         work.append(("host", lambda: measure_host(settings)))
     if "published" in stages:
         work.append(("published", lambda: measure_published(settings)))
+    if "host_rows" in stages:
+        work.append(("host_rows", lambda: measure_host_rows(settings)))
     if "dims" in stages:
         for dim in settings.dims:
             work.append((f"D={dim}", functools.partial(measure_dim, settings, dim)))

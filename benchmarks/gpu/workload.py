@@ -77,6 +77,7 @@ class Ours:
         spare: further ids that there is room for.
         bags: pooled (sum); False: a vector per id.
         device: of the tables.
+        storage: of the rows; None: all lie in the memory of the device.
     """
 
     def __init__(
@@ -89,8 +90,9 @@ class Ours:
         spare: int,
         bags: bool,
         device: torch.device,
+        storage: td.HostStore | None = None,
     ) -> None:
-        configs = [td.TableConfig(f"table{t}", dim) for t in range(tables)]
+        configs = [td.TableConfig(f"table{t}", dim, storage=storage) for t in range(tables)]
         self.group = td.TableGroup(
             configs,
             optimizer=OPTIMIZERS[optimizer](),

@@ -234,7 +234,7 @@ ROWS: list[Row] = [
         (lambda: FusedModOP(Mod(3)), "FusedModOP: ops is Mod"),
         (
             lambda: EmbeddingOption(storage="/rows"),
-            "EmbeddingOption: storage is '/rows', expected SSDStore, ",
+            "EmbeddingOption: storage is '/rows', expected HostStore, ",
         ),
     ),
     *raising(

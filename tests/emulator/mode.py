@@ -43,6 +43,8 @@ def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.emulator_set_capturing_elsewhere.argtypes = [ctypes.c_int]
     loaded.emulator_set_calls_behind.argtypes = [ctypes.c_longlong]
     loaded.emulator_refuse_unmapping.argtypes = [ctypes.c_longlong]
+    loaded.emulator_set_host_limit.argtypes = [ctypes.c_longlong]
+    loaded.emulator_refuse_location.argtypes = [ctypes.c_int, ctypes.c_int]
     loaded.emulator_waits.argtypes = [ctypes.c_int]
     loaded.emulator_waits.restype = ctypes.c_longlong
     for function in (
@@ -52,9 +54,12 @@ def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
         loaded.emulator_set_capturing,
         loaded.emulator_set_capturing_elsewhere,
         loaded.emulator_refuse_unmapping,
+        loaded.emulator_set_host_limit,
+        loaded.emulator_refuse_location,
     ):
         function.restype = None
     loaded.emulator_created_bytes.restype = ctypes.c_longlong
+    loaded.emulator_host_bytes.restype = ctypes.c_longlong
     loaded.emulator_forbidden_calls.restype = ctypes.c_longlong
     loaded.emulator_calls_behind.restype = ctypes.c_longlong
     loaded.emulator_launches.restype = ctypes.c_longlong
@@ -74,6 +79,25 @@ def set_memory_limit(size: int | None) -> None:
 def created_bytes() -> int:
     """Bytes of device memory that exist."""
     return int(library().emulator_created_bytes())
+
+
+def set_host_limit(size: int | None) -> None:
+    """Bytes of host memory that the driver may map for the device at a time; None: no limit."""
+    _set("emulator_set_host_limit", -1 if size is None else size)
+
+
+def host_bytes() -> int:
+    """Bytes of host memory that are mapped for the device."""
+    return int(library().emulator_host_bytes())
+
+
+HOST_LOCATIONS = {"HOST": 2, "HOST_NUMA": 3}
+
+
+def refuse_locations(*names: str) -> None:
+    """The driver refuses these kinds of host memory, and accepts the others."""
+    for name, kind in HOST_LOCATIONS.items():
+        library().emulator_refuse_location(kind, int(name in names))
 
 
 def set_capturing(on: bool) -> None:

@@ -67,6 +67,7 @@ void* garbage(size_t bytes) {
 struct Allocation {
   off_t begin;
   size_t size;
+  bool on_host;
   int mappings;
   bool released;
 };
@@ -83,7 +84,10 @@ CUmemGenericAllocationHandle next_handle = 1;
 off_t file_end = 0;
 long long created_bytes = 0;
 long long memory_limit = -1;
-long long refused_unmappings = 0;  // of cuMemUnmap, from now on
+long long host_bytes = 0;  // of HOST and HOST_NUMA locations
+long long host_limit = -1;
+bool refused_locations[4] = {false, false, false, false};  // by type
+long long refused_unmappings = 0;                          // of cuMemUnmap, from now on
 
 int memory_file() {
   static const int file = memfd_create("emulated device memory", MFD_CLOEXEC);
@@ -92,6 +96,15 @@ int memory_file() {
 
 bool is_device(CUmemLocation location) {
   return location.type == CU_MEM_LOCATION_TYPE_DEVICE && location.id == 0;
+}
+// The emulated machine has one NUMA node.
+bool is_host(CUmemLocation location) {
+  return location.type == CU_MEM_LOCATION_TYPE_HOST ||
+         (location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA && location.id == 0);
+}
+CUresult check_location(CUmemLocation location) {
+  if (!is_device(location) && !is_host(location)) return CUDA_ERROR_INVALID_DEVICE;
+  return refused_locations[location.type] ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
 }
 bool is_whole(size_t size) { return size > 0 && size % kGranularity == 0; }
 void* address(CUdeviceptr pointer) { return reinterpret_cast<void*>(pointer); }
@@ -111,7 +124,7 @@ bool fill_with_garbage(off_t begin, size_t size) {
 void drop_unused(std::map<CUmemGenericAllocationHandle, Allocation>::iterator found) {
   const Allocation& allocation = found->second;
   if (!allocation.released || allocation.mappings > 0) return;
-  created_bytes -= static_cast<long long>(allocation.size);
+  (allocation.on_host ? host_bytes : created_bytes) -= static_cast<long long>(allocation.size);
   fallocate(memory_file(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, allocation.begin,
             static_cast<off_t>(allocation.size));
   allocations.erase(found);
@@ -202,6 +215,18 @@ void emulator_set_memory_limit(long long bytes) {
   const std::lock_guard<std::mutex> lock(mapping_mutex);
   memory_limit = bytes;
 }
+void emulator_set_host_limit(long long bytes) {
+  const std::lock_guard<std::mutex> lock(mapping_mutex);
+  host_limit = bytes;
+}
+long long emulator_host_bytes() {
+  const std::lock_guard<std::mutex> lock(mapping_mutex);
+  return host_bytes;
+}
+void emulator_refuse_location(int type, int on) {
+  const std::lock_guard<std::mutex> lock(mapping_mutex);
+  refused_locations[type] = on != 0;
+}
 long long emulator_created_bytes() {
   const std::lock_guard<std::mutex> lock(mapping_mutex);
   return created_bytes;
@@ -258,6 +283,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       *value = 9;
       return cudaSuccess;
     case cudaDevAttrComputeCapabilityMinor:
+      *value = 0;
+      return cudaSuccess;
+    case cudaDevAttrHostNumaId:
       *value = 0;
       return cudaSuccess;
   }
@@ -395,9 +423,9 @@ CUresult cuGetErrorString(CUresult error, const char** text) {
 
 CUresult cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocationProp* properties,
                                        CUmemAllocationGranularity_flags) {
-  if (!is_device(properties->location)) return CUDA_ERROR_INVALID_DEVICE;
+  const std::lock_guard<std::mutex> lock(mapping_mutex);
   *granularity = kGranularity;
-  return CUDA_SUCCESS;
+  return check_location(properties->location);
 }
 
 CUresult cuMemAddressReserve(CUdeviceptr* pointer, size_t size, size_t alignment, CUdeviceptr,
@@ -434,16 +462,20 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size,
   if (!is_whole(size) || flags != 0 || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  if (!is_device(properties->location)) return CUDA_ERROR_INVALID_DEVICE;
   if (unless_captured() != cudaSuccess) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   const std::lock_guard<std::mutex> lock(mapping_mutex);
-  const long long after = created_bytes + static_cast<long long>(size);
-  if (memory_limit >= 0 && after > memory_limit) return CUDA_ERROR_OUT_OF_MEMORY;
+  const CUresult accepted = check_location(properties->location);
+  if (accepted != CUDA_SUCCESS) return accepted;
+  const bool on_host = is_host(properties->location);
+  long long& used = on_host ? host_bytes : created_bytes;
+  const long long limit = on_host ? host_limit : memory_limit;
+  const long long after = used + static_cast<long long>(size);
+  if (limit >= 0 && after > limit) return CUDA_ERROR_OUT_OF_MEMORY;
   if (!fill_with_garbage(file_end, size)) return CUDA_ERROR_OUT_OF_MEMORY;
   *handle = next_handle++;
-  allocations[*handle] = {file_end, size, 0, false};
+  allocations[*handle] = {file_end, size, on_host, 0, false};
   file_end += static_cast<off_t>(size);
-  created_bytes = after;
+  used = after;
   return CUDA_SUCCESS;
 }
 

@@ -331,7 +331,9 @@ dynemb::cuda_architectures() -> int[]
 dynemb::end_step(Tensor buckets, Tensor tables, Tensor row_clock) -> ()
 dynemb::raise_device_errors(int device) -> ()
 dynemb::release_group(Tensor buckets, int[] table_buckets, int[] slab_rows) -> ()
-dynemb::reserve_cuda(int[] size, int dtype, int device) -> Tensor""",
+dynemb::reserve_cuda(int[] size, int dtype, int device) -> Tensor
+dynemb::split_bytes(Tensor buckets) -> int[]
+dynemb::split_rows(Tensor buckets, int[] slabs, int hbm_bytes, int host_bytes) -> ()""",
         )
 
     def test_storage(self) -> None:

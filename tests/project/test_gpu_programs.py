@@ -212,6 +212,7 @@ def test_steps_are_timed_and_plotted(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         "gpu_lookup",
         "gpu_train_step",
         "gpu_published",
+        "gpu_host_rows",
     }
     assert len({(row["bench"], row["case"], row["peer"]) for row in rows}) == len(rows)
     for row in rows:

@@ -114,6 +114,21 @@ def test_a_store_belongs_to_what_tables_agree_on(tmp_path: Path) -> None:
         )
 
 
+def test_rows_beyond_hbm_are_plain_memory_on_the_cpu() -> None:
+    """No store waits for them, so ids may come before the optimizer."""
+    outputs = []
+    for storage in (None, td.HostStore(hbm="1MB")):
+        table = HashTable([4], storage=storage)
+        first = table(torch.arange(50)).detach()
+        optimizer = SparseAdam({"table": table}, lr=0.1)
+        for step in range(3):
+            table(torch.arange(50) + 20 * step).square().sum().backward()
+            optimizer.step()
+        outputs.append((first, table.eval()(torch.arange(100))))
+    for one, other in zip(*outputs, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_rows_of_eight_bits_lie_in_a_store() -> None:
     table = embedding("content", dtype=torch.int8).hashtable
     store = RecordDict()

@@ -91,10 +91,12 @@ class Trained(NamedTuple):
 
 
 def storage_of(kind: str, path: str) -> Storage | None:
-    """Tables' storage: in memory, in a dict of this rank, or on a disk."""
+    """Tables' storage: in memory, a HostStore, in a dict of this rank, or on a disk."""
     cache = f"{SLOTS} rows"
     if kind == "memory":
         return None
+    if kind == "host":
+        return td.HostStore(hbm="1MB")
     if kind == "dict":
         return td.ExternalStore(RecordDict(), cache=cache)
     return td.SSDStore(path, cache=cache, segment="64KiB", disk="64MB", io="threads")

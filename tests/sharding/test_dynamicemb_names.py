@@ -160,7 +160,7 @@ RAISES: dict[str, list[tuple[Any, str]]] = {
     "device_id": [(1, "device_id is 1.*device of its rank")],
     "training": [(None, "training is None, expected True or False")],
     "caching": [(True, "caching is True.*num_embeddings")],
-    "external_storage": [("ps", "external_storage is 'ps', expected SSDStore, ExternalStore")],
+    "external_storage": [("ps", "external_storage is 'ps', expected HostStore, SSDStore")],
     "score_function": [(max, "score_function is .*CUSTOMIZED")],
     "evicted_item_mode": [("RETAIN_KEY", "evicted_item_mode.*evicted.record")],
     "embedding_dtype": [(torch.int8, "embedding_dtype is torch.int8, expected one of")],

@@ -35,7 +35,11 @@ from torch_dynemb.torchrec import (
     dynamic_enumerator,
     table_sizes,
 )
-from torch_dynemb.torchrec.planning.estimators import planned_optimizer, shard_bytes
+from torch_dynemb.torchrec.planning.estimators import (
+    bytes_beyond_hbm,
+    planned_optimizer,
+    shard_bytes,
+)
 from torch_dynemb.torchrec.planning.fused_params import optimizer_of
 from torch_dynemb.torchrec.planning.options import planned_options
 
@@ -104,6 +108,34 @@ def test_storage_lies_in_device_memory_on_a_gpu() -> None:
     storage = offers["table_wise"].shards[0].storage
     assert storage.ddr == 0
     assert storage.hbm > 1000 * (16 * 4 + 4 + INDEX)
+
+
+def test_rows_beyond_hbm_count_as_host_memory() -> None:
+    """Weights and moments of 64 bytes each beyond the budget; generations and index are in HBM."""
+    rows = 1000 * 3 * 16 * 4
+    for hbm, on_host in {0: rows, 50_000: rows - 50_000, 1 << 20: 0}.items():
+        options = TableOptions(policy=td.Policy(capacity=1000), storage=td.HostStore(hbm=hbm))
+        constraints = {"a": DynamicTableConstraints(options)}
+        whole, split = (
+            options_of(
+                dynamic_enumerator(machine(device=device), constraints, BATCH),
+                bags(a=10),
+                "a",
+                sharders=sharders(EmbOptimType.ADAM),
+            )["table_wise"]
+            for device in ("cpu", "cuda")
+        )
+        assert bytes_beyond_hbm(split) == [on_host]
+        assert split.shards[0].storage.ddr == on_host
+        assert split.shards[0].storage.hbm == whole.shards[0].storage.ddr - on_host
+
+
+def test_words_of_a_row_never_count_as_host_memory() -> None:
+    constraints = {"a": DynamicTableConstraints(TableOptions(storage=td.HostStore()))}
+    enumerator = dynamic_enumerator(machine(device="cuda"), constraints, BATCH)
+    params = sharders(EmbOptimType.EXACT_ROWWISE_ADAGRAD)
+    option = options_of(enumerator, bags(a=100), "a", sharders=params)["table_wise"]
+    assert bytes_beyond_hbm(option) == [100 * 64]
 
 
 def test_num_embeddings_counts_where_the_policy_has_no_capacity() -> None:

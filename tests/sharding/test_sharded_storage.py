@@ -74,6 +74,13 @@ def test_tiered_tables_are_trained_as_tables_in_memory(
                 assert (stats.prefetched > 0) == prefetching
 
 
+def test_rows_beyond_hbm_are_plain_memory_on_the_cpu(two_ranks: Ranks) -> None:
+    plain, split = (two_ranks.run(trained, kind, "", True, False) for kind in ("memory", "host"))
+    for of_rank, alone in zip(split, plain, strict=True):
+        check_same(of_rank, alone)
+        assert of_rank.stats == [None] * len(of_rank.stats)
+
+
 def test_tables_with_different_storage_share_no_kernel(one_rank: None) -> None:
     first, second = RecordDict(), RecordDict()
     storage = {
@@ -121,6 +128,8 @@ def test_a_device_without_storage_is_refused_by_name() -> None:
     options = {"a": TableOptions(), "b": TableOptions(storage=td.SSDStore("rows"))}
     check_storage_device("EmbeddingBagCollection", options, torch.device("cpu"))
     check_storage_device("EmbeddingBagCollection", {"a": options["a"]}, torch.device("cuda", 1))
+    host = {"a": TableOptions(storage=td.HostStore())}
+    check_storage_device("EmbeddingBagCollection", host, torch.device("cuda", 1))
     with pytest.raises(ValueError, match=r"table 'b' has storage SSDStore\(.*device is cuda:1: "):
         check_storage_device("EmbeddingBagCollection", options, torch.device("cuda", 1))
 

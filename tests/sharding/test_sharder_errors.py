@@ -387,5 +387,6 @@ def test_options_refuse_what_is_none() -> None:
     with pytest.raises(TypeError) as raised:
         TableOptions(policy=3)  # type: ignore[arg-type]
     assert str(raised.value) == "TableOptions: policy is 3, expected torch_dynemb.Policy(...)"
-    with pytest.raises(TypeError, match="TableOptions: storage is '/rows', expected SSDStore, Ext"):
+    message = "TableOptions: storage is '/rows', expected HostStore, SSD"
+    with pytest.raises(TypeError, match=message):
         TableOptions(storage="/rows")  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import torch
 from torch_dynemb.nn.table_module import FORGOTTEN_STEPS, TableModule
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim import SGD, FusedOptimizer, OptimizerConfig, check_config
-from torch_dynemb.storage.tiers import Storage
+from torch_dynemb.storage.tiers import CachedStorage, HostStore, Storage
 from torch_dynemb.table.allocation import allocate
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.extension import take_over
@@ -54,8 +54,9 @@ class OptimizedLater(TableModule):
         seed: int | None,
         storage: Storage | None = None,
     ) -> None:
+        to_come = None if isinstance(storage, HostStore) or not trainable else storage
         super().__init__(
-            tables if storage is None or trainable else _stored(tables, storage),
+            tables if storage is None or to_come is not None else _stored(tables, storage),
             optimizer=_NO_OPTIMIZER_YET if trainable else None,
             trainable=trainable,
             split=True,
@@ -65,7 +66,7 @@ class OptimizedLater(TableModule):
         )
         self.name = name
         self._has_optimizer = False
-        self._storage_to_come = storage if trainable else None
+        self._storage_to_come: CachedStorage | None = to_come
 
     @property
     def optimizer(self) -> FusedOptimizer:
@@ -147,7 +148,7 @@ class OptimizedLater(TableModule):
     def _with_optimizer(self, config: OptimizerConfig) -> Tables:
         if self._storage_to_come is not None:
             return self._with_storage(config, self._storage_to_come)
-        if self._group.config.storage is not None:
+        if self._group.tables.tiers is not None:
             raise RuntimeError(
                 f"{type(self).__name__} {self.name!r}: set_optimizer: it has storage, in which the "
                 f"state of {self._group.config.optimizer} lies with every row: save the model with "
@@ -158,7 +159,7 @@ class OptimizedLater(TableModule):
             add_pending(changed, table, read_pending(self._group.tables, table))
         return changed
 
-    def _with_storage(self, optimizer: OptimizerConfig, storage: Storage) -> Tables:
+    def _with_storage(self, optimizer: OptimizerConfig, storage: CachedStorage) -> Tables:
         tables = self._group.tables
         if any(self._group.sizes().values()):
             raise RuntimeError(

@@ -48,6 +48,8 @@ from torch_dynemb.ops.memory import (  # noqa: E402
     release_group,
     reserve,
     reserve_cuda,
+    split_bytes,
+    split_rows,
 )
 from torch_dynemb.ops.pending import (  # noqa: E402
     PendingGradients,
@@ -233,6 +235,8 @@ __all__ = [
     "shrink_",
     "shrink_cache_",
     "simd_level",
+    "split_bytes",
+    "split_rows",
     "stage_",
     "staged_lookup_",
     "store_check",

@@ -224,6 +224,42 @@ def release_(tensor: Tensor, begin: int, end: int) -> None:
 
 
 @raises_typed_errors
+def split_rows(
+    index: IndexTensors, slabs: Sequence[int], *, hbm_bytes: int, host_bytes: int | None
+) -> None:
+    """Let rows of a group on a GPU lie in host memory that the GPU maps.
+
+    Memory for rows is HBM until ``hbm_bytes`` are used, then pinned host memory. Kernels read and
+    write both at the same addresses. Row tensors with less than 16 bytes a row, generations and
+    the index stay in HBM, and so does the first page of each tensor. Call it once, after
+    :func:`bind_group` and before the first id.
+
+    Args:
+        index: of the tables, on a GPU; no value changes.
+        slabs: numbers of the slabs with rows that may lie in host memory.
+        hbm_bytes: of rows and element states of all these slabs together, at least 0.
+        host_bytes: upper bound of their host memory; None: what the machine has.
+
+    Raises:
+        RuntimeError: the tensors were not reserved or bound, their rows have been split before, or
+            a number is out of range.
+    """
+    bound = -1 if host_bytes is None else host_bytes
+    torch.ops.dynemb.split_rows(index.buckets, list(slabs), hbm_bytes, bound)
+
+
+@raises_typed_errors
+def split_bytes(index: IndexTensors) -> tuple[int, int]:
+    """Return the bytes of HBM and of host memory that are mapped for split rows.
+
+    Args:
+        index: of the tables, on a GPU.
+    """
+    hbm, host = torch.ops.dynemb.split_bytes(index.buckets)
+    return hbm, host
+
+
+@raises_typed_errors
 def release_group(
     index: IndexTensors, table_buckets: Sequence[int], slab_rows: Sequence[int]
 ) -> None:
@@ -246,6 +282,18 @@ def _release_group_fake(
     buckets: Tensor, table_buckets: Sequence[int], slab_rows: Sequence[int]
 ) -> None:
     return None
+
+
+@register_fake("split_rows")
+def _split_rows_fake(
+    buckets: Tensor, slabs: Sequence[int], hbm_bytes: int, host_bytes: int
+) -> None:
+    return None
+
+
+@register_fake("split_bytes")
+def _split_bytes_fake(buckets: Tensor) -> list[int]:
+    return [0, 0]
 
 
 @register_fake("release_")

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import Table
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
+from torch_dynemb.storage.host import HostMemory
+from torch_dynemb.storage.tiers.host_store import HostStore
 
 
 class CudaMemory:
@@ -27,6 +29,10 @@ class CudaMemory:
     def total_bytes(self) -> int:
         return int(torch.cuda.get_device_properties(self.device).total_memory)
 
+    def total_bytes_with(self, storage: HostStore) -> int:
+        host = HostMemory().total_bytes() if storage.host_bytes is None else storage.host_bytes
+        return self.total_bytes() + host
+
     def reserve(self, size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool) -> Tensor:
         return ops.reserve_cuda(size, dtype, self.index)
 
@@ -43,6 +49,12 @@ class CudaMemory:
             [int(n) for n in table_buckets] or [0] * index.tables.shape[0],
             [int(n) for n in slab_rows] or [0] * index.slabs.shape[0],
         )
+
+    def split_rows(self, index: IndexTensors, slabs: Sequence[int], storage: HostStore) -> None:
+        ops.split_rows(index, slabs, hbm_bytes=storage.hbm_bytes, host_bytes=storage.host_bytes)
+
+    def split_bytes(self, index: IndexTensors) -> tuple[int, int]:
+        return ops.split_bytes(index)
 
     def end_step(self, index: IndexTensors, rows: RowTensors) -> None:
         ops.end_step(index, rows)

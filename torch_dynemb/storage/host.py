@@ -15,6 +15,7 @@ from torch_dynemb.ops.columns import Meta, Slab
 from torch_dynemb.ops.pending import PendingGradients
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.storage.address_space import what_ran_out
+from torch_dynemb.storage.tiers.host_store import HostStore
 
 
 class HostMemory:
@@ -24,6 +25,9 @@ class HostMemory:
 
     def total_bytes(self) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    def total_bytes_with(self, storage: HostStore) -> int:
+        return self.total_bytes()
 
     def reserve(self, size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool) -> Tensor:
         try:
@@ -43,6 +47,12 @@ class HostMemory:
         slab_rows: Sequence[int] = (),
     ) -> None:
         pass
+
+    def split_rows(self, index: IndexTensors, slabs: Sequence[int], storage: HostStore) -> None:
+        pass  # all memory is host memory
+
+    def split_bytes(self, index: IndexTensors) -> tuple[int, int]:
+        return 0, 0
 
     def end_step(self, index: IndexTensors, rows: RowTensors) -> None:
         pass

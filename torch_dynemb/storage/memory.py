@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
+from torch_dynemb.storage.tiers.host_store import HostStore
 
 
 class TableMemory(Protocol):
@@ -20,6 +21,13 @@ class TableMemory(Protocol):
 
     def total_bytes(self) -> int:
         """Return the memory of the machine or the GPU."""
+
+    def total_bytes_with(self, storage: HostStore) -> int:
+        """Return the memory that rows may fill with a storage.
+
+        Args:
+            storage: of the rows.
+        """
 
     def reserve(self, size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool) -> Tensor:
         """Return a zero-filled tensor that takes memory as the group grows.
@@ -51,6 +59,22 @@ class TableMemory(Protocol):
 
         Raises:
             RuntimeError: too little memory.
+        """
+
+    def split_rows(self, index: IndexTensors, slabs: Sequence[int], storage: HostStore) -> None:
+        """Let rows of empty slabs lie in host memory beyond the HBM of a storage.
+
+        Args:
+            index: of the group, which has been bound.
+            slabs: their numbers.
+            storage: of the rows.
+        """
+
+    def split_bytes(self, index: IndexTensors) -> tuple[int, int]:
+        """Return the bytes of HBM and of host memory that split rows take.
+
+        Args:
+            index: of the group.
         """
 
     def end_step(self, index: IndexTensors, rows: RowTensors) -> None:

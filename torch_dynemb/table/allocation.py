@@ -38,7 +38,7 @@ from torch_dynemb.process.forked import watch
 from torch_dynemb.storage.address_space import ADDRESS_SPACE, address_limits
 from torch_dynemb.storage.memory import TableMemory
 from torch_dynemb.storage.static_tensors import mark_static
-from torch_dynemb.storage.tiers import SSDStore, Tiers, open_tiers
+from torch_dynemb.storage.tiers import HostStore, SSDStore, Tiers, open_tiers
 from torch_dynemb.table.clock import TableClock
 from torch_dynemb.table.config import ColumnShard, SlabConfig
 from torch_dynemb.table.group_config import TIERED_ROW_BYTES, GroupConfig
@@ -67,6 +67,8 @@ def allocate(config: GroupConfig, memory: TableMemory) -> Tables:
         index = _index_tensors(config, memory, rows, constants)
         row_tensors = _row_tensors(config, memory, rows, constants)
         memory.bind(index, row_tensors)
+        if isinstance(config.storage, HostStore):
+            memory.split_rows(index, config.split_slabs, config.storage)
         tiers = _tiers(config, memory, rows, index, row_tensors)
     except BaseException:
         del _reserved[host]  # the error's traceback may keep `host` alive
@@ -118,10 +120,13 @@ def _reserved_rows(config: GroupConfig, memory: TableMemory) -> tuple[list[int],
 
 
 def _most_rows(config: GroupConfig, memory: TableMemory, slab: SlabConfig) -> int:
-    """Return the number of rows that fill the machine's memory, or the store."""
-    if not slab.tiered:
-        return memory.total_bytes() // _addresses_of_row(config, slab, 1)
+    """Return the number of rows that fill the memory of the device, or the store."""
     storage = config.storage
+    if not slab.tiered:
+        total = memory.total_bytes()
+        if isinstance(storage, HostStore):
+            total = memory.total_bytes_with(storage)
+        return total // _addresses_of_row(config, slab, 1)
     if not isinstance(storage, SSDStore):
         return _MOST_TIERED_ROWS
     record = ops.record_bytes(config.row_bytes(slab) - 4)
@@ -305,12 +310,12 @@ def _tiers(
     index: IndexTensors,
     row_tensors: RowTensors,
 ) -> Tiers | None:
-    if config.storage is None:
+    if config.storage is None or isinstance(config.storage, HostStore):
         return None
     if memory.device.type != "cpu":
         raise RuntimeError(
             f"TableGroup: storage is {config.storage}, but the device is {memory.device}: stores "
-            "of rows are built for the CPU only"
+            "of rows on disk are built for the CPU only: give HostStore, or leave storage out"
         )
     slabs = list(enumerate(config.slabs))
 

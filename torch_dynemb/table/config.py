@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_dynemb.argument_checks import described, integer, text
 from torch_dynemb.initializers import Initializer, default_initializer
 from torch_dynemb.policy.policy import FeaturePolicy, Policy, check_default, check_feature_policies
-from torch_dynemb.storage.tiers import Storage, check_storage
+from torch_dynemb.storage.tiers import HostStore, Storage, check_storage
 
 EvalDefault = Literal["initial", "zeros"] | Tensor | Initializer
 
@@ -82,8 +82,9 @@ class TableConfig:
         dtype: of the rows: float32, bfloat16 or float16. Sums and updates are float32; the
             optimizer's ``stochastic_rounding`` sets the rounding of rows.
         shard: the columns of a wider table that it has; None: it is a whole table.
-        storage: store of the rows that are not in memory, such as :class:`torch_dynemb.SSDStore`;
-            None: all are in memory.
+        storage: store of the rows that are not in the memory of the device:
+            :class:`torch_dynemb.HostStore`, for a GPU, :class:`torch_dynemb.SSDStore` or
+            :class:`torch_dynemb.ExternalStore`, for the CPU; None: all are in its memory.
 
     Raises:
         TypeError, ValueError: a value is wrong, or values contradict each other.
@@ -200,7 +201,8 @@ class TableConfig:
     @property
     def slab(self) -> SlabConfig:
         """Kind of the table's rows."""
-        return SlabConfig(self.embedding_dim, self.dtype, self.storage is not None)
+        tiered = self.storage is not None and not isinstance(self.storage, HostStore)
+        return SlabConfig(self.embedding_dim, self.dtype, tiered)
 
     def description(self) -> dict[str, Any]:
         """Return the description that identifies the table in a checkpoint."""

@@ -13,7 +13,7 @@ from torch_dynemb.ops.update import APPLIES_DELAYED, NO_OPTIMIZER, OPTIMIZER_NAM
 from torch_dynemb.optim.base import OptimizerConfig, check_config
 from torch_dynemb.policy.admission import AdmitBy, parse_bytes
 from torch_dynemb.policy.layout import PolicyLayout, layout_of
-from torch_dynemb.storage.tiers import Storage
+from torch_dynemb.storage.tiers import HostStore, Storage
 from torch_dynemb.table.config import SlabConfig, TableConfig, check_tables
 from torch_dynemb.table.options import GroupOptions
 
@@ -33,7 +33,7 @@ class GroupConfig:
         seed: of the initial values.
         split: whether gradients wait for the optimizer's ``step()``.
         slabs: kinds of rows (dim, dtype, tiered) in the order of their tensors.
-        storage: of the tables that have one; None: all rows are in memory.
+        storage: of the tables that have one; None: all rows are in the memory of the device.
         layout: the policies as kernels read them.
         hooked: by table, whether a hook decides on admission.
         optimizer_code: argument of lookups, see :func:`torch_dynemb.ops.embedding_bag`.
@@ -79,6 +79,12 @@ class GroupConfig:
     def names(self) -> list[str]:
         """Names of the tables."""
         return [table.name for table in self.tables]
+
+    @property
+    def split_slabs(self) -> list[int]:
+        """Numbers of the slabs with rows that may lie in host memory, beyond HBM."""
+        beyond = {table.slab for table in self.tables if isinstance(table.storage, HostStore)}
+        return [number for number, slab in enumerate(self.slabs) if slab in beyond]
 
     @property
     def keeps_time(self) -> bool:
@@ -145,7 +151,7 @@ class GroupConfig:
 def check_stored_gradients(
     owner: str, storage: Storage | None, optimizer: OptimizerConfig | None
 ) -> None:
-    """Check that rows with storage are in memory when their gradients arrive.
+    """Check that rows with a cached storage are in memory when their gradients arrive.
 
     Args:
         owner: beginning of an error's message.
@@ -155,7 +161,9 @@ def check_stored_gradients(
     Raises:
         ValueError: gradients may arrive steps after the lookup, when the rows have left memory.
     """
-    if storage is None or optimizer is None or optimizer.delayed_gradients != "apply":
+    if storage is None or isinstance(storage, HostStore) or optimizer is None:
+        return
+    if optimizer.delayed_gradients != "apply":
         return
     raise ValueError(
         f"{owner} has storage {storage} and an optimizer with delayed_gradients='apply', but rows "
@@ -168,9 +176,19 @@ def _common_storage(tables: tuple[TableConfig, ...]) -> Storage | None:
     """Return the storage of the tables that have one.
 
     Raises:
-        ValueError: two differ.
+        ValueError: two differ, or only some of the tables that share a tensor have a HostStore.
     """
     given = [table for table in tables if table.storage is not None]
+    for table in given:
+        if not isinstance(table.storage, HostStore):
+            continue
+        for other in tables:
+            if other.storage is None and other.slab == table.slab:
+                raise ValueError(
+                    f"TableGroup: table {table.name!r} has storage {table.storage}, but table "
+                    f"{other.name!r} has none: their rows have the same dim and dtype and lie in "
+                    "one tensor, so give both the same storage, or put them into two modules"
+                )
     for table in given:
         if table.storage != given[0].storage:
             raise ValueError(

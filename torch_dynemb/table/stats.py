@@ -143,6 +143,16 @@ class Usage:
         """
         return used_bytes(self._tables)
 
+    def split_rows(self) -> dict[str, int]:
+        """Return the bytes that are mapped for rows with a ``HostStore``, by place.
+
+        Returns:
+            ``hbm`` and ``host``: bytes of weights and optimizer state, with rows not yet in use;
+            both 0 on the CPU, and without a :class:`torch_dynemb.HostStore`.
+        """
+        hbm, host = self._tables.memory.split_bytes(self._tables.index)
+        return {"hbm": hbm, "host": host}
+
     def storage(self) -> StorageStats | None:
         """Return counters of the cache and the store of tiered tables; None: no table is tiered."""
         if self._tables.tiers is None:

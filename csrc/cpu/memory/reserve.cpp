@@ -9,16 +9,15 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <mutex>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "arguments/reserved_layout.h"
 #include "arguments/tensors.h"
+#include "core/runtime/available_memory.h"
 #include "core/runtime/check.h"
 #include "core/runtime/error_class.h"
 
@@ -47,30 +46,6 @@ bool is_reserved(const void* data, size_t bytes) {
 size_t page_size() {
   static const size_t size = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   return size;
-}
-
-// A number in a one-line file, or -1 ("max" or no such file).
-int64_t read_number(const char* path) {
-  std::ifstream file(path);
-  int64_t value = -1;
-  return file >> value ? value : -1;
-}
-
-int64_t control_group_left() {
-  const struct {
-    const char* limit;
-    const char* usage;
-  } groups[] = {
-      {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
-      {"/sys/fs/cgroup/memory/memory.limit_in_bytes",
-       "/sys/fs/cgroup/memory/memory.usage_in_bytes"},
-  };
-  for (const auto& group : groups) {
-    const int64_t limit = read_number(group.limit);
-    const int64_t usage = read_number(group.usage);
-    if (limit >= 0 && usage >= 0) return std::max<int64_t>(limit - usage, 0);
-  }
-  return std::numeric_limits<int64_t>::max();
 }
 
 int64_t available_memory_op() { return available_memory(); }
@@ -135,19 +110,6 @@ void release_(Tensor tensor, int64_t begin, int64_t end) {
 }
 
 }  // namespace
-
-int64_t available_memory() {
-  int64_t available = std::numeric_limits<int64_t>::max();
-  std::ifstream meminfo("/proc/meminfo");
-  for (std::string line; std::getline(meminfo, line);) {
-    if (line.compare(0, 13, "MemAvailable:") == 0) {
-      std::istringstream(line.substr(13)) >> available;
-      available *= 1024;
-      break;
-    }
-  }
-  return std::min(available, control_group_left());
-}
 
 bool has_available_memory(int64_t bytes) {
   constexpr int64_t kCheckedBytes = int64_t{16} << 20;

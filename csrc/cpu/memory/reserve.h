@@ -7,10 +7,6 @@
 
 namespace dynemb::cpu {
 
-// Physical memory that can still be taken without swapping, in bytes: the smaller of MemAvailable
-// and the remainder of the control group's limit.
-int64_t available_memory();
-
 // Whether `bytes` more bytes are available. Sizes below 16 MiB are not checked, because asking the
 // system takes microseconds.
 bool has_available_memory(int64_t bytes);

@@ -74,6 +74,26 @@ void GroupMemory::add_rows(const Call& call, size_t slab, const RowMemory& part)
   tables_.add_rows(call, slab, part);
 }
 
+void GroupMemory::split_rows(const Call& call, const std::vector<int64_t>& slabs,
+                             std::shared_ptr<RowBudget> budget) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<size_t> numbers;
+  for (const int64_t slab : slabs) {
+    DYNEMB_CHECK(slab >= 0 && slab < static_cast<int64_t>(tables_.slab_count()),
+                 "dynemb::split_rows: slabs has ", slab, ", expected 0 to ",
+                 static_cast<int64_t>(tables_.slab_count()) - 1);
+    numbers.push_back(static_cast<size_t>(slab));
+  }
+  DYNEMB_CHECK(tables_.budget() == nullptr, "dynemb::", call.op,
+               ": the rows of this group have been split before: call it once");
+  tables_.split_rows(numbers, std::move(budget));
+}
+
+RowBudget::Bytes GroupMemory::split_bytes() const {
+  const RowBudget* budget = tables_.budget();
+  return budget == nullptr ? RowBudget::Bytes{0, 0} : budget->used();
+}
+
 void GroupMemory::release(const Call& call, const TableRoom& room) {
   const std::lock_guard<std::mutex> lock(mutex_);
   DYNEMB_CHECK(

@@ -2,6 +2,7 @@
 // memory for it and reads the reports of the device.
 #pragma once
 
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -30,6 +31,11 @@ class GroupMemory {
 
   // Maps memory for all rows of the slab in one more part, unless the slab has it already.
   void add_rows(const Call& call, size_t slab, const RowMemory& part);
+  // Lets rows of these slabs lie in host memory, beyond the budget; once, before there are rows.
+  void split_rows(const Call& call, const std::vector<int64_t>& slabs,
+                  std::shared_ptr<RowBudget> budget);
+  // Bytes mapped for rows of split slabs, by place.
+  RowBudget::Bytes split_bytes() const;
   // Maps at least `room`, then reads the counts of the tables: waits for the stream.
   void bind(const Call& call, const TableRoom& room, const Tensor& tables, const Tensor& slabs,
             const Tensor* pending_counts, const std::optional<Tensor>& policy);

@@ -44,30 +44,31 @@ int64_t Growing::missing_bytes(int64_t rows) const {
   return std::max<int64_t>(std::min(rows, capacity) - mapped, 0) * row_bytes();
 }
 
-bool MappingAttempt::map(const char* op, Growing* growing, int64_t rows) {
+Mapped MappingAttempt::map(const char* op, Growing* growing, int64_t rows) {
   const int64_t mapped = growing->mapped;
   rows = std::min(rows, growing->capacity);
-  if (rows <= mapped) return true;
+  if (rows <= mapped) return Mapped::kYes;
   int64_t most_bytes = 1;
   for (const RowMemory& m : growing->memory) most_bytes = std::max(most_bytes, m.row_bytes);
   const int64_t step = std::min(mapped / 8, kStepBytes / most_bytes);
   const size_t first = pieces_.size();
+  Mapped result = Mapped::kYes;
   for (const int64_t target : {std::min(growing->capacity, std::max(rows, mapped + step)), rows}) {
-    bool complete = true;
+    result = Mapped::kYes;
     for (const RowMemory& m : growing->memory) {
-      complete = complete && map_part(op, m, mapped, target);
+      if (result == Mapped::kYes) result = map_part(op, m, mapped, target);
     }
-    if (complete) {
-      mapped_.push_back({growing, mapped});
+    if (result == Mapped::kYes) {
+      grown_.push_back({growing, mapped});
       growing->mapped = target;
-      return true;
+      return result;
     }
     give_back(first);
   }
-  return false;
+  return result;
 }
 
-bool MappingAttempt::map_part(const char* op, const RowMemory& part, int64_t begin, int64_t end) {
+Mapped MappingAttempt::map_part(const char* op, const RowMemory& part, int64_t begin, int64_t end) {
   pieces_.push_back({part.reservation, {}});
   return part.reservation->map(op, part.begin + begin * part.row_bytes,
                                (end - begin) * part.row_bytes, stream_, &pieces_.back().offsets);
@@ -75,13 +76,12 @@ bool MappingAttempt::map_part(const char* op, const RowMemory& part, int64_t beg
 
 void MappingAttempt::keep() {
   pieces_.clear();
-  mapped_.clear();
+  grown_.clear();
 }
 
 MappingAttempt::~MappingAttempt() {
   give_back(0);
-  for (auto one = mapped_.rbegin(); one != mapped_.rend(); ++one)
-    one->growing->mapped = one->before;
+  for (auto one = grown_.rbegin(); one != grown_.rend(); ++one) one->growing->mapped = one->before;
 }
 
 void MappingAttempt::give_back(size_t first) {

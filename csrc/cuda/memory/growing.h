@@ -55,10 +55,10 @@ class MappingAttempt {
   ~MappingAttempt();
   MappingAttempt(const MappingAttempt&) = delete;
 
-  // Maps memory for so many rows, and for some more if there is enough. false: memory is short.
-  bool map(const char* op, Growing* growing, int64_t rows);
+  // Maps memory for so many rows, and for some more if there is enough.
+  Mapped map(const char* op, Growing* growing, int64_t rows);
   // Maps memory for the rows in one part of what grows together.
-  bool map_part(const char* op, const RowMemory& part, int64_t begin, int64_t end);
+  Mapped map_part(const char* op, const RowMemory& part, int64_t begin, int64_t end);
   void keep();
 
  private:
@@ -66,7 +66,7 @@ class MappingAttempt {
     std::shared_ptr<Reservation> reservation;
     std::vector<int64_t> offsets;
   };
-  struct Mapped {
+  struct Grown {
     Growing* growing;
     int64_t before;
   };
@@ -74,7 +74,7 @@ class MappingAttempt {
 
   cudaStream_t stream_;
   std::vector<Pieces> pieces_;
-  std::vector<Mapped> mapped_;
+  std::vector<Grown> grown_;
 };
 
 }  // namespace dynemb::cuda

@@ -13,18 +13,6 @@ constexpr int64_t kStepsToRemember = 64;
 // Smaller amounts are not given back.
 constexpr int64_t kLeastRelease = int64_t{64} << 20;
 
-[[noreturn]] void raise_out_of_memory(const Call& call, int64_t missing_bytes, const char* what) {
-  size_t free_bytes = 0;
-  size_t total = 0;
-  check_cuda(call.op, "asking for free memory", cudaMemGetInfo(&free_bytes, &total));
-  DYNEMB_CHECK(false, "dynemb::", call.op, ": out of GPU memory: ", what, " ",
-               (missing_bytes >> 20) + 1, " MiB, but the device has ", free_bytes >> 20,
-               " MiB left; no id was inserted. Call torch.cuda.empty_cache(), erase ids, or "
-               "use a GPU with more memory",
-               kDeviceMemoryError);
-  std::abort();  // the check has thrown
-}
-
 }  // namespace
 
 MappedTables::MappedTables(SharedWords shared, std::vector<Growing> tables,
@@ -40,6 +28,41 @@ std::vector<int64_t> MappedTables::handle_rows(bool captured) const {
   return rows;
 }
 
+void MappedTables::split_rows(const std::vector<size_t>& slabs, std::shared_ptr<RowBudget> budget) {
+  budget_ = std::move(budget);
+  for (const size_t s : slabs) {
+    const std::vector<RowMemory>& memory = slabs_[s].memory;
+    for (size_t k = 0; k < memory.size(); ++k) {
+      const bool words = k == kGenerationMemory || k == kFreeRowMemory;
+      if (!words && memory[k].row_bytes >= kLeastSplitBytes) {
+        memory[k].reservation->set_budget(budget_);
+      }
+    }
+  }
+}
+
+void MappedTables::raise_short_memory(const Call& call, int64_t bytes, const char* what) const {
+  const int64_t missing = (bytes >> 20) + 1;
+  if (last_attempt_ == Mapped::kHostIsFull) {
+    DYNEMB_CHECK(false, "dynemb::", call.op, ": out of host memory: ", what, " ", missing,
+                 " MiB, of which HBM gets the ", budget_->limits().hbm >> 20,
+                 " MiB that storage allows, but ", budget_->host_left() >> 20,
+                 " MiB of host memory are left; no id was inserted. Give HostStore a larger hbm or "
+                 "host, erase ids, or use a machine with more memory",
+                 kHostMemoryError);
+  }
+  size_t free_bytes = 0;
+  size_t total = 0;
+  check_cuda(call.op, "asking for free memory", cudaMemGetInfo(&free_bytes, &total));
+  DYNEMB_CHECK(false, "dynemb::", call.op, ": out of GPU memory: ", what, " ", missing,
+               " MiB, but the device has ", free_bytes >> 20,
+               " MiB left; no id was inserted. Call torch.cuda.empty_cache(), erase ids, ",
+               budget_ == nullptr ? "give the tables storage=torch_dynemb.HostStore(...)"
+                                  : "give HostStore a smaller hbm",
+               ", or use a GPU with more memory", kDeviceMemoryError);
+  std::abort();  // the check has thrown
+}
+
 void MappedTables::add_rows(const Call& call, size_t slab, const RowMemory& part) {
   Growing& rows = slabs_[slab];
   for (const RowMemory& known : rows.memory) {
@@ -47,8 +70,9 @@ void MappedTables::add_rows(const Call& call, size_t slab, const RowMemory& part
   }
   const RelaxedCapture relaxed(call.op);
   MappingAttempt attempt(side_stream(call.op, call.device));
-  if (!attempt.map_part(call.op, part, 0, rows.mapped)) {
-    raise_out_of_memory(call, rows.mapped * part.row_bytes, "another tensor of the rows needs");
+  last_attempt_ = attempt.map_part(call.op, part, 0, rows.mapped);
+  if (last_attempt_ != Mapped::kYes) {
+    raise_short_memory(call, rows.mapped * part.row_bytes, "another tensor of the rows needs");
   }
   rows.memory.push_back(part);
   attempt.keep();
@@ -68,14 +92,14 @@ bool MappedTables::map(const Call& call, const TableRoom& room) {
   if (!is_mapped(room)) {
     const RelaxedCapture relaxed(call.op);
     MappingAttempt attempt(side_stream(call.op, call.device));
-    bool complete = true;
-    for (size_t t = 0; complete && t < tables_.size(); ++t) {
-      complete = attempt.map(call.op, &tables_[t], room.buckets[t]);
+    last_attempt_ = Mapped::kYes;
+    for (size_t t = 0; last_attempt_ == Mapped::kYes && t < tables_.size(); ++t) {
+      last_attempt_ = attempt.map(call.op, &tables_[t], room.buckets[t]);
     }
-    for (size_t s = 0; complete && s < slabs_.size(); ++s) {
-      complete = attempt.map(call.op, &slabs_[s], room.rows[s]);
+    for (size_t s = 0; last_attempt_ == Mapped::kYes && s < slabs_.size(); ++s) {
+      last_attempt_ = attempt.map(call.op, &slabs_[s], room.rows[s]);
     }
-    if (!complete) return false;
+    if (last_attempt_ != Mapped::kYes) return false;
     attempt.keep();
   }
   write_limits();
@@ -92,7 +116,7 @@ void MappedTables::write_limits() {
 }
 
 void MappedTables::map_or_raise(const Call& call, const TableRoom& room, const char* what) {
-  if (!map(call, room)) raise_out_of_memory(call, missing_bytes(room), what);
+  if (!map(call, room)) raise_short_memory(call, missing_bytes(room), what);
 }
 
 int64_t MappedTables::missing_bytes(const TableRoom& room) const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "cuda/memory/growing.h"
@@ -16,7 +17,14 @@ struct TableRoom {
   std::vector<int64_t> rows;
 };
 
-constexpr size_t kGenerationMemory = 1;  // in a slab's Growing::memory
+// In a slab's Growing::memory.
+constexpr size_t kWeightMemory = 0;
+constexpr size_t kGenerationMemory = 1;
+constexpr size_t kFreeRowMemory = 2;
+constexpr size_t kFirstStateMemory = 3;
+
+// Bytes a row of a tensor that may lie in host memory: less is not worth a transfer.
+constexpr int64_t kLeastSplitBytes = 16;
 
 class MappedTables {
  public:
@@ -39,6 +47,11 @@ class MappedTables {
   // See GroupMemory.
   void add_rows(const Call& call, size_t slab, const RowMemory& part);
 
+  // Rows of the slabs lie in HBM within the budget, then in host memory. Rows of at most
+  // kLeastSplitBytes, and all words of rows such as generations, stay in HBM.
+  void split_rows(const std::vector<size_t>& slabs, std::shared_ptr<RowBudget> budget);
+  const RowBudget* budget() const { return budget_.get(); }
+
   bool is_mapped(const TableRoom& room) const;
   // Maps memory for `room`; false: memory is short.
   bool map(const Call& call, const TableRoom& room);
@@ -59,6 +72,7 @@ class MappedTables {
 
  private:
   int64_t missing_bytes(const TableRoom& room) const;
+  [[noreturn]] void raise_short_memory(const Call& call, int64_t bytes, const char* what) const;
   void write_limits();
   static void shrink(const Call& call, Growing* growing, size_t spared, int64_t held,
                      volatile int64_t* limit);
@@ -67,6 +81,8 @@ class MappedTables {
   std::vector<Growing> tables_;
   std::vector<size_t> slab_of_table_;
   std::vector<Growing> slabs_;
+  std::shared_ptr<RowBudget> budget_;  // nullptr: all rows lie in HBM
+  Mapped last_attempt_ = Mapped::kYes;
   int64_t steps_of_period_ = 0;  // since memory was last given back
 };
 

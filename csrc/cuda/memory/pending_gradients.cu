@@ -99,7 +99,7 @@ void PendingGradients::map(const Call& call, const std::vector<int64_t>& entries
     const RelaxedCapture relaxed(call.op);
     MappingAttempt attempt(side_stream(call.op, call.device));
     for (size_t s = 0; complete && s < slabs_.size(); ++s) {
-      complete = attempt.map(call.op, &slabs_[s].memory, entries[s]);
+      complete = attempt.map(call.op, &slabs_[s].memory, entries[s]) == Mapped::kYes;
     }
     if (complete) attempt.keep();
   }

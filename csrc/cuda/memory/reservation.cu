@@ -5,7 +5,9 @@
 #include <iterator>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "arguments/reserved_layout.h"
 #include "core/runtime/error_class.h"
@@ -69,12 +71,61 @@ void check_driver(const char* op, const char* what, CUresult status) {
                text == nullptr ? "unknown error" : text);
 }
 
-CUmemAllocationProp allocation_properties(int32_t device) {
+CUmemAllocationProp allocation_properties(CUmemLocation location) {
   CUmemAllocationProp properties = {};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  properties.location.id = device;
+  properties.location = location;
   return properties;
+}
+
+CUmemLocation location_of(int32_t device) { return {CU_MEM_LOCATION_TYPE_DEVICE, device}; }
+
+// Host memory that a driver may map for a GPU. HOST needs a driver of CUDA 13; older ones have
+// HOST_NUMA, which a container may forbid.
+struct HostLocation {
+  const char* name;
+  CUmemLocation location;
+};
+
+std::vector<HostLocation> host_locations(const char* op, int32_t device) {
+  int node = 0;
+  check_cuda(op, "asking for the NUMA node of the GPU",
+             cudaDeviceGetAttribute(&node, cudaDevAttrHostNumaId, device));
+  return {{"HOST", {CU_MEM_LOCATION_TYPE_HOST, 0}},
+          {"HOST_NUMA", {CU_MEM_LOCATION_TYPE_HOST_NUMA, std::max(node, 0)}}};
+}
+
+// Takes host memory at the first location that the driver accepts. Returns
+// CUDA_ERROR_OUT_OF_MEMORY if memory is short; raises if the driver refuses all locations.
+CUresult create_host_piece(const char* op, int32_t device, int64_t size, int64_t page,
+                           uint64_t* handle) {
+  const Driver& d = driver(op);
+  std::string refusals;
+  for (const HostLocation& candidate : host_locations(op, device)) {
+    const CUmemAllocationProp properties = allocation_properties(candidate.location);
+    size_t granularity = 0;
+    CUresult status = d.granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+    if (status == CUDA_SUCCESS && page % static_cast<int64_t>(granularity) != 0) {
+      refusals += std::string(refusals.empty() ? "" : "; ") + candidate.name + ": pages of " +
+                  std::to_string(granularity >> 10) + " KiB";
+      continue;
+    }
+    if (status == CUDA_SUCCESS) {
+      CUmemGenericAllocationHandle created = 0;
+      status = d.create(&created, static_cast<size_t>(size), &properties, 0);
+      *handle = created;
+      if (status == CUDA_SUCCESS || status == CUDA_ERROR_OUT_OF_MEMORY) return status;
+    }
+    const char* text = nullptr;
+    d.error_string(status, &text);
+    refusals += std::string(refusals.empty() ? "" : "; ") + candidate.name + ": " +
+                (text == nullptr ? "unknown error" : text);
+  }
+  DYNEMB_CHECK(false, "dynemb::", op, ": the GPU driver maps no host memory for rows beyond HBM (",
+               refusals,
+               "): install driver 580 or newer, start the container with CAP_SYS_NICE, "
+               "or leave storage out");
+  return CUDA_ERROR_UNKNOWN;
 }
 
 constexpr int64_t kPieceBytes = int64_t{64} << 20;
@@ -135,7 +186,7 @@ Tensor reserve_cuda(std::vector<int64_t> size, int64_t dtype, int64_t device) {
     // only
     const RelaxedCapture relaxed(op);
     std::vector<int64_t> added;
-    DYNEMB_CHECK(reservation->map(op, 0, 1, side_stream(op, device_index), &added),
+    DYNEMB_CHECK(reservation->map(op, 0, 1, side_stream(op, device_index), &added) == Mapped::kYes,
                  "dynemb::reserve_cuda: out of GPU memory: the device has not even ",
                  "a page left. Call torch.cuda.empty_cache(), or use another GPU",
                  kDeviceMemoryError);
@@ -174,7 +225,7 @@ int64_t available_cuda_memory(int64_t device) {
 
 Reservation::Reservation(const char* op, int64_t bytes, int32_t device) : device_(device) {
   const Driver& d = driver(op);
-  const CUmemAllocationProp properties = allocation_properties(device);
+  const CUmemAllocationProp properties = allocation_properties(location_of(device));
   size_t page = 0;
   check_driver(op, "asking for the page size",
                d.granularity(&page, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
@@ -205,12 +256,17 @@ Reservation::~Reservation() {
   d.free(base, static_cast<size_t>(bytes_));
 }
 
-bool Reservation::map(const char* op, int64_t offset, int64_t bytes, cudaStream_t stream,
-                      std::vector<int64_t>* added) {
-  if (bytes <= 0) return true;
+void Reservation::set_budget(std::shared_ptr<RowBudget> budget) {
+  budget_ = std::move(budget);
+  for (const auto& [offset, piece] : pieces_) budget_->add_hbm(piece.size);
+}
+
+Mapped Reservation::map(const char* op, int64_t offset, int64_t bytes, cudaStream_t stream,
+                        std::vector<int64_t>* added) {
+  if (bytes <= 0) return Mapped::kYes;
   const int64_t end = std::min((offset + bytes + page_ - 1) / page_ * page_, bytes_);
   int64_t at = offset / page_ * page_;
-  const Driver& d = driver(op);
+  Mapped mapped = Mapped::kYes;
   bool cleared = true;
   while (at < end) {
     auto next = pieces_.upper_bound(at);
@@ -225,36 +281,67 @@ bool Reservation::map(const char* op, int64_t offset, int64_t bytes, cudaStream_
     // pieces no larger than what is given back at once
     const int64_t most = std::min(end, at + kPieceBytes);
     const int64_t stop = next == pieces_.end() ? most : std::min(most, next->first);
-    const auto size = static_cast<size_t>(stop - at);
-    const CUmemAllocationProp properties = allocation_properties(device_);
-    CUmemGenericAllocationHandle handle = 0;
-    const CUresult created = d.create(&handle, size, &properties, 0);
-    if (created == CUDA_ERROR_OUT_OF_MEMORY) {
-      if (!cleared) check_cuda(op, "clearing new memory", cudaStreamSynchronize(stream));
-      return false;
-    }
-    check_driver(op, "allocating memory", created);
-    const auto address = reinterpret_cast<CUdeviceptr>(base_) + static_cast<CUdeviceptr>(at);
-    CUmemAccessDesc access = {};
-    access.location = properties.location;
-    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    CUresult mapped = d.map(address, size, 0, handle, 0);
-    if (mapped == CUDA_SUCCESS) {
-      mapped = d.set_access(address, size, &access, 1);
-      if (mapped != CUDA_SUCCESS) d.unmap(address, size);
-    }
-    if (mapped != CUDA_SUCCESS) d.release(handle);
-    check_driver(op, "mapping memory", mapped);
-    pieces_[at] = {stop - at, handle};
+    int64_t size = 0;
+    mapped = add_piece(op, at, stop - at, &size);
+    if (mapped != Mapped::kYes) break;
     added->push_back(at);
     update_mapped_end();
     check_cuda(op, "clearing new memory",
-               cudaMemsetAsync(reinterpret_cast<void*>(address), 0, size, stream));
+               cudaMemsetAsync(base_ + at, 0, static_cast<size_t>(size), stream));
     cleared = false;
-    at = stop;
+    at += size;
   }
   if (!cleared) check_cuda(op, "clearing new memory", cudaStreamSynchronize(stream));
-  return true;
+  return mapped;
+}
+
+Mapped Reservation::add_piece(const char* op, int64_t offset, int64_t most, int64_t* size) {
+  const Driver& d = driver(op);
+  Piece piece{most, 0, Place::kHbm};
+  if (budget_ != nullptr) {
+    const auto share = budget_->take(most, page_);
+    if (!share.has_value()) return Mapped::kHostIsFull;
+    piece.place = share->place;
+    piece.size = share->bytes;
+  }
+  const auto bytes = static_cast<size_t>(piece.size);
+  bool created = false;
+  try {
+    CUresult status = CUDA_SUCCESS;
+    if (piece.place == Place::kHost) {
+      status = create_host_piece(op, device_, piece.size, page_, &piece.handle);
+    } else {
+      const CUmemAllocationProp properties = allocation_properties(location_of(device_));
+      CUmemGenericAllocationHandle handle = 0;
+      status = d.create(&handle, bytes, &properties, 0);
+      piece.handle = handle;
+    }
+    if (status == CUDA_ERROR_OUT_OF_MEMORY) {
+      give_back(piece);
+      return piece.place == Place::kHost ? Mapped::kHostIsFull : Mapped::kHbmIsFull;
+    }
+    check_driver(op, "allocating memory", status);
+    created = true;
+    const auto address = reinterpret_cast<CUdeviceptr>(base_) + static_cast<CUdeviceptr>(offset);
+    CUmemAccessDesc access = {};
+    access.location = location_of(device_);
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    check_driver(op, "mapping memory", d.map(address, bytes, 0, piece.handle, 0));
+    const CUresult accessible = d.set_access(address, bytes, &access, 1);
+    if (accessible != CUDA_SUCCESS) d.unmap(address, bytes);
+    check_driver(op, "mapping memory", accessible);
+  } catch (...) {
+    if (created) d.release(piece.handle);
+    give_back(piece);
+    throw;
+  }
+  pieces_[offset] = piece;
+  *size = piece.size;
+  return Mapped::kYes;
+}
+
+void Reservation::give_back(const Piece& piece) {
+  if (budget_ != nullptr) budget_->give_back({piece.place, piece.size});
 }
 
 void Reservation::unmap(const char* op, int64_t begin, int64_t end) {
@@ -266,6 +353,7 @@ void Reservation::unmap(const char* op, int64_t begin, int64_t end) {
     check_driver(op, "giving memory back",
                  d.unmap(address, static_cast<size_t>(piece->second.size)));
     const uint64_t handle = piece->second.handle;
+    give_back(piece->second);
     piece = pieces_.erase(piece);  // it is unmapped, even if the rest fails
     update_mapped_end();
     check_driver(op, "giving memory back", d.release(handle));
@@ -279,6 +367,7 @@ void Reservation::drop_piece(int64_t offset) {
   const auto address = reinterpret_cast<CUdeviceptr>(base_) + static_cast<CUdeviceptr>(offset);
   if (d.unmap(address, static_cast<size_t>(piece->second.size)) != CUDA_SUCCESS) return;
   d.release(piece->second.handle);
+  give_back(piece->second);
   pieces_.erase(piece);
   update_mapped_end();
 }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "cuda/memory/row_budget.h"
 #include "cuda/runtime/launch.h"
 
 namespace dynemb::cuda {
@@ -23,11 +24,14 @@ class Reservation {
   // Nothing is mapped at or beyond this offset. For any thread.
   int64_t mapped_end() const { return mapped_end_.load(std::memory_order_relaxed); }
 
+  // From now on new pieces lie where the budget has room. Pieces that exist count as HBM.
+  void set_budget(std::shared_ptr<RowBudget> budget);
+
   // Maps zeroed memory where [offset, offset + bytes) has none yet, and adds the offsets of the new
-  // pieces to `added`, also after an error. false: the device has too little memory. `stream`: for
-  // clearing the memory; waited for unless there is an error.
-  bool map(const char* op, int64_t offset, int64_t bytes, cudaStream_t stream,
-           std::vector<int64_t>* added);
+  // pieces to `added`, also after an error. `stream`: for clearing the memory; waited for unless
+  // there is an error.
+  Mapped map(const char* op, int64_t offset, int64_t bytes, cudaStream_t stream,
+             std::vector<int64_t>* added);
 
   // Gives back memory that was mapped in one piece and lies wholly in [begin, end). If the driver
   // refuses to unmap a piece, that piece and later ones stay mapped.
@@ -39,7 +43,11 @@ class Reservation {
   struct Piece {
     int64_t size;
     uint64_t handle;
+    Place place;
   };
+  // Maps a piece of at most so many bytes. Nothing changes if memory is short, or after an error.
+  Mapped add_piece(const char* op, int64_t offset, int64_t most, int64_t* size);
+  void give_back(const Piece& piece);
   void update_mapped_end();
 
   char* base_ = nullptr;
@@ -47,7 +55,8 @@ class Reservation {
   int64_t page_ = 0;
   int32_t device_;
   std::atomic<int64_t> mapped_end_{0};
-  std::map<int64_t, Piece> pieces_;  // by offset
+  std::map<int64_t, Piece> pieces_;    // by offset
+  std::shared_ptr<RowBudget> budget_;  // nullptr: all pieces lie in HBM
 };
 
 // Selects a device and waits for everything that runs on it, without throwing: for destructors.

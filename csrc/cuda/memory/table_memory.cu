@@ -148,6 +148,27 @@ void release_group(Tensor buckets, std::vector<int64_t> table_buckets,
   group->release(call, {table_buckets, slab_rows});
 }
 
+// Lets rows of these slabs lie in host memory beyond `hbm_bytes`, up to `host_bytes`; -1: no bound.
+void split_rows(Tensor buckets, std::vector<int64_t> slabs, int64_t hbm_bytes, int64_t host_bytes) {
+  const Call call("split_rows", "buckets", buckets);
+  DYNEMB_CHECK(hbm_bytes >= 0 && host_bytes >= RowBudget::kNoLimit,
+               "dynemb::split_rows: hbm_bytes is ", hbm_bytes, " and host_bytes is ", host_bytes,
+               ", expected at least 0, and at least 0 or -1: no bound");
+  const auto group = group_memory(call, buckets);
+  DYNEMB_CHECK(group != nullptr,
+               "dynemb::split_rows: buckets was not made by reserve_cuda: its rows stay where they "
+               "are");
+  group->split_rows(call, slabs, std::make_shared<RowBudget>(hbm_bytes, host_bytes));
+}
+
+// Bytes that are mapped for rows of split slabs: in HBM, in host memory.
+std::vector<int64_t> split_bytes(Tensor buckets) {
+  const Call call("split_bytes", "buckets", buckets);
+  const auto group = group_memory(call, buckets);
+  const RowBudget::Bytes bytes = group == nullptr ? RowBudget::Bytes{0, 0} : group->split_bytes();
+  return {bytes.hbm, bytes.host};
+}
+
 }  // namespace
 
 void forget_group(void* buckets) {
@@ -252,5 +273,7 @@ int64_t row_bound(const Call& call, const void* generations, int64_t rows) {
 DYNEMB_IMPLEMENT_OPS(m) {
   m.impl("bind_group", TORCH_BOX(&dynemb::cuda::bind_group));
   m.impl("end_step", TORCH_BOX(&dynemb::cuda::end_step));
+  m.impl("split_rows", TORCH_BOX(&dynemb::cuda::split_rows));
+  m.impl("split_bytes", TORCH_BOX(&dynemb::cuda::split_bytes));
   m.impl("release_group", TORCH_BOX(&dynemb::cuda::release_group));
 }

@@ -37,6 +37,7 @@ typedef enum CUmemLocationType_enum {
   CU_MEM_LOCATION_TYPE_INVALID = 0,
   CU_MEM_LOCATION_TYPE_DEVICE = 1,
   CU_MEM_LOCATION_TYPE_HOST = 2,
+  CU_MEM_LOCATION_TYPE_HOST_NUMA = 3,
 } CUmemLocationType;
 typedef enum CUmemAccess_flags_enum {
   CU_MEM_ACCESS_FLAGS_PROT_NONE = 0,
@@ -88,4 +89,9 @@ CUresult cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc*
 // For tests, through ctypes. Bytes count from cuMemCreate until released and no longer mapped.
 __attribute__((visibility("default"))) void emulator_set_memory_limit(long long bytes);
 __attribute__((visibility("default"))) long long emulator_created_bytes();
+// Of HOST and HOST_NUMA locations together.
+__attribute__((visibility("default"))) void emulator_set_host_limit(long long bytes);
+__attribute__((visibility("default"))) long long emulator_host_bytes();
+// Refuses a kind of host location, as older drivers and some containers do; 0: neither.
+__attribute__((visibility("default"))) void emulator_refuse_location(int type, int on);
 }

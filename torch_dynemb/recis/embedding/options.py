@@ -63,7 +63,7 @@ class EmbeddingOption:
         max_rows: rows to reserve address space for; default: as many as fill the device's memory,
             or fewer if many tables share the process's addresses. Tables must agree on it to share
             a physical table.
-        storage: store of rows beyond those in memory, on the CPU only; None: all rows are in
+        storage: store of rows beyond those in the memory of the device; None: all rows are in
             memory. Tables must agree on it to share a physical table, which has one cache. An
             :class:`torch_dynemb.SSDStore` writes into ``<path>/<logical tables>/rank<r>of<n>``. An
             :class:`torch_dynemb.ExternalStore` gets the names of logical tables, each of one engine

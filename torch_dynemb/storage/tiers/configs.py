@@ -12,6 +12,7 @@ from typing import Literal
 from torch_dynemb.argument_checks import described
 from torch_dynemb.policy.admission import parse_bytes
 from torch_dynemb.storage.tiers.cache_size import CacheSize, parse_cache
+from torch_dynemb.storage.tiers.host_store import HostStore
 from torch_dynemb.storage.tiers.protocol import RecordStore
 
 PAGE_BYTES = 4096
@@ -134,10 +135,12 @@ class ExternalStore:
         set_cache(self, self.cache)
 
 
-Storage = SSDStore | ExternalStore
+# Rows beneath memory, with a cache of them in memory.
+CachedStorage = SSDStore | ExternalStore
+Storage = HostStore | CachedStorage
 
 
-def set_cache(storage: Storage, cache: object) -> None:
+def set_cache(storage: CachedStorage, cache: object) -> None:
     """Set the cache size of a new storage config.
 
     Raises:
@@ -158,11 +161,19 @@ def check_storage(owner: str, storage: object, *, argument: str = "storage") -> 
     Raises:
         TypeError: it is something else.
     """
-    if storage is not None and not isinstance(storage, SSDStore | ExternalStore):
+    if storage is not None and not isinstance(storage, HostStore | SSDStore | ExternalStore):
         raise TypeError(
-            f"{owner}: {argument} is {described(storage)}, expected SSDStore, ExternalStore, or "
-            "None: rows are in memory"
+            f"{owner}: {argument} is {described(storage)}, expected HostStore, SSDStore, "
+            "ExternalStore, or None: rows are in the memory of the device"
         )
 
 
-__all__ = ["IO_PATHS", "PAGE_BYTES", "ExternalStore", "SSDStore", "Storage", "check_storage"]
+__all__ = [
+    "IO_PATHS",
+    "PAGE_BYTES",
+    "CachedStorage",
+    "ExternalStore",
+    "SSDStore",
+    "Storage",
+    "check_storage",
+]

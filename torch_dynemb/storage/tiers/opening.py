@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
-from torch_dynemb.storage.tiers.configs import ExternalStore, Storage
+from torch_dynemb.storage.tiers.configs import CachedStorage, ExternalStore
 from torch_dynemb.storage.tiers.external import ExternalTiers
 from torch_dynemb.storage.tiers.ssd import SSDTiers
 from torch_dynemb.storage.tiers.tiers import Tiers
 
 
 def open_tiers(
-    storage: Storage,
+    storage: CachedStorage,
     tensors: TierTensors,
     index: IndexTensors,
     rows: RowTensors,

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from torch import Tensor
 
 from torch_dynemb.storage.tiers.configs import ExternalStore, Storage
+from torch_dynemb.storage.tiers.host_store import HostStore
 from torch_dynemb.storage.tiers.protocol import RecordStore
 
 # File systems allow 255 bytes: longer names are cut, and a hash keeps them distinct.
@@ -64,8 +65,10 @@ def part_of_storage(
     Returns:
         An SSDStore in the directory ``<path>/<module>/<tables>/rank<r>of<n>``, the same in every
         run of the same job. Or an ExternalStore with tables called ``<module>.<table>``: ranks have
-        different ids, or different tables.
+        different ids, or different tables. A HostStore as it is: its budgets are for one group.
     """
+    if isinstance(storage, HostStore):
+        return storage
     if isinstance(storage, ExternalStore):
         if not module:
             return storage

@@ -35,6 +35,7 @@ from torch_dynemb.ops.columns import BUCKET_WORDS, SKETCH_ROWS, SLOT_COLUMNS
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.admission import AdmitFrequentSketch
 from torch_dynemb.policy.layout import index_bytes_per_id
+from torch_dynemb.storage.tiers import LEAST_SPLIT_BYTES, HostStore
 from torch_dynemb.storage.tiers import Storage as TierStorage
 from torch_dynemb.table.group_config import TIERED_ROW_BYTES
 from torch_dynemb.torchrec.planning.fused_params import optimizer_of
@@ -127,7 +128,8 @@ def shard_bytes(option: ShardingOption) -> list[int]:
 
     A table with ``storage`` counts the rows in its cache, each with a slot of 32 bytes, and 12
     bytes for each id. Rows on disk are not counted. A cache of fixed bytes or rows is counted once
-    per shard, because which tables share one is known only after planning.
+    per shard, because which tables share one is known only after planning. Rows of a table with a
+    HostStore count in full, wherever they lie.
 
     The estimate has these limits:
 
@@ -136,27 +138,49 @@ def shard_bytes(option: ShardingOption) -> list[int]:
     * the index of an unbounded table grows by a quarter at a time and may be that much larger;
     * an admission sketch counts once for each shard; counters of AdmitFrequent are not included.
     """
-    options, optimizer = _planned(option)
-    capacity = options.policy.capacity or option.tensor.shape[0]
+    options, _ = _planned(option)
     index = index_bytes_per_id(_score_words(options))
     sketch = 0
     if isinstance(options.policy.admission, AdmitFrequentSketch):
         sketch = 4 * SKETCH_ROWS * options.policy.admission.width
+    return [
+        math.ceil(ids * index) + _row_bytes(options.storage, ids, sum(row)) + sketch
+        for ids, row in _ids_and_row_bytes(option)
+    ]
+
+
+def bytes_beyond_hbm(option: ShardingOption) -> list[int]:
+    """Return the bytes of :func:`shard_bytes` that a GPU maps in host memory, by shard.
+
+    These are the rows of a table with a HostStore beyond its ``hbm``, which is counted once per
+    shard. On the CPU all bytes are host memory.
+    """
+    storage = _planned(option)[0].storage
+    if not isinstance(storage, HostStore):
+        return [0] * len(option.shards)
+    return [
+        max(0, ids * sum(size for size in row if size >= LEAST_SPLIT_BYTES) - storage.hbm_bytes)
+        for ids, row in _ids_and_row_bytes(option)
+    ]
+
+
+def _ids_and_row_bytes(option: ShardingOption) -> list[tuple[int, list[int]]]:
+    """Return the ids of each full shard, and the bytes a row of each tensor with its rows."""
+    options, optimizer = _planned(option)
+    capacity = options.policy.capacity or option.tensor.shape[0]
     parts = _parts(option)
-    sizes = []
+    result = []
     for shard in option.shards:
         dim = shard.size[1]
-        row = (
-            dim * option.tensor.element_size() + 4 + sum(t.row_bytes(dim) for t in optimizer.state)
-        )
-        ids = share_of(capacity, parts[shard.offset[1]])
-        sizes.append(math.ceil(ids * index) + _row_bytes(options.storage, ids, row) + sketch)
-    return sizes
+        weights = dim * option.tensor.element_size()
+        row = [weights, 4, *(tensor.row_bytes(dim) for tensor in optimizer.state)]
+        result.append((share_of(capacity, parts[shard.offset[1]]), row))
+    return result
 
 
 def _row_bytes(storage: TierStorage | None, ids: int, row: int) -> int:
     """Return bytes of memory for the rows of ``ids`` ids, with ``row`` bytes each."""
-    if storage is None:
+    if storage is None or isinstance(storage, HostStore):
         return ids * row
     slot = row + 8 * SLOT_COLUMNS
     cached = min(ids, storage.cache_size.slots(ids, slot, share=1.0))
@@ -274,8 +298,9 @@ class DynamicStorageEstimator(_Estimator):
     def _price(self, option: ShardingOption, twin: ShardingOption) -> None:
         sizes = shard_bytes(option)
         on_host = self._topology.compute_device == "cpu"
-        for shard, priced, size in zip(option.shards, twin.shards, sizes, strict=True):
-            rows = Storage(hbm=0, ddr=size) if on_host else Storage(hbm=size, ddr=0)
+        ddr = sizes if on_host else bytes_beyond_hbm(option)
+        for shard, priced, size, host in zip(option.shards, twin.shards, sizes, ddr, strict=True):
+            rows = Storage(hbm=size - host, ddr=host)
             shard.storage = priced.storage + rows
 
 
@@ -284,8 +309,8 @@ class DynamicPerfEstimator(_Estimator):
 
     A dynamic shard takes TorchRec's time for FBGEMM's fused kernel. The forward adds 64 bytes of
     memory traffic per id: its bucket, which is not cached. The backward has handles and adds none.
-    Rows of a table with ``storage`` are priced as rows in memory, because cache misses depend on
-    the ids.
+    Rows of a table with ``storage`` are priced as rows in the memory of the device, because misses
+    depend on the ids.
 
     Args:
         topology: of the machines.
@@ -342,6 +367,7 @@ __all__ = [
     "DynamicPerfEstimator",
     "DynamicStorageEstimator",
     "PlannedTable",
+    "bytes_beyond_hbm",
     "is_dynamic_option",
     "planned_optimizer",
     "set_planned",

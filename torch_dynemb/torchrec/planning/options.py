@@ -49,7 +49,10 @@ class TableOptions:
         split: backward only collects gradients, and ``step()`` of the model's ``fused_optimizer``
             applies their sum once, so several micro-batches are one batch. ``zero_grad()`` drops
             them. See :class:`torch_dynemb.SplitOptimizer`.
-        storage: store of rows beyond those in memory, on CPUs only; None: all rows are in memory.
+        storage: store of rows beyond those in the memory of the device; None: all rows are in it. A
+            :class:`torch_dynemb.HostStore` is for GPUs: TorchRec's FUSED_UVM is ``HostStore()``.
+            Its budgets are for the tables of one kernel on each rank, and the planner counts rows
+            beyond ``hbm`` as host memory. The other stores are for CPUs only.
             On each rank, tables of a module with the same storage, sharding type and optimizer
             share one cache. An :class:`torch_dynemb.SSDStore` writes into ``<path>/<path of the
             module>/<tables>/rank<r>of<n>``. An :class:`torch_dynemb.ExternalStore` gets table names

@@ -24,6 +24,7 @@ from torch_dynemb.distributed.agreement import (
     options_of,
 )
 from torch_dynemb.optim.base import OptimizerConfig
+from torch_dynemb.storage.tiers import HostStore
 from torch_dynemb.torchrec.planning.options import TableOptions, is_dynamic, planned_options
 
 _KERNELS = [kernel.value for kernel in EmbeddingComputeKernel]
@@ -63,7 +64,7 @@ def check_where(owner: str, env: ShardingEnv | None, device: torch.device | None
 def check_storage_device(
     owner: str, options: Mapping[str, TableOptions], device: torch.device | None
 ) -> None:
-    """Check that the device of tables with storage is the CPU.
+    """Check that the device of tables with rows on disk is the CPU.
 
     Args:
         owner: the collection.
@@ -71,16 +72,17 @@ def check_storage_device(
         device: of the rows.
 
     Raises:
-        ValueError: a table with storage is on another device.
+        ValueError: a table with a cached storage is on another device.
     """
     if device is None or torch.device(device).type == "cpu":
         return
     for name, of_table in options.items():
-        if of_table.storage is not None:
+        if not (of_table.storage is None or isinstance(of_table.storage, HostStore)):
             raise ValueError(
                 f"{owner}: table {name!r} has storage {of_table.storage}, but the device is "
-                f"{device}: storage is built for the CPU only; give "
-                "DistributedModelParallel device=torch.device('cpu'), or leave storage out"
+                f"{device}: stores on disk are built for the CPU only; give "
+                "DistributedModelParallel device=torch.device('cpu'), HostStore, or leave "
+                "storage out"
             )
 
 
