@@ -80,7 +80,7 @@ def test_random_events_are_those_of_the_formula(half_life: int) -> None:
         exact *= 2.0 ** (-passed / half_life)
         group.clock.set_now(now)
         ids = (torch.rand(500) ** 4 * 64).long()
-        exact += torch.bincount(ids, minlength=64).cpu()
+        exact += torch.bincount(ids, minlength=64)
         look_up(group, ids)
     found = torch.tensor(counts(group, list(range(64))), dtype=torch.float64)
     seen = exact > 1e-9
@@ -199,6 +199,20 @@ def test_checkpoints_keep_counts_with_another_half_life(
         td.checkpoint.load(tmp_path / "model", loaded)
         assert counts(loaded.group, [1, 2]) == pytest.approx(before, rel=1e-5)
     assert counts(same.group, [1, 2]) == before
+
+
+def test_increments_carry_decayed_counts(tmp_path: Path) -> None:
+    saved = table_of(by_days())
+    td.checkpoint.record_changes(saved)
+    look_up(saved.group, [1, 1, 1, 2])
+    td.checkpoint.save(tmp_path / "base", saved)
+    saved.optimizer.step(now=NOW + DAY)
+    look_up(saved.group, [2, 2, 3])
+    td.checkpoint.save(tmp_path / "more", saved, since=tmp_path / "base")
+    td.checkpoint.merge([tmp_path / "base", tmp_path / "more"], tmp_path / "merged")
+    loaded = table_of(by_days())
+    td.checkpoint.load(tmp_path / "merged", loaded)
+    assert counts(loaded.group, [1, 2, 3]) == counts(saved.group, [1, 2, 3])
 
 
 def test_state_dicts_need_the_half_life_that_they_were_saved_with() -> None:

@@ -82,10 +82,9 @@ class Scores:
             TypeError: ids are not int64, or ``score`` is not a str.
             ValueError: the score is not stored, or ids are on another device.
         """
-        word = score_word(self._tables, table, score, "scores.get")
-        flat, offsets, features = one_table(self._tables, table, ids, "scores.get")
-        stored = ops.get_scores(self._tables.index, flat, offsets, features, word=word)
-        if self._tables.config.layout.score_words[word] != "decayed":
+        stored = stored_scores(self._tables, table, ids, score, "scores.get")
+        name = deciding_score(self._tables, table) if score is None else score
+        if name != "decayed":
             return stored
         counts = counts_of(stored.scores, decay_time(self._tables, table))
         return ops.ScoredIds(torch.where(stored.found, counts, 0.0), stored.found)
@@ -149,6 +148,15 @@ class Scores:
             tables.host.batch_scored.add(table)
 
 
+def stored_scores(
+    tables: Tables, table: int, ids: Tensor, score: str | None, call: str = "TableGroup"
+) -> ops.ScoredIds:
+    """Return scores as :meth:`Scores.get` does, but decayed counts as they are stored, int64."""
+    word = score_word(tables, table, score, call)
+    flat, offsets, features = one_table(tables, table, ids, call)
+    return ops.get_scores(tables.index, flat, offsets, features, word=word)
+
+
 def decay_time(tables: Tables, table: int) -> float:
     """Return the half-lives of a table from time 0 to now; waits for a GPU."""
     step, now = tables.index.clock[:CLOCK_HEAD].tolist()
@@ -184,4 +192,11 @@ def _check_given_scores(name: str, scores: Tensor) -> None:
         )
 
 
-__all__ = ["Scores", "decay_time", "deciding_score", "eviction_scores", "score_word"]
+__all__ = [
+    "Scores",
+    "decay_time",
+    "deciding_score",
+    "eviction_scores",
+    "score_word",
+    "stored_scores",
+]
