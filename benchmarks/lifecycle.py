@@ -18,7 +18,7 @@ from common.command import is_selected, parser, positive
 from common.id_streams import distinct_ids
 from common.report import Report, Row, compare, quantity
 from common.timing import Timing, interleave
-from eviction import quality
+from eviction import decayed, quality
 from eviction.quality import SCORES
 from peers.evicting_table import EvictingTable
 from peers.initial_rows import NormalRows
@@ -367,6 +367,8 @@ def main() -> None:
         quality.first_eviction_rows(BENCH, sizes.capacity, options.only),
         quality.small_table_rows(BENCH, 50 if options.quick else 1000, options.only),
         quality.admission_rows(BENCH, stream, options.only),
+        decayed.hit_rate_rows(BENCH, stream, options.only),
+        decayed.cost_rows(BENCH, sizes.capacity, sizes.batch, sizes.rounds, options.only),
     ):
         report.take(rows)
     report.close()

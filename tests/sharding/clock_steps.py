@@ -25,7 +25,8 @@ IDS = 60
 # a clock that is hours ahead of another one, seconds behind it, or faster
 STARTS = (1_700_000_000, 1_700_010_000, 1_699_999_990, 1_700_000_003)
 PACES = (7, 1, 5000, 3)
-POLICY = td.Policy(score=("timestamp", "frequency"), capacity=24, ttl=2**40)
+SCORES = ("decayed", "timestamp", "frequency")
+POLICY = td.Policy(score=SCORES, half_life=100, capacity=24, ttl=2**40)
 
 
 class Shard(NamedTuple):

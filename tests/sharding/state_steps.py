@@ -59,7 +59,7 @@ class Setting:
 
 POLICIES = {
     "plain": td.Policy(),
-    "scores": td.Policy(score=("timestamp", "frequency"), ttl=1000),
+    "scores": td.Policy(score=("timestamp", "frequency", "decayed"), half_life=90, ttl=1000),
     "admission": td.Policy(admission=td.AdmitFrequent(3)),
 }
 

@@ -291,7 +291,7 @@ class NonFinite(IntEnum):
 
 
 class PolicyColumn(IntEnum):
-    """Columns of ``policy``, int64 [policies, 20]: life-cycle policy of a table or feature."""
+    """Columns of ``policy``, int64 [policies, 21]: life-cycle policy of a table or feature."""
 
     TIMESTAMP_WORD = 0
     FREQUENCY_WORD = 1
@@ -312,9 +312,15 @@ class PolicyColumn(IntEnum):
     BUDGET = 16
     ID_BYTES = 17
     RESERVED_IDS = 18
+    DECAYED_WORD = 19
+    HALF_LIFE = 20
 
 
-POLICY_COLUMNS = 20
+POLICY_COLUMNS = 21
+# Decayed counts are logarithms to base 2 in fixed point (csrc/core/policy/decay.h).
+DECAY_BITS = 30
+NEVER_OCCURRED = -(1 << 62)
+MOST_HALF_LIVES = (1 << 32) - 1
 
 
 class OnFull(IntEnum):

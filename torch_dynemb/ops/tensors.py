@@ -29,7 +29,7 @@ class IndexTensors(NamedTuple):
         sketch: int32 [cells], counts of ids that are not admitted yet.
         evicted: int64 [1 + records, 4], evicted ids (``columns.Evicted``).
         meta: int64 [T + C, 16], constants of each (``columns.Meta``).
-        policy: int64 [policies, 20], constants (``columns.PolicyColumn``): one row for each table,
+        policy: int64 [policies, 21], constants (``columns.PolicyColumn``): one row for each table,
             then those of features; without rows if the group has no policy.
         clock: int64 [2 + T + C] (``columns.Clock``).
     """

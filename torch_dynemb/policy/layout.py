@@ -73,7 +73,7 @@ class PolicyLayout:
     sketches: list[tuple[int, int, int]]
 
     def policy_tensor(self) -> Tensor:
-        """Return int64 [policies, 20]."""
+        """Return int64 [policies, 21]."""
         tensor = torch.zeros(
             len(self.rows), POLICY_COLUMNS, dtype=torch.int64, device=torch.device("cpu")
         )
@@ -185,6 +185,8 @@ def _table_row(policy: Policy, words: tuple[str, ...], *, budget: bool) -> dict[
         PolicyColumn.FREQUENCY_WORD: word("frequency"),
         PolicyColumn.CUSTOM_WORD: word("custom"),
         PolicyColumn.EXPIRY_WORD: word("expiry"),
+        PolicyColumn.DECAYED_WORD: word("decayed") if "decayed" in policy.scores else 0,
+        PolicyColumn.HALF_LIFE: policy.half_life_ticks,
         PolicyColumn.EVICTION_WORD: word(first),
         PolicyColumn.UPDATES_SCORES: 1,
         PolicyColumn.TTL: policy.ttl or 0,

@@ -8,16 +8,17 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from torch_dynemb.argument_checks import described, flag, tensor
+from torch_dynemb.argument_checks import described, flag, integer, tensor
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.policy.admission import AdmissionRule, AdmitFrequent, AdmitFrequentSketch
+from torch_dynemb.policy.half_life import check_half_life, parse_half_life
 
-Score = Literal["none", "step", "timestamp", "frequency", "custom"]
+Score = Literal["none", "step", "timestamp", "frequency", "custom", "decayed"]
 OnFullName = Literal["evict", "grow", "default", "error"]
 Check = Literal["ignore", "warning", "error"]
 Default = Literal["initial", "zeros"] | Tensor | Initializer
 
-SCORES = ("step", "timestamp", "frequency", "custom")
+SCORES = ("step", "timestamp", "frequency", "custom", "decayed")
 # usual names of eviction rules, and the scores to write instead
 _ACRONYMS = {"lru": "step", "lfu": "frequency"}
 
@@ -37,8 +38,13 @@ class Policy:
             oldest lookup, then by the least id. ``"step"``: the optimizer step of the last training
             lookup (LRU). ``"timestamp"``: the same in seconds; see ``optimizer.step(now=...)``.
             ``"frequency"``: occurrences in training (LFU). ``"custom"``: given with the lookups.
+            ``"decayed"``: occurrences in training, of which each counts half after a half-life, as
+            a base-2 logarithm; ``scores.get`` and ``remove`` give and take counts.
             ``"none"``: nothing. Or several, such as ``("timestamp", "frequency")``: the first
             decides. Default: ``"step"`` if ids can be evicted, else ``"none"``.
+        half_life: of score ``"decayed"``: seconds, or a text such as ``"7d"`` or ``"12h"``. Time is
+            that of ``"timestamp"``.
+        half_life_steps: the same in optimizer steps, in place of ``half_life``.
         capacity: maximal number of ids; None: limited by memory alone.
         on_full: what happens to a new id if the table is full. ``"evict"``: another id is evicted;
             tables of up to 89 ids compare all ids, larger ones a sample of about 20. ``"default"``:
@@ -64,9 +70,12 @@ class Policy:
         >>> import torch_dynemb as td
         >>> lfu = td.Policy(score="frequency", capacity=1_000_000)
         >>> lru = td.Policy(score="timestamp", capacity=1_000_000, ttl=30 * 24 * 3600)
+        >>> both = td.Policy(score="decayed", half_life="7d", capacity=1_000_000)
     """
 
     score: Score | tuple[Score, ...] | None = None
+    half_life: int | str | None = None
+    half_life_steps: int | None = None
     capacity: int | None = None
     on_full: OnFullName | None = None
     protected_steps: int = 1
@@ -103,6 +112,7 @@ class Policy:
             raise ValueError(f"Policy: score is {self.score!r}: 'none' excludes others")
         if len(set(self.scores)) < len(self.scores) or not self.scores:
             raise ValueError(f"Policy: score is {self.score!r}, expected every score once")
+        self._check_half_life()
         if self.on_full not in (None, "evict", "grow", "default", "error"):
             raise ValueError(
                 f"Policy: on_full is {self.on_full!r}, expected 'evict', 'grow', 'default' or "
@@ -134,6 +144,33 @@ class Policy:
             raise ValueError(
                 f"Policy: check is {self.check!r}, expected 'ignore', 'warning' or 'error'"
             )
+
+    def _check_half_life(self) -> None:
+        if self.half_life is not None:
+            parse_half_life("Policy: half_life", self.half_life)
+        if self.half_life_steps is not None:
+            steps = integer("Policy: half_life_steps", self.half_life_steps)
+            check_half_life("Policy: half_life_steps", steps, steps)
+        given = [self.half_life, self.half_life_steps].count(None)
+        if "decayed" in self.scores and given != 1:
+            raise ValueError(
+                f"Policy: score is {self.score!r}, half_life is {self.half_life!r} and "
+                f"half_life_steps is {self.half_life_steps!r}: decayed counts need one of them, "
+                "such as half_life='7d'"
+            )
+        if "decayed" not in self.scores and given != 2:
+            raise ValueError(
+                f"Policy: half_life is {self.half_life!r} and half_life_steps is "
+                f"{self.half_life_steps!r}, but score is {self.score!r}: they are for "
+                "score='decayed'"
+            )
+
+    @property
+    def half_life_ticks(self) -> int:
+        """Half-life of decayed counts in seconds; below 0: in steps; 0: there are none."""
+        if self.half_life is not None:
+            return parse_half_life("Policy: half_life", self.half_life)
+        return -(self.half_life_steps or 0)
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -184,7 +221,9 @@ class Policy:
 
     def description(self) -> dict[str, Any]:
         """Return the policy in plain values, for a checkpoint."""
+        decays = {"half_life": self.half_life_ticks} if self.half_life_ticks else {}
         return {
+            **decays,
             "score": "+".join(self.scores),
             "capacity": self.capacity,
             "on_full": self.on_full,

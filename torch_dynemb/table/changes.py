@@ -24,7 +24,7 @@ from torch_dynemb.storage.static_tensors import mark_static
 from torch_dynemb.table.change_reader import ChangeReader
 from torch_dynemb.table.lookup import find
 from torch_dynemb.table.row_access import DIRTY, handle_rows, read_rows, state_tensors
-from torch_dynemb.table.scores import Scores
+from torch_dynemb.table.scores import stored_scores
 from torch_dynemb.table.tables import Tables, exported, one_table
 
 _READERS = 8  # bits of a byte
@@ -104,7 +104,7 @@ def copy_rows(
         rows.cpu(),
         {name: tensor.cpu() for name, tensor in of_rows.items()},
         {
-            name: Scores(tables).get(table, ids, score=name).scores.cpu().contiguous()
+            name: stored_scores(tables, table, ids, name).scores.cpu().contiguous()
             for name in scores
         },
     )

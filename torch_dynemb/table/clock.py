@@ -19,7 +19,7 @@ import time
 import torch
 from torch import Tensor
 
-from torch_dynemb.ops.columns import MAX_COUNT, Clock
+from torch_dynemb.ops.columns import MAX_COUNT, MOST_HALF_LIVES, Clock
 from torch_dynemb.storage.static_tensors import mark_static
 from torch_dynemb.table.tables import Tables
 
@@ -91,6 +91,13 @@ def check_now(tables: Tables, seconds: int) -> None:
         raise ValueError(f"clock.set_now: seconds is {seconds}, expected at least 0")
     if seconds > MAX_COUNT:
         raise ValueError(f"clock.set_now: seconds is {seconds}, expected at most 2^62")
+    for table in tables.config.tables:
+        ticks = table.policy.half_life_ticks
+        if ticks > 0 and seconds // ticks >= MOST_HALF_LIVES:
+            raise ValueError(
+                f"clock.set_now: seconds is {seconds}, 2^32 half-lives of table {table.name!r} or "
+                f"more: give it a half_life of more than {seconds >> 32} seconds"
+            )
     if not tables.config.keeps_time:
         raise RuntimeError(
             "clock.set_now: no table keeps times: create one with policy=Policy(score='timestamp') "

@@ -20,10 +20,11 @@ from torch_dynemb.ops.columns import (
     Table,
 )
 from torch_dynemb.policy.admission import AdmitFrequentSketch
+from torch_dynemb.policy.half_life import counts_of
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.lookup import find
 from torch_dynemb.table.row_access import readable, write_rows
-from torch_dynemb.table.scores import deciding_score, eviction_scores
+from torch_dynemb.table.scores import decay_time, deciding_score, eviction_scores
 from torch_dynemb.table.tables import Tables, exported, one_table
 
 _FILLED_AT_ONCE = 1 << 17
@@ -37,7 +38,8 @@ class Conditions(TypedDict, total=False):
     Attributes:
         not_seen_for: steps, at least 1: ids without a training lookup in the last so many steps.
         expired: True: ids past their ttl.
-        score_below: ids with a lower score (the score that eviction goes by).
+        score_below: ids with a lower score (the score that eviction goes by), an int; of decayed
+            counts a number, compared with the counts of the present time.
         norm_below: ids with a row of a smaller L2 norm (of an untrained row: that of its initial
             value); more than 0.
         predicate: function of ids int64 [n] and scores int64 [n] of a batch, with result bool [n].
@@ -45,7 +47,7 @@ class Conditions(TypedDict, total=False):
 
     not_seen_for: Annotated[int | None, None]
     expired: Annotated[bool | None, None]
-    score_below: Annotated[int | None, None]
+    score_below: Annotated[float | None, None]
     norm_below: Annotated[float | None, None]
     predicate: Annotated[Predicate | None, None]
 
@@ -165,6 +167,8 @@ def condition_of(tables: Tables, table: int, conditions: Conditions) -> Conditio
         word = tables.config.layout.word("expiry")
         return lambda batch: batch.scores[:, word] <= tables.index.clock[Clock.NOW]
     if name == "score_below":
+        if deciding_score(tables, table) == "decayed":
+            return _decayed_below(tables, table, number("remove: score_below", value))
         least = integer("remove: score_below", value)
         return lambda batch: eviction_scores(tables, table, batch) < least
     if name == "norm_below":
@@ -174,9 +178,21 @@ def condition_of(tables: Tables, table: int, conditions: Conditions) -> Conditio
         return lambda batch: _norms(tables, table, batch) < smallest
     if not callable(value):
         raise TypeError(f"remove: {name} is {described(value)}, expected a function")
+    if deciding_score(tables, table) == "decayed":
+        now = decay_time(tables, table)
+        return lambda batch: _checked(
+            value(batch.ids, counts_of(eviction_scores(tables, table, batch), now)), batch.ids
+        )
     return lambda batch: _checked(
         value(batch.ids, eviction_scores(tables, table, batch)), batch.ids
     )
+
+
+def _decayed_below(tables: Tables, table: int, least: float) -> Condition:
+    if not least > 0:
+        raise ValueError(f"remove: score_below is {least}, expected a count of more than 0")
+    now = decay_time(tables, table)
+    return lambda batch: counts_of(eviction_scores(tables, table, batch), now) < least
 
 
 def _checked(mask: object, ids: Tensor) -> Tensor:

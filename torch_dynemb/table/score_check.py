@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torch_dynemb.ops.columns import MAX_COUNT, STEP_AGES
+from torch_dynemb.ops.columns import MAX_COUNT, NEVER_OCCURRED, STEP_AGES
 
 
 def check_score(where: str, word: str, values: Tensor, step: int) -> None:
@@ -16,13 +16,18 @@ def check_score(where: str, word: str, values: Tensor, step: int) -> None:
         values: int64 [n], of the CPU.
         step: of the clock.
     """
-    if values.numel() == 0 or word not in ("step", "frequency"):
+    if values.numel() == 0 or word not in ("step", "frequency", "decayed"):
         return
     least, most = int(values.min()), int(values.max())
     if word == "step" and (least < 0 or least <= step - STEP_AGES):
         raise ValueError(
             f"{where} has an id of step {least}, expected 0 or more, and less than 2^32 before "
             f"{step}, the step of its clock"
+        )
+    if word == "decayed" and not NEVER_OCCURRED <= least <= most <= MAX_COUNT:
+        wrong = least if least < NEVER_OCCURRED else most
+        raise ValueError(
+            f"{where} has an id with a decayed count of {wrong}, expected -2^62 to 2^62"
         )
     if word == "frequency" and not 0 <= least <= most <= MAX_COUNT:
         wrong = least if least < 0 else most

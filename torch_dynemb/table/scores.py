@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.argument_checks import flat_int64, integer, text
+from torch_dynemb.argument_checks import described, flat_int64, integer, text
 from torch_dynemb.ops.columns import (
     CLOCK_HEAD,
     MAX_COUNT,
     OnFull,
     PolicyColumn,
 )
+from torch_dynemb.policy.half_life import counts_of, logarithms_of, time_of
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.tables import Tables, one_table
 
@@ -28,7 +29,9 @@ def deciding_score(tables: Tables, table: int) -> str:
 def score_word(tables: Tables, table: int, score: str | None, call: str = "TableGroup") -> int:
     tables.config.table(table, call)
     name = deciding_score(tables, table) if score is None else text(f"{call}: score", score)
-    if name not in tables.config.layout.score_words or (score is None and name == "none"):
+    undecayed = name == "decayed" and tables.config.tables[table].policy.half_life_ticks == 0
+    kept = name in tables.config.layout.score_words and not undecayed
+    if not kept or (score is None and name == "none"):
         raise ValueError(
             f"{call}: table {tables.config.tables[table].name!r} does not keep score {name!r}: "
             f"create it with policy=Policy(score={'step' if name == 'none' else name!r})"
@@ -64,21 +67,27 @@ class Scores:
     def get(self, table: int, ids: Tensor, *, score: str | None = None) -> ops.ScoredIds:
         """Return scores of ids of one table, without changing any.
 
+        A decayed count is that of the present time, or step, of the group.
+
         Args:
             table: its number.
             ids: int64 of any shape, n of them.
             score: one that the table stores; default: the one that eviction goes by.
 
         Returns:
-            ``scores``, int64 [n], 0 for an unknown id, and ``found``, bool [n].
+            ``scores``, int64 [n], of decayed counts float64 [n], 0 for an unknown id, and
+            ``found``, bool [n].
 
         Raises:
             TypeError: ids are not int64, or ``score`` is not a str.
             ValueError: the score is not stored, or ids are on another device.
         """
-        word = score_word(self._tables, table, score, "scores.get")
-        flat, offsets, features = one_table(self._tables, table, ids, "scores.get")
-        return ops.get_scores(self._tables.index, flat, offsets, features, word=word)
+        stored = stored_scores(self._tables, table, ids, score, "scores.get")
+        name = deciding_score(self._tables, table) if score is None else score
+        if name != "decayed":
+            return stored
+        counts = counts_of(stored.scores, decay_time(self._tables, table))
+        return ops.ScoredIds(torch.where(stored.found, counts, 0.0), stored.found)
 
     def set(self, table: int, ids: Tensor, scores: Tensor, *, score: str | None = None) -> int:
         """Set scores of the ids in a table; return how many of ``ids`` it has.
@@ -86,25 +95,30 @@ class Scores:
         Args:
             table: its number.
             ids: int64 [n].
-            scores: int64 [n]; if an id occurs several times, the largest counts. Steps from 0 on,
-                frequencies from 0 to 2^62, other scores without limit.
+            scores: int64 [n], of decayed counts float64 [n]; if an id occurs several times, the
+                largest counts. Steps from 0 on, frequencies from 0 to 2^62, decayed counts from 0
+                on, other scores without limit.
             score: as in :meth:`get`.
 
         Raises:
-            TypeError: ids or scores are not int64, or ``score`` is not a str.
+            TypeError: ids or scores have another dtype, or ``score`` is not a str.
             ValueError: wrong number, device or values of scores, or a score that is not stored.
                 After an error, all scores are unchanged.
         """
         tables, call = self._tables, "scores.set"
         word = score_word(tables, table, score, call)
         flat, offsets, features = one_table(tables, table, ids, call)
-        scores = flat_int64(f"{call}: scores", scores, tables.device)
+        name = tables.config.layout.score_words[word]
+        if name == "decayed":
+            scores = _decayed_scores(tables, table, scores)
+        else:
+            scores = flat_int64(f"{call}: scores", scores, tables.device)
         if scores.shape != flat.shape:
             raise ValueError(
                 f"{call}: scores has {scores.shape[0]} elements, expected one for each of the "
                 f"{flat.shape[0]} ids"
             )
-        _check_given_scores(tables.config.layout.score_words[word], scores)
+        _check_given_scores(name, scores)
         tables.check_own()
         found = ops.set_scores_(tables.index, flat, offsets, features, scores, word=word)
         return int(found.sum())
@@ -134,6 +148,36 @@ class Scores:
             tables.host.batch_scored.add(table)
 
 
+def stored_scores(
+    tables: Tables, table: int, ids: Tensor, score: str | None, call: str = "TableGroup"
+) -> ops.ScoredIds:
+    """Return scores as :meth:`Scores.get` does, but decayed counts as they are stored, int64."""
+    word = score_word(tables, table, score, call)
+    flat, offsets, features = one_table(tables, table, ids, call)
+    return ops.get_scores(tables.index, flat, offsets, features, word=word)
+
+
+def decay_time(tables: Tables, table: int) -> float:
+    """Return the half-lives of a table from time 0 to now; waits for a GPU."""
+    step, now = tables.index.clock[:CLOCK_HEAD].tolist()
+    return time_of(tables.config.tables[table].policy.half_life_ticks, step=step, now=now)
+
+
+def _decayed_scores(tables: Tables, table: int, counts: Tensor) -> Tensor:
+    """Return counts as they are stored, int64 [n]."""
+    if not isinstance(counts, Tensor) or counts.dtype != torch.float64:
+        what = counts.dtype if isinstance(counts, Tensor) else described(counts)
+        raise TypeError(f"scores.set: scores is {what}, expected decayed counts as float64")
+    if counts.device != tables.device:
+        raise ValueError(
+            f"scores.set: scores is on {counts.device}, but the table is on {tables.device}"
+        )
+    if counts.numel() > 0 and not bool((counts.isfinite() & (counts >= 0)).all()):
+        wrong = counts[~(counts.isfinite() & (counts >= 0))][0]
+        raise ValueError(f"scores.set: scores has {float(wrong)}, expected counts from 0 on")
+    return logarithms_of(counts.reshape(-1), decay_time(tables, table))
+
+
 def _check_given_scores(name: str, scores: Tensor) -> None:
     """Raise ValueError for scores that training cannot produce."""
     if name not in ("step", "frequency") or scores.numel() == 0:
@@ -148,4 +192,11 @@ def _check_given_scores(name: str, scores: Tensor) -> None:
         )
 
 
-__all__ = ["Scores", "deciding_score", "eviction_scores", "score_word"]
+__all__ = [
+    "Scores",
+    "decay_time",
+    "deciding_score",
+    "eviction_scores",
+    "score_word",
+    "stored_scores",
+]

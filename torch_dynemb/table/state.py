@@ -42,7 +42,13 @@ _FIXED = ("seeds", "tables", "slabs", "clock", "sketch", "row_clock")
 def describe(tables: Tables) -> dict[str, Any]:
     """Return what a group must have in common with a state that it loads."""
     config = tables.config.optimizer
+    half_lives = {
+        table.name: table.policy.half_life_ticks
+        for table in tables.config.tables
+        if table.policy.half_life_ticks != 0
+    }
     return {
+        **({"half_lives": half_lives} if half_lives else {}),
         "tables": [table.description() for table in tables.config.tables],
         "optimizer": None if config is None else config.description(),
         "scores": list(tables.config.layout.score_words),

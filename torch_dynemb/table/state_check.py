@@ -21,6 +21,7 @@ from torch_dynemb.ops.columns import (
     MAX_COUNT,
     MAX_LOAD_PERCENT,
     MIN_BUCKETS,
+    NEVER_OCCURRED,
     STEP_AGES,
     Clock,
     Meta,
@@ -223,6 +224,15 @@ def _check_scores(
             f"has step {_least(steps)}, expected 0 or more, and less than 2^32 before {now}, the "
             "step of 'clock'",
         )
+    if "decayed" in tables.config.layout.score_words:
+        first = tables.config.layout.word("decayed") * BUCKET_WIDTH
+        logarithms = scores[:, first : first + BUCKET_WIDTH][occupied]
+        if logarithms.numel() > 0 and not (
+            NEVER_OCCURRED <= _least(logarithms) <= _most(logarithms) <= MAX_COUNT
+        ):
+            least = _least(logarithms)
+            wrong = least if least < NEVER_OCCURRED else _most(logarithms)
+            raise _index_damage(entry, f"has a decayed count of {wrong}, expected -2^62 to 2^62")
     if "frequency" in tables.config.layout.score_words:
         first = tables.config.layout.word("frequency") * BUCKET_WIDTH
         counts = scores[:, first : first + BUCKET_WIDTH][occupied]

@@ -6,6 +6,7 @@
 #include "core/index/bucket.h"
 #include "core/index/hash.h"
 #include "core/policy/counts.h"
+#include "core/policy/decay.h"
 #include "core/rows/philox.h"
 
 namespace dynemb {
@@ -33,7 +34,9 @@ enum PolicyColumn : int {
   kPolicyBudget = 16,         // bytes of the group; 0: none
   kPolicyIdBytes = 17,        // share of one id in the budget
   kPolicyReservedIds = 18,    // ids that other tables cannot displace
-  kPolicyColumns = 20
+  kPolicyDecayedWord = 19,
+  kPolicyHalfLife = 20,  // of decayed counts: seconds; below 0: steps
+  kPolicyColumns = 21
 };
 
 enum OnFull : int { kFullGrow = 0, kFullEvict = 1, kFullDefault = 2, kFullError = 3 };
@@ -57,7 +60,7 @@ enum Verdict : int {
 // Scores of an id are words: the step of its last training lookup, then those that the group keeps.
 // A bucket has word after word, each for its kBucketWidth slots.
 constexpr int kStepWord = 0;
-constexpr int kMaxScoreWords = 5;
+constexpr int kMaxScoreWords = 6;
 
 constexpr int64_t kMaxFrequency = kMaxCount;
 DYNEMB_HD int64_t add_frequency(int64_t frequency, int64_t occurrences) {
@@ -75,21 +78,29 @@ struct ScoreUpdate {
   int64_t now;
   int64_t custom;
   int64_t expires;
-  bool refresh;  // whether words beside the step change
+  int64_t decay_time;  // of an occurrence now; with decayed_word only
+  bool refresh;        // whether words beside the step change
   int timestamp_word;
   int frequency_word;
   int custom_word;
   int expiry_word;
+  int decayed_word;
 };
 
 DYNEMB_HD ScoreUpdate step_update(const int64_t* clock) {
-  return {clock[kClockStep], 0, 0, 0, false, 0, 0, 0, 0};
+  return {clock[kClockStep], 0, 0, 0, 0, false, 0, 0, 0, 0, 0};
 }
 // Expiry of an id that is seen now; INT64_MAX: never.
 DYNEMB_HD int64_t expires_at(const int64_t* policy, const int64_t* clock) {
   const int64_t ttl = policy[kPolicyTtl];
   const int64_t now = clock[kClockNow];  // below 0 in damaged clocks
   return ttl > 0 && now < INT64_MAX - ttl ? now + ttl : INT64_MAX;
+}
+DYNEMB_HD int64_t decay_time_now(const int64_t* policy, const int64_t* clock) {
+  const int64_t half_life = policy[kPolicyHalfLife];
+  if (half_life == INT64_MIN) return 0;  // damaged
+  return half_life < 0 ? decay_time(clock[kClockStep], -half_life)
+                       : decay_time(clock[kClockNow], half_life);
 }
 DYNEMB_HD ScoreUpdate policy_update(const int64_t* policy, const int64_t* clock, int64_t table) {
   ScoreUpdate update;
@@ -101,8 +112,10 @@ DYNEMB_HD ScoreUpdate policy_update(const int64_t* policy, const int64_t* clock,
   update.frequency_word = static_cast<int>(policy[kPolicyFrequencyWord]);
   update.custom_word = static_cast<int>(policy[kPolicyCustomWord]);
   update.expiry_word = static_cast<int>(policy[kPolicyExpiryWord]);
-  const int words =
-      update.timestamp_word | update.frequency_word | update.custom_word | update.expiry_word;
+  update.decayed_word = static_cast<int>(policy[kPolicyDecayedWord]);
+  update.decay_time = update.decayed_word != 0 ? decay_time_now(policy, clock) : 0;
+  const int words = update.timestamp_word | update.frequency_word | update.custom_word |
+                    update.expiry_word | update.decayed_word;
   update.refresh = words != 0 && policy[kPolicyUpdatesScores] != 0;
   return update;
 }
@@ -114,6 +127,7 @@ DYNEMB_HD int64_t new_score(const ScoreUpdate& update, int word, int64_t occurre
   if (word == update.frequency_word) return add_frequency(0, occurrences);
   if (word == update.custom_word) return update.custom;
   if (word == update.expiry_word) return update.expires;
+  if (word == update.decayed_word) return decayed_occurrences(update.decay_time, occurrences);
   return 0;
 }
 

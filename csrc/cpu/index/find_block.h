@@ -52,6 +52,13 @@ inline void refresh_scores(const ScoreUpdate& update, int64_t* score) {
       __atomic_store_n(word, kMaxFrequency, __ATOMIC_RELAXED);
     }
   }
+  if (update.decayed_word != 0) {
+    int64_t* word = score + update.decayed_word * kBucketWidth;
+    int64_t seen = __atomic_load_n(word, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n(word, &seen, add_decayed(seen, update.decay_time), true,
+                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+  }
   if (update.expiry_word != 0) {
     int64_t* word = score + update.expiry_word * kBucketWidth;
     int64_t seen = __atomic_load_n(word, __ATOMIC_RELAXED);

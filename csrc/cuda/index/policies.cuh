@@ -34,6 +34,16 @@ __device__ __forceinline__ void refresh_scores(const ScoreUpdate& update, int64_
       atomicMin(reinterpret_cast<long long*>(word), static_cast<long long>(kMaxFrequency));
     }
   }
+  if (update.decayed_word != 0) {
+    auto* word = reinterpret_cast<unsigned long long*>(score + update.decayed_word * kBucketWidth);
+    unsigned long long seen = *word;
+    for (;;) {
+      const int64_t sum = add_decayed(static_cast<int64_t>(seen), update.decay_time);
+      const unsigned long long found = atomicCAS(word, seen, static_cast<unsigned long long>(sum));
+      if (found == seen) break;
+      seen = found;
+    }
+  }
   if (update.expiry_word != 0) {
     auto* word = reinterpret_cast<long long*>(score + update.expiry_word * kBucketWidth);
     atomicMax(word, static_cast<long long>(update.expires));

@@ -34,6 +34,7 @@ from torch_dynemb.ops.columns import (
     PolicyColumn,
     Table,
 )
+from torch_dynemb.policy.half_life import with_half_life
 from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.load import RowBlock, RowLoader
 from torch_dynemb.table.records import record_bytes
@@ -161,6 +162,15 @@ class PartLoad:
         self._scores = {word: torch.cat([none, *values]) for word, values in found.items()}
         for word, scores in self._scores.items():
             check_score(f"{self._where} was saved", word, scores, self._plan.saved.step)
+        if "decayed" in self._scores:
+            saved = self._plan.saved
+            self._scores["decayed"] = with_half_life(
+                self._scores["decayed"],
+                int(saved.policy.get("half_life", 0)),
+                self._part.config.policy.half_life_ticks,
+                step=saved.step,
+                now=saved.now,
+            )
 
     def _leave_out(self, bound: int) -> None:
         """Leave out the ids with the lowest scores, as the policy would evict them."""

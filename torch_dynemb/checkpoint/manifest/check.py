@@ -23,7 +23,7 @@ from torch_dynemb.ops.columns import MAX_COUNT, SKETCH_ROWS, TABLE_COLUMNS
 _MOST_CRC = (1 << 32) - 1
 _DTYPES = ("float32", "bfloat16", "float16", PACKED)
 _STATE_DTYPES = ("float32", "bfloat16", "float16", "int32", "uint8")
-_SCORES = ("step", "timestamp", "frequency", "custom", "expiry")
+_SCORES = ("step", "timestamp", "frequency", "custom", "decayed", "expiry")
 
 
 def check_manifest(manifest: Manifest) -> None:

@@ -274,7 +274,8 @@ class HashTable(OptimizedLater):
     def counts_occurrences(self) -> bool:
         """Whether lookups need the number of occurrences of ids, for a score or for admission."""
         tables = self._group.config.tables
-        return any("frequency" in t.policy.scores or t.policy.admission for t in tables)
+        counted = {"frequency", "decayed"}
+        return any(counted & set(t.policy.scores) or t.policy.admission for t in tables)
 
     # -- content ---------------------------------------------------------------------------------
 

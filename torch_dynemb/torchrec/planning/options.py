@@ -122,9 +122,10 @@ class TableOptions:
 
     @property
     def keeps_time(self) -> bool:
-        """Whether ids of the table have timestamps, or expire."""
+        """Whether ids of the table have timestamps, decay by seconds, or expire."""
         ttls = [self.policy.ttl, *(feature.ttl for feature in self.feature_policies.values())]
-        return "timestamp" in self.policy.scores or any(ttl is not None for ttl in ttls)
+        timed = "timestamp" in self.policy.scores or self.policy.half_life_ticks > 0
+        return timed or any(ttl is not None for ttl in ttls)
 
 
 @dataclass

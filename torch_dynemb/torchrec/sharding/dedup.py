@@ -54,9 +54,8 @@ class DistinctFeatures(NamedTuple):
 def counts_frequency(options: TableOptions) -> bool:
     """Return whether a table counts occurrences of ids, for its score or for its admission."""
     policy = options.policy
-    return "frequency" in policy.scores or isinstance(
-        policy.admission, AdmitFrequent | AdmitFrequentSketch
-    )
+    counted = {"frequency", "decayed"} & set(policy.scores)
+    return bool(counted) or isinstance(policy.admission, AdmitFrequent | AdmitFrequentSketch)
 
 
 def feature_groups_of(

@@ -30,6 +30,10 @@ def is_entry(name: str) -> bool:
     return name in _NAMES or name.startswith(state_key(""))
 
 
+def _ticks(half_life: int) -> str:
+    return f"{-half_life} steps" if half_life < 0 else f"{half_life} seconds"
+
+
 def missing_entries(
     shape: TableShape, entries: Mapping[str, Any], layout: Layout | None
 ) -> list[str]:
@@ -71,6 +75,13 @@ def check_entries(
                 "give all entries, or weight alone for rows of ids 0, 1, ..."
             ]
         return []
+    both = "decayed" in layout.scores and "decayed" in shape.scores
+    if both and layout.half_life != shape.half_life:
+        return [
+            f"{table}: layout has counts with a half-life of {_ticks(layout.half_life)}, but the "
+            f"table's is {_ticks(shape.half_life)}: load a checkpoint of "
+            "torch_dynemb.checkpoint.save, which converts them, or give the table its half-life"
+        ]
     if layout.first_columns[-1] >= shape.embedding_dim:
         return [
             f"{table}: layout has column shards that begin at columns {layout.first_columns}, "

@@ -134,6 +134,7 @@ class ModuleState:
                 clock=max(numbers[3] for numbers in known.values()),
                 scores=shape.scores,
                 first_columns=tuple(sorted({place.first_column for place in shape.places})),
+                half_life=shape.half_life,
             )
             saved = save_table(
                 shape,
@@ -340,6 +341,7 @@ def _shape_of(config: Any, plan: ModulePlan, places: list[Place]) -> TableShape:
         score_words_of([table], False),
         isinstance(options.policy.admission, AdmitFrequent),
         places,
+        options.policy.half_life_ticks,
     )
 
 

@@ -35,7 +35,8 @@ from torch_dynemb.torchrec.state.shard_places import Place, placement_of
 
 FORMAT_VERSION = 1
 # Numbers of scores in files are permanent; a new score gets the next one.
-_SCORE_CODES = {"step": 0, "timestamp": 1, "frequency": 2, "custom": 3, "expiry": 4}
+_SCORE_CODES = {"step": 0, "timestamp": 1, "frequency": 2, "custom": 3, "expiry": 4, "decayed": 5}
+_CODE_BITS = 8  # of a score; the half-life of decayed counts is above them
 _SCORE_NAMES = {code: name for name, code in _SCORE_CODES.items()}
 _LAYOUT_HEAD = 5
 
@@ -48,6 +49,7 @@ class TableShape(NamedTuple):
         dtype: of its rows.
         optimizer: of its rows.
         scores: names of the scores of an id.
+        half_life: of decayed counts, ``Policy.half_life_ticks``.
         counted: whether ids without a row have exact counts.
         places: its shards.
     """
@@ -59,6 +61,7 @@ class TableShape(NamedTuple):
     scores: tuple[str, ...]
     counted: bool
     places: list[Place]
+    half_life: int = 0
 
 
 class Layout(NamedTuple):
@@ -69,15 +72,20 @@ class Layout(NamedTuple):
         clock: steps of the index.
         scores: names of the columns of ``metadata``.
         first_columns: of the column shards.
+        half_life: of decayed counts, in the code of their score: seconds, or below 0 steps.
     """
 
     optimizer_steps: int
     clock: int
     scores: tuple[str, ...]
     first_columns: tuple[int, ...]
+    half_life: int = 0
 
     def tensor(self) -> Tensor:
         codes = [_SCORE_CODES[name] for name in self.scores]
+        if "decayed" in self.scores:
+            unit = int(self.half_life < 0)
+            codes[self.scores.index("decayed")] += (2 * abs(self.half_life) + unit) << _CODE_BITS
         head = [FORMAT_VERSION, self.optimizer_steps, self.clock, len(codes)]
         return torch.tensor([*head, len(self.first_columns), *codes, *self.first_columns])
 
@@ -105,12 +113,20 @@ class Layout(NamedTuple):
             raise damaged
         codes = words[_LAYOUT_HEAD : _LAYOUT_HEAD + words[3]]
         columns = words[_LAYOUT_HEAD + words[3] :]
+        half_life = 0
+        for k, code in enumerate(codes):
+            codes[k] = code & ((1 << _CODE_BITS) - 1)
+            if codes[k] == _SCORE_CODES["decayed"]:
+                ticks, steps = divmod(code >> _CODE_BITS, 2)
+                half_life = -ticks if steps else ticks
+            elif codes[k] != code:
+                raise damaged
         if len(set(codes)) < len(codes) or not set(codes) <= set(_SCORE_NAMES):
             raise damaged
         if columns[:1] != [0] or columns != sorted(set(columns)):
             raise damaged
         names = tuple(_SCORE_NAMES[code] for code in codes)
-        return Layout(words[1], words[2], names, tuple(columns))
+        return Layout(words[1], words[2], names, tuple(columns), half_life)
 
 
 def state_key(name: str) -> str:

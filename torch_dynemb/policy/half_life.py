@@ -1,0 +1,121 @@
+"""Half-lives of decayed counts, and the counts as floats."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import torch
+from torch import Tensor
+
+from torch_dynemb.ops.columns import DECAY_BITS, MOST_HALF_LIVES, NEVER_OCCURRED
+
+MOST_HALF_LIFE = 1 << 32  # seconds or steps
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def parse_half_life(owner: str, value: object) -> int:
+    """Return seconds, from a number or a text such as ``"7d"``.
+
+    Args:
+        owner: beginning of an error's message.
+        value: an int, or a number with the unit s, m, h, d or w.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: it is not from 1 second to 2^32.
+    """
+    expected = "expected seconds, or a text such as '7d' or '12h'"
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise TypeError(f"{owner} is {value!r}, {expected}")
+    seconds = value
+    if isinstance(seconds, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*", seconds)
+        if found is None:
+            raise ValueError(f"{owner} is {value!r}, {expected}")
+        seconds = int(float(found[1]) * _UNITS[found[2]])
+    check_half_life(owner, value, seconds)
+    return seconds
+
+
+def check_half_life(owner: str, given: object, ticks: int) -> None:
+    """Raise ValueError unless a half-life is from 1 to 2^32 seconds or steps."""
+    if not 1 <= ticks <= MOST_HALF_LIFE:
+        raise ValueError(f"{owner} is {given!r}, expected from 1 to 2^32")
+
+
+def half_lives(time: int, half_life: int) -> float:
+    """Return the half-lives from time 0 to a time, as kernels count them.
+
+    Args:
+        time: in seconds or steps.
+        half_life: in the same unit.
+    """
+    return min(max(time, 0) / half_life, float(MOST_HALF_LIVES))
+
+
+def time_of(half_life: int, *, step: int, now: int) -> float:
+    """Return the half-lives from time 0 to a clock.
+
+    Args:
+        half_life: of a policy, ``half_life_ticks``: seconds; below 0: steps.
+        step, now: of the clock.
+    """
+    return half_lives(step, -half_life) if half_life < 0 else half_lives(now, half_life)
+
+
+def with_half_life(logarithms: Tensor, old: int, new: int, *, step: int, now: int) -> Tensor:
+    """Return logarithms with another half-life, and the same counts at a clock.
+
+    Args:
+        logarithms: int64, as tables store them.
+        old, new: half-lives as ``half_life_ticks``.
+        step, now: of the clock.
+    """
+    if old in (0, new):
+        return logarithms
+    before, after = (time_of(ticks, step=step, now=now) for ticks in (old, new))
+    shift = math.floor((after - before) * (1 << DECAY_BITS))
+    return torch.where(logarithms > NEVER_OCCURRED // 2, logarithms + shift, logarithms)
+
+
+def counts_of(logarithms: Tensor, now: float) -> Tensor:
+    """Return decayed counts as of now, float64.
+
+    Args:
+        logarithms: int64, as tables store them.
+        now: half-lives since time 0.
+    """
+    # in integers first: float64 holds neither 2^32 half-lives nor their 30 bits exactly
+    whole = math.floor(now)
+    since = (logarithms - (whole << DECAY_BITS)).double() / (1 << DECAY_BITS) - (now - whole)
+    return torch.where(logarithms > NEVER_OCCURRED // 2, torch.exp2(since), 0.0)
+
+
+def logarithms_of(counts: Tensor, now: float) -> Tensor:
+    """Return what tables store of decayed counts, int64.
+
+    Args:
+        counts: as of now, float64, from 0 on.
+        now: half-lives since time 0.
+    """
+    whole = math.floor(now)
+    logarithms = ((torch.log2(counts) + (now - whole)) * (1 << DECAY_BITS)).round()
+    found = counts > 0
+    return torch.where(
+        found,
+        torch.where(found, logarithms, 0.0).long() + (whole << DECAY_BITS),
+        torch.full_like(counts, NEVER_OCCURRED, dtype=torch.int64),
+    )
+
+
+__all__ = [
+    "MOST_HALF_LIFE",
+    "check_half_life",
+    "counts_of",
+    "half_lives",
+    "logarithms_of",
+    "parse_half_life",
+    "time_of",
+    "with_half_life",
+]
