@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, data_type_to_dtype
 
@@ -27,13 +25,12 @@ from torch_dynemb.torchrec.dynamicemb.arguments import (
     default_of,
     scores_of,
 )
-from torch_dynemb.torchrec.planning.fused_params import optimizer_of
+from torch_dynemb.torchrec.dynamicemb.sizes import BUCKET_CAPACITY, row_values
 from torch_dynemb.torchrec.planning.options import DYNAMIC_KERNEL, TableOptions, TableParams
 
 ScoreStrategy = DynamicEmbScoreStrategy | tuple[DynamicEmbScoreStrategy, ...]
 DistType = Literal["continuous", "roundrobin", "hash_roundrobin"]
 
-_BUCKET_CAPACITY = 128
 # Fields that must keep their defaults, and the remedy.
 _NOT_BUILT = {
     "max_capacity": "DynamicEmb's planner sets it from num_embeddings: set num_embeddings in the "
@@ -143,7 +140,7 @@ class DynamicEmbTableOptions:
     init_capacity: int | None = None
     max_load_factor: float = 0.5
     score_strategy: ScoreStrategy | None = DynamicEmbScoreStrategy.TIMESTAMP
-    bucket_capacity: int = _BUCKET_CAPACITY
+    bucket_capacity: int = BUCKET_CAPACITY
     safe_check_mode: DynamicEmbCheckMode = DynamicEmbCheckMode.IGNORE
     global_hbm_for_values: int = 0
     external_storage: Storage | None = None
@@ -360,7 +357,7 @@ class DynamicEmbParameterConstraints(ParameterConstraints):  # type: ignore[misc
                 f"DynamicEmbTableOptions of table {name!r}: dim is {options.dim}, but its config "
                 f"has embedding_dim={dim}: leave dim out"
             )
-        needed = rows * _values(dim, optimizer) * dtype.itemsize
+        needed = rows * row_values(dim, optimizer) * dtype.itemsize
         if 0 < options.global_hbm_for_values < needed:
             raise NotImplementedError(
                 f"DynamicEmbTableOptions of table {name!r}: global_hbm_for_values is "
@@ -369,34 +366,6 @@ class DynamicEmbParameterConstraints(ParameterConstraints):  # type: ignore[misc
                 "give external_storage, set num_embeddings to what fits, or use more ranks"
             )
         return options.table_options(num_embeddings=rows, embedding_dim=dim)
-
-
-def _values(dim: int, optimizer: OptimizerConfig) -> int:
-    return dim + sum(tensor.columns(dim) for tensor in optimizer.state)
-
-
-def get_table_value_bytes(
-    embedding_config: BaseEmbeddingConfig,
-    optimizer_type: EmbOptimType,
-    world_size: int,
-    bucket_capacity: int = _BUCKET_CAPACITY,
-) -> int:
-    """Return bytes of a table's rows and states for global_hbm_for_values; rounds as DynamicEmb.
-
-    Args:
-        embedding_config: of the table.
-        optimizer_type: of its sharder's fused_params.
-        world_size: ranks, which share num_embeddings equally.
-        bucket_capacity: the share of a rank is rounded up to a multiple of it.
-
-    Raises:
-        NotImplementedError: dynamic tables lack this optimizer.
-    """
-    share = math.ceil(embedding_config.num_embeddings / world_size)
-    rows = world_size * math.ceil(share / bucket_capacity) * bucket_capacity
-    optimizer = optimizer_of("get_table_value_bytes", {"optimizer": optimizer_type})
-    values = _values(embedding_config.embedding_dim, optimizer)
-    return int(rows * values * data_type_to_dtype(embedding_config.data_type).itemsize)
 
 
 __all__ = [
@@ -408,5 +377,4 @@ __all__ = [
     "DynamicEmbTableOptions",
     "FrequencyAdmissionStrategy",
     "KVCounter",
-    "get_table_value_bytes",
 ]
