@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torch_dynemb.compat.dynamicemb import register_as_dynamicemb
 
+
 def _program() -> Any:
     register_as_dynamicemb()
     register_as_dynamicemb()  # a second call changes nothing

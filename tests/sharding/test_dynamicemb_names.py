@@ -485,7 +485,9 @@ def test_an_incremental_dump_of_a_sharded_model_is_of_all_ranks(
     saved = saved_content(path)
     for rows, scores in dumped:
         found = {
-            f"{of.removeprefix('model.')}.{name}": rows[of][name] for of in rows for name in rows[of]
+            f"{of.removeprefix('model.')}.{name}": rows[of][name]
+            for of in rows
+            for name in rows[of]
         }
         assert found.keys() == saved.keys()
         for name, content in saved.items():

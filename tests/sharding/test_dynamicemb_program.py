@@ -78,7 +78,7 @@ def test_admission_gives_rows_to_frequent_ids(ranks: Ranks) -> None:
             admitted = ids[counts * (step + 1) >= 3]
             for of in found:
                 assert torch.equal(of.dumped[step][table], admitted)
-        assert 0 < int((counts < 3).sum())
+        assert int((counts < 3).sum()) > 0
         refused = ~torch.isin(found[0].ids[feature], ids[counts >= 3])
         rows = list(found[0].read.values())[feature]
         assert int(refused.sum()) > 0

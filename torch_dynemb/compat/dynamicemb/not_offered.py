@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -150,7 +151,8 @@ def refusing(module: str) -> Callable[[str], NoReturn]:
         if message:
             # an AttributeError would be replaced by Python in ``from ... import``
             raise ImportError(message, name=module)
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        names = getattr(sys.modules[module], "__all__", [])
+        raise AttributeError(f"{module} has no attribute {name!r}, expected one of {names}")
 
     return __getattr__
 

@@ -123,8 +123,8 @@ def incremental_dump(
     Args:
         model: with dynamic tables that keep a score, sharded or not.
         score_threshold: one for all tables; or by path of the collection, such as
-            ``"model.sparse"``, and by table, then other tables are left out. It applies to the score that decides which ids are
-            evicted.
+            ``"model.sparse"``, and by table, then other tables are left out. It applies to the
+            score that decides which ids are evicted.
         pg: of the ranks that share the model; default: all.
 
     Returns:

@@ -40,16 +40,16 @@ class TableEntry(ShardedTensor):
             metadata: of all shards.
             process_group: of the ranks with shards.
         """
-        entry = ShardedTensor._init_from_local_shards_and_global_metadata(
+        entry: Any = ShardedTensor._init_from_local_shards_and_global_metadata(
             list(local), metadata, process_group=process_group
         )
         entry.__class__ = cls  # the constructor makes ShardedTensors only
-        return entry
+        return entry  # type: ignore[no-any-return]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TableEntry:
-        copy = super().__deepcopy__(memo)
+        copy: Any = super().__deepcopy__(memo)  # type: ignore[no-untyped-call]
         copy.__class__ = TableEntry
-        return copy
+        return copy  # type: ignore[no-any-return]
 
     def __reduce_ex__(self, protocol: object) -> tuple[Callable[..., TableEntry], tuple[Any, ...]]:
         def tile(of: ShardMetadata) -> Tile:
