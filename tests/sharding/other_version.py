@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 TESTS = Path(__file__).parent
 
@@ -18,6 +19,7 @@ def main(directory: str) -> None:
         raise SystemExit(f"torchrec is {found}, expected one in {directory}")
 
     from clock_steps import trained
+    from dynamicemb_program_steps import save_and_load
     from frozen_steps import frozen, quantized_by_torchrec
     from pipeline_steps import losses, semi_synchronous
     from ranks import Ranks
@@ -54,6 +56,9 @@ def main(directory: str) -> None:
         dynamic += [table for table in unpooled("row_wise") if table.dynamic]
         dynamic = [replace(table, name=f"{table.pooling}_{table.name}") for table in dynamic]
         assert ranks.run(quantized_by_torchrec, dynamic) == [True, True]
+        with TemporaryDirectory() as folder:
+            for of in ranks.run(save_and_load, f"{folder}/saved"):
+                assert_close(of.loaded, of.trained, rtol=0, atol=0)
     finally:
         ranks.stop()
 

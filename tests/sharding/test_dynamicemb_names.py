@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -190,13 +191,12 @@ RAISES: dict[str, list[tuple[Any, str]]] = {
 WARNS: dict[str, tuple[Any, str]] = {
     "init_capacity": (100, "init_capacity is 100.*as ids arrive"),
     "max_load_factor": (0.75, "max_load_factor is 0.75.*70 % full"),
-    "bucket_capacity": (1024, "bucket_capacity is 1024.*buckets hold 4"),
     "dist_type": ("continuous", "dist_type is 'continuous'.*a hash assigns"),
     "admission_counter": (KVCounter(10), "admission_counter.*23 bytes.*AdmitFrequentSketch"),
 }
 
 # Values that need the table to be judged: see the tests below.
-WITH_TABLE = {"dim", "embedding_dtype", "global_hbm_for_values"}
+WITH_TABLE = {"bucket_capacity", "dim", "embedding_dtype", "global_hbm_for_values"}
 
 
 @pytest.fixture(autouse=True)
@@ -390,11 +390,30 @@ def test_a_plan_knows_the_capacity_and_bounds_of_the_config() -> None:
     plan = plan_of(bags(a=10_000, b=10), score_strategy=Strategy.LFU)
     options = planned_options(plan["a"])
     assert options is not None
-    assert options.policy.capacity == 10_000
+    assert options.policy.capacity == 10_112  # 79 buckets of 128
     assert options.policy.scores == ("frequency",)
     assert options.initializer == td.Uniform(-0.01, 0.01)
     assert plan["a"].sharding_type == "row_wise"
     assert planned_options(plan["b"]) is None
+
+
+def test_ranks_have_as_many_rows_as_in_dynamicemb(one_rank: None) -> None:
+    config = bags(a=1000).embedding_bag_configs()[0]
+
+    def capacity(**options: Any) -> int | None:
+        constraints = DynamicEmbParameterConstraints(
+            use_dynamicemb=True, dynamicemb_options=DynamicEmbTableOptions(**options)
+        )
+        return constraints.options_of_table(config, td.SGD(lr=0.1)).policy.capacity
+
+    assert capacity() == 1024
+    assert capacity(bucket_capacity=1024) == 1024
+    assert capacity(bucket_capacity=16, score_strategy=Strategy.NO_EVICTION) == 1008
+    with mock.patch("torch_dynemb.torchrec.dynamicemb.options.default_group") as group:
+        group.return_value.size.return_value = 16
+        assert capacity() == 16 * 128
+    with pytest.raises(ValueError, match="bucket_capacity is 100, expected a multiple of"):
+        capacity(bucket_capacity=100)
 
 
 def test_an_enumerator_that_does_not_look_at_configs_is_refused() -> None:

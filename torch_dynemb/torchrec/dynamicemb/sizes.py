@@ -47,10 +47,9 @@ def align_to_table_size(n: int, alignment: int = BUCKET_ALIGNMENT) -> int:
 def get_sharded_table_capacity(
     embedding_config: BaseEmbeddingConfig, world_size: int, bucket_capacity: int
 ) -> int:
-    """Return the rows of a table that DynamicEmb gives each rank.
+    """Return the rows of a table that a rank of DynamicEmb has room for.
 
-    Here a table has num_embeddings rows, which ranks share equally, and buckets of another size.
-    This number is for programs that compute with it.
+    Tables with DynamicEmbTableOptions have the same capacity here.
 
     Args:
         embedding_config: of the table; ranks share its num_embeddings.
