@@ -1,6 +1,6 @@
 """A program written for NVIDIA's DynamicEmb: it imports ``dynamicemb`` and its modules alone.
 
-Readers and stories have ids that nobody has listed. A dense layer scores a reader's story; ids of
+Readers and stories have ids without a vocabulary. A dense layer scores a reader's story; ids of
 regions get scores from the program itself.
 """
 

@@ -31,9 +31,9 @@ def get_score(model: nn.Module) -> ScoresByTable | None:
         model: with dynamic tables that keep a score, sharded or not.
 
     Returns:
-        By path of the collection, such as ``"model.sparse"``, then by table: the step or the time
-        of the next lookup; the custom score that :func:`set_score` has set, or 0; 1 for
-        frequencies. Tables without rows on this rank are left out. None, with a warning, if the
+        Scores by path of the collection, such as ``"model.sparse"``, then by table. It is the step
+        or the time of the next lookup, the custom score that :func:`set_score` has set, or 0, and 1
+        for frequencies. Tables without rows on this rank are left out. None, with a warning, if the
         model has no dynamic tables.
 
     Raises:

@@ -59,7 +59,7 @@ def get_sharded_table_capacity(
 
     Raises:
         TypeError: ``embedding_config`` has another type, or a number is not an int.
-        ValueError: a number is below 1, or ``bucket_capacity`` is no such multiple.
+        ValueError: a number is below 1, or ``bucket_capacity`` another number.
 
     Example:
         >>> from torchrec import EmbeddingConfig
