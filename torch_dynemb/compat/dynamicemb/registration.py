@@ -21,12 +21,12 @@ def register_as_dynamicemb() -> None:
     Raises:
         ImportError: another ``dynamicemb`` has been imported.
 
-    Example:
-        >>> from torch_dynemb.compat.dynamicemb import register_as_dynamicemb
-        >>> register_as_dynamicemb()
-        >>> from dynamicemb.planner import DynamicEmbeddingShardingPlanner
-        >>> DynamicEmbeddingShardingPlanner.__module__
-        'torch_dynemb.torchrec.planning.planner'
+    Example::
+
+        from torch_dynemb.compat.dynamicemb import register_as_dynamicemb
+
+        register_as_dynamicemb()
+        from dynamicemb.planner import DynamicEmbeddingShardingPlanner
     """
     package = sys.modules[_PACKAGE]
     modules = {_NAME: package}
