@@ -33,6 +33,13 @@ PACKAGES = (
     "torch_dynemb.torchrec",
     "torch_dynemb.migrate",
     "torch_dynemb.compat.dynamicemb",
+    "torch_dynemb.compat.dynamicemb.planner",
+    "torch_dynemb.compat.dynamicemb.optimizer",
+    "torch_dynemb.compat.dynamicemb.incremental_dump",
+    "torch_dynemb.compat.dynamicemb.dump_load",
+    "torch_dynemb.compat.dynamicemb.dynamicemb_config",
+    "torch_dynemb.compat.dynamicemb.types",
+    "torch_dynemb.compat.dynamicemb.embedding_admission",
     "torch_dynemb.doctor",
     "torch_dynemb.plan",
 )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import torch_dynemb as td
 from torch_dynemb.checkpoint import LoadReport
-from torch_dynemb.compat.dynamicemb import incremental_dump
+from torch_dynemb.compat.dynamicemb.incremental_dump import incremental_dump
 
 
 class Found(NamedTuple):

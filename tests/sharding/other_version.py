@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 TESTS = Path(__file__).parent
 
@@ -19,6 +20,7 @@ def main(directory: str) -> None:
 
     from chosen_steps import trained_ways
     from clock_steps import trained
+    from dynamicemb_program_steps import save_and_load
     from frozen_steps import frozen, quantized_by_torchrec
     from pipeline_steps import losses, semi_synchronous
     from ranks import Ranks
@@ -61,6 +63,9 @@ def main(directory: str) -> None:
         assert ranks.run(quantized_by_torchrec, dynamic) == [True, True]
         check_ways(ranks.run(trained_ways))
         check_rows(ranks.run(streamed, TWO_RANKS, "rowwise"), {of.name: of.dim for of in TWO_RANKS})
+        with TemporaryDirectory() as folder:
+            for of in ranks.run(save_and_load, f"{folder}/saved"):
+                assert_close(of.loaded, of.trained, rtol=0, atol=0)
     finally:
         ranks.stop()
 

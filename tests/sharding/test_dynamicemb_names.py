@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import math
 import pickle
 import warnings
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -25,6 +25,8 @@ from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 
 import torch_dynemb as td
+from torch_dynemb.compat.dynamicemb import get_table_value_bytes
+from torch_dynemb.compat.dynamicemb.incremental_dump import incremental_dump
 from torch_dynemb.torchrec import (
     DynamicEmbeddingEnumerator,
     DynamicEmbeddingShardingPlanner,
@@ -40,7 +42,6 @@ from torch_dynemb.torchrec.dynamicemb.options import (
     DynamicEmbTableOptions,
     FrequencyAdmissionStrategy,
     KVCounter,
-    get_table_value_bytes,
 )
 from torch_dynemb.torchrec.planning.options import (
     TableOptions,
@@ -190,13 +191,12 @@ RAISES: dict[str, list[tuple[Any, str]]] = {
 WARNS: dict[str, tuple[Any, str]] = {
     "init_capacity": (100, "init_capacity is 100.*as ids arrive"),
     "max_load_factor": (0.75, "max_load_factor is 0.75.*70 % full"),
-    "bucket_capacity": (1024, "bucket_capacity is 1024.*buckets hold 4"),
     "dist_type": ("continuous", "dist_type is 'continuous'.*a hash assigns"),
     "admission_counter": (KVCounter(10), "admission_counter.*23 bytes.*AdmitFrequentSketch"),
 }
 
 # Values that need the table to be judged: see the tests below.
-WITH_TABLE = {"dim", "embedding_dtype", "global_hbm_for_values"}
+WITH_TABLE = {"bucket_capacity", "dim", "embedding_dtype", "global_hbm_for_values"}
 
 
 @pytest.fixture(autouse=True)
@@ -390,11 +390,30 @@ def test_a_plan_knows_the_capacity_and_bounds_of_the_config() -> None:
     plan = plan_of(bags(a=10_000, b=10), score_strategy=Strategy.LFU)
     options = planned_options(plan["a"])
     assert options is not None
-    assert options.policy.capacity == 10_000
+    assert options.policy.capacity == 10_112  # 79 buckets of 128
     assert options.policy.scores == ("frequency",)
     assert options.initializer == td.Uniform(-0.01, 0.01)
     assert plan["a"].sharding_type == "row_wise"
     assert planned_options(plan["b"]) is None
+
+
+def test_ranks_have_as_many_rows_as_in_dynamicemb(one_rank: None) -> None:
+    config = bags(a=1000).embedding_bag_configs()[0]
+
+    def capacity(**options: Any) -> int | None:
+        constraints = DynamicEmbParameterConstraints(
+            use_dynamicemb=True, dynamicemb_options=DynamicEmbTableOptions(**options)
+        )
+        return constraints.options_of_table(config, td.SGD(lr=0.1)).policy.capacity
+
+    assert capacity() == 1024
+    assert capacity(bucket_capacity=1024) == 1024
+    assert capacity(bucket_capacity=16, score_strategy=Strategy.NO_EVICTION) == 1008
+    with mock.patch("torch_dynemb.torchrec.dynamicemb.options.default_group") as group:
+        group.return_value.size.return_value = 16
+        assert capacity() == 16 * 128
+    with pytest.raises(ValueError, match="bucket_capacity is 100, expected a multiple of"):
+        capacity(bucket_capacity=100)
 
 
 def test_an_enumerator_that_does_not_look_at_configs_is_refused() -> None:
@@ -424,8 +443,8 @@ def test_device_memory_must_be_that_of_all_rows() -> None:
     plan_of(module, global_hbm_for_values=everything)
     with pytest.raises(NotImplementedError, match=r"global_hbm_for_values is \d+, less than"):
         plan_of(module, global_hbm_for_values=everything // 2)
-    exactly = get_table_value_bytes(config, EmbOptimType.EXACT_ROWWISE_ADAGRAD, 1, 10)
-    assert exactly == 1000 * 17 * 4
+    exactly = get_table_value_bytes(config, EmbOptimType.EXACT_ROWWISE_ADAGRAD, 1, 16)
+    assert exactly == 1008 * 17 * 4
 
 
 def test_default_bounds_follow_num_embeddings() -> None:
@@ -435,17 +454,7 @@ def test_default_bounds_follow_num_embeddings() -> None:
         assert options.initializer == td.Uniform(-bound, bound)
 
 
-def test_one_module_has_all_names() -> None:
-    pytest.importorskip("torch_dynemb.torchrec.sharders")
-    compat = importlib.import_module("torch_dynemb.compat.dynamicemb")
-    assert set(names.__all__) <= set(compat.__all__)
-    assert compat.DynamicEmbeddingShardingPlanner is DynamicEmbeddingShardingPlanner
-    for name in compat.__all__:
-        assert getattr(compat, name).__name__ == name
-
-
 def test_an_incremental_dump_has_the_ids_that_have_been_seen_since() -> None:
-    compat = importlib.import_module("torch_dynemb.compat.dynamicemb")
     tables = td.DynamicEmbeddingCollection(
         [
             td.TableConfig("seen", 4, policy=td.Policy(score="step")),
@@ -458,31 +467,30 @@ def test_an_incremental_dump_has_the_ids_that_have_been_seen_since() -> None:
         ids = torch.arange(step, step + 3)
         sum(out.sum() for out in tables({"seen": ids, "counted": ids}).values()).backward()
         tables.optimizer.step()
-    rows, scores = compat.incremental_dump(model, 2)
-    assert rows["bags"]["seen"][0].tolist() == [2, 3, 4]
-    assert torch.equal(rows["bags"]["seen"][1], tables.group.read(0, torch.tensor([2, 3, 4])))
-    assert rows["bags"]["counted"][0].tolist() == [1, 2, 3]
-    assert scores == {"bags": {"seen": 3, "counted": 2}}
-    rows, scores = compat.incremental_dump(model, {"bags": {"seen": 3}})
-    assert {path: list(of) for path, of in rows.items()} == {"bags": ["seen"]}
-    assert rows["bags"]["seen"][1].shape == (0, 4)
+    rows, scores = incremental_dump(model, 2)
+    assert rows["model.bags"]["seen"][0].tolist() == [2, 3, 4]
+    assert torch.equal(rows["model.bags"]["seen"][1], tables.group.read(0, torch.tensor([2, 3, 4])))
+    assert rows["model.bags"]["counted"][0].tolist() == [1, 2, 3]
+    assert scores == {"model.bags": {"seen": 3, "counted": 2}}
+    rows, scores = incremental_dump(model, {"model.bags": {"seen": 3}})
+    assert {path: list(of) for path, of in rows.items()} == {"model.bags": ["seen"]}
+    assert rows["model.bags"]["seen"][1].shape == (0, 4)
 
 
 def test_what_an_incremental_dump_cannot_give_is_refused() -> None:
-    compat = importlib.import_module("torch_dynemb.compat.dynamicemb")
     with pytest.warns(UserWarning, match="has no dynamic tables"):
-        assert compat.incremental_dump(torch.nn.Linear(1, 1), 7) is None
+        assert incremental_dump(torch.nn.Linear(1, 1), 7) is None
     plain = td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1))
     with pytest.raises(ValueError, match=r"'embedding' keeps no scores.*DeltaLog"):
-        compat.incremental_dump(plain, 7)
-    with pytest.raises(ValueError, match=r"names table 'bags.other', but the model has"):
-        compat.incremental_dump(plain, {"bags": {"other": 1}})
+        incremental_dump(plain, 7)
+    with pytest.raises(ValueError, match=r"names table 'other' of 'bags', but the model has"):
+        incremental_dump(plain, {"bags": {"other": 1}})
     with pytest.raises(TypeError, match="score_threshold is '7'"):
-        compat.incremental_dump(plain, "7")
+        incremental_dump(plain, "7")
     with pytest.raises(ValueError, match="score_threshold is -1"):
-        compat.incremental_dump(plain, -1)
+        incremental_dump(plain, -1)
     with pytest.raises(TypeError, match="model is 3"):
-        compat.incremental_dump(3, 7)
+        incremental_dump(3, 7)
 
 
 def test_an_incremental_dump_of_a_sharded_model_is_of_all_ranks(
@@ -495,7 +503,11 @@ def test_an_incremental_dump_of_a_sharded_model_is_of_all_ranks(
     dumped = two_ranks.run(dump_and_save, kinds, str(path), threshold)
     saved = saved_content(path)
     for rows, scores in dumped:
-        found = {f"{of}.{name}": rows[of][name] for of in rows for name in rows[of]}
+        found = {
+            f"{of.removeprefix('model.')}.{name}": rows[of][name]
+            for of in rows
+            for name in rows[of]
+        }
         assert found.keys() == saved.keys()
         for name, content in saved.items():
             since = content.scores["timestamp"] >= threshold

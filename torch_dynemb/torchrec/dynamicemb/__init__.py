@@ -9,6 +9,9 @@ from torch_dynemb.torchrec.dynamicemb.options import (
     DynamicEmbTableOptions,
     FrequencyAdmissionStrategy,
     KVCounter,
+)
+from torch_dynemb.torchrec.dynamicemb.sizes import (
+    get_sharded_table_capacity,
     get_table_value_bytes,
 )
 
@@ -21,5 +24,6 @@ __all__ = [
     "DynamicEmbTableOptions",
     "FrequencyAdmissionStrategy",
     "KVCounter",
+    "get_sharded_table_capacity",
     "get_table_value_bytes",
 ]

@@ -1,4 +1,4 @@
-"""DynamicEmb's incremental dump: ids and rows with a score of at least a threshold."""
+"""DynamicEmb's scores of tables, and its incremental dump of ids by a score."""
 
 from __future__ import annotations
 
@@ -12,17 +12,104 @@ from torch import Tensor, nn
 from torch_dynemb.argument_checks import described, integer
 from torch_dynemb.checkpoint.parts import TablePart, end_steps, parts_of
 from torch_dynemb.checkpoint.together import ranks_of
-from torch_dynemb.ops.columns import Clock
+from torch_dynemb.ops.columns import CLOCK_HEAD, Clock
 
 Thresholds = Mapping[str, Mapping[str, int]]
 Rows = dict[str, dict[str, tuple[Tensor, Tensor]]]
+ScoresByTable = dict[str, dict[str, int]]  # by path of the collection, then by table
+
+_ROOT = "model"  # DynamicEmb's name of the model itself
+_LEAST_COUNT = 1  # of an id with a row
+
+
+def get_score(model: nn.Module) -> ScoresByTable | None:
+    """Return the scores that lookups give from now on, as thresholds of a later increment.
+
+    Each rank may call it alone. It ends a training step that is still open.
+
+    Args:
+        model: with dynamic tables that keep a score, sharded or not.
+
+    Returns:
+        Scores by path of the collection, such as ``"model.sparse"``, then by table. It is the step
+        or the time of the next lookup, the custom score that :func:`set_score` has set, or 0, and 1
+        for frequencies. Tables without rows on this rank are left out. None, with a warning, if the
+        model has no dynamic tables.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        ValueError: a table keeps no scores.
+
+    Example:
+        >>> import torch, torch_dynemb as td
+        >>> from torch_dynemb.compat.dynamicemb.incremental_dump import get_score
+        >>> policy = td.Policy(score="step")
+        >>> bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1), policy=policy)
+        >>> bag(torch.tensor([[1, 2]])).sum().backward()
+        >>> bag.optimizer.step()
+        >>> get_score(bag)
+        {'model': {'embedding': 1}}
+    """
+    parts = _parts_of("get_score", model)
+    if not parts:
+        warnings.warn("get_score: the model has no dynamic tables", UserWarning, stacklevel=2)
+        return None
+    for part in parts:
+        _check_scored("get_score", part)
+    end_steps(parts)
+    scores: ScoresByTable = {}
+    for part in parts:
+        path, table = _place(part.name)
+        score = _next_score(part, _LEAST_COUNT)
+        if part.config.policy.scores[0] == "custom":
+            score = int(part.group.index.clock[CLOCK_HEAD + part.table])
+        scores.setdefault(path, {})[table] = score
+    return scores
+
+
+def set_score(model: nn.Module, table_score: int | Thresholds) -> None:
+    """Set the custom score that lookups give ids from now on; all ranks call it.
+
+    Args:
+        model: with dynamic tables of ``DynamicEmbScoreStrategy.CUSTOMIZED``, sharded or not.
+        table_score: one for all tables, at least 0; or by collection and by table, then other
+            tables keep theirs. A collection is named by its path, or by the last part of it.
+
+    Raises:
+        TypeError: ``model`` is not a module, or a score is not an int.
+        ValueError: a table keeps no custom score, ``table_score`` names unknown tables, or a score
+            is negative. No score has been changed then.
+
+    Example:
+        >>> import torch, torch_dynemb as td
+        >>> from torch_dynemb.compat.dynamicemb.incremental_dump import get_score, set_score
+        >>> policy = td.Policy(score="custom")
+        >>> bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1), policy=policy)
+        >>> set_score(bag, 7)
+        >>> get_score(bag)
+        {'model': {'embedding': 7}}
+    """
+    parts = _parts_of("set_score", model)
+    if not parts:
+        warnings.warn("set_score: the model has no dynamic tables", UserWarning, stacklevel=2)
+        return
+    wanted = _thresholds("set_score: table_score", table_score, {part.name for part in parts})
+    chosen = [part for part in parts if part.name in wanted]
+    for part in chosen:
+        if "custom" not in part.config.policy.scores:
+            raise ValueError(
+                f"set_score: table {part.name!r} keeps no custom score: give it "
+                "score_strategy=DynamicEmbScoreStrategy.CUSTOMIZED, or leave it out of table_score"
+            )
+    for part in chosen:
+        part.group.scores.set_batch(part.table, wanted[part.name])
 
 
 def incremental_dump(
     model: nn.Module,
     score_threshold: int | Thresholds,
     pg: dist.ProcessGroup | None = None,
-) -> tuple[Rows, dict[str, dict[str, int]]] | None:
+) -> tuple[Rows, ScoresByTable] | None:
     """Return ids with a score of at least a threshold, and their rows; all ranks call it together.
 
     Arguments and result are those of DynamicEmb's function. It has two limits:
@@ -35,9 +122,9 @@ def incremental_dump(
 
     Args:
         model: with dynamic tables that keep a score, sharded or not.
-        score_threshold: one for all tables; or by path of the collection in the model and by table,
-            then other tables are left out. It applies to the score that decides which ids are
-            evicted.
+        score_threshold: one for all tables; or by path of the collection, such as
+            ``"model.sparse"``, and by table, then other tables are left out. It applies to the
+            score that decides which ids are evicted.
         pg: of the ranks that share the model; default: all.
 
     Returns:
@@ -53,22 +140,18 @@ def incremental_dump(
 
     Example:
         >>> import torch, torch_dynemb as td
-        >>> from torch_dynemb.compat.dynamicemb import incremental_dump
+        >>> from torch_dynemb.compat.dynamicemb.incremental_dump import incremental_dump
         >>> policy = td.Policy(score="step")
         >>> bag = td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1), policy=policy)
         >>> for ids in ([[1, 2]], [[2, 3]]):
         ...     bag(torch.tensor(ids)).sum().backward()
         ...     bag.optimizer.step()
         >>> rows, scores = incremental_dump(bag, 1)
-        >>> rows[""]["embedding"][0], scores
-        (tensor([2, 3]), {'': {'embedding': 2}})
+        >>> rows["model"]["embedding"][0], scores
+        (tensor([2, 3]), {'model': {'embedding': 2}})
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"incremental_dump: model is {described(model)}, expected a torch.nn.Module"
-        )
+    parts = _parts_of("incremental_dump", model)
     ranks = ranks_of(pg)
-    parts = parts_of(model)
     names = {name for of_rank in ranks.gather([part.name for part in parts]) for name in of_rank}
     if not names:
         warnings.warn(
@@ -77,15 +160,15 @@ def incremental_dump(
         return None
 
     def dumped() -> list[_Dumped]:
-        thresholds = _thresholds(score_threshold, names)
+        thresholds = _thresholds("incremental_dump: score_threshold", score_threshold, names)
         end_steps(parts)
         return [_dump(part, thresholds[part.name]) for part in parts if part.name in thresholds]
 
     rows: Rows = {}
-    scores: dict[str, dict[str, int]] = {}
+    scores: ScoresByTable = {}
     told = [of for of_rank in ranks.gather(ranks.run(dumped)) for of in of_rank]
     for name in sorted({name for name, *_ in told}):
-        path, _, table = name.rpartition(".")
+        path, table = _place(name)
         of_table = [of for of in told if of[0] == name]
         rows.setdefault(path, {})[table] = _together(name, of_table)
         scores.setdefault(path, {})[table] = max(score for *_, score in of_table)
@@ -96,32 +179,62 @@ def incremental_dump(
 _Dumped = tuple[str, int, Tensor, Tensor, int]
 
 
-def _thresholds(given: int | Thresholds, names: set[str]) -> dict[str, int]:
-    """Return thresholds by table name."""
+def _parts_of(call: str, model: object) -> list[TablePart]:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{call}: model is {described(model)}, expected a torch.nn.Module")
+    return parts_of(model)
+
+
+def _place(name: str) -> tuple[str, str]:
+    """Return DynamicEmb's path of a table's collection, and the table's name there."""
+    path, _, table = name.rpartition(".")
+    return (f"{_ROOT}.{path}" if path else _ROOT), table
+
+
+def _thresholds(argument: str, given: int | Thresholds, names: set[str]) -> dict[str, int]:
+    """Return numbers by table name.
+
+    Args:
+        argument: of a call, with which an error begins.
+        given: one for all tables; or by collection and by table.
+        names: of all tables.
+    """
     if not isinstance(given, Mapping):
-        most = integer("incremental_dump: score_threshold", given, least=0)
-        return dict.fromkeys(names, most)
+        return dict.fromkeys(names, integer(argument, given, least=0))
+    places = {_place(name): name for name in names}
+    short: dict[tuple[str, str], list[str]] = {}
+    for (path, table), name in places.items():
+        short.setdefault((path.rpartition(".")[2], table), []).append(name)
     result = {}
-    for path, tables in given.items():
-        for table, threshold in tables.items():
-            name = f"{path}.{table}" if path else table
-            if name not in names:
+    for collection, tables in given.items():
+        if not isinstance(tables, Mapping):
+            raise TypeError(
+                f"{argument} of {collection!r} is {described(tables)}, expected a dict with a "
+                "number by table"
+            )
+        for table, number in tables.items():
+            place = collection, table
+            found = [places[place]] if place in places else short.get(place, [])
+            if len(found) != 1:
                 raise ValueError(
-                    f"incremental_dump: score_threshold names table {name!r}, but the model has "
-                    f"{sorted(names)}"
+                    f"{argument} names table {table!r} of {collection!r}, but the model has "
+                    f"{sorted(places)}"
                 )
-            what = f"incremental_dump: score_threshold of {name!r}"
-            result[name] = integer(what, threshold, least=0)
+            result[found[0]] = integer(f"{argument} of {found[0]!r}", number, least=0)
     return result
 
 
-def _dump(part: TablePart, threshold: int) -> _Dumped:
+def _check_scored(call: str, part: TablePart) -> None:
     words = part.config.policy.scores
     if not words or words[0] == "none":
         raise ValueError(
-            f"incremental_dump: table {part.name!r} keeps no scores: give it a policy with a "
+            f"{call}: table {part.name!r} keeps no scores: give it a policy with a "
             "score, or publish changed rows with torch_dynemb.checkpoint.DeltaLog, which needs none"
         )
+
+
+def _dump(part: TablePart, threshold: int) -> _Dumped:
+    _check_scored("incremental_dump", part)
     ids = [torch.empty(0, dtype=torch.int64)]
     rows = [torch.empty(0, part.config.embedding_dim, dtype=part.config.dtype)]
     for batch in part.group.export(part.table, since=threshold):
@@ -163,4 +276,4 @@ def _together(name: str, told: list[_Dumped]) -> tuple[Tensor, Tensor]:
     return ids, torch.cat([rows for _, rows in found], 1)
 
 
-__all__ = ["incremental_dump"]
+__all__ = ["get_score", "incremental_dump", "set_score"]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, data_type_to_dtype
 
+from torch_dynemb.distributed.ranks import default_group
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.admission import AdmitFrequent
 from torch_dynemb.policy.policy import Default, Policy
@@ -27,13 +26,16 @@ from torch_dynemb.torchrec.dynamicemb.arguments import (
     default_of,
     scores_of,
 )
-from torch_dynemb.torchrec.planning.fused_params import optimizer_of
+from torch_dynemb.torchrec.dynamicemb.sizes import (
+    BUCKET_CAPACITY,
+    get_sharded_table_capacity,
+    row_values,
+)
 from torch_dynemb.torchrec.planning.options import DYNAMIC_KERNEL, TableOptions, TableParams
 
 ScoreStrategy = DynamicEmbScoreStrategy | tuple[DynamicEmbScoreStrategy, ...]
 DistType = Literal["continuous", "roundrobin", "hash_roundrobin"]
 
-_BUCKET_CAPACITY = 128
 # Fields that must keep their defaults, and the remedy.
 _NOT_BUILT = {
     "max_capacity": "DynamicEmb's planner sets it from num_embeddings: set num_embeddings in the "
@@ -52,7 +54,6 @@ _NOT_BUILT = {
 _OTHER_LAYOUT = {
     "init_capacity": "memory is allocated as ids arrive",
     "max_load_factor": "the index grows in place by a quarter whenever it is 70 % full",
-    "bucket_capacity": "buckets hold 4 ids, and the least score of 8 of them is evicted",
     "dist_type": "a hash assigns ids to ranks",
     "admission_counter": "counts are exact and take about 23 bytes for each id without a row; for "
     "a bound, give TableOptions(policy=Policy(admission=AdmitFrequentSketch(...)))",
@@ -87,8 +88,9 @@ class DynamicEmbTableOptions:
     Fields can be assigned and are checked again when a table is planned. As in DynamicEmb, options
     are equal, and have the same hash, if :meth:`get_grouped_key` is equal.
 
-    The capacity is the config's num_embeddings, as in DynamicEmb; shards share it equally. An id
-    without room is looked up as zeros in training, or as ``admit_strategy`` says.
+    The capacity is the config's num_embeddings, rounded up for each rank as in DynamicEmb; shards
+    share it equally. An id without room is looked up as zeros in training, or as
+    ``admit_strategy`` says.
 
     Args:
         embedding_dtype, dim: those of the table's config, or None.
@@ -102,8 +104,11 @@ class DynamicEmbTableOptions:
             remedy.
         external_storage: ``TableOptions.storage``: :class:`torch_dynemb.SSDStore` or
             :class:`torch_dynemb.ExternalStore`, which set how many rows stay in memory.
-        init_capacity, max_load_factor, bucket_capacity, admission_counter: have no effect. A value
-            other than the default warns once in a process and says what happens instead.
+        init_capacity, max_load_factor, admission_counter: have no effect. A value other than the
+            default warns once in a process and says what happens instead.
+        bucket_capacity: the rows of a rank are rounded up to a multiple of it, see
+            :func:`get_sharded_table_capacity`. Buckets hold 4 ids here, and the least score of 8 of
+            them is evicted.
         score_strategy: ``Policy.score``; with NO_EVICTION the table grows beyond num_embeddings.
             The first of a tuple decides which ids are evicted, or the second if the first is
             TIMESTAMP. None: as STEP.
@@ -143,7 +148,7 @@ class DynamicEmbTableOptions:
     init_capacity: int | None = None
     max_load_factor: float = 0.5
     score_strategy: ScoreStrategy | None = DynamicEmbScoreStrategy.TIMESTAMP
-    bucket_capacity: int = _BUCKET_CAPACITY
+    bucket_capacity: int = BUCKET_CAPACITY
     safe_check_mode: DynamicEmbCheckMode = DynamicEmbCheckMode.IGNORE
     global_hbm_for_values: int = 0
     external_storage: Storage | None = None
@@ -336,6 +341,9 @@ class DynamicEmbParameterConstraints(ParameterConstraints):  # type: ignore[misc
             config: of the table in its TorchRec collection.
             optimizer: of the table: its states count among the bytes of ``global_hbm_for_values``.
 
+        The capacity is that of DynamicEmb's ranks together, for the ranks of the process group, or
+        for one without a group.
+
         Raises:
             TypeError, ValueError: options that contradict the config, or wrong assigned fields.
             NotImplementedError: the memory of the device would hold only some of the rows.
@@ -360,7 +368,7 @@ class DynamicEmbParameterConstraints(ParameterConstraints):  # type: ignore[misc
                 f"DynamicEmbTableOptions of table {name!r}: dim is {options.dim}, but its config "
                 f"has embedding_dim={dim}: leave dim out"
             )
-        needed = rows * _values(dim, optimizer) * dtype.itemsize
+        needed = rows * row_values(dim, optimizer) * dtype.itemsize
         if 0 < options.global_hbm_for_values < needed:
             raise NotImplementedError(
                 f"DynamicEmbTableOptions of table {name!r}: global_hbm_for_values is "
@@ -368,35 +376,11 @@ class DynamicEmbParameterConstraints(ParameterConstraints):  # type: ignore[misc
                 "states, which are never split over device and host memory: leave it out, and "
                 "give external_storage, set num_embeddings to what fits, or use more ranks"
             )
-        return options.table_options(num_embeddings=rows, embedding_dim=dim)
-
-
-def _values(dim: int, optimizer: OptimizerConfig) -> int:
-    return dim + sum(tensor.columns(dim) for tensor in optimizer.state)
-
-
-def get_table_value_bytes(
-    embedding_config: BaseEmbeddingConfig,
-    optimizer_type: EmbOptimType,
-    world_size: int,
-    bucket_capacity: int = _BUCKET_CAPACITY,
-) -> int:
-    """Return bytes of a table's rows and states for global_hbm_for_values; rounds as DynamicEmb.
-
-    Args:
-        embedding_config: of the table.
-        optimizer_type: of its sharder's fused_params.
-        world_size: ranks, which share num_embeddings equally.
-        bucket_capacity: the share of a rank is rounded up to a multiple of it.
-
-    Raises:
-        NotImplementedError: dynamic tables lack this optimizer.
-    """
-    share = math.ceil(embedding_config.num_embeddings / world_size)
-    rows = world_size * math.ceil(share / bucket_capacity) * bucket_capacity
-    optimizer = optimizer_of("get_table_value_bytes", {"optimizer": optimizer_type})
-    values = _values(embedding_config.embedding_dim, optimizer)
-    return int(rows * values * data_type_to_dtype(embedding_config.data_type).itemsize)
+        found = options.table_options(num_embeddings=rows, embedding_dim=dim)
+        group = default_group()
+        ranks = 1 if group is None else group.size()
+        capacity = ranks * get_sharded_table_capacity(config, ranks, options.bucket_capacity)
+        return replace(found, policy=replace(found.policy, capacity=capacity))
 
 
 __all__ = [
@@ -408,5 +392,4 @@ __all__ = [
     "DynamicEmbTableOptions",
     "FrequencyAdmissionStrategy",
     "KVCounter",
-    "get_table_value_bytes",
 ]

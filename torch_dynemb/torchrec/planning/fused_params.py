@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,8 +59,8 @@ _DEFAULTS: dict[str, Any] = {
     "max_gradient": 1.0,
     "stochastic_rounding": True,
 }
-# prefetch_pipeline is FBGEMM's option for rows in host memory; here all rows are on the device
 _KNOWN = {*_DEFAULTS, "optimizer", "betas", "lr", "output_dtype", "prefetch_pipeline"}
+_warned: set[str] = set()
 
 
 def optimizer_of(owner: str, fused_params: Mapping[str, Any]) -> OptimizerConfig:
@@ -143,4 +144,23 @@ def output_dtype_of(owner: str, fused_params: Mapping[str, Any]) -> torch.dtype:
     return _OUTPUT_DTYPES[given]
 
 
-__all__ = ["optimizer_of", "output_dtype_of"]
+def warn_of_prefetch(owner: str, fused_params: Mapping[str, Any]) -> None:
+    """Warn once in a process if ``prefetch_pipeline`` is True for a table with its rows in memory.
+
+    Args:
+        owner: prefix of the warning: the table.
+        fused_params: of the table.
+    """
+    if not fused_params.get("prefetch_pipeline") or "prefetch_pipeline" in _warned:
+        return
+    _warned.add("prefetch_pipeline")
+    warnings.warn(
+        f"{owner}: fused_params has prefetch_pipeline=True, which has no effect here: all rows are "
+        "in memory and need no prefetching. Rows of tables with storage are prefetched by "
+        "torch_dynemb.torchrec.PrefetchTrainPipeline, without this option",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
+__all__ = ["optimizer_of", "output_dtype_of", "warn_of_prefetch"]

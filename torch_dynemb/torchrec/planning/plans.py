@@ -17,7 +17,11 @@ from torch_dynemb.storage.tiers import Storage
 from torch_dynemb.storage.tiers.sharing import part_of_storage
 from torch_dynemb.table.group_config import check_stored_gradients
 from torch_dynemb.torchrec.planning.choice import TableChoice
-from torch_dynemb.torchrec.planning.fused_params import optimizer_of, output_dtype_of
+from torch_dynemb.torchrec.planning.fused_params import (
+    optimizer_of,
+    output_dtype_of,
+    warn_of_prefetch,
+)
 from torch_dynemb.torchrec.planning.options import TableOptions, is_dynamic, planned_options
 from torch_dynemb.torchrec.planning.plan_checks import (
     check_one_world,
@@ -261,6 +265,8 @@ def _planned_params(owner: str, info: EmbeddingShardingInfo, plan: ModulePlan) -
         optimizer = optimizer_of(of_table, given)
     optimizer = plan.options[name].optimizer_of(optimizer)
     check_stored_gradients(of_table, plan.options[name].storage, optimizer)
+    if plan.options[name].storage is None:
+        warn_of_prefetch(of_table, given)
     plan.optimizers[name] = optimizer
     plan.output_dtypes[name] = output_dtype_of(of_table, given)
     return {

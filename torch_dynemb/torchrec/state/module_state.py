@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.distributed.types import ParameterSharding
 
 from torch_dynemb.checkpoint.together import ranks_of
@@ -36,6 +35,7 @@ from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
 from torch_dynemb.torchrec.sharding.tables import row_dtype_of
 from torch_dynemb.torchrec.state.entry_checks import check_entries, is_entry, missing_entries
 from torch_dynemb.torchrec.state.shard_places import Place, places_of
+from torch_dynemb.torchrec.state.table_entry import TableEntry
 from torch_dynemb.torchrec.state.table_load import TableLoad
 from torch_dynemb.torchrec.state.table_state import (
     Layout,
@@ -88,7 +88,7 @@ class ModuleState:
 
     # -- saving ---------------------------------------------------------------------------------
 
-    def entries(self) -> dict[str, ShardedTensor | Tensor]:
+    def entries(self) -> dict[str, TableEntry | Tensor]:
         """Return the entries of all tables, by their names in the module's state dict.
 
         Raises:
@@ -122,7 +122,7 @@ class ModuleState:
             for name, found in contents.items()
         }
         gathered = from_all_ranks(here, self._process_group)
-        result: dict[str, ShardedTensor | Tensor] = {}
+        result: dict[str, TableEntry | Tensor] = {}
         for name, shape in self._shapes.items():
             known = {
                 Place(*place): numbers

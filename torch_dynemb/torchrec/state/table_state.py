@@ -22,7 +22,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._shard.metadata import ShardMetadata
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
 from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
 
@@ -32,6 +31,7 @@ from torch_dynemb.optim.base import OptimizerConfig, StateTensor
 from torch_dynemb.table.content import CountedIds, TableContent
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.torchrec.state.shard_places import Place, placement_of
+from torch_dynemb.torchrec.state.table_entry import TableEntry
 
 FORMAT_VERSION = 1
 # Numbers of scores in files are permanent; a new score gets the next one.
@@ -176,7 +176,7 @@ def _sharded(
     dtype: torch.dtype,
     process_group: dist.ProcessGroup,
     device: torch.device,
-) -> ShardedTensor:
+) -> TableEntry:
     filled = [tile for tile in tiles if tile.rows > 0]
     if not filled:  # a ShardedTensor has shards of all columns, even without rows
         filled = list({tile.first_column: tile for tile in tiles}.values())
@@ -190,14 +190,14 @@ def _sharded(
 
     rows = max((tile.first_row + tile.rows for tile in tiles), default=0)
     columns = max((tile.first_column + tile.columns for tile in tiles), default=0)
-    return ShardedTensor._init_from_local_shards_and_global_metadata(
+    return TableEntry.of(
         [LocalShard(local[tile], metadata(tile)) for tile in filled if tile in local],
         ShardedTensorMetadata(
             [metadata(tile) for tile in filled],
             torch.Size([rows, columns]),
             TensorProperties(dtype=dtype),
         ),
-        process_group=process_group,
+        process_group,
     )
 
 
@@ -209,7 +209,7 @@ def save_table(
     *,
     process_group: dist.ProcessGroup,
     device: torch.device,
-) -> dict[str, ShardedTensor | Tensor]:
+) -> dict[str, TableEntry | Tensor]:
     """Return the entries of a table.
 
     Args:
@@ -223,7 +223,7 @@ def save_table(
         return _Tile(first_row[place.part], sizes[place][0], begin, width, place.rank)
 
     first_shards = [place for place in shape.places if place.column_shard == 0]
-    entries: dict[str, ShardedTensor | Tensor] = {"layout": layout.tensor()}
+    entries: dict[str, TableEntry | Tensor] = {"layout": layout.tensor()}
 
     def add(
         name: str, places: list[Place], tile: Any, values: dict[Place, Tensor], dtype: torch.dtype

@@ -1,0 +1,10 @@
+"""Types of optimizers, as in ``dynamicemb.optimizer``."""
+
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+
+from torch_dynemb.compat.dynamicemb.not_offered import refusing
+from torch_dynemb.torchrec.dynamicemb.sizes import convert_optimizer_type, get_optimizer_state_dim
+
+__getattr__ = refusing(__name__)
+
+__all__ = ["EmbOptimType", "convert_optimizer_type", "get_optimizer_state_dim"]
