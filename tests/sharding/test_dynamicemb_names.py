@@ -435,14 +435,21 @@ def test_dim_and_dtype_must_be_those_of_the_config() -> None:
         plan_of(bags(DataType.BF16, a=100, b=10), embedding_dtype=torch.float32)
 
 
-def test_device_memory_must_be_that_of_all_rows() -> None:
+def test_less_device_memory_than_all_rows_leaves_the_rest_on_the_host() -> None:
     module = bags(a=1000, b=10)
     config = module.embedding_bag_configs()[0]
     everything = get_table_value_bytes(config, EmbOptimType.ADAM, 2)
     assert everything == 2 * 512 * (16 + 2 * 16) * 4  # a rank's 500 rows are rounded to 4 x 128
-    plan_of(module, global_hbm_for_values=everything)
-    with pytest.raises(NotImplementedError, match=r"global_hbm_for_values is \d+, less than"):
-        plan_of(module, global_hbm_for_values=everything // 2)
+    for given, storage in {
+        0: None,
+        everything: None,
+        everything // 2: td.HostStore(hbm=everything // 2),  # of one rank
+    }.items():
+        options = planned_options(plan_of(module, global_hbm_for_values=given)["a"])
+        assert options is not None
+        assert options.storage == storage
+    with pytest.raises(ValueError, match=r"global_hbm_for_values is \d+, less than .* leave one"):
+        plan_of(module, global_hbm_for_values=everything // 2, external_storage=STORE)
     exactly = get_table_value_bytes(config, EmbOptimType.EXACT_ROWWISE_ADAGRAD, 1, 16)
     assert exactly == 1008 * 17 * 4
 

@@ -14,7 +14,7 @@ from torch_dynemb.distributed.ranks import default_group
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.admission import AdmitFrequent
 from torch_dynemb.policy.policy import Default, Policy
-from torch_dynemb.storage.tiers import Storage, check_storage
+from torch_dynemb.storage.tiers import HostStore, Storage, check_storage
 from torch_dynemb.table.config import ROW_DTYPES
 from torch_dynemb.torchrec.dynamicemb.arguments import (
     DynamicEmbCheckMode,
@@ -113,8 +113,10 @@ class DynamicEmbTableOptions:
             The first of a tuple decides which ids are evicted, or the second if the first is
             TIMESTAMP. None: as STEP.
         safe_check_mode: ``Policy.check``: ``optimizer.step()`` warns or raises.
-        global_hbm_for_values: 0, or at least the bytes of all rows and states, which lie in the
-            memory of one device; fewer are an error when the table is planned.
+        global_hbm_for_values: bytes of GPU memory for rows and states, over all ranks. If it is
+            more than 0 and less than all of them, the rest lies in host memory:
+            ``TableOptions.storage`` is a :class:`torch_dynemb.HostStore`. On the CPU it has no
+            effect.
         index_type: torch.int64, or None, which means the same.
         dist_type: ``"roundrobin"``, ``"hash_roundrobin"`` or ``"continuous"``. A hash assigns ids
             to ranks in any case; ``"continuous"`` warns about it.
@@ -346,7 +348,6 @@ class DynamicEmbParameterConstraints(ParameterConstraints):  # type: ignore[misc
 
         Raises:
             TypeError, ValueError: options that contradict the config, or wrong assigned fields.
-            NotImplementedError: the memory of the device would hold only some of the rows.
         """
         options, name = self.dynamicemb_options, config.name
         if not isinstance(options, DynamicEmbTableOptions):
@@ -369,16 +370,18 @@ class DynamicEmbParameterConstraints(ParameterConstraints):  # type: ignore[misc
                 f"has embedding_dim={dim}: leave dim out"
             )
         needed = rows * row_values(dim, optimizer) * dtype.itemsize
-        if 0 < options.global_hbm_for_values < needed:
-            raise NotImplementedError(
-                f"DynamicEmbTableOptions of table {name!r}: global_hbm_for_values is "
-                f"{options.global_hbm_for_values}, less than the {needed} bytes of all rows and "
-                "states, which are never split over device and host memory: leave it out, and "
-                "give external_storage, set num_embeddings to what fits, or use more ranks"
-            )
         found = options.table_options(num_embeddings=rows, embedding_dim=dim)
         group = default_group()
         ranks = 1 if group is None else group.size()
+        if 0 < options.global_hbm_for_values < needed:
+            if found.storage is not None:
+                raise ValueError(
+                    f"DynamicEmbTableOptions of table {name!r}: global_hbm_for_values is "
+                    f"{options.global_hbm_for_values}, less than the {needed} bytes of all rows "
+                    "and states, but there is an external_storage, which has a cache of its own: "
+                    "leave one of them out"
+                )
+            found = replace(found, storage=HostStore(hbm=options.global_hbm_for_values // ranks))
         capacity = ranks * get_sharded_table_capacity(config, ranks, options.bucket_capacity)
         return replace(found, policy=replace(found.policy, capacity=capacity))
 
