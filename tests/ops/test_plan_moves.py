@@ -211,3 +211,34 @@ def check_plans(calls: list[tuple[str, list[int]]], row_count: int, limit: int) 
         columns = [Tier.USED, Tier.FREE_COUNT, Tier.CURSOR, Tier.TOUCHES]
         expected = [oracle.used, count, oracle.cursor, oracle.touches]
         assert tiers.clock[1, columns].tolist() == expected
+
+
+def one_free_slot() -> tuple[TierTensors, torch.Tensor]:
+    """Eight slots are used; slot 3 is free."""
+    tiers, meta = empty_cache(ROWS, limit=8)
+    rows = torch.arange(8)
+    handles, offsets = rows << GENERATION_BITS | 1, torch.tensor([0, 8])
+    ops.plan_moves_(tiers, ops.StagedIds(meta, rows, handles, offsets, [0]), trains=False)
+    ops.forget_rows_(tiers, 0, handles[3:4])
+    return tiers, meta
+
+
+@pytest.mark.parametrize("slot", [-1, 2, 8])
+def test_a_damaged_stack_is_refused(slot: int) -> None:
+    tiers, meta = one_free_slot()
+    assert tiers.free_slots[0][0] == 3
+    tiers.free_slots[0][0] = slot
+    places, slots = tiers.places[0].clone(), tiers.slots[0].clone()
+    handles = torch.tensor([20 << GENERATION_BITS | 1])
+    staged = ops.StagedIds(meta, torch.tensor([20]), handles, torch.tensor([0, 1]), [0])
+    with pytest.raises(RuntimeError, match=rf"free_slots\[0\] is {slot}, expected a slot without"):
+        ops.plan_moves_(tiers, staged, trains=False)
+    assert torch.equal(tiers.places[0], places)
+    assert torch.equal(tiers.slots[0], slots)
+
+
+def test_a_stack_does_not_outgrow_its_slots() -> None:
+    tiers, _ = one_free_slot()
+    tiers.clock[1, Tier.FREE_COUNT] = 8
+    with pytest.raises(RuntimeError, match="fewer free ones than tier_clock says"):
+        ops.forget_rows_(tiers, 0, torch.tensor([5 << GENERATION_BITS | 1]))

@@ -208,7 +208,7 @@ class SlotsForMissing {
  public:
   // Allocates all memory, so that the other functions raise nothing.
   SlotsForMissing(const CacheSlab& cache, int64_t wanted) : cache_(cache), wanted_(wanted) {
-    if (wanted > 0) victims_.reserve(static_cast<size_t>(wanted_victims(cache.clock, wanted)));
+    victims_.reserve(static_cast<size_t>(most_saves(cache, wanted)));
   }
   // Takes rows out of their slots if free ones do not suffice.
   void supply(uint32_t epoch, int64_t job, std::vector<RowMove>* saves) {
