@@ -48,8 +48,8 @@ DYNEMB_DEFINE_OPS(m) {
   // Checksum of the memory of a tensor, as in files.
   host.def("crc32c(Tensor data, int crc) -> Tensor");
 
-  // Rows of tiered tables: a cache of them in memory, and moves between it and a store. places and
-  // slots have an entry for each slab, empty if its rows are in memory.
+  // Rows of tiered tables: a cache of them in memory, and moves between it and a store. places,
+  // slots and free_slots have an entry for each slab, empty if its rows are in memory.
   host.def(
       "reserve_space_(Tensor(a!) tier_clock, Tensor buckets, Tensor(b!) tables, Tensor meta, "
       "Tensor ids, Tensor offsets, int[] feature_tables) -> ()");
@@ -57,25 +57,26 @@ DYNEMB_DEFINE_OPS(m) {
        {std::array{"stage_", "bool trains", "Tensor"}, std::array{"prefetch_", "int ahead", "()"},
         std::array{"plan_moves_", "bool trains, int ahead", "(Tensor handles, Tensor moves)"}}) {
     host.def(std::string(name) +
-             "(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, Tensor meta, "
-             "Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, " +
+             "(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!)[] free_slots, "
+             "Tensor(d!) tier_clock, Tensor meta, Tensor ids, Tensor handles, Tensor offsets, "
+             "int[] feature_tables, " +
              more + ") -> " + result);
   }
   host.def(
-      "staged_lookup_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, "
+      "staged_lookup_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!)[] free_slots, "
+      "Tensor(d!) tier_clock, "
       "Tensor[] weights, Tensor[] generations, Tensor meta, Tensor init_data, Tensor ids, "
       "Tensor handles, Tensor offsets, Tensor? per_sample_weights, int[] feature_tables, "
       "int[] feature_dims, int pooling) -> Tensor");
   host.def(
-      "take_dirty_(Tensor[] places, Tensor(a!)[] slots, Tensor(b!) tier_clock, int slab, int "
-      "begin, int most) "
-      "-> Tensor");
+      "take_dirty_(Tensor[] places, Tensor(a!)[] slots, Tensor[] free_slots, "
+      "Tensor(b!) tier_clock, int slab, int begin, int most) -> Tensor");
   host.def(
-      "shrink_cache_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, int slab, "
-      "int limit) -> Tensor");
+      "shrink_cache_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!)[] free_slots, "
+      "Tensor(d!) tier_clock, int slab, int limit) -> Tensor");
   host.def(
-      "forget_rows_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, int slab, "
-      "Tensor handles) -> ()");
+      "forget_rows_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!)[] free_slots, "
+      "Tensor(d!) tier_clock, int slab, Tensor handles) -> ()");
   host.def(
       "gather_records(Tensor[] weights, Tensor[] generations, Tensor[] state, int slab, "
       "Tensor slots) -> Tensor");
@@ -92,7 +93,8 @@ DYNEMB_DEFINE_OPS(m) {
   // tensors it was opened with; text is uint8, names have a line for each slab.
   store.def(
       "store_open(Tensor tier_clock, Tensor path, Tensor[] places, Tensor[] slots, "
-      "Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor tiered, Tensor names, "
+      "Tensor[] free_slots, Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor tiered, "
+      "Tensor names, "
       "int segment_bytes, int disk_bytes, int io) -> ()");
   store.def(
       "store_read(Tensor tier_clock, int slab, Tensor handles, Tensor ids) "

@@ -28,7 +28,7 @@ CACHE = "25%"
 EXPONENTS = (1.05, 1.2, 1.5)
 LEARNING_RATE, BETA1, BETA2, EPSILON = 0.01, 0.9, 0.999, 1e-8
 ROW = 3 * DIM  # a weight and two states for each column
-SLOT_BYTES = 4 * ROW + 4 + 32  # of our cache: a row, its generation, what lies in it
+SLOT_BYTES = 4 * ROW + 4 + 36  # of our cache: a row, its generation, what lies in it
 SLACK_BYTES = 64 << 20  # tensors of a step, tables of pages
 
 

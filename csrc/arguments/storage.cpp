@@ -88,6 +88,7 @@ void check_cache_tensors(const char* op, const Tensor& tier_clock, const CacheTe
   check_slabs(op, "weights", cache.weights, slabs);
   check_slabs(op, "places", cache.places, slabs);
   check_slabs(op, "slots", cache.slots, slabs);
+  check_slabs(op, "free_slots", cache.free_slots, slabs);
   check_slabs(op, "generations", cache.generations, slabs);
   DYNEMB_CHECK(cache.state.size() % slabs == 0, "dynemb::", op, ": state has ", cache.state.size(),
                " tensors, expected a multiple of the ", slabs, " slabs");
@@ -108,6 +109,9 @@ void check_cache_tensors(const char* op, const Tensor& tier_clock, const CacheTe
     check_cached(op, "slots", s, cache.slots[s], rows);
     check_layout(op, entry_name("slots", s).c_str(), cache.slots[s], ScalarType::Long);
     check_size(op, entry_name("slots", s).c_str(), cache.slots[s], 1, kSlotColumns);
+    const std::string free_slots = entry_name("free_slots", s);
+    check_tensor(op, free_slots.c_str(), cache.free_slots[s], ScalarType::Int);
+    check_length(op, free_slots.c_str(), cache.free_slots[s], rows);
     check_cached(op, "generations", s, cache.generations[s], rows);
     check_layout(op, entry_name("generations", s).c_str(), cache.generations[s], ScalarType::Int);
     check_length(op, entry_name("generations", s).c_str(), cache.generations[s], rows);

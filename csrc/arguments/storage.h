@@ -22,10 +22,11 @@ void check_blocks(const char* op, const Tensor& offsets, int64_t block_bytes);
 // Raises unless `tier_clock` is int64 [1 + slabs, kTierColumns] on the CPU.
 void check_tier_clock(const char* op, const Tensor& tier_clock);
 
-// The caches of a group's slabs. Slabs in memory have neither places nor slots.
+// The caches of a group's slabs. Slabs in memory have no places, slots and free_slots.
 struct CacheTensors {
   std::vector<Tensor> places;       // int32 [rows]
   std::vector<Tensor> slots;        // int64 [slots, kSlotColumns]
+  std::vector<Tensor> free_slots;   // int32 [slots]
   std::vector<Tensor> weights;      // [slots, dim]
   std::vector<Tensor> generations;  // int32 [slots]
   std::vector<Tensor> state;        // tensor k of slab s at k * slabs + s, [slots, ...]

@@ -16,11 +16,13 @@ void check_tier_memory(const char* op, const char* name, const Tensor& tensor) {
 }
 
 TierTensors tier_tensors(const CallContext& call, const std::vector<Tensor>& places,
-                         const std::vector<Tensor>& slots, const Tensor& tier_clock) {
+                         const std::vector<Tensor>& slots, const std::vector<Tensor>& free_slots,
+                         const Tensor& tier_clock) {
   const char* op = call.op;
-  DYNEMB_CHECK(!places.empty() && places.size() == slots.size(), "dynemb::", op, ": got ",
-               places.size(), " places and ", slots.size(),
-               " slots, expected one of each per slab");
+  const bool same = places.size() == slots.size() && places.size() == free_slots.size();
+  DYNEMB_CHECK(!places.empty() && same, "dynemb::", op, ": got ", places.size(), " places, ",
+               slots.size(), " slots and ", free_slots.size(),
+               " free_slots, expected one of each per slab");
   check_tier_memory(op, "tier_clock", tier_clock);
   check_tensor(call, "tier_clock", tier_clock, ScalarType::Long);
   check_size(op, "tier_clock", tier_clock, 0, static_cast<int64_t>(places.size()) + 1);
@@ -29,13 +31,16 @@ TierTensors tier_tensors(const CallContext& call, const std::vector<Tensor>& pla
   for (size_t s = 0; s < places.size(); ++s) {
     check_tier_memory(op, "places", places[s]);
     check_tier_memory(op, "slots", slots[s]);
+    check_tier_memory(op, "free_slots", free_slots[s]);
     check_tensor(call, "places", places[s], ScalarType::Int);
     check_tensor(call, "slots", slots[s], ScalarType::Long);
+    check_tensor(call, "free_slots", free_slots[s], ScalarType::Int);
     check_size(op, "slots", slots[s], 1, kSlotColumns);
     DYNEMB_CHECK(places[s].dim() == 1, "dynemb::", op, ": places[", s, "] has ", places[s].dim(),
                  " dimensions, expected 1");
     const int64_t rows = places[s].numel();
     check_size(op, "slots", slots[s], 0, rows);
+    check_length(op, "free_slots", free_slots[s], rows);
     DYNEMB_CHECK(rows <= INT32_MAX, "dynemb::", op, ": slots[", s, "] has ", rows,
                  " slots, expected at most ", INT32_MAX);
     int64_t* clock = tiers.head + (static_cast<int64_t>(s) + 1) * kTierColumns;
@@ -43,14 +48,15 @@ TierTensors tier_tensors(const CallContext& call, const std::vector<Tensor>& pla
     DYNEMB_CHECK(used >= 0 && used <= slots[s].size(0), "dynemb::", op, ": tier_clock says ", used,
                  " slots of slab ", s, " are in use, but there are ", slots[s].size(0));
     for (const auto& [column, name, most] : {std::tuple{kTierLimit, "LIMIT", int64_t{INT32_MAX}},
-                                             {kTierFreeHead, "FREE_HEAD", used},
+                                             {kTierCursor, "CURSOR", used},
                                              {kTierFreeCount, "FREE_COUNT", used},
                                              {kTierSlotBytes, "SLOT_BYTES", int64_t{INT32_MAX}}}) {
       DYNEMB_CHECK(clock[column] >= 0 && clock[column] <= most, "dynemb::", op, ": tier_clock[",
                    s + 1, ", ", name, "] is ", clock[column], ", expected 0 to ", most);
     }
     tiers.slabs.push_back({rows > 0 ? static_cast<int32_t*>(places[s].data_ptr()) : nullptr, rows,
-                           static_cast<int64_t*>(slots[s].data_ptr()), clock});
+                           static_cast<int64_t*>(slots[s].data_ptr()),
+                           static_cast<int32_t*>(free_slots[s].data_ptr()), clock});
   }
   return tiers;
 }

@@ -58,11 +58,14 @@ enum SlabColumn : int {
 // `slots` int64 [slots, kSlotColumns]: the rows that a tiered slab has in memory.
 enum SlotColumn : int {
   kSlotOwner = 0,  // handle of the row + 1; 0: the slot is free
-  kSlotId = 1,     // owner of the row; in a free slot: the next free slot + 1
+  kSlotId = 1,     // owner of the row; in a free slot: 0
   kSlotUse = 2,    // epoch of the last use : 32 | how often it was used : 32
   kSlotMarks = 3,  // table : 15 | job : 19 | dirty : 1 | the slot's own generation : 28
   kSlotColumns = 4
 };
+
+// `free_slots` int32 [slots]: a stack of the free slots below kTierUsed; its height is
+// kTierFreeCount.
 
 // `tier_clock` int64 [1 + slabs, kTierColumns]. The first row is the group's, the others are those
 // of slabs.
@@ -73,8 +76,8 @@ enum TierHeadColumn : int {
 enum TierColumn : int {
   kTierLimit = 0,       // target number of slots of the cache
   kTierUsed = 1,        // slots that have been used; later ones are untouched
-  kTierFreeHead = 2,    // the first free slot below kTierUsed, + 1; 0: none
-  kTierFreeCount = 3,   // number of free slots
+  kTierCursor = 2,      // slot at which the search for victims goes on
+  kTierFreeCount = 3,   // free slots below kTierUsed
   kTierTouches = 4,     // uses since counts were halved
   kTierHits = 5,        // ids with their row in a slot, every occurrence counted
   kTierMisses = 6,      // rows loaded into a slot for a lookup

@@ -19,21 +19,23 @@ from torch_dynemb.ops.columns import (
     TierHead,
 )
 from torch_dynemb.ops.tensors import TierTensors
+from torch_dynemb.table.group_config import SLOT_BYTES
 
 LIMIT = 4  # slots
 CACHED = 0  # the slab of table b
 
 
-def empty_cache(group: TableGroup, limit: int = LIMIT) -> TierTensors:
+def empty_cache(group: TableGroup, limit: int = LIMIT, rows: int = 0) -> TierTensors:
     """Of the first slab of a group of :func:`make_group`; the second one has none."""
-    rows = len(group.rows.weights[CACHED])
+    rows = rows or len(group.rows.weights[CACHED])
     clock = torch.zeros(3, TIER_COLUMNS, dtype=torch.int64)
     clock[0, TierHead.EPOCH] = 1
     clock[1 + CACHED, Tier.LIMIT] = limit
-    clock[1 + CACHED, Tier.SLOT_BYTES] = 4 + 3 * 16 + 8 * SLOT_COLUMNS
+    clock[1 + CACHED, Tier.SLOT_BYTES] = 4 + 3 * 16 + SLOT_BYTES
     return TierTensors(
         [torch.zeros(count, dtype=torch.int32) for count in (rows, 0)],
         [torch.zeros(count, SLOT_COLUMNS, dtype=torch.int64) for count in (rows, 0)],
+        [torch.zeros(count, dtype=torch.int32) for count in (rows, 0)],
         clock,
     )
 
@@ -51,6 +53,11 @@ def arguments_of_ids(group: TableGroup, tiers: TierTensors) -> OpArguments:
     )
 
 
+def end_epoch(tiers: TierTensors) -> None:
+    tiers.clock[0, TierHead.EPOCH] += 1
+    tiers.clock[0, TierHead.TRAINING] = 0
+
+
 def used_cache(*, dirty: bool = True) -> tuple[TableGroup, TierTensors]:
     """All slots are in use; rows of an epoch before may go, and one slot is free."""
     group = make_group()
@@ -59,8 +66,7 @@ def used_cache(*, dirty: bool = True) -> tuple[TableGroup, TierTensors]:
     handles = group.find(ids, torch.tensor([0, 4]), [table]).handles
     meta, offsets = group.index.meta, torch.tensor([0, 4])
     torch.ops.dynemb.plan_moves_(*tiers, meta, ids, handles, offsets, [table], dirty, 0)
-    tiers.clock[0, TierHead.EPOCH] += 1
-    tiers.clock[0, TierHead.TRAINING] = 0
+    end_epoch(tiers)
     torch.ops.dynemb.forget_rows_(*tiers, CACHED, handles[1:2])
     return group, tiers
 
@@ -81,6 +87,27 @@ def reused_row() -> OpArguments:
     offsets = torch.tensor([0, 2])
     handles = group.find(ids, offsets, [1]).handles
     return (*tiers, group.index.meta, ids, handles, offsets, [1], True, 0)
+
+
+def free_victim() -> OpArguments:
+    """A call misses one row, but takes one of 64 slots from its row: 2 of 128."""
+    group, limit = make_group(), 128
+    tiers = empty_cache(group, limit, rows=2 * limit)
+    ids = torch.arange(limit + 1)
+    handles, offsets = ids << GENERATION_BITS | 1, torch.tensor([0, limit])
+    meta = group.index.meta
+    known, missing = slice(limit), slice(limit, None)
+    torch.ops.dynemb.plan_moves_(*tiers, meta, ids[known], handles[known], offsets, [1], True, 0)
+    end_epoch(tiers)
+    return (*tiers, meta, ids[missing], handles[missing], torch.tensor([0, 1]), [1], True, 0)
+
+
+def two_free_slots() -> OpArguments:
+    """They are given in the order of their numbers afterwards."""
+    _, tiers = used_cache()
+    owner = tiers.slots[CACHED][2:3, Slot.OWNER]
+    torch.ops.dynemb.forget_rows_(*tiers, CACHED, owner - 1)
+    return (*tiers, CACHED, 3)
 
 
 def on_slab(*more: int | Tensor, dirty: bool = True) -> OpArguments:
@@ -130,6 +157,7 @@ CASES: dict[str, dict[str, Case]] = {
         "prefetch": partial(planned, trains=False, ahead=1),
         "empty cache": partial(planned, trains=True, new=True),
         "another owner": reused_row,
+        "a free victim": free_victim,
     },
     "take_dirty_": {
         "": lambda: on_slab(0, 2),
@@ -140,6 +168,7 @@ CASES: dict[str, dict[str, Case]] = {
         "": lambda: on_slab(1),
         "clean": lambda: on_slab(1, dirty=False),
         "nothing": lambda: on_slab(LIMIT),
+        "two free slots": two_free_slots,
     },
     "forget_rows_": {"": lambda: on_slab(cached_handles()), "nothing": lambda: on_slab(EMPTY)},
     "gather_records": {

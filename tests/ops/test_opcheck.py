@@ -58,7 +58,7 @@ def test_tensors_of_no_open_store_are_refused(name: str) -> None:
     assert all(map(torch.equal, tensors, before))
 
 
-CPU_TENSORS = {"places", "slots", "tier_clock", "weights", "generations", "state"}
+CPU_TENSORS = {"places", "slots", "free_slots", "tier_clock", "weights", "generations", "state"}
 
 
 @pytest.mark.parametrize("key", ["CPU", "CUDA"])

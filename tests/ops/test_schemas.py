@@ -351,8 +351,8 @@ dynemb::store_hold(Tensor tier_clock) -> Tensor
 dynemb::store_keep(Tensor tier_clock, Tensor[] files) -> ()
 dynemb::store_load(Tensor tier_clock, Tensor[] records, Tensor[] segments) -> ()
 dynemb::store_open(Tensor tier_clock, Tensor path, Tensor[] places, Tensor[] slots,
-    Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor tiered, Tensor names,
-    int segment_bytes, int disk_bytes, int io) -> ()
+    Tensor[] free_slots, Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor
+    tiered, Tensor names, int segment_bytes, int disk_bytes, int io) -> ()
 dynemb::store_read(Tensor tier_clock, int slab, Tensor handles, Tensor ids) -> (Tensor
     records, Tensor found)
 dynemb::store_read_held(Tensor tier_clock, int hold, int slab, Tensor handles, Tensor ids)
@@ -395,25 +395,25 @@ dynemb::serve_apply_(Tensor(a!) buckets, Tensor(b!) tables, Tensor(c!)[] weights
             """\
 dynemb::reserve_space_(Tensor(a!) tier_clock, Tensor buckets, Tensor(b!) tables, Tensor
     meta, Tensor ids, Tensor offsets, int[] feature_tables) -> ()
-dynemb::stage_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, Tensor
-    meta, Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, bool trains)
-    -> Tensor
-dynemb::staged_lookup_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock,
-    Tensor[] weights, Tensor[] generations, Tensor meta, Tensor init_data, Tensor ids,
-    Tensor handles, Tensor offsets, Tensor? per_sample_weights, int[] feature_tables,
-    int[] feature_dims, int pooling) -> Tensor
-dynemb::prefetch_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, Tensor
-    meta, Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, int ahead) ->
-    ()
-dynemb::plan_moves_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, Tensor
-    meta, Tensor ids, Tensor handles, Tensor offsets, int[] feature_tables, bool trains,
-    int ahead) -> (Tensor handles, Tensor moves)
-dynemb::take_dirty_(Tensor[] places, Tensor(a!)[] slots, Tensor(b!) tier_clock, int slab,
-    int begin, int most) -> Tensor
-dynemb::shrink_cache_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, int
-    slab, int limit) -> Tensor
-dynemb::forget_rows_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!) tier_clock, int
-    slab, Tensor handles) -> ()
+dynemb::stage_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!)[] free_slots,
+    Tensor(d!) tier_clock, Tensor meta, Tensor ids, Tensor handles, Tensor offsets, int[]
+    feature_tables, bool trains) -> Tensor
+dynemb::staged_lookup_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!)[] free_slots,
+    Tensor(d!) tier_clock, Tensor[] weights, Tensor[] generations, Tensor meta, Tensor
+    init_data, Tensor ids, Tensor handles, Tensor offsets, Tensor? per_sample_weights,
+    int[] feature_tables, int[] feature_dims, int pooling) -> Tensor
+dynemb::prefetch_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!)[] free_slots,
+    Tensor(d!) tier_clock, Tensor meta, Tensor ids, Tensor handles, Tensor offsets, int[]
+    feature_tables, int ahead) -> ()
+dynemb::plan_moves_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!)[] free_slots,
+    Tensor(d!) tier_clock, Tensor meta, Tensor ids, Tensor handles, Tensor offsets, int[]
+    feature_tables, bool trains, int ahead) -> (Tensor handles, Tensor moves)
+dynemb::take_dirty_(Tensor[] places, Tensor(a!)[] slots, Tensor[] free_slots, Tensor(b!)
+    tier_clock, int slab, int begin, int most) -> Tensor
+dynemb::shrink_cache_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!)[] free_slots,
+    Tensor(d!) tier_clock, int slab, int limit) -> Tensor
+dynemb::forget_rows_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!)[] free_slots,
+    Tensor(d!) tier_clock, int slab, Tensor handles) -> ()
 dynemb::gather_records(Tensor[] weights, Tensor[] generations, Tensor[] state, int slab,
     Tensor slots) -> Tensor
 dynemb::scatter_records_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)[]

@@ -198,7 +198,7 @@ def test_a_full_tiered_table_takes_what_was_planned() -> None:
 
 
 def test_a_cache_of_a_size_is_counted_once_for_each_shard() -> None:
-    slot = 16 * 4 + 4 + 32
+    slot = 16 * 4 + 4 + 36
     counted = {
         f"{500 * slot}": 500,
         "500 rows": 500,

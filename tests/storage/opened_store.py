@@ -47,6 +47,7 @@ def tier_tensors(dims: Sequence[int]) -> TierTensors:
     return TierTensors(
         places=[ops.reserve([MAX_ROWS], torch.int32) for _ in dims],
         slots=[torch.zeros(SLOTS, SLOT_COLUMNS, dtype=torch.int64) for _ in dims],
+        free_slots=[torch.zeros(SLOTS, dtype=torch.int32) for _ in dims],
         clock=torch.zeros(1 + len(dims), TIER_COLUMNS, dtype=torch.int64),
     )
 

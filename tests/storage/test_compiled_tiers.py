@@ -22,6 +22,7 @@ from torch._inductor.utils import run_and_get_code
 from torch.utils.checkpoint import checkpoint
 
 import torch_dynemb as td
+from torch_dynemb import ops
 from torch_dynemb.ops.columns import Tier
 
 pytestmark = pytest.mark.cpu_only("stores are of the CPU")
@@ -226,3 +227,20 @@ def test_a_store_in_python_is_not_compiled() -> None:
         torch._dynamo.reset()
         with pytest.raises(Exception, match="tables with an ExternalStore cannot be compiled"):
             torch.compile(module, fullgraph=True)(torch.arange(3))
+
+
+@pytest.mark.parametrize("name", ["places", "slots", "free_slots"])
+def test_copies_of_a_cache_are_refused(make: Make, name: str) -> None:
+    table = make()
+    ids = torch.arange(4)
+    table(ids).sum().backward()
+    group = table.group
+    tiers = group.tables.tiers
+    assert tiers is not None
+    copied = tiers.tensors._replace(**{name: [t.clone() for t in getattr(tiers.tensors, name)]})
+    offsets = torch.tensor([0, 4])
+    handles = group.find(ids, offsets, [0]).handles
+    staged = ops.StagedIds(group.index.meta, ids, handles, offsets, [0])
+    with pytest.raises(RuntimeError, match="are not those that the store of tier_clock was opened"):
+        ops.stage_(copied, staged, trains=True)
+    ops.stage_(tiers.tensors, staged, trains=True)

@@ -7,6 +7,7 @@ memory, prefetches what it wants, twice, and prefetches what it never looks up.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +29,9 @@ def pauses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     for hold in holds:
         hold.prefix.parent.mkdir()
     environment = file_shim.environment(root, holds=holds)
-    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     program = [sys.executable, paused_training.__file__, str(root)]
     run = subprocess.run(
         program, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS

@@ -60,14 +60,16 @@ def refused(group: td.TableGroup, lookup: Callable[[], object]) -> bool:
     before = index_of(group)
     tiers = group.tables.tiers
     assert tiers is not None
-    cache = [tensor.clone() for tensor in (*tiers.tensors.places, *tiers.tensors.slots)]
+    places, slots, free_slots, _ = tiers.tensors
+    tensors = [*places, *slots, *free_slots]
+    cache = [tensor.clone() for tensor in tensors]
     try:
         lookup()
     except RuntimeError as error:
         with pytest.raises(RuntimeError, match=FULL):
             raise error from None
         assert all(map(torch.equal, index_of(group), before))
-        assert all(map(torch.equal, [*tiers.tensors.places, *tiers.tensors.slots], cache))
+        assert all(map(torch.equal, tensors, cache))
         check_cache(group)
         return True
     return False

@@ -63,6 +63,7 @@ class Trainer {
   Trainer(const std::string& path, IoPath io)
       : places_(kRows),
         slots_(kRows * kSlotColumns),
+        free_slots_(kRows),
         head_(kTierColumns),
         clock_(kTierColumns),
         weights_(kRows * kDim),
@@ -72,7 +73,8 @@ class Trainer {
     head_[kTierEpoch] = 1;
     clock_[kTierLimit] = kSlots;
     clock_[kTierSlotBytes] = 64;
-    tiers_ = {{{places_.data(), kRows, slots_.data(), clock_.data()}}, head_.data()};
+    tiers_ = {{{places_.data(), kRows, slots_.data(), free_slots_.data(), clock_.data()}},
+              head_.data()};
     CachedSlab slab;
     slab.parts = {{reinterpret_cast<char*>(weights_.data()), kDim * 4},
                   {reinterpret_cast<char*>(state_.data()), 4}};
@@ -196,6 +198,7 @@ class Trainer {
  private:
   std::vector<int32_t> places_;
   std::vector<int64_t> slots_;
+  std::vector<int32_t> free_slots_;
   std::vector<int64_t> head_;
   std::vector<int64_t> clock_;
   std::vector<float> weights_;

@@ -253,7 +253,7 @@ def stored_rows(group: td.TableGroup, table: int, ids: Tensor) -> StoredRows:
 
 
 def check_cache(group: td.TableGroup) -> None:
-    """Places and slots name each other, and every free slot is in the list of them."""
+    """Places and slots name each other, and every free slot is on the stack of them."""
     tiers = group.tables.tiers
     assert tiers is not None
     for slab in tiers.cached:
@@ -265,9 +265,6 @@ def check_cache(group: td.TableGroup) -> None:
         rows = (owners[taken] - 1) >> GENERATION_BITS
         assert torch.equal(places[rows].long() - 1, taken.nonzero().reshape(-1))
         assert int((places > 0).sum()) == len(rows)
-        free, head = [], clock[Tier.FREE_HEAD]
-        while head > 0:
-            free.append(head - 1)
-            head = int(slots[head - 1, Slot.ID])
+        free = tiers.tensors.free_slots[slab][: clock[Tier.FREE_COUNT]].tolist()
         assert sorted(free) == (~taken).nonzero().reshape(-1).tolist()
-        assert len(free) == clock[Tier.FREE_COUNT]
+        assert 0 <= clock[Tier.CURSOR] <= used

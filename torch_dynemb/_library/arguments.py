@@ -57,6 +57,7 @@ _TENSORS = {
     "boundaries": _ANY_ROW,
     "path": Expected(torch.uint8, 1),
     "places": Expected(torch.int32, 1),
+    "free_slots": Expected(torch.int32, 1),
     "slots": _WORDS,
     "tier_clock": _WORD_ROWS,
     "moves": _WORD_ROWS,
@@ -167,7 +168,11 @@ _IN_HOST_MEMORY = {
     ("crc32c", "data"): "sums bytes in host memory: copy to the CPU first, with .cpu()",
     ("read_blocks", "path"): _READS_FILES,
     ("read_blocks", "offsets"): _READS_FILES,
-    **{(op, name): _MOVES_ROWS for op in _CACHE_OPS for name in ("places", "slots", "tier_clock")},
+    **{
+        (op, name): _MOVES_ROWS
+        for op in _CACHE_OPS
+        for name in ("places", "slots", "free_slots", "tier_clock")
+    },
     **{
         (op, name): _MOVES_ROWS
         for op in _RECORD_OPS
@@ -228,7 +233,7 @@ _SAME_LENGTH: dict[str, tuple[tuple[str, ...], ...]] = {
     "reduce_grad": (_SLABS, _LOOKUP),
     "bag_weight_grad": (_SLABS, _LOOKUP),
     "accumulate_grad_": (_SLABS, _LOOKUP),
-    **dict.fromkeys(_CACHE_OPS, (("places", "slots"),)),
+    **dict.fromkeys(_CACHE_OPS, (("places", "slots", "free_slots"),)),
     **dict.fromkeys(_RECORD_OPS, (_SLABS,)),
     "serve_lookup": (("weights", "formats"), _LOOKUP),
     "serve_apply_": (("weights", "formats"),),

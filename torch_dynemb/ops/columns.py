@@ -174,7 +174,7 @@ class Tier(IntEnum):
 
     LIMIT = 0
     USED = 1
-    FREE_HEAD = 2
+    CURSOR = 2
     FREE_COUNT = 3
     TOUCHES = 4
     HITS = 5

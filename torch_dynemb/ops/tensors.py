@@ -165,18 +165,20 @@ class LookupBatch(NamedTuple):
 class TierTensors(NamedTuple):
     """Places of the rows of tiered tables, changed by lookups and prefetches.
 
-    For slabs with all rows in memory, ``places`` and ``slots`` have no elements.
+    For slabs with all rows in memory, all but ``clock`` have no elements.
 
     Attributes:
         places: int32 [rows], one for each slab: the row's slot in the cache + 1; 0: not in the
             cache.
         slots: int64 [slots, 4], one for each slab: the rows that they have (``columns.Slot``).
+        free_slots: int32 [slots], one for each slab: a stack of ``Tier.FREE_COUNT`` free slots.
         clock: int64 [1 + slabs, 16]: of the group (``columns.TierHead``), then of each slab
             (``columns.Tier``).
     """
 
     places: list[Tensor]
     slots: list[Tensor]
+    free_slots: list[Tensor]
     clock: Tensor
 
 

@@ -235,9 +235,7 @@ def take_dirty_(tiers: TierTensors, slab: int, begin: int, most: int) -> Tensor:
     Raises:
         RuntimeError: an argument is out of range, or the slab has no cache.
     """
-    moves: Tensor = torch.ops.dynemb.take_dirty_(
-        tiers.places, tiers.slots, tiers.clock, slab, begin, most
-    )
+    moves: Tensor = torch.ops.dynemb.take_dirty_(*tiers, slab, begin, most)
     return moves
 
 
@@ -256,9 +254,7 @@ def shrink_cache_(tiers: TierTensors, slab: int, limit: int) -> Tensor:
     Raises:
         RuntimeError: an argument is out of range, or the slab has no cache.
     """
-    moves: Tensor = torch.ops.dynemb.shrink_cache_(
-        tiers.places, tiers.slots, tiers.clock, slab, limit
-    )
+    moves: Tensor = torch.ops.dynemb.shrink_cache_(*tiers, slab, limit)
     return moves
 
 
@@ -274,7 +270,7 @@ def forget_rows_(tiers: TierTensors, slab: int, handles: Tensor) -> None:
     Raises:
         RuntimeError: a handle names no row, or the slab has no cache; nothing has changed.
     """
-    torch.ops.dynemb.forget_rows_(tiers.places, tiers.slots, tiers.clock, slab, handles)
+    torch.ops.dynemb.forget_rows_(*tiers, slab, handles)
 
 
 @raises_typed_errors
@@ -332,9 +328,13 @@ def _reserve_space_fake(
 
 @register_fake("stage_")
 def _stage_fake(
-    places: Sequence[Tensor], slots: Sequence[Tensor], tier_clock: Tensor, *staged_and_options: Any
+    places: Sequence[Tensor],
+    slots: Sequence[Tensor],
+    free_slots: Sequence[Tensor],
+    tier_clock: Tensor,
+    *staged_and_options: Any,
 ) -> Tensor:
-    refuse_copies("stage_", places, slots)
+    refuse_copies("stage_", places, slots, free_slots)
     return torch.empty_like(staged_and_options[_HANDLES])
 
 
@@ -342,6 +342,7 @@ def _stage_fake(
 def _staged_lookup_fake(
     places: Sequence[Tensor],
     slots: Sequence[Tensor],
+    free_slots: Sequence[Tensor],
     tier_clock: Tensor,
     weights: Sequence[Tensor],
     generations: Sequence[Tensor],
@@ -355,7 +356,7 @@ def _staged_lookup_fake(
     feature_dims: Sequence[int],
     pooling: int,
 ) -> Tensor:
-    refuse_copies("staged_lookup_", places, slots)
+    refuse_copies("staged_lookup_", places, slots, free_slots)
     if pooling == Pooling.NONE:
         return ids.new_empty((ids.shape[0], feature_dims[0]), dtype=torch.float32)
     batch = (offsets.shape[0] - 1) // len(feature_tables)
@@ -364,9 +365,13 @@ def _staged_lookup_fake(
 
 @register_fake("prefetch_")
 def _prefetch_fake(
-    places: Sequence[Tensor], slots: Sequence[Tensor], tier_clock: Tensor, *staged_and_options: Any
+    places: Sequence[Tensor],
+    slots: Sequence[Tensor],
+    free_slots: Sequence[Tensor],
+    tier_clock: Tensor,
+    *staged_and_options: Any,
 ) -> None:
-    refuse_copies("prefetch_", places, slots)
+    refuse_copies("prefetch_", places, slots, free_slots)
 
 
 def _new_moves(handles: Tensor) -> Tensor:
@@ -376,9 +381,13 @@ def _new_moves(handles: Tensor) -> Tensor:
 
 @register_fake("plan_moves_")
 def _plan_moves_fake(
-    places: Sequence[Tensor], slots: Sequence[Tensor], tier_clock: Tensor, *staged_and_options: Any
+    places: Sequence[Tensor],
+    slots: Sequence[Tensor],
+    free_slots: Sequence[Tensor],
+    tier_clock: Tensor,
+    *staged_and_options: Any,
 ) -> tuple[Tensor, Tensor]:
-    refuse_copies("plan_moves_", places, slots)
+    refuse_copies("plan_moves_", places, slots, free_slots)
     handles: Tensor = staged_and_options[_HANDLES]
     return torch.empty_like(handles), _new_moves(handles)
 
@@ -387,6 +396,7 @@ def _plan_moves_fake(
 def _take_dirty_fake(
     places: Sequence[Tensor],
     slots: Sequence[Tensor],
+    free_slots: Sequence[Tensor],
     tier_clock: Tensor,
     slab: int,
     begin: int,
@@ -398,9 +408,14 @@ def _take_dirty_fake(
 
 @register_fake("shrink_cache_")
 def _shrink_cache_fake(
-    places: Sequence[Tensor], slots: Sequence[Tensor], tier_clock: Tensor, slab: int, limit: int
+    places: Sequence[Tensor],
+    slots: Sequence[Tensor],
+    free_slots: Sequence[Tensor],
+    tier_clock: Tensor,
+    slab: int,
+    limit: int,
 ) -> Tensor:
-    refuse_copies("shrink_cache_", places, slots)
+    refuse_copies("shrink_cache_", places, slots, free_slots)
     return _new_moves(tier_clock)
 
 
@@ -408,11 +423,12 @@ def _shrink_cache_fake(
 def _forget_rows_fake(
     places: Sequence[Tensor],
     slots: Sequence[Tensor],
+    free_slots: Sequence[Tensor],
     tier_clock: Tensor,
     slab: int,
     handles: Tensor,
 ) -> None:
-    refuse_copies("forget_rows_", places, slots)
+    refuse_copies("forget_rows_", places, slots, free_slots)
 
 
 @register_fake("gather_records")

@@ -11,14 +11,13 @@ import torch
 
 from torch_dynemb import ops, optim
 from torch_dynemb.distributed.owners import share_of
-from torch_dynemb.ops.columns import SLOT_COLUMNS
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.policy.layout import INDEX_STEP, index_bytes_per_id
 from torch_dynemb.policy.policy import Policy
 from torch_dynemb.storage.tiers import SSDStore
 from torch_dynemb.storage.tiers.cache_size import LEAST_SLOTS
 from torch_dynemb.table.config import TableConfig
-from torch_dynemb.table.group_config import TIERED_ROW_BYTES, GroupConfig
+from torch_dynemb.table.group_config import SLOT_BYTES, TIERED_ROW_BYTES, GroupConfig
 
 _ROOM_TO_COLLECT = 4 / 3  # of files, for what their rows take; see SSDStore
 
@@ -166,7 +165,7 @@ def on_disk(row: PlannedRow, ids: float, cached: float, *, ranks: int) -> Bytes:
     return Bytes(
         rows=slots * (group.row_bytes(slab) - state),
         state=slots * state,
-        index=math.ceil(index) + slots * 8 * SLOT_COLUMNS,
+        index=math.ceil(index) + slots * SLOT_BYTES,
         disk=math.ceil(mine * record * _ROOM_TO_COLLECT),
     )
 

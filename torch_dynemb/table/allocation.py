@@ -41,7 +41,7 @@ from torch_dynemb.storage.static_tensors import mark_static
 from torch_dynemb.storage.tiers import HostStore, SSDStore, Tiers, open_tiers
 from torch_dynemb.table.clock import TableClock
 from torch_dynemb.table.config import ColumnShard, SlabConfig
-from torch_dynemb.table.group_config import TIERED_ROW_BYTES, GroupConfig
+from torch_dynemb.table.group_config import SLOT_BYTES, TIERED_ROW_BYTES, GroupConfig
 from torch_dynemb.table.host_state import EvictionRecords, HostState
 from torch_dynemb.table.tables import Tables
 
@@ -151,7 +151,7 @@ def _addresses_of_row(config: GroupConfig, slab: SlabConfig, tables: int) -> int
     slots = 100 / MAX_LOAD_PERCENT
     index = 8 * (BUCKET_WORDS / BUCKET_WIDTH + len(config.layout.score_words)) * slots
     pending = 2 * (3 * 8 + 4 * slab.dim) if config.split else 0
-    tiered = TIERED_ROW_BYTES + 8 * SLOT_COLUMNS if slab.tiered else 0
+    tiered = TIERED_ROW_BYTES + SLOT_BYTES if slab.tiered else 0
     return config.row_bytes(slab) + 8 + pending + int(tables * index) + tiered
 
 
@@ -327,6 +327,7 @@ def _tiers(
     tensors = TierTensors(
         [reserve(slab, rows[s], dtype=torch.int32) for s, slab in slabs],
         [reserve(slab, rows[s], SLOT_COLUMNS, dtype=torch.int64) for s, slab in slabs],
+        [reserve(slab, rows[s], dtype=torch.int32) for s, slab in slabs],
         torch.zeros(1 + len(slabs), TIER_COLUMNS, dtype=torch.int64, device=memory.device),
     )
     return open_tiers(
@@ -335,7 +336,7 @@ def _tiers(
         index,
         row_tensors,
         cached=[s for s, slab in slabs if slab.tiered],
-        slot_bytes=[config.row_bytes(slab) + 8 * SLOT_COLUMNS for _, slab in slabs],
+        slot_bytes=[config.row_bytes(slab) + SLOT_BYTES for _, slab in slabs],
         slab_names=[slab.name for _, slab in slabs],
         table_names=config.names,
     )

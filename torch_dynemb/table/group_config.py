@@ -8,7 +8,7 @@ from typing import Any
 
 from torch_dynemb.argument_checks import flag, integer
 from torch_dynemb.distributed.seed import common_seed
-from torch_dynemb.ops.columns import MAX_ROWS, OnFull, PolicyColumn
+from torch_dynemb.ops.columns import MAX_ROWS, SLOT_COLUMNS, OnFull, PolicyColumn
 from torch_dynemb.ops.update import APPLIES_DELAYED, NO_OPTIMIZER, OPTIMIZER_NAMES
 from torch_dynemb.optim.base import OptimizerConfig, check_config
 from torch_dynemb.policy.admission import AdmitBy, parse_bytes
@@ -19,6 +19,8 @@ from torch_dynemb.table.options import GroupOptions
 
 # Bytes in memory of a tiered row: its place in the cache, and its place in the store.
 TIERED_ROW_BYTES = 12
+# A slot in the cache without its row: its entries in ``slots`` and ``free_slots``.
+SLOT_BYTES = 8 * SLOT_COLUMNS + 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,4 +241,10 @@ def checked_config(
     return GroupConfig(tables, optimizer, max_rows, budget, common, split)
 
 
-__all__ = ["TIERED_ROW_BYTES", "GroupConfig", "check_stored_gradients", "checked_config"]
+__all__ = [
+    "SLOT_BYTES",
+    "TIERED_ROW_BYTES",
+    "GroupConfig",
+    "check_stored_gradients",
+    "checked_config",
+]

@@ -14,7 +14,6 @@ from torch_dynemb.argument_checks import flat_int64
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     BUCKET_WORDS,
-    SLOT_COLUMNS,
     TABLES_REPLACED,
     RowClock,
     Slab,
@@ -24,7 +23,7 @@ from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.process.forked import check_own
 from torch_dynemb.storage.memory import TableMemory
 from torch_dynemb.storage.tiers import Tiers
-from torch_dynemb.table.group_config import TIERED_ROW_BYTES, GroupConfig
+from torch_dynemb.table.group_config import SLOT_BYTES, TIERED_ROW_BYTES, GroupConfig
 from torch_dynemb.table.host_state import EvictionRecords, HostState
 
 # the remedy in messages, for rows that are too many to copy
@@ -84,8 +83,8 @@ class Tables:
         result += [*rows.weights, *rows.generations, *rows.state, *rows.dirty_bits]
         result += [*rows.copy_on_write, rows.row_clock, *rows.pending]
         if self.tiers is not None:
-            result += [*self.tiers.tensors.places, *self.tiers.tensors.slots]
-            result += [self.tiers.tensors.clock]
+            places, slots, free_slots, clock = self.tiers.tensors
+            result += [*places, *slots, *free_slots, clock]
         return [*result, rows.hyper, index.meta, rows.meta, rows.init_data, index.policy]
 
     def check_own(self) -> None:
@@ -185,7 +184,7 @@ def used_bytes(tables: Tables) -> dict[str, int]:
         if tables.stored(s) is not None:
             tiered += used * TIERED_ROW_BYTES
             used = tables.rows_in_memory(s)
-            tiered += used * 8 * SLOT_COLUMNS
+            tiered += used * SLOT_BYTES
         rows += used * (config.row_bytes(slab) - of_row)
         state += used * of_row
     buckets = index.tables[:, Table.BUCKET_COUNT]

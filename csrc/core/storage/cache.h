@@ -1,4 +1,4 @@
-// The cache of a tiered slab: fields of slots, and the order in which rows lose them.
+// The cache of a tiered slab: fields of slots. core/storage/victims.h decides which rows lose them.
 //
 // A slot handle is slot : 36 | the slot's own generation : 28, so ops on handles of rows take it as
 // it is. The generation grows whenever the slot gets another row; handles of the earlier row become
@@ -56,29 +56,5 @@ DYNEMB_HD int64_t slot_use(uint32_t epoch, uint32_t count) {
 DYNEMB_HD bool epoch_is_past(uint32_t last, uint32_t now) {
   return static_cast<int32_t>(last - now) < 0;
 }
-
-// Worth of a slot: first how often its row was used (counts are halved from time to time), then how
-// recently. The least worth goes first.
-constexpr int kWorthCounts = 64;
-constexpr int kWorthAges = 64;
-constexpr int kWorths = kWorthCounts * kWorthAges;
-
-// 2 log2(age), with one fractional bit.
-DYNEMB_HD int age_class(uint32_t age) {
-  int log = 0;
-  for (uint32_t left = age; left > 1; left >>= 1) ++log;
-  const int half = log > 0 ? static_cast<int>(age >> (log - 1) & 1) : 0;
-  return 2 * log + half;
-}
-DYNEMB_HD int slot_worth(int64_t use, uint32_t now) {
-  const uint32_t count = use_count(use);
-  const int counted = count < kWorthCounts ? static_cast<int>(count) : kWorthCounts - 1;
-  return counted * kWorthAges + kWorthAges - 1 - age_class(now - use_epoch(use));
-}
-
-// Uses per slot after which counts are halved.
-constexpr int64_t kUsesBeforeHalving = 8;
-// Fraction of the slots that one sweep frees.
-constexpr int64_t kSlotsPerSweep = 64;
 
 }  // namespace dynemb

@@ -1,12 +1,13 @@
 #include "cpu/storage/cache.h"
 
 #include <algorithm>
-#include <array>
 #include <iterator>
 #include <string>
 
-#include "core/storage/cache.h"
+#include "core/storage/victims.h"
 #include "cpu/memory/reserve.h"
+#include "cpu/storage/slots.h"
+#include "cpu/storage/victims.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -14,8 +15,6 @@ namespace {
 constexpr int64_t kBlock = 64;   // ids with places, then slots, in flight together
 constexpr int32_t kWanted = -1;  // place of a row that is about to get a slot
 constexpr int64_t kCheckedMemory = int64_t{64} << 20;  // step in which memory is checked
-
-int64_t* slot_at(const CacheSlab& cache, int64_t slot) { return cache.slots + slot * kSlotColumns; }
 
 int32_t place_of(const CacheSlab& cache, int64_t handle) {
   return __atomic_load_n(cache.places + handle_row(handle), __ATOMIC_RELAXED);
@@ -28,11 +27,6 @@ int32_t check_place(const char* op, const CacheSlab& cache, int64_t handle) {
                "dynemb::", op, ": places[", handle_row(handle), "] is ", place, ", expected 0 to ",
                cache.clock[kTierUsed], ", or ", kSavedPlace);
   return place;
-}
-
-// Adds to a counter; one at the limit, which only damage produces, stays there.
-void add_to(int64_t* counter, int64_t more) {
-  *counter = static_cast<int64_t>(static_cast<uint64_t>(*counter) + static_cast<uint64_t>(more));
 }
 
 // Whether one thread or several look up the ids of a call. Several may use one row: the outcome is
@@ -178,76 +172,6 @@ void begin_epoch(const StageCall& call) {
   if (static_cast<uint32_t>(head[kTierEpoch]) != call.epoch) add_to(&head[kTierEpoch], 1);
 }
 
-// Frees a slot; its row has no place any more.
-void free_slot(const CacheSlab& cache, int64_t slot) {
-  int64_t* words = slot_at(cache, slot);
-  words[kSlotOwner] = 0;
-  words[kSlotId] = cache.clock[kTierFreeHead];
-  words[kSlotMarks] =
-      slot_marks(0, slot_job(words[kSlotMarks]), false, slot_generation(words[kSlotMarks]));
-  cache.clock[kTierFreeHead] = slot + 1;
-  ++cache.clock[kTierFreeCount];
-}
-
-RowMove move_of(const int64_t* words, int64_t slot) {
-  return {slot, words[kSlotOwner] - 1, words[kSlotId], slot_table(words[kSlotMarks]),
-          slot_generation(words[kSlotMarks])};
-}
-
-// Takes the row out of a slot. A dirty row is saved first, by job `job`, or 0: at once.
-void evict(const CacheSlab& cache, int64_t slot, int64_t job, std::vector<RowMove>* saves) {
-  int64_t* words = slot_at(cache, slot);
-  int32_t place = 0;
-  if (slot_is_dirty(words[kSlotMarks])) {
-    saves->push_back(move_of(words, slot));
-    add_to(&cache.clock[kTierWritten], 1);
-    if (job > 0) {
-      place = kSavedPlace;
-      words[kSlotMarks] = slot_marks(0, job, false, slot_generation(words[kSlotMarks]));
-    }
-  }
-  const int64_t row = handle_row(words[kSlotOwner] - 1);
-  if (row < cache.max_rows && cache.places[row] == slot + 1) cache.places[row] = place;
-  add_to(&cache.clock[kTierEvicted], 1);
-  free_slot(cache, slot);
-}
-
-// Takes up to `wanted` rows of least worth out of their slots; among equals, those of the first
-// slots.
-void sweep(const CacheSlab& cache, uint32_t epoch, int64_t wanted, int64_t job,
-           std::vector<RowMove>* saves) {
-  std::array<int64_t, kWorths> having{};
-  const int64_t used = cache.clock[kTierUsed];
-  const bool halves = cache.clock[kTierTouches] >= kUsesBeforeHalving * cache.clock[kTierLimit];
-  if (halves) cache.clock[kTierTouches] = 0;
-  const auto may_go = [epoch](const int64_t* words) {
-    return words[kSlotOwner] > 0 && epoch_is_past(use_epoch(words[kSlotUse]), epoch);
-  };
-  for (int64_t slot = 0; slot < used; ++slot) {
-    int64_t* words = slot_at(cache, slot);
-    if (halves)
-      words[kSlotUse] = slot_use(use_epoch(words[kSlotUse]), use_count(words[kSlotUse]) / 2);
-    if (may_go(words)) ++having[static_cast<size_t>(slot_worth(words[kSlotUse], epoch))];
-  }
-  int last = 0;
-  int64_t below = 0;
-  while (last < kWorths - 1 && below + having[static_cast<size_t>(last)] < wanted) {
-    below += having[static_cast<size_t>(last)];
-    ++last;
-  }
-  int64_t of_last = std::min(wanted - below, having[static_cast<size_t>(last)]);
-  int64_t left = below + of_last;
-  for (int64_t slot = 0; slot < used && left > 0; ++slot) {
-    const int64_t* words = slot_at(cache, slot);
-    if (!may_go(words)) continue;
-    const int worth = slot_worth(words[kSlotUse], epoch);
-    if (worth > last || (worth == last && of_last == 0)) continue;
-    of_last -= worth == last;
-    --left;
-    evict(cache, slot, job, saves);
-  }
-}
-
 // Raises if memory is short for untouched slots up to `slots`.
 void check_slots(const char* op, const CacheSlab& cache, int64_t slots) {
   const int64_t bytes = cache.clock[kTierSlotBytes];
@@ -256,37 +180,63 @@ void check_slots(const char* op, const CacheSlab& cache, int64_t slots) {
   if (after > before) check_available_memory(op, (after - before) * kCheckedMemory);
 }
 
-// Number of rows that have to lose their slots so that `wanted` others get one.
-int64_t victims_for(const CacheSlab& cache, int64_t wanted) {
-  const int64_t* clock = cache.clock;
-  const int64_t untouched = std::max<int64_t>(clock[kTierLimit] - clock[kTierUsed], 0);
-  const int64_t missing = wanted - clock[kTierFreeCount] - untouched;
-  return missing > 0 ? std::max(missing, clock[kTierLimit] / kSlotsPerSweep) : 0;
+// Raises unless the slots that `wanted` rows get from the stack are free.
+void check_free_slots(const char* op, const CacheSlab& cache, int64_t wanted) {
+  const int64_t count = cache.clock[kTierFreeCount];
+  for (int64_t i = count - std::min(wanted, count); i < count; ++i) {
+    const int64_t slot = cache.free_slots[i];
+    DYNEMB_CHECK(
+        slot >= 0 && slot < cache.clock[kTierUsed] && slot_at(cache, slot)[kSlotOwner] <= 0,
+        "dynemb::", op, ": free_slots[", i, "] is ", slot,
+        ", expected a slot without a row, below ", cache.clock[kTierUsed]);
+  }
 }
 
-// Raises if memory is short for `wanted` rows, where the cache has to grow because all slots are in
-// use.
+// Raises if free slots are damaged, or if memory is short for `wanted` rows, where the cache has to
+// grow because all slots are in use.
 void check_wanted(const StageCall& call, size_t slab, int64_t wanted) {
   const CacheSlab& cache = call.tiers->slabs[slab];
   const int64_t most = cache.clock[kTierUsed] + wanted - cache.clock[kTierFreeCount];
   DYNEMB_CHECK(most <= cache.max_rows, "dynemb::", call.op, ": the cache of slab ", slab,
                " may need ", most, " slots, but there are ", cache.max_rows);
+  check_free_slots(call.op, cache, wanted);
   check_slots(call.op, cache, most);
 }
 
-int64_t take_slot(const char* op, const CacheSlab& cache) {
-  int64_t* clock = cache.clock;
-  const int64_t free = clock[kTierFreeHead] - 1;
-  if (free >= 0) {
-    const int64_t next = slot_at(cache, free)[kSlotId];
-    clock[kTierFreeHead] = next >= 0 && next <= clock[kTierUsed] ? next : 0;
-    --clock[kTierFreeCount];
-    return free;
+// Slots of the missing rows of a slab, by the rank of their first occurrence.
+class SlotsForMissing {
+ public:
+  // Allocates all memory, so that the other functions raise nothing.
+  SlotsForMissing(const CacheSlab& cache, int64_t wanted) : cache_(cache), wanted_(wanted) {
+    victims_.reserve(static_cast<size_t>(most_saves(cache, wanted)));
   }
-  DYNEMB_CHECK(clock[kTierUsed] < cache.max_rows, "dynemb::", op, ": slots has fewer free ",
-               "ones than tier_clock says");
-  return clock[kTierUsed]++;
-}
+  // Takes rows out of their slots if free ones do not suffice.
+  void supply(uint32_t epoch, int64_t job, std::vector<RowMove>* saves) {
+    if (wanted_ == 0) return;
+    const int64_t victims = wanted_victims(cache_.clock, wanted_);
+    if (victims > 0) take_victims(cache_, epoch, victims, job, &victims_, saves);
+    supply_ = slot_supply(cache_.clock, static_cast<int64_t>(victims_.size()));
+  }
+  int64_t next() { return slot_of_rank(supply_, rank_++, cache_.free_slots, victims_.data()); }
+  // Removes the given slots from the stack, then pushes those of victims that are left, in the
+  // order in which later calls give them.
+  void finish() {
+    if (wanted_ == 0) return;
+    const SlotCounts given = given_slots(supply_, wanted_);
+    cache_.clock[kTierFreeCount] -= given.free;
+    cache_.clock[kTierUsed] += given.untouched;
+    for (int64_t i = supply_.victims - 1; i >= given.victims; --i) {
+      push_free_slot(cache_, victims_[static_cast<size_t>(i)]);
+    }
+  }
+
+ private:
+  const CacheSlab& cache_;
+  int64_t wanted_;
+  int64_t rank_ = 0;
+  SlotSupply supply_{};
+  std::vector<int32_t> victims_;
+};
 
 struct Missing {
   int64_t position;
@@ -319,13 +269,14 @@ void put(const StageCall& call, const Missing& missing, int64_t slot, Plan* plan
 }
 
 // The handle of the slot for a row that had none when the call began.
-int64_t slot_of_missing(const StageCall& call, const Missing& missing, Plan* plan) {
+int64_t slot_of_missing(const StageCall& call, const Missing& missing, SlotsForMissing& slots,
+                        Plan* plan) {
   const CacheSlab& cache = call.tiers->slabs[missing.slab];
   const int64_t handle = call.handles[missing.position];
   const int32_t place = place_of(cache, handle);
   int64_t slot = place - 1;
   if (place == kWanted) {
-    slot = take_slot(call.op, cache);
+    slot = slots.next();
     put(call, missing, slot, plan);
   } else if (slot_at(cache, slot)[kSlotOwner] != handle + 1) {
     const int64_t owner = std::max<int64_t>(slot_at(cache, slot)[kSlotOwner], 1) - 1;
@@ -351,7 +302,8 @@ int64_t slot_of_missing(const StageCall& call, const Missing& missing, Plan* pla
 
 int64_t most_saves(const CacheSlab& cache, int64_t wanted) {
   if (wanted == 0) return 0;
-  return std::min(victims_for(cache, wanted), cache.clock[kTierUsed] - cache.clock[kTierFreeCount]);
+  return std::min(wanted_victims(cache.clock, wanted),
+                  cache.clock[kTierUsed] - cache.clock[kTierFreeCount]);
 }
 
 Plan plan_moves(const StageCall& call, const RoomCheck& check_room, int64_t* slot_handles) {
@@ -398,11 +350,12 @@ Plan plan_moves(const StageCall& call, const RoomCheck& check_room, int64_t* slo
     }
   }
   if (missing.empty()) return plan;
-  const auto now = static_cast<uint32_t>(call.tiers->head[kTierEpoch]);
+  std::vector<SlotsForMissing> slots;
   try {
     std::vector<int64_t> saves(moves.size());
     for (size_t s = 0; s < moves.size(); ++s) {
       if (wanted[s] > 0) check_wanted(call, s, wanted[s]);
+      slots.emplace_back(call.tiers->slabs[s], wanted[s]);
       saves[s] = most_saves(call.tiers->slabs[s], wanted[s]);
     }
     check_room(saves);
@@ -417,15 +370,13 @@ Plan plan_moves(const StageCall& call, const RoomCheck& check_room, int64_t* slo
     }
     throw;
   }
+  const auto now = static_cast<uint32_t>(call.tiers->head[kTierEpoch]);
   const int64_t job = call.jobs == nullptr ? 0 : call.jobs->next;
-  for (size_t s = 0; s < moves.size(); ++s) {
-    const CacheSlab& cache = call.tiers->slabs[s];
-    const int64_t victims = wanted[s] > 0 ? victims_for(cache, wanted[s]) : 0;
-    if (victims > 0) sweep(cache, now, victims, job, &moves[s].saves);
-  }
+  for (size_t s = 0; s < moves.size(); ++s) slots[s].supply(now, job, &moves[s].saves);
   for (const Missing& m : missing) {
-    slot_handles[m.position] = slot_of_missing(call, m, &plan);
+    slot_handles[m.position] = slot_of_missing(call, m, slots[m.slab], &plan);
   }
+  for (SlotsForMissing& of_slab : slots) of_slab.finish();
   for (const CacheSlab& cache : call.tiers->slabs) {
     const int64_t in_use = cache.clock[kTierUsed] - cache.clock[kTierFreeCount];
     cache.clock[kTierMostUsed] = std::max(cache.clock[kTierMostUsed], in_use);
@@ -458,10 +409,10 @@ std::vector<RowMove> shrink(const CacheSlab& cache, int64_t limit) {
     if (slot_at(cache, slot)[kSlotOwner] > 0) evict(cache, slot, 0, &saves);
   }
   cache.clock[kTierUsed] = limit;
-  cache.clock[kTierFreeHead] = 0;
+  cache.clock[kTierCursor] = std::min(cache.clock[kTierCursor], limit);
   cache.clock[kTierFreeCount] = 0;
   for (int64_t slot = limit - 1; slot >= 0; --slot) {
-    if (slot_at(cache, slot)[kSlotOwner] <= 0) free_slot(cache, slot);
+    if (slot_at(cache, slot)[kSlotOwner] <= 0) push_free_slot(cache, slot);
   }
   return saves;
 }
@@ -477,7 +428,13 @@ void forget(const char* op, const CacheSlab& cache, const int64_t* handles, int6
   for (int64_t i = 0; i < count; ++i) {
     const int32_t place = place_of(cache, handles[i]);
     cache.places[handle_row(handles[i])] = 0;
-    if (place > 0) free_slot(cache, place - 1);
+    if (place <= 0) continue;
+    int64_t* words = slot_at(cache, place - 1);
+    if (words[kSlotOwner] <= 0) continue;  // another place named the slot, too: damaged
+    DYNEMB_CHECK(cache.clock[kTierFreeCount] < cache.clock[kTierUsed], "dynemb::", op,
+                 ": slots has fewer free ones than tier_clock says");
+    clear_slot(words);
+    push_free_slot(cache, place - 1);
   }
 }
 

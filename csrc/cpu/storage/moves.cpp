@@ -36,11 +36,12 @@ Tensor moves_tensor(const std::vector<SlabMoves>& planned) {
 }
 
 std::tuple<Tensor, Tensor> plan_moves_(std::vector<Tensor> places, std::vector<Tensor> slots,
-                                       Tensor tier_clock, Tensor meta, Tensor ids, Tensor handles,
-                                       Tensor offsets, std::vector<int64_t> feature_tables,
-                                       bool trains, int64_t ahead) {
+                                       std::vector<Tensor> free_slots, Tensor tier_clock,
+                                       Tensor meta, Tensor ids, Tensor handles, Tensor offsets,
+                                       std::vector<int64_t> feature_tables, bool trains,
+                                       int64_t ahead) {
   const char* op = "plan_moves_";
-  const TierTensors tiers = tier_tensors(op, places, slots, tier_clock);
+  const TierTensors tiers = tier_tensors(op, places, slots, free_slots, tier_clock);
   const OneWriter writer(op, tiers.head);
   const StagedIds given{meta, ids, handles, offsets, feature_tables};
   const FeatureArgs features = staged_features(op, given);
@@ -58,10 +59,11 @@ Tensor moves_of_slab(size_t slabs, int64_t slab, std::vector<RowMove> saves) {
   return moves_tensor(moves);
 }
 
-Tensor take_dirty_(std::vector<Tensor> places, std::vector<Tensor> slots, Tensor tier_clock,
-                   int64_t slab, int64_t begin, int64_t most) {
+Tensor take_dirty_(std::vector<Tensor> places, std::vector<Tensor> slots,
+                   std::vector<Tensor> free_slots, Tensor tier_clock, int64_t slab, int64_t begin,
+                   int64_t most) {
   const char* op = "take_dirty_";
-  const TierTensors tiers = tier_tensors(op, places, slots, tier_clock);
+  const TierTensors tiers = tier_tensors(op, places, slots, free_slots, tier_clock);
   const OneWriter writer(op, tiers.head);
   const CacheSlab& cache = cached_slab(op, tiers, slab);
   DYNEMB_CHECK(begin >= 0, "dynemb::", op, ": begin is ", begin, ", expected a slot");
@@ -69,20 +71,21 @@ Tensor take_dirty_(std::vector<Tensor> places, std::vector<Tensor> slots, Tensor
   return moves_of_slab(tiers.slabs.size(), slab, take_dirty(tiers, cache, begin, most));
 }
 
-Tensor shrink_cache_(std::vector<Tensor> places, std::vector<Tensor> slots, Tensor tier_clock,
-                     int64_t slab, int64_t limit) {
+Tensor shrink_cache_(std::vector<Tensor> places, std::vector<Tensor> slots,
+                     std::vector<Tensor> free_slots, Tensor tier_clock, int64_t slab,
+                     int64_t limit) {
   const char* op = "shrink_cache_";
-  const TierTensors tiers = tier_tensors(op, places, slots, tier_clock);
+  const TierTensors tiers = tier_tensors(op, places, slots, free_slots, tier_clock);
   const OneWriter writer(op, tiers.head);
   const CacheSlab& cache = cached_slab(op, tiers, slab);
   DYNEMB_CHECK(limit >= 0, "dynemb::", op, ": limit is ", limit, ", expected 0 slots at least");
   return moves_of_slab(tiers.slabs.size(), slab, shrink(cache, limit));
 }
 
-void forget_rows_(std::vector<Tensor> places, std::vector<Tensor> slots, Tensor tier_clock,
-                  int64_t slab, Tensor handles) {
+void forget_rows_(std::vector<Tensor> places, std::vector<Tensor> slots,
+                  std::vector<Tensor> free_slots, Tensor tier_clock, int64_t slab, Tensor handles) {
   const char* op = "forget_rows_";
-  const TierTensors tiers = tier_tensors(op, places, slots, tier_clock);
+  const TierTensors tiers = tier_tensors(op, places, slots, free_slots, tier_clock);
   const OneWriter writer(op, tiers.head);
   const CacheSlab& cache = cached_slab(op, tiers, slab);
   check_words(op, "handles", handles);

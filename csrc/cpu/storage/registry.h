@@ -22,6 +22,7 @@ struct RegisteredStore {
   std::shared_ptr<RowStore> store;
   std::vector<TensorPlace> places;       // by slab
   std::vector<TensorPlace> slots;        // by slab
+  std::vector<TensorPlace> free_slots;   // by slab
   std::vector<TensorPlace> weights;      // by slab
   std::vector<TensorPlace> generations;  // by slab
   std::vector<TensorPlace> state;        // tensor k of slab s at k * slabs + s

@@ -4,6 +4,7 @@
 // requires the handles that stage_ returns. Tensors without a store, such as copies, raise.
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -26,17 +27,24 @@ bool moves_any(const std::vector<SlabMoves>& moves) {
   return false;
 }
 
+bool are_at(const std::vector<TensorPlace>& opened, const std::vector<Tensor>& tensors) {
+  return std::equal(opened.begin(), opened.end(), tensors.begin(), tensors.end(),
+                    [](const TensorPlace& of, const Tensor& t) { return of.data == t.data_ptr(); });
+}
+
+struct TensorsOfSlots {
+  const std::vector<Tensor>& places;
+  const std::vector<Tensor>& slots;
+  const std::vector<Tensor>& free_slots;
+};
+
 // The store that was opened for these tensors; copies of them have none.
 std::shared_ptr<RegisteredStore> store_of_cache(const char* op, const Tensor& tier_clock,
-                                                const std::vector<Tensor>& places,
-                                                const std::vector<Tensor>& slots) {
+                                                const TensorsOfSlots& given) {
   std::shared_ptr<RegisteredStore> entry = registered_store(op, tier_clock);
-  bool same = entry->places.size() == places.size() && entry->slots.size() == slots.size();
-  for (size_t s = 0; same && s < places.size(); ++s) {
-    same = entry->places[s].data == places[s].data_ptr() &&
-           entry->slots[s].data == slots[s].data_ptr();
-  }
-  DYNEMB_CHECK(same, "dynemb::", op, ": places and slots are not those that the store of ",
+  DYNEMB_CHECK(are_at(entry->places, given.places) && are_at(entry->slots, given.slots) &&
+                   are_at(entry->free_slots, given.free_slots),
+               "dynemb::", op, ": places, slots and free_slots are not those that the store of ",
                "tier_clock was opened with: give the tensors of one group");
   return entry;
 }
@@ -49,7 +57,8 @@ TierTensors tensors_of(const char* op, const RegisteredStore& entry, const Tenso
     const int64_t rows = entry.places[s].size[0];
     int64_t* clock = tiers.head + (static_cast<int64_t>(s) + 1) * kTierColumns;
     tiers.slabs.push_back({rows > 0 ? static_cast<int32_t*>(entry.places[s].data) : nullptr, rows,
-                           static_cast<int64_t*>(entry.slots[s].data), clock});
+                           static_cast<int64_t*>(entry.slots[s].data),
+                           static_cast<int32_t*>(entry.free_slots[s].data), clock});
   }
   return tiers;
 }
@@ -94,10 +103,9 @@ void reserve_space_(Tensor tier_clock, Tensor buckets, Tensor tables, Tensor met
 }
 
 // Called by the thread that has locked the cache.
-Tensor staged_handles(const char* op, const TierTensors& tiers, const std::vector<Tensor>& places,
-                      const std::vector<Tensor>& slots, const Tensor& tier_clock,
-                      const StagedIds& given, bool trains) {
-  const auto entry = store_of_cache(op, tier_clock, places, slots);
+Tensor staged_handles(const char* op, const TierTensors& tiers, const TensorsOfSlots& tensors,
+                      const Tensor& tier_clock, const StagedIds& given, bool trains) {
+  const auto entry = store_of_cache(op, tier_clock, tensors);
   RowStore& store = *entry->store;
   store.check();
   const FeatureArgs features = staged_features(op, given);
@@ -108,40 +116,41 @@ Tensor staged_handles(const char* op, const TierTensors& tiers, const std::vecto
   return slot_handles;
 }
 
-Tensor stage_(std::vector<Tensor> places, std::vector<Tensor> slots, Tensor tier_clock, Tensor meta,
-              Tensor ids, Tensor handles, Tensor offsets, std::vector<int64_t> feature_tables,
-              bool trains) {
+Tensor stage_(std::vector<Tensor> places, std::vector<Tensor> slots, std::vector<Tensor> free_slots,
+              Tensor tier_clock, Tensor meta, Tensor ids, Tensor handles, Tensor offsets,
+              std::vector<int64_t> feature_tables, bool trains) {
   const char* op = "stage_";
-  const TierTensors tiers = tier_tensors(op, places, slots, tier_clock);
+  const TierTensors tiers = tier_tensors(op, places, slots, free_slots, tier_clock);
   const OneWriter writer(op, tiers.head);
-  return staged_handles(op, tiers, places, slots, tier_clock,
+  return staged_handles(op, tiers, {places, slots, free_slots}, tier_clock,
                         {meta, ids, handles, offsets, feature_tables}, trains);
 }
 
 // Rows of a lookup without training keep their slots for this call only, so the call also reads
 // them: a compiler could move a read by handles behind the next stage_, and another thread may take
 // the slots.
-Tensor staged_lookup_(std::vector<Tensor> places, std::vector<Tensor> slots, Tensor tier_clock,
+Tensor staged_lookup_(std::vector<Tensor> places, std::vector<Tensor> slots,
+                      std::vector<Tensor> free_slots, Tensor tier_clock,
                       std::vector<Tensor> weights, std::vector<Tensor> generations, Tensor meta,
                       Tensor init_data, Tensor ids, Tensor handles, Tensor offsets,
                       std::optional<Tensor> per_sample_weights, std::vector<int64_t> feature_tables,
                       std::vector<int64_t> feature_dims, int64_t pooling) {
   const char* op = "staged_lookup_";
-  const TierTensors tiers = tier_tensors(op, places, slots, tier_clock);
+  const TierTensors tiers = tier_tensors(op, places, slots, free_slots, tier_clock);
   const OneWriter writer(op, tiers.head);  // until the rows have been read
-  const Tensor slot_handles = staged_handles(op, tiers, places, slots, tier_clock,
+  const Tensor slot_handles = staged_handles(op, tiers, {places, slots, free_slots}, tier_clock,
                                              {meta, ids, handles, offsets, feature_tables}, false);
   return read_rows(op, weights, generations, meta, init_data, ids, slot_handles, offsets,
                    per_sample_weights, feature_tables, feature_dims, pooling);
 }
 
-void prefetch_(std::vector<Tensor> places, std::vector<Tensor> slots, Tensor tier_clock,
-               Tensor meta, Tensor ids, Tensor handles, Tensor offsets,
-               std::vector<int64_t> feature_tables, int64_t ahead) {
+void prefetch_(std::vector<Tensor> places, std::vector<Tensor> slots,
+               std::vector<Tensor> free_slots, Tensor tier_clock, Tensor meta, Tensor ids,
+               Tensor handles, Tensor offsets, std::vector<int64_t> feature_tables, int64_t ahead) {
   const char* op = "prefetch_";
-  const TierTensors tiers = tier_tensors(op, places, slots, tier_clock);
+  const TierTensors tiers = tier_tensors(op, places, slots, free_slots, tier_clock);
   const OneWriter writer(op, tiers.head);
-  const auto entry = store_of_cache(op, tier_clock, places, slots);
+  const auto entry = store_of_cache(op, tier_clock, {places, slots, free_slots});
   entry->store->check();
   const StagedIds given{meta, ids, handles, offsets, feature_tables};
   const FeatureArgs features = staged_features(op, given);

@@ -108,12 +108,13 @@ std::vector<TensorPlace> places_of(const std::vector<Tensor>& tensors) {
 }
 
 void store_open(Tensor tier_clock, Tensor path, std::vector<Tensor> places,
-                std::vector<Tensor> slots, std::vector<Tensor> weights,
-                std::vector<Tensor> generations, std::vector<Tensor> state, Tensor tiered,
-                Tensor names, int64_t segment_bytes, int64_t disk_bytes, int64_t io) {
+                std::vector<Tensor> slots, std::vector<Tensor> free_slots,
+                std::vector<Tensor> weights, std::vector<Tensor> generations,
+                std::vector<Tensor> state, Tensor tiered, Tensor names, int64_t segment_bytes,
+                int64_t disk_bytes, int64_t io) {
   constexpr const char* kOp = "store_open";
   check_tier_clock(kOp, tier_clock);
-  const CacheTensors cache{places, slots, weights, generations, state};
+  const CacheTensors cache{places, slots, free_slots, weights, generations, state};
   check_cache_tensors(kOp, tier_clock, cache, tiered);
   const std::vector<std::string> slab_names = lines_of(text_of(kOp, "names", names));
   check_names(kOp, slab_names, weights.size());
@@ -125,6 +126,7 @@ void store_open(Tensor tier_clock, Tensor path, std::vector<Tensor> places,
   RegisteredStore entry{nullptr,
                         places_of(places),
                         places_of(slots),
+                        places_of(free_slots),
                         places_of(weights),
                         places_of(generations),
                         places_of(state),

@@ -31,13 +31,13 @@ from torchrec.distributed.types import ModuleSharder
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 
 from torch_dynemb.distributed.owners import share_of
-from torch_dynemb.ops.columns import BUCKET_WORDS, SKETCH_ROWS, SLOT_COLUMNS
+from torch_dynemb.ops.columns import BUCKET_WORDS, SKETCH_ROWS
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.admission import AdmitFrequentSketch
 from torch_dynemb.policy.layout import index_bytes_per_id
 from torch_dynemb.storage.tiers import LEAST_SPLIT_BYTES, HostStore
 from torch_dynemb.storage.tiers import Storage as TierStorage
-from torch_dynemb.table.group_config import TIERED_ROW_BYTES
+from torch_dynemb.table.group_config import SLOT_BYTES, TIERED_ROW_BYTES
 from torch_dynemb.torchrec.planning.fused_params import optimizer_of
 from torch_dynemb.torchrec.planning.options import DYNAMIC_KERNEL, TableOptions, TableParams
 
@@ -182,7 +182,7 @@ def _row_bytes(storage: TierStorage | None, ids: int, row: int) -> int:
     """Return bytes of memory for the rows of ``ids`` ids, with ``row`` bytes each."""
     if storage is None or isinstance(storage, HostStore):
         return ids * row
-    slot = row + 8 * SLOT_COLUMNS
+    slot = row + SLOT_BYTES
     cached = min(ids, storage.cache_size.slots(ids, slot, share=1.0))
     return ids * TIERED_ROW_BYTES + cached * slot
 
