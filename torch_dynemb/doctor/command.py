@@ -18,7 +18,7 @@ def add_command(commands: Any) -> None:
     """Add the command ``doctor``.
 
     Args:
-        commands: what ``ArgumentParser.add_subparsers`` returned.
+        commands: result of ``ArgumentParser.add_subparsers``.
     """
     parser = commands.add_parser(
         "doctor",
@@ -33,13 +33,13 @@ def add_command(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what is found.
+    """Print the findings.
 
     Args:
         arguments: of the command line.
 
     Returns:
-        The exit status: 1 where there is a problem.
+        The exit status: 1 if there is a problem.
     """
     facts = gather()
     found = findings(facts)
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def as_text(found: Sequence[Finding]) -> str:
-    """Return a line for each finding, and another one for what to do.
+    """Format findings as text: a line for each, and another line for its remedy.
 
     Args:
         found: the findings.
@@ -71,7 +71,7 @@ def as_json(facts: Facts, found: Sequence[Finding]) -> str:
 
     Args:
         facts: of the machine.
-        found: what they mean.
+        found: findings for these facts.
     """
     about = {
         **dataclasses.asdict(facts),
