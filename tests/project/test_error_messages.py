@@ -75,7 +75,6 @@ BETWEEN_TENSORS = {  # that only the library makes; what was expected is in the 
     "dynemb::{}: {} is not on the emulated device",
 }
 IN_OTHER_WORDS = {
-    "{} is no number of at least 1",
     "{} is not a number of at least 1",
     "pg does not have this process as a member: construct it on members only",
     "ByColumn: a part is a ByColumn itself: write its parts out",

@@ -23,10 +23,9 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor",
         help="versions, devices, memory and files of this machine, and what could be better",
-        description="Says for each fact of this machine whether it is ok, worth a note, or a "
-        "problem, and what to do. A note works, and something could be better; a problem keeps the "
-        "library from working, and makes the exit status 1. What each line is for is said in "
-        "torch_dynemb/doctor/README.md.",
+        description="Classify each fact of this machine as ok, a note or a problem, with a remedy. "
+        "A note works, but could be better. A problem keeps the library from working, and the exit "
+        "status is 1. torch_dynemb/doctor/README.md explains each line.",
     )
     parser.add_argument("--json", action="store_true", help="print facts and findings as JSON")
     parser.set_defaults(run=run)
