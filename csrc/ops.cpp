@@ -108,11 +108,11 @@ DYNEMB_DEFINE_OPS(m) {
   store.def("store_sync(Tensor tier_clock) -> (Tensor[] records, Tensor[] segments)");
   store.def("store_keep(Tensor tier_clock, Tensor[] files) -> ()");
   store.def("store_load(Tensor tier_clock, Tensor[] records, Tensor[] segments) -> ()");
-  store.def("store_hold(Tensor tier_clock) -> Tensor");
+  store.def("store_pin(Tensor tier_clock) -> Tensor");
   store.def(
-      "store_read_held(Tensor tier_clock, int hold, int slab, Tensor handles, Tensor ids) "
+      "store_read_pinned(Tensor tier_clock, int pin, int slab, Tensor handles, Tensor ids) "
       "-> (Tensor records, Tensor found)");
-  store.def("store_release(Tensor tier_clock, int hold) -> ()");
+  store.def("store_release(Tensor tier_clock, int pin) -> ()");
   store.def("store_stats(Tensor tier_clock) -> Tensor");
   store.def("store_close(Tensor tier_clock) -> ()");
 

@@ -57,7 +57,7 @@ def held_disk(monkeypatch: pytest.MonkeyPatch, disk: HeldDisk | None = None) -> 
     last = handle._last
     if last is not None:
         assert last._ended.wait(SECONDS)
-        last._work.untold_error()  # of a test that failed; the next one has nothing to do with it
+        last._work.unreported_error()  # left by a failed test; later tests ignore it
 
 
 def full() -> OSError:

@@ -89,7 +89,7 @@ def provide(part: Part, machine: dict[str, Any], cuda_root: Path | None, *, rebu
         part.record("library found", Outcome(NOT_RUN, found.reason))
     if cuda_root is None:
         reason = "no nvcc in CUDA_HOME, on PATH or in /usr/local/cuda: install the CUDA toolkit"
-        part.record("library", Outcome(FAILED, f"{why}, and there is {reason}"))
+        part.record("library", Outcome(FAILED, f"{why}; {reason}"))
         return False
     built = part.run(
         "build",

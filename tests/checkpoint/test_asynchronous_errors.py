@@ -168,7 +168,7 @@ def test_an_error_that_nobody_was_told_is_logged(caplog: pytest.LogCaptureFixtur
     for of in (work, told):
         of.fail(ValueError("broken"))
     assert isinstance(told.error(), ValueError)
-    assert told.untold_error() is None
+    assert told.unreported_error() is None
     with caplog.at_level(logging.ERROR, "torch_dynemb"):
         del work, told, of
         gc.collect()

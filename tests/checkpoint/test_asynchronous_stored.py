@@ -20,7 +20,7 @@ from whole_model import WholeModel
 import torch_dynemb as td
 from torch_dynemb import checkpoint, ops
 from torch_dynemb.ops.columns import StoreStat
-from torch_dynemb.storage.tiers.held_rows import HeldRows
+from torch_dynemb.storage.tiers.pinned_rows import PinnedRows
 from torch_dynemb.storage.tiers.ssd import SSDTiers
 
 pytestmark = [
@@ -167,23 +167,23 @@ def test_an_error_is_told_once_and_the_rows_are_let_go(tmp_path: Path, disk: Hel
     train(model, range(5, 8))
 
 
-def test_rows_are_let_go_where_another_store_cannot_hold_its_own(
+def test_rows_are_unpinned_if_another_store_cannot_pin_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bags = torch.nn.ModuleList(bag_on(tmp_path / name, name=name) for name in ("one", "two"))
     for bag in bags:
         train(bag, range(3))
-    held: list[SSDTiers] = []
-    hold = SSDTiers.hold
+    pinned: list[SSDTiers] = []
+    pin = SSDTiers.pin
 
-    def hold_one(tiers: SSDTiers) -> HeldRows:
-        if held:
+    def pin_one(tiers: SSDTiers) -> PinnedRows:
+        if pinned:
             raise RuntimeError("disk full")
-        held.append(tiers)
-        return hold(tiers)
+        pinned.append(tiers)
+        return pin(tiers)
 
     with monkeypatch.context() as patched:
-        patched.setattr(SSDTiers, "hold", hold_one)
+        patched.setattr(SSDTiers, "pin", pin_one)
         with pytest.raises(RuntimeError, match="disk full"):
             checkpoint.save(tmp_path / "last", bags, asynchronous=True)
     assert [stat(bag, StoreStat.PINNED_SEGMENTS) for bag in bags] == [0, 0]

@@ -8,14 +8,18 @@ import pytest
 import torch
 
 from torch_dynemb.checkpoint import DamagedFileError
-from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedWriter, FileSums, check_file
+from torch_dynemb.checkpoint.files.checksummed_files import (
+    ChecksummedWriter,
+    FileChecksums,
+    check_file,
+)
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape, as_bytes, header_of
 
 pytestmark = pytest.mark.cpu_only("about files, without tables")
 
 
-def written(path: Path, block_bytes: int) -> FileSums:
+def written(path: Path, block_bytes: int) -> FileChecksums:
     """Write a file with blocks that do not begin at the end of its header."""
     values = torch.arange(5000)
     writer = ChecksummedWriter(Disk(), path, block_bytes)

@@ -265,7 +265,7 @@ def test_memory_is_given_back(tmp_path: Path, disk: HeldDisk, fails: bool) -> No
         words_of(model)
     )
     assert not any(bool(words[COPY_ON_WRITE_COLUMNS:].any()) for words in words_of(model))
-    handle._work.untold_error()
+    handle._work.unreported_error()
     disk.error = None
     words = words_of(model)
     checkpoint.save(tmp_path / "next", model, asynchronous=True).wait()

@@ -118,12 +118,12 @@ def test_a_copy_that_is_disturbed_is_refused(
 ) -> None:
     model = Model()
     model.step()
-    hold, work = saving.pin_rows, [model.step]
+    pin, work = saving.pin_rows, [model.step]
 
     def disturbed(groups: Any) -> None:
         if work:
             in_another_thread(work.pop())
-        hold(groups)
+        pin(groups)
 
     monkeypatch.setattr(saving, "pin_rows", disturbed)
     with pytest.raises(RuntimeError, match=REFUSED):

@@ -26,7 +26,7 @@ from torch import nn
 import torch_dynemb as td
 from torch_dynemb import checkpoint, ops
 from torch_dynemb.checkpoint.files import scattered_file
-from torch_dynemb.checkpoint.files.checksummed_files import SummedReader
+from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape
 from torch_dynemb.checkpoint.tools import part_writer
@@ -354,7 +354,7 @@ def test_a_scattered_file_is_what_one_in_order_is(
             file.append(name, values[name][begin : begin + 7].contiguous())
     sums = file.finish()
     assert sums.bytes == os.path.getsize(tmp_path / "file")
-    reader = SummedReader(tmp_path / "file", sums)
+    reader = ChecksummedReader(tmp_path / "file", sums)
     for name, expected in values.items():
         out = torch.empty_like(expected)
         reader.read(name, 0, out)

@@ -3,7 +3,7 @@
 ``golden_outputs.txt`` has a line for each output: the start of its sha256, and its name. The hash
 covers the tensors of the output in a stated order, each with its name, dtype, shape and bytes (as
 little-endian machines have them). ``test_golden_outputs.py`` computes the outputs of all cases and
-compares the hashes; there is no tolerance. A case computes its outputs from constants alone, so
+compares the hashes without tolerance. A case computes its outputs from constants alone, so
 cases run in any order.
 
 * ``python tests/golden/outputs.py`` names the outputs that differ.
@@ -16,7 +16,7 @@ commit message which lines have changed and why:
 
 * a case has been added or removed: other lines stay. Code from before the restructuring writes the
   new ones;
-* a fault has been repaired whose results were wrong;
+* a fault has been repaired that made results wrong;
 * a number is meant to change, such as the constants of a hash or the order of a sum, and
   CHANGELOG.md says so.
 
@@ -26,8 +26,8 @@ has what a reader or a loaded model sees of them.
 Outputs are equal on every CPU, with any number of threads and any instruction set. What is not is
 left out:
 
-* Powers of beta come from the C library's ``pow``, whose last bit varies. The betas of the cases
-  are 0, 1/2 and 3/4, whose powers are exact in float64.
+* Powers of beta come from the C library's ``pow``, and its last bit varies. The cases use
+  betas of 0, 1/2 and 3/4, with powers that are exact in float64.
 * Dense layers, losses and norms of torch sum in an order of the machine's, and ``randn``, ``exp``
   and ``sin`` differ in last bits. Gradients are made by whole numbers instead
   (``made_tensors.py``) and go into ``backward`` directly.

@@ -129,7 +129,7 @@ def full_with_error(folder: Path) -> Outputs:
 
 
 def large(folder: Path) -> Outputs:
-    """Evict ids of a table whose batches several threads share, with scores set by the program."""
+    """Evict ids of a table, with batches for several threads and scores set by the program."""
     policy = td.Policy(capacity=4000, score=("frequency", "custom"))
     group = td.TableGroup(
         [td.TableConfig("a", 4, policy=policy), td.TableConfig("b", 4, policy=policy)],

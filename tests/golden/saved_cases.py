@@ -184,7 +184,7 @@ def other_ranks(parts: int, folder: Path) -> Outputs:
 
 
 def resharded(folder: Path) -> Outputs:
-    """Write a checkpoint for other ranks, whose files one rank loads."""
+    """Write a checkpoint for other ranks; one rank loads its files."""
     checkpoint.save(folder / "saved", trained())
     checkpoint.reshard(folder / "saved", folder / "three", parts=3, columns=2)
     checkpoint.reshard(folder / "three", folder / "two", parts=2)

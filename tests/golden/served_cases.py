@@ -105,7 +105,7 @@ def missing(folder: Path) -> Outputs:
 
 
 def expired(folder: Path) -> Outputs:
-    """Freeze tables whose ids have expired, or wait for a row."""
+    """Freeze tables with ids that have expired, or wait for admission."""
     tables = [
         td.TableConfig("a", 4, policy=td.Policy(ttl=20)),
         td.TableConfig("b", 4, policy=td.Policy(admission=td.AdmitFrequent(2), refused="zeros")),

@@ -212,7 +212,7 @@ def another_optimizer(folder: Path) -> Outputs:
 
 
 def non_finite(folder: Path) -> Outputs:
-    """Skip gradients that are no numbers."""
+    """Skip gradients with NaN or infinity."""
     module = td.DynamicEmbedding(
         5, name="rows", optimizer=td.Adagrad(lr=0.1, non_finite="skip"), max_rows=100
     )

@@ -415,7 +415,7 @@ def test_loads_that_do_not_fit(tmp_path: Path) -> None:
         DynamicEmbLoad(tmp_path, table(policy=td.Policy(score="step")))
     with pytest.raises(ValueError, match=r"has 8 columns, but rows of .* have 6"):
         DynamicEmbLoad(tmp_path, td.DynamicEmbedding(8, optimizer=td.SGD(lr=0.1)))
-    with pytest.raises(FileNotFoundError, match="is no folder"):
+    with pytest.raises(FileNotFoundError, match="is not a folder"):
         DynamicEmbLoad(tmp_path / "nowhere", items)
     counting = table(policy=td.Policy(score="frequency", admission=td.AdmitFrequent(2)))
     with pytest.raises(FileNotFoundError, match=r"has no embedding_counter_keys.* counter=False"):
@@ -438,7 +438,7 @@ def test_dumps_that_are_refused(tmp_path: Path) -> None:
     (tmp_path / "b" / "note").write_text("mine")
     with pytest.raises(FileExistsError, match="has files already: give another path, or"):
         DynamicEmbDump(tmp_path / "b", trained())
-    with pytest.raises(FileExistsError, match="is no folder"):
+    with pytest.raises(FileExistsError, match="is not a folder"):
         DynamicEmbDump(tmp_path / "b" / "note", trained())
     with pytest.raises(TypeError, match=r"model is 3, expected a torch.nn.Module"):
         DynamicEmbDump(tmp_path / "c", 3)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ DIM, IDS = 4, 12
 
 
 class Both(nn.Module):
-    """A table with a capacity, and a static embedding whose rows are trained the same way."""
+    """A table with a capacity, and a static embedding with rows trained in the same way."""
 
     def __init__(self, policy: td.Policy | None = None) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ from torch_dynemb.nn.table_module import FORGOTTEN_STEPS
 from torch_dynemb.ops import functional_copies
 from torch_dynemb.ops.columns import Table
 
-pytestmark = pytest.mark.cpu_only("compilers and what they are told of ops")
+pytestmark = pytest.mark.cpu_only("compilers and their view of ops")
 
 DIM = 6
 OPTIMIZERS = [

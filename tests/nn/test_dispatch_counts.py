@@ -1,8 +1,8 @@
 """Calls of torch that a training step makes in eager mode: each is a launch or more on a GPU.
 
-Counted is every op that the dispatcher runs below autograd, whoever calls it. Views (ops whose
-result is part of an argument) launch nothing and have a count of their own. Left out are the two
-``profiler`` calls with which torch wraps the ``step`` of every optimizer.
+The count includes every op that the dispatcher runs below autograd, from any caller. Views (ops
+that return a part of an argument) launch nothing and have their own count. The two ``profiler``
+calls around the ``step`` of every optimizer are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_dynemb as td
 
-pytestmark = pytest.mark.cpu_only("compilers and what they are told of ops")
+pytestmark = pytest.mark.cpu_only("compilers and their view of ops")
 
 
 class Recorder(TorchDispatchMode):

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_dynemb as td
 
-pytestmark = pytest.mark.cpu_only("compilers and what they are told of ops")
+pytestmark = pytest.mark.cpu_only("compilers and their view of ops")
 
 DIM = 8
 
@@ -37,7 +37,7 @@ def test_bag_step_is_batch_sized(optimizer: td.optim.OptimizerConfig) -> None:
 
 
 def test_split_step_is_batch_sized() -> None:
-    """Two lookups of one table, whose gradients wait; rows and 8-bit state of less than float32."""
+    """Check two lookups of a table with waiting gradients, rows below float32 and 8-bit state."""
     table = td.DynamicEmbedding(
         DIM,
         optimizer=td.Adam(lr=0.1, state_dtype=torch.uint8),

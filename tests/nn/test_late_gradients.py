@@ -15,9 +15,7 @@ from torch.nn.utils import clip_grad_norm_ as imported_by_name
 import torch_dynemb as td
 from torch_dynemb.nn.table_module import FORGOTTEN_STEPS
 
-pytestmark = pytest.mark.cpu_only(
-    "on a GPU nothing counts backwards, whose number it would wait for"
-)
+pytestmark = pytest.mark.cpu_only("on a GPU the number of backwards is not counted")
 
 IDS = torch.arange(3)
 

@@ -1,4 +1,4 @@
-"""Gradients of tables whose rows stay in memory until the step of their lookup ends."""
+"""Gradients of tables with rows in files: they stay in memory until their step ends."""
 
 from __future__ import annotations
 

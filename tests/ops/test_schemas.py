@@ -347,17 +347,17 @@ dynemb::store_check(Tensor tier_clock) -> ()
 dynemb::store_close(Tensor tier_clock) -> ()
 dynemb::store_drain(Tensor tier_clock) -> ()
 dynemb::store_erase(Tensor tier_clock, int slab, Tensor handles) -> ()
-dynemb::store_hold(Tensor tier_clock) -> Tensor
 dynemb::store_keep(Tensor tier_clock, Tensor[] files) -> ()
 dynemb::store_load(Tensor tier_clock, Tensor[] records, Tensor[] segments) -> ()
 dynemb::store_open(Tensor tier_clock, Tensor path, Tensor[] places, Tensor[] slots,
     Tensor[] free_slots, Tensor[] weights, Tensor[] generations, Tensor[] state, Tensor
     tiered, Tensor names, int segment_bytes, int disk_bytes, int io) -> ()
+dynemb::store_pin(Tensor tier_clock) -> Tensor
 dynemb::store_read(Tensor tier_clock, int slab, Tensor handles, Tensor ids) -> (Tensor
     records, Tensor found)
-dynemb::store_read_held(Tensor tier_clock, int hold, int slab, Tensor handles, Tensor ids)
-    -> (Tensor records, Tensor found)
-dynemb::store_release(Tensor tier_clock, int hold) -> ()
+dynemb::store_read_pinned(Tensor tier_clock, int pin, int slab, Tensor handles, Tensor
+    ids) -> (Tensor records, Tensor found)
+dynemb::store_release(Tensor tier_clock, int pin) -> ()
 dynemb::store_stats(Tensor tier_clock) -> Tensor
 dynemb::store_sync(Tensor tier_clock) -> (Tensor[] records, Tensor[] segments)
 dynemb::store_write(Tensor tier_clock, int slab, Tensor handles, Tensor ids, int table,

@@ -216,7 +216,7 @@ def test_a_plot(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--dim", "0"], "'0' is no number of at least 1"),
+        (["--dim", "0"], "'0' is not a number of at least 1"),
         (["--dim", "8", "--columns", "user"], "--columns names 'user', which"),
         (["--dim", "8", "--columns", "id,id"], "--columns is id,id: name every column once"),
         (["--dim", "8", "--total", "many"], "--total is 'many', expected a number of lines"),

@@ -102,7 +102,7 @@ def cpp_messages(source: str) -> Iterator[Message]:
 
 
 def _arguments(code: str, begin: int) -> list[str]:
-    """The arguments of a call whose bracket opens before ``begin``."""
+    """Return the arguments of a call; its bracket opens before ``begin``."""
     parts, depth, start, at = [], 0, begin, begin
     while True:
         letter = code[at]

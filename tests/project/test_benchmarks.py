@@ -91,7 +91,7 @@ def test_prints_one_json_line_per_case(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if name == "index" and not HAS_ABSL:
-        pytest.skip("libabsl-dev, whose hash map index.py compares with, is not installed")
+        pytest.skip("libabsl-dev is not installed; index.py compares with its hash map")
     if (
         name in ("dcp_load", "lifecycle", "torchrec_step", "two_ranks")
         and importlib.util.find_spec("torchrec") is None
@@ -117,7 +117,7 @@ def test_prints_one_json_line_per_case(
 
 @pytest.mark.long
 def test_calls_of_kernels_that_do_nothing() -> None:
-    # a process of its own, whose kernels are gone for good
+    # a process of its own: its kernels do not come back
     options = ["--json", "--quick", "--rounds", "1", "--calls", "2", "--only", "1 bag, training"]
     done = subprocess.run(
         [sys.executable, "overhead.py", "--no-kernels", *options, "--only", "1 id, inference"],
@@ -297,7 +297,7 @@ def test_eviction_by_hand_trains(monkeypatch: pytest.MonkeyPatch) -> None:
         steps = gradient.unsqueeze(1) / (squares[bags].sqrt() + 1e-8)
         rows[bags] -= LEARNING_RATE * steps
     generations = table.look_up(ids[500:520]) & ((1 << 28) - 1)
-    assert (generations > 1).sum() > 15  # rows that have been somebody else's
+    assert (generations > 1).sum() > 15  # rows of earlier owners
 
 
 @pytest.mark.skipif(not HAS_ABSL, reason="the peers are compiled together, and need abseil")

@@ -1,4 +1,4 @@
-"""``benchmarks/run.py --compare``: what it says of results that were written by hand."""
+"""``benchmarks/run.py --compare``: its report on constructed results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Write = Callable[..., str]
 
 
 def timed(case: str, ours: float, peer: float | None = None, **extra: Any) -> dict[str, Any]:
-    """A row of a time, whose minima are its medians."""
+    """Return a row of a time, with minima equal to medians."""
     row: dict[str, Any] = {"bench": "index", "case": case, "valid": True}
     row |= {"ours_ms": ours, "ours_min_ms": ours, "peer": None, "peer_ms": None, "ratio": None}
     if peer is not None:

@@ -16,7 +16,7 @@ from error_messages import (
 
 pytestmark = pytest.mark.cpu_only("reads sources")
 
-# What is said here is about the content of a file; who reads the file adds its path.
+# Messages about the content of a file; the caller adds its path.
 OF_FILES = (
     "torch_dynemb/checkpoint/",
     "torch_dynemb/migrate/",
@@ -50,7 +50,7 @@ OF_THE_PROCESS = {  # no argument is wrong
     "missing=True",
     "write: the writer is closed: make another one to write more",
 }
-BEGINS = (  # with what has failed, which is no argument
+BEGINS = (  # with the failure, not an argument
     "the system starts {} of {} threads",
     "a step of SGD moved the rows by {}",
     "the ExternalStore has failed before",
@@ -75,7 +75,6 @@ BETWEEN_TENSORS = {  # that only the library makes; what was expected is in the 
     "dynemb::{}: {} is not on the emulated device",
 }
 IN_OTHER_WORDS = {
-    "{} is no number of at least 1",
     "{} is not a number of at least 1",
     "pg does not have this process as a member: construct it on members only",
     "ByColumn: a part is a ByColumn itself: write its parts out",

@@ -1,4 +1,4 @@
-"""Code of the library tells errors apart by class or number, and tests the text of none."""
+"""Code of the library distinguishes errors by class or number, never by text."""
 
 from __future__ import annotations
 

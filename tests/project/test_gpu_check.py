@@ -17,7 +17,7 @@ import torch
 from gpu_programs import ROOT, module, shared
 
 pytestmark = [
-    pytest.mark.cpu_only("gpu-check where there is no GPU"),
+    pytest.mark.cpu_only("gpu-check without a GPU"),
     pytest.mark.usefixtures("repository_on_path"),
 ]
 
@@ -282,7 +282,7 @@ def test_a_library_is_built_where_none_works(
     fails = "raise SystemExit('no kernel image is available')"
     works, steps = provided(monkeypatch, tmp_path, fails, cuda_root=None)
     assert not works
-    assert "no kernel image is available, and there is no nvcc" in steps["library"]["reason"]
+    assert "no kernel image is available; no nvcc" in steps["library"]["reason"]
     works, steps = provided(monkeypatch, tmp_path, fails)
     assert not works
     assert steps["build"]["reason"] == "1 9.0"

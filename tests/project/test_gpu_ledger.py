@@ -15,7 +15,7 @@ import torch
 from gpu_programs import ROOT, module
 
 pytestmark = [
-    pytest.mark.cpu_only("gpu-check where there is no GPU"),
+    pytest.mark.cpu_only("gpu-check without a GPU"),
     pytest.mark.usefixtures("repository_on_path"),
 ]
 

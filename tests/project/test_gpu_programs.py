@@ -13,7 +13,7 @@ import torch
 from gpu_programs import module, shared
 
 pytestmark = [
-    pytest.mark.cpu_only("gpu-check where there is no GPU"),
+    pytest.mark.cpu_only("gpu-check without a GPU"),
     pytest.mark.usefixtures("repository_on_path"),
 ]
 

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint.files.checksummed_files import sums_of_bytes
+from torch_dynemb.checkpoint.files.checksummed_files import checksum_of_bytes
 from torch_dynemb.errors import DamagedFileError
 from torch_dynemb.serving.packages import export as export_module
 from torch_dynemb.serving.packages import load as load_module
@@ -280,7 +280,7 @@ def test_manifests_of_other_programs_are_refused(package: Package, tmp_path: Pat
     ]
     for fields in changed:
         text = json.dumps(fields, separators=(",", ":")).encode()[:-1]
-        end = f',"crc32c":"{sums_of_bytes(text):08x}"}}\n'
+        end = f',"crc32c":"{checksum_of_bytes(text):08x}"}}\n'
         (folder / MANIFEST).write_bytes(text + end.encode())
         with pytest.raises(DamagedFileError, match=r"not those that .*: another program"):
             td.serving.load(folder)

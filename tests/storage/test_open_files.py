@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint.files.checksummed_files import sums_of_bytes
+from torch_dynemb.checkpoint.files.checksummed_files import checksum_of_bytes
 from torch_dynemb.checkpoint.manifest.records import canonical
 
 pytestmark = pytest.mark.cpu_only("files of a store")
@@ -147,7 +147,7 @@ def test_places_of_a_snapshot_do_not_size_memory(tmp_path: Path) -> None:
     content = json.loads(file.read_text())
     content.pop("crc32c")
     content["segments"][0]["places"][0] = 1 << 25
-    content["crc32c"] = sums_of_bytes(canonical(content))
+    content["crc32c"] = checksum_of_bytes(canonical(content))
     file.write_bytes(canonical(content))
     module = table(tmp_path)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,6 +1,6 @@
 // A row store under ThreadSanitizer: one thread plans, stages, prefetches and changes rows as
 // lookups and optimizers do, while the storage thread saves, loads and collects, and a third one
-// asks for figures, and a fourth one reads rows that are held. Every row that is used is compared
+// asks for figures, and a fourth one reads pinned rows. Every row that is used is compared
 // with what was written last.
 #include <atomic>
 #include <cstdint>
@@ -154,17 +154,17 @@ class Trainer {
   // A thread that reads what there is now while steps follow, and lets it go.
   std::thread reader() {
     save();
-    return std::thread([store = store_, held = expected_, hold = store_->hold()] {
+    return std::thread([store = store_, pinned = expected_, pin = store_->pin()] {
       std::vector<RowMove> rows;
       for (int64_t row = 0; row < kRows; ++row) rows.push_back({0, handle_of(row), row, 0, 0});
       const int64_t bytes = record_bytes(kDim * 4 + 4);
       std::vector<char> records(kBatch * bytes);
       std::vector<uint8_t> found(kBatch);
       for (int64_t begin = 0; begin < kRows; begin += kBatch) {
-        store->read_held(hold, 0, {rows.begin() + begin, rows.begin() + begin + kBatch},
-                         records.data(), found.data());
+        store->read_pinned(pin, 0, {rows.begin() + begin, rows.begin() + begin + kBatch},
+                           records.data(), found.data());
         for (int64_t i = 0; i < kBatch; ++i) {
-          const int64_t value = held[begin + i];
+          const int64_t value = pinned[begin + i];
           expect((found[i] != 0) == (value != 0), "an unwritten row is pinned");
           if (value == 0) continue;
           float first = 0;
@@ -172,7 +172,7 @@ class Trainer {
           expect(first == static_cast<float>(value * 100), "a pinned row has changed");
         }
       }
-      store->release(hold);
+      store->release(pin);
     });
   }
 

@@ -46,7 +46,7 @@ FILES = {
 }
 # values of the ops that have no cases
 OF_TAG = {
-    "store": ("storage/test_row_store.py", "storage/test_holds.py", "storage/test_exactness.py"),
+    "store": ("storage/test_row_store.py", "storage/test_pins.py", "storage/test_exactness.py"),
     "gpu": ("cuda/test_cuda_groups.py", "cuda/test_cuda_memory.py"),
 }
 HOW_TO_ADD = {

@@ -35,7 +35,7 @@ DRIVER = ROOT / "tests" / "storage" / "thread_check.cpp"
 STORE = (
     *("block_io", "block_progress", "cache", "collection", "forks", "open_files", "record_log"),
     *("record_map", "record_reader", "room", "row_store", "segment_files", "store_format"),
-    *("store_holds", "store_worker", "thread_reader", "uring_reader", "victims"),
+    *("store_pins", "store_worker", "thread_reader", "uring_reader", "victims"),
 )
 CHECK = "-fsanitize=thread"
 FLAGS = ["-std=c++17", "-O1", "-g1", "-pthread", "-fno-omit-frame-pointer", "-Wno-psabi", CHECK]

@@ -28,8 +28,8 @@ def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ctrl_c_after_a_save() -> Callable[[], AbstractContextManager[None]]:
-    """Somebody presses Ctrl-C when a job has begun its first save, or done it."""
-    # here, since tests of other tutorials run where there is no pyarrow
+    """Press Ctrl-C when a job has begun its first save, or finished it."""
+    # here, since tests of other tutorials run without pyarrow
     from tutorials.dlrm.data import Position
     from tutorials.dlrm.job.checkpoint import Checkpoints
 

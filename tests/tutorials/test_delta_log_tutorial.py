@@ -1,4 +1,4 @@
-"""The tutorial whose delta log is in SQLite."""
+"""The tutorial with a delta log in SQLite."""
 
 from __future__ import annotations
 

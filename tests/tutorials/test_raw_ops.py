@@ -13,7 +13,7 @@ import torch_dynemb as td
 from torch_dynemb.ops.columns import Meta
 from tutorials.raw_ops import HashedSum, batches, train
 
-pytestmark = pytest.mark.cpu_only("a tutorial, whose tables are tensors on the CPU")
+pytestmark = pytest.mark.cpu_only("a tutorial with tensors on the CPU as tables")
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +40,7 @@ def test_it_learns() -> None:
 
 
 def test_the_initial_values_are_those_of_the_package() -> None:
-    """The tensors made by hand mean what those of a TableGroup mean."""
+    """Manually made tensors have the meaning of those of a TableGroup."""
     model = HashedSum(ids=1_000, dim=8, optimizer=td.Adam(lr=0.03))
     bag = td.DynamicEmbeddingBag(
         8, mode="sum", optimizer=td.Adam(lr=0.03), initializer=td.Normal(std=0.01)

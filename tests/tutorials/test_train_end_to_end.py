@@ -171,7 +171,7 @@ def test_packages_give_what_the_model_gives(tmp_path, capsys, text):
 
 
 def test_packages_that_give_something_else_are_refused(tmp_path, monkeypatch):
-    """The package is written by hand: it is what compiled code would give."""
+    """The package is made manually: compiled code would return the same."""
     frozen = td.freeze(DLRM(DynamicRows(4, td.RowWiseAdagrad(0.1)), 4))
 
     class Wrong:

@@ -105,7 +105,7 @@ def test_division(counts, more):
     assert sum(shares) <= limit
     assert sum(shares) >= min(limit, sum(counts)) - len(counts)  # nothing is lost but by rounding
     for share, count in zip(shares, counts, strict=True):
-        if share < count:  # it could use more: nobody has more of what there is
+        if share < count:  # it could use more: no other one has more
             assert max(s for s, c in zip(shares, counts, strict=True) if c >= count) <= share + 1
             assert share + 1 >= limit // len(counts)
 

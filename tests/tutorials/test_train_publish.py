@@ -1,4 +1,4 @@
-"""The delta log of the DLRM tutorial: who follows it has the rows of the job's checkpoint."""
+"""The delta log of the DLRM tutorial: a follower has the rows of the job's checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the library will work here, and how well: ``python -m torch_dynemb doctor``."""
+"""Check of this machine for the library: ``python -m torch_dynemb doctor``."""
 
 from torch_dynemb.doctor.facts import Facts, gather
 from torch_dynemb.doctor.findings import Finding, findings

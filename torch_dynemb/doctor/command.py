@@ -18,28 +18,27 @@ def add_command(commands: Any) -> None:
     """Add the command ``doctor``.
 
     Args:
-        commands: what ``ArgumentParser.add_subparsers`` returned.
+        commands: result of ``ArgumentParser.add_subparsers``.
     """
     parser = commands.add_parser(
         "doctor",
         help="versions, devices, memory and files of this machine, and what could be better",
-        description="Says for each fact of this machine whether it is ok, worth a note, or a "
-        "problem, and what to do. A note works, and something could be better; a problem keeps the "
-        "library from working, and makes the exit status 1. What each line is for is said in "
-        "torch_dynemb/doctor/README.md.",
+        description="Classify each fact of this machine as ok, a note or a problem, with a remedy. "
+        "A note works, but could be better. A problem keeps the library from working, and the exit "
+        "status is 1. torch_dynemb/doctor/README.md explains each line.",
     )
     parser.add_argument("--json", action="store_true", help="print facts and findings as JSON")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what is found.
+    """Print the findings.
 
     Args:
         arguments: of the command line.
 
     Returns:
-        The exit status: 1 where there is a problem.
+        The exit status: 1 if there is a problem.
     """
     facts = gather()
     found = findings(facts)
@@ -48,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def as_text(found: Sequence[Finding]) -> str:
-    """Return a line for each finding, and another one for what to do.
+    """Format findings as text: a line for each, and another line for its remedy.
 
     Args:
         found: the findings.
@@ -71,7 +70,7 @@ def as_json(facts: Facts, found: Sequence[Finding]) -> str:
 
     Args:
         facts: of the machine.
-        found: what they mean.
+        found: findings for these facts.
     """
     about = {
         **dataclasses.asdict(facts),

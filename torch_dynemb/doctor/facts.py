@@ -1,4 +1,4 @@
-"""What is so on this machine, as far as it concerns the library."""
+"""Facts of this machine that concern the library."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Gpu(NamedTuple):
 
     Attributes:
         name: of the device.
-        capability: such as 90 for sm_90.
+        capability: compute capability, such as 90 for sm_90.
         bytes: of its memory.
     """
 
@@ -41,35 +41,35 @@ class Gpu(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """What is so on this machine.
+    """Facts of this machine.
 
     Attributes:
         version: of this library.
         python: version.
         torch: version.
-        torch_cuda: the version of CUDA that torch was built for; None: it was built without.
+        torch_cuda: the CUDA version of torch's build; None: a build without CUDA.
         torchrec: version; None: it is not installed.
         fbgemm: version; None: it is not installed.
         glibc: version; empty: another C library.
         system: kernel and its version.
         machine: architecture of the processor.
-        built: what the library was compiled with.
-        simd_level: that kernels use, see :func:`torch_dynemb.ops.simd_level`.
-        gpus: that torch sees.
-        huge_pages: what the kernel does about transparent ones; empty: it has none.
+        built: options of the library's build.
+        simd_level: instruction set of the kernels, see :func:`torch_dynemb.ops.simd_level`.
+        gpus: GPUs that torch sees.
+        huge_pages: the kernel's mode of transparent huge pages; empty: not supported.
         overcommit: ``vm.overcommit_memory``; None: it cannot be read.
         address_limits: of the process.
-        mappings: of memory that the process has.
+        mappings: number of the process's memory mappings.
         most_mappings: ``vm.max_map_count``; None: it cannot be read.
         memory: bytes of the machine.
-        available_memory: bytes that can still be taken.
-        cgroup_limit: bytes that the process's control group may take; None: as many as there are.
-        io_uring: whether the kernel allows it to a library that has it.
-        io_uring_error: what the kernel said instead of yes or no; empty: it said it.
+        available_memory: bytes that are available.
+        cgroup_limit: memory limit of the process's control group, in bytes; None: no limit.
+        io_uring: whether the library has it and the kernel allows it.
+        io_uring_error: the kernel's error instead of an answer; empty: no error.
         io_uring_disabled: ``kernel.io_uring_disabled``; None: it cannot be read.
         threads: of torch.
         cpus: that the process may run on.
-        failure: what went wrong when a small table was trained; empty: nothing.
+        failure: error of training a small table; empty: success.
     """
 
     version: str
@@ -101,7 +101,7 @@ class Facts:
 
 
 def gather() -> Facts:
-    """Return what is so on this machine. Trains a table of a few rows on the CPU, and no more."""
+    """Gather the facts of this machine. Its only test trains a table of a few rows on the CPU."""
     paths, io_uring_error = _tried(store_io_paths, [IoPath.THREADS])
     _, failure = _tried(_train, None)
     return Facts(
@@ -135,7 +135,7 @@ def gather() -> Facts:
 
 
 def chosen(choices: str) -> str:
-    """Return the word in brackets of the choices in a file of the kernel; empty: none.
+    """Return the word in brackets in a kernel file of choices; empty: no such word.
 
     Args:
         choices: such as ``"always [madvise] never"``.
@@ -145,14 +145,14 @@ def chosen(choices: str) -> str:
 
 
 def cgroup_limit(groups: str, read: Callable[[str], str]) -> int | None:
-    """Return the bytes that a process may take by its control groups and those above them.
+    """Return the memory limit of a process's control groups and their parents, in bytes.
 
     Args:
-        groups: what ``/proc/self/cgroup`` says of it.
-        read: gives the text of a file, empty where there is none.
+        groups: content of ``/proc/self/cgroup``.
+        read: returns the text of a file, empty for a missing file.
 
     Returns:
-        The least limit; None: there is none.
+        The smallest limit; None: no limit.
     """
     limits = []
     for line in groups.splitlines():
@@ -165,16 +165,18 @@ def cgroup_limit(groups: str, read: Callable[[str], str]) -> int | None:
             continue
         for folder in (PurePosixPath(path), *PurePosixPath(path).parents):
             text = read(f"{root}{folder}/{name}".replace("//", "/")).strip()
-            if text.isdigit() and int(text) < 1 << 62:  # version 1 writes a huge number for none
+            if (
+                text.isdigit() and int(text) < 1 << 62
+            ):  # version 1 writes a huge number without a limit
                 limits.append(int(text))
     return min(limits, default=None)
 
 
 def _tried(function: Callable[[], Result], otherwise: Result) -> tuple[Result, str]:
-    """Return what a function gives and nothing, or ``otherwise`` and the error."""
+    """Call a function; return its result and an empty text, or ``otherwise`` and the error."""
     try:
         return function(), ""
-    except Exception as error:  # whatever it is, it is what the user asks about
+    except Exception as error:  # any error is a finding
         return otherwise, f"{type(error).__name__}: {error}"
 
 

@@ -1,4 +1,4 @@
-"""What facts of a machine mean for the library, and what to do about them."""
+"""Findings: consequences of a machine's facts for the library, with remedies."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _OLDEST_TORCH = (2, 11)
 _TORCHREC = ((1, 6, 1), (1, 9, 2))  # the oldest and newest that are tested
 _OLDEST_GPU = 80
 _LITTLE_MEMORY = 1 << 30
-_FEW_MAPPINGS = 65530  # what Linux has unless told otherwise
+_FEW_MAPPINGS = 65530  # Linux's default
 _INSTRUCTIONS = ("baseline", "x86-64-v3 (AVX2)", "x86-64-v4 (AVX-512)")
 
 
 class Finding(NamedTuple):
-    """What a fact means.
+    """Consequence of a fact.
 
     Attributes:
-        level: ``"ok"``; ``"note"``: it works, and something could be better; ``"problem"``: it
-            keeps the library from working.
-        what: it is about.
-        value: what is so.
-        remedy: a sentence that says what to do; empty: nothing.
+        level: ``"ok"``; ``"note"``: works, but could be better; ``"problem"``: keeps the library
+            from working.
+        what: subject.
+        value: the fact.
+        remedy: a sentence with the remedy; empty: no action is needed.
     """
 
     level: Level
@@ -37,7 +37,7 @@ class Finding(NamedTuple):
 
 
 def findings(facts: Facts) -> list[Finding]:
-    """Return what the facts mean, in the order in which people read them.
+    """Return the findings for these facts, in the order of the report.
 
     Args:
         facts: of a machine.
@@ -234,7 +234,7 @@ def _training(facts: Facts) -> Finding:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers that a version begins with."""
+    """Return the leading numbers of a version."""
     found = re.match(r"[0-9]+(?:\.[0-9]+)*", version)
     return tuple(map(int, found[0].split("."))) if found else ()
 

@@ -1,8 +1,8 @@
-"""Tables of other libraries and formats: their rows, optimizer state and scores, loaded into ours.
+"""Migration of rows, optimizer state and scores from other libraries and formats.
 
-The functions ``read_...`` say where rows are, and :func:`load` writes them into the tables of a
-model: of one process or of many, whole or not at all. ``tutorials/migrate`` goes through it by the
-library that a program comes from.
+The functions ``read_...`` return sources, and :func:`load` writes a source into the tables of a
+model, in one process or in many. A load succeeds as a whole or changes nothing.
+``tutorials/migrate`` has a page for each library.
 """
 
 from torch_dynemb.migrate.dynamicemb_dump import read_dynamicemb

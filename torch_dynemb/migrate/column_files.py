@@ -1,4 +1,4 @@
-"""Files with named columns, such as npz and Parquet: ids, rows, and what belongs to them."""
+"""Files with named columns, such as npz and Parquet: ids, rows, optimizer state and scores."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ INTEGERS = (torch.int64, torch.uint64, torch.int32, torch.uint32, torch.int16, t
 
 
 class Column(NamedTuple):
-    """What a file says of a column.
+    """Shape and dtype of a column.
 
     Attributes:
         rows: of the file.
-        columns: values of a row; 0: one value, which is not a list.
+        columns: values of a row; 0: a single value, not a list.
         dtype: of the values.
     """
 
@@ -36,11 +36,11 @@ class Column(NamedTuple):
 
 
 class Names(NamedTuple):
-    """Which columns of a file are read.
+    """Selection of the columns to read.
 
     Attributes:
-        ids, rows: of the ids, and of their rows.
-        state, scores: by the names that a table has for them.
+        ids, rows: columns of ids and of rows.
+        state, scores: columns by the table's names of state and scores.
     """
 
     ids: str
@@ -69,10 +69,10 @@ class ColumnFile(ABC):
 
     @abstractmethod
     def columns(self) -> dict[str, Column]:
-        """Return what there is, by name.
+        """Return all columns, by name.
 
         Raises:
-            ValueError: it is not such a file, or damaged.
+            ValueError: the file has another format, or is damaged.
         """
 
     @abstractmethod
@@ -85,7 +85,7 @@ class ColumnFile(ABC):
 
 
 class ColumnSource(Source):
-    """Files with named columns; :func:`read_npz` and :func:`read_parquet` make it."""
+    """Source of files with named columns, see :func:`read_npz` and :func:`read_parquet`."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class ColumnSource(Source):
         )
 
     def _checked(self, owner: str, file: ColumnFile) -> int | None:
-        """Return columns of the rows of a file with all that is read; None: it has no rows."""
+        """Check the columns of a file; return values of a row, or None for a file without rows."""
         there, names = file.columns(), self._names
         for name in names.all:
             if name not in there:
@@ -180,10 +180,10 @@ def open_columns(
     """Return a source of files with named columns; see :func:`read_npz`.
 
     Args:
-        owner: the function that was called.
-        paths: that were given.
+        owner: prefix of error messages: the called function.
+        paths: argument of the call.
         make: opens a file.
-        suffix: of the files of a folder.
+        suffix: of files in a folder.
 
     Raises:
         TypeError, FileNotFoundError, ValueError: see :func:`read_npz`.
@@ -200,7 +200,7 @@ def open_columns(
 
 
 def _files_of(owner: str, paths: object, suffix: str) -> list[Path]:
-    """Return files, or those of a folder, in the order of their names."""
+    """List the given files, or those of a folder sorted by name."""
     if isinstance(paths, str | PathLike) and Path(paths).is_dir():
         found = sorted(Path(paths).glob(f"*{suffix}"))
         if not found:
@@ -216,7 +216,7 @@ def _named(
     entry: Callable[[str], str],
     there: Mapping[str, Any],
 ) -> dict[str, str]:
-    """Return columns by what they are; None: those that are named as an export names them."""
+    """Return column names by state or score; None: the columns that an export would write."""
     if given is None:
         prefix = entry("")
         return {

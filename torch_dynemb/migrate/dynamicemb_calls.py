@@ -1,4 +1,4 @@
-"""DynamicEmb's calls that dump and load the tables of a model."""
+"""DynamicEmb's functions that dump and load the tables of a model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from torch_dynemb.migrate.load import load
 from torch_dynemb.policy.admission import AdmitFrequent
 
 TableNames = Mapping[str, Sequence[str]]
-_ROOT = "model"  # what DynamicEmb calls the model itself
+_ROOT = "model"  # DynamicEmb's name of the model itself
 
 
 @plain_torch()
@@ -46,30 +46,34 @@ def DynamicEmbDump(  # noqa: N802
     pg: dist.ProcessGroup | None = None,
     allow_overwrite: bool = False,
 ) -> None:
-    """Dump the dynamic tables of a model in the files of DynamicEmb; all ranks call it together.
+    """Dump the dynamic tables of a model in DynamicEmb's format; all ranks call it together.
 
-    The arguments are those of DynamicEmb's function, and its ``DynamicEmbLoad`` reads the files on
-    any number of GPUs. All ranks write into the files of one, on a file system that they share.
-    Rows and state become float32. Of several scores of a table the one that decides eviction
-    is dumped, but for times with frequencies, which are both. Files get their names when all of
-    them are whole. :func:`torch_dynemb.checkpoint.save` keeps more: everything.
+    The arguments are those of DynamicEmb's function. DynamicEmb's own ``DynamicEmbLoad`` reads the
+    files on any number of GPUs. All ranks write into one set of files, on a shared file system.
+    The dump has these limits; :func:`torch_dynemb.checkpoint.save` keeps everything:
+
+    * Rows and state become float32.
+    * A table with several scores dumps the one that decides eviction. A table with times and
+      frequencies dumps both.
+
+    Files get their final names when all of them are complete.
 
     Args:
-        path: the folder of the dump; it is made.
-        model: with dynamic tables; sharded ones too.
-        table_names: names of tables by path of the collection, such as ``{"model.sparse":
-            ["users"]}``, of those that are wanted; default: all.
-        optim: dump optimizer state, too.
-        counter: dump how often ids without a row have been seen, too.
-        pg: of the ranks that share the model; default: all.
-        allow_overwrite: the folder may have files, and a dump of the same tables is replaced.
+        path: the folder of the dump; it is created.
+        model: with dynamic tables; they may be sharded.
+        table_names: names of the tables to dump by path of their collection, such as
+            ``{"model.sparse": ["users"]}``; default: all.
+        optim: also dump optimizer state.
+        counter: also dump counts of ids that wait for admission.
+        pg: process group of the ranks that share the model; default: all.
+        allow_overwrite: accept a folder with files; a dump of the same tables is replaced.
 
     Raises:
-        TypeError: ``model`` is not a module, or a wrong argument.
-        FileExistsError: something is at ``path``.
-        ValueError: ``table_names`` has tables that the model has not got, or a table keeps what a
-            dump cannot have.
-        OSError: the disk is full, or fails; nothing has been replaced by then. All ranks raise.
+        TypeError: ``model`` is not a module, or another argument has a wrong type.
+        FileExistsError: ``path`` is a file, or a folder that has files.
+        ValueError: ``table_names`` has unknown tables, or a table has content that the format
+            cannot express.
+        OSError: the disk is full, or fails; existing files are not replaced. All ranks raise.
 
     Example:
         >>> import tempfile, torch, torch_dynemb as td
@@ -100,7 +104,7 @@ def DynamicEmbDump(  # noqa: N802
                 "its files: give another path"
             ) from error
         if target.exists() and not target.is_dir():
-            raise FileExistsError(f"{call}: {target} is no folder: give another path")
+            raise FileExistsError(f"{call}: {target} is not a folder: give another path")
         if target.is_dir() and any(target.iterdir()) and not allow_overwrite:
             raise FileExistsError(
                 f"{call}: {target} has files already: give another path, or allow_overwrite=True"
@@ -146,25 +150,24 @@ def DynamicEmbLoad(  # noqa: N802
     counter: bool = False,
     pg: dist.ProcessGroup | None = None,
 ) -> None:
-    """Load tables that DynamicEmb has dumped, or :func:`DynamicEmbDump`; all ranks call it.
+    """Load tables dumped by DynamicEmb or :func:`DynamicEmbDump`; all ranks call it together.
 
-    The arguments are those of DynamicEmb's function. What tables hold is replaced, whole or not at
-    all; see :func:`torch_dynemb.migrate.load`. Learning rates and other hyper-parameters stay the
-    model's. The number of ranks, and which of them has an id, may be others than when it was
-    dumped.
+    The arguments are those of DynamicEmb's function. The content of tables is replaced as a whole
+    or not at all, see :func:`torch_dynemb.migrate.load`. The model keeps its learning rates and
+    other hyper-parameters. The number of ranks and the sharding may differ from the dump's.
 
     Args:
         path: of the dump.
-        model: with dynamic tables; sharded ones too.
-        table_names: names of tables by path of the collection, as in :func:`DynamicEmbDump`, of
-            those that are loaded; default: all that the model has.
-        optim: load optimizer state, too.
-        counter: load how often ids without a row have been seen, too, into tables that count them.
-        pg: of the ranks that share the model; default: all.
+        model: with dynamic tables; they may be sharded.
+        table_names: names of the tables to load by path of their collection, as in
+            :func:`DynamicEmbDump`; default: all tables of the model.
+        optim: also load optimizer state.
+        counter: also load counts of ids that wait for admission, into tables that count them.
+        pg: process group of the ranks that share the model; default: all.
 
     Raises:
-        TypeError: ``model`` is not a module, or a wrong argument.
-        FileNotFoundError: a dump of a table is missing, or state or counts that were asked for.
+        TypeError: ``model`` is not a module, or another argument has a wrong type.
+        FileNotFoundError: the dump of a table, or the requested state or counts, are missing.
         ValueError: files are damaged or missing, or do not fit a table: other columns, another
             optimizer, other scores. Nothing has been changed then.
         RuntimeError: see :func:`torch_dynemb.migrate.load`. All ranks raise.
@@ -179,7 +182,9 @@ def DynamicEmbLoad(  # noqa: N802
         flag(f"{call}: optim", optim)
         flag(f"{call}: counter", counter)
         if not target.is_dir():
-            raise FileNotFoundError(f"{call}: path {os.fspath(path)!r} is no folder")
+            raise FileNotFoundError(
+                f"{call}: path {os.fspath(path)!r} is not a folder: give that of a dump"
+            )
         return target, _parts_of(call, model)
 
     target, parts = ranks.run(prepare)
@@ -200,13 +205,13 @@ def DynamicEmbLoad(  # noqa: N802
 
 
 class _Kept(NamedTuple):
-    """What a table keeps, which all ranks need to know.
+    """Settings of a table that all ranks exchange.
 
     Attributes:
         name: of the table.
-        scores: that a dump of it would have.
+        scores: names of scores in its dump.
         state: names of its optimizer's state.
-        counts: whether it counts ids one by one.
+        counts: whether admission counts ids exactly.
     """
 
     name: str
@@ -234,7 +239,7 @@ def _source(path: Path, kept: _Kept, *, optim: bool, counter: bool, now: int) ->
         return DumpSource(folder, table, scores=scores, now=now, counter=counter and kept.counts)
 
     source = read(kept.scores if len(kept.scores) > 1 else None)
-    # what scores are called is not always said, and then the table says it
+    # older dumps do not name their scores: use the table's names
     alike = {source.scores, kept.scores} == {("step",), ("custom",)}
     if alike or (not source.scores and kept.scores and source.words == len(kept.scores)):
         source = read(kept.scores)
@@ -270,7 +275,7 @@ def _parts_of(call: str, model: object) -> list[TablePart]:
 
 
 def _place(path: Path, name: str) -> tuple[Path, str]:
-    """Return the folder of a table's collection, and its name there."""
+    """Return the folder of a table's collection, and the table's name in it."""
     module, _, table = name.rpartition(".")
     return path / (f"{_ROOT}.{module}" if module else _ROOT), table
 
@@ -278,7 +283,7 @@ def _place(path: Path, name: str) -> tuple[Path, str]:
 def _wanted(
     ranks: Ranks, call: str, parts: Sequence[TablePart], table_names: TableNames | None
 ) -> list[str]:
-    """Return names of the tables that are meant, on all ranks."""
+    """Return the names of the selected tables, on all ranks."""
     told = ranks.gather([(ranks.rank, part.shard) for part in parts])
     places = [place for of_rank in told for place in of_rank]
     if ranks.size > 1:
@@ -306,7 +311,7 @@ def _wanted(
 
 
 def _rename(written: Sequence[Path], places: Sequence[tuple[Path, str]]) -> None:
-    """Give files their names, and remove those of a dump that was there before."""
+    """Give files their final names, and remove files of an earlier dump."""
     for path in written:
         unfinished(path).replace(path)
     for folder, table in places:

@@ -1,4 +1,4 @@
-"""A table of a dump of NVIDIA's DynamicEmb as a source."""
+"""Source that reads a table from a dump of NVIDIA's DynamicEmb."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class _RankFiles(NamedTuple):
 
 
 class DumpSource(Source):
-    """A table of a dump; :func:`read_dynamicemb` makes it.
+    """Table of a dump, see :func:`read_dynamicemb`.
 
     Attributes:
-        options: what its JSON says.
-        words: scores of a row.
+        options: content of its JSON file.
+        words: number of scores of a row.
         has_state_files: whether it was dumped with ``optim=True``.
     """
 
@@ -116,7 +116,7 @@ class DumpSource(Source):
     def _row_columns(
         self, item: str, paths: Sequence[Path | None], counts: Sequence[int], itemsize: int = 4
     ) -> int | None:
-        """Return values of a row, which sizes of files tell; None: without files or rows."""
+        """Compute values of a row from sizes of files; None: no files, or no rows."""
         found: int | None = None
         for path, count in zip(paths, counts, strict=True):
             if path is None:
@@ -149,7 +149,7 @@ class DumpSource(Source):
                     f"evict_strategy {strategy!r}: give scores=, their names in the order of its "
                     "score_strategy, such as ('timestamp', 'frequency')"
                 )
-            # dumps of 2025 do not say what their scores are
+            # dumps of 2025 do not name their scores
             return tuple(given) if given else ("",) * words
         names = tuple(text("read_dynamicemb: a name of scores", name) for name in given)
         unknown = set(names) - {"step", "timestamp", "frequency", "custom"}
@@ -170,7 +170,7 @@ class DumpSource(Source):
         if columns is None or self._dim is None:
             return DumpedOptimizer(())
         where = f"{paths[0]}: table {self._table!r}"
-        if kind is None:  # dumps of 2025 do not say
+        if kind is None:  # dumps of 2025 do not name it
             adam = {"iters", "beta1", "beta2"} <= self.options.keys()
             kind = "adam" if adam else "exact_adagrad"
             if not adam and columns != self._dim:
@@ -243,7 +243,7 @@ class DumpSource(Source):
         result = dict(zip(self._words, values.unbind(1), strict=True))
         if "timestamp" in result:
             times = result["timestamp"]
-            # alone it is an age, beside others a time
+            # a single score is an age; beside others it is a time
             ages = len(self._words) == 1
             result["timestamp"] = (
                 (self._now - times // SECOND).clamp(min=0) if ages else times // SECOND
@@ -281,31 +281,34 @@ def read_dynamicemb(
     counter: bool = False,
     now: int | None = None,
 ) -> Source:
-    """Return a table of a dump that NVIDIA's DynamicEmb has written, as a source for :func:`load`.
+    """Read a table from a dump of NVIDIA's DynamicEmb, as a source for :func:`load`.
 
-    Optimizer state is read where the dump has it. Scores of TIMESTAMP are ages there, in
-    nanoseconds, and become times of the last sight, in seconds; those of LFU are frequencies, of
-    STEP steps, and of CUSTOMIZED custom scores. The files of all ranks are read, so that any number
-    of ranks can load them. For all tables of a model there is
-    :func:`torch_dynemb.compat.dynamicemb.DynamicEmbLoad`.
+    Optimizer state is read if the dump has it. The files of all ranks are read, so any number of
+    ranks can load them. :func:`torch_dynemb.compat.dynamicemb.DynamicEmbLoad` loads all tables of
+    a model. Scores are converted:
+
+    * TIMESTAMP: ages in nanoseconds become times of the last lookup, in seconds.
+    * LFU: frequencies.
+    * STEP: steps.
+    * CUSTOMIZED: custom scores.
 
     Args:
-        folder: of the collection: ``DynamicEmbDump(path, model)`` makes ``path/model.NAME`` for the
-            module NAME of the model.
-        table: its name.
+        folder: of the collection: ``DynamicEmbDump(path, model)`` writes ``path/model.NAME`` for
+            the module NAME of the model.
+        table: name of the table.
         scores: names of the scores of a row, in the order of the table's ``score_strategy``:
-            ``step``, ``timestamp``, ``frequency`` or ``custom``; default: what the dump says, which
-            is enough where a row has one score.
-        counter: read how often ids without a row have been seen, too.
-        now: seconds of Unix time from which ages are counted; default: now.
+            ``step``, ``timestamp``, ``frequency`` or ``custom``. Default: as the dump says, which
+            is enough if a row has one score.
+        counter: also read counts of ids that wait for admission.
+        now: Unix time in seconds from which ages are counted; default: the current time.
 
     Returns:
-        The source; only sizes of files have been looked at by then.
+        The source. Only sizes of files have been read.
 
     Raises:
-        TypeError: a wrong argument.
-        FileNotFoundError: a dump of such a table is missing.
-        ValueError: files are missing or cut off, or say what is not known here.
+        TypeError: an argument has a wrong type.
+        FileNotFoundError: the dump has no such table.
+        ValueError: files are missing or cut off, or name unknown options.
 
     Example:
         >>> import tempfile, torch, torch_dynemb as td

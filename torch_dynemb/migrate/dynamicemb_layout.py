@@ -1,11 +1,15 @@
-"""Dumps of NVIDIA's DynamicEmb: which files there are, and what they say.
+"""Files and names of dumps of NVIDIA's DynamicEmb.
 
-``DynamicEmbDump`` writes, into a folder for each collection of the model, files without headers:
-``TABLE_emb_keys.rank_R.world_size_W`` (int64 [n]), ``TABLE_emb_values...`` (float32 [n, dim]),
-``TABLE_emb_scores...`` (int64 [n, scores]), ``TABLE_emb_opt_values...`` (float32 [n, columns];
-dumps of 2025 call it ``TABLE_opt_values...``), ``TABLE_counter_keys...`` and
-``TABLE_counter_frequencies...`` (int64 [n]), and beside them ``TABLE_opt_args.json``. See
-``dump_load.py``, ``key_value_table.py`` and ``optimizer.py`` in corelib/dynamicemb of
+``DynamicEmbDump`` writes a folder for each collection of the model. Its files have no headers:
+
+* ``TABLE_emb_keys.rank_R.world_size_W``: int64 [n]
+* ``TABLE_emb_values...``: float32 [n, dim]
+* ``TABLE_emb_scores...``: int64 [n, scores]
+* ``TABLE_emb_opt_values...``: float32 [n, columns]; dumps of 2025: ``TABLE_opt_values...``
+* ``TABLE_counter_keys...`` and ``TABLE_counter_frequencies...``: int64 [n]
+* ``TABLE_opt_args.json``: options
+
+See ``dump_load.py``, ``key_value_table.py`` and ``optimizer.py`` in corelib/dynamicemb of
 github.com/NVIDIA/recsys-examples.
 """
 
@@ -18,19 +22,19 @@ from typing import Any, NamedTuple
 
 from torch_dynemb.checkpoint.files.bounded_json import json_of
 
-SECOND = 10**9  # DynamicEmb's times are those of a GPU's clock, in nanoseconds
-# what a dump of a table may have; state has had two names
+SECOND = 10**9  # DynamicEmb reads times from a GPU's clock, in nanoseconds
+# files that a dump of a table may have; state has two names
 ITEMS = ("emb_keys", "emb_values", "emb_scores", "emb_opt_values", "opt_values")
 COUNTER_ITEMS = ("counter_keys", "counter_frequencies")
 _FILE = re.compile(r"\.rank_(\d+)\.world_size_(\d+)")
 
 
 class DumpedOptimizer(NamedTuple):
-    """What DynamicEmb keeps of an optimizer.
+    """Optimizer state in a dump.
 
     Attributes:
-        names: of the state here, in the order in which it lies there.
-        per_row: a row has one value of it.
+        names: names of the state in this library, in the order of the dump.
+        per_row: whether a row has one value of each.
     """
 
     names: tuple[str, ...]
@@ -58,7 +62,7 @@ def table_file(folder: Path, table: str, item: str, rank: int = 0, ranks: int = 
         folder: of the collection.
         table: its name.
         item: such as ``emb_keys``.
-        rank, ranks: the rank that has written it, and how many have written.
+        rank, ranks: the rank that wrote it, and the number of ranks.
     """
     return folder / f"{table}_{item}.rank_{rank}.world_size_{ranks}"
 
@@ -69,10 +73,10 @@ def options_file(folder: Path, table: str) -> Path:
 
 
 def read_options(path: Path) -> Mapping[str, Any]:
-    """Return what the JSON of a table says; nothing, where there is none: old dumps without state.
+    """Read the JSON of a table; empty without a file, as in old dumps without state.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the file is damaged.
     """
     if not path.is_file():
         return {}
@@ -92,7 +96,7 @@ def files_of(folder: Path, table: str, item: str, suffix: str = "") -> dict[tupl
         folder: of the collection.
         table: its name.
         item: such as ``emb_keys``.
-        suffix: with which their names end.
+        suffix: end of their names.
     """
     prefix = f"{table}_{item}"
     found = {}
@@ -106,13 +110,13 @@ def files_of(folder: Path, table: str, item: str, suffix: str = "") -> dict[tupl
 
 
 def files_of_all_ranks(folder: Path, table: str, item: str) -> list[Path] | None:
-    """Return the files of one dump, in the order of ranks; None: there are none.
+    """Return the files of one dump, in the order of ranks; None: no files.
 
     Args:
         folder, table, item: as in :func:`files_of`.
 
     Raises:
-        ValueError: files are missing, or there are those of two dumps.
+        ValueError: files are missing, or belong to two dumps.
     """
     found = files_of(folder, table, item)
     if not found:

@@ -1,7 +1,7 @@
-"""Writes tables as NVIDIA's DynamicEmb dumps them; ``dynamicemb_layout.py`` says how.
+"""Writing of tables in the format of NVIDIA's DynamicEmb, see ``dynamicemb_layout.py``.
 
-All ranks write into the files of one: its loader keeps of each file what a rank owns, so that one
-file can be read by any number of ranks, also with negative ids, which files by rank would lose.
+All ranks write into the files of rank 0. DynamicEmb's loader keeps the ids that each rank owns,
+so any number of ranks can read one file. Files by rank would lose negative ids.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torch_dynemb.policy.admission import AdmitFrequent
 from torch_dynemb.table import content, row_access
 from torch_dynemb.table.tables import exported
 
-_ROWS = 1 << 16  # that are written at a time
+_ROWS = 1 << 16  # rows of a write
 _UNFINISHED = ".tmp"
 _KINDS = {SGD: "sgd", Adam: "adam", Adagrad: "exact_adagrad"}
 _KINDS |= {RowWiseAdagrad: "exact_row_wise_adagrad"}
@@ -43,11 +43,11 @@ _STRATEGIES |= {"custom": "KCustomized"}
 
 
 class DumpOptions(NamedTuple):
-    """What a dump has beside rows and scores.
+    """Options of a dump.
 
     Attributes:
-        optim: optimizer state.
-        counter: ids that wait for admission.
+        optim: whether optimizer state is dumped.
+        counter: whether ids that wait for admission are dumped.
     """
 
     optim: bool
@@ -55,13 +55,13 @@ class DumpOptions(NamedTuple):
 
 
 class _Shape(NamedTuple):
-    """A part of a table, as other ranks see it.
+    """Summary of a part of a table for other ranks.
 
     Attributes:
-        slots: where its slots of ids begin.
+        slots: first of its slots of ids.
         first_column, columns: its columns.
-        ids, counted: how many it has.
-        sum: of its ids in their order.
+        ids, counted: numbers of its ids, and of its ids that wait for admission.
+        sum: checksum of its ids in their order.
         clock: of its group.
         steps: of its optimizer.
     """
@@ -77,7 +77,7 @@ class _Shape(NamedTuple):
 
 
 class _Entries(NamedTuple):
-    """What the index of a part says: int64 [n] each, ids ascending; scores [n, words]."""
+    """Index entries of a part: int64 [n] each, ids ascending; scores [n, words]."""
 
     ids: Tensor
     handles: Tensor
@@ -85,7 +85,7 @@ class _Entries(NamedTuple):
 
 
 def dump_kind(optimizer: OptimizerConfig | None) -> str | None:
-    """Return DynamicEmb's name of an optimizer; None: it has none like it, or other state.
+    """Return DynamicEmb's name of an optimizer; None: it has no such optimizer, or other state.
 
     Args:
         optimizer: of a table.
@@ -99,17 +99,17 @@ def dump_kind(optimizer: OptimizerConfig | None) -> str | None:
 
 
 def dumped_scores(part: TablePart) -> tuple[str, ...]:
-    """Return the scores that a dump has of a table, in their order.
+    """Return the names of a table's scores in a dump, in their order.
 
-    Two of them are DynamicEmb's compound of TIMESTAMP and LFU; of others only the one that decides
-    eviction.
+    Two scores are DynamicEmb's compound of TIMESTAMP and LFU. Otherwise only the score that decides
+    eviction is dumped.
     """
     kept = tuple(word for word in part.config.policy.scores if word != "none")
     return ("timestamp", "frequency") if set(kept) == {"timestamp", "frequency"} else kept[:1]
 
 
 def check_dumpable(call: str, part: TablePart, options: DumpOptions) -> None:
-    """Raise ValueError where a dump cannot have what is asked for.
+    """Raise ValueError if a dump cannot express the requested content.
 
     Args:
         call: prefix of error messages.
@@ -141,20 +141,20 @@ def check_dumpable(call: str, part: TablePart, options: DumpOptions) -> None:
 def dump_table(
     ranks: Ranks, folder: Path, table: str, parts: Sequence[TablePart], options: DumpOptions
 ) -> list[Path]:
-    """Write a table under names that are not yet those of a dump; all ranks call it together.
+    """Write a table under temporary names; all ranks call it together.
 
     Args:
         ranks: that have the table.
-        folder: of the collection; it is there.
+        folder: existing folder of the collection.
         table: its name in the collection.
-        parts: those of this rank.
+        parts: parts on this rank.
         options: of the dump.
 
     Returns:
-        The paths that the files are to have.
+        The final paths of the files.
 
     Raises:
-        ValueError: parts of the table have other ids than those with other columns.
+        ValueError: column shards of the table have different ids.
         OSError: the disk is full, or fails.
     """
     entries = ranks.run(lambda: [_entries_of(part) for part in parts])
@@ -227,7 +227,7 @@ def unfinished(path: Path) -> Path:
 
 
 def unfinished_of(folder: Path, table: str) -> list[Path]:
-    """Return what a dump of a table has written under names of files that are not whole.
+    """List the temporary files that a dump of a table has written.
 
     Args:
         folder: of the collection.
@@ -241,15 +241,15 @@ def unfinished_of(folder: Path, table: str) -> list[Path]:
 
 
 class _Described(NamedTuple):
-    """What all parts of a table say alike.
+    """Properties that all parts of a table share.
 
     Attributes:
         dim: columns of the whole table.
-        state: names of the state that is dumped.
-        per_row: a row has one value of it.
-        scores: that are dumped.
-        options: what the JSON has, but for counts.
-        counts: whether ids that wait are counted.
+        state: names of the dumped state.
+        per_row: whether a row has one value of each.
+        scores: names of the dumped scores.
+        options: content of the JSON, without counts.
+        counts: whether waiting ids are counted exactly.
     """
 
     dim: int
@@ -281,10 +281,10 @@ class _Described(NamedTuple):
 
 
 class _File:
-    """An array without a header, into which ranks write their rows and columns.
+    """File with an array without a header, into which ranks write their rows and columns.
 
     Args:
-        path: that it is to have.
+        path: its final path.
         rows, columns: of the array.
         dtype: of its elements.
     """
@@ -295,14 +295,14 @@ class _File:
         self._mapped: Tensor | None = None
 
     def create(self) -> None:
-        """Make the file with its whole size, so that a full disk says so now."""
+        """Create the file with its final size: a full disk fails now."""
         with unfinished(self.path).open("wb") as file:
             size = self._shape[0] * self._shape[1] * self._dtype.itemsize
             if size > 0:
                 os.posix_fallocate(file.fileno(), 0, size)
 
     def write(self, row: int, column: int, values: Tensor) -> None:
-        """Return some rows and columns.
+        """Write some rows and columns.
 
         Args:
             row, column: the first ones.
@@ -319,7 +319,7 @@ class _File:
         self._mapped.view(self._shape)[rows, columns] = values.to("cpu", self._dtype)
 
     def sync(self) -> None:
-        """Wait until it is on the disk."""
+        """Wait until the file is on the disk."""
         with unfinished(self.path).open("rb") as file:
             os.fsync(file.fileno())
 
@@ -327,7 +327,7 @@ class _File:
 def _files_of(
     folder: Path, table: str, of: _Described, options: DumpOptions, rows: int, waiting: int
 ) -> dict[str, _File]:
-    """Return the files of a table by what they have."""
+    """Return the files of a table by content."""
     shapes = {"emb_keys": (rows, 1, torch.int64), "emb_values": (rows, of.dim, torch.float32)}
     if of.scores:
         shapes["emb_scores"] = rows, len(of.scores), torch.int64
@@ -340,7 +340,7 @@ def _files_of(
 
 
 def _entries_of(part: TablePart) -> _Entries:
-    """Return what the index of a part has, ids ascending."""
+    """Return the index entries of a part, ids ascending."""
     tables = part.group.tables
     none = torch.empty(0, dtype=torch.int64, device=tables.device)
     batches = list(exported(tables, part.table, 1 << 20))
@@ -362,9 +362,9 @@ def _write_part(files: dict[str, _File], part: TablePart, of: _Entries, begin: i
     """Write the rows of a part.
 
     Args:
-        files: by what they have.
+        files: by content.
         part: of the table.
-        of: what its index says.
+        of: its index entries.
         begin: its first row in the files.
     """
     first = part.first_column
@@ -384,7 +384,7 @@ def _write_part(files: dict[str, _File], part: TablePart, of: _Entries, begin: i
 
 
 def _dumped(part: TablePart, scores: Tensor) -> Tensor:
-    """Return DynamicEmb's scores: times are ages, and beside frequencies times, in nanoseconds.
+    """Convert scores to DynamicEmb's: a time is an age, or a time beside frequencies, in ns.
 
     Args:
         part: of the table.

@@ -1,4 +1,4 @@
-"""Files that hold the elements of an array one after another, read a piece at a time."""
+"""Files with the elements of an array and no header, read a piece at a time."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Path_ = str | PathLike[str]
 
 
 def paths_of(owner: str, paths: object) -> list[Path]:
-    """Return one path or several, of files that are there.
+    """Check that the argument is one path or several, of existing files.
 
     Args:
         owner: prefix of error messages: function and argument.
-        paths: that were given.
+        paths: the argument.
 
     Raises:
         TypeError: they are not paths.
-        FileNotFoundError: a file is not there.
-        ValueError: there are none.
+        FileNotFoundError: a file does not exist.
+        ValueError: the list is empty.
     """
     several = [paths] if isinstance(paths, str | PathLike) else paths
     if not isinstance(several, Sequence) or not all(isinstance(p, str | PathLike) for p in several):
@@ -43,14 +43,14 @@ def paths_of(owner: str, paths: object) -> list[Path]:
 
 
 class RawFile:
-    """The rows of an array without a header, open for reading; a context manager closes it.
+    """Reader of an array without a header; a context manager that closes the file.
 
     Args:
         path: of the file.
         dtype: of its elements, in the byte order of this machine.
         columns: elements of a row; None: a row is one element, and pieces are [n].
         begin: the first byte of the first row.
-        rows: how many there are; None: as many as the file has.
+        rows: number of rows; None: all rows of the file.
 
     Attributes:
         path: as given.
@@ -103,7 +103,7 @@ class RawFile:
             self._file.close()
 
     def read(self, begin: int, end: int) -> Tensor:
-        """Return some rows.
+        """Read rows.
 
         Args:
             begin, end: their range.

@@ -1,4 +1,4 @@
-"""Writes the rows of sources into the tables of a model, whole or not at all."""
+"""Loading of sources into the tables of a model: all rows, or no change."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ Sources = Source | Mapping[str, Source]
 
 
 class MigratedTable(NamedTuple):
-    """What became of a table, on all ranks together.
+    """Result for a table, over all ranks.
 
     Attributes:
-        ids: how many it has now.
-        fresh: what of it begins anew, because the source has it not, or it was not asked for.
-        left_out: what the source has and the table does not keep.
+        ids: number of ids in the table.
+        fresh: content that starts with initial values, because the source lacks it, or an option
+            excludes it.
+        left_out: content of the source that the table does not keep.
     """
 
     ids: int
@@ -50,41 +51,42 @@ def load(
     batch_size: int = 1 << 16,
     process_group: dist.ProcessGroup | None = None,
 ) -> dict[str, MigratedTable]:
-    """Write the rows of sources into tables; all ranks that share the tables call it together.
+    """Load rows of sources into tables; all ranks that share the tables call it together.
 
-    Every source is read twice: first all of it is checked, and then it is written. In memory are
-    one batch and the ids, 8 bytes each. Each rank reads everything and keeps the ids and columns
-    that it owns. Rows are converted to the dtype of the table. Admission does not apply to them.
-    Hyper-parameters of optimizers stay the model's.
+    Every source is read twice: a first pass checks all rows, a second one writes them. Memory
+    holds one batch and the ids, 8 bytes each. Each rank reads everything and keeps the ids and
+    columns that it owns. Rows are converted to the dtype of the table. Admission does not apply
+    to them. Optimizers keep the model's hyper-parameters.
 
     Args:
-        model: with tables of this library: any of its modules, a model with such, or a
+        model: a module of this library, a model with such modules, or a
             DistributedModelParallel.
-        source: a source, for a model with one table; or sources by the names of tables. Other
-            tables stay as they are.
-        replace: tables may have ids, which are removed; False: they must be empty.
-        optimizer_state: load it, where the source has it; False: it begins anew, so that the
-            optimizer may be another one.
-        scores: load those that the source has and the table keeps.
-        non_finite: rows or state with NaN or infinity are refused (``"error"``) or loaded as they
-            are (``"keep"``).
-        batch_size: rows that are read at a time, at least 1.
+        source: a source, for a model with one table; or sources by name of the table. Other
+            tables do not change.
+        replace: remove the ids that tables have; False: tables must be empty.
+        optimizer_state: load the source's optimizer state; False: the state is initialized, so
+            the optimizer may be another one.
+        scores: load scores that the source has and the table keeps.
+        non_finite: ``"error"`` refuses NaN and infinity in rows and state; ``"keep"`` loads them.
+        batch_size: rows of a batch, at least 1.
         process_group: of the ranks that load together; default: all.
 
     Returns:
-        What was loaded, and what was not, by table.
+        Loaded and omitted content, by table.
 
     Raises:
-        TypeError: a wrong argument, or a source that gives other tensors than it should.
+        TypeError: an argument has a wrong type, or a source returns tensors of a wrong type.
         FileNotFoundError: a file is missing.
-        ValueError: a source is damaged, gives an id twice, or does not fit its table, or the table
+        ValueError: a source is damaged, has an id twice, or does not fit its table, or the table
             has ids.
         NoRoomError: memory is short.
-        InUseError, BackgroundError: a save goes on in the background, or has failed.
+        InUseError, BackgroundError: a background save is running, or has failed.
         ForkedProcessError: this process is a fork of the one that made the tables.
-        ReplacedError: a source has changed while it was read. In all cases all ranks raise, and the
-            tables are as they were. Only tables that had ids are empty if writing fails, and their
-            rows lie in a store or memory has no room for old and new rows together.
+        ReplacedError: a source has changed while it was read.
+
+    In all cases all ranks raise, and the tables do not change. One exception: a failed write
+    empties tables that had ids if their rows are in a store, or if memory has no room for old and
+    new rows together.
 
     Example:
         >>> import torch, torch_dynemb as td

@@ -1,4 +1,4 @@
-"""npz files of NumPy, read a piece at a time: an array need not fit in memory."""
+"""NumPy's npz files, read a piece at a time: an array need not fit in memory."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ _DTYPES = {
 
 
 class _Array(NamedTuple):
-    """An array of a file, after its header.
+    """Array of a file, after its header.
 
     Attributes:
         column: its shape and dtype.
-        stream: from which its values are read.
+        stream: stream of its values.
     """
 
     column: Column
     stream: Any
 
     def read(self, rows: int) -> Tensor:
-        """Return the next rows."""
+        """Read the next rows."""
         shape = (rows, self.column.columns) if self.column.columns else (rows,)
         result = torch.empty(shape, dtype=self.column.dtype)
         memory, done = raw(result), 0
@@ -91,7 +91,7 @@ class _NpzFile(ColumnFile):
                     count = min(size, rows - begin)
                     yield {name: array.read(count) for name, array in arrays.items()}
                 for array in arrays.values():
-                    array.stream.read(1)  # compares the sum of the array
+                    array.stream.read(1)  # verifies the checksum of the array
             except (*_DAMAGED, KeyError) as error:
                 raise self._damaged(error) from error
 
@@ -108,7 +108,7 @@ class _NpzFile(ColumnFile):
             raise self._damaged(error) from error
         known = _DTYPES.get(dtype.str)
         if known is None or len(shape) not in (1, 2) or (by_columns and len(shape) == 2):
-            # of no interest, unless asked for
+            # an error only if this array is read
             return Column(shape[0] if shape else 0, 0, torch.bool)
         return Column(shape[0], shape[1] if len(shape) == 2 else 0, known)
 
@@ -130,29 +130,28 @@ def read_npz(
 ) -> Source:
     """Read npz files with ids and rows as a source for :func:`load`.
 
-    Default names of arrays are those that :func:`torch_dynemb.checkpoint.export` writes. Arrays are
-    read a piece at a time, also compressed ones; they need not fit in memory.
+    Arrays have the names that :func:`torch_dynemb.checkpoint.export` writes, by default. Arrays
+    are read a piece at a time, also compressed ones; they need not fit in memory.
 
     Args:
         paths: a file, a list of files, or a folder, of which all files ``*.npz`` are read.
         ids: name of the array of ids, of integers [n].
         rows: name of the array of rows, float16, float32 or float64 [n, dim], in C order.
-        state: names of the arrays of optimizer state, by the name that the table's optimizer gives
-            it, [n, dim] each, or [n] where a row has one value; default: those that are named
-            ``state.NAME``.
+        state: names of the arrays of optimizer state, by the optimizer's name of the state. An
+            array is [n, dim], or [n] if a row has one value. Default: arrays ``state.NAME``.
         scores: names of the arrays of scores, of integers [n], by ``step``, ``timestamp``
-            (seconds), ``frequency``, ``custom`` or ``expiry`` (seconds); default: those that are
-            named ``score.NAME``.
+            (seconds), ``frequency``, ``custom`` or ``expiry`` (seconds). Default: arrays
+            ``score.NAME``.
         optimizer_steps: as in :func:`read_tensors`.
 
     Returns:
-        The source; only headers have been read by then.
+        The source. Only headers have been read.
 
     Raises:
-        TypeError: a wrong argument.
+        TypeError: an argument has a wrong type.
         ModuleNotFoundError: numpy is missing.
         FileNotFoundError: a file is missing.
-        ValueError: a file is not an npz file, or lacks an array, or arrays do not go together.
+        ValueError: a file is not an npz file, or lacks an array, or arrays do not fit together.
 
     Example:
         >>> import tempfile, numpy, torch_dynemb as td

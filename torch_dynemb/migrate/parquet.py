@@ -40,7 +40,7 @@ class _ParquetFile(ColumnFile):
             for field in file.schema_arrow:
                 listed = _is_list(self._arrow, field.type)
                 inner = field.type.value_type if listed else field.type
-                dtype = _DTYPES.get(str(inner), torch.bool)  # of no interest, unless asked for
+                dtype = _DTYPES.get(str(inner), torch.bool)  # an error only if it is read
                 width = self._width(file, field) if listed and dtype != torch.bool else 0
                 result[field.name] = Column(rows, width, dtype)
             return result
@@ -66,7 +66,7 @@ class _ParquetFile(ColumnFile):
             raise self._damaged(error) from error
 
     def _width(self, file: Any, field: Any) -> int:
-        """Return values of a row of a column of lists; 0: it has none."""
+        """Return values of a row of a column of lists; 0: a column without lists."""
         if not _is_list(self._arrow, field.type):
             return 0
         if self._arrow.types.is_fixed_size_list(field.type):
@@ -133,29 +133,28 @@ def read_parquet(
 ) -> Source:
     """Read Parquet files with ids and rows as a source for :func:`load`.
 
-    Default names of columns are those that :func:`torch_dynemb.checkpoint.export` writes. Memory
-    holds a batch, and what pyarrow reads at once of a row group.
+    Columns have the names that :func:`torch_dynemb.checkpoint.export` writes, by default. Memory
+    holds a batch, and pyarrow's buffers of a row group.
 
     Args:
         paths: a file, a list of files, or a folder, of which all files ``*.parquet`` are read.
         ids: name of the column of ids, of integers.
         rows: name of the column of rows, lists of halffloat, float or double of one length.
-        state: names of the columns of optimizer state, by the name that the table's optimizer gives
-            it, lists as those of rows, or numbers where a row has one value; default: those that
-            are named ``state.NAME``.
+        state: names of the columns of optimizer state, by the optimizer's name of the state. A
+            column has lists like those of rows, or numbers if a row has one value. Default:
+            columns ``state.NAME``.
         scores: names of the columns of scores, of integers, by ``step``, ``timestamp`` (seconds),
-            ``frequency``, ``custom`` or ``expiry`` (seconds); default: those that are named
-            ``score.NAME``.
+            ``frequency``, ``custom`` or ``expiry`` (seconds). Default: columns ``score.NAME``.
         optimizer_steps: as in :func:`read_tensors`.
 
     Returns:
-        The source; only schemas and first rows have been read by then.
+        The source. Only schemas and first rows have been read.
 
     Raises:
-        TypeError: a wrong argument.
+        TypeError: an argument has a wrong type.
         ModuleNotFoundError: pyarrow is missing.
         FileNotFoundError: a file is missing.
-        ValueError: a file is not a Parquet file, or lacks a column, or columns do not go together.
+        ValueError: a file is not a Parquet file, or lacks a column, or columns do not fit together.
 
     Example:
         >>> import tempfile, pyarrow, pyarrow.parquet, torch_dynemb as td

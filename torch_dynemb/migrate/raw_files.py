@@ -20,7 +20,7 @@ FLOAT_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 class _FileSet(NamedTuple):
-    """Files that go together: row r of one belongs to row r of the others."""
+    """Files of the same rows: row r of each file belongs to one id."""
 
     keys: Path
     values: Path
@@ -29,7 +29,7 @@ class _FileSet(NamedTuple):
 
 
 class RawSource(Source):
-    """Raw files; :func:`read_raw` makes it."""
+    """Source of raw files, see :func:`read_raw`."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class RawSource(Source):
         self._parts, self._dim = parts, embedding_dim
         self._key_dtype, self._value_dtype = key_dtype, value_dtype
         for part in parts:
-            self._opened(part)  # which compares their sizes
+            self._opened(part)  # compares their sizes
 
     def _opened(self, part: _FileSet) -> dict[str, RawFile]:
         keys = RawFile(part.keys, self._key_dtype)
@@ -69,7 +69,7 @@ class RawSource(Source):
         return files
 
     def _state_columns(self, path: Path, rows: int) -> int | None:
-        """Return None: a row has one value."""
+        """Compute values of a row from the size of a file; None: one value."""
         size = path.stat().st_size
         return None if size == rows * self._value_dtype.itemsize else self._dim
 
@@ -91,7 +91,7 @@ class RawSource(Source):
 
 
 def as_ids(keys: Tensor) -> Tensor:
-    """Return keys of any width as int64: unsigned ones of 64 bits keep their bits."""
+    """Convert keys of any width to int64; uint64 keys keep their bits."""
     return keys.view(torch.int64) if keys.dtype == torch.uint64 else keys.to(torch.int64)
 
 
@@ -108,29 +108,29 @@ def read_raw(
 ) -> Source:
     """Read files of keys and values without headers as a source for :func:`load`.
 
-    So do TensorFlow Recommenders Addons, HugeCTR and many programs of their own write tables: the
-    keys one after another in one file, in another one the rows in the same order, in the byte order
-    of this machine.
+    TensorFlow Recommenders Addons, HugeCTR and many other programs write tables in this way: one
+    file has the keys, another one the rows in the same order. Values are in the byte order of
+    this machine.
 
     Args:
         keys: the file, or a list of files.
         values: the file with their rows, [n, dim] each, or a list of as many files.
         embedding_dim: columns of a row.
-        key_dtype: int64, uint64 (of which ids have the same 64 bits), int32 or uint32.
+        key_dtype: int64, uint64 (ids keep the 64 bits), int32 or uint32.
         value_dtype: of rows and state: float32, float64, float16 or bfloat16.
-        state: files of optimizer state by the name that the table's optimizer gives it, [n, dim]
-            each, or [n] where a row has one value.
+        state: files of optimizer state by the optimizer's name of the state, [n, dim] each, or [n]
+            if a row has one value.
         scores: files of scores, int64 [n], by name: ``step``, ``timestamp`` (seconds),
             ``frequency``, ``custom`` or ``expiry`` (seconds).
         optimizer_steps: as in :func:`read_tensors`.
 
     Returns:
-        The source; only the sizes of the files have been looked at by then.
+        The source. Only sizes of files have been read.
 
     Raises:
-        TypeError: a wrong argument.
+        TypeError: an argument has a wrong type.
         FileNotFoundError: a file is missing.
-        ValueError: lengths do not match, or a dtype is not known.
+        ValueError: lengths do not match, or a dtype is unknown.
 
     Example:
         >>> import tempfile, torch, torch_dynemb as td

@@ -1,9 +1,9 @@
 """Checkpoints of RecIS, read a piece at a time.
 
-A folder has ``model-%06d-of-%06d.safetensors`` files, in which a table is the tensors
-``TABLE.SLOT/part_R_N`` of every rank R of N: the slot ``id`` (int64 [n]), ``embedding`` [n, dim],
-and one for each tensor of optimizer state and of filters. ``tensorkey.json`` says that such a name
-stands for ``TABLE@SLOT^BEGIN@END@SIZE``: ids that are dealt to slots BEGIN to END of SIZE. See
+A folder has files ``model-%06d-of-%06d.safetensors``. A table consists of tensors
+``TABLE.SLOT/part_R_N`` of every rank R of N. Its slots are ``id`` (int64 [n]), ``embedding``
+[n, dim], and one for each tensor of optimizer state and of filters. ``tensorkey.json`` maps these
+names to ``TABLE@SLOT^BEGIN@END@SIZE``: the ids that hash to slots BEGIN to END of SIZE. See
 ``csrc/serialize`` and ``csrc/embedding`` of github.com/alibaba/RecIS.
 """
 
@@ -47,7 +47,7 @@ class _Block(NamedTuple):
     begin: int
 
     def opened(self, columns: int | None) -> RawFile:
-        """It, for reading.
+        """Open the tensor for reading.
 
         Raises:
             ValueError: the file is cut off.
@@ -67,7 +67,7 @@ _Slice = tuple[int, int, int]  # begin, end, size
 
 
 class RecisSource(Source):
-    """A table of a checkpoint of RecIS; :func:`read_recis` makes it."""
+    """Table of a checkpoint of RecIS, see :func:`read_recis`."""
 
     def __init__(self, folder: Path, table: str, step_slot: str, left_out: Sequence[str]) -> None:
         self._headers = _headers(folder)
@@ -106,7 +106,7 @@ class RecisSource(Source):
 
         Raises:
             FileNotFoundError: the table does not exist.
-            ValueError: some of them are missing.
+            ValueError: tensors are missing.
         """
         tables: set[str] = set()
         parts: dict[_Slice, dict[str, _Block]] = {}
@@ -169,7 +169,7 @@ class RecisSource(Source):
             )
 
     def _steps(self, table: str) -> int | None:
-        """Return the updates that the optimizer has made."""
+        """Read the number of the optimizer's updates."""
         slots = set(self._state.values())
         names = set()
         for slot in slots:
@@ -209,7 +209,7 @@ class RecisSource(Source):
 
 
 def _state_name(slot: str) -> str | None:
-    """Return what a slot of optimizer state is called here."""
+    """Return this library's name of a slot of optimizer state."""
     if found := _ADAM.fullmatch(slot):
         return found[1]
     return "sum" if _ADAGRAD.fullmatch(slot) else None
@@ -231,10 +231,10 @@ def _keys(folder: Path) -> Mapping[str, Any]:
 
 
 def _headers(folder: Path) -> dict[str, _Block]:
-    """Return all tensors of all files, by their names there.
+    """List the tensors of all files, by their names in the files.
 
     Raises:
-        ValueError: a header is damaged, or a file is shorter than it says.
+        ValueError: a header is damaged, or a file is shorter than its header says.
     """
     result = {}
     for path in sorted(folder.glob("model-*.safetensors")):
@@ -247,7 +247,7 @@ def _headers(folder: Path) -> dict[str, _Block]:
                 entries = parsed(file.read(length))
                 for name, entry in entries.items():
                     if name == "__metadata__" or entry["dtype"] not in DTYPES:
-                        continue  # dense tensors of other dtypes, which no table has
+                        continue  # a dense tensor: tables do not use this dtype
                     begin, end = (8 + length + int(of) for of in entry["data_offsets"])
                     block = _Block(
                         path, DTYPES[entry["dtype"]], tuple(map(int, entry["shape"])), begin
@@ -271,27 +271,29 @@ def read_recis(
     step_slot: str = "step_filter",
     left_out: Sequence[str] = (),
 ) -> Source:
-    """Return a table of a checkpoint that RecIS has written, as a source for :func:`load`.
+    """Read a table from a checkpoint of RecIS, as a source for :func:`load`.
 
-    Optimizer state of SparseAdam, SparseAdamW, SparseAdamWTF, SparseAdagrad and
-    SparseRowWiseAdagrad comes along, with the number of steps; what a GlobalStepFilter keeps is
-    the score by step. Files of all ranks are read. Ids of coalesced tables have the lower 52 bits
-    only: RecIS drops the others. The dense part of a model is not read.
+    * Optimizer state of SparseAdam, SparseAdamW, SparseAdamWTF, SparseAdagrad and
+      SparseRowWiseAdagrad is read, with the number of steps.
+    * The steps of a GlobalStepFilter become scores by step.
+    * The files of all ranks are read.
+    * Ids of coalesced tables have their lower 52 bits only: RecIS drops the others.
+    * The dense part of a model is not read.
 
     Args:
         folder: of the checkpoint, with ``tensorkey.json``.
         table: name of the logical table: a child of ``EmbeddingOption.children``, or the
             ``shared_name``.
         step_slot: name of the GlobalStepFilter; its steps are read if it exists.
-        left_out: names of slots that are not read, such as those of other filters.
+        left_out: names of slots to skip, such as those of other filters.
 
     Returns:
-        The source; only headers have been read by then.
+        The source. Only headers have been read.
 
     Raises:
-        TypeError: a wrong argument.
+        TypeError: an argument has a wrong type.
         FileNotFoundError: the checkpoint or the table is missing.
-        ValueError: files are missing, damaged or cut off, or a slot is not known.
+        ValueError: files are missing, damaged or cut off, or a slot is unknown.
 
     Example:
         ``migrate.load(model, {"users": migrate.read_recis("ckpt/1000", "user_id")})``

@@ -1,4 +1,4 @@
-"""What rows of a table come from: batches of ids with their rows, optimizer state and scores."""
+"""Sources of rows: batches of ids with their rows, optimizer state and scores."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torch_dynemb.table.content import CountedIds
 
 
 class SourceRows(NamedTuple):
-    """Some rows of a source.
+    """Batch of rows of a source.
 
     Attributes:
         ids: int64 [n].
         rows: float [n, dim].
-        state: optimizer state by the name that the table's optimizer gives it: [n, dim] each, or
-            [n] or [n, 1] where a row has one value.
+        state: optimizer state by the optimizer's name of it: [n, dim] each, or [n] or [n, 1] if a
+            row has one value.
         scores: int64 [n] each, by name: ``step``, ``timestamp`` (seconds), ``frequency``,
             ``custom`` or ``expiry`` (seconds).
-        where: what errors name, such as a file.
-        first: the number of the first row there.
+        where: place for error messages, such as a file.
+        first: number of the batch's first row in that place.
     """
 
     ids: Tensor
@@ -36,23 +36,22 @@ class SourceRows(NamedTuple):
 
 
 class Source(ABC):
-    """Rows of one table, as something else has kept them; :func:`load` writes them into a table.
+    """Rows of one table from another library or format, for :func:`load`.
 
-    The functions ``read_...`` of this package give sources. A class of yours is one where it has
-    :meth:`batches`; it is read twice, first to check everything and then to write it, and must give
-    the same rows each time.
+    The functions ``read_...`` of this package return sources. For another format, derive a class
+    and define :meth:`batches`. :func:`load` reads a source twice, first to check all rows and then
+    to write them: both passes must return the same rows.
 
     Args:
-        name: what errors call it, such as a path.
-        embedding_dim: columns of its rows; None: it has no rows.
-        state: names of the optimizer state that its batches have, as the table's optimizer names
-            them, such as ``("exp_avg", "exp_avg_sq")``.
-        scores: names of the scores that its batches have.
-        optimizer_steps: updates that the optimizer had made, which bias corrections count; None: it
-            does not say.
-        step: training steps when it was written, which scores by step are compared with; None: the
-            last one of its scores.
-        now: seconds of Unix time when it was written; None: it does not say.
+        name: name in error messages, such as a path.
+        embedding_dim: columns of its rows; None: the source has no rows.
+        state: names of the optimizer state in its batches, as the table's optimizer names them,
+            such as ``("exp_avg", "exp_avg_sq")``.
+        scores: names of the scores in its batches.
+        optimizer_steps: number of updates of the optimizer, for bias corrections; None: unknown.
+        step: number of training steps when the source was written, for scores by step; None: the
+            largest of its scores.
+        now: Unix time in seconds when the source was written; None: unknown.
 
     Attributes:
         name, embedding_dim, state, scores, optimizer_steps, step, now: as given.
@@ -80,39 +79,39 @@ class Source(ABC):
 
     @abstractmethod
     def batches(self, size: int) -> Iterator[SourceRows]:
-        """Return all rows, at most ``size`` at a time.
+        """Iterate over all rows, at most ``size`` at a time.
 
         Args:
             size: maximum number of rows of a batch.
 
         Raises:
-            ValueError: what is read is damaged, or does not fit together.
+            ValueError: the source is damaged, or its parts do not fit together.
         """
 
     def waiting(self) -> CountedIds | None:
-        """Return ids without a row that wait for admission, and how often they have been seen.
+        """Return ids that wait for admission, with their counts.
 
         Returns:
-            None: the source does not say.
+            The ids and counts; None: the source has no counts.
         """
         return None
 
 
 def checked(source: Source, batch: SourceRows, dim: int, *, finite: bool) -> SourceRows:
-    """Return a batch with tensors of the shapes that a table is written with.
+    """Check a batch, and bring its tensors to the shapes that a table expects.
 
     Args:
-        source: that gave it.
+        source: source of the batch.
         batch: of the source.
         dim: columns of the table.
         finite: refuse NaN and infinity.
 
     Returns:
-        ids int64 [n], rows [n, dim], state [n, columns], scores int64 [n], all of the CPU.
+        ids int64 [n], rows [n, dim], state [n, columns], scores int64 [n], all on the CPU.
 
     Raises:
-        TypeError: a tensor is none, or has another kind of dtype.
-        ValueError: shapes do not go together, or a value is not finite.
+        TypeError: a value is not a tensor, or has another kind of dtype.
+        ValueError: shapes do not fit together, or a value is not finite.
     """
     batch = _on_cpu(batch)
     where, count = batch.where, batch.ids.numel()

@@ -1,4 +1,4 @@
-"""A part of a table that gets the rows of a source: what fits is found out first, then written."""
+"""Part of a table that receives the rows of a source: check everything first, then write."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from torch_dynemb.table.state_check import check_counts
 
 
 class Clocks(NamedTuple):
-    """What tables count time by.
+    """Clocks of a table.
 
     Attributes:
         step: training steps.
-        now: seconds; 0: unknown.
+        now: Unix time in seconds; 0: unknown.
     """
 
     step: int
@@ -35,14 +35,14 @@ class Clocks(NamedTuple):
 
     @staticmethod
     def latest(told: Sequence[Sequence[Clocks]]) -> Clocks:
-        """Return the latest of what the tables of all ranks need."""
+        """Return the latest clocks of the tables of all ranks."""
         every = [clocks for of_rank in told for clocks in of_rank]
         return Clocks(
             max((of.step for of in every), default=0), max((of.now for of in every), default=0)
         )
 
     def set(self, group: TableGroup) -> None:
-        """Move the clocks of a group on to these, not back."""
+        """Advance the clocks of a group to these; later clocks stay."""
         clock = group.index.clock
         clock[Clock.STEP] = max(self.step, int(clock[Clock.STEP]))
         if group.config.keeps_time:
@@ -50,22 +50,22 @@ class Clocks(NamedTuple):
 
 
 class Target:
-    """A part of a table, and the source of its rows.
+    """Part of a table, and the source of its rows.
 
     Args:
-        part: which ids and columns of which table.
+        part: its table, ids and columns.
         source: of the table.
         optimizer_state, scores: whether they are loaded.
 
     Attributes:
         part: as given.
-        fresh: what begins anew.
-        left_out: what the source has and the table does not keep.
-        ids: int64 [n], those of the part, of the CPU, after :meth:`read`.
-        clocks: that scores need, after :meth:`read`.
+        fresh: content that starts with initial values.
+        left_out: content of the source that the table does not keep.
+        ids: int64 [n], ids of the part, on the CPU, after :meth:`read`.
+        clocks: clocks of the scores, after :meth:`read`.
 
     Raises:
-        ValueError: they do not fit.
+        ValueError: the source does not fit the table.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Target:
         self._waiting: CountedIds | None = None
 
     def _state_of(self, wanted: bool, fresh: list[str], left_out: list[str]) -> tuple[str, ...]:
-        """Name of the optimizer state that is loaded: all of it, or none."""
+        """Return the names of the optimizer state to load: all of it, or none."""
         part, source = self.part, self._source
         own = {tensor.name: tensor for tensor in part.optimizer.state} if part.optimizer else {}
         if part.trained == "never":
@@ -125,7 +125,7 @@ class Target:
         return tuple(own)
 
     def check_empty(self, replace: bool) -> None:
-        """Raise ValueError if ids remain that nothing has given up."""
+        """Raise ValueError if the table has ids that may not be replaced."""
         size = self.part.group.size(self.part.table)
         if size > 0 and not replace:
             raise ValueError(
@@ -136,14 +136,14 @@ class Target:
     # -- checking --------------------------------------------------------------------------------
 
     def read(self, size: int, *, finite: bool) -> None:
-        """Read everything once, and keep the ids.
+        """Read and check the source once, and keep the ids.
 
         Args:
             size: rows of a batch.
             finite: refuse NaN and infinity.
 
         Raises:
-            TypeError, ValueError: something is wrong.
+            TypeError, ValueError: the source is damaged, or does not fit the table.
         """
         found, step, newest = [self.ids], self._source.step or 0, 0
         for batch in self._source.batches(size):
@@ -209,20 +209,20 @@ class Target:
         counted = CountedIds(counted.ids.cpu(), counted.counts.cpu())
         check_waiting(self._source.name, counted.ids, counted.counts)
         own = self.part.ids.owned(counted.ids)
-        own &= ~torch.isin(counted.ids, self.ids)  # an id with a row waits no longer
+        own &= ~torch.isin(counted.ids, self.ids)  # ids with a row no longer wait
         return CountedIds(counted.ids[own], counted.counts[own])
 
     # -- writing ---------------------------------------------------------------------------------
 
     def write(self, loader: RowLoader, size: int) -> None:
-        """Write the rows, which no id has yet.
+        """Write the rows into unused slots; :meth:`publish` assigns them to ids.
 
         Args:
             loader: of the table.
             size: rows of a batch.
 
         Raises:
-            RuntimeError: rows lie on a disk that has no room, or fails.
+            RuntimeError: the disk of the rows is full, or fails.
             ReplacedError: the source has changed since :meth:`read`.
         """
         device, begin = self.part.group.device, 0
@@ -236,7 +236,7 @@ class Target:
             raise ReplacedError(f"{self._source.name} has changed while it was read: load it again")
 
     def publish(self, loader: RowLoader) -> None:
-        """Give the rows to their ids.
+        """Assign the written rows to their ids.
 
         Args:
             loader: of the table.
@@ -249,17 +249,17 @@ class Target:
         content.set_optimizer_steps(self.part.group.tables, self.part.table, steps)
 
     def _optimizer_steps(self) -> int:
-        """Return they go on with the state, or where there is none."""
+        """Return the number of updates that belongs to the loaded state."""
         optimizer = self.part.optimizer
         begins_anew = optimizer is None or (optimizer.state and not self._state)
         return 0 if begins_anew else self._source.optimizer_steps or 0
 
     def _blocks(self, size: int) -> Iterator[RowBlock]:
-        """Return rows of the part's ids, and its columns."""
+        """Iterate over the rows of the part's ids, with the part's columns."""
         columns = slice(self.part.columns.start, self.part.columns.stop)
         for read in self._source.batches(size):
             batch = checked(self._source, read, self.part.embedding_dim, finite=False)
-            # what is of one rank alone is not copied
+            # the batch of a single rank is not copied
             own = ... if self.part.ids.whole else self.part.ids.owned(batch.ids)
             state = {}
             for name in self._state:

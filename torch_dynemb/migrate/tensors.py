@@ -1,4 +1,4 @@
-"""Rows that are tensors already, such as those of an ``nn.Embedding`` with the ids of its rows."""
+"""Sources of tensors, such as the weight of an ``nn.Embedding`` with the ids of its rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CPU = torch.device("cpu")
 
 
 class TensorSource(Source):
-    """Rows that are in memory; :func:`read_tensors` makes it."""
+    """Source of tensors in memory, see :func:`read_tensors`."""
 
     def __init__(
         self,
@@ -52,23 +52,23 @@ def read_tensors(
     optimizer_steps: int | None = None,
     name: str = "read_tensors",
 ) -> TensorSource:
-    """Return rows that are in memory, as a source for :func:`load`.
+    """Return tensors in memory as a source for :func:`load`.
 
     Args:
         ids: int64 [n], every id once.
         rows: float [n, dim].
-        state: optimizer state by the name that the table's optimizer gives it: [n, dim] each, or
-            [n] where a row has one value, such as ``{"sum": accumulators}`` of Adagrad.
+        state: optimizer state by the optimizer's name of it: [n, dim] each, or [n] if a row has
+            one value, such as ``{"sum": accumulators}`` of Adagrad.
         scores: int64 [n] each, by name: ``step``, ``timestamp`` (seconds), ``frequency``,
             ``custom`` or ``expiry`` (seconds).
-        optimizer_steps: updates that the optimizer had made, which Adam's bias correction counts.
-        name: what errors call it.
+        optimizer_steps: number of updates of the optimizer, for Adam's bias correction.
+        name: name in error messages.
 
     Returns:
-        The source; the tensors are not copied.
+        The source. The tensors are not copied.
 
     Raises:
-        TypeError: an argument is not a tensor, or of another dtype.
+        TypeError: an argument is not a tensor, or has a wrong dtype.
         ValueError: lengths differ.
 
     Example:
@@ -112,24 +112,23 @@ def read_embedding(
 ) -> Source:
     """Return the rows of a static table with a known vocabulary, as a source for :func:`load`.
 
-    ``ids[r]`` is the id of row r of the table, so that a model with ids in place of row numbers
-    reads what it has read before. Without a vocabulary, where ids were hashed into rows,
-    ``ids`` are those that are known to occur, and ``embedding`` is
-    ``table.weight[hashed(ids)]``: every id gets a row of its own that begins with the row that it
-    has shared.
+    ``ids[r]`` is the id of row r of the table: a lookup by id then returns what a lookup by row
+    number returned. If ids were hashed into rows, pass the ids that occur, and
+    ``table.weight[hashed(ids)]`` as ``embedding``. Every id then has a row of its own, which
+    starts as a copy of the row that it shared.
 
     Args:
         embedding: the table, or its weight, float [n, dim].
-        ids: int64 [n], every id once. Negative ones are ids like others. Leave rows that are
-            never looked up, such as padding, out of both.
+        ids: int64 [n], every id once; negative ids are allowed. Leave rows that are never looked
+            up, such as padding, out of both arguments.
         state: as in :func:`read_tensors`.
         optimizer_steps: as in :func:`read_tensors`.
 
     Returns:
-        The source; tensors are not copied.
+        The source. The tensors are not copied.
 
     Raises:
-        TypeError: an argument is not a tensor, or of another dtype.
+        TypeError: an argument is not a tensor, or has a wrong dtype.
         ValueError: lengths differ.
 
     Example:

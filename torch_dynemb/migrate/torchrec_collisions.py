@@ -1,10 +1,13 @@
 """Tables behind TorchRec's managed collision modules, which map ids to the rows of a static table.
 
-``MCHManagedCollisionModule`` keeps ids, ascending, in ``_mch_sorted_raw_ids``, the row of each in
-``_mch_remapped_ids_mapping``, and what evictions go by in ``_mch_counts`` and
-``_mch_last_access_iter``; its last row is that of all ids that have none. In
-``HashZchManagedCollisionModule`` the id of row r is ``_hash_zch_identities[r]``; -1 is not an id.
-See ``torchrec/modules/mc_modules.py`` and ``hash_mc_modules.py``.
+``MCHManagedCollisionModule`` has these tensors; its last row serves all ids without a row:
+
+* ``_mch_sorted_raw_ids``: ids, ascending
+* ``_mch_remapped_ids_mapping``: the row of each id
+* ``_mch_counts``, ``_mch_last_access_iter``: scores of its evictions
+
+In ``HashZchManagedCollisionModule`` the id of row r is ``_hash_zch_identities[r]``; -1 is not an
+id. See ``torchrec/modules/mc_modules.py`` and ``hash_mc_modules.py``.
 """
 
 from __future__ import annotations
@@ -37,26 +40,25 @@ def read_torchrec_mch(
 ) -> Source:
     """Read the table behind a TorchRec ``MCHManagedCollisionModule``, for :func:`load`.
 
-    Ids that have a row of their own come with it; what the row of all others holds is left. Counts
-    of LFU and DistanceLFU become frequencies, and the last iteration of LRU and DistanceLFU
-    becomes a step. The modules of all shards are to be put together first, as their state dict is:
-    ids [rows], rows and counts.
+    Ids with a row of their own are read; the row that all other ids share is not. Counts of LFU
+    and DistanceLFU become frequencies. The last iteration of LRU and DistanceLFU becomes a step.
+    Join the state of all shards before the call, as in their state dict: ids [rows], rows and
+    counts.
 
     Args:
         module: the module, or its state dict.
         weight: the table that it maps to: float [zch_size, dim], or a module with such a weight.
-        state: optimizer state of the table, by the name that the dynamic table's optimizer gives
-            it: [zch_size, dim] each, or [zch_size] where a row has one value, such as ``{"sum":
-            momentum1}`` of row-wise Adagrad.
+        state: optimizer state of the table, by the dynamic table's name of it: [zch_size, dim]
+            each, or [zch_size] if a row has one value, such as ``{"sum": momentum1}`` of row-wise
+            Adagrad.
         optimizer_steps: as in :func:`read_tensors`.
 
     Returns:
-        The source; the tensors of ids that have rows are copied.
+        The source. It has copies of the rows of its ids.
 
     Raises:
-        TypeError: a wrong argument.
-        ValueError: the module hashes ids before it looks them up, or its tensors and the table do
-            not go together.
+        TypeError: an argument has a wrong type.
+        ValueError: the module hashes ids before lookups, or its tensors do not fit the table.
 
     Example:
         >>> import torch, torch_dynemb as td
@@ -95,7 +97,7 @@ def read_torchrec_mch(
             f"{offset + values.shape[0] - 1}: give the whole state, not that of one shard"
         )
     used = ids != _EMPTY
-    used[-1:] = False  # lookups leave out the last one: its row is that of ids without one
+    used[-1:] = False  # the last row serves ids without a row
     rows = rows[used]
     scores = {}
     if _COUNTS in found:
@@ -117,21 +119,21 @@ def read_torchrec_hash_zch(
 ) -> Source:
     """Read the table behind a TorchRec ``HashZchManagedCollisionModule``, for :func:`load`.
 
-    Frequencies come along where the module tracks them (``track_id_freq=True``); times of its
-    evictions do not. The id -1 is the module's mark of an empty row, and is never there.
+    Frequencies are read if the module tracks them (``track_id_freq=True``). Times for its
+    evictions are not read. The id -1 marks an empty row.
 
     Args:
-        module: the module, or its state dict, which does not say whether it tracks frequencies.
+        module: the module, or its state dict, which lacks the flag of tracked frequencies.
         weight: the table that it maps to: float [zch_size, dim], or a module with such a weight.
         state: as in :func:`read_torchrec_mch`.
         optimizer_steps: as in :func:`read_tensors`.
 
     Returns:
-        The source; the tensors of ids that have rows are copied.
+        The source. It has copies of the rows of its ids.
 
     Raises:
-        TypeError: a wrong argument.
-        ValueError: the module's tensors and the table do not go together.
+        TypeError: an argument has a wrong type.
+        ValueError: the module's tensors do not fit the table.
 
     Example:
         >>> import torch, torch_dynemb as td
@@ -159,7 +161,7 @@ def read_torchrec_hash_zch(
 
 
 def _tensors(call: str, module: object, needed: tuple[str, ...]) -> dict[str, Tensor]:
-    """Return tensors of a module by the last part of their names."""
+    """Return the tensors of a module by the last part of their names."""
     if isinstance(module, nn.Module):
         module = {**module.state_dict(), **dict(module.named_buffers(recurse=False))}
     if not isinstance(module, Mapping):

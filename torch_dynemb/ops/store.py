@@ -258,7 +258,7 @@ def store_load(tier_clock: Tensor, snapshot: StoreSnapshot) -> None:
 
 
 @raises_typed_errors
-def store_hold(tier_clock: Tensor) -> int:
+def store_pin(tier_clock: Tensor) -> int:
     """Pin the present records, after all jobs, whatever the store does later.
 
     Their segments stay until :func:`store_release`, whatever :func:`store_keep` says, and
@@ -274,18 +274,18 @@ def store_hold(tier_clock: Tensor) -> int:
     Raises:
         RuntimeError: no store, or the file system fails.
     """
-    return int(torch.ops.dynemb.store_hold(tier_clock))
+    return int(torch.ops.dynemb.store_pin(tier_clock))
 
 
 @raises_typed_errors
-def store_read_held(
-    tier_clock: Tensor, hold: int, slab: int, handles: Tensor, ids: Tensor
+def store_read_pinned(
+    tier_clock: Tensor, pin: int, slab: int, handles: Tensor, ids: Tensor
 ) -> StoredRecords:
     """Copy records as they were when they were pinned; another thread may train meanwhile.
 
     Args:
         tier_clock: of the store, as it was opened.
-        hold: of :func:`store_hold`.
+        pin: of :func:`store_pin`.
         slab: number of a slab with a log.
         handles: int64 [ids], row handles.
         ids: int64 [ids], owners of the rows.
@@ -297,23 +297,23 @@ def store_read_held(
         RuntimeError: no store, no such pin, slab or row; a record is damaged or of another id (the
             file, the offset and the id are named), or cannot be read.
     """
-    return StoredRecords(*torch.ops.dynemb.store_read_held(tier_clock, hold, slab, handles, ids))
+    return StoredRecords(*torch.ops.dynemb.store_read_pinned(tier_clock, pin, slab, handles, ids))
 
 
 @raises_typed_errors
-def store_release(tier_clock: Tensor, hold: int) -> None:
+def store_release(tier_clock: Tensor, pin: int) -> None:
     """Release a pin: segments that neither the store nor a snapshot needs become reusable.
 
     Does nothing for a failed store (its other calls raise the error) and in a forked process.
 
     Args:
         tier_clock: of the store, as it was opened.
-        hold: of :func:`store_hold`.
+        pin: of :func:`store_pin`.
 
     Raises:
         RuntimeError: no store, or no such pin.
     """
-    torch.ops.dynemb.store_release(tier_clock, hold)
+    torch.ops.dynemb.store_release(tier_clock, pin)
 
 
 @raises_typed_errors
@@ -428,20 +428,20 @@ def _store_load_fake(
     return None
 
 
-@register_fake("store_hold")
-def _store_hold_fake(tier_clock: Tensor) -> Tensor:
+@register_fake("store_pin")
+def _store_pin_fake(tier_clock: Tensor) -> Tensor:
     return tier_clock.new_empty(())
 
 
-@register_fake("store_read_held")
-def _store_read_held_fake(
-    tier_clock: Tensor, hold: int, slab: int, handles: Tensor, ids: Tensor
+@register_fake("store_read_pinned")
+def _store_read_pinned_fake(
+    tier_clock: Tensor, pin: int, slab: int, handles: Tensor, ids: Tensor
 ) -> tuple[Tensor, Tensor]:
     return _store_read_fake(tier_clock, slab, handles, ids)
 
 
 @register_fake("store_release")
-def _store_release_fake(tier_clock: Tensor, hold: int) -> None:
+def _store_release_fake(tier_clock: Tensor, pin: int) -> None:
     return None
 
 

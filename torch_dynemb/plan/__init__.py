@@ -1,4 +1,4 @@
-"""How large tables will be, from a sample of their ids: ``python -m torch_dynemb plan --help``."""
+"""Sizes of tables, planned from a sample of ids: ``python -m torch_dynemb plan --help``."""
 
 from torch_dynemb.plan.counting import IdCounter, IdCounts
 from torch_dynemb.plan.growth import DistinctIds, distinct_ids

@@ -1,4 +1,4 @@
-"""Ways to keep the ids of a stream, what they take, and which of them to choose."""
+"""Ways to keep the ids of a stream, with their sizes, and a suggestion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_dynemb.plan.sizes import Bytes, PlannedRow, in_memory, most_ids, on_d
 from torch_dynemb.policy.admission import AdmitFrequent
 from torch_dynemb.policy.policy import Policy
 
-_PRECISIONS = (  # in the order in which they are tried
+_PRECISIONS = (  # in the order of trial
     ("float32", "float32"),
     ("bfloat16", "float32"),
     ("bfloat16", "bfloat16"),
@@ -22,16 +22,16 @@ _PRECISIONS = (  # in the order in which they are tried
 )
 ALL, SEEN_TWICE = "all ids", "ids seen twice"
 EVICT, FILES = "evict the rarest", "files (CPU)"
-_CACHED = 0.25  # of the rows of files, where nothing says how much memory there is
+_CACHED = 0.25  # share of rows in memory, if the memory is unknown
 _EVICTING = Policy(score="frequency", capacity=1)
 
 
 class Need(NamedTuple):
-    """What tables are to hold.
+    """Content that tables must hold.
 
     Attributes:
-        ids: all distinct ids.
-        repeated: those that are seen more than once.
+        ids: number of distinct ids.
+        repeated: number of ids that occur more than once.
         coverage: lookups by rank of frequency, in the sample.
     """
 
@@ -42,16 +42,16 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """A way to keep ids.
+    """Way to keep ids.
 
     Attributes:
-        how: in words.
-        row: what rows are like.
-        ids: that have a row, on all ranks together.
-        coverage: the part of later lookups that finds a row in memory, at least.
+        how: description.
+        row: format of rows.
+        ids: number of ids with a row, over all ranks.
+        coverage: lower estimate of the share of later lookups that find a row in memory.
         bytes: of a rank.
-        fits: whether these are in the memory of a rank; None: how much it has is not known.
-        policy: the code that says it.
+        fits: whether the bytes fit into the memory of a rank; None: its memory is unknown.
+        policy: code of the choice.
     """
 
     how: str
@@ -64,14 +64,14 @@ class Choice:
 
 
 def needed(columns: Sequence[IdCounts], all_ids: DistinctIds) -> Need:
-    """Return what tables are to hold.
+    """Return the content that tables must hold.
 
-    The part of ids that are seen once is taken to be that of the sample, as it is where the number
-    of ids grows by a power of the lines.
+    The share of ids that occur once is taken from the sample. This holds if the number of ids
+    grows by a power of the lines.
 
     Args:
         columns: counts of the ids of each.
-        all_ids: how many there will be.
+        all_ids: expected number of ids.
     """
     now = sum(column.distinct for column in columns)
     repeated = 1 - sum(column.seen(1) for column in columns) / now if now else 1.0
@@ -81,7 +81,7 @@ def needed(columns: Sequence[IdCounts], all_ids: DistinctIds) -> Need:
 def row_formats(
     dim: int, optimizer: str, dtype: str | None, state_dtype: str | None
 ) -> list[PlannedRow]:
-    """Format of rows to choose from, the most precise one first.
+    """List the formats of rows to choose from, the most precise one first.
 
     Args:
         dim: columns of a row.
@@ -90,7 +90,7 @@ def row_formats(
         state_dtype: of the optimizer's state; None: any.
 
     Raises:
-        ValueError: a dtype that is asked for is not there.
+        ValueError: a requested dtype is not available.
     """
     wanted = [(dtype or of_rows, state_dtype or of_state) for of_rows, of_state in _PRECISIONS]
     formats = []
@@ -106,15 +106,15 @@ def row_formats(
 def choices(
     need: Need, rows: Sequence[PlannedRow], *, ranks: int, memory: int | None
 ) -> list[Choice]:
-    """Return what can be done, the best first.
+    """List the choices, the best first.
 
-    Tables are made large enough for the upper end of the interval.
+    Tables are large enough for the upper end of the interval.
 
     Args:
-        need: what they are to hold.
+        need: content that tables must hold.
         rows: formats to choose from, the best first.
-        ranks: which share the ids of every table.
-        memory: bytes for tables on each of them; None: it is not known.
+        ranks: number of ranks that share the ids of every table.
+        memory: bytes for tables on each rank; None: unknown.
     """
     ids = math.ceil(need.ids.high)
     repeated = min(ids, math.ceil(need.repeated.high))
@@ -154,7 +154,7 @@ def choices(
 
 
 def _cached(row: PlannedRow, ids: int, ranks: int, memory: int | None) -> int:
-    """Return rows of files that are in memory, on all ranks."""
+    """Return the number of cached rows of files, over all ranks."""
     if memory is None:
         return math.ceil(_CACHED * ids)
     few, more = (on_disk(row, ids, n * ranks, ranks=ranks).memory for n in (1000, 2000))
@@ -163,9 +163,9 @@ def _cached(row: PlannedRow, ids: int, ranks: int, memory: int | None) -> int:
 
 
 def suggested(found: Sequence[Choice]) -> Choice | None:
-    """Return the first way that fits; None: none does, or it is not known what would.
+    """Return the first choice that fits; None: none fits, or the memory is unknown.
 
-    Of those that evict ids it is the one that serves the most lookups. Files come last.
+    Of choices that evict ids, take the one that serves the most lookups. Files come last.
     """
     fitting = [choice for choice in found if choice.fits]
     evicting = [choice for choice in fitting if choice.how == EVICT]

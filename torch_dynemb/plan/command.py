@@ -25,13 +25,13 @@ def add_command(commands: Any) -> None:
     """Add the command ``plan``.
 
     Args:
-        commands: what ``ArgumentParser.add_subparsers`` returned.
+        commands: result of ``ArgumentParser.add_subparsers``.
     """
     parser = commands.add_parser(
         "plan",
-        help="from a sample of ids: how many there will be, what they take, what to choose",
-        description="Counts the ids in a sample of a stream, extrapolates how many there will be, "
-        "and says what tables for them take and how to make them fit.",
+        help="estimate number and size of ids from a sample, and suggest settings",
+        description="Count the ids in a sample of a stream, extrapolate their number, and print "
+        "the sizes of their tables and settings that fit.",
     )
     add = parser.add_argument
     add(
@@ -41,19 +41,19 @@ def add_command(commands: Any) -> None:
         help="files in the order of time: Criteo's format, Parquet, or an id in each line; text "
         "may be compressed (.gz); - is the standard input",
     )
-    add("--format", choices=FORMATS, help="of the files (default: what their content says)")
+    add("--format", choices=FORMATS, help="format of the files (default: detect it)")
     add(
         "--columns",
         metavar="A,B",
-        help="that hold ids: C1 to C26 and I1 to I13 of Criteo's format; integers or lists of them "
-        "in Parquet (default: all, without I1 to I13)",
+        help="columns of ids: C1 to C26 and I1 to I13 of Criteo's format; integers or lists of "
+        "integers in Parquet (default: all, without I1 to I13)",
     )
-    add("--lines", type=_positive, metavar="N", help="of the files, at most (default: all)")
+    add("--lines", type=_positive, metavar="N", help="maximum number of lines (default: all)")
     add(
         "--total",
         metavar="N",
-        help="lines that the tables will see, or how many times the sample, such as 10x (default: "
-        "the sample)",
+        help="lines of the whole stream, or a multiple of the sample, such as 10x (default: the "
+        "sample)",
     )
     add("--dim", type=_positive, required=True, help="columns of a row")
     add(
@@ -72,10 +72,15 @@ def add_command(commands: Any) -> None:
     add(
         "--device-memory",
         metavar="BYTES",
-        help="that tables may take on each rank, such as 40GB; leave room for the model's "
-        "other parts",
+        help="memory for tables on each rank, such as 40GB; leave room for the rest of the model",
     )
-    add("--ranks", type=_positive, default=1, metavar="N", help="which share the ids (default: 1)")
+    add(
+        "--ranks",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="number of ranks that share the ids (default: 1)",
+    )
     add(
         "--keep",
         type=_positive,
@@ -91,12 +96,12 @@ def add_command(commands: Any) -> None:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
     return int(text)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Read the sample, and print what it says.
+    """Read the sample, and print the plan.
 
     Args:
         arguments: of the command line.
@@ -138,7 +143,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _total(text: str) -> float | int:
-    """Return lines (an int), or how many times the sample (a float)."""
+    """Parse a number of lines (int), or a multiple of the sample (float)."""
     found = _TIMES.fullmatch(text)
     is_times = "x" in text
     if found is None or text.count("x") > 1 or (not is_times and not text.isdecimal()):

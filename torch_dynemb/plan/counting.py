@@ -1,4 +1,4 @@
-"""Counts the ids of a stream, in bounded memory."""
+"""Counting of the ids of a stream, in bounded memory."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class IdCounts(NamedTuple):
 
     Attributes:
         ids: int64 [n], ascending.
-        counts: int64 [n], how often each occurs.
-        first: int64 [n], the line on which it was first seen, from 0 on.
-        weights: float64 [n], for how many ids of the stream each stands.
-        lookups: ids of the stream, every occurrence counted.
-        lines: of the stream.
+        counts: int64 [n], occurrences of each.
+        first: int64 [n], line of the first occurrence, from 0.
+        weights: float64 [n], number of ids of the stream that each represents.
+        lookups: number of all occurrences in the stream.
+        lines: number of lines.
     """
 
     ids: Tensor
@@ -35,16 +35,16 @@ class IdCounts(NamedTuple):
 
     @property
     def sampled(self) -> bool:
-        """Whether some ids have been left out."""
+        """Whether the ids are a sample."""
         return bool((self.weights != 1).any())
 
     @property
     def distinct(self) -> float:
-        """Distinct ids; an estimate where ids are a sample."""
+        """Number of distinct ids; an estimate if ids are a sample."""
         return float(self.weights.sum())
 
     def seen(self, times: int) -> float:
-        """Return how many ids have been seen exactly so often.
+        """Return the number of ids with exactly this count.
 
         Args:
             times: at least 1.
@@ -53,16 +53,15 @@ class IdCounts(NamedTuple):
 
 
 class IdCounter:
-    """Counts ids exactly up to a number of them, and those of a sample from there on.
+    """Counter of ids: exact up to a number of ids, and of a sample beyond it.
 
-    The sample is that of Gibbons (2001): ids with a hash below a bound, which is halved as often
-    as ids are too many. Which ids are in it does not depend on how often they occur, and the
-    occurrences of those that are in it are all counted. The ids that were the most frequent
-    ones when the bound was first halved stay in any case, so that a few ids with a large
-    part of all lookups are counted exactly.
+    The sample follows Gibbons (2001): ids with a hash below a bound, which is halved whenever there
+    are too many ids. The choice of ids does not depend on their frequency, and all occurrences
+    of chosen ids are counted. The ids that are most frequent at the first halving always stay:
+    a few ids with a large share of lookups are counted exactly.
 
     Args:
-        kept: ids, at least 64; 24 bytes each, and as much again while a batch is added.
+        kept: number of ids, at least 64; each takes 24 bytes, and 48 while a batch is added.
 
     Raises:
         TypeError: ``kept`` is not an int.
@@ -92,10 +91,10 @@ class IdCounter:
         Args:
             ids: int64 [n].
             on_lines: int64 [n], the line of each, from 0 for the first of these lines.
-            lines: how many lines these are, at least 0.
+            lines: number of these lines, at least 0.
 
         Raises:
-            TypeError: ids or lines are of another type.
+            TypeError: ids or lines have a wrong type.
             ValueError: ``lines`` is negative, or a tensor is on another device than the CPU.
         """
         ids = flat_int64("IdCounter.add: ids", ids, _CPU)
@@ -111,7 +110,7 @@ class IdCounter:
             self._merge()
 
     def counts(self) -> IdCounts:
-        """Return what has been counted so far."""
+        """Return the counts so far."""
         self._merge()
         ids, counts, first = self._counted
         weights = torch.full(ids.shape, 2.0**self._halvings, dtype=torch.float64)
@@ -144,14 +143,14 @@ class IdCounter:
         self._counted = [tensor[stays] for tensor in self._counted]
 
     def _stays(self, ids: Tensor) -> Tensor:
-        """Return which ids are in the sample, bool [n]."""
+        """Return a mask of ids in the sample, bool [n]."""
         mixed = (ids ^ (ids >> _SHIFT)) * _ODD
         mixed = (mixed ^ (mixed >> _SHIFT)) * _ODD
         hashes = (mixed ^ (mixed >> _SHIFT)) & ((1 << 63) - 1)
         return (hashes < 1 << (63 - self._halvings)) | self._is_certain(ids)
 
     def _is_certain(self, ids: Tensor) -> Tensor:
-        """Return which ids stay in any case, bool [n]."""
+        """Return a mask of ids that always stay, bool [n]."""
         if self._certain.numel() == 0:
             return torch.zeros_like(ids, dtype=torch.bool)
         places = torch.searchsorted(self._certain, ids)

@@ -1,4 +1,4 @@
-"""Which part of the lookups the most frequent ids receive."""
+"""Share of lookups that the most frequent ids receive."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch_dynemb.plan.counting import IdCounts
 class Coverage:
     """Lookups by rank of frequency, of the ids of several columns together.
 
-    It is what a table would serve that knew the most frequent ids in advance. One that evicts the
-    least frequent ids serves about as much once it has seen them; one that evicts those not seen
-    for longest serves less where ids come in random order, and more where they come in bursts.
+    This is the share that a table serves if it knows the most frequent ids in advance. A table that
+    evicts the least frequent ids serves about as much once it has seen them. A table that evicts
+    the least recent ids serves less if ids come in random order, and more if they come in bursts.
 
     Args:
         columns: counts of the ids of each.
@@ -42,21 +42,21 @@ class Coverage:
 
     @property
     def later_share_of_repeated(self) -> float:
-        """The part of later lookups that go to ids which the sample has more than once."""
+        """Share of later lookups of ids that occur more than once in the sample."""
         return float(self._later_repeated / self._lookups[-1]) if self._ids.numel() else 1.0
 
     def later_share(self, capacity: float, all_ids: float) -> float:
-        """Return the part of later lookups that go to the ``capacity`` most frequent ids, at least.
+        """Return a lower estimate of the ``capacity`` most frequent ids' share of later lookups.
 
-        An id that the sample has c times is expected c - d times in as many later lookups: absolute
-        discounting (Ney, Essen, Kneser 1994), with the d by which the ids of the sample receive
-        together what Good (1953) gives them, all but the part of those seen once. Beyond the ids of
-        the sample it is interpolated to all ids, which receive all lookups; the truth lies above,
-        because frequent ids come first.
+        An id with c occurrences in the sample is expected c - d times in as many later lookups:
+        absolute discounting (Ney, Essen, Kneser 1994). The discount d gives the ids of the sample
+        the share of Good (1953): all lookups except the share of ids that occur once. Beyond the
+        ids of the sample, the share is interpolated to all ids, which receive all lookups. The
+        true value lies above, because frequent ids come first.
 
         Args:
-            capacity: ids that have a row.
-            all_ids: that there will be.
+            capacity: number of ids with a row.
+            all_ids: expected number of ids.
         """
         if capacity >= all_ids or not self._ids.numel():
             return 1.0
@@ -70,11 +70,11 @@ class Coverage:
 
     @property
     def ids(self) -> float:
-        """All distinct ids."""
+        """Number of distinct ids."""
         return float(self._ids[-1]) if self._ids.numel() else 0.0
 
     def share(self, capacity: float) -> float:
-        """Return the part of all lookups that go to the ``capacity`` most frequent ids."""
+        """Return the ``capacity`` most frequent ids' share of all lookups."""
         if not self._ids.numel():
             return 0.0
         place = int(torch.searchsorted(self._ids, float(capacity), right=True))
@@ -83,7 +83,7 @@ class Coverage:
         return float(self._lookups[place - 1] / self._lookups[-1])
 
     def capacity(self, share: float) -> float:
-        """Return the least number of ids that receive such a part of all lookups."""
+        """Return the smallest number of ids that receive this share of all lookups."""
         if not self._ids.numel():
             return 0.0
         wanted = share * float(self._lookups[-1])
@@ -91,7 +91,7 @@ class Coverage:
         return float(self._ids[min(place, self._ids.numel() - 1)])
 
     def divided(self, capacity: float) -> list[float]:
-        """Return how many of the ``capacity`` most frequent ids are of each column."""
+        """Divide the ``capacity`` most frequent ids by column; return numbers of ids."""
         among = self._ids <= capacity
         sums = torch.zeros(self._columns, dtype=torch.float64)
         sums.index_add_(0, self._column[among], self._weights[among])
@@ -100,11 +100,11 @@ class Coverage:
 
 
 class RankLoad(NamedTuple):
-    """How evenly lookups go to ranks that share the ids of every table.
+    """Balance of lookups among ranks that share the ids of every table.
 
     Attributes:
-        even: the part of the lookups that each would have if all had the same.
-        busiest: the largest part that one of them has.
+        even: share of each rank if all have the same.
+        busiest: largest share of a rank.
     """
 
     even: float
@@ -112,7 +112,7 @@ class RankLoad(NamedTuple):
 
 
 def rank_load(columns: Sequence[IdCounts], ranks: int) -> RankLoad:
-    """Return what goes to the busiest of the ranks, where ids are dealt out by their hash.
+    """Return the load of ranks if ids are distributed by their hash.
 
     Args:
         columns: counts of the ids of each.
@@ -126,13 +126,13 @@ def rank_load(columns: Sequence[IdCounts], ranks: int) -> RankLoad:
 
 
 def _kept_share(counts: IdCounts) -> Tensor:
-    """Return what is left of an id's count after discounting, as a part of it."""
+    """Return the share of each id's count that is left after discounting."""
     discount = counts.seen(1) / counts.distinct if counts.distinct else 0.0
     return 1 - discount / counts.counts
 
 
 def _served(counts: IdCounts) -> Tensor:
-    """Return lookups for which each id stands; together as many as there were."""
+    """Return the lookups that each id represents; their sum is the number of all lookups."""
     certain = counts.weights == 1
     if bool(certain.all()):
         return counts.counts.double()

@@ -1,4 +1,4 @@
-"""How many distinct ids a longer stream will have."""
+"""Extrapolation of the number of distinct ids to a longer stream."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _DEVIATIONS = 1.96  # of a normal distribution, 95 % are within
 
 
 class DistinctIds(NamedTuple):
-    """How many distinct ids there will be.
+    """Number of distinct ids, with an interval.
 
     Attributes:
-        low: they are hardly fewer.
+        low: lower end.
         expected: the estimate.
-        high: they are hardly more.
+        high: upper end.
     """
 
     low: float
@@ -27,28 +27,26 @@ class DistinctIds(NamedTuple):
 
 
 def distinct_ids(counts: IdCounts, times: float) -> DistinctIds:
-    """Return distinct ids of a stream of which a sample has been counted, with an interval.
+    """Estimate the distinct ids of a stream from the counts of a sample, with an interval.
 
-    *expected*: Heaps' law, distinct ids = c lines^b (Heaps 1978), with the b of the last half of
-    the lines, which declines further as it has declined since the first eighth.
+    *expected*: Heaps' law, distinct ids = c lines^b (Heaps 1978). The b is that of the last half of
+    the lines; it declines further at its rate since the first eighth.
 
-    *high*: the same with the largest b of the last three halvings of the lines, and what chance
-    adds to it. It does not decline; b is at most 1, at which every lookup brings as many new ids as
-    ever.
+    *high*: the same with the largest b of the last three halvings of the lines, plus a margin for
+    chance. This b does not decline. It is at most 1: the rate of new ids then stays constant.
 
-    *low*: the extrapolation of Colwell et al. (2012) with the lower bound of Chao (1984) on ids
-    that are unseen so far, made of those seen once and twice; less what chance takes away.
+    *low*: the extrapolation of Colwell et al. (2012), minus a margin for chance. It uses the lower
+    bound of Chao (1984) on unseen ids, from the numbers of ids that occur once and twice.
 
-    How often the truth is within, and how wide the interval is, stands in the README of this
-    package. A stream that changes is seen only as far as the sample shows it: the
-    sample should be of days, not of an hour, and in the order of time.
+    The README of this package has the accuracy and width of the interval. The estimate knows only
+    changes that the sample shows: sample days, not an hour, in the order of time.
 
     Args:
         counts: of the first lines of the stream.
-        times: how many times as long the stream is, at least 1.
+        times: length of the stream as a multiple of the sample, at least 1.
 
     Raises:
-        TypeError: ``times`` is no number.
+        TypeError: ``times`` is not a number.
         ValueError: ``times`` is less than 1, or not finite.
 
     Example:
@@ -79,7 +77,7 @@ def distinct_ids(counts: IdCounts, times: float) -> DistinctIds:
 
 
 class _Exponent(NamedTuple):
-    """Of Heaps' law, between half of some lines and all of them; ``most``: with chance's part."""
+    """Exponent of Heaps' law between half of some lines and all of them; ``most``: plus chance."""
 
     value: float
     most: float
@@ -100,7 +98,7 @@ class _Exponent(NamedTuple):
 
 
 def _declining(exponents: list[_Exponent], log_times: float) -> float:
-    """Return the logarithm of the growth, with an exponent that declines as it has declined."""
+    """Return the logarithm of the growth, with an exponent that declines at its past rate."""
     now, before = exponents[0].value, exponents[-1].value
     decline = max(0.0, before - now) / math.log(2 ** (_WINDOWS - 1))  # for each e-fold of lines
     until = log_times if decline == 0 else min(log_times, now / decline)

@@ -1,4 +1,4 @@
-"""What readers of samples give: the ids of columns, a batch of lines at a time."""
+"""Records of sample readers: ids of columns, a batch of lines at a time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class ColumnIds(NamedTuple):
     """The ids of a column in a batch of lines.
 
     Attributes:
-        ids: int64 [n]; a line has none, one or several.
-        lines: int64 [n], the line of each, from 0 in the batch on, ascending.
-        missing: lines without an id.
+        ids: int64 [n]; a line has zero, one or several.
+        lines: int64 [n], the line of each in the batch, from 0, ascending.
+        missing: number of lines without an id.
     """
 
     ids: Tensor
@@ -28,8 +28,8 @@ class Lines:
     """A batch of lines.
 
     Attributes:
-        count: lines.
-        columns: what they have, by name of the column.
+        count: number of lines.
+        columns: their ids, by name of the column.
     """
 
     count: int
@@ -40,8 +40,8 @@ class LineReader(NamedTuple):
     """A file with known columns.
 
     Attributes:
-        columns: names of the columns that are read.
-        batches: reads them.
+        columns: names of the columns to read.
+        batches: iterator over batches of lines.
     """
 
     columns: list[str]
@@ -49,15 +49,15 @@ class LineReader(NamedTuple):
 
 
 def chosen_columns(path: str, asked: Sequence[str] | None, there: Sequence[str]) -> list[str]:
-    """Return the columns that are read of those that a file has.
+    """Select the columns to read from those of a file.
 
     Args:
         path: of the file, for the error.
         asked: names; None: all.
-        there: those that the file has.
+        there: columns of the file.
 
     Raises:
-        ValueError: the file has not all of them, or one is asked for twice.
+        ValueError: the file lacks a column, or a column is named twice.
     """
     if asked is None:
         return list(there)

@@ -1,4 +1,4 @@
-"""All that is said about a sample, as JSON has it."""
+"""The plan of a sample, in the structure of its JSON."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _TIMES = (1.0, 2.0, 10.0, 100.0)
 
 
 class Wishes(NamedTuple):
-    """What tables are to be like.
+    """Requirements of tables.
 
     Attributes:
         rows: formats to choose from, the best first.
-        times: how many times as long as the sample the stream is.
-        ranks: which share the ids of every table.
-        memory: bytes for tables on each of them; None: it is not known.
+        times: length of the stream as a multiple of the sample.
+        ranks: number of ranks that share the ids of every table.
+        memory: bytes for tables on each rank; None: unknown.
     """
 
     rows: Sequence[PlannedRow]
@@ -39,13 +39,13 @@ def outcome(
     missing: Mapping[str, int],
     wishes: Wishes,
 ) -> dict[str, Any]:
-    """Return what a sample says about tables for its stream.
+    """Plan the tables of a stream from a sample.
 
     Args:
         sources: names of the files.
         counts: of the ids of each column.
         missing: lines of each column without an id.
-        wishes: what tables are to be like.
+        wishes: requirements of tables.
     """
     columns = list(counts.values())
     lines = max((column.lines for column in columns), default=0)
@@ -100,7 +100,7 @@ def outcome(
 
 
 def _sum(parts: Sequence[DistinctIds]) -> DistinctIds:
-    """Of several columns; the ends of the interval are added, as if all erred the same way."""
+    """Add several columns; interval ends are added, as if all errors had the same sign."""
     return DistinctIds(*(sum(ends) for ends in zip(*parts, strict=True)))
 
 
@@ -118,10 +118,10 @@ def _by_column(
     counts: Mapping[str, IdCounts],
     later: Mapping[str, DistinctIds],
 ) -> dict[str, int]:
-    """Return the rows that each column's table has, of those of a choice; at least one.
+    """Divide the rows of a choice by column, at least one each.
 
-    Up to the ids of the sample it is the most frequent ones of all columns. Beyond, each
-    column has its part of the ids that are expected.
+    Up to the number of ids in the sample, the most frequent ids of all columns have rows. Beyond
+    it, each column has its share of the expected ids.
     """
     ends = [ids.high for ids in later.values()]
     if choice.ids < coverage.ids:

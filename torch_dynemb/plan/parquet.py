@@ -15,15 +15,15 @@ _BATCH_LINES = 1 << 18
 
 
 def open_parquet(path: str, columns: Sequence[str] | None) -> LineReader:
-    """Return a file in Parquet; columns of integers, or of lists of integers, hold ids.
+    """Open a Parquet file; columns of integers, or of lists of integers, hold ids.
 
     Args:
         path: of the file.
         columns: names; None: all that hold ids.
 
     Raises:
-        ValueError: it is not a Parquet file, has no rows, or no such column, or a column that is
-            asked for holds something else.
+        ValueError: the file is not a Parquet file, is empty, lacks a column, or a requested column
+            holds another type.
         ImportError: pyarrow is missing.
     """
     try:
@@ -93,7 +93,7 @@ def _column(arrow: Any, count: int, values: Any, lines: Any) -> ColumnIds:
 
 
 def _tensor(arrow: Any, values: Any) -> Tensor:
-    """Return an array without nulls as int64; what is above its range wraps around."""
+    """Convert an array without nulls to int64; values above its range wrap around."""
     wide = values if values.type == arrow.uint64() else values.cast(arrow.int64())
     if len(wide) == 0:
         return torch.empty(0, dtype=torch.int64)

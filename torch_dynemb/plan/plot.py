@@ -1,4 +1,4 @@
-"""A picture of a plan: how ids grow, and which part of the lookups the most frequent receive."""
+"""Plot of a plan: growth of ids, and the most frequent ids' share of lookups."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def plot(plan: Mapping[str, Any], path: Path) -> None:
     """Draw a plan.
 
     Args:
-        plan: what :func:`torch_dynemb.plan.outcome.outcome` gives.
-        path: of the picture; its suffix says the format, such as ``.png`` or ``.svg``.
+        plan: result of :func:`torch_dynemb.plan.outcome.outcome`.
+        path: of the plot; its suffix selects the format, such as ``.png`` or ``.svg``.
 
     Raises:
         ImportError: matplotlib is missing.
-        ValueError: matplotlib knows no such format.
+        ValueError: matplotlib does not know the format.
         OSError: the file cannot be written.
     """
     try:

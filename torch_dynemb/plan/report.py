@@ -1,4 +1,4 @@
-"""A plan for people: tables of rich in a terminal where it is installed, else plain text."""
+"""Printed report of a plan: tables of rich in a terminal if it is installed, else plain text."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch_dynemb.plan.choices import EVICT, FILES
 
 
 class Part(NamedTuple):
-    """A part of a report.
+    """Part of a report.
 
     Attributes:
-        title: what it is about.
-        rows: of a table, the heads of its columns first; empty: there is none.
-        notes: sentences below it.
+        title: title of the part.
+        rows: rows of a table, headers first; empty: no table.
+        notes: sentences below the table.
     """
 
     title: str
@@ -29,7 +29,7 @@ def print_report(plan: Mapping[str, Any]) -> None:
     """Print a plan.
 
     Args:
-        plan: what :func:`torch_dynemb.plan.outcome.outcome` gives.
+        plan: result of :func:`torch_dynemb.plan.outcome.outcome`.
     """
     if sys.stdout.isatty():
         try:
@@ -42,7 +42,7 @@ def print_report(plan: Mapping[str, Any]) -> None:
 
 
 def plain(report: Sequence[Part]) -> str:
-    """Return a report as text without colours and frames."""
+    """Format a report as text without colours and frames."""
     texts = []
     for part in report:
         table = aligned(part.rows) if part.rows else []
@@ -70,7 +70,7 @@ def _print_rich(report: Sequence[Part]) -> None:
 
 
 def parts(plan: Mapping[str, Any]) -> Iterator[Part]:
-    """Return the parts of a report, in their order."""
+    """Iterate over the parts of a report, in their order."""
     yield _sample(plan)
     yield _columns(plan)
     yield _growth(plan)

@@ -1,4 +1,4 @@
-"""Bytes that tables of so many ids take, by tier, as the library counts them itself."""
+"""Bytes of tables by number of ids and tier, as the library itself counts them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch_dynemb.storage.tiers.cache_size import LEAST_SLOTS
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.group_config import SLOT_BYTES, TIERED_ROW_BYTES, GroupConfig
 
-_ROOM_TO_COLLECT = 4 / 3  # of files, for what their rows take; see SSDStore
+_ROOM_TO_COLLECT = 4 / 3  # bytes of files per byte of rows; see SSDStore
 
 
 OPTIMIZERS: dict[str, type[OptimizerConfig]] = {
@@ -45,7 +45,7 @@ STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "uint8": t
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """What a row is like, and what an optimizer keeps beside it.
+    """Format of a row and of its optimizer state.
 
     Attributes:
         dim: columns of a row.
@@ -66,7 +66,7 @@ class PlannedRow:
         self.group()
 
     def optimizer_config(self) -> OptimizerConfig:
-        """Return the optimizer, with a learning rate that nothing depends on here."""
+        """Return the optimizer, with an arbitrary learning rate."""
         kind = OPTIMIZERS[self.optimizer]
         options: dict[str, Any] = {"lr": 0.01}
         if "state_dtype" in {entry.name for entry in dataclasses.fields(kind)}:
@@ -79,11 +79,11 @@ class PlannedRow:
         return kind(**options)
 
     def group(self, policy: Policy | None = None, *, stored: bool = False) -> GroupConfig:
-        """Return a group with a table of such rows, of which nothing is allocated.
+        """Return the configuration of a group with a table of such rows; allocates nothing.
 
         Args:
-            policy: of the table; None: it keeps all ids.
-            stored: its rows lie in files.
+            policy: of the table; None: keep all ids.
+            stored: whether its rows are in files.
         """
         table = TableConfig(
             "table",
@@ -102,7 +102,7 @@ class Bytes:
     Attributes:
         rows: of weights, with the generation of each row.
         state: of the optimizer.
-        index: of ids, handles, scores and what admission counts.
+        index: of ids, handles, scores and counts of admission.
         disk: of files.
     """
 
@@ -113,22 +113,22 @@ class Bytes:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory: of rows, state and index."""
+        """Bytes of memory: the sum of rows, state and index."""
         return self.rows + self.state + self.index
 
 
 def in_memory(
     row: PlannedRow, ids: float, *, ranks: int, policy: Policy | None = None, counted: float = 0
 ) -> Bytes:
-    """Return a rank's bytes where all rows are in memory.
+    """Return a rank's bytes if all rows are in memory.
 
     Args:
-        row: what rows are like.
-        ids: of all ranks.
-        ranks: which share them.
-        policy: of the tables; its capacity, if it has one, should be ``ids``. Without one
-            the index is counted as large as it may be after a growth.
-        counted: ids without a row; admission counts their occurrences.
+        row: format of rows.
+        ids: number of ids, over all ranks.
+        ranks: number of ranks that share them.
+        policy: of the tables; its capacity, if it has one, should be ``ids``. Without a capacity
+            the index has its largest size after a growth.
+        counted: number of ids without a row that admission counts.
     """
     group = row.group(policy)
     (slab,) = group.slabs
@@ -145,13 +145,13 @@ def in_memory(
 
 
 def on_disk(row: PlannedRow, ids: float, cached: float, *, ranks: int) -> Bytes:
-    """Return a rank's bytes where rows lie in files, and some of them in memory.
+    """Return a rank's bytes if rows are in files, and some of them cached in memory.
 
     Args:
-        row: what rows are like.
-        ids: of all ranks.
-        cached: how many of their rows are in memory.
-        ranks: which share them.
+        row: format of rows.
+        ids: number of ids, over all ranks.
+        cached: number of cached rows, over all ranks.
+        ranks: number of ranks that share them.
     """
     group = row.group(stored=True)
     (slab,) = group.slabs
@@ -171,12 +171,12 @@ def on_disk(row: PlannedRow, ids: float, cached: float, *, ranks: int) -> Bytes:
 
 
 def most_ids(row: PlannedRow, memory: int, *, ranks: int, policy: Policy) -> int:
-    """Return how many ids tables may hold with all rows in the memory of ranks.
+    """Return the number of ids that fit with all rows in the memory of ranks.
 
     Args:
-        row: what rows are like.
+        row: format of rows.
         memory: bytes of each rank.
-        ranks: which share the ids.
+        ranks: number of ranks that share the ids.
         policy: of the tables, with any capacity.
     """
     million = in_memory(row, 1_000_000, ranks=1, policy=policy).memory

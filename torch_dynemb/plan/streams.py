@@ -1,4 +1,4 @@
-"""Reads the ids of columns from files, one after the other."""
+"""Reading of the ids of columns from files, one after the other."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def read_lines(
     Args:
         paths: files, or ``"-"`` for the standard input. Text with a name that ends in ``.gz`` is
             decompressed.
-        file_format: of all files; None: the content of each says what it is.
+        file_format: of all files; None: detect it from the content of each file.
         columns: names of columns; None: all that hold ids.
-        limit: lines after which to stop; None: at the end.
+        limit: maximum number of lines; None: all.
 
     Returns:
         The names of the columns, and the batches of lines.
 
     Raises:
-        FileNotFoundError: a file is not there, or is a folder.
-        ValueError: the column does not exist, a file is empty or of another format, or its columns
-            are not those of the first file. What is wrong in a line is found while iterating.
+        FileNotFoundError: a file does not exist, or is a folder.
+        ValueError: the column does not exist, a file is empty or has another format, or its columns
+            differ from those of the first file. Iterating raises ValueError for a wrong line.
         ImportError: a file is in Parquet, and pyarrow is missing.
     """
     for path in paths:

@@ -23,7 +23,7 @@ _CRITEO_FIELDS = 40  # a label, 13 integers, 26 categories
 
 
 class _Kind(NamedTuple):
-    """How the fields of a column are written, with which characters, and where values lie."""
+    """Format of the fields of a column: base, characters and type code."""
 
     base: int
     characters: re.Pattern[bytes]
@@ -44,17 +44,21 @@ _CATEGORIES = [name for name in _CRITEO if name.startswith("C")]
 def open_text(
     path: str, file_format: Literal["criteo", "ids"] | None, columns: Sequence[str] | None
 ) -> LineReader:
-    """Return a file of text, or the standard input.
+    """Open a text file, or the standard input.
+
+    Formats:
+
+    * ``"ids"``: an integer in each line, column ``id``; an empty line is a missing id.
+    * ``"criteo"``: 40 fields with tabs between them, columns ``C1`` to ``C26`` (hexadecimal) and,
+      on request, ``I1`` to ``I13``.
 
     Args:
         path: of the file, or ``"-"``.
-        file_format: ``"ids"``: an integer in each line, column ``id``, where an empty line is a
-            missing id; ``"criteo"``: 40 fields with tabs between them, columns ``C1`` to ``C26``
-            (hexadecimal) and, if they are asked for, ``I1`` to ``I13``; None: the first line says.
+        file_format: ``"ids"`` or ``"criteo"``; None: detect it from the first line.
         columns: names; None: ``id``, or all of Criteo's categories.
 
     Raises:
-        ValueError: the column does not exist, or the file is empty or of neither format.
+        ValueError: the column does not exist, or the file is empty or has neither format.
     """
     file = _open(path)
     source = _quoted(path)
@@ -96,7 +100,7 @@ def _quoted(path: str) -> str:
 
 
 class _readable(AbstractContextManager[None, None]):  # noqa: N801  reads as a verb
-    """Says of which file it is that something cannot be decompressed, and where."""
+    """Context that adds the file and line to errors of decompression."""
 
     def __init__(self, source: str, line: int) -> None:
         self._source, self._line = source, line
@@ -110,7 +114,7 @@ class _readable(AbstractContextManager[None, None]):  # noqa: N801  reads as a v
 
 
 def _blocks(source: str, start: bytes, file: IO[bytes]) -> Iterator[tuple[int, list[bytes]]]:
-    """Return the lines of a file, without their ends, and how many were before them."""
+    """Iterate over blocks of lines without line ends, with the number of earlier lines."""
     done = 0
     with nullcontext() if file is sys.stdin.buffer else file:
         lines = [start, *_following(source, 1, file)]
@@ -169,7 +173,7 @@ def _column(source: str, done: int, fields: Sequence[bytes], kind: _Kind, name: 
 
 
 def _values(fields: Sequence[bytes], kind: _Kind) -> array[int] | None:
-    """Return the numbers of fields; None: one of them is none."""
+    """Parse the numbers of fields; None: a field is not a number."""
     if not kind.characters.fullmatch(b"".join(fields)):
         return None
     try:

@@ -29,8 +29,8 @@ class BackgroundWork:
     def __init__(self, what: str) -> None:
         self.what = what
         self._error: BaseException | None = None
-        self._untold: list[BaseException] = []
-        weakref.finalize(self, _log, what, self._untold)
+        self._unreported: list[BaseException] = []
+        weakref.finalize(self, _log, what, self._unreported)
 
     def fail(self, error: BaseException) -> None:
         """Keep an error, with its traceback as text.
@@ -40,23 +40,23 @@ class BackgroundWork:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         error.__cause__, error.__context__ = BackgroundTraceback(f"\n{text}"), None
         self._error = error.with_traceback(None)
-        self._untold.append(error)
+        self._unreported.append(error)
 
     def error(self) -> BaseException | None:
         """Return the error, or None; it counts as reported from now on."""
-        self.untold_error()
+        self.unreported_error()
         return self._error
 
-    def untold_error(self) -> BaseException | None:
+    def unreported_error(self) -> BaseException | None:
         """Return the error if it has not been reported, else None; it is reported from now on."""
         try:
-            return self._untold.pop()
+            return self._unreported.pop()
         except IndexError:
             return None
 
 
-def _log(what: str, untold: list[BaseException]) -> None:
-    for error in untold:
+def _log(what: str, unreported: list[BaseException]) -> None:
+    for error in unreported:
         _logger.error("%s has failed, and no call has reported it", what, exc_info=error)
 
 

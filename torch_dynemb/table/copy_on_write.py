@@ -2,7 +2,7 @@
 
 Steps:
 
-1. :meth:`CopyOnWriteRows.hold` pins all rows and copies nothing.
+1. :meth:`CopyOnWriteRows.pin` pins all rows and copies nothing.
 2. An update that writes a pinned row copies it to a buffer first
    (``csrc/cpu/rows/copy_on_write.h``).
 3. The thread reads each row once, from its copy or in place; the row is no longer pinned then.
@@ -78,7 +78,7 @@ def places(rows: int, row_bytes: int) -> int:
 
 
 class CopyOnWriteRows:
-    """The rows of a group as of the call of :meth:`hold`.
+    """The rows of a group as of the call of :meth:`pin`.
 
     Args:
         tables: of the group; :func:`can_copy_on_write` is True for them.
@@ -108,7 +108,7 @@ class CopyOnWriteRows:
         used, row_bytes = self._tables.index.used_rows(slab), _row_bytes(self._tables, slab)
         return 4 * used + (4 + row_bytes) * places(used, row_bytes)
 
-    def hold(self) -> None:
+    def pin(self) -> None:
         """Pin the rows: from now on :meth:`read` returns their current values.
 
         Call it between two training steps. The first call adds a tensor to the arguments of
@@ -137,7 +137,7 @@ class CopyOnWriteRows:
         self._tables = replace(tables, rows=small)
 
     def read(self, table: int, ids: Tensor, handles: Tensor, written: Tensor) -> RowValues:
-        """Read rows as of :meth:`hold`, each once; the result is valid until the next call.
+        """Read rows as of :meth:`pin`, each once; the result is valid until the next call.
 
         Args:
             table: of the ids.

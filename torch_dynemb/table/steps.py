@@ -63,7 +63,7 @@ def check_step(tables: Tables, now: int | None) -> None:
     if tables.tiers is not None:
         tables.tiers.check()
     work = tables.host.background
-    error = None if work is None else work.untold_error()
+    error = None if work is None else work.unreported_error()
     if work is not None and error is not None:
         raise BackgroundError(
             f"{work.what} has failed in the background; no step was made: call step() again to go "

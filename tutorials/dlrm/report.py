@@ -85,7 +85,7 @@ second.
     """
     auc, baseline, best = (summary[name] for name in ("auc", "baseline_auc", "best_auc"))
     if auc is None:
-        trained = "there is no AUC, because the held-out samples have one label only"
+        trained = "the AUC is undefined, because the held-out samples have one label only"
     else:
         trained = f"the AUC on held-out samples is {auc:.4f}"
         compared = []

@@ -1,7 +1,7 @@
 // Layout of the index; other files know keys and handles by these functions only.
 //
 // A bucket is kBucketWidth keys followed by kBucketWidth stored handles: one 64-byte line at width
-// 4, so a probe is one random access (widths compared in benchmarks/README.md).
+// 4, so a probe is one random access (benchmarks/notes/index.md compares widths).
 //
 // A stored handle is handle + 1, so zero-filled memory is an empty index and no id is reserved:
 //   key any, stored > 0   an occupied slot

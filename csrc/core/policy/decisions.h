@@ -267,13 +267,14 @@ DYNEMB_HD int64_t ids_with_room(const int64_t* policy, int64_t size, int64_t inc
 
 // A new id without a row looks for a victim in this many buckets from its first candidate on: the
 // least score, then the least recent, then the least id. Rows are not bound to buckets, so the new
-// id need not take the victim's slot. (benchmarks/README.md has hit rates by number of buckets.)
+// id need not take the victim's slot. (benchmarks/notes/eviction.md has hit rates by number of
+// buckets.)
 constexpr int kVictimBuckets = 8;
 
 // Small indexes are searched as a whole, so that a full table refuses an id only if every other id
 // is protected. Eight of 16 buckets would hold no id of a table of capacity 1 half of the time.
-// (benchmarks/README.md has refusals and cost by size: larger tables refuse ids only if a call
-// replaces nearly all of theirs, and 64 buckets double the cost of a new id.)
+// (benchmarks/notes/eviction.md has refusals and cost by size: larger tables refuse ids only if a
+// call replaces nearly all of theirs, and 64 buckets double the cost of a new id.)
 constexpr int64_t kWholeIndexBuckets = 32;
 DYNEMB_HD int victim_buckets(int64_t bucket_count) {
   return bucket_count <= kWholeIndexBuckets ? static_cast<int>(bucket_count) : kVictimBuckets;

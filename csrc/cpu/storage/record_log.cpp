@@ -185,8 +185,8 @@ std::string RecordLog::fault(const char* record, int64_t number, int64_t handle,
 bool RecordLog::is_pinned(int64_t place) const {
   const int64_t number = places_[place].file.number;
   return pinned_.count(number) != 0 ||
-         std::any_of(held_.begin(), held_.end(),
-                     [&](const auto& hold) { return hold.second.files.count(number) != 0; });
+         std::any_of(pins_.begin(), pins_.end(),
+                     [&](const auto& pin) { return pin.second.files.count(number) != 0; });
 }
 
 void RecordLog::pin(std::set<int64_t> numbers) {
@@ -196,29 +196,29 @@ void RecordLog::pin(std::set<int64_t> numbers) {
 
 void RecordLog::count_pinned() {
   std::set<int64_t> kept = pinned_;
-  for (const auto& hold : held_) kept.insert(hold.second.files.begin(), hold.second.files.end());
+  for (const auto& pin : pins_) kept.insert(pin.second.files.begin(), pin.second.files.end());
   pinned_there_ = 0;
   for (const int64_t number : kept) {
     pinned_there_ += static_cast<int64_t>(files_.numbers(slab_).count(number));
   }
 }
 
-void RecordLog::hold(int64_t number) {
-  Held held{map_.entries(), {}};
+void RecordLog::pin_rows(int64_t number) {
+  Pin pin{map_.entries(), {}};
   for (const Place& place : places_) {
-    if (place.live > 0) held.files.insert(place.file.number);
+    if (place.live > 0) pin.files.insert(place.file.number);
   }
-  held_.emplace(number, std::move(held));
+  pins_.emplace(number, std::move(pin));
   count_pinned();
 }
 
 void RecordLog::release(int64_t number) {
-  held_.erase(number);
+  pins_.erase(number);
   count_pinned();
 }
 
-int64_t RecordLog::find_held(int64_t number, int64_t handle) const {
-  const std::vector<int64_t>& entries = held_.at(number).entries;
+int64_t RecordLog::find_pinned(int64_t number, int64_t handle) const {
+  const std::vector<int64_t>& entries = pins_.at(number).entries;
   const int64_t row = handle_row(handle);
   if (row < 0 || row >= static_cast<int64_t>(entries.size()) || entries[row] == 0)
     return RecordMap::kNone;

@@ -86,12 +86,12 @@ class RecordLog {
 
   // Pins the present entries of the map under a number chosen by the caller: they stay readable,
   // and their segments are kept like those of snapshots until release(). Flush first.
-  void hold(int64_t number);
-  bool has_hold(int64_t number) const { return held_.count(number) != 0; }
-  bool is_held() const { return !held_.empty(); }
+  void pin_rows(int64_t number);
+  bool has_pin(int64_t number) const { return pins_.count(number) != 0; }
+  bool has_pins() const { return !pins_.empty(); }
   void release(int64_t number);
   // Like find(), for a pin.
-  int64_t find_held(int64_t number, int64_t handle) const;
+  int64_t find_pinned(int64_t number, int64_t handle) const;
 
   // A state of the log to return to, with open files and checked places.
   struct Restored {
@@ -114,7 +114,7 @@ class RecordLog {
     bool unsynced = false;
   };
 
-  struct Held {
+  struct Pin {
     std::vector<int64_t> entries;  // of the map
     std::set<int64_t> files;
   };
@@ -132,8 +132,8 @@ class RecordLog {
   std::vector<Place> places_;
   std::vector<SegmentFile> free_;
   std::set<int64_t> pinned_;
-  std::map<int64_t, Held> held_;
-  int64_t pinned_there_ = 0;  // existing files that are pinned by snapshots or holds
+  std::map<int64_t, Pin> pins_;
+  int64_t pinned_there_ = 0;  // existing files that are pinned by snapshots or row pins
   int64_t live_ = 0;
   int64_t used_ = 0;  // places in use
   int64_t head_ = 0;  // place of the last segment; 0: none

@@ -336,19 +336,19 @@ class ThreadedStore : public RowStore {
   void load(const std::vector<SlabSnapshot>& snapshot) override {
     thread().call([&] { thread_->worker().load(snapshot); });
   }
-  int64_t hold() override {
+  int64_t pin() override {
     int64_t number = 0;
-    thread().call([&] { number = thread_->worker().hold(); });
+    thread().call([&] { number = thread_->worker().pin(); });
     return number;
   }
-  void read_held(int64_t hold, size_t slab, const std::vector<RowMove>& rows, char* records,
-                 uint8_t* found) override {
-    thread().call_aside([&] { thread_->worker().read_held(hold, slab, rows, records, found); });
+  void read_pinned(int64_t pin, size_t slab, const std::vector<RowMove>& rows, char* records,
+                   uint8_t* found) override {
+    thread().call_aside([&] { thread_->worker().read_pinned(pin, slab, rows, records, found); });
   }
-  void release(int64_t hold) override {
+  void release(int64_t pin) override {
     if (forks() != forks_) return;
     try {
-      thread_->call_aside([&] { thread_->worker().release(hold); });
+      thread_->call_aside([&] { thread_->worker().release(pin); });
     } catch (const Refusal&) {
       throw;
     } catch (const std::exception&) {

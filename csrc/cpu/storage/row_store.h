@@ -132,12 +132,12 @@ class RowStore {
 
   // Pins the present records, after all jobs; returns the number of the pin. Their segments stay
   // until release(), whatever keep() says, and load() is refused until then.
-  virtual int64_t hold() = 0;
+  virtual int64_t pin() = 0;
   // Like read(), for the records of a pin; for any thread.
-  virtual void read_held(int64_t hold, size_t slab, const std::vector<RowMove>& rows, char* records,
-                         uint8_t* found) = 0;
+  virtual void read_pinned(int64_t pin, size_t slab, const std::vector<RowMove>& rows,
+                           char* records, uint8_t* found) = 0;
   // Releases a pin. Does nothing in a failed store or in a forked process.
-  virtual void release(int64_t hold) = 0;
+  virtual void release(int64_t pin) = 0;
 
   virtual StoreStats stats() = 0;
 };

@@ -321,7 +321,7 @@ void StoreWorker::raise_disk_full(size_t slab, int64_t rows) {
        << (bounded ? "Give a larger disk=" : "Free space in the file system")
        << ", erase ids, or keep fewer snapshots";
   if (std::any_of(logs_.begin(), logs_.end(),
-                  [](const auto& log) { return log && log->is_held(); })) {
+                  [](const auto& log) { return log && log->has_pins(); })) {
     text << "; some of these segments are an asynchronous save's: wait for it";
   }
   throw Refusal(text.str() + kDiskFullError);
@@ -434,7 +434,7 @@ void StoreWorker::keep(const std::vector<std::vector<int64_t>>& files) {
 
 void StoreWorker::load(const std::vector<SlabSnapshot>& snapshot) {
   for (const auto& log : logs_) {
-    if (!log || !log->is_held()) continue;
+    if (!log || !log->has_pins()) continue;
     throw Refusal("dynemb: rows of path " + options_.path +
                   " are pinned by an asynchronous save that has not ended: wait for it before "
                   "loading a snapshot. Nothing has changed" +

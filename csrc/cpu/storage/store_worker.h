@@ -43,10 +43,10 @@ class StoreWorker {
   std::vector<SlabSnapshot> sync();
   void keep(const std::vector<std::vector<int64_t>>& files);
   void load(const std::vector<SlabSnapshot>& snapshot);
-  int64_t hold();
-  void read_held(int64_t hold, size_t slab, const std::vector<RowMove>& rows, char* records,
-                 uint8_t* found);
-  void release(int64_t hold);
+  int64_t pin();
+  void read_pinned(int64_t pin, size_t slab, const std::vector<RowMove>& rows, char* records,
+                   uint8_t* found);
+  void release(int64_t pin);
 
   void add_stats(StoreStats& stats) const;
   SegmentFiles& files() { return files_; }
@@ -82,7 +82,7 @@ class StoreWorker {
   Room& room_;
   int64_t writes_ = 0;
   int64_t write_bytes_ = 0;
-  int64_t last_hold_ = 0;
+  int64_t last_pin_ = 0;
 };
 
 }  // namespace dynemb::cpu

@@ -29,12 +29,12 @@ from torch_dynemb.checkpoint.files.tensor_file import (
 )
 from torch_dynemb.errors import DamagedFileError, DiskFullError
 
-Files = TypeVar("Files", bound="SummedReaders")
+Files = TypeVar("Files", bound="ChecksummedReaders")
 
 BLOCK_BYTES = 8 << 20
 
 
-class FileSums(NamedTuple):
+class FileChecksums(NamedTuple):
     """Size and checksums of a whole file.
 
     Attributes:
@@ -97,12 +97,12 @@ class ChecksummedWriter:
         self._sum = 0
         self._disk.begin_sync(self._file, self._bytes - size, size)
 
-    def end(self) -> FileSums:
+    def end(self) -> FileChecksums:
         """Return the checksums after the last byte. The file need not be on the disk yet."""
         rest = self._bytes % self._block_bytes
         if rest != 0:
             self._end_block(rest)
-        return FileSums(self._bytes, self._block_bytes, tuple(self._sums))
+        return FileChecksums(self._bytes, self._block_bytes, tuple(self._sums))
 
     def sync(self) -> None:
         """Wait until the file is on the disk, then close it."""
@@ -110,7 +110,7 @@ class ChecksummedWriter:
             self._disk.sync(self._file)
         self.close()
 
-    def finish(self) -> FileSums:
+    def finish(self) -> FileChecksums:
         """Call :meth:`end` and :meth:`sync`."""
         sums = self.end()
         self.sync()
@@ -157,7 +157,7 @@ def space_errors(path: Path, written: int = 0) -> Iterator[None]:
         ) from error
 
 
-class SummedReader:
+class ChecksummedReader:
     """Reader of tensors that checks every block it reads.
 
     Reading goes from front to back, so that each block is read once; a step back starts its block
@@ -178,7 +178,7 @@ class SummedReader:
     def __init__(
         self,
         path: Path,
-        sums: FileSums,
+        sums: FileChecksums,
         *,
         checked: bool = True,
         verified: set[int] | None = None,
@@ -355,7 +355,7 @@ class SummedReader:
             os.close(self._file)
 
 
-class SummedReaders:
+class ChecksummedReaders:
     """Readers that are closed together; a base class.
 
     As a context, it closes them at its end. A ValueError inside may come from a damaged file: then
@@ -363,7 +363,7 @@ class SummedReaders:
     """
 
     def __init__(self) -> None:
-        self._readers: list[SummedReader] = []
+        self._readers: list[ChecksummedReader] = []
 
     def finish(self) -> None:
         """Check the blocks that were read last, to their ends."""
@@ -391,13 +391,13 @@ class SummedReaders:
             self.close()
 
 
-def read_tensors(path: Path, sums: FileSums) -> dict[str, Tensor]:
+def read_tensors(path: Path, sums: FileChecksums) -> dict[str, Tensor]:
     """Return all tensors of a file, by name.
 
     Raises:
         DamagedFileError: it is missing or damaged.
     """
-    reader = SummedReader(path, sums)
+    reader = ChecksummedReader(path, sums)
     try:
         tensors = {}
         for name, section in reader.tensors.items():
@@ -409,20 +409,20 @@ def read_tensors(path: Path, sums: FileSums) -> dict[str, Tensor]:
     return tensors
 
 
-def check_file(path: Path, sums: FileSums) -> None:
+def check_file(path: Path, sums: FileChecksums) -> None:
     """Check a whole file.
 
     Raises:
         DamagedFileError: it is missing or damaged.
     """
-    reader = SummedReader(path, sums)
+    reader = ChecksummedReader(path, sums)
     try:
         reader._skip_to(sums.bytes)
     finally:
         reader.close()
 
 
-def sums_of_bytes(data: bytes | Sequence[int]) -> int:
+def checksum_of_bytes(data: bytes | Sequence[int]) -> int:
     """Return the crc32c of bytes."""
     values = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     return ops.crc32c(values, 0)
@@ -430,12 +430,12 @@ def sums_of_bytes(data: bytes | Sequence[int]) -> int:
 
 __all__ = [
     "BLOCK_BYTES",
+    "ChecksummedReader",
+    "ChecksummedReaders",
     "ChecksummedWriter",
-    "FileSums",
-    "SummedReader",
-    "SummedReaders",
+    "FileChecksums",
     "check_file",
+    "checksum_of_bytes",
     "read_tensors",
     "space_errors",
-    "sums_of_bytes",
 ]

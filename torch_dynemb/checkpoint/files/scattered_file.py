@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.files.checksummed_files import BLOCK_BYTES, FileSums, space_errors
+from torch_dynemb.checkpoint.files.checksummed_files import BLOCK_BYTES, FileChecksums, space_errors
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape, as_bytes, header_of, raw
 
@@ -122,7 +122,7 @@ class ScatteredFile:
             with space_errors(self._path, begin + done):
                 done += self._disk.write_at(self._file, data[done:], begin + done)
 
-    def finish(self) -> FileSums:
+    def finish(self) -> FileChecksums:
         """Call :meth:`end` and :meth:`sync`.
 
         Raises:
@@ -143,7 +143,7 @@ class ScatteredFile:
             self._disk.sync(self._file)
         self.close()
 
-    def end(self) -> FileSums:
+    def end(self) -> FileChecksums:
         """Return the checksums after the last row. The file need not be on the disk yet.
 
         Raises:
@@ -159,7 +159,7 @@ class ScatteredFile:
             for piece in others:
                 total = joined_crc32c(total, piece.sum, piece.bytes)
             sums.append(total)
-        return FileSums(self._bytes, BLOCK_BYTES, tuple(sums))
+        return FileChecksums(self._bytes, BLOCK_BYTES, tuple(sums))
 
     def close(self) -> None:
         """Close the file, complete or not."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch_dynemb.checkpoint.entries import FORMAT, FULL, MANIFEST, VERSION
 from torch_dynemb.checkpoint.files.bounded_json import json_of
-from torch_dynemb.checkpoint.files.checksummed_files import sums_of_bytes
+from torch_dynemb.checkpoint.files.checksummed_files import checksum_of_bytes
 from torch_dynemb.checkpoint.files.presence import is_file
 from torch_dynemb.checkpoint.manifest.check import check_manifest
 from torch_dynemb.checkpoint.manifest.records import (
@@ -41,7 +41,7 @@ def read_manifest(folder: Path) -> Manifest:
         )
     expected = content.pop("crc32c", None)
     try:
-        found = sums_of_bytes(canonical(content))
+        found = checksum_of_bytes(canonical(content))
     except (ValueError, RecursionError) as error:
         raise DamagedFileError(f"{path}: the file is not JSON: {error}", path=path) from error
     if found != expected:

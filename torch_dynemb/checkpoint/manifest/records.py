@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torch_dynemb.checkpoint.entries import FORMAT, PACKED, VERSION
-from torch_dynemb.checkpoint.files.checksummed_files import FileSums, sums_of_bytes
+from torch_dynemb.checkpoint.files.checksummed_files import FileChecksums, checksum_of_bytes
 from torch_dynemb.table.shards import IdSlots, TableShard
 
 
@@ -26,7 +26,7 @@ class SavedFile:
     Attributes:
         path: path within the checkpoint.
         rows: rows of its tensors, if all have the same number.
-        bytes, block_bytes, crc32c: see :class:`FileSums`.
+        bytes, block_bytes, crc32c: see :class:`FileChecksums`.
     """
 
     path: str
@@ -36,9 +36,9 @@ class SavedFile:
     crc32c: list[int]
 
     @property
-    def sums(self) -> FileSums:
+    def sums(self) -> FileChecksums:
         """Expected size and checksums of the file."""
-        return FileSums(self.bytes, self.block_bytes, tuple(self.crc32c))
+        return FileChecksums(self.bytes, self.block_bytes, tuple(self.crc32c))
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class Manifest:
     def text(self) -> bytes:
         """Return the bytes of the manifest file."""
         content = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
-        return canonical({**content, "crc32c": sums_of_bytes(canonical(content))})
+        return canonical({**content, "crc32c": checksum_of_bytes(canonical(content))})
 
 
 def canonical(content: Mapping[str, Any]) -> bytes:

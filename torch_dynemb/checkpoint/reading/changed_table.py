@@ -26,7 +26,7 @@ from torch_dynemb.checkpoint.delta_log.commits import checked_ids, checked_rows,
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, tables_of, tensors_of
 from torch_dynemb.checkpoint.entries import COUNT, ID
 from torch_dynemb.checkpoint.entries import SKETCH as CELLS
-from torch_dynemb.checkpoint.files.checksummed_files import SummedReader
+from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader
 from torch_dynemb.checkpoint.manifest.check import check_parts
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedFile, SavedPart, SavedTable
 from torch_dynemb.checkpoint.manifest.whole_tables import together
@@ -76,12 +76,12 @@ class ChangesFile:
         finally:
             reader.close()
 
-    def reader(self) -> SummedReader:
+    def reader(self) -> ChecksummedReader:
         """Open the file."""
-        return SummedReader(self.path, self._file.sums, has_header=False)
+        return ChecksummedReader(self.path, self._file.sums, has_header=False)
 
     def records(
-        self, reader: SummedReader, kind: int, table: int, take: Callable[[Tensor], Taken]
+        self, reader: ChecksummedReader, kind: int, table: int, take: Callable[[Tensor], Taken]
     ) -> Iterator[Taken]:
         """Read some records one after another.
 

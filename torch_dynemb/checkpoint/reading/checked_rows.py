@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.files.checksummed_files import SummedReader
+from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor, as_bytes
 from torch_dynemb.checkpoint.manifest.records import SavedFile
 from torch_dynemb.checkpoint.plain_torch import plain_torch
@@ -30,7 +30,7 @@ class _CheckedFile:
     """
 
     def __init__(self, path: Path, file: SavedFile) -> None:
-        self._reader = SummedReader(path, file.sums)
+        self._reader = ChecksummedReader(path, file.sums)
         self._block_bytes, self._bytes = file.block_bytes, file.bytes
         self._blocks: dict[str, tuple[int, Tensor]] = {}  # by tensor: number and values
         try:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_dynemb.checkpoint.entries import MANIFEST
-from torch_dynemb.checkpoint.files.checksummed_files import SummedReader, SummedReaders
+from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader, ChecksummedReaders
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
 from torch_dynemb.checkpoint.manifest.records import SavedDense, SavedEntry
 from torch_dynemb.checkpoint.saving.dense_state import (
@@ -156,7 +156,7 @@ def _tensors(folder: Path, saved: SavedDense) -> dict[str, Tensor]:
     return tensors
 
 
-class _Files(SummedReaders):
+class _Files(ChecksummedReaders):
     """Files of the dense state."""
 
     def __init__(self, folder: Path, saved: SavedDense) -> None:
@@ -164,7 +164,7 @@ class _Files(SummedReaders):
         self._folder = folder
         try:
             for file in saved.files:
-                self._readers.append(SummedReader(folder / file.path, file.sums))
+                self._readers.append(ChecksummedReader(folder / file.path, file.sums))
         except BaseException:
             self.close()
             raise

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torch_dynemb.checkpoint.entries import DELTA
-from torch_dynemb.checkpoint.files.checksummed_files import SummedReader
+from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader
 from torch_dynemb.checkpoint.manifest.places import checked_path, is_replaced, located
 from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.checkpoint.plain_torch import plain_torch
@@ -146,7 +146,7 @@ class Checkpoint:
         bars = progress_bar(f"verifying {self.folder.name}", total, progress)
         with self._reading(), bars as bar:
             for file in files:
-                reader = SummedReader(self.folder / file.path, file.sums, has_header=False)
+                reader = ChecksummedReader(self.folder / file.path, file.sums, has_header=False)
                 try:
                     for number in range(len(file.crc32c)):
                         size = min(file.block_bytes, file.bytes - number * file.block_bytes)

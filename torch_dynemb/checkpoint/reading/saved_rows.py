@@ -17,7 +17,7 @@ from torch_dynemb.checkpoint.entries import (
     score_entry,
     state_entry,
 )
-from torch_dynemb.checkpoint.files.checksummed_files import SummedReader, SummedReaders
+from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader, ChecksummedReaders
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
 from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart, SavedTable
 from torch_dynemb.errors import DamagedFileError
@@ -73,15 +73,15 @@ def kinds_of(table: SavedTable, part: SavedPart, words: Iterable[str]) -> dict[s
     return kinds
 
 
-class SavedRows(SummedReaders):
+class SavedRows(ChecksummedReaders):
     """Reader of the files of a part as if they were one, piece by piece.
 
     Args:
         folder: folder of the checkpoint.
         files: files of the part.
-        checked: whether checksums are compared; see :class:`SummedReader`.
+        checked: whether checksums are compared; see :class:`ChecksummedReader`.
         kinds: tensors that every file must have.
-        verified: by file, blocks that are already checked; see :class:`SummedReader`.
+        verified: by file, blocks that are already checked; see :class:`ChecksummedReader`.
 
     Raises:
         DamagedFileError: a file is missing or damaged, or has other tensors.
@@ -102,7 +102,7 @@ class SavedRows(SummedReaders):
         try:
             for file in files:
                 known = None if verified is None else verified.setdefault(file.path, set())
-                reader = SummedReader(
+                reader = ChecksummedReader(
                     folder / file.path, file.sums, checked=checked, verified=known
                 )
                 self._readers.append(reader)
@@ -156,7 +156,7 @@ class SavedRows(SummedReaders):
 
 
 def _check_tensors(
-    reader: SummedReader, rows: int, first: SummedReader, kinds: Mapping[str, TensorKind]
+    reader: ChecksummedReader, rows: int, first: ChecksummedReader, kinds: Mapping[str, TensorKind]
 ) -> None:
     """Raise DamagedFileError unless a file has tensors of these kinds, with this number of rows."""
     for name, section in reader.tensors.items():

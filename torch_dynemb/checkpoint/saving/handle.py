@@ -113,7 +113,7 @@ def check_none_running() -> None:
             "with its handle's wait(), or save less often",
             path=_last.path,
         )
-    error = _last._work.untold_error()
+    error = _last._work.unreported_error()
     if error is not None:
         raise BackgroundError(
             f"{_last._work.what} has failed in the background; nothing was done now: call it again "

@@ -19,7 +19,7 @@ def pin_rows(groups: Sequence[GroupSource]) -> None:
         RuntimeError: a disk is full or fails, or address space is exhausted.
     """
     for rows in _readers_of(groups):
-        rows.hold()
+        rows.pin()
 
 
 def unpin_rows(groups: Sequence[GroupSource]) -> None:

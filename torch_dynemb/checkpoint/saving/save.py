@@ -223,14 +223,14 @@ def save(
         return handle
     copies = staged(ranks, source, _BUFFER_BYTES + _bytes_of_orders(source))
 
-    def hold() -> None:
+    def pin() -> None:
         with reading:
             increment.taken(uuid)
             pin_rows(copies.groups)
 
     try:
         try:
-            ranks.run(hold)
+            ranks.run(pin)
         except BaseException:
             increment.lost()
             raise

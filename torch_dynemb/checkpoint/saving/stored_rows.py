@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from torch_dynemb.storage.tiers.held_rows import HeldRows
+from torch_dynemb.storage.tiers.pinned_rows import PinnedRows
 from torch_dynemb.storage.tiers.ssd import SSDTiers
 from torch_dynemb.table.row_access import RowValues, read_records, read_rows
 from torch_dynemb.table.tables import Tables
@@ -21,9 +21,9 @@ class StoredRows:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._pinned: HeldRows | None = None
+        self._pinned: PinnedRows | None = None
 
-    def hold(self) -> None:
+    def pin(self) -> None:
         """Pin the rows: later reads return them as they are now, also from another thread.
 
         Raises:
@@ -35,7 +35,7 @@ class StoredRows:
         small = rows._replace(
             hyper=rows.hyper.clone(), meta=rows.meta.clone(), init_data=rows.init_data.clone()
         )
-        pinned = tiers.hold()
+        pinned = tiers.pin()
         self._tables, self._pinned = replace(self._tables, rows=small), pinned
 
     def release(self) -> None:

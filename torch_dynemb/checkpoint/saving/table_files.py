@@ -26,7 +26,7 @@ from torch_dynemb.checkpoint.entries import (
 )
 from torch_dynemb.checkpoint.files.checksummed_files import (
     ChecksummedWriter,
-    FileSums,
+    FileChecksums,
     space_errors,
 )
 from torch_dynemb.checkpoint.files.disk import Disk
@@ -206,7 +206,7 @@ class Folder:
         return self._file(name, rows, file, sums)
 
     def _file(
-        self, name: str, rows: int, writer: ChecksummedWriter | ScatteredFile, sums: FileSums
+        self, name: str, rows: int, writer: ChecksummedWriter | ScatteredFile, sums: FileChecksums
     ) -> SavedFile:
         """Return the manifest entry of a written file, and sync older files to the disk."""
         self._ended.append(writer)

@@ -15,8 +15,8 @@ import torch
 
 from torch_dynemb.checkpoint.files.checksummed_files import (
     ChecksummedWriter,
+    checksum_of_bytes,
     space_errors,
-    sums_of_bytes,
 )
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.manifest.records import SavedFile, canonical
@@ -112,7 +112,7 @@ def write_record(disk: Disk, path: Path, record: Snapshot | SavedStore) -> None:
     """
     kind = _SNAPSHOT if isinstance(record, Snapshot) else _STORE
     content = {"format": kind, "version": VERSION, **dataclasses.asdict(record)}
-    text = canonical({**content, "crc32c": sums_of_bytes(canonical(content))})
+    text = canonical({**content, "crc32c": checksum_of_bytes(canonical(content))})
     with space_errors(path):
         writer = ChecksummedWriter(disk, path)
         try:
@@ -193,7 +193,7 @@ def _read(path: Path, kind: str) -> dict[str, Any]:
         )
     expected = content.pop("crc32c", None)
     try:
-        found = sums_of_bytes(canonical(content))
+        found = checksum_of_bytes(canonical(content))
     except (ValueError, RecursionError) as error:
         raise damaged(path, f"the file is not JSON: {error}") from error
     _check(path, found == expected, "the checksum is wrong: the file was damaged or edited")

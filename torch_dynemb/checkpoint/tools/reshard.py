@@ -24,7 +24,7 @@ from torch_dynemb.checkpoint.entries import (
     counts_file,
     sketch_file,
 )
-from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedWriter, SummedReader
+from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader, ChecksummedWriter
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.presence import is_there
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape
@@ -266,7 +266,7 @@ def _copy(folder: Path, files: TensorFiles, file: SavedFile, progress: Progress)
     """Copy a file, block by block."""
     path = files.path / file.path
     files.disk.make_folder(path.parent)
-    reader = SummedReader(folder / file.path, file.sums)
+    reader = ChecksummedReader(folder / file.path, file.sums)
     try:
         writer = ChecksummedWriter(files.disk, path, file.block_bytes)
         try:

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.files.checksummed_files import BLOCK_BYTES, FileSums
+from torch_dynemb.checkpoint.files.checksummed_files import BLOCK_BYTES, FileChecksums
 from torch_dynemb.errors import DamagedFileError
 
 
-def sums_of_file(path: Path) -> FileSums:
+def sums_of_file(path: Path) -> FileChecksums:
     """Return size and checksums of a file as it is now.
 
     Raises:
@@ -25,10 +25,10 @@ def sums_of_file(path: Path) -> FileSums:
             sums.append(ops.crc32c(torch.frombuffer(bytearray(data), dtype=torch.uint8)))
             size += len(data)
         os.fsync(file.fileno())
-    return FileSums(size, BLOCK_BYTES, tuple(sums))
+    return FileChecksums(size, BLOCK_BYTES, tuple(sums))
 
 
-def check_code(path: Path, expected: FileSums) -> None:
+def check_code(path: Path, expected: FileChecksums) -> None:
     """Raise DamagedFileError unless a file has its checksum."""
     if not path.is_file():
         raise DamagedFileError(f"{path}: the file is missing", path=path)

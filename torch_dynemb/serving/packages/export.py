@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch_dynemb._version import __version__
 from torch_dynemb.argument_checks import described, flag
 from torch_dynemb.checkpoint.delta_log.position import LogPosition
-from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedWriter, FileSums
+from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedWriter, FileChecksums
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape, header_of
 from torch_dynemb.checkpoint.manifest.places import checked_path, make_parents, unfinished
@@ -354,7 +354,7 @@ def _constants_of(program: torch.export.ExportedProgram, code: Path) -> dict[str
 
 def _write_tensors(
     disk: Disk, path: Path, tensors: dict[str, Tensor], names: list[str]
-) -> FileSums:
+) -> FileChecksums:
     """Write a file with some of the tensors."""
     shapes = [TensorShape(name, tensors[name].dtype, tuple(tensors[name].shape)) for name in names]
     header = header_of(shapes)

@@ -13,7 +13,7 @@ import torch
 from torch_dynemb.argument_checks import integer
 from torch_dynemb.checkpoint.delta_log.follower import Dense, Log, check_dense
 from torch_dynemb.checkpoint.delta_log.reader import sinks_of
-from torch_dynemb.checkpoint.files.checksummed_files import SummedReader
+from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
 from torch_dynemb.checkpoint.manifest.places import checked_path
 from torch_dynemb.errors import DamagedFileError, UnsupportedFormatError
@@ -184,10 +184,10 @@ def _read_constants(folder: Path, manifest: PackageManifest) -> ConstantMemory:
     Raises:
         DamagedFileError: a file is damaged.
     """
-    readers: dict[str, SummedReader] = {}
+    readers: dict[str, ChecksummedReader] = {}
     try:
         for file in (TABLES, DENSE):
-            readers[file] = SummedReader(folder / file, manifest.files[file])
+            readers[file] = ChecksummedReader(folder / file, manifest.files[file])
         stored = _stored(readers, manifest.constants, folder)
         memory = ConstantMemory(with_headroom(manifest.live, stored))
         for file, reader in readers.items():
@@ -206,7 +206,7 @@ def _read_constants(folder: Path, manifest: PackageManifest) -> ConstantMemory:
 
 
 def _stored(
-    readers: Mapping[str, SummedReader], constants: Mapping[str, str], folder: Path
+    readers: Mapping[str, ChecksummedReader], constants: Mapping[str, str], folder: Path
 ) -> dict[str, StoredTensor]:
     """Return dtype and shape of each constant."""
     stored = {}

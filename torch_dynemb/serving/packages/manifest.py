@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_dynemb.checkpoint.files.bounded_json import parsed
-from torch_dynemb.checkpoint.files.checksummed_files import FileSums, sums_of_bytes
+from torch_dynemb.checkpoint.files.checksummed_files import FileChecksums, checksum_of_bytes
 from torch_dynemb.errors import DamagedFileError, UnsupportedFormatError
 from torch_dynemb.serving.packages.base import PackageBase
 from torch_dynemb.serving.packages.inputs import Input, Size
@@ -91,7 +91,7 @@ class PackageManifest(NamedTuple):
     constants: dict[str, str]
     live: dict[str, LivePart]
     inputs: list[Input]
-    files: dict[str, FileSums]
+    files: dict[str, FileChecksums]
     base: PackageBase | None = None
     unused: Sequence[str] = ()
 
@@ -114,7 +114,7 @@ def manifest_text(manifest: PackageManifest) -> bytes:
     else:
         content["base"] = manifest.base._asdict()
     text = json.dumps(content, separators=(",", ":")).encode()[:-1]
-    return text + _END.format(sums_of_bytes(text)).encode()
+    return text + _END.format(checksum_of_bytes(text)).encode()
 
 
 def _input_entry(given: Input) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def read_manifest(folder: Path) -> PackageManifest:
             path=folder,
         )
     body = text[:-_END_BYTES]
-    if text[-_END_BYTES:] != _END.format(sums_of_bytes(body)).encode():
+    if text[-_END_BYTES:] != _END.format(checksum_of_bytes(body)).encode():
         raise DamagedFileError(
             f"{path}: the checksum is wrong: the file was damaged or edited", path=path
         )
@@ -182,7 +182,7 @@ def _manifest_of(content: dict[str, Any]) -> PackageManifest:
     content["base"] = None if base is None else PackageBase(**base)
     content["inputs"] = [_input_of(entry) for entry in content["inputs"]]
     content["files"] = {
-        name: FileSums(sums["bytes"], sums["block_bytes"], tuple(sums["sums"]))
+        name: FileChecksums(sums["bytes"], sums["block_bytes"], tuple(sums["sums"]))
         for name, sums in content["files"].items()
     }
     manifest = PackageManifest(**content)

@@ -15,7 +15,7 @@ from torch_dynemb import ops
 from torch_dynemb.ops.columns import StoreStat
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.storage.tiers.configs import IO_PATHS, SSDStore
-from torch_dynemb.storage.tiers.held_rows import HeldRows
+from torch_dynemb.storage.tiers.pinned_rows import PinnedRows
 from torch_dynemb.storage.tiers.tiers import Records, Tiers
 
 # Subdirectory of a store with its snapshots.
@@ -139,7 +139,7 @@ class SSDTiers(Tiers):
         self.drain()
         return ops.store_sync(self.tensors.clock)
 
-    def hold(self) -> HeldRows:
+    def pin(self) -> PinnedRows:
         """Pin the current rows, cached ones included.
 
         Raises:
@@ -148,7 +148,7 @@ class SSDTiers(Tiers):
         """
         self.flush()
         self.drain()
-        return HeldRows(self)
+        return PinnedRows(self)
 
     def keep(self, files: Sequence[Tensor]) -> None:
         """Keep these files although the current tables do not need them; others may be deleted.

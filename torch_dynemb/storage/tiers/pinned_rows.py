@@ -8,7 +8,7 @@ from torch_dynemb import ops
 from torch_dynemb.storage.tiers.tiers import Records, Tiers
 
 
-class HeldRows:
+class PinnedRows:
     """Pinned rows of a store on a disk: another thread can read them while training goes on.
 
     Args:
@@ -20,7 +20,7 @@ class HeldRows:
 
     def __init__(self, tiers: Tiers) -> None:
         self._tiers = tiers  # keeps the store open
-        self._number = ops.store_hold(tiers.tensors.clock)
+        self._number = ops.store_pin(tiers.tensors.clock)
 
     def read(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> Records:
         """Read rows of ids, with their values at the time of the pin.
@@ -35,7 +35,7 @@ class HeldRows:
             RuntimeError: a record is damaged, or cannot be read.
         """
         return Records(
-            *ops.store_read_held(self._tiers.tensors.clock, self._number, slab, handles, ids)
+            *ops.store_read_pinned(self._tiers.tensors.clock, self._number, slab, handles, ids)
         )
 
     def release(self) -> None:
@@ -43,4 +43,4 @@ class HeldRows:
         ops.store_release(self._tiers.tensors.clock, self._number)
 
 
-__all__ = ["HeldRows"]
+__all__ = ["PinnedRows"]
