@@ -39,7 +39,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help build train test check test-long tsan test-torchrec-versions test-oldest-torch lint format docs bench bench-report bench-peers gpu-check wheel wheel-cpu wheel-cuda test-wheel clean
+.PHONY: help build train test check test-long programs tsan test-torchrec-versions test-oldest-torch lint format docs bench bench-report bench-peers gpu-check wheel wheel-cpu wheel-cuda test-wheel clean
 
 help:  ## this list
 	@echo 'make TARGET [ARGS="..."]   ARGS goes to the program that the target runs'
@@ -72,6 +72,9 @@ check: build $(STAMPS)/test  ## schema, opcheck, errors, values and emulator of 
 
 test-long: build $(STAMPS)/test $(STAMPS)/torchrec  ## tests that take minutes each
 	$(VENV)/bin/python -m pytest tests -m long --timeout 3600 $(ARGS)
+
+programs: build  ## frameworks of others into build/programs, for tests/programs in make test-long
+	$(VENV)/bin/python tests/programs/fetch.py
 
 tsan: $(STAMPS)/package  ## the store of rows and live tables under ThreadSanitizer; ARGS='--steps 6000' for longer
 	$(VENV)/bin/python tests/tools/thread_checked.py $(ARGS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+import warnings
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import torch_dynemb as td
 
 pytestmark = pytest.mark.cpu_only("torch's optimizers, whatever the device")
 
+step_with_module = sys.modules[td.step_with.__module__]
 IDS = torch.tensor([[1, 2], [3, 1]])
 
 
@@ -187,3 +190,28 @@ def test_arguments() -> None:
             td.step_with(dense_of(model), without)
     with pytest.raises(TypeError, match="modules"):
         td.step_with(dense_of(model), 3)  # type: ignore[arg-type]
+
+
+def decays(table_decay: float, groups: str) -> list[str]:
+    """Warnings of step_with where the dense optimizer decays weights."""
+    options = {"optimizer": td.Adam(lr=0.1, weight_decay=table_decay)}
+    model = Model(**options)
+    anchors = [module.grad_anchor for module in (model.users, model.items)]
+    if groups == "all":
+        dense = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
+    else:
+        rest = [{"params": model.head.parameters()}, {"params": anchors, "weight_decay": 0.0}]
+        dense = torch.optim.AdamW(rest, weight_decay=0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        td.step_with(dense, model)
+    return [str(warning.message) for warning in caught]
+
+
+def test_weight_decay_that_misses_tables_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_with_module, "_warned_of_decay", False)
+    assert decays(0.1, "all") == decays(0.0, "apart") == []
+    (message,) = decays(0.0, "all")
+    assert "AdamW has weight_decay=0.1" in message
+    assert "tables (users)" in message
+    assert decays(0.0, "all") == []

@@ -29,7 +29,7 @@ PAGES = [
         ROOT / "README.md",
         *sorted(PACKAGE.rglob("*.md")),
         ROOT / "tutorials/concepts.md",
-        ROOT / "tutorials/migrate/README.md",
+        *sorted((ROOT / "tutorials/migrate").glob("*.md")),
         *sorted((ROOT / "tutorials/guides").glob("*.md")),
     )
     if "```python" in page.read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,8 +13,10 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from torch_dynemb.argument_checks import described
-from torch_dynemb.nn.table_optimizers import modules_in, table_optimizers
+from torch_dynemb.nn.table_optimizers import modules_in, row_optimizers, table_optimizers
 from torch_dynemb.optim import FusedOptimizer
+
+_warned_of_decay = False
 
 
 class StepWith:
@@ -112,6 +115,8 @@ def step_with(
     ``optimizer.zero_grad()`` forgets gradients of tables in split mode, too. Schedulers, closures,
     gradient accumulation, ``GradScaler`` (which needs split mode) and frameworks that call
     ``step()`` work as they do without tables. Copies and pickles of the optimizer step no tables.
+    Warns, once a process, if the optimizer's weight decay covers the anchors of tables, of which
+    the own optimizer has none.
 
     Args:
         optimizer: of the dense parameters.
@@ -152,8 +157,42 @@ def step_with(
     roots = modules
     if not isinstance(modules, nn.Module) and isinstance(modules, Iterable):
         roots = list(modules)
-    modules_in("step_with", roots)
-    return StepWith(optimizer, [roots] if isinstance(roots, nn.Module) else list(roots))
+    found = modules_in("step_with", roots)
+    handle = StepWith(optimizer, [roots] if isinstance(roots, nn.Module) else list(roots))
+    _warn_of_decay(optimizer, found)
+    return handle
+
+
+def _warn_of_decay(optimizer: torch.optim.Optimizer, modules: list[nn.Module]) -> None:
+    """Warn, once a process, of tables that a weight decay of ``parameters()`` misses."""
+    global _warned_of_decay
+    if _warned_of_decay:
+        return
+    decayed = {
+        id(p): float(group["weight_decay"])
+        for group in optimizer.param_groups
+        if float(group.get("weight_decay") or 0.0) > 0
+        for p in group["params"]
+    }
+    for module in modules:
+        tables, _, anchor = row_optimizers(module)
+        if anchor is None or id(anchor) not in decayed:
+            continue
+        groups = [group for of in tables for group in of.param_groups]
+        missed = [str(group["name"]) for group in groups if not group["weight_decay"]]
+        if missed:
+            decay, names = decayed[id(anchor)], ", ".join(missed[:3])
+            names += ", ..." if len(missed) > 3 else ""
+            _warned_of_decay = True
+            warnings.warn(
+                f"step_with: {type(optimizer).__name__} has weight_decay={decay} for all "
+                f"parameters of the model, which leaves the rows of tables ({names}) as they are: "
+                f"give the table's optimizer weight_decay={decay}, which decays the rows of a "
+                "batch, or put grad_anchor of the tables in a group with weight_decay=0",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            return
 
 
 __all__ = ["StepWith", "step_with"]
