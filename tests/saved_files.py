@@ -296,6 +296,7 @@ def values() -> dict[str, Any]:
         "exported": list(group.export(0)),
         "scored": group.scores.get(0, IDS),
         "found": group.find(IDS, torch.tensor([0, len(IDS)]), [0]),
+        "storage": td.HostStore(hbm="1GB", host="2GB"),
     }
 
 

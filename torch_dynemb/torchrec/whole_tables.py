@@ -94,10 +94,10 @@ def table_rows(
     Example:
         >>> import torch, torch_dynemb as td
         >>> from torch_dynemb.torchrec import table_rows
-        >>> items = td.DynamicEmbedding(4, optimizer=td.Adam(lr=0.1))
-        >>> model = torch.nn.ModuleDict({"items": items})
-        >>> items(torch.arange(1000)).sum().backward()
-        >>> sizes = [len(batch.ids) for batch in table_rows(model, "items", batch_rows=300)]
+        >>> ads = td.DynamicEmbedding(4, optimizer=td.Adam(lr=0.1))
+        >>> model = torch.nn.ModuleDict({"ads": ads})
+        >>> ads(torch.arange(1000)).sum().backward()
+        >>> sizes = [len(batch.ids) for batch in table_rows(model, "ads", batch_rows=300)]
         >>> sum(sizes), max(sizes) <= 300
         (1000, True)
     """
