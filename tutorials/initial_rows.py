@@ -1,4 +1,4 @@
-"""What rows should begin with: recall of a two-tower model by initializer, optimizer and dim.
+"""Recall of a two-tower model by initializer, optimizer and dim.
 
     python -m tutorials.initial_rows                # a few minutes on two cores; --json for lines
 
@@ -60,7 +60,7 @@ class Interactions(NamedTuple):
 
 
 def generate(users: int, items: int, count: int, factors: int = 12) -> Interactions:
-    """Return interactions of users who choose by planted factors and popularity.
+    """Return interactions that follow planted factors and popularity.
 
     Args:
         users, items, count: how many there are.
@@ -71,16 +71,16 @@ def generate(users: int, items: int, count: int, factors: int = 12) -> Interacti
     kind = torch.randn(items, factors, generator=draw) * 0.7
     popularity = (1.0 / torch.arange(1, items + 1) ** 0.8).log()
     chances = (taste @ kind.T + popularity).softmax(1)
-    who = torch.randint(0, users, (count,), generator=draw)
+    users_of = torch.randint(0, users, (count,), generator=draw)
     # users come in over time: the first half of the time has half of them
     seen = torch.arange(count).float().div(count).add(0.5).clamp(max=1.0).mul(users)
-    who = (who % seen.long().clamp(min=1)).long()
+    users_of = (users_of % seen.long().clamp(min=1)).long()
     chosen = torch.empty(count, dtype=torch.int64)
     for part in torch.arange(count).split(1 << 14):
-        chosen[part] = torch.multinomial(chances[who[part]], 1, generator=draw).flatten()
+        chosen[part] = torch.multinomial(chances[users_of[part]], 1, generator=draw).flatten()
     ids = torch.randint(1 << 62, (items,), generator=draw)
     counts = torch.bincount(chosen, minlength=items).float() + 1.0
-    return Interactions(who, chosen, ids, counts / counts.sum())
+    return Interactions(users_of, chosen, ids, counts / counts.sum())
 
 
 def recall(

@@ -1,7 +1,7 @@
-"""A module of your own on `torch.ops.dynemb`: a table made by hand, trained, compiled, exported.
+"""A module of your own on `torch.ops.dynemb`, with plain tensors; trained, compiled, exported.
 
 The modules of the package hold their tables in a `TableGroup`, which grows, saves and shards them.
-Who writes another module, or another framework's layer, needs none of it: ops take plain tensors.
+Another module, or another framework's layer, needs none of it: ops take plain tensors.
 `IndexTensors` and `RowTensors` (torch_dynemb/ops/tensors.py) say which, and this program makes them
 with `torch.zeros`, as buffers of an ordinary `nn.Module` with room for a fixed number of ids.
 torch_dynemb/ops/README.md lists the ops and how they are called, and has a module with two slabs;
@@ -47,7 +47,7 @@ SUM = 0
 
 
 class HashedSum(nn.Module):
-    """Sums of rows: bags of ids, float32 [bags, dim]. Ids are hashed and get a row when they come.
+    """Module of sums of rows: bags of ids, float32 [bags, dim]. New ids are hashed and get a row.
 
     Args:
         ids: room for so many.
@@ -148,7 +148,7 @@ def _empty_table(
     tables[0, Table.BUCKET_COUNT] = MIN_BUCKETS
     index = IndexTensors(
         buckets=words(buckets, BUCKET_WORDS),
-        scores=words(0, BUCKET_WIDTH),  # no scores are kept: nobody is evicted
+        scores=words(0, BUCKET_WIDTH),  # no scores are kept: no id is evicted
         tables=tables,
         slabs=words(1, SLAB_COLUMNS),
         free_rows=words(1, ids),

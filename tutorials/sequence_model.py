@@ -1,16 +1,15 @@
 """A sequence model with ragged features: ``python -m tutorials.sequence_model``.
 
-A click model that looks at what a user has clicked before, for those who know RecIS or want ragged
-features: target attention (DIN) over a history of 1 to 50 clicks. What to look at, in
-``tutorials/sequence``:
+A click model that looks at earlier clicks of a user, with ragged features and RecIS's names: target
+attention (DIN) over a history of 1 to 50 clicks. What to look at, in ``tutorials/sequence``:
 
-* ``model.py``: one EmbeddingEngine for all features. A ``RaggedTensor`` holds the histories; the
-  same clicks are looked up as rows side by side (``combiner="tile"``) and as a weighted mean, in
-  the table that the candidate item shares with them (``shared_name="item"``).
+* ``model.py``: one EmbeddingEngine for all features. A ``RaggedTensor`` holds the histories. They
+  are looked up as rows side by side (``combiner="tile"``) and as a weighted mean, in the table of
+  the candidate item (``shared_name="item"``).
 * ``train.py``: the loop with two optimizers, ``SparseAdam`` for rows and ``torch.optim.Adam`` for
-  the network; and what changes with several processes: only the network is wrapped in
-  DistributedDataParallel, the engine spreads its tables over the ranks by itself.
-* ``data.py``: the shop whose clicks are generated.
+  the network. With several processes only the network is wrapped in DistributedDataParallel: the
+  engine spreads its tables over the ranks.
+* ``data.py``: the shop that generates the clicks.
 
 It takes half a minute, prints a JSON line and draws ``runs/sequence/training.png``. ``--help`` has
 the options; ``--nproc 2`` gives the same result on two processes, ``--compile`` the same in one

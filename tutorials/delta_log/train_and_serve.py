@@ -29,7 +29,7 @@ def make_model() -> nn.Sequential:
 
 
 def train(model: nn.Sequential, steps: int) -> None:
-    """Step on users whose number says what they like."""
+    """Train on users with tastes that follow from their numbers."""
     users = model[0]
     for _ in range(steps):
         ids = torch.randint(0, USERS, (256, 1))
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     everybody = torch.arange(USERS)[:, None]
 
     def apart() -> float:
-        """By how much the answers of the two differ."""
+        """Return the largest difference between the answers of the two."""
         with torch.no_grad():
             answers = model.eval()(everybody)
         model.train()

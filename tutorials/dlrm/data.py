@@ -1,9 +1,9 @@
 """Read files in the Criteo format: lines of text in, batches of arrays out.
 
 A line has 40 fields between tabs: a label (0 or 1), 13 integers, and 26 categories, which are ids
-in hexadecimal digits. An empty integer or category is a missing value. There is no vocabulary and
-no preprocessing. A reader knows its position after every batch, and another reader that starts
-there yields the batches that the first one would have.
+in hexadecimal digits. An empty integer or category is a missing value. A vocabulary and
+preprocessing are not needed. A reader knows its position after every batch. Another reader that
+starts there yields the batches that the first one would have.
 """
 
 from __future__ import annotations

@@ -50,14 +50,14 @@ With --storage ssd the rows and their optimizer state lie in files, and a cache 
 in use; table_bytes is what is in memory. While a batch is trained on, the rows of the next one are
 fetched (not with --torchrec). The results are those of a run in memory, to the last bit; hashed
 tables get as much memory as the cache and the index have. The entry storage is an object, of the
-training alone: kind, cache, hits (ids whose row was in memory), misses (rows that a step waited
+training alone: kind, cache, hits (ids with a row in memory), misses (rows that a step waited
 for, or that were new), prefetched (rows that came while the batch before was trained on),
 read_mb_per_s, written_mb_per_s (of the files), waited_s (for the disk), stored (rows in files),
 disk_bytes and peak_bytes (the most memory that the process has had).
 
 With --torchrec the tables are sharded over processes by TorchRec's DistributedModelParallel and the
 MLPs are data parallel. Each rank takes its part of every batch, so that all together do the steps
-of one process. There is no baseline, and the JSON object has two more entries: world_size and
+of one process. Without a baseline, the JSON object has two more entries: world_size and
 sharding (of each table). For several machines, start the program with torchrun on each.
 """
 
@@ -215,8 +215,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add(
         "--eviction",
         choices=tuple(SCORES),
-        help="who makes room in a full table: the id that was trained on least often, or least "
-        "recently; none: nobody, and new ids have no row (default: lfu with --capacity)",
+        help="which id makes room in a full table: that trained on least often (lfu), or least "
+        "recently (lru); none: new ids get no row (default: lfu with --capacity)",
     )
     add(
         "--admission",
@@ -382,8 +382,8 @@ def _contradiction(opts: Options) -> str | None:
             (opts.export, f"--export: {opts.export} not with --torchrec: export in one process"),
             (
                 opts.accumulate > 1,
-                f"--accumulate: {opts.accumulate} not with --torchrec, whose tables update rows in "
-                "each backward: take a smaller --batch-size",
+                f"--accumulate: {opts.accumulate} not with --torchrec: its tables update rows in "
+                "each backward, so take a smaller --batch-size",
             ),
         ]
     if opts.storage == "ssd":
@@ -394,8 +394,8 @@ def _contradiction(opts: Options) -> str | None:
             ),
             (
                 opts.async_checkpoint,
-                "--async-checkpoint: not with --storage ssd: there is no copy of the rows in "
-                "memory to write from",
+                "--async-checkpoint: not with --storage ssd: memory has no copy of the rows "
+                "to write from",
             ),
             (
                 opts.publish,

@@ -32,7 +32,7 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 
 
 class Hashed(nn.Module):
-    """Before: a table of a size that somebody had to choose."""
+    """Before: a table of a size chosen in advance."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ def known_ids(step: int, vocabulary: Tensor) -> Tensor:
 
 
 def static_table() -> dict[str, object]:
-    """Move a table whose vocabulary was made in advance."""
+    """Move a table with a vocabulary that was made in advance."""
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
     vocabulary = torch.arange(100).square() - 50  # ids, ascending; row r is that of vocabulary[r]
@@ -71,7 +71,7 @@ def static_table() -> dict[str, object]:
 
 
 def managed_collisions() -> dict[str, object]:
-    """Move a table whose ids an MCH module has mapped to rows."""
+    """Move a table with ids that an MCH module has mapped to rows."""
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
     from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
     from torchrec.modules.mc_modules import (

@@ -1,6 +1,6 @@
 """DLRM with OneEmbedding's names: ``python -m tutorials.oneembedding.train``.
 
-For those who know OneFlow's ``one_embedding``: the same calls build the tables, over torch. What to
+As in OneFlow's ``one_embedding``, the same calls build the tables, over torch. What to
 look at:
 
 * ``model.py``: 26 tables in one ``MultiTableEmbedding``, looked up with ids of shape
@@ -133,7 +133,7 @@ def read_snapshot(opts: argparse.Namespace, name: str) -> int:
 
 
 class Trained(NamedTuple):
-    """What came of training; the rows are in the snapshot."""
+    """Results of training; the rows are in the snapshot."""
 
     dense: dict[str, Any]  # the state dict of the network
     auc: float

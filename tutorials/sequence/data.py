@@ -1,4 +1,4 @@
-"""Generated click sequences, of a shop whose users click what is near to their last clicks."""
+"""Generated click sequences of a shop: users click what is near to their last clicks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)  # times a number: an id with no order, all
 
 
 class Batch(NamedTuple):
-    """Samples of a step.
+    """Batch of the samples of a step.
 
     Attributes:
         users: int64 [B], ids.
@@ -138,7 +138,7 @@ class ClickStream:
         self._begins = np.searchsorted(np.sort(on_sale), np.arange(_CATEGORIES + 1))
 
     def _add_users(self, places: np.ndarray) -> None:
-        """Return new users in the place of others, who have clicked a few of all items."""
+        """Put new users, with a few clicks on any items, in the place of others."""
         self._users[places] = self._known_users + np.arange(len(places))
         self._known_users += len(places)
         self._user_bias[places] = self._random.normal(scale=_BIAS, size=len(places))

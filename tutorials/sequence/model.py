@@ -76,7 +76,7 @@ class SequenceModel(nn.Module):
 
 
 class AttentionNetwork(nn.Module):
-    """Weighs every click by what the candidate makes of it, as DIN's activation unit does.
+    """Network that weighs every click by the candidate, as DIN's activation unit does.
 
     Zhou et al., Deep Interest Network for Click-Through Rate Prediction, KDD 2018; with a softmax
     over the clicks.

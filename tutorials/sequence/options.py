@@ -13,8 +13,8 @@ from tutorials.ranks import started_by_torchrun
 _DESCRIPTION = """\
 Train a target-attention model on click sequences, with and without the histories.
 
-A sample shows an item to a user who has clicked 1 to 50 items before; the model says whether this
-one is clicked as well. The clicks are generated: users click what is near to their last clicks,
+A sample shows an item to a user after 1 to 50 clicks on others. The model predicts whether this one
+is clicked as well. The clicks are generated: users click what is near to their last clicks,
 and users and items come and go all the time. Ids are any 64-bit numbers; rows appear with them.
 
 All embeddings are in one torch_dynemb.recis.EmbeddingEngine. The candidate and the history share
@@ -35,7 +35,7 @@ steps of one process. torchrun can start the ranks, too.
 
 @dataclass(frozen=True)
 class Options:
-    """Everything the program is told; see :func:`parse`."""
+    """Options of the program; see :func:`parse`."""
 
     steps: int
     batch_size: int
@@ -104,13 +104,13 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         )
     if options.compile and ranks > 1:
         parser.error(
-            f"argument --compile: not with {ranks} processes, whose exchange of ids is not compiled"
+            f"argument --compile: not with {ranks} processes: their exchange of ids is not compiled"
         )
     return options
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Keeps the description's lines; appends defaults to options that take a value."""
+    """Formatter that keeps lines of the description, and appends defaults of options."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.nargs == 0 else super()._get_help_string(action)

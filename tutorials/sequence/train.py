@@ -32,7 +32,7 @@ class Point(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What is known of a model after its training.
+    """Results of a model after its training.
 
     Attributes:
         points: Of the training.
@@ -100,7 +100,7 @@ def train(options: Options, name: str, *, history: bool) -> Trained:
 
 
 class _Loss(nn.Module):
-    """What is compiled: log-loss and, detached, the probabilities."""
+    """Module that is compiled: log-loss and, detached, the probabilities."""
 
     def __init__(self, model: SequenceModel) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class _Figures:
         self._auc.update(labels, chances, passed=self._batch_size)
 
     def point(self, step: int) -> Point:
-        """Of all ranks, which call this together; the losses are counted anew."""
+        """Return the figures of all ranks, which call this together, and count losses anew."""
         sums = torch.cat([self._loss_sum, self._auc.counts.flatten()])
         if world_size() > 1:
             dist.all_reduce(sums)

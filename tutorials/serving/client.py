@@ -79,8 +79,8 @@ class Client:
             erased: ids to take out.
 
         Raises:
-            RefusedError: the server has not taken it, for instance because there is no headroom
-                left; nothing has changed.
+            RefusedError: the server has not taken it, for instance because headroom is
+                used up; nothing has changed.
         """
         body = {"table": table, "ids": list(ids), "rows": list(rows), "erased": list(erased)}
         return self._post("/rows", body)
@@ -100,7 +100,7 @@ class Client:
 
 
 class Latencies(NamedTuple):
-    """How long requests took, in milliseconds: half of them, and 99 of 100."""
+    """Latencies of requests in milliseconds: median and 99th percentile."""
 
     p50: float
     p99: float

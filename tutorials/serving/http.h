@@ -23,8 +23,8 @@
 
 namespace http {
 
-// Answers a request, named by its method and path ("POST /run"), with JSON. Nothing: there is no
-// such path (status 404). What it throws is told with status 400.
+// Answers a request, named by its method and path ("POST /run"), with JSON. Nothing: the
+// path is unknown (status 404). An exception is the answer of status 400.
 using Handler =
     std::function<std::optional<std::string>(const std::string& name, const std::string& body)>;
 
@@ -46,9 +46,9 @@ inline std::string response(const Handler& handler, const std::string& name,
                             const std::string& body) {
   try {
     const auto found = handler(name, body);
-    return found ? message("200 OK", *found) : refusal("404 Not Found", "there is no such path");
+    return found ? message("200 OK", *found) : refusal("404 Not Found", "unknown path");
   } catch (const std::exception& error) {
-    const std::string what = error.what();  // behind the first line, an op tells where it was
+    const std::string what = error.what();  // behind the first line is the place in the op
     return refusal("400 Bad Request", what.substr(0, what.find('\n')));
   }
 }
@@ -102,7 +102,7 @@ inline void answer_all(int connection, const Handler& handler) {
 
 }  // namespace detail
 
-// Serves until the process ends. Port 0 is one that the system chooses; `ready` is told which.
+// Serves until the process ends. Port 0 is one that the system chooses; `ready` gets it.
 inline void serve(const std::string& address, uint16_t port, const Handler& handler,
                   const std::function<void(int port)>& ready) {
   const int listener = socket(AF_INET, SOCK_STREAM, 0), yes = 1;

@@ -27,8 +27,8 @@
 
 using namespace dynemb::serving;
 
-// A package whose rows may be updated; or one that follows a delta log, of which every run reads
-// one version of all rows and of the dense part.
+// A package with rows that may be updated; or one that follows a delta log, of which every run
+// reads one version of all rows and of the dense part.
 class Served {
  public:
   Served(const std::string& package, size_t runners, bool follows) {
@@ -73,7 +73,7 @@ class Served {
  private:
   std::unique_ptr<Model> model_;
   std::unique_ptr<VersionedModel> versions_;
-  std::mutex changing_;  // the versions: a version is published by whom it was made
+  std::mutex changing_;  // the versions: the thread that makes a version publishes it
 };
 
 std::string run(Served& model, const Json& request) {
@@ -122,7 +122,7 @@ std::string update(Served& model, const Json& request) {
 }
 
 // Takes the commits of a delta log as they come, beside the runs. A commit that cannot be taken
-// ends it: the rows from before go on being served, and stopped() tells why.
+// ends it: the rows from before go on being served, and stopped() has the reason.
 class Following {
  public:
   void start(Served& model, const std::string& log) {

@@ -31,7 +31,7 @@ from tutorials.serving.json_requests import MOST_BYTES, inputs_of, update_of
 def application(
     model: td.serving.ServedModel, follower: td.checkpoint.Follower | None = None
 ) -> FastAPI:
-    """Return the server of a model, whose requests run on the threads of FastAPI.
+    """Return the server of a model; requests run on the threads of FastAPI.
 
     Args:
         model: what :func:`torch_dynemb.serving.load` gives.
@@ -99,7 +99,7 @@ def _no_number(word: str) -> None:
 
 def refusal(error: Exception, status: int = 400) -> JSONResponse:
     """Say what is wrong with a request."""
-    # behind the first line, an op tells where in C++ it was called
+    # behind the first line is the place in C++
     return JSONResponse({"error": str(error).partition("\n")[0]}, status_code=status)
 
 
@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("package", help="a folder of torch_dynemb.serving.export")
     parser.add_argument("--port", type=int, default=8000, help="0: one that the system chooses")
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: all interfaces")
-    parser.add_argument("--follow", help="directory of the delta log whose commits it takes")
+    parser.add_argument("--follow", help="directory of the delta log to follow")
     parser.add_argument(
         "--dense",
         choices=("follow", "keep"),

@@ -52,8 +52,8 @@ class HashedRows(nn.Module):
 def split_rows(sizes: Sequence[int], table_bytes: int, embedding_dim: int) -> list[int]:
     """Divide memory among hashed tables, in their favour.
 
-    A fixed table is sized before training, when the number of ids to come is unknown. Here it is
-    told the final number of ids of every feature, and rows are divided in proportion, except that
+    A fixed table is sized before training, when the number of ids to come is unknown. Here the
+    final number of ids of every feature is given, and rows are divided in proportion, except that
     features of few ids get more rows than ids: a tenth of all rows, divided equally, is a table's
     least. In plain proportion a handful of ids that occur in most samples would collide, and the
     hashed tables would do far worse.

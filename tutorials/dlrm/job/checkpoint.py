@@ -128,7 +128,7 @@ def path_of(opts: Namespace) -> Path:
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """Return the state of the run that wrote a checkpoint; None: there is no checkpoint.
+    """Return the state of the run that wrote a checkpoint; None: nothing is there.
 
     Raises:
         CheckpointError: It is damaged.

@@ -5,12 +5,12 @@ hard for a table of fixed size:
 
 * The categories have Criteo's cardinalities, all divided by the same number. Within a feature the
   popularity of categories follows Zipf's law.
-* Categories come and go. Feature f has a fixed list of popularities, but who holds a place in it
-  changes: each place is handed to a new category ``turnover`` times during the run, at a moment
-  of its own. With the long tail of Zipf's law this makes new ids appear until the end.
-* The log-odds of a click are a sum of one effect per category, drawn once per category from a
-  heavy-tailed distribution (most near zero, some large), effects of the integers, and products of
-  latent vectors for a few pairs of features.
+* Categories come and go. Feature f has a fixed list of popularities, but the categories in
+  its places change: each place goes to a new category ``turnover`` times during the run, at
+  a moment of its own. With the long tail of Zipf's law this makes new ids appear until the end.
+* The log-odds of a click are a sum: one effect per category, effects of the integers, and products
+  of latent vectors for a few pairs of features. Effects of categories are drawn once, from a
+  heavy-tailed distribution (most near zero, some large).
 
 Everything is a function of the configuration: sample i is the same whatever is generated before
 it and however many samples are generated at a time.
@@ -110,7 +110,7 @@ class Samples(NamedTuple):
 
 
 class PlantedModel:
-    """Draws samples of one configuration."""
+    """Generator of the samples of one configuration."""
 
     def __init__(self, config: PlantedConfig) -> None:
         self.config = config

@@ -109,7 +109,7 @@ def make_policies(
 
     Args:
         capacity: Ids in all tables together; None: as many as come.
-        eviction: Who goes when a table is full; ``"none"``: new ids get no row then.
+        eviction: The id that goes when a table is full; ``"none"``: new ids get no row then.
         admission: See :func:`admission_rule`; None: every new id is let in.
         counts: Distinct ids by feature in the first lines of the data.
     """

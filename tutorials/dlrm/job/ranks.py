@@ -202,7 +202,7 @@ def _check(opts: Namespace) -> None:
             "--torchrec: TorchRec is not installed; use make train ARGS=--torchrec, which installs "
             "it, or see pyproject.toml"
         )
-    row_optimizer(opts)  # raises if there is no such optimizer
+    row_optimizer(opts)  # raises if the optimizer is unknown
     if opts.data:
         check_paths(opts.data)
     local_size = _nproc(opts)

@@ -144,7 +144,7 @@ def report(
     # here, since matplotlib takes half a second, and ranks that report nothing do without
     from tutorials.dlrm import report
 
-    # JSON has no NaN: there is no AUC if one of the labels does not occur
+    # JSON has no NaN: the AUC is undefined if one of the labels does not occur
     aucs = {name: None if math.isnan(auc) else auc for name, (_, auc) in curves.items()}
     summary = {
         "auc": aucs["dynamic tables"],

@@ -69,8 +69,8 @@ def plot(path: Path, points: Sequence[tuple[float, float, float]], in_memory_ms:
 
     Args:
         path: The file to write.
-        points: Size of the cache as a part of the rows, ms of a step, and the part of the ids whose
-            row came from the files or was new.
+        points: Size of the cache as a part of the rows, ms of a step, and share of the ids with a
+            row from the files or a new one.
         in_memory_ms: Of a step with all rows in memory.
     """
     figure = Figure(figsize=(7, 4.8), layout="constrained")  # without pyplot: needs no display
