@@ -302,7 +302,7 @@ def test_the_cpp_server_serves_packages_that_are_only_read(
         assert client.describe()["tables"]["bags.u"]["ids"] == 100
         with pytest.raises(RefusedError, match="only read: export the model with headroom="):
             client.update("bags.u", [1], [[0.0] * 8])
-        with pytest.raises(RefusedError, match="no such path"):
+        with pytest.raises(RefusedError, match="unknown path"):
             client._post("/nothing", {})
 
 
