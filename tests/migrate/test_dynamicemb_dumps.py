@@ -433,6 +433,9 @@ def test_dumps_that_are_refused(tmp_path: Path) -> None:
     sketch = td.Policy(admission=td.AdmitFrequentSketch(2, memory=4096))
     with pytest.raises(ValueError, match=r"does not count ids one by one: give counter=False"):
         DynamicEmbDump(tmp_path / "a", table(policy=sketch), counter=True)
+    decayed = td.Policy(score="decayed", half_life="1d")
+    with pytest.raises(ValueError, match=r"decayed counts, a score that DynamicEmb does not have"):
+        DynamicEmbDump(tmp_path / "a", table(policy=decayed))
     assert not (tmp_path / "a").exists()
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "note").write_text("mine")

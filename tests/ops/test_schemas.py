@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import re
 import textwrap
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch_dynemb._library.op_names import tagged_ops
 from torch_dynemb.ops import OPTIMIZER_NAMES, columns, memory
 from torch_dynemb.optim import base
+from torch_dynemb.policy.half_life import MOST_HALF_LIFE
 from torch_dynemb.policy.policy import SCORES
 
 pytestmark = pytest.mark.cpu_only("compilers and their view of ops")
@@ -588,6 +590,13 @@ def test_constants_are_those_of_cpp() -> None:
     assert constant("core/policy/counts.h", "kMaxCount") == "int64_t{1} << 62"
     assert constant("core/policy/decisions.h", "kMaxFrequency") == "kMaxCount"
     assert columns.MAX_COUNT == 1 << 62
+    assert int(constant("core/policy/decay.h", "kDecayBits")) == columns.DECAY_BITS
+    assert constant("core/policy/decay.h", "kNeverOccurred") == "-(int64_t{1} << 62)"
+    assert columns.NEVER_OCCURRED == -(1 << 62)
+    assert constant("core/policy/decay.h", "kMostHalfLives") == "(int64_t{1} << 32) - 1"
+    assert columns.MOST_HALF_LIVES == (1 << 32) - 1
+    assert constant("core/policy/decay.h", "kMostHalfLife") == "int64_t{1} << 32"
+    assert MOST_HALF_LIFE == 1 << 32
     assert constant("core/index/row_allocation.h", "kCommitStepBytes") == "int64_t{64} << 20"
     assert columns.COMMIT_STEP_BYTES == 64 << 20
     assert float(constant("core/columns.h", "kDecayByItself")) == columns.DECAY_BY_ITSELF
@@ -595,6 +604,17 @@ def test_constants_are_those_of_cpp() -> None:
     assert int(constant("core/rows/storage.h", "kBlockColumns")) == base._BLOCK_COLUMNS
     assert int(constant("core/policy/decisions.h", "kMaxScoreWords")) == len((*SCORES, "expiry"))
     assert (columns.MAX_ROWS << columns.GENERATION_BITS) < 1 << 63
+
+
+def test_the_table_of_decayed_counts_is_that_of_its_formula() -> None:
+    text = (CSRC / "core/policy/decay_table.h").read_text()
+    bits = int(constant("core/policy/decay_table.h", "kDecayTableBits"))
+    body = re.search(r"kTable\[kDecayTableSize\] = \{([^}]*)\}", text)
+    assert body is not None
+    found = [int(word) for word in re.findall(r"\d+", body[1])]
+    exact = [math.log1p(2.0 ** (-i / 32)) / math.log(2) * 2**bits for i in range(len(found))]
+    assert len(found) == int(constant("core/policy/decay_table.h", "kDecayTableSize"))
+    assert max(abs(a - b) for a, b in zip(found, exact, strict=True)) < 0.51
 
 
 def enums() -> dict[str, list[dict[str, int]]]:

@@ -215,6 +215,19 @@ def test_increments_carry_decayed_counts(tmp_path: Path) -> None:
     assert counts(loaded.group, [1, 2, 3]) == counts(saved.group, [1, 2, 3])
 
 
+def test_an_increment_needs_a_base_with_its_half_life(tmp_path: Path) -> None:
+    """The base has logarithms of another half-life, which a merge would mix with others."""
+    saved = table_of(by_days())
+    look_up(saved.group, [1, 2])
+    td.checkpoint.save(tmp_path / "base", saved)
+    weekly = table_of(td.Policy(score="decayed", half_life="7d"))
+    td.checkpoint.record_changes(weekly)
+    td.checkpoint.load(tmp_path / "base", weekly)
+    look_up(weekly.group, [2])
+    with pytest.raises(td.errors.NewBaseNeededError, match="known since no checkpoint"):
+        td.checkpoint.save(tmp_path / "more", weekly, since=tmp_path / "base")
+
+
 def test_state_dicts_need_the_half_life_that_they_were_saved_with() -> None:
     saved = table_of(by_days())
     look_up(saved.group, [1, 1, 2])

@@ -130,6 +130,11 @@ def check_dumpable(call: str, part: TablePart, options: DumpOptions) -> None:
             f"{where} is sharded by columns and keeps state by row, of which each shard has its "
             "own: shard it by rows, or give optim=False"
         )
+    if "decayed" in dumped_scores(part):
+        raise ValueError(
+            f"{where} is evicted by decayed counts, a score that DynamicEmb does not have: save it "
+            "with torch_dynemb.checkpoint.save"
+        )
     rule = part.config.policy.admission
     if options.counter and rule is not None and not isinstance(rule, AdmitFrequent):
         raise ValueError(

@@ -19,7 +19,7 @@ from torch_dynemb.checkpoint.loading.part import Stream
 from torch_dynemb.checkpoint.loading.table_plan import OnMissingState, TablePlan, plan_of
 from torch_dynemb.checkpoint.manifest.file import check_full
 from torch_dynemb.checkpoint.manifest.places import checked_path, is_replaced, located
-from torch_dynemb.checkpoint.manifest.records import Manifest
+from torch_dynemb.checkpoint.manifest.records import Manifest, SavedTable
 from torch_dynemb.checkpoint.manifest.whole_tables import check_whole
 from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.checkpoint.plain_torch import plain_torch
@@ -190,9 +190,15 @@ def load(
     whole = not report.missing and not report.unexpected and optimizer_state
     whole = whole and not any(of.evicted or of.fresh for of in report.tables.values())
     saved = manifest.tables
-    whole = whole and all(p.name not in saved or p.dtype == saved[p.name].dtype for p in parts)
+    whole = whole and all(p.name not in saved or _as_saved(p, saved[p.name]) for p in parts)
     ranks.run(lambda: count_from(groups_of(parts), manifest.uuid if whole else None))
     return report
+
+
+def _as_saved(part: TablePart, saved: SavedTable) -> bool:
+    """Return whether rows and scores were loaded without a conversion."""
+    half_life = part.config.policy.half_life_ticks
+    return part.dtype == saved.dtype and half_life == saved.policy.get("half_life", 0)
 
 
 def load_parts(
