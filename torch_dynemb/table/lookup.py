@@ -15,6 +15,7 @@ from torch_dynemb.ops.columns import NO_HANDLE, Clock
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.policy.admission import AdmitBy, NewIds, admission_hook
 from torch_dynemb.table.evictions import keep_evicted_rows
+from torch_dynemb.table.expiry import below_floors
 from torch_dynemb.table.tables import Tables
 
 
@@ -161,7 +162,10 @@ def without_expired(
         return handles
     word = tables.config.layout.word("expiry")
     expires, found = ops.get_scores(tables.index, ids, offsets, feature_tables, word=word)
-    return torch.where(found & (expires <= tables.index.clock[Clock.NOW]), NO_HANDLE, handles)
+    gone = found & (expires <= tables.index.clock[Clock.NOW])
+    if tables.host.expiry_floors is not None:
+        gone &= below_floors(tables, expires, offsets, feature_tables)
+    return torch.where(gone, NO_HANDLE, handles)
 
 
 def _check_custom_scores(
