@@ -61,6 +61,7 @@ from torch_dynemb.policy.admission import (
     NewIds,
     register_admission,
 )
+from torch_dynemb.policy.keep import AtLeast, Top
 from torch_dynemb.policy.policy import FeaturePolicy, Policy
 from torch_dynemb.serving import freeze
 from torch_dynemb.storage.tiers import ExternalStore, HostStore, SSDStore, StorageStats
@@ -83,6 +84,7 @@ __all__ = [
     "AdmitFrequent",
     "AdmitFrequentSketch",
     "AdmitNone",
+    "AtLeast",
     "ByColumn",
     "Constant",
     "DynamicEmbedding",
@@ -119,6 +121,7 @@ __all__ = [
     "TableConfig",
     "TableGroup",
     "TableStats",
+    "Top",
     "TruncatedNormal",
     "Uniform",
     "XavierNormal",
