@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from rank_steps import SEED, batch, features, insert_content
 from torch import Tensor
 
 import torch_dynemb as td
+from torch_dynemb.checkpoint.parts import parts_of
 from torch_dynemb.recis import EmbeddingEngine, SparseAdam, filter_out_sparse_param
 
 
@@ -42,3 +44,20 @@ def frozen_engine(
     if copy is None:
         return live, None, sizes_of(engine), {}
     return live, copy(data), sizes_of(engine), sizes_of(copy)
+
+
+def kept_engine(rank: int, path: Path) -> tuple[dict[str, int], ...]:
+    """Ids by logical table: of an engine, of a copy, and of an engine that follows a delta log."""
+    engine = trained_engine(rank, 2)
+    # ids of the second step, in the tables that keep scores, for a filter
+    scored = [part for part in parts_of(engine) if part.group.config.layout.score_words]
+    keep = {part.name: td.AtLeast(1, by="step") for part in scored}
+    assert len(keep) > 0
+    copy = td.freeze(engine, keep=keep)
+    log = td.checkpoint.DeltaLog(path, keep=keep)
+    log.attach(engine)
+    log.publish()
+    log.close()
+    other = trained_engine(rank, 2)
+    td.checkpoint.replay(path, other)
+    return sizes_of(engine), sizes_of(copy), sizes_of(other)

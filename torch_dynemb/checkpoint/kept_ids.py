@@ -104,9 +104,7 @@ def scored_part(owner: str, part: TablePart, rule: Rule | None) -> ScoredPart:
     return ScoredPart(rule, all_ids, torch.cat(scores)[order], now, part.first_column == 0)
 
 
-def kept_ids(
-    parts: Sequence[ScoredPart], names: Sequence[str], ranks: Ranks
-) -> list[Tensor]:
+def kept_ids(parts: Sequence[ScoredPart], names: Sequence[str], ranks: Ranks) -> list[Tensor]:
     """Return the ids that rules keep. All ranks call it.
 
     Args:
@@ -169,9 +167,7 @@ def _best_of_all(
         for name, of in own.items()
         if of
     }
-    needed = {
-        name: counts[name] - (0 if least[name] == _MOST else above[name]) for name in counts
-    }
+    needed = {name: counts[name] - (0 if least[name] == _MOST else above[name]) for name in counts}
 
     def with_at_most(negated: Mapping[str, int]) -> dict[str, int]:
         here = {

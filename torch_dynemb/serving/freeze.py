@@ -101,7 +101,7 @@ def freeze(
 
     Raises:
         TypeError: ``model`` is not a module, has parameters that are DTensors, or has tables of a
-            class without ``frozen`` (:func:`torch_dynemb.register_module`); or ``missing`` is not a
+            class without ``frozen`` (:func:`torch_dynemb.register_module`). Or ``missing`` is not a
             bool, or ``keep`` not a rule.
         ValueError: ``ranks`` or ``rows`` is unknown. ``ranks`` is ``"own"``, and this rank has only
             some columns of a table, or a part of a static one. ``missing`` is True, and the model

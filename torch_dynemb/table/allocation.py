@@ -41,8 +41,8 @@ from torch_dynemb.storage.static_tensors import mark_static
 from torch_dynemb.storage.tiers import HostStore, SSDStore, Tiers, open_tiers
 from torch_dynemb.table.clock import TableClock
 from torch_dynemb.table.config import ColumnShard, SlabConfig
-from torch_dynemb.table.group_config import SLOT_BYTES, TIERED_ROW_BYTES, GroupConfig
 from torch_dynemb.table.expiry import new_floors
+from torch_dynemb.table.group_config import SLOT_BYTES, TIERED_ROW_BYTES, GroupConfig
 from torch_dynemb.table.host_state import EvictionRecords, HostState
 from torch_dynemb.table.tables import Tables
 

@@ -4,10 +4,13 @@ An id is expired if its time has passed and it is below the floor of its table. 
 table with ``Policy(keep_at_least=k)`` is the k-th latest of all its times of expiry. So the ids
 seen least recently expire first, and ids of one second together.
 
-Lookups read floors from a tensor. They are computed anew, by a scan of the index, in the first eager
-lookup that sees other ids and, for compiled code, once a second in ``step()``. A floor that is
-late is too low: training raises floors, so that it expires too few ids. Tables without
-``keep_at_least`` have neither the tensor nor the scans.
+Lookups read floors from a tensor. A scan of the index computes them anew:
+
+* in the first eager lookup for inference after a step, or after a change of a table's size;
+* for compiled code, in ``step()`` once a second.
+
+Training raises floors, so one that is late expires too few ids. Tables without ``keep_at_least``
+have neither the tensor nor the scans.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ def new_floors(config: GroupConfig, device: torch.device) -> ExpiryFloors | None
 
 
 class Expiry:
-    """Which ids of a table are expired now; scans the index of a table with a floor.
+    """Test for expired ids of a table at the present time; scans the index of a table with a floor.
 
     Args:
         tables: of the group.
