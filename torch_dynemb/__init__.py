@@ -62,6 +62,7 @@ from torch_dynemb.policy.admission import (
     register_admission,
 )
 from torch_dynemb.policy.custom import Custom
+from torch_dynemb.policy.keep import AtLeast, Top
 from torch_dynemb.policy.policy import FeaturePolicy, Policy
 from torch_dynemb.serving import freeze
 from torch_dynemb.storage.tiers import ExternalStore, HostStore, SSDStore, StorageStats
@@ -84,6 +85,7 @@ __all__ = [
     "AdmitFrequent",
     "AdmitFrequentSketch",
     "AdmitNone",
+    "AtLeast",
     "ByColumn",
     "Constant",
     "Custom",
@@ -121,6 +123,7 @@ __all__ = [
     "TableConfig",
     "TableGroup",
     "TableStats",
+    "Top",
     "TruncatedNormal",
     "Uniform",
     "XavierNormal",

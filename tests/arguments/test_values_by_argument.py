@@ -278,6 +278,7 @@ CALLS: dict[str, Call] = {
             "admission": NO_OBJECT,
             "refused": [5, "x", IDS, torch.rand(4).to_sparse()],
             "ttl": [*NO_OPTIONAL_COUNT, 0],
+            "keep_at_least": [*NO_OPTIONAL_COUNT, 0, 5],
             "check": [None, 5, "x"],
         },
     ),
@@ -447,7 +448,25 @@ CALLS: dict[str, Call] = {
         {"keys": ["t"], "values": IDS, "offsets": EDGES},
         {"keys": NO_LIST},
     ),
-    "freeze": Call(config(td.freeze), {"model": torch.nn.Linear(1, 1)}, {"model": NO_MODULE}),
+    "freeze": Call(
+        config(td.freeze),
+        {"model": torch.nn.Linear(1, 1)},
+        {"model": NO_MODULE, "keep": [5, "x", 1.5, [1], {"t": None}]},
+    ),
+    "Top": Call(
+        config(td.Top),
+        {"count": 2, "by": "step"},
+        {"count": [*NO_COUNT, 0], "by": [*NO_NAME, "lfu", "none"]},
+    ),
+    "AtLeast": Call(
+        config(td.AtLeast),
+        {"score": 2, "by": "step"},
+        {
+            "score": NO_NUMBER,
+            "by": [*NO_NAME, "expiry"],
+            "leave_below": [*NO_OPTIONAL_NUMBER, 2.5],
+        },
+    ),
     "clip_grad_norm_": Call(
         config(td.clip_grad_norm_),
         {"modules": torch.nn.Linear(1, 1), "max_norm": 1.0},

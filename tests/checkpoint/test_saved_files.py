@@ -66,6 +66,8 @@ NOT_SAVED = {
     "SlotGroup": "has slots",
     "ExternalStore": "has a store of the user's",
     "SSDStore": "is of tables that raise an error that says to use checkpoint.save",
+    "AtLeast": "is the argument of one call",
+    "Top": "is the argument of one call",
     "StorageStats": "figures of a moment",
     "FrozenDynamicEmbedding": "is made again of a saved model, by freeze()",
     "FrozenEmbeddingEngine": "is made again of a saved model, by freeze()",

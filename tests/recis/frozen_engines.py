@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
-from rank_steps import SEED, batch, features, insert_content
+from rank_steps import SEED, batch, features, insert_content, option
 from torch import Tensor
 
 import torch_dynemb as td
-from torch_dynemb.recis import EmbeddingEngine, SparseAdam, filter_out_sparse_param
+from torch_dynemb.recis import (
+    DynamicEmbedding,
+    EmbeddingEngine,
+    FilterHook,
+    SparseAdam,
+    filter_out_sparse_param,
+)
 
 
 def trained_engine(rank: int, size: int) -> EmbeddingEngine:
@@ -42,3 +49,29 @@ def frozen_engine(
     if copy is None:
         return live, None, sizes_of(engine), {}
     return live, copy(data), sizes_of(engine), sizes_of(copy)
+
+
+def kept_ids(rank: int, path: Path) -> tuple[list[int], list[int]]:
+    """Ids of a copy, and those on this rank of an embedding that follows a delta log."""
+
+    def embedding() -> DynamicEmbedding:
+        return DynamicEmbedding(option(filter_hook=FilterHook("KeepsTime")))
+
+    module = embedding()
+    optimizer = SparseAdam(filter_out_sparse_param(module), lr=0.1)
+    for step in range(3):
+        module(torch.arange(4)[:, None] + 4 * step).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    keep = td.Top(5, by="step")
+    copy = td.freeze(module, keep=keep)
+    log = td.checkpoint.DeltaLog(path, keep=keep)
+    log.attach(module)
+    log.publish()
+    log.close()
+    other = embedding()
+    SparseAdam(filter_out_sparse_param(other), lr=0.1)
+    td.checkpoint.load(path / "base", other)
+    td.checkpoint.follow(path, other).update()
+    (tables,) = (of for of in copy.modules() if isinstance(of, td.serving.FrozenTables))
+    return sorted(tables.ids(0).tolist()), sorted(other.hashtable.ids().tolist())

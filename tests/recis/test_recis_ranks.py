@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from frozen_engines import frozen_engine
+from frozen_engines import frozen_engine, kept_ids
 from rank_steps import (
     batch,
     dense_parameters_too,
@@ -239,3 +240,8 @@ def test_frozen_engines_of_the_first_rank_or_of_each(two_ranks: Ranks) -> None:
         # rows of "user" are summed, and those of ids that others have are zeros
         assert frozen is not None
         assert not torch.equal(frozen["user"], live["user"])
+
+
+def test_copies_and_followers_have_the_kept_ids(two_ranks: Ranks, tmp_path: Path) -> None:
+    (copied, first), (other, second) = two_ranks.run(kept_ids, tmp_path / "log")
+    assert copied == other == sorted(first + second) == [4, 8, 9, 10, 11]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.policy.policy import Policy
 
 
 def part_of(ids: Tensor, parts: int) -> Tensor:
@@ -54,4 +57,18 @@ def share_of(whole: int, parts: int) -> int:
     return -(-whole // parts)
 
 
-__all__ = ["part_of", "rows_of", "share_of", "slots_of"]
+def policy_of_share(policy: Policy, parts: int) -> Policy:
+    """Return the policy of a part of a table, with its shares of numbers of ids.
+
+    Args:
+        policy: of the whole table.
+        parts: number of parts.
+    """
+    capacity, kept = (
+        None if ids is None else share_of(ids, parts)
+        for ids in (policy.capacity, policy.keep_at_least)
+    )
+    return replace(policy, capacity=capacity, keep_at_least=kept)
+
+
+__all__ = ["part_of", "policy_of_share", "rows_of", "share_of", "slots_of"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -11,9 +11,26 @@ from torch import nn
 
 from torch_dynemb.argument_checks import described
 from torch_dynemb.optim import FusedOptimizer
+from torch_dynemb.policy.keep import Rule
 
 Ranks = Literal["all", "first", "own"]
 RANKS: tuple[Ranks, ...] = ("all", "first", "own")
+
+
+class KeptTables:
+    """Rules for the ids that copies of a model's tables get.
+
+    Args:
+        rules: full name and rule of tables on this rank, by ``(id(group), number)``.
+
+    Attributes:
+        rules: see the argument.
+        names: full names of the tables of all ranks, as far as they are known.
+    """
+
+    def __init__(self, rules: Mapping[tuple[int, int], tuple[str, Rule | None]]) -> None:
+        self.rules = dict(rules)
+        self.names = {name for name, _ in self.rules.values()}
 
 
 class Choices(NamedTuple):
@@ -22,9 +39,11 @@ class Choices(NamedTuple):
     Attributes:
         ranks: of tables that several ranks share: ``"all"``: every rank gets all rows, ``"first"``:
             the first rank does, ``"own"``: every rank those that it has.
+        keep: rules for the ids to copy; None: all ids are copied.
     """
 
     ranks: Ranks = "all"
+    keep: KeptTables | None = None
 
 
 class SharedRows(NamedTuple):
@@ -160,6 +179,7 @@ __all__ = [
     "Choices",
     "FollowerOf",
     "FrozenOf",
+    "KeptTables",
     "OptimizersOf",
     "Ranks",
     "RowOptimizers",

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import described
 from torch_dynemb.distributed.agreement import Described, Option, check_agreement, options_of
-from torch_dynemb.distributed.owners import share_of, slots_of
+from torch_dynemb.distributed.owners import policy_of_share, slots_of
 from torch_dynemb.distributed.ranks import RankGroup, process_group_of, rank_group
 from torch_dynemb.nn.id_exchange import IdExchange
 from torch_dynemb.ops.columns import Pooling
@@ -89,11 +89,7 @@ def own_configs(
             )
         # a store has a path for each rank
         alike.update(options_of(table.name, "table", replace(table, storage=None)))
-        capacity = table.policy.capacity
-        if capacity is not None:
-            policy = replace(table.policy, capacity=share_of(capacity, ranks.size))
-            table = replace(table, policy=policy)
-        configs.append(table)
+        configs.append(replace(table, policy=policy_of_share(table.policy, ranks.size)))
     check_agreement(owner, alike, process_group_of(ranks))
     return configs
 

@@ -51,7 +51,7 @@ def frozen_embedding(source: Embedding, choices: Choices) -> FrozenMultiTableEmb
         f"freeze: {type(source).__name__} {source.name!r}",
         source.group,
         process_group_of(source.rank_group),
-        choices.ranks,
+        choices,
     )
     return None if group is None else FrozenMultiTableEmbedding(source, group)
 

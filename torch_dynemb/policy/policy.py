@@ -62,6 +62,10 @@ class Policy:
             Default: the table's ``eval_default``.
         ttl: seconds after its last training lookup until an id expires. An expired id reads as
             unknown until training looks it up again; ``remove(expired=True)`` removes it.
+        keep_at_least: number of ids that stay although their ttl has passed, for tables that get
+            few lookups. If a table has more ids, those seen least recently expire first; ids seen
+            in one second expire together. Each of several ranks keeps its share. Needs ``ttl``.
+            The first eager lookup for inference after a step scans the index.
         check: what ``optimizer.step()`` does if ids found no room: ``"ignore"``, ``"warning"`` or
             ``"error"``. They are counted as ``rejected`` in any case.
 
@@ -84,10 +88,11 @@ class Policy:
     admission: AdmissionRule | None = None
     refused: Default | None = None
     ttl: int | None = None
+    keep_at_least: int | None = None
     check: Check = "ignore"
 
     def __post_init__(self) -> None:
-        for name in ("capacity", "protected_steps", "ttl"):
+        for name in ("capacity", "protected_steps", "ttl", "keep_at_least"):
             value = getattr(self, name)
             if value is None:
                 continue
@@ -95,6 +100,11 @@ class Policy:
                 raise TypeError(f"Policy: {name} is {value!r}, expected int")
             if value < 1:
                 raise ValueError(f"Policy: {name} is {value}, expected at least 1")
+        if self.keep_at_least is not None and self.ttl is None:
+            raise ValueError(
+                f"Policy: keep_at_least is {self.keep_at_least}, but without a ttl no id expires: "
+                "give ttl=seconds"
+            )
         if self.score is not None and not isinstance(self.score, str | Custom | tuple | list):
             raise TypeError(
                 f"Policy: score is {described(self.score)}, expected a name, a "
@@ -232,8 +242,10 @@ class Policy:
     def description(self) -> dict[str, Any]:
         """Return the policy in plain values, for a checkpoint."""
         decays = {"half_life": self.half_life_ticks} if self.half_life_ticks else {}
+        kept = {} if self.keep_at_least is None else {"keep_at_least": self.keep_at_least}
         return {
             **decays,
+            **kept,
             "score": "+".join(self.scores),
             **({} if self.combine in (None, "last") else {"combine": self.combine}),
             "capacity": self.capacity,

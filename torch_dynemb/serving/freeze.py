@@ -6,15 +6,26 @@ A package registers how its modules are copied, by :func:`torch_dynemb.register_
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, overload
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_dynemb.argument_checks import described, flag
+from torch_dynemb.checkpoint.kept_ids import check_names, rules_of
+from torch_dynemb.checkpoint.parts import parts_of
 from torch_dynemb.distributed.dtensors import is_dtensor
-from torch_dynemb.nn.module_kinds import RANKS, Choices, Ranks, frozen_of, register_module
+from torch_dynemb.nn.module_kinds import (
+    RANKS,
+    Choices,
+    KeptTables,
+    Ranks,
+    frozen_of,
+    register_module,
+)
 from torch_dynemb.nn.table_module import TableModule
+from torch_dynemb.policy.keep import Keep, check_keep
 from torch_dynemb.serving.frozen_tables import FrozenTables
 from torch_dynemb.serving.missing import CountsMissing
 from torch_dynemb.serving.row_formats import RowKind, check_rows
@@ -29,12 +40,18 @@ def freeze(
     ranks: Ranks = ...,
     missing: Literal[False] = ...,
     rows: RowKind | None = ...,
+    keep: Keep | None = ...,
 ) -> Model: ...
 
 
 @overload
 def freeze(
-    model: nn.Module, *, ranks: Ranks = ..., missing: bool, rows: RowKind | None = ...
+    model: nn.Module,
+    *,
+    ranks: Ranks = ...,
+    missing: bool,
+    rows: RowKind | None = ...,
+    keep: Keep | None = ...,
 ) -> nn.Module: ...
 
 
@@ -44,6 +61,7 @@ def freeze(
     ranks: Ranks = "all",
     missing: bool = False,
     rows: RowKind | None = None,
+    keep: Keep | None = None,
 ) -> nn.Module:
     """Copy a model in eval mode, with read-only dynamic tables.
 
@@ -72,6 +90,10 @@ def freeze(
             4 or 2 D bytes, in place of 4 D. Lookups compute in float32. Missing ids read the values
             of their initializer in float32, rounded for ``"fp16"`` and ``"bf16"``. See
             :func:`torch_dynemb.ops.quantize_rows`.
+        keep: ids to copy: :class:`torch_dynemb.Top` or :class:`torch_dynemb.AtLeast`, for all
+            dynamic tables, or a dict by table name, as in a checkpoint. Other ids read as missing
+            ones; tables that the dict lacks are copied whole. None: all ids are copied. If ranks
+            share tables, all of them call this together, and the best ids are those of all ranks.
 
     Returns:
         A model of the same class, with read-only table modules. With ``missing``: a
@@ -79,12 +101,13 @@ def freeze(
 
     Raises:
         TypeError: ``model`` is not a module, has parameters that are DTensors, or has tables of a
-            class without ``frozen`` (:func:`torch_dynemb.register_module`); or ``missing`` is not a
-            bool.
+            class without ``frozen`` (:func:`torch_dynemb.register_module`). Or ``missing`` is not a
+            bool, or ``keep`` not a rule.
         ValueError: ``ranks`` or ``rows`` is unknown. ``ranks`` is ``"own"``, and this rank has only
             some columns of a table, or a part of a static one. ``missing`` is True, and the model
             has no dynamic tables. ``rows`` cannot hold the rows of a table: they have NaN, infinity
-            or values beyond its range, or an odd number of columns with ``"int4"``.
+            or values beyond its range, or an odd number of columns with ``"int4"``. ``keep`` names
+            an unknown table, or a score that a table does not keep.
         HostMemoryError: rows of a table lie in a store or on other ranks, and the copy does not fit
             in memory.
 
@@ -104,7 +127,10 @@ def freeze(
         raise ValueError(f"freeze: ranks is {ranks!r}, expected one of {RANKS}")
     flag("freeze: missing", missing)
     check_rows("freeze", rows)
-    frozen = frozen_by(Choices(ranks), model)
+    kept = None if keep is None else _kept_tables(model, keep)
+    frozen = frozen_by(Choices(ranks, kept), model)
+    if kept is not None and isinstance(keep, Mapping):
+        check_names("freeze", "keep", list(keep), sorted(kept.names))
     if frozen is None:
         return None  # type: ignore[return-value]
     if rows is not None:
@@ -112,6 +138,24 @@ def freeze(
             if isinstance(part, FrozenTables):
                 part.store_rows(rows)
     return CountsMissing(frozen) if missing else frozen
+
+
+def _kept_tables(model: nn.Module, keep: Keep) -> KeptTables:
+    """Return the rule of each table of a model on this rank."""
+    check_keep("freeze", keep)
+    parts = parts_of(model)
+    if not parts and any(isinstance(part, FrozenTables) for part in model.modules()):
+        raise ValueError(
+            f"freeze: keep is {keep!r}, but the model is frozen already, without scores: give keep "
+            "when it is frozen first"
+        )
+    rules = rules_of("freeze", keep, parts)
+    return KeptTables(
+        {
+            (id(part.group), part.table): (part.name, rule)
+            for part, rule in zip(parts, rules, strict=True)
+        }
+    )
 
 
 def frozen_by(choices: Choices, model: Model) -> Model | None:

@@ -13,7 +13,6 @@ from torch_dynemb.errors import HostMemoryError
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     GENERATION_BITS,
-    Clock,
     Meta,
     RowFormat,
     Table,
@@ -22,6 +21,7 @@ from torch_dynemb.serving.frozen_state import check_frozen
 from torch_dynemb.serving.missing import CountedTables
 from torch_dynemb.serving.row_formats import FormattedRows, RowKind, is_stored_so, stored_rows
 from torch_dynemb.serving.row_split import split_by_kind
+from torch_dynemb.table.expiry import Expiry
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.row_access import handle_rows, read_rows
 from torch_dynemb.table.tables import exported
@@ -258,10 +258,10 @@ def _forget_expired(group: TableGroup, buckets: Tensor, tables: Tensor, meta: Te
     """Remove expired ids from a copy of the index."""
     if "expiry" not in group.config.layout.score_words:
         return
-    word = group.config.layout.word("expiry")
     for table in range(tables.shape[0]):
+        expiry = Expiry(group.tables, table)
         for batch in exported(group.tables, table, 1 << 20):
-            ids = batch.ids[batch.scores[:, word] <= group.index.clock[Clock.NOW]]
+            ids = batch.ids[expiry.expired(batch)]
             index = ops.IndexTensors.read_only(buckets, tables, meta)._replace(
                 scores=buckets.new_empty(0, BUCKET_WIDTH),
                 slabs=torch.zeros_like(group.index.slabs),

@@ -11,15 +11,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.checkpoint.kept_ids import kept_ids, scored_part
 from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.checkpoint.together import Ranks as Together
 from torch_dynemb.checkpoint.together import ranks_of
 from torch_dynemb.distributed.exchange import from_rank
 from torch_dynemb.errors import HostMemoryError
-from torch_dynemb.nn.module_kinds import Ranks
-from torch_dynemb.ops.columns import BUCKET_WORDS, Clock
+from torch_dynemb.nn.module_kinds import Choices, KeptTables
+from torch_dynemb.ops.columns import BUCKET_WORDS
 from torch_dynemb.policy.policy import Policy
 from torch_dynemb.table.config import TableConfig
+from torch_dynemb.table.expiry import Expiry
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.row_access import read_rows
 from torch_dynemb.table.row_update import RowUpdate
@@ -61,11 +63,12 @@ def gathered(
     seed: int,
     device: torch.device,
     process_group: dist.ProcessGroup | None,
-    ranks: Ranks,
+    choices: Choices,
 ) -> TableGroup | None:
     """Gather whole tables for a read-only copy; the parts do not change.
 
-    All ranks of the process group call it, unless ``ranks`` is ``"own"``, which exchanges nothing.
+    All ranks of the process group call it, unless ``choices.ranks`` is ``"own"`` and all ids are
+    copied, which exchanges nothing.
 
     Args:
         owner: prefix of error messages.
@@ -75,7 +78,7 @@ def gathered(
         seed: of initial values.
         device: of the rows.
         process_group: of the ranks that share the tables; None: this process has all of them.
-        ranks: ranks that get rows, see :class:`torch_dynemb.nn.module_kinds.Choices`.
+        choices: ranks that get rows, and rules for their ids.
 
     Returns:
         The tables; None on ranks that get no rows.
@@ -84,13 +87,18 @@ def gathered(
         ValueError: ``ranks`` is ``"own"``, and this rank has only some columns of a table.
         HostMemoryError: the rows do not fit in memory.
     """
+    ranks = choices.ranks
     alone = ranks == "own" or process_group is None
     together = _ALONE if alone else ranks_of(process_group)
     gets = ranks == "all" or together.rank == 0
     by_table = [[part for part in parts if part.name == name] for name in names]
-    here = [sum(part.group.size(part.table) for part in of) for of in by_table]
     if ranks == "own":
         _check_columns(owner, parts)
+    kept = None
+    if choices.keep is not None:
+        sharing = _ALONE if process_group is None else ranks_of(process_group)
+        kept = _kept(owner, choices.keep, parts, sharing)
+    here = [sum(_size(part, kept) for part in of) for of in by_table]
     sizes = [sum(of_ranks) for of_ranks in zip(*together.gather(here), strict=True)]
 
     def new_group() -> TableGroup | None:
@@ -105,7 +113,9 @@ def gathered(
 
     group = together.run(new_group)
     for table, of in enumerate(by_table):
-        for batch in _travelling(configs[table], of, together, device, to_all=ranks != "first"):
+        for batch in _travelling(
+            configs[table], of, kept, together, device, to_all=ranks != "first"
+        ):
             if group is None:
                 continue
             RowUpdate(
@@ -120,7 +130,7 @@ def gathered(
 
 
 def whole_group(
-    owner: str, group: TableGroup, process_group: dist.ProcessGroup | None, ranks: Ranks
+    owner: str, group: TableGroup, process_group: dist.ProcessGroup | None, choices: Choices
 ) -> TableGroup | None:
     """Gather the whole tables of a group that is spread by ids over ranks; see :func:`gathered`.
 
@@ -128,12 +138,12 @@ def whole_group(
         owner: prefix of error messages.
         group: of this rank, with the same tables as the groups of the others.
         process_group: of the ranks; None: this process has all ids.
-        ranks: ranks that get rows.
+        choices: ranks that get rows, and rules for their ids.
 
     Returns:
         The group itself if nothing has to be gathered; None on ranks that get no rows.
     """
-    if process_group is None or ranks == "own":
+    if choices.keep is None and (process_group is None or choices.ranks == "own"):
         return group
     config = group.config
     return gathered(
@@ -147,8 +157,30 @@ def whole_group(
         seed=config.seed,
         device=group.device,
         process_group=process_group,
-        ranks=ranks,
+        choices=choices,
     )
+
+
+def _kept(
+    owner: str, keep: KeptTables, parts: Sequence[TablePart], sharing: Together
+) -> dict[tuple[int, int], Tensor]:
+    """Return the ids to copy of each part, int64 [m], ascending. All ranks call it."""
+    found = [keep.rules[id(part.group), part.table] for part in parts]
+    names = [name for name, _ in found]
+    scored = sharing.run(
+        lambda: [
+            scored_part(owner, part, rule) for part, (_, rule) in zip(parts, found, strict=True)
+        ]
+    )
+    keep.names.update(name for of_rank in sharing.gather(names) for name in of_rank)
+    ids = kept_ids(scored, names, sharing)
+    return {(id(part.group), part.table): of for part, of in zip(parts, ids, strict=True)}
+
+
+def _size(part: TablePart, kept: dict[tuple[int, int], Tensor] | None) -> int:
+    if kept is None:
+        return part.group.size(part.table)
+    return kept[id(part.group), part.table].numel()
 
 
 def _check_columns(owner: str, parts: Sequence[TablePart]) -> None:
@@ -183,15 +215,15 @@ def _check_room(
         )
 
 
-def _batches(part: TablePart) -> Iterator[_Batch]:
-    """Yield the rows of a part, without expired ids."""
+def _batches(part: TablePart, kept: Tensor | None) -> Iterator[_Batch]:
+    """Yield the rows of a part, without expired ids; of kept ids only."""
     tables, config = part.group.tables, part.config
     at_once = max(1, _BATCH_BYTES // (config.embedding_dim * config.dtype.itemsize))
-    layout = tables.config.layout
+    expiry = Expiry(tables, part.table)
     for batch in exported(tables, part.table, at_once):
-        if "expiry" in layout.score_words:
-            expires = batch.scores[:, layout.word("expiry")]
-            batch = batch.chosen(expires > tables.index.clock[Clock.NOW])
+        batch = expiry.unexpired(batch)
+        if kept is not None:
+            batch = batch.chosen(torch.isin(batch.ids, kept))
         rows = read_rows(tables, part.table, batch.ids, batch.handles).weights
         yield _Batch(part.first_column, batch.ids, rows)
 
@@ -199,13 +231,18 @@ def _batches(part: TablePart) -> Iterator[_Batch]:
 def _travelling(
     config: TableConfig,
     parts: Sequence[TablePart],
+    kept: dict[tuple[int, int], Tensor] | None,
     together: Together,
     device: torch.device,
     *,
     to_all: bool,
 ) -> Iterator[_Batch]:
     """Yield the rows of a table on all ranks; on ranks that get no rows, only their own."""
-    own = (batch for part in parts for batch in _batches(part))
+    own = (
+        batch
+        for part in parts
+        for batch in _batches(part, None if kept is None else kept[id(part.group), part.table])
+    )
     if together.group is None:
         yield from own
         return

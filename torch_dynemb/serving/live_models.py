@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from torch_dynemb.argument_checks import described
+from torch_dynemb.policy.keep import Keep
 from torch_dynemb.serving.freeze import freeze
 from torch_dynemb.serving.frozen_modules import FrozenModule
 from torch_dynemb.serving.frozen_tables import FrozenTables
@@ -23,6 +24,7 @@ def live(
     headroom: int | Mapping[str, int],
     rows: str | None = None,
     dense_version: str = "",
+    keep: Keep | None = None,
 ) -> Model:
     """Copy a model for inference, with rows that can be updated while threads run it.
 
@@ -39,6 +41,7 @@ def live(
             Addresses are reserved for them; memory is taken when it is used.
         rows: format of rows, a key of ``torch_dynemb.ops.LIVE_FORMATS``; None: as they are.
         dense_version: a name for the dense state, returned by :meth:`LiveTables.version`.
+        keep: ids to copy, as in :func:`torch_dynemb.freeze`; updates may bring others.
 
     Returns:
         A model of the same class as :func:`torch_dynemb.freeze` returns.
@@ -46,7 +49,7 @@ def live(
     Raises:
         TypeError: ``model`` is not a module, has no dynamic tables, or has some that
             :mod:`torch_dynemb.nn` cannot read.
-        ValueError: headroom, rows or dense_version.
+        ValueError: headroom, rows, dense_version or keep; a frozen model takes no ``keep``.
         RuntimeError: tables are not on the CPU, or do not fit in memory.
 
     Example:
@@ -59,7 +62,7 @@ def live(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"live: model is {described(model)}, expected a torch.nn.Module")
-    frozen = model if _tables(model) else freeze(model)
+    frozen = model if _tables(model) and keep is None else freeze(model, keep=keep)
     _check_names(frozen, headroom)
     memo: dict[int, Any] = {}
     for name, tables in _tables(frozen).items():

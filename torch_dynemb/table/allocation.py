@@ -41,6 +41,7 @@ from torch_dynemb.storage.static_tensors import mark_static
 from torch_dynemb.storage.tiers import HostStore, SSDStore, Tiers, open_tiers
 from torch_dynemb.table.clock import TableClock
 from torch_dynemb.table.config import ColumnShard, SlabConfig
+from torch_dynemb.table.expiry import new_floors
 from torch_dynemb.table.group_config import SLOT_BYTES, TIERED_ROW_BYTES, GroupConfig
 from torch_dynemb.table.host_state import EvictionRecords, HostState
 from torch_dynemb.table.tables import Tables
@@ -60,7 +61,8 @@ def allocate(config: GroupConfig, memory: TableMemory) -> Tables:
     Raises:
         RuntimeError: too little memory, or too few addresses.
     """
-    host = HostState(rejected=[0] * len(config.tables))
+    floors = new_floors(config, memory.device)
+    host = HostState(rejected=[0] * len(config.tables), expiry_floors=floors)
     rows, _reserved[host] = _reserved_rows(config, memory)
     try:
         constants = _describe_tables(config, memory, rows)

@@ -44,6 +44,21 @@ class EvictionRecords:
 
 
 @dataclass(eq=False)
+class ExpiryFloors:
+    """Times below which ids of tables may expire.
+
+    Attributes:
+        values: int64 [tables], on the device.
+        seen: ended steps and sizes of the tables when they were computed.
+        second: of the last step that computed them.
+    """
+
+    values: Tensor
+    seen: tuple[int, ...] = ()
+    second: int = -1
+
+
+@dataclass(eq=False)
 class HostState:
     """State that changes during training and that kernels do not read.
 
@@ -56,6 +71,7 @@ class HostState:
         forked: whether this process inherited the tables by a fork.
         background: current or last work of a thread for the tables; the next step raises its error.
         readers: readers of the changes of the tables, by name.
+        expiry_floors: of tables with ``Policy(keep_at_least=)``; None: there are none.
         rows_read: set as soon as a save in the background has read the rows; None: no such save.
     """
 
@@ -67,7 +83,8 @@ class HostState:
     forked: bool = False
     background: BackgroundWork | None = None
     readers: dict[str, ChangeReader] = field(default_factory=dict)
+    expiry_floors: ExpiryFloors | None = None
     rows_read: threading.Event | None = None
 
 
-__all__ = ["EvictedIds", "EvictionCallback", "EvictionRecords", "HostState"]
+__all__ = ["EvictedIds", "EvictionCallback", "EvictionRecords", "ExpiryFloors", "HostState"]

@@ -16,6 +16,7 @@ from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.policy.admission import AdmitBy, NewIds, admission_hook
 from torch_dynemb.table.custom_scores import add_custom_scores, by_feature, check_custom_scores
 from torch_dynemb.table.evictions import keep_evicted_rows
+from torch_dynemb.table.expiry import below_floors
 from torch_dynemb.table.tables import Tables
 
 
@@ -160,7 +161,10 @@ def without_expired(
         return handles
     word = tables.config.layout.word("expiry")
     expires, found = ops.get_scores(tables.index, ids, offsets, feature_tables, word=word)
-    return torch.where(found & (expires <= tables.index.clock[Clock.NOW]), NO_HANDLE, handles)
+    gone = found & (expires <= tables.index.clock[Clock.NOW])
+    if tables.host.expiry_floors is not None:
+        gone &= below_floors(tables, expires, offsets, feature_tables)
+    return torch.where(gone, NO_HANDLE, handles)
 
 
 def _admitted_by_hooks(

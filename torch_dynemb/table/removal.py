@@ -22,6 +22,7 @@ from torch_dynemb.ops.columns import (
 from torch_dynemb.policy.admission import AdmitFrequentSketch
 from torch_dynemb.policy.half_life import counts_of
 from torch_dynemb.process.interrupts import defer_signals
+from torch_dynemb.table.expiry import Expiry
 from torch_dynemb.table.lookup import find
 from torch_dynemb.table.row_access import readable, write_rows
 from torch_dynemb.table.scores import decay_time, deciding_score, eviction_scores
@@ -37,7 +38,7 @@ class Conditions(TypedDict, total=False):
 
     Attributes:
         not_seen_for: steps, at least 1: ids without a training lookup in the last so many steps.
-        expired: True: ids past their ttl.
+        expired: True: ids past their ttl, except those that ``keep_at_least`` keeps.
         score_below: ids with a lower score (the score that eviction goes by), an int; of decayed
             counts a number, compared with the counts of the present time.
         norm_below: ids with a row of a smaller L2 norm (of an untrained row: that of its initial
@@ -164,8 +165,7 @@ def condition_of(tables: Tables, table: int, conditions: Conditions) -> Conditio
         return lambda batch: batch.scores[:, 0] < oldest
     if name == "expired":
         flag("remove: expired", value)
-        word = tables.config.layout.word("expiry")
-        return lambda batch: batch.scores[:, word] <= tables.index.clock[Clock.NOW]
+        return Expiry(tables, table).expired
     if name == "score_below":
         if deciding_score(tables, table) == "decayed":
             return _decayed_below(tables, table, number("remove: score_below", value))

@@ -14,6 +14,7 @@ from torch_dynemb.ops.columns import (
     PolicyColumn,
 )
 from torch_dynemb.policy.half_life import counts_of, logarithms_of, time_of
+from torch_dynemb.policy.policy import SCORES
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.tables import Tables, one_table
 
@@ -37,6 +38,24 @@ def score_word(tables: Tables, table: int, score: str | None, call: str = "Table
             f"create it with policy=Policy(score={'step' if name == 'none' else name!r})"
         )
     return tables.config.layout.score_words.index(name)
+
+
+def stored_score_word(call: str, tables: Tables, table: int, score: str) -> int:
+    """Return the place of a score among those that a table stores of an id.
+
+    Raises:
+        ValueError: it does not keep the score; the message names those that it keeps.
+    """
+    config = tables.config.tables[table]
+    words = tables.config.layout.score_words
+    # with any score, the step is stored, too
+    kept = [name for name in SCORES if name in words and name in ("step", *config.policy.scores)]
+    if score not in kept:
+        raise ValueError(
+            f"{call}: table {config.name!r} does not keep score {score!r}, but {kept}: choose one "
+            f"of them, or create it with policy=Policy(score={score!r})"
+        )
+    return words.index(score)
 
 
 def eviction_scores(tables: Tables, table: int, batch: ops.ExportedBatch) -> Tensor:
@@ -198,5 +217,6 @@ __all__ = [
     "deciding_score",
     "eviction_scores",
     "score_word",
+    "stored_score_word",
     "stored_scores",
 ]

@@ -9,6 +9,7 @@ from torch_dynemb.errors import BackgroundError, NoRoomError
 from torch_dynemb.ops.columns import MAX_COUNT, Slab, Table
 from torch_dynemb.table.clock import check_now, now_of_step
 from torch_dynemb.table.evictions import take_evicted
+from torch_dynemb.table.expiry import refresh_each_second
 from torch_dynemb.table.tables import Tables
 
 
@@ -18,6 +19,8 @@ def step(tables: Tables, now: int | None = None) -> None:
     now = now_of_step(tables, now)
     ops.advance_step_(tables.index, tables.rows, now=now)
     tables.host.steps = min(tables.host.steps + 1, MAX_COUNT)
+    if tables.host.expiry_floors is not None:
+        refresh_each_second(tables, tables.host.last_reading if now is None else now)
     if tables.tiers is not None:
         tables.tiers.end_step(tables.index.slabs[:, Slab.NEXT_ROW].tolist())
     for begin, cells, halve_every in tables.config.layout.sketches:

@@ -28,6 +28,7 @@ from torch_dynemb.nn.module_kinds import SharedRows, TablesOf, tables_in
 from torch_dynemb.nn.table_optimizers import row_optimizers
 from torch_dynemb.ops.columns import BUCKET_WIDTH, Clock, RowClock, Table
 from torch_dynemb.table.content import score_names
+from torch_dynemb.table.expiry import Expiry
 from torch_dynemb.table.lookup import find
 from torch_dynemb.table.row_access import RowValues, read_rows
 from torch_dynemb.table.shards import IdSlots
@@ -259,11 +260,9 @@ def _batches(part: TablePart, batch_rows: int) -> Iterator[_PartBatch]:
     tables, number = part.group.tables, part.table
     layout = tables.config.layout
     names = score_names(tables, number)
-    before = _content_mark(part)
+    before, expiry = _content_mark(part), Expiry(tables, number)
     for found in exported(tables, number, max(batch_rows, BUCKET_WIDTH)):
-        if "expiry" in layout.score_words:
-            expires = found.scores[:, layout.word("expiry")]
-            found = found.chosen(expires > tables.index.clock[Clock.NOW])
+        found = expiry.unexpired(found)
         for begin in range(0, found.ids.numel(), batch_rows):
             cut = slice(begin, begin + batch_rows)
             ids = found.ids[cut]

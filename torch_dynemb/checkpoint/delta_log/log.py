@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch_dynemb.checkpoint.delta_log.bases import base_folder, remove_bases
 from torch_dynemb.checkpoint.delta_log.directory import DirectorySink
 from torch_dynemb.checkpoint.delta_log.own_log import OwnLog, Writing
 from torch_dynemb.checkpoint.delta_log.position import LogPosition
+from torch_dynemb.checkpoint.delta_log.published_ids import Filter, PublishedIds
 from torch_dynemb.checkpoint.delta_log.recorded import RecordedModel
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
 from torch_dynemb.checkpoint.entries import rank_folder
@@ -28,6 +29,7 @@ from torch_dynemb.checkpoint.saving.save import check_saveable, save
 from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.checkpoint.together import ranks_of
 from torch_dynemb.errors import ForkedProcessError, InUseError
+from torch_dynemb.policy.keep import Keep
 from torch_dynemb.process.forked import watch
 from torch_dynemb.process.interrupts import defer_signals
 
@@ -51,6 +53,11 @@ class DeltaLog:
             ask the first rank in every step.
         optimizer_state: also publish the optimizer state of changed rows, for other trainers.
         dense: also publish the dense state.
+        tables: names of the tables to publish, as in a checkpoint; default: all.
+        keep: ids to publish: :class:`torch_dynemb.Top` or :class:`torch_dynemb.AtLeast`, for all
+            tables, or a dict by table name. A commit removes ids that a rule no longer keeps, and
+            ids that are past their ttl. Each commit scans the index. Bases are whole checkpoints;
+            the first commit after a base removes its other ids. Default: all ids.
         process_group: ranks that share the model; default: all.
 
     Raises:
@@ -83,8 +90,12 @@ class DeltaLog:
         every_seconds: float | None = None,
         optimizer_state: bool = False,
         dense: bool = True,
+        tables: Collection[str] | None = None,
+        keep: Keep | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
+        self._filter = Filter.of(tables, keep)
+        self._published: PublishedIds | None = None
         self._ranks, self._process_group = ranks_of(process_group), process_group
         self._every_steps, self._every_seconds = every_steps, every_seconds
         if every_steps is not None:
@@ -140,7 +151,8 @@ class DeltaLog:
             TypeError: ``model`` is not a module, or its dense state has entries other than whole
                 tensors.
             ValueError: the base does not fit the log or the model, or is missing for a log outside
-                a directory; or the log has another number of ranks.
+                a directory; or the log has another number of ranks. Or ``tables`` or ``keep`` of
+                the log names an unknown table, or a score that a table does not keep.
             FileNotFoundError: ``base`` is not a checkpoint.
             DamagedFileError: the log or the base is damaged.
             InUseError: the log has a writer, or another thread trains the model.
@@ -155,10 +167,11 @@ class DeltaLog:
         ranks = self._ranks
         if self._recorded is not None:
             raise RuntimeError("DeltaLog.attach: the log already has a model: close() it first")
-        parts, columns = checked_parts(
+        parts_here, columns = checked_parts(
             ranks, model, self._path, optimizer_state=self._optimizer_state
         )
-        recorded = None
+        parts = ranks.run(lambda: self._filter.chosen(parts_here, columns))
+        recorded, self._published = None, None
         try:
             ranks.run(self._own.begin_writing)
             ends = ranks.gather(self._own.sequence)
@@ -166,6 +179,8 @@ class DeltaLog:
                 ranks.run(lambda: self._own.drop_after(min(ends)))
             self._sequence = min(ends)
             end_steps(parts)
+            if self._filter.keep is not None:
+                self._published = PublishedIds(parts, self._filter.keep, ranks)
             recorded = ranks.run(
                 lambda: RecordedModel(
                     model,
@@ -174,6 +189,7 @@ class DeltaLog:
                     optimizer_state=self._optimizer_state,
                     dense=self._dense,
                     rank=ranks.rank,
+                    published=self._published,
                 )
             )
 
@@ -182,6 +198,8 @@ class DeltaLog:
 
             reading = ranks.run(lambda: recorded.guard("DeltaLog.attach"))
             find_base(self._own, ranks, recorded, log=self._path, base=base, save=save_base)
+            if self._published is not None:
+                self._published.begin()
             ranks.run(reading.check)
         except BaseException:
             if recorded is not None:
@@ -253,6 +271,8 @@ class DeltaLog:
             self._ranks.run(self._check_between_steps)
             end_steps(parts)
             with one_thread():
+                if self._published is not None:
+                    self._published.choose()
                 changed = self._ranks.run(recorded.changed)
         except BaseException:
             recorded.give_back()
@@ -360,6 +380,8 @@ class DeltaLog:
             raise
         former, uuid = self._own.base_sequence, self._ranks.run(lambda: uuid_of(target))
         self._own.base, self._own.base_sequence = uuid, sequence
+        if self._published is not None:
+            self._published.begin()
         self.publish()  # this commit names the new base
         self.flush()
         self.truncate(former + 1)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch_dynemb.checkpoint.delta_log.batch import DENSE, Pieces
 from torch_dynemb.checkpoint.delta_log.changed_parts import logged_part, removed_records
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, of_rows, of_tables, of_tensors
+from torch_dynemb.checkpoint.delta_log.published_ids import PublishedIds
 from torch_dynemb.checkpoint.parts import TablePart, groups_of
 from torch_dynemb.checkpoint.saving.dense_state import dense_source, dense_state
 from torch_dynemb.errors import NewBaseNeededError
@@ -82,6 +83,7 @@ class RecordedModel:
         optimizer_state: also copy the optimizer state of changed rows.
         dense: also copy the dense state, on the first rank.
         rank: rank of this process.
+        published: ids to copy; None: all.
 
     Attributes:
         parts: tables of the model on this rank.
@@ -101,7 +103,9 @@ class RecordedModel:
         optimizer_state: bool,
         dense: bool,
         rank: int,
+        published: PublishedIds | None = None,
     ) -> None:
+        self._published = published
         self._model, self.parts, self._name = model, list(parts), name
         self.optimizer_state, self._dense, self._rank = optimizer_state, dense, rank
         none = torch.empty(0, dtype=torch.int64)
@@ -188,6 +192,8 @@ class RecordedModel:
                 take_changes(group.tables, reader, of_group, self._since)
             self._owed = [owed[:0] for owed in self._owed]
             self._dense_before = dense
+            if self._published is not None:
+                self._published.taken()
             self._taken, self._reading = result, reading
             if reading.is_disturbed():  # while dirty bytes were cleared, which may have lost some
                 for group, of_group in zip(groups, changes, strict=True):
@@ -227,7 +233,16 @@ class RecordedModel:
     def _copied(self, number: int, changed: ChangedIds, owed: Tensor) -> ChangedPart:
         part, state = self.parts[number], self.optimizer_state
         tables = part.group.tables
-        if owed.numel() > 0:
+        split = None
+        if self._published is not None:
+            owed = owed.to(changed.ids.device)
+            touched = torch.cat([changed.ids, changed.removed, owed])
+            split = self._published.split(number, touched)
+        if split is not None:
+            ids, removed = split
+            handles = find(tables, *one_table(tables, part.table, ids)).handles
+            changed = ChangedIds(ids, handles, removed)
+        elif owed.numel() > 0:
             ids = torch.cat([changed.ids, changed.removed, owed.to(changed.ids.device)]).unique()
             handles = find(tables, *one_table(tables, part.table, ids)).handles
             here = handles >= 0

@@ -89,7 +89,7 @@ def frozen_hash_table(source: HashTable, choices: Choices) -> FrozenHashTable | 
         f"freeze: HashTable {source.name!r}",
         source.group,
         process_group_of(source.rank_group),
-        choices.ranks,
+        choices,
     )
     return None if group is None else FrozenHashTable(source, group)
 

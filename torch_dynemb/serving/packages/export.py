@@ -26,6 +26,7 @@ from torch_dynemb.checkpoint.parts import table_name
 from torch_dynemb.checkpoint.saving.dense_state import dense_state
 from torch_dynemb.nn.features import exports_for_compiled_code
 from torch_dynemb.ops.columns import LiveSlab, Meta
+from torch_dynemb.policy.keep import Keep
 from torch_dynemb.serving.freeze import freeze
 from torch_dynemb.serving.frozen_tables import FrozenTables
 from torch_dynemb.serving.live_group import LiveTables
@@ -65,6 +66,7 @@ def export(
     headroom: int | Mapping[str, int] | None = None,
     version: str | int | None = None,
     missing: bool = False,
+    keep: Keep | None = None,
     base: str | os.PathLike[str] | LogPosition | None = None,
 ) -> Path:
     """Write a package that serves a model without its Python classes and without a compiler.
@@ -95,6 +97,8 @@ def export(
             change it.
         missing: True: runs count missing ids, see :attr:`torch_dynemb.serving.ServedModel.missing`.
             A :class:`torch_dynemb.serving.CountsMissing` does so in any case.
+        keep: ids that the package has, as in :func:`torch_dynemb.freeze`; for models that are
+            neither frozen nor live. Give a package that follows a log the ``keep`` of the log.
         base: for packages that follow a delta log (``follow=`` of
             :func:`torch_dynemb.serving.load`). Give the path of the checkpoint that the model and
             the log begin with. Or give the :meth:`DeltaLog.position` of the log that the model is
@@ -137,7 +141,7 @@ def export(
         )
     flag("serving.export: missing", missing)
     position = None if base is None else position_of(base)
-    frozen = _served_form(model, rows, headroom)
+    frozen = _served_form(model, rows, headroom, keep)
     package_base = None if position is None else base_of(position, _live_exports(frozen))
     if missing and not isinstance(frozen, CountsMissing):
         frozen = CountsMissing(frozen)
@@ -210,7 +214,10 @@ def _check_arguments(model: object, example_inputs: object, version: object) -> 
 
 
 def _served_form(
-    model: nn.Module, rows: RowKind | None, headroom: int | Mapping[str, int] | None
+    model: nn.Module,
+    rows: RowKind | None,
+    headroom: int | Mapping[str, int] | None,
+    keep: Keep | None,
 ) -> nn.Module:
     """Return the model with read-only tables, or with live ones."""
     if live_tables(model):
@@ -219,11 +226,16 @@ def _served_form(
                 f"serving.export: rows is {rows!r} and headroom is {headroom!r}, but the model is "
                 "live already: give both to torch_dynemb.serving.live, or export the model itself"
             )
+        if keep is not None:
+            raise ValueError(
+                f"serving.export: keep is {keep!r}, but the model is live already: give keep to "
+                "torch_dynemb.serving.live, or export the model itself"
+            )
         return model
     if headroom is not None:
-        return live(model, headroom=headroom, rows=rows)
-    if not any(isinstance(module, FrozenTables) for module in model.modules()):
-        return freeze(model, rows=rows)
+        return live(model, headroom=headroom, rows=rows, keep=keep)
+    if keep is not None or not any(isinstance(module, FrozenTables) for module in model.modules()):
+        return freeze(model, rows=rows, keep=keep)
     if rows is not None:
         raise ValueError(
             f"serving.export: rows is {rows!r}, but the model is frozen already: give rows to "

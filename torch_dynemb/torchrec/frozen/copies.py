@@ -73,7 +73,7 @@ def frozen_collection(source: Any, choices: Choices) -> nn.Module | None:
             seed=plan.seed,
             device=device,
             process_group=process_group,
-            ranks=choices.ranks,
+            choices=choices,
         )
     static = [config for config in configs if config.name not in options]
     weights = static_weights(

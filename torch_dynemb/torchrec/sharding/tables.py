@@ -13,7 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.types import DataType
 
 from torch_dynemb import ops
-from torch_dynemb.distributed.owners import share_of
+from torch_dynemb.distributed.owners import policy_of_share, share_of
 from torch_dynemb.initializers import Uniform
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.ops.columns import SKETCH_ROWS, Pooling
@@ -79,7 +79,6 @@ def _table_config(table: ShardedEmbeddingTable, shard: TableShard) -> TableConfi
             "a multiple of 4: choose another min_partition"
         )
     policy = options.policy
-    capacity = None if policy.capacity is None else share_of(policy.capacity, shard.ids.slots)
     columns = slice(shard.columns.start, shard.columns.stop)
 
     def of_columns(default: Any) -> Any:
@@ -98,8 +97,7 @@ def _table_config(table: ShardedEmbeddingTable, shard: TableShard) -> TableConfi
         padding_idx=options.padding_idx,
         eval_default=of_columns(options.eval_default),
         policy=replace(
-            policy,
-            capacity=capacity,
+            policy_of_share(policy, shard.ids.slots),
             refused=of_columns(policy.refused),
             admission=_admission_of(policy.admission, shard.ids.slots),
         ),
