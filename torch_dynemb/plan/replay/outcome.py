@@ -89,7 +89,7 @@ def replayed(
     ranks: int,
     wishes: ReplayWishes,
 ) -> dict[str, Any]:
-    """Play a stream through tables of every policy and capacity.
+    """Compare tables of every policy and capacity by a stream that passes through them.
 
     Args:
         recording: of the stream.
@@ -188,7 +188,7 @@ def _play(
     lines: int,
     sampled: Mapping[str, float],
 ) -> tuple[int, Tensor]:
-    """Play all lines; return the lookups that count, and the labels of held-out lines."""
+    """Pass all lines through tables; return counted lookups, and labels of held-out lines."""
     roles, size = wishes.roles, wishes.batch_size
     half = -(-lines // size) // 2 * size
     counted, labels, done = 0, [], 0
@@ -198,16 +198,7 @@ def _play(
             if 0 < lines - done < chunk.count:
                 edges.add(lines - done)
             places = sorted(edges)
-            counted += (
-                sum(
-                    of.ids.numel()
-                    for of in lines_between(
-                        chunk, max(0, min(half - done, chunk.count)), min(chunk.count, lines - done)
-                    ).columns.values()
-                )
-                if lines > done
-                else 0
-            )
+            counted += _lookups(chunk, half - done, lines - done)
             chosen = _sampled_lines(chunk, sampled)
             for begin, end in itertools.pairwise(places):
                 part = lines_between(chosen, begin, end)
@@ -223,6 +214,12 @@ def _play(
                     advance(end - begin)
             done += chunk.count
     return counted, torch.cat(labels) if labels else torch.empty(0)
+
+
+def _lookups(chunk: Lines, begin: int, end: int) -> int:
+    """Return the number of ids of lines of a chunk, from the first of which both are counted."""
+    begin, end = (max(0, min(line, chunk.count)) for line in (begin, end))
+    return sum(of.ids.numel() for of in lines_between(chunk, begin, end).columns.values())
 
 
 def _sampled_lines(chunk: Lines, sampled: Mapping[str, float]) -> Lines:

@@ -38,7 +38,7 @@ class Recording:
     Lines are checked as they come: labels are 0 or 1, and times never decrease.
 
     Args:
-        folder: empty; gets the files, about 8 bytes for each id.
+        folder: empty; gets the files, about 12 bytes for each id.
         columns: names of the columns of ids.
         roles: columns of numbers.
         batch_size: lines of a step.
@@ -85,7 +85,8 @@ class Recording:
         for number in range(self._chunks):
             count, ids, values = torch.load(self._folder / str(number), weights_only=True)
             columns = {
-                name: ColumnIds(*of, missing=0) for name, of in zip(self._columns, ids, strict=True)
+                name: ColumnIds(values_of, lines.long(), 0)
+                for name, (values_of, lines) in zip(self._columns, ids, strict=True)
             }
             yield Lines(count, columns, values)
 
@@ -123,7 +124,7 @@ class Recording:
         self._waiting, self._waiting_lines = [left], left.count
 
     def _write_chunk(self, chunk: Lines) -> None:
-        ids = [(of.ids.clone(), of.lines.clone()) for of in chunk.columns.values()]
+        ids = [(of.ids.clone(), of.lines.int()) for of in chunk.columns.values()]
         values = {name: of.clone() for name, of in chunk.values.items()}
         torch.save((chunk.count, ids, values), self._folder / str(self._chunks))
         self._chunks += 1

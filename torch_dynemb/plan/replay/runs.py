@@ -17,7 +17,7 @@ from torch_dynemb.plan.replay.sampling import GROUPS, group_of
 from torch_dynemb.policy.policy import Policy
 from torch_dynemb.table import TableConfig, TableGroup
 
-_FTRL = Ftrl(lr=0.1, beta=1.0, l2=1.0, initial_accumulator_value=0.0)  # McMahan et al. 2013
+_FTRL = Ftrl(lr=0.3, beta=1.0, l2=1.0, initial_accumulator_value=0.0)  # McMahan et al. 2013
 _BIAS = "bias"
 
 
@@ -62,7 +62,7 @@ def step_of(lines: Lines, label: str | None, time: str | None) -> Step:
 
 
 class Used(NamedTuple):
-    """What a run did to its tables.
+    """Traces of a run in its tables.
 
     Attributes:
         misses: int64 [columns, groups], lookups without a row, from the middle of the stream on;

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from torch_dynemb.plan.counting import IdCounts, hashes
 
-MOST_LOOKUPS = 2_000_000_000  # in all tables, if the share of ids is chosen automatically
-_LEAST_IDS = 4096  # of a column whose ids are evicted
+MOST_LOOKUPS = 4_000_000_000  # in all tables, if the share of ids is chosen automatically
+_LEAST_IDS = 4096  # of a column with evictions
 GROUPS = 16  # of sampled ids, for the spread
 
 
