@@ -62,7 +62,7 @@ def step_of(lines: Lines, label: str | None, time: str | None) -> Step:
 
 
 class Used(NamedTuple):
-    """Traces of a run in its tables.
+    """Result of a run: misses, and the state of its tables.
 
     Attributes:
         misses: int64 [columns, groups], lookups without a row, from the middle of the stream on;
