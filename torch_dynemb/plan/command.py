@@ -5,13 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from torch_dynemb.plan.choices import row_formats
 from torch_dynemb.plan.counting import KEPT, IdCounter
 from torch_dynemb.plan.outcome import Wishes, outcome
-from torch_dynemb.plan.plot import plot
+from torch_dynemb.plan.plot import check_plot, plot
+from torch_dynemb.plan.replay.options import add_replay_options, replay_wishes
+from torch_dynemb.plan.replay.outcome import replayed
+from torch_dynemb.plan.replay.plot import plot_replay
+from torch_dynemb.plan.replay.recording import Recording
 from torch_dynemb.plan.report import print_report
 from torch_dynemb.plan.sizes import DTYPES, OPTIMIZERS, STATE_DTYPES
 from torch_dynemb.plan.streams import FORMATS, read_lines
@@ -90,7 +96,13 @@ def add_command(commands: Any) -> None:
         f"become estimates (default: {KEPT}, about 40 MB)",
     )
     add("--json", action="store_true", help="print all figures as JSON")
-    add("--plot", type=Path, metavar="FILE", help="draw growth and coverage; needs matplotlib")
+    add(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw growth and coverage, or the replay if there is one; needs matplotlib",
+    )
+    add_replay_options(parser, _positive)
     parser.set_defaults(run=run)
 
 
@@ -117,24 +129,44 @@ def run(arguments: argparse.Namespace) -> None:
         memory = parse_bytes("--device-memory", memory)
     total = None if arguments.total is None else _total(arguments.total)
     columns = None if arguments.columns is None else arguments.columns.split(",")
+    replay = replay_wishes(arguments)
+    if replay is not None and arguments.plot is not None:
+        check_plot(arguments.plot)  # a replay takes minutes
     names, batches = read_lines(
-        arguments.data, file_format=arguments.format, columns=columns, limit=arguments.lines
+        arguments.data,
+        file_format=arguments.format,
+        columns=columns,
+        limit=arguments.lines,
+        values=[] if replay is None else replay.roles.names,
     )
     counters = {name: IdCounter(arguments.keep) for name in names}
     missing = dict.fromkeys(names, 0)
-    for batch in batches:
-        for name, column in batch.columns.items():
-            counters[name].add(column.ids, column.lines, lines=batch.count)
-            missing[name] += column.missing
-    counts = {name: counter.counts() for name, counter in counters.items()}
-    if all(column.lookups == 0 for column in counts.values()):
-        raise ValueError(
-            f"{', '.join(arguments.data)}: no line has an id in {', '.join(names)}; name with "
-            "--columns those that have"
-        )
-    wishes = Wishes(rows, _times(total, counts[names[0]].lines), arguments.ranks, memory)
-    plan = outcome(arguments.data, counts, missing, wishes)
-    if arguments.plot is not None:
+    with ExitStack() as stack:
+        recording = None
+        if replay is not None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            recording = Recording(folder, names, replay.roles, replay.batch_size)
+        for batch in batches:
+            for name, column in batch.columns.items():
+                counters[name].add(column.ids, column.lines, lines=batch.count)
+                missing[name] += column.missing
+            if recording is not None:
+                recording.add(batch)
+        counts = {name: counter.counts() for name, counter in counters.items()}
+        if all(column.lookups == 0 for column in counts.values()):
+            raise ValueError(
+                f"{', '.join(arguments.data)}: no line has an id in {', '.join(names)}; name with "
+                "--columns those that have"
+            )
+        wishes = Wishes(rows, _times(total, counts[names[0]].lines), arguments.ranks, memory)
+        plan = outcome(arguments.data, counts, missing, wishes)
+        plan["replay"] = None
+        if replay is not None and recording is not None:
+            recording.close()
+            plan["replay"] = replayed(recording, counts, rows[0], arguments.ranks, replay)
+    if arguments.plot is not None and plan["replay"] is not None:
+        plot_replay(plan["replay"], arguments.plot)
+    elif arguments.plot is not None:
         plot(plan, arguments.plot)
     if arguments.json:
         print(json.dumps(plan, indent=2))

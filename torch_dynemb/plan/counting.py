@@ -52,6 +52,13 @@ class IdCounts(NamedTuple):
         return float(self.weights[self.counts == times].sum())
 
 
+def hashes(ids: Tensor) -> Tensor:
+    """Hash ids to numbers from 0 to 2^63 - 1, by which they are sampled."""
+    mixed = (ids ^ (ids >> _SHIFT)) * _ODD
+    mixed = (mixed ^ (mixed >> _SHIFT)) * _ODD
+    return (mixed ^ (mixed >> _SHIFT)) & ((1 << 63) - 1)
+
+
 class IdCounter:
     """Counter of ids: exact up to a number of ids, and of a sample beyond it.
 
@@ -144,10 +151,7 @@ class IdCounter:
 
     def _stays(self, ids: Tensor) -> Tensor:
         """Return a mask of ids in the sample, bool [n]."""
-        mixed = (ids ^ (ids >> _SHIFT)) * _ODD
-        mixed = (mixed ^ (mixed >> _SHIFT)) * _ODD
-        hashes = (mixed ^ (mixed >> _SHIFT)) & ((1 << 63) - 1)
-        return (hashes < 1 << (63 - self._halvings)) | self._is_certain(ids)
+        return (hashes(ids) < 1 << (63 - self._halvings)) | self._is_certain(ids)
 
     def _is_certain(self, ids: Tensor) -> Tensor:
         """Return a mask of ids that always stay, bool [n]."""
@@ -157,4 +161,4 @@ class IdCounter:
         return self._certain[places.clamp_(max=self._certain.numel() - 1)] == ids
 
 
-__all__ = ["KEPT", "IdCounter", "IdCounts"]
+__all__ = ["KEPT", "IdCounter", "IdCounts", "hashes"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import Tensor
@@ -30,10 +30,12 @@ class Lines:
     Attributes:
         count: number of lines.
         columns: their ids, by name of the column.
+        values: float64 [count], values of the columns read as numbers, by name; NaN: missing.
     """
 
     count: int
     columns: dict[str, ColumnIds]
+    values: dict[str, Tensor] = field(default_factory=dict)
 
 
 class LineReader(NamedTuple):
@@ -78,7 +80,21 @@ def first_lines(batch: Lines, count: int) -> Lines:
         kept = column.lines < count
         ids, lines = column.ids[kept], column.lines[kept]
         columns[name] = ColumnIds(ids, lines, count - len(lines.unique_consecutive()))
-    return Lines(count, columns)
+    return Lines(count, columns, {name: of[:count] for name, of in batch.values.items()})
 
 
-__all__ = ["ColumnIds", "LineReader", "Lines", "chosen_columns", "first_lines"]
+def check_values(path: str, values: Sequence[str], there: Sequence[str]) -> None:
+    """Raise ValueError unless a file has the columns to read as numbers.
+
+    Args:
+        path: of the file.
+        values: names of the columns.
+        there: columns of the file that hold numbers.
+    """
+    for name in values:
+        if name not in there:
+            known = f"choose among {', '.join(there)}" if there else "it has none: use Parquet"
+            raise ValueError(f"{path} has no column {name!r} of numbers: {known}")
+
+
+__all__ = ["ColumnIds", "LineReader", "Lines", "check_values", "chosen_columns", "first_lines"]

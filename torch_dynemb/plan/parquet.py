@@ -9,17 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dynemb.plan.lines import ColumnIds, LineReader, Lines, chosen_columns
+from torch_dynemb.plan.lines import ColumnIds, LineReader, Lines, check_values, chosen_columns
 
 _BATCH_LINES = 1 << 18
 
 
-def open_parquet(path: str, columns: Sequence[str] | None) -> LineReader:
+def open_parquet(
+    path: str, columns: Sequence[str] | None, values: Sequence[str] = ()
+) -> LineReader:
     """Open a Parquet file; columns of integers, or of lists of integers, hold ids.
 
     Args:
         path: of the file.
         columns: names; None: all that hold ids.
+        values: columns of numbers, booleans or timestamps, which are read as numbers; timestamps
+            become seconds.
 
     Raises:
         ValueError: the file is not a Parquet file, is empty, lacks a column, or a requested column
@@ -45,7 +49,10 @@ def open_parquet(path: str, columns: Sequence[str] | None) -> LineReader:
         raise ValueError(f"{path} is empty: a sample has a line at least")
     types = arrow.types
     kinds = {field.name: field.type for field in file.schema_arrow}
+    numeric = (types.is_integer, types.is_floating, types.is_boolean, types.is_timestamp)
+    check_values(path, values, [n for n, kind in kinds.items() if any(a(kind) for a in numeric)])
     of_ids = [name for name, kind in kinds.items() if types.is_integer(_item(arrow, kind))]
+    of_ids = [name for name in of_ids if name not in values]
     names = chosen_columns(path, columns, of_ids if columns is None else list(kinds))
     for name in names:
         if name not in of_ids:
@@ -59,7 +66,7 @@ def open_parquet(path: str, columns: Sequence[str] | None) -> LineReader:
             f"{path} has no column of integers or lists of integers: hash its columns to integers "
             "first, for example with torch_dynemb.ops.farmhash"
         )
-    return LineReader(names, lambda: _batches(arrow, file, names))
+    return LineReader(names, lambda: _batches(arrow, file, names, values))
 
 
 def _item(arrow: Any, kind: Any) -> Any:
@@ -69,10 +76,12 @@ def _item(arrow: Any, kind: Any) -> Any:
     return kind.value_type if is_list else kind
 
 
-def _batches(arrow: Any, file: Any, names: Sequence[str]) -> Iterator[Lines]:
+def _batches(
+    arrow: Any, file: Any, names: Sequence[str], values_of: Sequence[str]
+) -> Iterator[Lines]:
     compute = importlib.import_module("pyarrow.compute")
     with file:
-        for batch in file.iter_batches(batch_size=_BATCH_LINES, columns=list(names)):
+        for batch in file.iter_batches(batch_size=_BATCH_LINES, columns=[*names, *values_of]):
             columns = {}
             for name in names:
                 values = batch.column(name)
@@ -82,7 +91,8 @@ def _batches(arrow: Any, file: Any, names: Sequence[str]) -> Iterator[Lines]:
                 else:
                     lines = arrow.array(range(len(values)), arrow.int64())
                 columns[name] = _column(arrow, batch.num_rows, values, lines)
-            yield Lines(batch.num_rows, columns)
+            numbers = {name: _numbers(arrow, batch.column(name)) for name in values_of}
+            yield Lines(batch.num_rows, columns, numbers)
 
 
 def _column(arrow: Any, count: int, values: Any, lines: Any) -> ColumnIds:
@@ -90,6 +100,22 @@ def _column(arrow: Any, count: int, values: Any, lines: Any) -> ColumnIds:
     ids = _tensor(arrow, values.filter(there))
     of = _tensor(arrow, lines.filter(there))
     return ColumnIds(ids, of, count - len(of.unique_consecutive()))
+
+
+def _numbers(arrow: Any, values: Any) -> Tensor:
+    """Convert an array to float64; NaN: null. Timestamps become seconds."""
+    types = arrow.types
+    if types.is_timestamp(values.type):
+        values = values.cast(arrow.timestamp("s"), safe=False).cast(arrow.int64())
+    if types.is_boolean(values.type):
+        values = values.cast(arrow.int8())
+    missing = _tensor(arrow, values.is_null().cast(arrow.int8())).bool()
+    wide = values.fill_null(0).cast(arrow.float64())
+    if len(wide) == 0:
+        return torch.empty(0, dtype=torch.float64)
+    data = wide.buffers()[1].slice(8 * wide.offset, 8 * len(wide))
+    numbers = torch.frombuffer(bytearray(data), dtype=torch.float64)
+    return numbers.masked_fill(missing, torch.nan)
 
 
 def _tensor(arrow: Any, values: Any) -> Tensor:

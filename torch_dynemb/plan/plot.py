@@ -20,14 +20,7 @@ def plot(plan: Mapping[str, Any], path: Path) -> None:
         ValueError: matplotlib does not know the format.
         OSError: the file cannot be written.
     """
-    try:
-        figure_class = importlib.import_module("matplotlib.figure").Figure
-    except ImportError as error:
-        raise ImportError(
-            "--plot draws with matplotlib: install it (pip install matplotlib), or leave the "
-            "option out"
-        ) from error
-    figure = figure_class(figsize=(10, 4), layout="constrained")
+    figure = figure_class()(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     growth = plan["growth"]
     lines = [at["lines"] for at in growth]
@@ -49,6 +42,47 @@ def plot(plan: Mapping[str, Any], path: Path) -> None:
     right.set(xscale="log", xlabel="most frequent ids", ylabel="% of the sample's lookups")
     for axes in (left, right):
         axes.grid(alpha=0.3)
+    save(figure, path)
+
+
+def figure_class() -> Any:
+    """Return the class of figures of matplotlib.
+
+    Raises:
+        ImportError: matplotlib is missing.
+    """
+    try:
+        return importlib.import_module("matplotlib.figure").Figure
+    except ImportError as error:
+        raise ImportError(
+            "--plot draws with matplotlib: install it (pip install matplotlib), or leave the "
+            "option out"
+        ) from error
+
+
+def check_plot(path: Path) -> None:
+    """Raise the errors of a plot before there is one.
+
+    Raises:
+        ImportError, ValueError, OSError: as :func:`plot`.
+    """
+    known = figure_class()().canvas.get_supported_filetypes()
+    if path.suffix.removeprefix(".") not in known:
+        raise ValueError(
+            f"--plot is {path}, and its format cannot be drawn: use a name that ends in .png, .svg "
+            "or .pdf"
+        )
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"--plot is {path}: make the folder {path.parent} first")
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure.
+
+    Raises:
+        ValueError: matplotlib does not know the format.
+        OSError: the file cannot be written.
+    """
     try:
         figure.savefig(path)
     except ValueError as error:
@@ -58,4 +92,4 @@ def plot(plan: Mapping[str, Any], path: Path) -> None:
         ) from error
 
 
-__all__ = ["plot"]
+__all__ = ["check_plot", "figure_class", "plot", "save"]

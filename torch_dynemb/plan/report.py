@@ -5,24 +5,12 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch_dynemb.checkpoint.lines import aligned, in_bytes
 from torch_dynemb.plan.choices import EVICT, FILES
-
-
-class Part(NamedTuple):
-    """Part of a report.
-
-    Attributes:
-        title: title of the part.
-        rows: rows of a table, headers first; empty: no table.
-        notes: sentences below the table.
-    """
-
-    title: str
-    rows: list[list[str]]
-    notes: list[str]
+from torch_dynemb.plan.replay.report import replay_parts
+from torch_dynemb.plan.report_parts import Part, count, percent, share
 
 
 def print_report(plan: Mapping[str, Any]) -> None:
@@ -77,12 +65,14 @@ def parts(plan: Mapping[str, Any]) -> Iterator[Part]:
     yield _coverage(plan)
     yield _choices(plan)
     yield _suggestion(plan)
+    if plan["replay"] is not None:
+        yield from replay_parts(plan["replay"])
 
 
 def _sample(plan: Mapping[str, Any]) -> Part:
-    notes = [f"{_count(plan['lines'])} lines with {_count(plan['lookups'])} ids"]
+    notes = [f"{count(plan['lines'])} lines with {count(plan['lookups'])} ids"]
     if plan["missing"]:
-        some = "1 field is" if plan["missing"] == 1 else f"{_count(plan['missing'])} fields are"
+        some = "1 field is" if plan["missing"] == 1 else f"{count(plan['missing'])} fields are"
         notes[0] += f"; {some} empty"
     sampled = [name for name, column in plan["columns"].items() if column["sampled"]]
     if sampled:
@@ -95,33 +85,33 @@ def _sample(plan: Mapping[str, Any]) -> Part:
 
 def _columns(plan: Mapping[str, Any]) -> Part:
     heads = ["column", "ids", "distinct", "seen once", "99 % of ids are"]
-    heads += [f"distinct in {_count(plan['total_lines'])} lines", "from", "to"]
+    heads += [f"distinct in {count(plan['total_lines'])} lines", "from", "to"]
     rows = [heads]
     for name, column in plan["columns"].items():
         total = column["total"]
         rows.append(
             [
                 name,
-                _count(column["lookups"]),
-                _count(column["distinct"]),
-                _part(column["seen_once"], column["distinct"]),
-                _count(column["ids_for_99_percent"]),
-                *(_count(total[end]) for end in ("expected", "low", "high")),
+                count(column["lookups"]),
+                count(column["distinct"]),
+                share(column["seen_once"], column["distinct"]),
+                count(column["ids_for_99_percent"]),
+                *(count(total[end]) for end in ("expected", "low", "high")),
             ]
         )
     if len(plan["columns"]) > 1:
         rows.append(
             [
                 "all",
-                _count(plan["lookups"]),
-                _count(plan["distinct"]),
-                _part(plan["seen_once"], plan["distinct"]),
-                _count(next(x["ids"] for x in plan["coverage"] if x["share"] == 0.99)),
-                *(_count(plan["total"][end]) for end in ("expected", "low", "high")),
+                count(plan["lookups"]),
+                count(plan["distinct"]),
+                share(plan["seen_once"], plan["distinct"]),
+                count(next(x["ids"] for x in plan["coverage"] if x["share"] == 0.99)),
+                *(count(plan["total"][end]) for end in ("expected", "low", "high")),
             ]
         )
     note = (
-        f"About {_percent(plan['known_lookups'])} of the ids in the next lines are among those of "
+        f"About {percent(plan['known_lookups'])} of the ids in the next lines are among those of "
         "the sample, if they are drawn as those were."
     )
     return Part("Columns", rows, [note])
@@ -130,7 +120,7 @@ def _columns(plan: Mapping[str, Any]) -> Part:
 def _growth(plan: Mapping[str, Any]) -> Part:
     rows = [["lines", "distinct ids", "from", "to"]]
     rows += [
-        [_count(at["lines"]), *(_count(at[end]) for end in ("expected", "low", "high"))]
+        [count(at["lines"]), *(count(at[end]) for end in ("expected", "low", "high"))]
         for at in plan["growth"]
     ]
     return Part("Growth, all columns", rows, [])
@@ -139,7 +129,7 @@ def _growth(plan: Mapping[str, Any]) -> Part:
 def _coverage(plan: Mapping[str, Any]) -> Part:
     rows = [["of all lookups", "go to so many ids", "of the distinct ones"]]
     rows += [
-        [_percent(at["share"]), _count(at["ids"]), _part(at["ids"], plan["distinct"])]
+        [percent(at["share"]), count(at["ids"]), share(at["ids"], plan["distinct"])]
         for at in plan["coverage"]
     ]
     return Part("Most frequent ids", rows, [])
@@ -158,8 +148,8 @@ def _choices(plan: Mapping[str, Any]) -> Part:
             choice["how"],
             choice["row"]["dtype"],
             choice["row"]["state_dtype"],
-            _count(choice["ids"]),
-            _percent(choice["coverage"]),
+            count(choice["ids"]),
+            percent(choice["coverage"]),
             *(in_bytes(memory[of]) for of in ("rows", "state", "index", "total")),
             in_bytes(disk) if disk else "-",
         ]
@@ -171,8 +161,8 @@ def _choices(plan: Mapping[str, Any]) -> Part:
     if several:
         notes.append(
             f"Bytes are those of one of {plan['ranks']} ranks, which share the ids of every table; "
-            f"the busiest one gets {_percent(plan['busiest_rank'])} of the sample's lookups "
-            f"({_percent(1 / plan['ranks'])} would be even)."
+            f"the busiest one gets {percent(plan['busiest_rank'])} of the sample's lookups "
+            f"({percent(1 / plan['ranks'])} would be even)."
         )
     notes.append("Files take as much again while a snapshot is kept, and are for the CPU only.")
     row = plan["choices"][0]["row"]
@@ -197,7 +187,7 @@ def _suggestion(plan: Mapping[str, Any]) -> Part:
         notes.append(f"The capacity of each column's table: {rows}")
     if choice["how"] == EVICT:
         notes.append(
-            f"Up to {_percent(1 - choice['coverage'])} of the lookups go to ids that have no "
+            f"Up to {percent(1 - choice['coverage'])} of the lookups go to ids that have no "
             "room; only training shows what that costs in quality."
         )
         for other in plan["choices"]:
@@ -205,21 +195,9 @@ def _suggestion(plan: Mapping[str, Any]) -> Part:
                 notes.append(
                     f"On the CPU, files have room for all ids: {other['code']} with "
                     f"{in_bytes(other['bytes_of_a_rank']['disk'])} of disk a rank; then at least "
-                    f"{_percent(other['coverage'])} of the lookups find their row in memory."
+                    f"{percent(other['coverage'])} of the lookups find their row in memory."
                 )
     return Part(f"Suggestion: {choice['how']}", [], notes)
 
 
-def _count(number: float) -> str:
-    return f"{number:,.0f}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}".removesuffix(".0") + " %"
-
-
-def _part(some: float, whole: float) -> str:
-    return _percent(some / whole) if whole else "-"
-
-
-__all__ = ["Part", "parts", "plain", "print_report"]
+__all__ = ["parts", "plain", "print_report"]

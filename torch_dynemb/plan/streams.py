@@ -20,6 +20,7 @@ def read_lines(
     file_format: Format | None,
     columns: Sequence[str] | None,
     limit: int | None,
+    values: Sequence[str] = (),
 ) -> tuple[list[str], Iterator[Lines]]:
     """Read files one after the other.
 
@@ -29,19 +30,25 @@ def read_lines(
         file_format: of all files; None: detect it from the content of each file.
         columns: names of columns; None: all that hold ids.
         limit: maximum number of lines; None: all.
+        values: columns that are read as numbers, not as ids, such as a label.
 
     Returns:
         The names of the columns, and the batches of lines.
 
     Raises:
         FileNotFoundError: a file does not exist, or is a folder.
-        ValueError: the column does not exist, a file is empty or has another format, or its columns
+        ValueError: a column does not exist, a file is empty or has another format, or its columns
             differ from those of the first file. Iterating raises ValueError for a wrong line.
         ImportError: a file is in Parquet, and pyarrow is missing.
     """
     for path in paths:
         _check_path(path)
-    streams = [_opened(path, file_format, columns) for path in paths]
+    for name in values:
+        if columns is not None and name in columns:
+            raise ValueError(
+                f"--columns names {name!r}, which is a label or a time: ids alone have rows"
+            )
+    streams = [_opened(path, file_format, columns, values) for path in paths]
     first = streams[0].columns
     for path, stream in zip(paths, streams, strict=True):
         if stream.columns != first:
@@ -62,15 +69,17 @@ def _check_path(path: str) -> None:
         raise FileNotFoundError(f"{path} does not exist: check the path of the sample")
 
 
-def _opened(path: str, file_format: Format | None, columns: Sequence[str] | None) -> LineReader:
+def _opened(
+    path: str, file_format: Format | None, columns: Sequence[str] | None, values: Sequence[str]
+) -> LineReader:
     if file_format == "parquet" or (file_format is None and _looks_like_parquet(path)):
         if path == STANDARD_INPUT:
             raise ValueError(
                 "the standard input cannot be read as Parquet, of which the end must be read "
                 "first: write it to a file and name that"
             )
-        return open_parquet(path, columns)
-    return open_text(path, file_format, columns)
+        return open_parquet(path, columns, values)
+    return open_text(path, file_format, columns, values)
 
 
 def _looks_like_parquet(path: str) -> bool:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import IO, Literal, NamedTuple, cast
 
 import torch
+from torch import Tensor
 
-from torch_dynemb.plan.lines import ColumnIds, LineReader, Lines, chosen_columns
+from torch_dynemb.plan.lines import ColumnIds, LineReader, Lines, check_values, chosen_columns
 
 STANDARD_INPUT = "-"
 ID_COLUMN = "id"
@@ -38,11 +39,16 @@ _HEXADECIMAL = _Kind(
 _CRITEO = {f"C{i}": (13 + i, _HEXADECIMAL) for i in range(1, 27)} | {
     f"I{i}": (i, _DECIMAL) for i in range(1, 14)
 }
+LABEL_COLUMN = "label"
+_NUMBERS = {LABEL_COLUMN: 0} | {f"I{i}": i for i in range(1, 14)}
 _CATEGORIES = [name for name in _CRITEO if name.startswith("C")]
 
 
 def open_text(
-    path: str, file_format: Literal["criteo", "ids"] | None, columns: Sequence[str] | None
+    path: str,
+    file_format: Literal["criteo", "ids"] | None,
+    columns: Sequence[str] | None,
+    values: Sequence[str] = (),
 ) -> LineReader:
     """Open a text file, or the standard input.
 
@@ -56,6 +62,7 @@ def open_text(
         path: of the file, or ``"-"``.
         file_format: ``"ids"`` or ``"criteo"``; None: detect it from the first line.
         columns: names; None: ``id``, or all of Criteo's categories.
+        values: columns read as numbers: ``label`` and ``I1`` to ``I13`` of Criteo's format.
 
     Raises:
         ValueError: the column does not exist, or the file is empty or has neither format.
@@ -80,11 +87,13 @@ def open_text(
             )
         file_format = "ids" if fields == 1 else "criteo"
     if file_format == "ids":
+        check_values(source, values, [])
         chosen_columns(source, columns, [ID_COLUMN])
         return LineReader([ID_COLUMN], lambda: _id_batches(source, start, file))
     asked = columns is not None
+    check_values(source, values, list(_NUMBERS))
     names = chosen_columns(source, columns, list(_CRITEO) if asked else _CATEGORIES)
-    return LineReader(names, lambda: _criteo_batches(source, start, file, names))
+    return LineReader(names, lambda: _criteo_batches(source, start, file, names, values))
 
 
 def _open(path: str) -> IO[bytes]:
@@ -136,7 +145,7 @@ def _id_batches(source: str, start: bytes, file: IO[bytes]) -> Iterator[Lines]:
 
 
 def _criteo_batches(
-    source: str, start: bytes, file: IO[bytes], names: Sequence[str]
+    source: str, start: bytes, file: IO[bytes], names: Sequence[str], values: Sequence[str]
 ) -> Iterator[Lines]:
     for done, lines in _blocks(source, start, file):
         split = [line.split(b"\t") for line in lines]
@@ -150,7 +159,26 @@ def _criteo_batches(
         for name in names:
             place, kind = _CRITEO[name]
             columns[name] = _column(source, done, [fields[place] for fields in split], kind, name)
-        yield Lines(len(lines), columns)
+        numbers = {
+            name: _numbers(source, done, [fields[_NUMBERS[name]] for fields in split], name)
+            for name in values
+        }
+        yield Lines(len(lines), columns, numbers)
+
+
+def _numbers(source: str, done: int, fields: Sequence[bytes], name: str) -> Tensor:
+    """Parse numbers; an empty field is NaN."""
+    numbers = []
+    for number, field in enumerate(fields, start=done + 1):
+        try:
+            numbers.append(float(field or b"nan"))
+        except ValueError:
+            shown = ascii(field[:40].decode("ascii", errors="backslashreplace"))
+            raise ValueError(
+                f"{source}, line {number}: {name} is {shown}, expected a number: mend the line or "
+                "leave it out"
+            ) from None
+    return torch.tensor(numbers, dtype=torch.float64)
 
 
 def _column(source: str, done: int, fields: Sequence[bytes], kind: _Kind, name: str) -> ColumnIds:

@@ -1,0 +1,1 @@
+"""Replay of a stream through tables with several policies and capacities."""
