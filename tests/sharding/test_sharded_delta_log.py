@@ -5,8 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from checkpoint_models import Kind, Unsharded
-from delta_log_steps import Followed, fails_on_one_rank, publishes_and_follows
+from checkpoint_content import same, saved_content
+from checkpoint_models import Kind, Unsharded, equal_shards, shards_of_unsharded
+from delta_log_steps import (
+    STEPS,
+    Followed,
+    fails_on_one_rank,
+    publishes_and_follows,
+    publishes_to_resume,
+    resumes,
+)
 from ranks import Ranks
 from table_content import content, merged
 
@@ -52,3 +60,29 @@ def test_a_commit_that_one_rank_cannot_write_is_none(two_ranks: Ranks, tmp_path:
     found = two_ranks.run(fails_on_one_rank, kinds, tmp_path / "log")
     assert all("no room on this rank" in raised for raised, _ in found)
     check([of for _, of in found])
+
+
+RESUMED = (
+    *KINDS,
+    Kind("times", ("row_wise", "table_wise"), policy="times"),
+    Kind("counted", ("table_wise", "row_wise"), policy="counted"),
+    Kind("sketched", ("row_wise", "row_wise"), policy="sketched"),
+)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rowwise"])
+def test_training_resumes_on_any_number_of_ranks(
+    two_ranks: Ranks, three_ranks: Ranks, tmp_path: Path, optimizer: str
+) -> None:
+    log, whole, other = (tmp_path / name for name in ("log", "whole", "other"))
+    for steps in (range(2), range(2, 2), range(2, STEPS)):  # each time from where it was
+        two_ranks.run(publishes_to_resume, RESUMED, optimizer, log, whole, steps)
+    undisturbed = tmp_path / "undisturbed"
+    two_ranks.run(publishes_to_resume, RESUMED, optimizer, undisturbed, other, range(STEPS))
+    assert same(saved_content(whole), saved_content(other))
+    for ranks, side in ((two_ranks, 0), (two_ranks, 1), (three_ranks, 1)):
+        assert all(ranks.run(resumes, RESUMED, side, optimizer, log, whole))
+    models = [Unsharded(RESUMED, 0, optimizer) for _ in range(2)]
+    assert td.checkpoint.resume(log, models[0]).state["step"] == STEPS
+    td.checkpoint.load(whole, models[1])
+    assert all(map(equal_shards, *[shards_of_unsharded(model) for model in models]))
