@@ -18,6 +18,7 @@ from torch import nn
 import torch_dynemb as td
 from torch_dynemb import checkpoint, errors
 from torch_dynemb.checkpoint import DeltaLog, resume
+from torch_dynemb.checkpoint.delta_log.new_base import Retention
 from torch_dynemb.table.scores import stored_scores
 
 pytestmark = pytest.mark.any_device
@@ -102,6 +103,45 @@ def test_new_bases_and_old_logs(tmp_path: Path) -> None:
     log.close()
     assert resume(path, other).state == {"step": 3}
     assert_equal(model, other, tmp_path)
+
+
+def test_new_bases_while_training_goes_on(tmp_path: Path) -> None:
+    model, path = trained_model(ids=200), tmp_path / "log"
+    log = DeltaLog(path, resume=True, retain=2)
+    log.attach(model)
+    assert isinstance(log._own.sink, checkpoint.DirectorySink)
+    log._own.sink.segment_bytes = 1  # a commit a file
+    for step in range(1, 5):
+        change(model, step)
+        log.publish(state={"step": step})
+    assert log.save(state={"step": 4}, asynchronous=True) == 5
+    for step in range(5, 8):  # the first publish after its end names the base, the next one drops
+        change(model, step)
+        log.publish(state={"step": step})
+        if log._new_base is not None:
+            log._new_base.handle.wait()
+    log.close()
+    assert [of.name for of in path.glob("base*")] == ["base-00000000000000000005"]
+    kept = sorted(int(of.stem) for of in path.glob("r*/*.delta"))
+    assert kept[-1] == log.sequence
+    assert kept[0] == log.sequence - 2  # of those two that are dropped at the last publish
+    other = fresh()
+    assert resume(path, other).state == {"step": 7}
+    assert_equal(model, other, tmp_path)
+
+
+def test_commits_of_a_time_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    retention = Retention("2m")
+    for number in range(1, 11):
+        monkeypatch.setattr(time, "monotonic", lambda number=number: 60.0 * number)
+        retention.published(number)
+    assert retention.first(last=10, base=9, former=3) == 8
+    assert retention.first(last=10, base=5, former=3) == 6  # followers begin with the base
+    assert Retention(4).first(last=10, base=9, former=3) == 7
+    assert Retention(None).first(last=10, base=9, former=3) == 4
+    for retain in (-1, "soon", 1.5):
+        with pytest.raises((TypeError, ValueError), match="DeltaLog: retain is"):
+            Retention(retain)  # type: ignore[arg-type]
 
 
 def test_commits_that_failed_are_in_the_next_one(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ SLOW = (  # 9 seconds and more each
         "serving",
         "torchrec_step",
     ),
-    "two_ranks",
+    *("freshness", "two_ranks"),
 )
 
 

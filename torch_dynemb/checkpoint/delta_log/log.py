@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch_dynemb.checkpoint.delta_log.bases import (
 )
 from torch_dynemb.checkpoint.delta_log.changed_parts import combine_columns
 from torch_dynemb.checkpoint.delta_log.directory import DirectorySink
+from torch_dynemb.checkpoint.delta_log.new_base import NewBase, Retention
 from torch_dynemb.checkpoint.delta_log.own_log import OwnLog, Writing
 from torch_dynemb.checkpoint.delta_log.position import LogPosition
 from torch_dynemb.checkpoint.delta_log.program_state import ProgramState
@@ -65,6 +66,8 @@ class DeltaLog:
         resume: publish everything that training needs to go on from a commit with :func:`resume`:
             also optimizer state, all scores, changed counts of admission, clocks, seeds, and the
             ``state`` of the program.
+        retain: commits that :meth:`save` leaves before a new base: a number of them, or those of a
+            time such as ``"1h"``. Default: those since the former base.
         process_group: ranks that share the model; default: all.
 
     Raises:
@@ -98,6 +101,7 @@ class DeltaLog:
         optimizer_state: bool = False,
         dense: bool = True,
         resume: bool = False,
+        retain: int | str | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         self._ranks, self._process_group = ranks_of(process_group), process_group
@@ -114,6 +118,9 @@ class DeltaLog:
                 "DeltaLog: resume is True and dense is False, but training goes on with the dense "
                 "state, too: leave dense out"
             )
+        self._retention = Retention(retain)
+        self._new_base: NewBase | None = None
+        self._former = 0  # last commit in the base before the newest one
         self._path: Path | None = None
         if isinstance(log, str | PathLike):
             self._path = checked_path("DeltaLog: log", log)
@@ -341,7 +348,8 @@ class DeltaLog:
         if step is None:
             step = max((group.steps for group in groups_of(parts)), default=self._steps)
         step = integer("DeltaLog.publish: step", step, least=0, what="int or None")
-        self.flush()
+        self._flush()
+        self._take_base()
         try:
             self._ranks.run(self._check_between_steps)
             end_steps(parts)
@@ -357,6 +365,7 @@ class DeltaLog:
             self._writing = Writing(self._own, changed, step)
             self._sequence += 1
         self._published_at = time.monotonic()
+        self._retention.published(self._sequence)
         return self._sequence
 
     @plain_torch()
@@ -434,16 +443,25 @@ class DeltaLog:
             self._own.drop_after(self._sequence)
             self._has_leftovers = False
 
-    def save(self, path: str | PathLike[str] | None = None, *, state: ProgramState = None) -> int:
+    def save(
+        self,
+        path: str | PathLike[str] | None = None,
+        *,
+        state: ProgramState = None,
+        asynchronous: bool = False,
+    ) -> int:
         """Publish, and save a checkpoint as base for new followers.
 
-        Commits before the former base are dropped; later ones stay, so that slow followers have
-        time until the next call. :meth:`truncate` drops more.
+        Commits before the former base are dropped, or those that ``retain=`` names; later ones stay
+        for followers that are behind. :meth:`truncate` drops more.
 
         Args:
             path: path of the checkpoint; default: a folder in the directory of the log, beside the
                 former base.
             state: as for :meth:`publish`; the checkpoint has it, too.
+            asynchronous: save in a thread while training and publishes go on; see
+                :func:`torch_dynemb.checkpoint.save`. The first publish after its end makes the
+                checkpoint the base, and the one after that drops commits.
 
         Returns:
             Number of the last commit that the checkpoint includes.
@@ -451,39 +469,81 @@ class DeltaLog:
         Raises:
             ValueError: ``path`` is None, and the log is not in a directory.
             Exception: as :meth:`publish` and :func:`torch_dynemb.checkpoint.save`; the log keeps
-                its former base.
+                its former base. An error of the thread is raised by the next publish, or by the
+                next step of an optimizer.
         """
         with self._alone("save"):
-            return self._save(path, self._given("save", state))
+            flag("DeltaLog.save: asynchronous", asynchronous)
+            given = self._given("save", state)
+            sequence = self._save(path, given, asynchronous)
+            if not asynchronous:
+                self._publish(None, given)  # names the new base
+                self._flush()
+                self._take_base()
+            return sequence
 
-    def _save(self, path: str | PathLike[str] | None, state: Mapping[str, Any] | None) -> int:
+    def _save(
+        self,
+        path: str | PathLike[str] | None,
+        state: Mapping[str, Any] | None,
+        asynchronous: bool,
+    ) -> int:
         recorded = self._attached("save")
         assert self._model is not None
         if path is None and self._path is None:
             raise ValueError(
                 "DeltaLog.save: path is None, but the log is not in a directory: give a path"
             )
+        if self._new_base is not None and self._new_base.first is None:
+            self._ranks.run(self._new_base.handle.wait)
         sequence = self._publish(None, state)
-        self.flush()
-        log, target = self._path, path
-        if target is None:
+        self._flush()
+        log = self._path
+        if path is not None:
+            target = Path(fspath(path))
+        else:
             assert log is not None
             target = base_folder(log, sequence)
-        save(target, self._model, state=state, process_group=self._process_group)
+        handle = save(
+            target,
+            self._model,
+            state=state,
+            asynchronous=asynchronous,
+            process_group=self._process_group,
+        )
         try:
             self._ranks.run(recorded.check_unchanged)
         except BaseException:  # the checkpoint matches no commit
+            handle.wait()
             if path is None and log is not None:
                 self._ranks.on_first(lambda: remove_bases(log, after=sequence - 1))
             raise
-        former, uuid = self._own.base_sequence, self._ranks.run(lambda: uuid_of(target))
-        self._own.base, self._own.base_sequence = uuid, sequence
-        self._publish(None, state)  # this commit names the new base
-        self.flush()
-        self.truncate(former + 1)
-        if log is not None:
-            self._ranks.on_first(lambda: remove_bases(log, before=former))
+        self._new_base = NewBase(handle, target, sequence)
         return sequence
+
+    def _take_base(self) -> None:
+        """Make a new base the base of the log once it is whole, and then drop old commits."""
+        new, own, log = self._new_base, self._own, self._path
+        if new is None:
+            return
+        if new.first is None:
+            if not all(self._ranks.gather(new.handle.done())):
+                return
+            try:
+                self._ranks.run(new.handle.wait)
+                uuid = self._ranks.run(lambda: uuid_of(new.path))
+            except BaseException:
+                self._new_base = None
+                raise
+            self._former = own.base_sequence
+            own.base, own.base_sequence, new.first = uuid, new.sequence, own.sequence + 1
+        elif own.sequence >= new.first:  # followers find the base
+            kept = self._retention.first(last=own.sequence, base=new.sequence, former=self._former)
+            kept = self._ranks.gather(kept)[0]
+            self.truncate(kept)
+            if log is not None:
+                self._ranks.on_first(lambda: remove_bases(log, before=kept - 1))
+            self._new_base = None
 
     def truncate(self, before: int) -> None:
         """Drop commits at the beginning. A directory drops whole files only.
@@ -560,6 +620,7 @@ class DeltaLog:
             finally:
                 self._recorded.stop()
                 self._model, self._recorded, self._writing = None, None, None
+                self._new_base = None
                 self._own.stop_writing()
 
     def __enter__(self) -> DeltaLog:
