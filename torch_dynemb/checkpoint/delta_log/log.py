@@ -213,7 +213,8 @@ class DeltaLog:
 
         def find(recorded: RecordedModel) -> None:
             path = base
-            if path is None and self._path is not None:
+            if path is None:
+                assert self._path is not None
                 if not ranks.gather(own.sequence > 0 or bool(base_folders(self._path)))[0]:
                     self._find_base(model, recorded, None, None)
                     reports.append(LoadReport(own.base, {}, None, (), ()))

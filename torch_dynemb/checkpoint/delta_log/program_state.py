@@ -58,7 +58,8 @@ def state_of(payload: Tensor) -> Any:
     """
     tensors = {name: values.clone() for name, values in tensors_of(payload).items()}
     try:
-        return filled(parsed(bytes(raw(tensors.pop(_VALUES)))), tensors)
+        text = tensors[_VALUES]
+        return filled(parsed(bytes(raw(text))), tensors)
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"the state of the program cannot be rebuilt: {error!r}") from error
 
