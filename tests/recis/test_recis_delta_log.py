@@ -66,6 +66,9 @@ def resume_engine(rank: int, size: int, path: Path, whole: Path) -> bool:
     assert td.checkpoint.resume(path, resumed.engine).state == {"step": 3}
     td.checkpoint.load(whole, loaded.engine)
     found = [contents(of.engine) for of in (resumed, loaded)]
+    for child in (child for of in found for child in of.values()):
+        for values in child.values.values():
+            del values["rows"]  # 8-bit rows may be NaN as floats; content() compares bits
     return content(resumed.engine) == content(loaded.engine) and same(*found)
 
 

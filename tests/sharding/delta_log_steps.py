@@ -113,7 +113,11 @@ def resumes(
     report = td.checkpoint.resume(log, models[0])
     assert report.state == {"step": STEPS, "rank": 0}
     td.checkpoint.load(whole, models[1])
-    pair = [shards_of(model) for model in models]
+    # an exact load has the time of the last lookup, others that of the next one
+    pair = [
+        [of._replace(clock=(of.clock[0], of.proposed or 0)) for of in shards_of(model)]
+        for model in models
+    ]
     assert len(pair[0]) == len(pair[1])
     return all(map(equal_shards, *pair)) and _dense(models[0]) == _dense(models[1])
 
