@@ -28,12 +28,13 @@ import numpy as np
 import torch
 from common.command import is_selected, parser, positive
 from common.report import Report, Row, quantity
-from online.events import EVENT_BYTES, ids_of, read
+from online.events import EVENT_BYTES, read, write_whole
 from online.model import Model
 
 import torch_dynemb as td
 
 BENCH = "freshness"
+_CALIBRATION = 300_000  # events
 HERE = Path(__file__).resolve().parent
 PEER = "target"
 FRESH = "event to answer, p99"
@@ -83,7 +84,7 @@ class Answers:
 
     def ages(self, path: Path) -> list[float]:
         """Return the age of each event at its first answer, in seconds."""
-        times = read(path, 0, -1)[:, 1]
+        times = read(path, 0, path.stat().st_size // EVENT_BYTES)[:, 1]
         result, known = [], None
         for now, events in self.at:
             if known is not None and events > known:
@@ -98,13 +99,13 @@ class Loop:
 
     Attributes:
         folder: of the files.
-        total: number of events.
+        seconds: for which events come, at least.
         rate: of a second.
         known: distinct ids.
     """
 
     folder: Path
-    total: int
+    seconds: int
     rate: float
     known: int
 
@@ -117,13 +118,18 @@ class Loop:
         return self.folder / "log"
 
     def trainer(self) -> subprocess.Popen[str]:
-        return program("trainer", self.events, "--total", self.total, "--log", self.log)
+        return program("trainer", self.events, "--log", self.log)
 
     def server(self) -> subprocess.Popen[str]:
         return program("server", self.log, self.folder / "socket")
 
-    def run(self, kills: int, draw: random.Random) -> tuple[Answers, list[float]]:
-        """Run to the end of the events. Return answers, and seconds from kills to next commits."""
+    def run(self, kills: int, draw: random.Random) -> tuple[Answers, list[float], list[float]]:
+        """Run to the end of the events.
+
+        Returns:
+            Answers; seconds from kills of the trainer to its next commits, without the load; and
+            the processor time until then, which other programs do not change.
+        """
         self.folder.mkdir()
         self.events.touch()
         trainer = self.trainer()
@@ -133,46 +139,53 @@ class Loop:
         while not answers.at:
             answers.ask()
             time.sleep(0.01)
-        options = ["--total", self.total, "--rate", self.rate, "--known", self.known]
-        writer = program("events", self.events, *options)
+        options = ["--rate", self.rate, "--known", self.known]
+        writer = program("events", self.events, *options, stdin=subprocess.PIPE)
         recovered: list[float] = []
+        cpu: list[float] = []
         left = {"trainer": kills, "server": kills}
         turn = time.monotonic() + 2
-        while trainer.poll() is None:
+        end = time.monotonic() + self.seconds
+        while any(left.values()) or time.monotonic() < end:
             answers.ask()
             time.sleep(0.01)
-            if any(left.values()) and time.monotonic() > turn:
-                name = draw.choice([of for of in left for _ in range(left[of])])
-                left[name] -= 1
-                if name == "server":
-                    server.kill()
-                    server.communicate()
-                    server = self.server()
-                else:
-                    trainer.kill()
-                    trainer.communicate()
-                    killed = time.monotonic()
-                    trainer = self.trainer()
-                    assert trainer.stdout is not None
-                    line = json.loads(trainer.stdout.readline())
-                    recovered.append(time.monotonic() - killed - line["load_s"])
-                turn = time.monotonic() + draw.uniform(0.2, 2.0)
-        assert trainer.returncode == 0
-        assert not any(left.values()), f"the events ended before kills: {left}"
+            if not any(left.values()) or time.monotonic() < turn:
+                continue
+            name = draw.choice([of for of in left for _ in range(left[of])])
+            left[name] -= 1
+            if name == "server":
+                server.kill()
+                server.communicate()
+                server = self.server()
+            else:
+                trainer.kill()
+                trainer.communicate()
+                killed = time.monotonic()
+                trainer = self.trainer()
+                assert trainer.stdout is not None
+                line = json.loads(trainer.stdout.readline())
+                recovered.append(time.monotonic() - killed - line["load_s"])
+                cpu.append(line["cpu_s"])
+            turn = time.monotonic() + draw.uniform(0.2, 2.0)
+        writer.communicate("")  # ends it
         times_of(trainer)
-        while answers.at[-1][1] < self.total:
+        assert trainer.returncode == 0
+        while answers.at[-1][1] < self.count():
             answers.ask()
             time.sleep(0.01)
         server.kill()
-        for process in (server, writer):
-            process.communicate()
-        return answers, recovered
+        server.communicate()
+        return answers, recovered, cpu
+
+    def count(self) -> int:
+        """Return the number of events in the file."""
+        return self.events.stat().st_size // EVENT_BYTES
 
     def differences(self) -> tuple[int, int]:
         """Return how many events were lost, and counted twice."""
         model = Model()
         td.checkpoint.resume(self.log, model, progress=False)
-        expected = np.bincount(read(self.events, 0, self.total)[:, 0], minlength=self.known)
+        expected = np.bincount(read(self.events, 0, self.count())[:, 0], minlength=self.known)
         ids = torch.arange(self.known)
         counted = torch.zeros(self.known)
         there = model.counts.group.contains(0, ids)
@@ -199,12 +212,10 @@ class Measured:
     def trained(self, folder: Path, total: int, log: Path | None) -> dict[str, float]:
         folder.mkdir(exist_ok=True)
         events = folder / "events"
-        if not events.exists() or events.stat().st_size != total * EVENT_BYTES:
-            numbers = np.zeros((total, 2), np.int64)
-            numbers[:, 0] = ids_of(total, self.known, seed=1)
-            numbers.tofile(events)
+        if not events.exists():
+            write_whole(events, total, self.known)
         arguments = [] if log is None else ["--log", log]
-        return times_of(program("trainer", events, "--total", total, *arguments))[-1]
+        return times_of(program("trainer", events, *arguments))[-1]
 
 
 def share(of: Measured) -> Iterator[Row]:
@@ -234,8 +245,8 @@ def share(of: Measured) -> Iterator[Row]:
 def fresh(of: Measured) -> Iterator[Row]:
     """Yield the age of events at their first answer, at half of the full rate."""
     rate = of.full_rate() / 2
-    loop = Loop(of.folder / "fresh", int(rate * of.seconds), rate, of.known)
-    answers, _ = loop.run(0, random.Random(1))
+    loop = Loop(of.folder / "fresh", of.seconds, rate, of.known)
+    answers, _, _ = loop.run(0, random.Random(1))
     ages = answers.ages(loop.events)
     p50, p99 = np.quantile(ages, [0.5, 0.99])
     yield quantity(
@@ -254,11 +265,10 @@ def fresh(of: Measured) -> Iterator[Row]:
 def killed(of: Measured) -> Iterator[Row]:
     """Yield what kills of trainer and server have cost."""
     rate = of.full_rate() / 4
-    seconds = max(of.seconds, 12 * of.kills)
-    loop = Loop(of.folder / "killed", int(rate * seconds), rate, of.known)
-    answers, recovered = loop.run(of.kills, random.Random(2))
+    loop = Loop(of.folder / "killed", of.seconds, rate, of.known)
+    answers, recovered, cpu = loop.run(of.kills, random.Random(2))
     lost, twice = loop.differences()
-    kills: dict[str, Any] = {"kills_each": of.kills, "events": loop.total}
+    kills: dict[str, Any] = {"kills_each": of.kills, "events": loop.count()}
     yield quantity(BENCH, LOST, lost, "events", target=0, **kills)
     yield quantity(BENCH, TWICE, twice, "events", target=0, **kills)
     yield quantity(BENCH, MIXED, answers.mixed, "answers", target=0, answers=len(answers.at))
@@ -269,6 +279,7 @@ def killed(of: Measured) -> Iterator[Row]:
         "s",
         target=5.0,
         median_s=statistics.median(recovered),
+        median_cpu_s=statistics.median(cpu),
         **kills,
     )
 
@@ -289,7 +300,7 @@ def rows(cases: list[str], of: Measured) -> Iterator[Row | str]:
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--seconds", type=positive, help="of events (default 60)")
+    arguments.add_argument("--seconds", type=positive, help="of events (default 30)")
     options = arguments.parse_args()
     quick = options.quick
     cases = [name for name in CASES if is_selected(options.only, name, PEER)]
@@ -297,7 +308,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         of = Measured(
             Path(folder),
-            options.seconds or (6 if quick else 60),
+            options.seconds or (6 if quick else 30),
             20_000 if quick else 500_000,
             1 if quick else options.rounds,
             1 if quick else 20,

@@ -22,7 +22,7 @@ import torch_dynemb as td
 EVERY_SECONDS = 0.5
 
 
-def train(events: Path, total: int, log_path: Path | None) -> dict[str, Any]:
+def train(events: Path, log_path: Path | None) -> dict[str, Any]:
     """Train until the events end.
 
     Returns:
@@ -30,7 +30,7 @@ def train(events: Path, total: int, log_path: Path | None) -> dict[str, Any]:
     """
     torch.set_num_threads(1)
     training = Training()
-    loader: Any = StatefulDataLoader(Tail(events, total), batch_size=None)
+    loader: Any = StatefulDataLoader(Tail(events), batch_size=None)
     log, times = None, {"load_s": 0.0, "first_commit_s": 0.0, "train_s": 0.0, "publish_s": 0.0}
     if log_path is not None:
         log = td.checkpoint.DeltaLog(log_path, resume=True, every_seconds=EVERY_SECONDS)
@@ -56,7 +56,7 @@ def train(events: Path, total: int, log_path: Path | None) -> dict[str, Any]:
             if published is not None and not times["first_commit_s"]:
                 log.flush()
                 times["first_commit_s"] = time.perf_counter() - loaded
-                print(json.dumps(times), flush=True)
+                print(json.dumps(times | {"cpu_s": time.process_time()}), flush=True)
     times["whole_s"] = time.perf_counter() - began
     if log is not None:
         log.publish(state=state_now)
@@ -67,10 +67,9 @@ def train(events: Path, total: int, log_path: Path | None) -> dict[str, Any]:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("events", type=Path)
-    arguments.add_argument("--total", type=int, required=True)
     arguments.add_argument("--log", type=Path)
     options = arguments.parse_args()
-    print(json.dumps(train(options.events, options.total, options.log)), flush=True)
+    print(json.dumps(train(options.events, options.log)), flush=True)
 
 
 if __name__ == "__main__":
