@@ -45,7 +45,7 @@ _IDS_AT_ONCE = 1 << 18
 
 
 class Folding:
-    """Changes of commits, of the ids that this rank owns.
+    """Collector of the changes in commits, of the ids that this rank owns.
 
     Args:
         base: checkpoint before the commits; open as long as commits are added.
@@ -134,7 +134,7 @@ def _logged(batch: Batch) -> list[LoggedPart]:
 
 
 class _TableFolding:
-    """Changes of a table, of the ids of its parts on this rank."""
+    """Collector of the changes of a table, of the ids of its parts on this rank."""
 
     def __init__(self, name: str, base: Checkpoint, parts: Sequence[TablePart]) -> None:
         self._name, self._slots = name, [part.ids for part in parts]

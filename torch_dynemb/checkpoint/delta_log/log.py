@@ -63,9 +63,9 @@ class DeltaLog:
             ask the first rank in every step.
         optimizer_state: also publish the optimizer state of changed rows, for other trainers.
         dense: also publish the dense state.
-        resume: publish everything that training needs to go on from a commit with :func:`resume`:
-            also optimizer state, all scores, changed counts of admission, clocks, seeds, and the
-            ``state`` of the program.
+        resume: publish everything that training needs to go on from a commit with :func:`resume`.
+            That is also optimizer state, all scores, changed counts of admission, clocks, seeds,
+            and the ``state`` of the program.
         retain: commits that :meth:`save` leaves before a new base: a number of them, or those of a
             time such as ``"1h"``. Default: those since the former base.
         process_group: ranks that share the model; default: all.
@@ -176,7 +176,7 @@ class DeltaLog:
             TypeError: ``model`` is not a module, or its dense state has entries other than whole
                 tensors.
             ValueError: the base does not fit the log or the model, or is missing for a log outside
-                a directory; or the log has another number of ranks, or commits with another
+                a directory. Or the log has another number of ranks, or commits with another
                 ``resume=``.
             FileNotFoundError: ``base`` is not a checkpoint.
             DamagedFileError: the log or the base is damaged.
@@ -323,9 +323,9 @@ class DeltaLog:
         Args:
             step: training step; default: the number of steps of the tables.
             state: other values that the program needs to resume, as in
-                :func:`torch_dynemb.checkpoint.save`, such as the state of a dense optimizer and the
-                position of the reader; or a function that returns them, which all ranks call. For a
-                log with ``resume=True``.
+                :func:`torch_dynemb.checkpoint.save`, for a log with ``resume=True``. Examples are
+                the state of a dense optimizer and the position of the reader. Or a function that
+                returns them, which all ranks call.
 
         Returns:
             Number of the commit.

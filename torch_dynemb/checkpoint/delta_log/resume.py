@@ -47,13 +47,13 @@ def resume(
 
     Returns:
         Result of the load. Its ``state`` is what the trainer gave with the last commit, or with the
-        base if there is no commit. Of an empty log it is None, and no table is loaded.
+        base if nothing was published since. Of an empty log it is None, and no table is loaded.
 
     Raises:
         TypeError: ``log`` is not a log, or ``model`` is not a module.
         ValueError: the model differs from the one that was published; the log was published
             without ``resume=True``; or a wrong argument.
-        FileNotFoundError: there is no base.
+        FileNotFoundError: the base is missing.
         NewBaseNeededError: commits between the base and the last one are missing.
         DamagedFileError: a commit or the base is damaged.
         NoRoomError: a table has too little room or memory.

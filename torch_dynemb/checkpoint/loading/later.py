@@ -77,7 +77,7 @@ class LaterTable(NamedTuple):
 
 
 class LaterChanges(NamedTuple):
-    """Changes of a model after a checkpoint.
+    """All changes of a model after a checkpoint.
 
     Attributes:
         sequence: number of the last commit; 0: there are none.
