@@ -74,11 +74,12 @@ def kill_by_steps(
 def test_a_killed_trainer_goes_on(
     server: ForkServerContext, tmp_path: Path, undisturbed: list[Any]
 ) -> None:
-    kill_by_steps(server, tmp_path / "log", 3, random.Random(1), 0)
+    kill_by_steps(server, tmp_path / "log", 2, random.Random(1), 0)
     check(tmp_path / "log", undisturbed)
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_trainer_that_is_killed_again_and_again_goes_on(
     server: ForkServerContext, tmp_path: Path, undisturbed: list[Any], workers: int
@@ -97,6 +98,7 @@ def test_a_trainer_killed_at_a_call_of_the_file_system_goes_on(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 def test_a_trainer_killed_at_every_call_of_the_file_system_goes_on(
     server: ForkServerContext, tmp_path: Path, undisturbed: list[Any]
 ) -> None:

@@ -72,6 +72,7 @@ def resume_engine(rank: int, size: int, path: Path, whole: Path) -> bool:
     return content(resumed.engine) == content(loaded.engine) and same(*found)
 
 
+@pytest.mark.long
 def test_an_engine_resumes_on_any_number_of_ranks(
     two_ranks: Ranks, three_ranks: Ranks, tmp_path: Path
 ) -> None:

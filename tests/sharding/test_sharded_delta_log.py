@@ -95,3 +95,9 @@ def test_training_resumes_on_any_number_of_ranks(
     assert td.checkpoint.resume(log, models[0]).state["step"] == STEPS
     td.checkpoint.load(whole, models[1])
     assert all(map(equal_shards, *[shards_of_unsharded(model) for model in models]))
+    sink = td.checkpoint.DirectorySink(log / "r001-of-002")
+    sink.drop_after(STEPS - 1)  # as if this rank had been killed before it wrote
+    sink.close()
+    assert td.checkpoint.resume(log, models[0]).state["step"] == STEPS - 1
+    two_ranks.run(publishes_to_resume, RESUMED, optimizer, log, whole, range(STEPS - 1, STEPS))
+    assert same(saved_content(whole), saved_content(other))
