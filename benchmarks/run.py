@@ -47,6 +47,7 @@ BENCHMARKS = (
     "dcp_load",
     "checkpoint",
     "delta",
+    "freshness",
     "tiers",
     "live_serving",
     "serving",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 _INT64 = 1 << 63
 _LONGEST = 60
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def described(value: object) -> str:
@@ -117,6 +119,23 @@ def text(owner: str, value: object) -> str:
     return value
 
 
+def duration(owner: str, value: str, expected: str = "a text such as '7d' or '12h'") -> int:
+    """Return the seconds in a text.
+
+    Args:
+        owner: beginning of the error's message.
+        value: a number with the unit s, m, h, d or w.
+        expected: end of the message.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*", value)
+    if found is None:
+        raise ValueError(f"{owner} is {value!r}, {expected}")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
 def tensor(owner: str, value: object, expected: str = "a Tensor") -> Tensor:
     """Return ``value``, which must be a strided tensor.
 
@@ -173,6 +192,7 @@ def float_rows(owner: str, value: object, device: torch.device) -> Tensor:
 
 __all__ = [
     "described",
+    "duration",
     "flag",
     "flat_int64",
     "float_rows",

@@ -37,7 +37,10 @@ enum RecordKind : uint32_t {
   kCommit = 4,
   kTables = 5,
   kCounts = 6,
-  kSketch = 7
+  kSketch = 7,
+  kState = 8,
+  kChangedCounts = 9,
+  kChangedCells = 10
 };
 
 struct BatchHead {

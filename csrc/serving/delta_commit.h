@@ -125,8 +125,7 @@ inline std::vector<std::pair<std::string, std::pair<int64_t, TablePiece>>> piece
       piece.ids.push_back(tensors.at("id")), piece.rows.push_back(tensors.at("weight"));
     } else if (record.kind == kErase) {
       pieces.at(record.table).second.second.removed.push_back(tensors_of(record).at("id"));
-    } else if (record.kind != kDense && record.kind != kTables && record.kind != kCounts &&
-               record.kind != kSketch) {
+    } else if (record.kind < kRows || record.kind == kCommit || record.kind > kChangedCells) {
       throw std::runtime_error("it has a record of kind " + std::to_string(record.kind));
     }
   }

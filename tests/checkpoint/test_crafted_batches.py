@@ -112,7 +112,7 @@ CRAFTED: dict[str, list[tuple[int, int, bytes]]] = {
         tensors(ROWS, 0, id=IDS, weight=torch.ones(3, 2)),
         tensors(ROWS, 1, id=IDS + 1, weight=torch.ones(3, 2)),
     ],
-    "an unknown kind": [(9, 0, b"")],
+    "an unknown kind": [(11, 0, b"")],
     "no header": [(DENSE, 0, b"1234567")],
     "an endless header": [(DENSE, 0, (1 << 62).to_bytes(8, "little"))],
     "a long header": [(DENSE, 0, header(b" " * (17 << 20)))],

@@ -163,6 +163,12 @@ def test_what_is_refused(tmp_path: Path) -> None:
         ({"tables": "ads"}, TypeError, "DeltaLog: tables is 'ads', expected names in a list"),
         ({"tables": []}, ValueError, r"DeltaLog: tables is \[\], expected the name of at least"),
         ({"tables": [3]}, ValueError, r"DeltaLog: tables is \[3\], expected the name"),
+        (
+            {"resume": True, "tables": ["ads"]},
+            ValueError,
+            r"resume is True and tables is \['ads'\]",
+        ),
+        ({"resume": True, "keep": TOP}, ValueError, r"resume is True and keep is Top\("),
     ):
         with pytest.raises(error, match=message):
             td.checkpoint.DeltaLog(tmp_path / "log", **arguments)

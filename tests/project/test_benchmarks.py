@@ -54,6 +54,7 @@ SMALL = {
     "ragged": ["--features", "3", "--dim", "4", "--rows", "50"],
     "checkpoint": ["--ids", "26000"],
     "delta": ["--ids", "5000"],
+    "freshness": ["--seconds", "4", "--only", "event to answer"],
     "quantized_rows": ["--mib", "1", "--only", "int8 rows, D=16"],
     "tiers": [
         *("--part", "reads", "--megabytes", "2", "--reads", "200"),
@@ -65,8 +66,16 @@ SMALL = {
     "dcp_load": ["--megabytes", "1", "--only", "Adam D=16, 1 rank"],
 }
 SLOW = (  # 9 seconds and more each
-    *("dcp_load", "feature_ops", "lifecycle", "optimizers", "serving", "torchrec_step"),
-    "two_ranks",
+    *(
+        "dcp_load",
+        "feature_ops",
+        "freshness",
+        "lifecycle",
+        "optimizers",
+        "serving",
+        "torchrec_step",
+    ),
+    *("freshness", "two_ranks"),
 )
 
 
@@ -219,7 +228,7 @@ def test_an_unknown_benchmark_is_named(
     expected += (
         ", two_ranks, lifecycle, assign, optimizers, torchrec_step, feature_ops, ragged, dcp_load"
     )
-    expected += ", checkpoint, delta, tiers, live_serving, serving, quantized_rows, ops"
+    expected += ", checkpoint, delta, freshness, tiers, live_serving, serving, quantized_rows, ops"
     assert expected in capsys.readouterr().err
 
 

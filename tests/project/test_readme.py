@@ -80,6 +80,8 @@ def run_program(script: Path, output: Path) -> None:
     os.chdir(script.parent)
     if "torchrec" not in script.read_text():  # which has some warnings itself
         warnings.simplefilter("error")
+        # torchdata 0.11 calls it
+        warnings.filterwarnings("ignore", "'set_vital' is deprecated", UserWarning)
     with output.open("w") as file, redirect_stdout(file), redirect_stderr(file):
         try:
             runpy.run_path(str(script), run_name="__main__")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engine_checkpoints import Trained
+from checkpoint_content import same
+from engine_checkpoints import Trained, contents
 from ranks import Ranks
 from table_content import Content, content, merged
 
@@ -45,3 +46,38 @@ def test_an_engine_follows_another_one(two_ranks: Ranks, tmp_path: Path) -> None
     ids = {key for published, _ in found for key in published[-1]}
     assert content(alone.engine).keys() == ids
     assert merged([content(alone.engine, state=False)]).keys() == ids
+
+
+def publish_to_resume(rank: int, path: Path, whole: Path) -> None:
+    """Train an engine that goes on from a log once, then save it."""
+    for steps in (range(2), range(2, 4)):
+        trained = Trained(rank, 2, filled=steps.start == 0)
+        with td.checkpoint.DeltaLog(path, resume=True) as log:
+            td.checkpoint.resume(log, trained.engine)
+            for step in steps:
+                trained.train(range(step, step + 1))
+                log.publish(state={"step": step})
+    td.checkpoint.save(whole, trained.engine)
+
+
+def resume_engine(rank: int, size: int, path: Path, whole: Path) -> bool:
+    """Whether an engine that resumes has what one has that loads the checkpoint."""
+    resumed, loaded = (Trained(rank, size, seed=seed, filled=False) for seed in (7, 8))
+    assert td.checkpoint.resume(path, resumed.engine).state == {"step": 3}
+    td.checkpoint.load(whole, loaded.engine)
+    found = [contents(of.engine) for of in (resumed, loaded)]
+    for child in (child for of in found for child in of.values()):
+        for values in child.values.values():
+            del values["rows"]  # 8-bit rows may be NaN as floats; content() compares bits
+    return content(resumed.engine) == content(loaded.engine) and same(*found)
+
+
+@pytest.mark.long
+def test_an_engine_resumes_on_any_number_of_ranks(
+    two_ranks: Ranks, three_ranks: Ranks, tmp_path: Path
+) -> None:
+    paths = tmp_path / "log", tmp_path / "whole"
+    two_ranks.run(publish_to_resume, *paths)
+    for ranks in (two_ranks, three_ranks):
+        assert all(ranks.run(resume_engine, ranks.world_size, *paths))
+    assert resume_engine(0, 1, *paths)

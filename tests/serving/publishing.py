@@ -37,7 +37,8 @@ def new_trainer(
     model = small_model(seed=1, many=0)
     td.checkpoint.load(base_of(package.path), model)
     sink = td.checkpoint.DirectorySink(log / "r000-of-001", segment_bytes=segment_bytes)
-    publisher = td.checkpoint.DeltaLog(sink)
+    # with what trainers resume from, which servers skip
+    publisher = td.checkpoint.DeltaLog(sink, resume=True)
     publisher.attach(model, base=base_of(package.path))
     return model, publisher
 

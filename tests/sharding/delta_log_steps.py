@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
-from checkpoint_models import Kind, sharded_model, train
+from checkpoint_models import Kind, equal_shards, sharded_model, shards_of, train
 from checkpoint_steps import names_of
 from table_content import Content, content
 
@@ -89,3 +89,37 @@ def fails_on_one_rank(rank: int, kinds: Sequence[Kind], path: Path) -> tuple[str
     assert follower.update() == 1
     followed = [content(other, state=False)]
     return raised, Followed(published, followed, (_dense(model), _dense(other)))
+
+
+def publishes_to_resume(
+    rank: int, kinds: Sequence[Kind], optimizer: str, log: Path, whole: Path, steps: range
+) -> None:
+    """Goes on from a log to the last of some steps; then saves all to compare with."""
+    model, names = sharded_model(kinds, 0, optimizer, seed=rank), names_of(kinds)
+    with DeltaLog(log, resume=True, every_steps=1) as published:
+        state = td.checkpoint.resume(published, model).state
+        assert steps.start == (0 if state is None else state["step"])
+        for step in steps:
+            train(model, rank, names, range(step, step + 1))
+            published.step(state={"step": step + 1, "rank": rank})
+    td.checkpoint.save(whole, model)
+
+
+def resumes(
+    rank: int, kinds: Sequence[Kind], side: int, optimizer: str, log: Path, whole: Path
+) -> bool:
+    """Whether a model that resumes has what one has that loads a checkpoint of the same step."""
+    models = [sharded_model(kinds, side, optimizer, seed=seed) for seed in (1, 2)]
+    report = td.checkpoint.resume(log, models[0])
+    assert report.state == {"step": STEPS, "rank": 0}
+    td.checkpoint.load(whole, models[1])
+    # an exact load has the time of the last lookup, others that of the next one
+    pair = [
+        [of._replace(clock=(of.clock[0], of.proposed or 0)) for of in shards_of(model)]
+        for model in models
+    ]
+    assert len(pair[0]) == len(pair[1])
+    return all(map(equal_shards, *pair)) and _dense(models[0]) == _dense(models[1])
+
+
+STEPS = 6

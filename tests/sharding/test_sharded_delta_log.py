@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from checkpoint_models import Kind, Unsharded
-from delta_log_steps import Followed, fails_on_one_rank, publishes_and_follows
+from checkpoint_content import same, saved_content
+from checkpoint_models import Kind, Unsharded, equal_shards, shards_of_unsharded
+from delta_log_steps import (
+    STEPS,
+    Followed,
+    fails_on_one_rank,
+    publishes_and_follows,
+    publishes_to_resume,
+    resumes,
+)
 from ranks import Ranks
 from table_content import content, merged
 
@@ -52,3 +61,43 @@ def test_a_commit_that_one_rank_cannot_write_is_none(two_ranks: Ranks, tmp_path:
     found = two_ranks.run(fails_on_one_rank, kinds, tmp_path / "log")
     assert all("no room on this rank" in raised for raised, _ in found)
     check([of for _, of in found])
+
+
+RESUMED = (
+    *KINDS,
+    Kind("times", ("row_wise", "table_wise"), policy="times"),
+    Kind("counted", ("table_wise", "row_wise"), policy="counted"),
+    Kind("sketched", ("row_wise", "row_wise"), policy="sketched"),
+)
+
+
+# columns of three ranks would not be equally many
+ON_THREE = [
+    replace(kind, shardings=("row_wise", kind.shardings[1].replace("column", "row")))
+    for kind in RESUMED
+]
+
+
+@pytest.mark.parametrize("optimizer", [pytest.param("adam", marks=pytest.mark.long), "rowwise"])
+def test_training_resumes_on_any_number_of_ranks(
+    two_ranks: Ranks, three_ranks: Ranks, tmp_path: Path, optimizer: str
+) -> None:
+    log, whole, other = (tmp_path / name for name in ("log", "whole", "other"))
+    for steps in (range(2), range(2, 2), range(2, STEPS)):  # each time from where it was
+        two_ranks.run(publishes_to_resume, RESUMED, optimizer, log, whole, steps)
+    undisturbed = tmp_path / "undisturbed"
+    two_ranks.run(publishes_to_resume, RESUMED, optimizer, undisturbed, other, range(STEPS))
+    assert same(saved_content(whole), saved_content(other))
+    for side in (0, 1):
+        assert all(two_ranks.run(resumes, RESUMED, side, optimizer, log, whole))
+    assert all(three_ranks.run(resumes, ON_THREE, 1, optimizer, log, whole))
+    models = [Unsharded(RESUMED, 0, optimizer) for _ in range(2)]
+    assert td.checkpoint.resume(log, models[0]).state["step"] == STEPS
+    td.checkpoint.load(whole, models[1])
+    assert all(map(equal_shards, *[shards_of_unsharded(model) for model in models]))
+    sink = td.checkpoint.DirectorySink(log / "r001-of-002")
+    sink.drop_after(STEPS - 1)  # as if this rank had been killed before it wrote
+    sink.close()
+    assert td.checkpoint.resume(log, models[0]).state["step"] == STEPS - 1
+    two_ranks.run(publishes_to_resume, RESUMED, optimizer, log, whole, range(STEPS - 1, STEPS))
+    assert same(saved_content(whole), saved_content(other))

@@ -8,9 +8,9 @@ another checkpoint. :func:`merge` folds increments into a whole checkpoint.
 ranks, and :func:`export` writes it for other programs. ``python -m torch_dynemb checkpoint`` does
 the same from a shell.
 
-:class:`DeltaLog` publishes changes during training, and :func:`follow` applies them to other
-models. :func:`save_snapshot`, :func:`load_snapshot` and :func:`snapshots` are for models with rows
-on disks.
+:class:`DeltaLog` publishes changes during training, :func:`follow` applies them to other models,
+and :func:`resume` lets training go on from the last commit. :func:`save_snapshot`,
+:func:`load_snapshot` and :func:`snapshots` are for models with rows on disks.
 """
 
 from torch_dynemb.checkpoint.delta_log.commits import Commit, TableDelta
@@ -18,6 +18,7 @@ from torch_dynemb.checkpoint.delta_log.directory import DirectorySink
 from torch_dynemb.checkpoint.delta_log.follower import Follower, follow, replay
 from torch_dynemb.checkpoint.delta_log.log import DeltaLog
 from torch_dynemb.checkpoint.delta_log.position import LogPosition
+from torch_dynemb.checkpoint.delta_log.resume import resume
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink, EndingSink
 from torch_dynemb.checkpoint.delta_log.targets import FollowTarget
 from torch_dynemb.checkpoint.loading.load import LoadedTable, LoadReport, load
@@ -64,6 +65,7 @@ __all__ = [
     "record_changes",
     "replay",
     "reshard",
+    "resume",
     "save",
     "save_snapshot",
     "snapshots",

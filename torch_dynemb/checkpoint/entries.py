@@ -21,6 +21,7 @@ ID = "id"  # int64 [n]
 WEIGHT = "weight"  # [n, columns]
 COUNT = "count"  # int64 [n], of an id that waits for admission
 SKETCH = "sketch"  # int32 [rows, width]
+PLACE = "place"  # int64 [n], of changed cells in a sketch
 
 FULL = "full"  # kinds of checkpoints
 DELTA = "delta"
@@ -163,6 +164,7 @@ __all__ = [
     "MANIFEST",
     "NO_GROUP",
     "PACKED",
+    "PLACE",
     "SKETCH",
     "STATE",
     "UNFINISHED",

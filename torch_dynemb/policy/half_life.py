@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 
 import torch
 from torch import Tensor
 
+from torch_dynemb.argument_checks import duration
 from torch_dynemb.ops.columns import DECAY_BITS, MOST_HALF_LIVES, NEVER_OCCURRED
 
 MOST_HALF_LIFE = 1 << 32  # seconds or steps
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def parse_half_life(owner: str, value: object) -> int:
@@ -28,12 +27,7 @@ def parse_half_life(owner: str, value: object) -> int:
     expected = "expected seconds, or a text such as '7d' or '12h'"
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise TypeError(f"{owner} is {value!r}, {expected}")
-    seconds = value
-    if isinstance(seconds, str):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*", seconds)
-        if found is None:
-            raise ValueError(f"{owner} is {value!r}, {expected}")
-        seconds = int(float(found[1]) * _UNITS[found[2]])
+    seconds = duration(owner, value, expected) if isinstance(value, str) else value
     check_half_life(owner, value, seconds)
     return seconds
 

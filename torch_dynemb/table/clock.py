@@ -127,11 +127,10 @@ def now_of_step(tables: Tables, now: int | None) -> int | None:
     if now is not None:
         check_now(tables, now)
     elif tables.config.keeps_time:
-        now = int(time.time())
+        # the machine's clock may have been set back
+        now = host.last_reading = max(host.last_reading, int(time.time()))
         if host.proposed_now is not None:
-            # the machine's clock may have been set back
-            host.last_reading = max(host.last_reading, now)
-            propose(tables, host.last_reading)
+            propose(tables, now)
             return None
     if now is not None and host.proposed_now is not None:
         propose(tables, now)

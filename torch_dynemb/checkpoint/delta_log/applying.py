@@ -38,7 +38,8 @@ class PartChange:
         tensors = state_tensors(tables, tables.config.slab_of(part.table))
         with_state = delta.optimizer is not None and delta.optimizer == _name_of(part)
         state = delta.state.items() if with_state else ()
-        kept = score_names(tables, part.table)
+        # other scores are those of the follower's own clock
+        kept = [name for name in score_names(tables, part.table) if name == _CUSTOM]
         self.update = RowUpdate(
             f"follow: table {part.name!r}",
             tables,

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from os import PathLike
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from torch_dynemb.argument_checks import described
 from torch_dynemb.checkpoint.delta_log.bases import base_folder, newest_base
+from torch_dynemb.checkpoint.delta_log.batch import Batch
 from torch_dynemb.checkpoint.delta_log.comparison import differing_ids, touched_ids
 from torch_dynemb.checkpoint.delta_log.directory import rank_folders
+from torch_dynemb.checkpoint.delta_log.folding import can_resume
 from torch_dynemb.checkpoint.delta_log.own_log import OwnLog
 from torch_dynemb.checkpoint.delta_log.recorded import RecordedModel
+from torch_dynemb.checkpoint.loading.table_plan import resumed_plan
 from torch_dynemb.checkpoint.manifest.whole_tables import check_whole
 from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
@@ -22,8 +25,8 @@ from torch_dynemb.checkpoint.together import Ranks
 
 
 def checked_parts(
-    ranks: Ranks, model: nn.Module, log: Path | None, *, optimizer_state: bool
-) -> tuple[list[TablePart], dict[str, int]]:
+    ranks: Ranks, model: nn.Module, log: Path | None, *, optimizer_state: bool, resume: bool
+) -> tuple[list[TablePart], dict[str, int], bool]:
     """Check the model of a log. All ranks call it.
 
     Args:
@@ -31,15 +34,17 @@ def checked_parts(
         model: model to publish.
         log: directory of the log; None if it is elsewhere.
         optimizer_state: whether optimizer state of rows will be published.
+        resume: whether training will resume from the log.
 
     Returns:
-        Its tables on this rank, and the columns of all tables by name.
+        Its tables on this rank, the columns of all tables by name, and whether ranks share the
+        columns of a table.
 
     Raises:
         TypeError: the model is not a module.
         ValueError: tables are incomplete, the log has another number of ranks, or optimizer state
             is split over ranks.
-        RuntimeError: gradients are pending.
+        RuntimeError: gradients are pending, or rows lie in a store.
     """
 
     def parts_here() -> list[TablePart]:
@@ -56,6 +61,13 @@ def checked_parts(
         parts = parts_of(model)
         for group in groups_of(parts):
             check_saveable("DeltaLog.attach", group)
+            if resume:
+                group.tables.check_in_memory(
+                    "DeltaLog.attach: resume=True",
+                    "a model with such tables resumes from its last snapshot: call "
+                    "torch_dynemb.checkpoint.save_snapshot, and give it the position of the reader "
+                    "as state=",
+                )
         return parts
 
     parts = ranks.run(parts_here)
@@ -63,12 +75,12 @@ def checked_parts(
     places = [place for of_rank in gathered for place in of_rank]
     check_whole(places)
     split = {shard.name for _, shard in places if shard.split}
-    if split and optimizer_state:
+    if split and optimizer_state and not resume:
         raise ValueError(
             f"DeltaLog.attach: optimizer_state is True, but the columns of tables {sorted(split)} "
             "lie on several ranks, which splits their state: give optimizer_state=False"
         )
-    return parts, {shard.name: shard.embedding_dim for _, shard in places}
+    return parts, {shard.name: shard.embedding_dim for _, shard in places}, bool(split)
 
 
 def find_base(
@@ -107,20 +119,44 @@ def find_base(
             first = base_folder(log, 0)
             save(first)
             own.base, own.base_sequence = uuid_of(first), 0
-            ranks.run(recorded.begin)
+            ranks.run(lambda: recorded.begin(saved=True))
             return
         path = newest_base(log, ranks.run(own.bases))
     uuid = ranks.run(lambda: uuid_of(path))
     own.base, own.base_sequence = uuid, ranks.run(lambda: own.sequence_of(uuid))
-    touched = ranks.gather(ranks.run(lambda: touched_ids(own.batches(own.base_sequence + 1))))
+
+    def read_ids() -> dict[str, Tensor]:
+        batches = own.batches(own.base_sequence + 1)
+        return touched_ids(_of_kind(batches, resume=recorded.resume))
+
+    touched = ranks.gather(ranks.run(read_ids))
 
     def compare() -> None:
         with open_checkpoint(path) as saved:
-            owed = differing_ids(recorded.parts, saved, touched, state=recorded.optimizer_state)
+            owed = differing_ids(
+                recorded.parts,
+                saved,
+                touched,
+                state=recorded.optimizer_state,
+                scores=recorded.scores_of,
+            )
+            for part in recorded.parts if recorded.resume else ():
+                resumed_plan("DeltaLog.attach", part, saved.manifest.tables[part.name], None)
         recorded.begin()
         recorded.owe(owed, dense=True)
 
     ranks.run(compare)
+
+
+def _of_kind(batches: Iterable[Batch], *, resume: bool) -> Iterator[Batch]:
+    """Iterate over batches. Raise ValueError if they were published with another ``resume=``."""
+    for batch in batches:
+        if can_resume(batch) != resume:
+            raise ValueError(
+                f"DeltaLog.attach: resume is {resume}, but commit {batch.head.sequence} of the log "
+                f"was published with resume={not resume}: give that, or publish to a new directory"
+            )
+        yield batch
 
 
 def uuid_of(path: str | PathLike[str]) -> str:

@@ -43,6 +43,10 @@ COMMIT = 4  # the end of a batch
 TABLES = 5  # descriptions of the tables by their numbers in the batch, as JSON
 COUNTS = 6  # ids of a table that wait for admission
 SKETCH = 7  # the counting sketch of a table
+STATE = 8  # the state that a program resumes with; each batch of a resumable log has one
+CHANGED_COUNTS = 9  # ids with another count than in the commit before; 0: it waits no longer
+CHANGED_CELLS = 10  # cells of the counting sketch that differ from the commit before
+KINDS = frozenset(range(ROWS, CHANGED_CELLS + 1)) - {COMMIT}
 
 _HEAD = struct.Struct("<8sIIII16sQQQQII")
 _RECORD = struct.Struct("<QQIIQII")
@@ -132,6 +136,10 @@ class Pieces(NamedTuple):
         """
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         return Pieces(kind, table, size, lambda: tensors)
+
+    def read(self) -> Pieces:
+        """Read the payload now, so that the record stays as it is while training goes on."""
+        return Pieces.of(self.kind, self.table, list(self.make()))
 
 
 class RecordPlace(NamedTuple):
@@ -466,15 +474,19 @@ def _crc(text: bytes, before: int = 0) -> int:
 
 
 __all__ = [
+    "CHANGED_CELLS",
+    "CHANGED_COUNTS",
     "COMMIT",
     "COMMIT_BYTES",
     "COUNTS",
     "DENSE",
     "ERASE",
     "HEAD_BYTES",
+    "KINDS",
     "MAGIC",
     "ROWS",
     "SKETCH",
+    "STATE",
     "TABLES",
     "VERSION",
     "Batch",

@@ -21,10 +21,13 @@ from torch_dynemb.checkpoint.manifest.records import SavedPart
 from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.checkpoint.saving.described import described_table
 from torch_dynemb.checkpoint.saving.source import next_now, sketch_cells
+from torch_dynemb.checkpoint.together import Ranks
 from torch_dynemb.ops.columns import Table
-from torch_dynemb.table.changes import ChangedIds, copy_rows
-from torch_dynemb.table.content import optimizer_steps, score_names
-from torch_dynemb.table.tables import Tables, exported
+from torch_dynemb.table.changes import ChangedIds, Changes, copy_rows
+from torch_dynemb.table.content import optimizer_steps
+from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.lookup import find
+from torch_dynemb.table.tables import Tables, exported, one_table
 
 _RECORD_BYTES = 4 << 20  # largest record of rows; a reader keeps one record in memory
 _COUNTS_AT_ONCE = 1 << 18
@@ -80,47 +83,48 @@ def logged_part(
     return LoggedPart(part.name, described)
 
 
-def row_records(part: TablePart, number: int, changed: ChangedIds) -> Iterator[Pieces]:
-    """Make records of changed rows, with state and scores. Rows are read when they are written.
+def changed_records(
+    part: TablePart, number: int, changed: ChangedIds, *, state: bool, scores: Sequence[str]
+) -> Iterator[Pieces]:
+    """Make records of changed rows and removed ids. Rows are read when they are written.
 
     Args:
         part: part of a model, on this rank.
         number: number of the part in the batch.
         changed: its changes.
+        state: whether the records have optimizer state.
+        scores: names of the scores in the records.
     """
+    yield from _row_records(part, number, changed, state, scores)
+    if changed.removed.numel() > 0:
+        yield Pieces.of(ERASE, number, of_tensors({ID: changed.removed.cpu()}))
+
+
+def _row_records(
+    part: TablePart, number: int, changed: ChangedIds, state: bool, scores: Sequence[str]
+) -> Iterator[Pieces]:
     tables, table = part.group.tables, part.table
     split = len(part.columns) < part.embedding_dim
     # ranks with other columns of the ids must write them in the same order; else rows are read in
     # memory order
     order = torch.argsort(changed.ids if split else changed.handles)
-    words = score_names(tables, table)
 
     def read(places: Tensor) -> Callable[[], Sequence[Tensor]]:
         def make() -> Sequence[Tensor]:
             some = ChangedIds(changed.ids[places], changed.handles[places], places[:0])
             return of_tensors(
-                tensors_of_rows(copy_rows(tables, table, some, state=True, scores=words))
+                tensors_of_rows(copy_rows(tables, table, some, state=state, scores=scores))
             )
 
         return make
 
     none = ChangedIds(changed.ids[:0], changed.handles[:0], changed.removed[:0])
-    like = tensors_of_rows(copy_rows(tables, table, none, state=True, scores=words))
+    like = tensors_of_rows(copy_rows(tables, table, none, state=state, scores=scores))
     # the same number of rows in the records of all columns
-    most = max(1, _RECORD_BYTES // (4 * part.embedding_dim * (len(like) - len(words))))
+    most = max(1, _RECORD_BYTES // (4 * part.embedding_dim * (len(like) - len(scores))))
     for places in order.split(most):
         if places.numel() > 0:
             yield Pieces(ROWS, number, payload_bytes(like, places.numel()), read(places))
-
-
-def removed_records(number: int, removed: Tensor) -> list[Pieces]:
-    """Make the record of removed ids; none without removed ids.
-
-    Args:
-        number: number of the part in the batch.
-        removed: int64 [n], on the CPU.
-    """
-    return [Pieces.of(ERASE, number, of_tensors({ID: removed}))] if removed.numel() > 0 else []
 
 
 def admission_records(part: TablePart, number: int) -> Iterator[Pieces]:
@@ -145,7 +149,7 @@ def admission_records(part: TablePart, number: int) -> Iterator[Pieces]:
                 break
     cells = sketch_cells(tables.config, tables.index.sketch, part.table)
     if cells is not None:
-        yield Pieces.of(SKETCH, number, of_tensors({CELLS: cells.cpu().contiguous()}))
+        yield Pieces.of(SKETCH, number, of_tensors({CELLS: cells.to("cpu", copy=True)}))
 
 
 def _counted(tables: Tables, counters: int) -> Iterator[dict[str, Tensor]]:
@@ -160,4 +164,70 @@ def _counted(tables: Tables, counters: int) -> Iterator[dict[str, Tensor]]:
     yield {ID: waiting[0].contiguous(), COUNT: waiting[1].contiguous()}
 
 
-__all__ = ["admission_records", "logged_part", "removed_records", "row_records"]
+def combine_columns(
+    ranks: Ranks,
+    parts: Sequence[TablePart],
+    groups: Sequence[TableGroup],
+    changes: Sequence[Changes],
+) -> None:
+    """Give all columns of a table the same changed ids. All ranks call it together.
+
+    An id that changed in one column shard is written in all of them, because a record has whole
+    rows once the columns are combined.
+
+    Args:
+        ranks: ranks that share the model.
+        parts: parts of the model, on this rank.
+        groups: groups with recorded changes.
+        changes: changes of these groups, which get the ids.
+    """
+    gathered = ranks.gather(_of_column_shards(parts, groups, changes))
+    for part in parts:
+        number = next((k for k, group in enumerate(groups) if group is part.group), None)
+        if number is None or len(part.columns) == part.embedding_dim:
+            continue
+        same = [
+            of
+            for of_rank in gathered
+            for name, slots, of in of_rank
+            if (name, slots) == (part.name, part.ids)
+        ]
+        ids, removed = (torch.cat(of).unique() for of in zip(*same, strict=True))
+        changes[number].tables[part.table] = ids_now(part, ids, removed)
+
+
+def _of_column_shards(
+    parts: Sequence[TablePart], groups: Sequence[TableGroup], changes: Sequence[Changes]
+) -> list[tuple[str, object, tuple[Tensor, Tensor]]]:
+    """List changed and removed ids of the parts that have only some columns of a table."""
+    result: list[tuple[str, object, tuple[Tensor, Tensor]]] = []
+    for part in parts:
+        for group, of_group in zip(groups, changes, strict=True):
+            if part.group is group and len(part.columns) < part.embedding_dim:
+                changed = of_group.tables[part.table]
+                result.append((part.name, part.ids, (changed.ids.cpu(), changed.removed.cpu())))
+    return result
+
+
+def ids_now(part: TablePart, ids: Tensor, removed: Tensor) -> ChangedIds:
+    """Return ids that a table has as changed, and those of ``removed`` that it lacks as removed.
+
+    Args:
+        part: part of a model, on this rank.
+        ids, removed: int64 [n], unique.
+    """
+    tables = part.group.tables
+    ids, removed = ids.to(tables.device), removed.to(tables.device)
+    handles = find(tables, *one_table(tables, part.table, ids)).handles
+    here = handles >= 0
+    gone = find(tables, *one_table(tables, part.table, removed)).handles < 0
+    return ChangedIds(ids[here], handles[here], removed[gone])
+
+
+__all__ = [
+    "admission_records",
+    "changed_records",
+    "combine_columns",
+    "ids_now",
+    "logged_part",
+]

@@ -9,19 +9,20 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.checkpoint.delta_log.batch import (
-    COUNTS,
     DENSE,
     ERASE,
+    KINDS,
     ROWS,
-    SKETCH,
     TABLES,
     Batch,
     Record,
 )
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, rows_of, tables_of, tensors_of
-from torch_dynemb.checkpoint.entries import ID
+from torch_dynemb.checkpoint.entries import COUNT, ID, SKETCH
 from torch_dynemb.checkpoint.reading.column_shards import combined_by_row
 from torch_dynemb.errors import DamagedFileError
+from torch_dynemb.ops.columns import SKETCH_ROWS
+from torch_dynemb.optim.base import StateTensor
 from torch_dynemb.table.changes import ChangedRows
 
 
@@ -75,12 +76,14 @@ class _Piece(NamedTuple):
     removed: Tensor
 
 
-def commit_of(batches: Sequence[Batch], *, whole: bool = True) -> Commit:
+def commit_of(batches: Sequence[Batch], *, whole: bool = True, by_shard: bool = False) -> Commit:
     """Combine the batches of one number into a commit. Records that followers ignore are skipped.
 
     Args:
         batches: batches of all ranks, at least one.
         whole: whether all columns of the tables must be there; False: rows may have fewer.
+        by_shard: whether state with one value per row keeps that of each column shard, [n, shards]
+            in the order of their columns; False: it is combined.
 
     Raises:
         DamagedFileError: they cannot be decoded.
@@ -95,7 +98,7 @@ def commit_of(batches: Sequence[Batch], *, whole: bool = True) -> Commit:
             for record in batch.records:
                 if record.kind == DENSE:
                     dense.update(tensors_of(record.payload))
-        tables = {name: _delta(of_table, whole=whole) for name, of_table in pieces.items()}
+        tables = {name: _delta(of, whole, by_shard) for name, of in pieces.items()}
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
         raise DamagedFileError(
             f"delta log: commit {head.sequence} cannot be decoded: {error}"
@@ -115,7 +118,7 @@ def _pieces_of(records: Sequence[Record]) -> list[_Piece]:
         elif record.kind == ERASE:
             removed = checked_ids(pieces[record.table].logged.name, record.payload)
             pieces[record.table] = pieces[record.table]._replace(removed=removed)
-        elif record.kind not in (DENSE, TABLES, COUNTS, SKETCH):
+        elif record.kind not in KINDS:
             raise ValueError(f"it has a record of unknown kind {record.kind}")
     return pieces
 
@@ -132,6 +135,38 @@ def checked_ids(name: str, payload: Tensor, entry: str = ID) -> Tensor:
         KeyError, ValueError: it is not such a record.
     """
     return _int64(name, tensors_of(payload)[entry])
+
+
+def checked_counts(name: str, payload: Tensor) -> Tensor:
+    """Return the ids of a record with their counts, int64 [2, n].
+
+    Args:
+        name: name of the table.
+        payload: uint8 [n].
+
+    Raises:
+        KeyError, RuntimeError, ValueError: it is not such a record.
+    """
+    return torch.stack([checked_ids(name, payload, of) for of in (ID, COUNT)])
+
+
+def checked_sketch(name: str, payload: Tensor) -> Tensor:
+    """Return the counting sketch of a record, int32 [rows, width].
+
+    Args:
+        name: name of the table.
+        payload: uint8 [n].
+
+    Raises:
+        KeyError, ValueError: it is not such a record.
+    """
+    cells = tensors_of(payload)[SKETCH]
+    if cells.dtype != torch.int32 or cells.dim() != 2 or cells.shape[0] != SKETCH_ROWS:
+        raise ValueError(
+            f"table {name!r} has a sketch of {cells.dtype} {tuple(cells.shape)}, expected int32 "
+            f"[{SKETCH_ROWS}, width]"
+        )
+    return cells
 
 
 def _int64(name: str, ids: Tensor) -> Tensor:
@@ -160,10 +195,25 @@ def checked_rows(logged: LoggedPart, payload: Tensor) -> ChangedRows:
     scores = [_int64(name, of) for of in rows.scores.values()]
     if any(values.shape[:1] != count for values in (*rows.state.values(), *scores)):
         raise ValueError(f"table {name!r} lacks state or scores for some of its ids")
+    _check_state(logged, rows)
     return rows
 
 
-def _delta(pieces: Sequence[_Piece], *, whole: bool) -> TableDelta:
+def _check_state(logged: LoggedPart, rows: ChangedRows) -> None:
+    """Raise KeyError or ValueError unless rows have the optimizer state of their table."""
+    name, table = logged
+    for of, per_row, dtype in () if table.optimizer is None else table.optimizer["state"]:
+        tensor, values = StateTensor(of, per_row, getattr(torch, dtype)), rows.state[of]
+        columns = tensor.columns(logged.part.columns)
+        shape = rows.ids.shape if per_row else (*rows.ids.shape, columns)
+        if values.dtype != tensor.dtype or values.shape != shape:
+            raise ValueError(
+                f"table {name!r} has state {of!r} of {values.dtype} {tuple(values.shape)}, "
+                f"expected {tensor.dtype} {tuple(shape)}"
+            )
+
+
+def _delta(pieces: Sequence[_Piece], whole: bool, by_shard: bool) -> TableDelta:
     """Combine the ids and columns of all ranks into the change of a table."""
     name, table = pieces[0].logged
     by_columns: dict[int, list[_Piece]] = {}
@@ -178,7 +228,7 @@ def _delta(pieces: Sequence[_Piece], *, whole: bool) -> TableDelta:
     ]
     if len(shards) > 1:
         shards = [(first, _sorted(rows)) for first, rows in shards]
-    rows = whole_rows(name, [of for _, of in shards])
+    rows = whole_rows(name, [of for _, of in shards], by_shard=by_shard)
     steps = max(piece.logged.part.optimizer_steps for piece in pieces)
     return TableDelta(
         table.embedding_dim,
@@ -193,18 +243,19 @@ def _delta(pieces: Sequence[_Piece], *, whole: bool) -> TableDelta:
     )
 
 
-def whole_rows(name: str, shards: Sequence[ChangedRows]) -> ChangedRows:
+def whole_rows(name: str, shards: Sequence[ChangedRows], *, by_shard: bool = False) -> ChangedRows:
     """Combine column shards into rows with all columns. Ids and their order must be the same.
 
     Args:
         name: name of the table.
         shards: shards by column.
+        by_shard: see :func:`commit_of`.
 
     Raises:
         ValueError: they have different ids.
     """
     first = shards[0]
-    if len(shards) == 1:
+    if len(shards) == 1 and not by_shard:
         return first
     if any(not torch.equal(of.ids, first.ids) for of in shards):
         raise ValueError(f"ranks that share the columns of table {name!r} have different ids")
@@ -212,11 +263,12 @@ def whole_rows(name: str, shards: Sequence[ChangedRows]) -> ChangedRows:
     for key, values in first.state.items():
         parts = [of.state[key] for of in shards]
         widths = [of.rows.shape[1] for of in shards]
-        state[key] = (
-            combined_by_row(list(zip(widths, parts, strict=True)))
-            if values.dim() == 1
-            else torch.cat(parts, dim=1)
-        )
+        if values.dim() > 1:
+            state[key] = torch.cat(parts, dim=1)
+        elif by_shard:
+            state[key] = torch.stack(parts, dim=1)
+        else:
+            state[key] = combined_by_row(list(zip(widths, parts, strict=True)))
     return first._replace(rows=torch.cat([of.rows for of in shards], dim=1), state=state)
 
 
@@ -247,8 +299,10 @@ def _sorted(rows: ChangedRows) -> ChangedRows:
 __all__ = [
     "Commit",
     "TableDelta",
+    "checked_counts",
     "checked_ids",
     "checked_rows",
+    "checked_sketch",
     "commit_of",
     "whole_rows",
 ]

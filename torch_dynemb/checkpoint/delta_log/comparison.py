@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch_dynemb.checkpoint.reading.reader import Checkpoint
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
 from torch_dynemb.table.lookup import find
 from torch_dynemb.table.row_access import read_rows
-from torch_dynemb.table.scores import Scores
+from torch_dynemb.table.scores import stored_scores
 from torch_dynemb.table.tables import exported, one_table
 
 _IDS_AT_ONCE = 1 << 18
@@ -47,6 +47,7 @@ def differing_ids(
     touched: Sequence[Mapping[str, Tensor]],
     *,
     state: bool,
+    scores: Callable[[TablePart], Sequence[str]],
 ) -> list[Tensor]:
     """Collect ids of each part for which followers of a log may differ from the model.
 
@@ -55,6 +56,7 @@ def differing_ids(
         saved: base of the log.
         touched: results of :func:`touched_ids` on every rank, for the commits since the base.
         state: also compare optimizer state.
+        scores: returns the names of the scores that are compared.
 
     Returns:
         int64 [n] of each part, on the CPU.
@@ -71,12 +73,16 @@ def differing_ids(
     result = []
     for part in parts:
         of_ranks = [ids[part.name] for ids in touched if part.name in ids]
-        result.append(_differing(part, saved, of_ranks, state=state))
+        result.append(_differing(part, saved, of_ranks, state, scores(part)))
     return result
 
 
 def _differing(
-    part: TablePart, saved: Checkpoint, touched: Sequence[Tensor], *, state: bool
+    part: TablePart,
+    saved: Checkpoint,
+    touched: Sequence[Tensor],
+    state: bool,
+    words: Sequence[str],
 ) -> Tensor:
     table = saved.tables.get(part.name)
     if table is None or table.embedding_dim != part.embedding_dim:
@@ -86,11 +92,10 @@ def _differing(
         )
     found: list[Tensor] = []
     known: list[Tensor] = []
-    custom = "custom" in part.config.policy.scores
-    for batch in table.batches(_IDS_AT_ONCE, state=state, scores=custom):
+    for batch in table.batches(_IDS_AT_ONCE, state=state, scores=bool(words)):
         own = part.ids.owned(batch.ids)
         known.append(batch.ids[own])
-        found.append(batch.ids[own][_differs(part, table, batch, own, state=state)])
+        found.append(batch.ids[own][_differs(part, table, batch, own, state, words)])
     in_base = torch.cat(known) if known else torch.empty(0, dtype=torch.int64)
     for exported_ids in exported(part.group.tables, part.table, _IDS_AT_ONCE):
         ids = exported_ids.ids.cpu()
@@ -100,7 +105,12 @@ def _differing(
 
 
 def _differs(
-    part: TablePart, table: CheckpointTable, batch: SavedBatch, own: Tensor, *, state: bool
+    part: TablePart,
+    table: CheckpointTable,
+    batch: SavedBatch,
+    own: Tensor,
+    state: bool,
+    words: Sequence[str],
 ) -> Tensor:
     """Return which owned ids of a batch are missing in the model or have another row, bool [n]."""
     tables, ids = part.group.tables, batch.ids[own].to(part.group.device)
@@ -116,13 +126,11 @@ def _differs(
         pairs += [(now.state[name], batch.state[name][own]) for name in now.state]
     elif state:
         return torch.ones_like(result).cpu()
-    if "custom" in part.config.policy.scores:
-        if "custom" not in batch.score_names:
+    for word in words:
+        if word not in batch.score_names:
             return torch.ones_like(result).cpu()
-        saved = batch.scores[:, batch.score_names.index("custom")]
-        pairs.append(
-            (Scores(tables).get(part.table, ids[there], score="custom").scores, saved[own])
-        )
+        saved = batch.scores[:, batch.score_names.index(word)]
+        pairs.append((stored_scores(tables, part.table, ids[there], word).scores, saved[own]))
     for mine, theirs in pairs:
         given = _flat(theirs.to(ids.device)[there])
         of_model = _flat(mine)

@@ -257,7 +257,7 @@ def follow(
             )
         integer("follow: sequence", sequence, least=0, what="int or None")
         return Follower(LogReader(sinks, base=None, sequence=sequence), target, dense=dense)
-    with open_checkpoint(_base_of("follow", log, base)) as saved:
+    with open_checkpoint(base_of("follow", log, base)) as saved:
         return Follower(LogReader(sinks, base=saved.uuid, sequence=None), target, dense=dense)
 
 
@@ -285,7 +285,7 @@ def replay(
         NewBaseNeededError: the log does not continue from the base.
         Exception: as :func:`torch_dynemb.checkpoint.load` and :meth:`Follower.update`.
     """
-    path = _base_of("replay", log, base)
+    path = base_of("replay", log, base)
     load(path, model)
     follower = follow(log, model, base=path)
     follower.update(until=until)
@@ -298,8 +298,15 @@ def replay(
     return reached
 
 
-def _base_of(owner: str, log: Log, base: str | PathLike[str] | None) -> Path:
-    """Return the given checkpoint, or the one in the directory of a log."""
+def base_of(owner: str, log: Log, base: str | PathLike[str] | None) -> Path:
+    """Return the given checkpoint, or the one in the directory of a log.
+
+    Args:
+        owner: function that errors name. ``"follow"`` refuses a log with several bases; others take
+            the newest one.
+        log: the log.
+        base: the given checkpoint.
+    """
     if base is not None:
         return Path(fspath(base))
     if not isinstance(log, str | PathLike):
@@ -308,7 +315,7 @@ def _base_of(owner: str, log: Log, base: str | PathLike[str] | None) -> Path:
             "the path of the checkpoint that the log begins with"
         )
     path = Path(fspath(log))
-    if owner == "replay":
+    if owner != "follow":
         first = next(iter(sinks_of(log)()), None)
         batches = [] if first is None else first.read(0)
         return newest_base(path, {batch_of(data).head.base for data in batches})
@@ -321,4 +328,4 @@ def _base_of(owner: str, log: Log, base: str | PathLike[str] | None) -> Path:
     return folders[0] if folders else base_folder(path, 0)
 
 
-__all__ = ["Follower", "follow", "replay"]
+__all__ = ["Follower", "base_of", "follow", "replay"]

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
 from torch_dynemb.argument_checks import described, flag, integer, number
 from torch_dynemb.checkpoint.delta_log.attaching import checked_parts, find_base, uuid_of
-from torch_dynemb.checkpoint.delta_log.bases import base_folder, remove_bases
+from torch_dynemb.checkpoint.delta_log.bases import (
+    base_folder,
+    base_folders,
+    newest_base,
+    remove_bases,
+)
+from torch_dynemb.checkpoint.delta_log.changed_parts import combine_columns
 from torch_dynemb.checkpoint.delta_log.directory import DirectorySink
+from torch_dynemb.checkpoint.delta_log.new_base import NewBase, Retention
 from torch_dynemb.checkpoint.delta_log.own_log import OwnLog, Writing
 from torch_dynemb.checkpoint.delta_log.position import LogPosition
+from torch_dynemb.checkpoint.delta_log.program_state import ProgramState
 from torch_dynemb.checkpoint.delta_log.published_ids import Filter, PublishedIds
+from torch_dynemb.checkpoint.delta_log.reader import sinks_of
 from torch_dynemb.checkpoint.delta_log.recorded import RecordedModel
+from torch_dynemb.checkpoint.delta_log.resumed import load_commits
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
 from torch_dynemb.checkpoint.entries import rank_folder
+from torch_dynemb.checkpoint.loading.load import LoadReport
 from torch_dynemb.checkpoint.manifest.places import checked_path
 from torch_dynemb.checkpoint.parts import end_steps, groups_of
 from torch_dynemb.checkpoint.plain_torch import plain_torch
@@ -58,6 +70,11 @@ class DeltaLog:
             tables, or a dict by table name. A commit removes ids that a rule no longer keeps, and
             ids that are past their ttl. Each commit scans the index. Bases are whole checkpoints;
             the first commit after a base removes its other ids. Default: all ids.
+        resume: publish everything that training needs to go on from a commit with :func:`resume`.
+            That is also optimizer state, all scores, changed counts of admission, clocks, seeds,
+            and the ``state`` of the program.
+        retain: commits that :meth:`save` leaves before a new base: a number of them, or those of a
+            time such as ``"1h"``. Default: those since the former base.
         process_group: ranks that share the model; default: all.
 
     Raises:
@@ -92,6 +109,8 @@ class DeltaLog:
         dense: bool = True,
         tables: Collection[str] | None = None,
         keep: Keep | None = None,
+        resume: bool = False,
+        retain: int | str | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         self._filter = Filter.of(tables, keep)
@@ -102,8 +121,23 @@ class DeltaLog:
             integer("DeltaLog: every_steps", every_steps, least=1, what="int or None")
         if every_seconds is not None and not number("DeltaLog: every_seconds", every_seconds) > 0:
             raise ValueError(f"DeltaLog: every_seconds is {every_seconds}, expected more than 0")
-        self._optimizer_state = flag("DeltaLog: optimizer_state", optimizer_state)
+        self._resumes = flag("DeltaLog: resume", resume)
+        self._optimizer_state = flag("DeltaLog: optimizer_state", optimizer_state) or resume
         self._dense = flag("DeltaLog: dense", dense)
+        if resume and not dense:
+            raise ValueError(
+                "DeltaLog: resume is True and dense is False, but training goes on with the dense "
+                "state, too: leave dense out"
+            )
+        if resume and self._filter.is_partial:
+            partial = f"tables is {tables!r}" if keep is None else f"keep is {keep!r}"
+            raise ValueError(
+                f"DeltaLog: resume is True and {partial}, but training goes on with all rows: give "
+                "followers a log of their own"
+            )
+        self._retention = Retention(retain)
+        self._new_base: NewBase | None = None
+        self._former = 0  # last commit in the base before the newest one
         self._path: Path | None = None
         if isinstance(log, str | PathLike):
             self._path = checked_path("DeltaLog: log", log)
@@ -117,6 +151,7 @@ class DeltaLog:
         self._model: nn.Module | None = None
         self._recorded: RecordedModel | None = None
         self._tables: dict[str, int] = {}  # columns of the model's tables, over all ranks
+        self._split = False  # whether ranks share the columns of a table
         self._writing: Writing | None = None
         self._sequence, self._has_leftovers = 0, False
         self._steps, self._published_at = 0, 0.0
@@ -132,7 +167,13 @@ class DeltaLog:
     # -- a model -------------------------------------------------------------------------------
 
     @plain_torch()
-    def attach(self, model: nn.Module, *, base: str | PathLike[str] | None = None) -> None:
+    def attach(
+        self,
+        model: nn.Module,
+        *,
+        base: str | PathLike[str] | None = None,
+        state: ProgramState = None,
+    ) -> None:
         """Record the changes of a model from now on. Call it between two training steps.
 
         Updates then set a dirty byte per row, so compiled code is compiled again, and CUDA graphs
@@ -146,13 +187,15 @@ class DeltaLog:
             model: any module with tables of this library and rows in memory.
             base: path of the checkpoint that the log begins with, or of a later one from
                 :meth:`save`; default: the newest one in the directory of the log.
+            state: as for :meth:`publish`; a base that is saved now has it.
 
         Raises:
             TypeError: ``model`` is not a module, or its dense state has entries other than whole
                 tensors.
             ValueError: the base does not fit the log or the model, or is missing for a log outside
-                a directory; or the log has another number of ranks. Or ``tables`` or ``keep`` of
-                the log names an unknown table, or a score that a table does not keep.
+                a directory. Or the log has another number of ranks, or commits with another
+                ``resume=``. Or ``tables`` or ``keep`` of the log names an unknown table, or a score
+                that a table does not keep.
             FileNotFoundError: ``base`` is not a checkpoint.
             DamagedFileError: the log or the base is damaged.
             InUseError: the log has a writer, or another thread trains the model.
@@ -161,14 +204,79 @@ class DeltaLog:
             OSError: the disk fails. In all cases nothing is recorded.
         """
         with self._alone("attach"):
-            self._attach(model, base)
+            given = self._given("attach", state)
 
-    def _attach(self, model: nn.Module, base: str | PathLike[str] | None) -> None:
+            def find(recorded: RecordedModel) -> None:
+                self._find_base(model, recorded, base, given)
+
+            self._attach(model, find)
+
+    def _resume(
+        self, model: nn.Module, base: str | PathLike[str] | None, progress: bool | None
+    ) -> LoadReport:
+        """Load the last commit into a model, and attach the model; see :func:`resume`."""
+        if not self._resumes:
+            raise ValueError(
+                "checkpoint.resume: the DeltaLog was constructed without resume=True, so its "
+                "commits cannot be resumed from: give resume=True"
+            )
+        if self._path is None and (base is None or self._ranks.size > 1):
+            raise ValueError(
+                "checkpoint.resume: the DeltaLog is not in a directory, which could have a base "
+                "and the commits of all ranks: give resume(sinks, model, base=) the sinks of all "
+                "ranks in its place, then attach the log with this base"
+            )
+        ranks, own = self._ranks, self._own
+        reports: list[LoadReport] = []
+
+        def find(recorded: RecordedModel) -> None:
+            path = base
+            if path is None:
+                assert self._path is not None
+                if not ranks.gather(own.sequence > 0 or bool(base_folders(self._path)))[0]:
+                    self._find_base(model, recorded, None, None)
+                    reports.append(LoadReport(own.base, {}, None, (), ()))
+                    return
+                path = newest_base(self._path, ranks.run(own.bases))
+            sinks = sinks_of(own.sink if self._path is None else self._path)
+            report = load_commits(ranks, path, sinks, model, recorded.parts, progress)
+            own.base = report.uuid
+            own.base_sequence = ranks.run(lambda: own.sequence_of(report.uuid))
+            ranks.run(recorded.begin)
+            reports.append(report)
+
+        with self._alone("attach"):
+            self._attach(model, find)
+        return reports[0]
+
+    def _find_base(
+        self,
+        model: nn.Module,
+        recorded: RecordedModel,
+        base: str | PathLike[str] | None,
+        state: Mapping[str, Any] | None,
+    ) -> None:
+        ranks = self._ranks
+
+        def save_base(path: Path) -> None:
+            save(path, model, state=state, process_group=self._process_group)
+
+        reading = ranks.run(lambda: recorded.guard("DeltaLog.attach"))
+        find_base(self._own, ranks, recorded, log=self._path, base=base, save=save_base)
+        if self._published is not None:
+            self._published.begin()
+        ranks.run(reading.check)
+
+    def _attach(self, model: nn.Module, find: Callable[[RecordedModel], None]) -> None:
         ranks = self._ranks
         if self._recorded is not None:
             raise RuntimeError("DeltaLog.attach: the log already has a model: close() it first")
-        parts_here, columns = checked_parts(
-            ranks, model, self._path, optimizer_state=self._optimizer_state
+        parts_here, columns, split = checked_parts(
+            ranks,
+            model,
+            self._path,
+            optimizer_state=self._optimizer_state,
+            resume=self._resumes,
         )
         parts = ranks.run(lambda: self._filter.chosen(parts_here, columns))
         recorded, self._published = None, None
@@ -188,35 +296,29 @@ class DeltaLog:
                     name=f"delta log {self._path or id(self._own.sink)}",
                     optimizer_state=self._optimizer_state,
                     dense=self._dense,
+                    resume=self._resumes,
                     rank=ranks.rank,
                     published=self._published,
                 )
             )
-
-            def save_base(path: Path) -> None:
-                save(path, model, process_group=self._process_group)
-
-            reading = ranks.run(lambda: recorded.guard("DeltaLog.attach"))
-            find_base(self._own, ranks, recorded, log=self._path, base=base, save=save_base)
-            if self._published is not None:
-                self._published.begin()
-            ranks.run(reading.check)
+            find(recorded)
         except BaseException:
             if recorded is not None:
                 recorded.stop()
             self._own.stop_writing()
             raise
         self._model, self._recorded = model, recorded
-        self._tables = columns
+        self._tables, self._split = columns, split
         self._steps, self._published_at = 0, time.monotonic()
 
     # -- publishing ----------------------------------------------------------------------------
 
-    def step(self, step: int | None = None) -> int | None:
+    def step(self, step: int | None = None, *, state: ProgramState = None) -> int | None:
         """Publish if it is time. A training loop calls it after ``optimizer.step()``.
 
         Args:
             step: training step; default: the number of steps of the tables.
+            state: as for :meth:`publish`. A function is called only if this call publishes.
 
         Returns:
             Number of the commit; None if it is not time yet.
@@ -233,10 +335,10 @@ class DeltaLog:
         failed = self._writing is not None and self._writing.failed()
         if not due and not (failed and self._ranks.size == 1):
             return None
-        return self.publish(step)
+        return self.publish(step, state=state)
 
     @plain_torch()
-    def publish(self, step: int | None = None) -> int:
+    def publish(self, step: int | None = None, *, state: ProgramState = None) -> int:
         """Add a commit with the changes. Call it between two training steps.
 
         The changes are copied before it returns, and a thread writes them. A publish waits for the
@@ -244,12 +346,17 @@ class DeltaLog:
 
         Args:
             step: training step; default: the number of steps of the tables.
+            state: other values that the program needs to resume, as in
+                :func:`torch_dynemb.checkpoint.save`, for a log with ``resume=True``. Examples are
+                the state of a dense optimizer and the position of the reader. Or a function that
+                returns them, which all ranks call.
 
         Returns:
             Number of the commit.
 
         Raises:
-            TypeError, ValueError: ``step`` is not an int, or less than 0.
+            TypeError, ValueError: ``step`` is not an int, or less than 0; or ``state`` has other
+                values, or the log is without ``resume=True``.
             RuntimeError: the log has no model, or gradients are pending.
             InUseError: another thread trains the model or calls the log. The next publish includes
                 these changes.
@@ -258,22 +365,26 @@ class DeltaLog:
                 and the next publish includes its changes.
         """
         with self._alone("publish"):
-            return self._publish(step)
+            return self._publish(step, self._given("publish", state))
 
-    def _publish(self, step: int | None) -> int:
+    def _publish(self, step: int | None, state: Mapping[str, Any] | None) -> int:
         recorded = self._attached("publish")
         parts = recorded.parts
         if step is None:
             step = max((group.steps for group in groups_of(parts)), default=self._steps)
         step = integer("DeltaLog.publish: step", step, least=0, what="int or None")
-        self.flush()
+        self._flush()
+        self._take_base()
         try:
             self._ranks.run(self._check_between_steps)
             end_steps(parts)
             with one_thread():
                 if self._published is not None:
                     self._published.choose()
-                changed = self._ranks.run(recorded.changed)
+                changes = self._ranks.run(recorded.read)
+                if self._split:
+                    combine_columns(self._ranks, parts, groups_of(parts), changes)
+                changed = self._ranks.run(lambda: recorded.copied(changes, state))
         except BaseException:
             recorded.give_back()
             raise
@@ -281,6 +392,7 @@ class DeltaLog:
             self._writing = Writing(self._own, changed, step)
             self._sequence += 1
         self._published_at = time.monotonic()
+        self._retention.published(self._sequence)
         return self._sequence
 
     @plain_torch()
@@ -326,6 +438,27 @@ class DeltaLog:
         sequence = None if own.sequence == 0 else own.sequence
         return LogPosition(own.base, sequence, own.chain, own.rank, dict(self._tables))
 
+    def _given(self, call: str, state: ProgramState) -> Mapping[str, Any] | None:
+        """Return the values of ``state=``. All ranks call it."""
+
+        def value() -> Mapping[str, Any] | None:
+            if state is None:
+                return None
+            if not self._resumes:
+                raise ValueError(
+                    f"DeltaLog.{call}: state is given, but the log was constructed without "
+                    "resume=True, so its commits have none: give DeltaLog(resume=True)"
+                )
+            given = state() if callable(state) else state
+            if not isinstance(given, Mapping):
+                raise TypeError(
+                    f"DeltaLog.{call}: state is {described(given)}, expected a dict, or a function "
+                    "that returns one"
+                )
+            return given
+
+        return self._ranks.run(value)
+
     def _check_between_steps(self) -> None:
         for group in groups_of(self._attached("publish").parts):
             check_saveable("DeltaLog.publish", group)
@@ -337,15 +470,25 @@ class DeltaLog:
             self._own.drop_after(self._sequence)
             self._has_leftovers = False
 
-    def save(self, path: str | PathLike[str] | None = None) -> int:
+    def save(
+        self,
+        path: str | PathLike[str] | None = None,
+        *,
+        state: ProgramState = None,
+        asynchronous: bool = False,
+    ) -> int:
         """Publish, and save a checkpoint as base for new followers.
 
-        Commits before the former base are dropped; later ones stay, so that slow followers have
-        time until the next call. :meth:`truncate` drops more.
+        Commits before the former base are dropped, or those that ``retain=`` names; later ones stay
+        for followers that are behind. :meth:`truncate` drops more.
 
         Args:
             path: path of the checkpoint; default: a folder in the directory of the log, beside the
                 former base.
+            state: as for :meth:`publish`; the checkpoint has it, too.
+            asynchronous: save in a thread while training and publishes go on; see
+                :func:`torch_dynemb.checkpoint.save`. The first publish after its end makes the
+                checkpoint the base, and the one after that drops commits.
 
         Returns:
             Number of the last commit that the checkpoint includes.
@@ -353,41 +496,83 @@ class DeltaLog:
         Raises:
             ValueError: ``path`` is None, and the log is not in a directory.
             Exception: as :meth:`publish` and :func:`torch_dynemb.checkpoint.save`; the log keeps
-                its former base.
+                its former base. An error of the thread is raised by the next publish, or by the
+                next step of an optimizer.
         """
         with self._alone("save"):
-            return self._save(path)
+            flag("DeltaLog.save: asynchronous", asynchronous)
+            given = self._given("save", state)
+            sequence = self._save(path, given, asynchronous)
+            if not asynchronous:
+                self._publish(None, given)  # names the new base
+                self._flush()
+                self._take_base()
+            return sequence
 
-    def _save(self, path: str | PathLike[str] | None) -> int:
+    def _save(
+        self,
+        path: str | PathLike[str] | None,
+        state: Mapping[str, Any] | None,
+        asynchronous: bool,
+    ) -> int:
         recorded = self._attached("save")
         assert self._model is not None
         if path is None and self._path is None:
             raise ValueError(
                 "DeltaLog.save: path is None, but the log is not in a directory: give a path"
             )
-        sequence = self.publish()
-        self.flush()
-        log, target = self._path, path
-        if target is None:
+        if self._new_base is not None and self._new_base.first is None:
+            self._ranks.run(self._new_base.handle.wait)
+        sequence = self._publish(None, state)
+        self._flush()
+        log = self._path
+        if path is not None:
+            target = Path(fspath(path))
+        else:
             assert log is not None
             target = base_folder(log, sequence)
-        save(target, self._model, process_group=self._process_group)
+        handle = save(
+            target,
+            self._model,
+            state=state,
+            asynchronous=asynchronous,
+            process_group=self._process_group,
+        )
         try:
             self._ranks.run(recorded.check_unchanged)
         except BaseException:  # the checkpoint matches no commit
+            handle.wait()
             if path is None and log is not None:
                 self._ranks.on_first(lambda: remove_bases(log, after=sequence - 1))
             raise
-        former, uuid = self._own.base_sequence, self._ranks.run(lambda: uuid_of(target))
-        self._own.base, self._own.base_sequence = uuid, sequence
         if self._published is not None:
             self._published.begin()
-        self.publish()  # this commit names the new base
-        self.flush()
-        self.truncate(former + 1)
-        if log is not None:
-            self._ranks.on_first(lambda: remove_bases(log, before=former))
+        self._new_base = NewBase(handle, target, sequence)
         return sequence
+
+    def _take_base(self) -> None:
+        """Make a new base the base of the log once it is whole, and then drop old commits."""
+        new, own, log = self._new_base, self._own, self._path
+        if new is None:
+            return
+        if new.first is None:
+            if not all(self._ranks.gather(new.handle.done())):
+                return
+            try:
+                self._ranks.run(new.handle.wait)
+                uuid = self._ranks.run(lambda: uuid_of(new.path))
+            except BaseException:
+                self._new_base = None
+                raise
+            self._former = own.base_sequence
+            own.base, own.base_sequence, new.first = uuid, new.sequence, own.sequence + 1
+        elif own.sequence >= new.first:  # followers find the base
+            kept = self._retention.first(last=own.sequence, base=new.sequence, former=self._former)
+            kept = self._ranks.gather(kept)[0]
+            self.truncate(kept)
+            if log is not None:
+                self._ranks.on_first(lambda: remove_bases(log, before=kept - 1))
+            self._new_base = None
 
     def truncate(self, before: int) -> None:
         """Drop commits at the beginning. A directory drops whole files only.
@@ -464,6 +649,7 @@ class DeltaLog:
             finally:
                 self._recorded.stop()
                 self._model, self._recorded, self._writing = None, None, None
+                self._new_base = None
                 self._own.stop_writing()
 
     def __enter__(self) -> DeltaLog:

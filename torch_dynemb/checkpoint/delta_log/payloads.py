@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from torch_dynemb.checkpoint.delta_log.batch import ROWS, TABLES, Pieces, as_tensor
+from torch_dynemb.checkpoint.delta_log.batch import TABLES, Pieces, as_tensor
 from torch_dynemb.checkpoint.entries import ID, WEIGHT, score_entry, state_entry
 from torch_dynemb.checkpoint.files.tensor_file import (
     TensorShape,
@@ -63,18 +63,8 @@ def _header_of(tensors: Mapping[str, Tensor], rows: int | None = None) -> bytes:
         count = tensor.shape[:1] if rows is None else (rows,)
         shapes.append(TensorShape(name, tensor.dtype, (*count, *tensor.shape[1:])))
     header = header_of(shapes, alignment=8)
-    _check_size(len(header))
+    check_size(len(header))
     return header
-
-
-def of_rows(table: int, rows: ChangedRows) -> Pieces:
-    """Make a record of rows.
-
-    Args:
-        table: number of the table in the batch.
-        rows: rows of the table.
-    """
-    return Pieces.of(ROWS, table, of_tensors(tensors_of_rows(rows)))
 
 
 def payload_bytes(like: Mapping[str, Tensor], rows: int) -> int:
@@ -128,7 +118,7 @@ def tensors_of(payload: Tensor) -> dict[str, Tensor]:
         ValueError: it is not such a payload.
     """
     length = header_bytes(bytes(raw(payload[:8])))
-    _check_size(length)
+    check_size(length)
     sections = sections_of(bytes(raw(payload[8 : 8 + length])), 8 + length, payload.numel())
     if sum(section.bytes for section in sections.values()) > payload.numel():
         raise ValueError("its tensors overlap")
@@ -149,16 +139,21 @@ def of_tables(tables: Sequence[LoggedPart]) -> Pieces:
     """
     entries = [{"name": of.name, **asdict(of.table)} for of in tables]
     text = json.dumps(entries, separators=(",", ":"), allow_nan=False).encode()
-    _check_size(len(text))
+    check_size(len(text))
     return Pieces.of(TABLES, 0, [as_tensor(text)])
 
 
-def _check_size(size: int) -> None:
-    """Raise ValueError if JSON exceeds the limit of readers, which fits ten thousand tables."""
+def check_size(size: int) -> None:
+    """Raise ValueError if JSON exceeds the limit of readers, which fits ten thousand tables.
+
+    Args:
+        size: bytes of JSON.
+    """
     if size > _MOST_JSON_BYTES:
         raise ValueError(
-            f"delta log: {size} bytes describe tables or tensors, but {_MOST_JSON_BYTES} are the "
-            "most: publish fewer tables and dense tensors in one log"
+            f"delta log: {size} bytes describe tables, tensors or state, but {_MOST_JSON_BYTES} "
+            "are the most: publish fewer tables and dense tensors in one log, and give long lists "
+            "in state= as tensors"
         )
 
 
@@ -171,7 +166,7 @@ def tables_of(payload: Tensor) -> list[LoggedPart]:
     Raises:
         ValueError: it is not such a payload.
     """
-    _check_size(payload.numel())
+    check_size(payload.numel())
     try:
         entries: list[dict[str, Any]] = json.loads(bytes(raw(payload)))
         tables = [LoggedPart(entry.pop("name"), table_of(entry)) for entry in entries]
@@ -186,7 +181,7 @@ def tables_of(payload: Tensor) -> list[LoggedPart]:
 
 __all__ = [
     "LoggedPart",
-    "of_rows",
+    "check_size",
     "of_tables",
     "of_tensors",
     "payload_bytes",

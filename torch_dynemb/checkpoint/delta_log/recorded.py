@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from torch_dynemb.checkpoint.delta_log.admission_changes import AdmissionChanges
 from torch_dynemb.checkpoint.delta_log.batch import DENSE, Pieces
-from torch_dynemb.checkpoint.delta_log.changed_parts import logged_part, removed_records
-from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, of_rows, of_tables, of_tensors
+from torch_dynemb.checkpoint.delta_log.changed_parts import changed_records, ids_now, logged_part
+from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, of_tables, of_tensors
+from torch_dynemb.checkpoint.delta_log.program_state import of_state
 from torch_dynemb.checkpoint.delta_log.published_ids import PublishedIds
 from torch_dynemb.checkpoint.parts import TablePart, groups_of
 from torch_dynemb.checkpoint.saving.dense_state import dense_source, dense_state
@@ -18,9 +20,7 @@ from torch_dynemb.errors import NewBaseNeededError
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.changes import (
     ChangedIds,
-    ChangedRows,
     Changes,
-    copy_rows,
     mark_changed,
     read_changes,
     reader_of,
@@ -28,6 +28,7 @@ from torch_dynemb.table.changes import (
     stop_recording,
     take_changes,
 )
+from torch_dynemb.table.content import score_names
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.lookup import find
 from torch_dynemb.table.tables import one_table
@@ -41,13 +42,15 @@ class ChangedPart(NamedTuple):
 
     Attributes:
         logged: description of the part as it is now.
-        rows: new and changed ids with their rows.
+        ids: int64 [n], new and changed ids.
         removed: int64 [m].
+        records: records of a batch with these ids.
     """
 
     logged: LoggedPart
-    rows: ChangedRows
+    ids: Tensor
     removed: Tensor
+    records: list[Pieces]
 
 
 class Changed(NamedTuple):
@@ -56,21 +59,21 @@ class Changed(NamedTuple):
     Attributes:
         parts: changes of the tables.
         dense: changed tensors of the dense state, by name.
+        state: record of the program's state; None for a log that cannot be resumed from.
     """
 
     parts: list[ChangedPart]
     dense: dict[str, Tensor]
+    state: Pieces | None
 
     def records(self) -> list[Pieces]:
         """Make the records of a batch."""
         result = [of_tables([part.logged for part in self.parts])]
-        for number, part in enumerate(self.parts):
-            result += removed_records(number, part.removed)
-            if part.rows.ids.numel() > 0:
-                result.append(of_rows(number, part.rows))
+        for part in self.parts:
+            result += part.records
         if self.dense:
             result.append(Pieces.of(DENSE, 0, of_tensors(self.dense)))
-        return result
+        return result if self.state is None else [*result, self.state]
 
 
 class RecordedModel:
@@ -82,12 +85,14 @@ class RecordedModel:
         name: name of the reader of their changes.
         optimizer_state: also copy the optimizer state of changed rows.
         dense: also copy the dense state, on the first rank.
+        resume: copy everything that training resumes with: also all scores, and the changes of what
+            waits for admission.
         rank: rank of this process.
         published: ids to copy; None: all.
 
     Attributes:
         parts: tables of the model on this rank.
-        optimizer_state: see the argument.
+        optimizer_state, resume: see the arguments.
 
     Raises:
         TypeError: the dense state has an entry other than a whole tensor.
@@ -102,12 +107,16 @@ class RecordedModel:
         name: str,
         optimizer_state: bool,
         dense: bool,
+        resume: bool,
         rank: int,
         published: PublishedIds | None = None,
     ) -> None:
         self._published = published
         self._model, self.parts, self._name = model, list(parts), name
         self.optimizer_state, self._dense, self._rank = optimizer_state, dense, rank
+        self.resume = resume
+        waiting = self.parts if resume else []
+        self._waiting = [AdmissionChanges(part, k) for k, part in enumerate(waiting)]
         none = torch.empty(0, dtype=torch.int64)
         # ids that the next publish must check, in addition to recorded changes
         self._owed = [none] * len(self.parts)
@@ -117,12 +126,19 @@ class RecordedModel:
         self._reading: Undisturbed | None = None  # the last one
         self._since = f"delta log {id(self)}"
         for group in groups_of(self.parts):
-            record_changes(group.tables, name, scores=_keeps_custom(group))
+            record_changes(group.tables, name, scores=self._records_scores(group))
 
-    def begin(self) -> None:
-        """Start recording: followers know the present content of the model."""
+    def begin(self, *, saved: bool = False) -> None:
+        """Start recording: followers know the present content of the model.
+
+        Args:
+            saved: whether the base of the log has the present counts of admission. Otherwise the
+                next commit has all of them.
+        """
+        for of_part in self._waiting:
+            of_part.begin() if saved else of_part.forget()
         for group in groups_of(self.parts):
-            reader = record_changes(group.tables, self._name, scores=_keeps_custom(group))
+            reader = record_changes(group.tables, self._name, scores=self._records_scores(group))
             changes = read_changes(group.tables, reader)
             take_changes(group.tables, reader, changes, self._since)
         self._dense_before = self._dense_now()
@@ -148,11 +164,11 @@ class RecordedModel:
         if changed is None:
             return
         with defer_signals():
-            self.owe(
-                [torch.cat([part.rows.ids, part.removed]) for part in changed.parts], dense=False
-            )
+            self.owe([torch.cat([part.ids, part.removed]) for part in changed.parts], dense=False)
             for name in changed.dense:
                 self._dense_before.pop(name, None)
+            for of_part in self._waiting:
+                of_part.forget()
             self._taken = None
 
     def stop(self) -> None:
@@ -160,10 +176,8 @@ class RecordedModel:
         for group in groups_of(self.parts):
             stop_recording(group.tables, self._name)
 
-    def changed(self) -> Changed:
-        """Copy the changes since the last published result.
-
-        Followers are assumed to get the result, unless :meth:`give_back` is called.
+    def read(self) -> list[Changes]:
+        """Return the changes since the last published result, by group.
 
         Raises:
             RuntimeError: the tables or their content were replaced, or another thread changes them
@@ -171,20 +185,49 @@ class RecordedModel:
         """
         self.give_back()
         groups = groups_of(self.parts)
-        reading = self.guard("DeltaLog.publish")
-        with reading:
+        self._reading = self.guard("DeltaLog.publish")
+        with self._reading:
             changes = [self._changes_of(group) for group in groups]
-            of_parts = []
-            for number, (part, owed) in enumerate(zip(self.parts, self._owed, strict=True)):
-                of_part = next(k for k, group in enumerate(groups) if group is part.group)
-                of_parts.append(self._copied(number, changes[of_part].tables[part.table], owed))
-            dense = self._dense_now() if self._dense else {}
+            for part, owed in zip(self.parts, self._owed, strict=True):
+                if owed.numel() > 0:
+                    of_group = changes[groups.index(part.group)].tables
+                    changed = of_group[part.table]
+                    owed = owed.to(changed.ids.device)
+                    ids = torch.cat([changed.ids, changed.removed, owed]).unique()
+                    of_group[part.table] = ids_now(part, ids, ids)
+        return changes
+
+    def copied(self, changes: Sequence[Changes], state: Mapping[str, Any] | None) -> Changed:
+        """Copy changes. Followers are assumed to get them, unless :meth:`give_back` is called.
+
+        Args:
+            changes: result of :meth:`read`.
+            state: state of the program.
+
+        Raises:
+            TypeError: ``state`` has values that cannot be saved.
+            InUseError: another thread changes the tables now. Nothing counts as published then.
+        """
+        groups, reading = groups_of(self.parts), self._reading
+        assert reading is not None
+        of_program = of_state(state, self._rank) if self.resume else None
+        try:
+            with reading:
+                of_parts = [
+                    self._copied(number, changes[groups.index(part.group)].tables[part.table])
+                    for number, part in enumerate(self.parts)
+                ]
+                dense = self._dense_now() if self._dense else {}
+        except BaseException:
+            for of_part in self._waiting:
+                of_part.forget()
+            raise
         of_dense = {
             name: values
             for name, values in dense.items()
             if not _same(self._dense_before.get(name), values)
         }
-        result = Changed(of_parts, of_dense)
+        result = Changed(of_parts, of_dense, of_program)
         with defer_signals():
             for group, of_group in zip(groups, changes, strict=True):
                 reader = reader_of(group.tables, self._name)
@@ -194,7 +237,7 @@ class RecordedModel:
             self._dense_before = dense
             if self._published is not None:
                 self._published.taken()
-            self._taken, self._reading = result, reading
+            self._taken = result
             if reading.is_disturbed():  # while dirty bytes were cleared, which may have lost some
                 for group, of_group in zip(groups, changes, strict=True):
                     mark_changed(group.tables, of_group)
@@ -230,30 +273,41 @@ class RecordedModel:
             )
         return read_changes(group.tables, reader)
 
-    def _copied(self, number: int, changed: ChangedIds, owed: Tensor) -> ChangedPart:
+    def _copied(self, number: int, changed: ChangedIds) -> ChangedPart:
         part, state = self.parts[number], self.optimizer_state
-        tables = part.group.tables
-        split = None
         if self._published is not None:
-            owed = owed.to(changed.ids.device)
-            touched = torch.cat([changed.ids, changed.removed, owed])
+            touched = torch.cat([changed.ids, changed.removed])
             split = self._published.split(number, touched)
-        if split is not None:
-            ids, removed = split
-            handles = find(tables, *one_table(tables, part.table, ids)).handles
-            changed = ChangedIds(ids, handles, removed)
-        elif owed.numel() > 0:
-            ids = torch.cat([changed.ids, changed.removed, owed.to(changed.ids.device)]).unique()
-            handles = find(tables, *one_table(tables, part.table, ids)).handles
-            here = handles >= 0
-            changed = ChangedIds(ids[here], handles[here], ids[~here])
-        # scores given by a program, which lookups of followers cannot compute
-        scores = [_CUSTOM] if _CUSTOM in part.config.policy.scores else []
+            if split is not None:
+                ids, removed = split
+                tables = part.group.tables
+                handles = find(tables, *one_table(tables, part.table, ids)).handles
+                changed = ChangedIds(ids, handles, removed)
+        records = changed_records(part, number, changed, state=state, scores=self.scores_of(part))
         return ChangedPart(
             logged_part(part, self._rank, number, changed, state=state),
-            copy_rows(tables, part.table, changed, state=state, scores=scores),
+            changed.ids.cpu(),
             changed.removed.cpu(),
+            [
+                *(of.read() for of in records),
+                *(of for waiting in self._waiting[number : number + 1] for of in waiting.records()),
+            ],
         )
+
+    def scores_of(self, part: TablePart) -> Sequence[str]:
+        """Return the names of the scores that a log has of a table.
+
+        Args:
+            part: part of the model.
+        """
+        if self.resume:
+            return score_names(part.group.tables, part.table)
+        # scores given by a program, which lookups of followers cannot compute
+        return [_CUSTOM] if _CUSTOM in part.config.policy.scores else []
+
+    def _records_scores(self, group: TableGroup) -> bool:
+        """Return whether changed scores are changes of a group."""
+        return any(self.scores_of(part) for part in self.parts if part.group is group)
 
     def _dense_now(self) -> dict[str, Tensor]:
         """Copy the dense state, on the first rank."""
@@ -270,11 +324,6 @@ class RecordedModel:
         return {
             piece.name: piece.values.to("cpu", copy=True).contiguous() for piece in source.pieces
         }
-
-
-def _keeps_custom(group: TableGroup) -> bool:
-    """Return whether followers need custom scores, which their lookups cannot compute."""
-    return any(_CUSTOM in table.policy.scores for table in group.config.tables)
 
 
 def _same(before: Tensor | None, now: Tensor) -> bool:

@@ -156,9 +156,7 @@ class RowsLoad(GroupLoad):
         if tables.config.keeps_time:
             self._group.clock.set_now(now)
         for plan in self.plans:
-            sources = plan.sources if plan.keeps_steps else []
-            steps = max((part.optimizer_steps for part in sources), default=0)
-            content.set_optimizer_steps(tables, plan.part.table, steps)
+            content.set_optimizer_steps(tables, plan.part.table, plan.optimizer_steps)
         self.loader.end()
 
 

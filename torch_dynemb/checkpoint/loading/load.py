@@ -15,8 +15,14 @@ from torch_dynemb.argument_checks import described, flag
 from torch_dynemb.checkpoint.files.checksummed_files import check_file
 from torch_dynemb.checkpoint.loading.exact import ExactLoad, saved_group_of
 from torch_dynemb.checkpoint.loading.group import GroupLoad, RowsLoad
+from torch_dynemb.checkpoint.loading.later import LaterChanges
 from torch_dynemb.checkpoint.loading.part import Stream
-from torch_dynemb.checkpoint.loading.table_plan import OnMissingState, TablePlan, plan_of
+from torch_dynemb.checkpoint.loading.table_plan import (
+    OnMissingState,
+    TablePlan,
+    plan_of,
+    resumed_plan,
+)
 from torch_dynemb.checkpoint.manifest.file import check_full
 from torch_dynemb.checkpoint.manifest.places import checked_path, is_replaced, located
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedTable
@@ -213,6 +219,7 @@ def load_parts(
     on_missing_state: OnMissingState = "fresh",
     optimizer_state: bool = True,
     progress: bool | None,
+    later: LaterChanges | None = None,
     finish: Callable[[], object] = lambda: None,
 ) -> LoadReport:
     """Replace some tables of a model, and its dense state; see :func:`load`.
@@ -225,6 +232,8 @@ def load_parts(
         parts: tables on this rank.
         model: the model.
         strict, on_missing_state, optimizer_state, progress: see :func:`load`.
+        later: changes after the checkpoint, to be loaded with it. The model must then be like the
+            one that was saved; None: there are none.
         finish: called after the tables have been replaced, while signals are deferred; if it
             raises, the tables are cleared.
 
@@ -247,6 +256,12 @@ def load_parts(
     def planned() -> list[TablePlan]:
         for group in groups_of(parts):
             group.tables.check_own()
+        found = [part for part in parts if part.name in manifest.tables]
+        if later is not None:
+            return [
+                resumed_plan(call, part, manifest.tables[part.name], later.tables.get(part.name))
+                for part in found
+            ]
         return [
             plan_of(
                 part,
@@ -254,13 +269,15 @@ def load_parts(
                 optimizer_state=optimizer_state,
                 on_missing_state=on_missing_state,
             )
-            for part in parts
-            if part.name in manifest.tables
+            for part in found
         ]
 
     plans = ranks.run(planned)
     dense = ranks.run(lambda: read_dense(folder, manifest.dense, model, strict=strict))
-    state = ranks.run(lambda: read_state(folder, manifest.state))
+    if later is not None and later.sequence > 0:
+        dense, state = ranks.run(lambda: dense.with_later(model, later.dense)), later.state
+    else:
+        state = ranks.run(lambda: read_state(folder, manifest.state))
 
     def finished() -> None:
         finish()
@@ -330,7 +347,8 @@ def _load_of(
     If a saved group has the same tables, shards and policies, every id and row gets its place back.
     Training then resumes bit for bit, evictions included.
     """
-    saved = saved_group_of(group, plans, manifest)
+    changed = any(plan.later is not None for plan in plans)
+    saved = None if changed else saved_group_of(group, plans, manifest)
     if saved is None:
         return RowsLoad(group, plans, stream)
     return ExactLoad(group, plans, manifest.groups[saved], stream)

@@ -21,10 +21,18 @@ from torch_dynemb.checkpoint.entries import (
     score_entry,
     state_entry,
 )
+from torch_dynemb.checkpoint.loading.later import LaterTable
 from torch_dynemb.checkpoint.loading.row_reading import Chosen, ReadTarget, RowReading, places_of
 from torch_dynemb.checkpoint.loading.table_plan import TablePlan
 from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart
-from torch_dynemb.checkpoint.reading.saved_rows import COUNTED, SavedRows, TensorKind, kinds_of
+from torch_dynemb.checkpoint.reading.merged_ids import outside
+from torch_dynemb.checkpoint.reading.saved_rows import (
+    COUNTED,
+    PIECE_BYTES,
+    SavedRows,
+    TensorKind,
+    kinds_of,
+)
 from torch_dynemb.checkpoint.reading.sketches import combined_sketch
 from torch_dynemb.checkpoint.saving.table_files import Progress
 from torch_dynemb.ops.columns import (
@@ -125,24 +133,35 @@ class PartLoad:
                 ids = rows.whole(ID)
                 rows.finish()
             self._stream.progress(ids.numel() * 8)
-            own = self._part.ids.owned(ids)
-            padding = self._part.config.padding_idx
-            if padding is not None and bool((ids == padding).any()):
-                raise ValueError(
-                    f"table {self._part.name!r} was saved with a row for id {padding}, which is "
-                    "the padding id of the model's: give it the padding_idx it was saved with"
-                )
-            if bool(own.all()):
-                self._chosen.append(Chosen(source, ids, None))
-            else:
-                places = own.nonzero()[:, 0]
-                self._chosen.append(Chosen(source, ids[places], places))
+            self._choose(source, ids)
+        if self._plan.later is not None:
+            self._choose(None, self._plan.later.ids)
+            for of in self._plan.state:
+                if of.dtype == torch.int32:
+                    check_counts(of.name, self._plan.later.state[of.name])
         self.count = sum(chosen.ids.numel() for chosen in self._chosen)
         self._read_scores()
         bound = self._tables.config.capacity_bound(self._part.table)
         if bound is not None and self.count > bound:
             self._leave_out(bound)
         self._read_counts()
+
+    def _choose(self, source: SavedPart | None, ids: Tensor) -> None:
+        """Choose the ids of a source that the part owns, and that no later change replaces."""
+        own, later = self._part.ids.owned(ids), self._plan.later
+        padding = self._part.config.padding_idx
+        if padding is not None and bool((ids == padding).any()):
+            raise ValueError(
+                f"table {self._part.name!r} was saved with a row for id {padding}, which is "
+                "the padding id of the model's: give it the padding_idx it was saved with"
+            )
+        if source is not None and later is not None:
+            own &= outside(ids, later.touched)
+        if bool(own.all()):
+            self._chosen.append(Chosen(source, ids, None))
+        else:
+            places = own.nonzero()[:, 0]
+            self._chosen.append(Chosen(source, ids[places], places))
 
     def _open(self, part: SavedPart) -> SavedRows:
         return self._stream.open(part.rows, kinds_of(self._plan.saved, part, self._plan.scores))
@@ -152,6 +171,12 @@ class PartLoad:
         for chosen in self._chosen:
             if not found:
                 break
+            if chosen.source is None:
+                assert self._plan.later is not None
+                for word, values in found.items():
+                    whole = self._plan.later.scores[word]
+                    values.append(whole if chosen.places is None else whole[chosen.places])
+                continue
             with self._open(chosen.source) as rows:
                 for word, values in found.items():
                     whole = rows.whole(score_entry(word))
@@ -200,6 +225,9 @@ class PartLoad:
     def _read_counts(self) -> None:
         if not self._plan.counts:
             return
+        if self._plan.later is not None:
+            self._take_later_counts(self._plan.later)
+            return
         if self._tables.config.layout.counters[self._part.table] is None:
             rows = self._tables.config.layout.rows[self._part.table]
             sources = self._plan.id_sources
@@ -221,6 +249,18 @@ class PartLoad:
             counts.append(values[own])
         self._counted = CountedIds(torch.cat(ids), torch.cat(counts))
         check_waiting(f"{self._where} was saved: it", *self._counted)
+
+    def _take_later_counts(self, later: LaterTable) -> None:
+        if later.counted is not None:
+            own = self._part.ids.owned(later.counted.ids)
+            self._counted = CountedIds(later.counted.ids[own], later.counted.counts[own])
+            check_waiting(f"{self._where} was published: it", *self._counted)
+            return
+        rows = self._tables.config.layout.rows[self._part.table]
+        shared = [cells for ids, cells in later.sketches.items() if ids.shares(self._part.ids)]
+        for cells in shared:
+            check_counts(SKETCH, cells)
+        self._sketch = combined_sketch(shared, rows[PolicyColumn.SKETCH_WIDTH])
 
     def _sketch_of(self, part: SavedPart) -> Tensor:
         assert part.sketch is not None
@@ -263,6 +303,10 @@ class PartLoad:
         begin = loader.begin_of(self._part.table)
         in_store = tables.stored(self._slab) is not None
         for chosen in self._chosen:
+            if chosen.source is None:
+                self._write_later(loader, chosen, done)
+                done += chosen.ids.numel()
+                continue
             sources = [
                 source for source in self._plan.sources if source.id_slots == chosen.source.id_slots
             ]
@@ -306,6 +350,22 @@ class PartLoad:
             block = RowBlock(ids, 0, target.weights, target.state, None)
             loader.write(self._part.table, block, done + at)
 
+    def _write_later(self, loader: RowLoader, chosen: Chosen, done: int) -> None:
+        """Write changed rows, some MiB at a time."""
+        tables, part, later = self._tables, self._part, self._plan.later
+        assert later is not None
+        tensors = state_tensors(tables, self._slab)
+        step = max(1, PIECE_BYTES // record_bytes(tables.config, self._slab))
+        for begin in range(0, chosen.ids.numel(), step):
+            some = slice(begin, min(begin + step, chosen.ids.numel()))
+            places = some if chosen.places is None else chosen.places[some]
+            state = {of.name: later.state_of(of, part.columns, places) for of in self._plan.state}
+            state = {name: of.to(tables.device, tensors[name].dtype) for name, of in state.items()}
+            rows = later.rows[places][:, part.columns.start : part.columns.stop]
+            rows = rows.to(tables.device, tables.rows.weights[self._slab].dtype)
+            block = RowBlock(chosen.ids[some].to(tables.device), 0, rows, state, None)
+            loader.write(part.table, block, done + begin)
+
     def _reset_state(self, begin: int) -> None:
         """Set the optimizer state of the rows to that of new rows."""
         initial = self._tables.rows.hyper[self._part.table, Hyper.INITIAL_STATE]
@@ -332,7 +392,9 @@ class PartLoad:
 
     def _count_up(self) -> None:
         """Set the event counters, if this part continues those that were saved."""
-        parts = self._plan.saved.parts
+        later = self._plan.later
+        saved = self._plan.saved if later is None else later.saved
+        parts = saved.parts
         own = next(
             (
                 part.counters
@@ -343,7 +405,7 @@ class PartLoad:
             None,
         )
         if own is None and self._part.ids.begin == 0:
-            first = [part.counters for part in self._plan.saved.first_parts]
+            first = [part.counters for part in saved.first_parts]
             own = [sum(values) for values in zip(*first, strict=True)]
         counters = [0] * 16 if own is None else own
         self._tables.index.tables[self._part.table, _COUNTERS] = torch.tensor(

@@ -18,15 +18,15 @@ from torch_dynemb.table.state_check import check_counts
 
 
 class Chosen(NamedTuple):
-    """Ids of a saved part that are loaded.
+    """Ids of a saved part, or of later changes, that are loaded.
 
     Attributes:
-        source: the saved part.
+        source: the saved part; None: the later changes.
         ids: int64 [n].
         places: int64 [n], their rows in the source; None: all rows.
     """
 
-    source: SavedPart
+    source: SavedPart | None
     ids: Tensor
     places: Tensor | None
 

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from torch_dynemb.checkpoint.loading.later import LaterTable, shards_of
 from torch_dynemb.checkpoint.manifest.records import SavedPart, SavedTable
 from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.optim.base import StateTensor
@@ -26,6 +27,7 @@ class TablePlan(NamedTuple):
         scores: names of the scores that are loaded.
         counts: whether admission counts are loaded, exact ones or a sketch.
         fresh: state that starts anew, because it was not saved or not requested.
+        later: changes that are loaded together with the saved table; None: there are none.
     """
 
     part: TablePart
@@ -34,6 +36,7 @@ class TablePlan(NamedTuple):
     scores: tuple[str, ...]
     counts: bool
     fresh: tuple[str, ...]
+    later: LaterTable | None = None
 
     @property
     def keeps_steps(self) -> bool:
@@ -42,6 +45,15 @@ class TablePlan(NamedTuple):
         if optimizer is None or saved is None:
             return False
         return bool(self.state) or not (optimizer.state or saved["state"])
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Number of updates of the optimizer that the part continues from."""
+        if not self.keeps_steps:
+            return 0
+        if self.later is not None:
+            return self.later.optimizer_steps
+        return max((part.optimizer_steps for part in self.sources), default=0)
 
     @property
     def sources(self) -> list[SavedPart]:
@@ -59,6 +71,68 @@ class TablePlan(NamedTuple):
     def id_sources(self) -> list[SavedPart]:
         """Saved parts that share its ids and have the first column: their files have the ids."""
         return [part for part in self.saved.first_parts if part.id_slots.shares(self.part.ids)]
+
+
+def resumed_plan(
+    call: str, part: TablePart, base: SavedTable, later: LaterTable | None
+) -> TablePlan:
+    """Plan how a part resumes from a checkpoint and the changes since then, without conversions.
+
+    Args:
+        call: prefix of errors.
+        part: part of the model.
+        base: the table in the checkpoint.
+        later: the changes; None: there are none.
+
+    Raises:
+        ValueError: the table differs from the one that was trained.
+    """
+    of_saved = [base] if later is None else [base, later.saved]
+    for saved in of_saved:
+        _check_same(call, part, saved)
+    if later is None:
+        return plan_of(part, base, optimizer_state=True, on_missing_state="error")
+    state = () if part.optimizer is None else part.optimizer.state
+    counts = later.counted is not None or bool(later.sketches)
+    saved = later.with_files_of(base)
+    return TablePlan(part, saved, state, tuple(saved.scores), counts, (), later)
+
+
+def _check_same(call: str, part: TablePart, saved: SavedTable) -> None:
+    """Raise ValueError if a part cannot resume from a table. Capacities and ttl may differ."""
+    policy, optimizer = part.config.policy.description(), part.optimizer
+    in_budget = part.group.config.memory_budget is not None
+    own = {
+        "embedding_dim": part.embedding_dim,
+        "dtype": part.dtype,
+        "padding_idx": part.config.padding_idx,
+        "optimizer": None if optimizer is None else optimizer.description(),
+        "scores": list(score_words_of([part.config], in_budget)),
+        "half_life": policy.get("half_life"),
+        "admission": _kind_of(policy["admission"]),
+    }
+    fields = ("embedding_dim", "dtype", "padding_idx", "optimizer", "scores")
+    logged: dict[str, Any] = {field: getattr(saved, field) for field in fields}
+    logged["half_life"] = saved.policy.get("half_life")
+    logged["admission"] = _kind_of(saved.policy.get("admission"))
+    differing = [
+        f"{field} {logged[field]!r} in the log and {own[field]!r} in the model"
+        for field in own
+        if own[field] != logged[field]
+    ]
+    blocks = optimizer is not None and any(of.dtype == torch.uint8 for of in optimizer.state)
+    if blocks and part.columns not in shards_of(saved):
+        differing.append(f"8-bit state of columns {shards_of(saved)}, not of {part.columns}")
+    if differing:
+        raise ValueError(
+            f"{call}: table {part.name!r} has {'; '.join(differing)}: give the model that was "
+            "published, or begin a new log"
+        )
+
+
+def _kind_of(admission: str | None) -> str | None:
+    """Return the class of a rule of admission, of which thresholds and sizes may differ."""
+    return None if admission is None else admission.partition("(")[0]
 
 
 def plan_of(
@@ -163,4 +237,4 @@ def _shown(description: dict[str, Any]) -> str:
     return f"{description['name']} ({state or 'no state'})"
 
 
-__all__ = ["OnMissingState", "TablePlan", "plan_of"]
+__all__ = ["OnMissingState", "TablePlan", "plan_of", "resumed_plan"]

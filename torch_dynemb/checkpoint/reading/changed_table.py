@@ -22,10 +22,14 @@ from torch_dynemb.checkpoint.delta_log.batch import (
     index_of,
     payload_of,
 )
-from torch_dynemb.checkpoint.delta_log.commits import checked_ids, checked_rows, whole_rows
-from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, tables_of, tensors_of
-from torch_dynemb.checkpoint.entries import COUNT, ID
-from torch_dynemb.checkpoint.entries import SKETCH as CELLS
+from torch_dynemb.checkpoint.delta_log.commits import (
+    checked_counts,
+    checked_ids,
+    checked_rows,
+    checked_sketch,
+    whole_rows,
+)
+from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, tables_of
 from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader
 from torch_dynemb.checkpoint.manifest.check import check_parts
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedFile, SavedPart, SavedTable
@@ -36,7 +40,6 @@ from torch_dynemb.checkpoint.reading.saved_table import (
     SavedBatch,
 )
 from torch_dynemb.errors import DamagedFileError
-from torch_dynemb.ops.columns import SKETCH_ROWS
 from torch_dynemb.optim.base import StateTensor
 from torch_dynemb.table.changes import ChangedRows
 from torch_dynemb.table.content import CountedIds
@@ -197,20 +200,7 @@ class ChangedTable(CheckpointTable):
 
     def _rows(self, part: SavedPart) -> Iterator[ChangedRows]:
         logged = self._logged(part)
-
-        def take(payload: Tensor) -> ChangedRows:
-            rows = checked_rows(logged, payload)
-            for of in self.state_tensors:
-                values, columns = rows.state[of.name], of.columns(part.columns)
-                shape = rows.ids.shape if of.per_row else (*rows.ids.shape, columns)
-                if values.dtype != of.dtype or values.shape != shape:
-                    raise ValueError(
-                        f"table {self.name!r} has state {of.name!r} of {values.dtype} "
-                        f"{tuple(values.shape)}, expected {of.dtype} {tuple(shape)}"
-                    )
-            return rows
-
-        return self._records(part, ROWS, take)
+        return self._records(part, ROWS, lambda payload: checked_rows(logged, payload))
 
     def _logged(self, part: SavedPart) -> LoggedPart:
         return self._changes[part.rank].tables[part.number]
@@ -240,26 +230,16 @@ class ChangedTable(CheckpointTable):
 
     def counts(self, size: int) -> Iterator[CountedIds]:
         size = integer("counts: size", size, least=1)
-
-        def take(payload: Tensor) -> Tensor:
-            ids, counts = (checked_ids(self.name, payload, name) for name in (ID, COUNT))
-            return torch.stack([ids, counts])
-
         for part in self._saved.first_parts:
-            for counted in self._records(part, COUNTS, take):
+            for counted in self._records(part, COUNTS, lambda of: checked_counts(self.name, of)):
                 yield from (CountedIds(*some) for some in counted.split(size, dim=1))
 
     def sketches(self, parts: Sequence[SavedPart]) -> list[Tensor]:
-        def take(payload: Tensor) -> Tensor:
-            cells = tensors_of(payload)[CELLS]
-            if cells.dtype != torch.int32 or cells.dim() != 2 or cells.shape[0] != SKETCH_ROWS:
-                raise ValueError(
-                    f"table {self.name!r} has a sketch of {cells.dtype} {tuple(cells.shape)}, "
-                    f"expected int32 [{SKETCH_ROWS}, width]"
-                )
-            return cells
-
-        return [cells for part in parts for cells in self._records(part, SKETCH, take)]
+        return [
+            cells
+            for part in parts
+            for cells in self._records(part, SKETCH, lambda of: checked_sketch(self.name, of))
+        ]
 
 
 __all__ = ["ChangedTable", "ChangesFile", "changes_of"]

@@ -36,6 +36,27 @@ class DenseLoad(NamedTuple):
     state: dict[str, Any]
     shards: list[tuple[Tensor, Tensor]]
 
+    def with_later(self, model: nn.Module, later: Mapping[str, Tensor]) -> DenseLoad:
+        """Return it with later values of some tensors.
+
+        Args:
+            model: model that will take it.
+            later: whole tensors by name.
+
+        Raises:
+            ValueError: the model lacks a tensor, or has another shape for it.
+        """
+        own = dense_state(model)
+        for name, values in later.items():
+            mine = own.get(name)
+            if not isinstance(mine, Tensor) or is_sharded(mine) or mine.shape != values.shape:
+                has = tuple(mine.shape) if isinstance(mine, Tensor) else None
+                raise ValueError(
+                    f"checkpoint.resume: dense tensor {name!r} has shape {tuple(values.shape)} in "
+                    f"the log and {has} in the model: resume with the model that was published"
+                )
+        return self._replace(state={**self.state, **later})
+
     def apply(self, model: nn.Module) -> None:
         """Load it into the model, while signals are deferred.
 

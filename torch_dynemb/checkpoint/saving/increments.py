@@ -7,16 +7,15 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from torch_dynemb.argument_checks import described
 from torch_dynemb.checkpoint.delta_log.batch import Head, Pieces, pieces_of_batch
 from torch_dynemb.checkpoint.delta_log.changed_parts import (
     admission_records,
+    changed_records,
+    combine_columns,
     logged_part,
-    removed_records,
-    row_records,
 )
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, of_tables
 from torch_dynemb.checkpoint.entries import rank_folder, segment_file
@@ -28,7 +27,6 @@ from torch_dynemb.checkpoint.together import Ranks
 from torch_dynemb.errors import NewBaseNeededError
 from torch_dynemb.table.change_reader import ChangeReader
 from torch_dynemb.table.changes import (
-    ChangedIds,
     Changes,
     read_changes,
     reader_of,
@@ -37,10 +35,9 @@ from torch_dynemb.table.changes import (
 from torch_dynemb.table.changes import (
     record_changes as record_group_changes,
 )
+from torch_dynemb.table.content import score_names
 from torch_dynemb.table.group import TableGroup
-from torch_dynemb.table.lookup import find
 from torch_dynemb.table.row_access import materialize
-from torch_dynemb.table.tables import one_table
 
 _READER = "checkpoint"
 
@@ -141,8 +138,8 @@ def write_changes(
         of_group = increment.changes[increment.groups.index(part.group)]
         changed = of_group.tables[part.table]
         tables.append(logged_part(part, folder.rank, number, changed, state=True))
-        records += row_records(part, number, changed)
-        records += removed_records(number, changed.removed.cpu())
+        scores = score_names(part.group.tables, part.table)
+        records += changed_records(part, number, changed, state=True, scores=scores)
         if part.first_column == 0:
             records += admission_records(part, number)
     step = max((group.steps for group in increment.groups), default=0)
@@ -229,18 +226,7 @@ def increment_of(ranks: Ranks, parts: Sequence[TablePart], parent: str | None) -
 
     changes = ranks.run(read)
     if parent is not None:
-        gathered = ranks.gather(_of_column_shards(parts, groups, changes))
-        for part in parts:
-            number = next((k for k, group in enumerate(groups) if group is part.group), None)
-            if number is None or len(part.columns) == part.embedding_dim:
-                continue
-            same = [
-                of
-                for of_rank in gathered
-                for name, slots, of in of_rank
-                if (name, slots) == (part.name, part.ids)
-            ]
-            changes[number].tables[part.table] = _together(part, same)
+        combine_columns(ranks, parts, groups, changes)
     return Increment(parent, parts, groups, changes)
 
 
@@ -248,30 +234,6 @@ def _read(group: TableGroup) -> Changes:
     reader = _reader(group)
     assert reader is not None
     return read_changes(group.tables, reader)
-
-
-def _of_column_shards(
-    parts: Sequence[TablePart], groups: Sequence[TableGroup], changes: Sequence[Changes]
-) -> list[tuple[str, object, tuple[Tensor, Tensor]]]:
-    """List changed and removed ids of the parts that have only some columns of a table."""
-    result: list[tuple[str, object, tuple[Tensor, Tensor]]] = []
-    for part in parts:
-        for group, of_group in zip(groups, changes, strict=True):
-            if part.group is group and len(part.columns) < part.embedding_dim:
-                changed = of_group.tables[part.table]
-                result.append((part.name, part.ids, (changed.ids.cpu(), changed.removed.cpu())))
-    return result
-
-
-def _together(part: TablePart, of_shards: Sequence[tuple[Tensor, Tensor]]) -> ChangedIds:
-    """Combine the changes of all column shards: an id that changed in one is written in all."""
-    tables = part.group.tables
-    ids = torch.cat([of[0] for of in of_shards]).unique().to(tables.device)
-    removed = torch.cat([of[1] for of in of_shards]).unique().to(tables.device)
-    handles = find(tables, *one_table(tables, part.table, ids)).handles
-    here = handles >= 0
-    gone = find(tables, *one_table(tables, part.table, removed)).handles < 0
-    return ChangedIds(ids[here], handles[here], removed[gone])
 
 
 def count_from(groups: Sequence[TableGroup], uuid: str | None) -> None:

@@ -16,6 +16,7 @@ from torch_dynemb.checkpoint.manifest.file import check_full
 from torch_dynemb.checkpoint.manifest.places import checked_path
 from torch_dynemb.checkpoint.manifest.records import SavedPart, SavedTable
 from torch_dynemb.checkpoint.plain_torch import plain_torch
+from torch_dynemb.checkpoint.reading.merged_ids import outside
 from torch_dynemb.checkpoint.reading.reader import Checkpoint
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
@@ -145,7 +146,7 @@ class _MergedTable(CheckpointTable):
     def id_batches(self, size: int) -> Iterator[Tensor]:
         for table, overruled in self._layers:
             for ids in table.id_batches(size):
-                yield ids[_outside(ids, overruled)]
+                yield ids[outside(ids, overruled)]
 
     def counts(self, size: int) -> Iterator[CountedIds]:
         return self._last.counts(size)
@@ -158,7 +159,7 @@ class _MergedTable(CheckpointTable):
     ) -> Iterator[SavedBatch]:
         for table, overruled in self._layers:
             for batch in table._batches(size, state, words):
-                here = _outside(batch.ids, overruled)
+                here = outside(batch.ids, overruled)
                 if bool(here.all()):
                     yield batch
                 elif bool(here.any()):
@@ -169,14 +170,6 @@ class _MergedTable(CheckpointTable):
                         batch.scores[here],
                         batch.score_names,
                     )
-
-
-def _outside(ids: Tensor, ascending: Tensor) -> Tensor:
-    """Return which ids are not in a sorted list, bool [n]."""
-    if ascending.numel() == 0:
-        return torch.ones_like(ids, dtype=torch.bool)
-    places = torch.searchsorted(ascending, ids).clamp_(max=ascending.numel() - 1)
-    return ascending[places] != ids
 
 
 __all__ = ["merge"]

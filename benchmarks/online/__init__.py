@@ -1,0 +1,1 @@
+"""Programs of ``freshness.py``: events, a trainer that publishes, a server that follows."""
