@@ -6,7 +6,7 @@ import warnings
 
 from torch_dynemb import ops
 from torch_dynemb.errors import BackgroundError, NoRoomError
-from torch_dynemb.ops.columns import MAX_COUNT, Slab, Table
+from torch_dynemb.ops.columns import MAX_COUNT, Table
 from torch_dynemb.table.clock import check_now, now_of_step
 from torch_dynemb.table.evictions import take_evicted
 from torch_dynemb.table.tables import Tables
@@ -19,7 +19,7 @@ def step(tables: Tables, now: int | None = None) -> None:
     ops.advance_step_(tables.index, tables.rows, now=now)
     tables.host.steps = min(tables.host.steps + 1, MAX_COUNT)
     if tables.tiers is not None:
-        tables.tiers.end_step(tables.index.slabs[:, Slab.NEXT_ROW].tolist())
+        tables.tiers.end_step(tables.index)
     for begin, cells, halve_every in tables.config.layout.sketches:
         if halve_every > 0 and tables.host.steps % halve_every == 0:
             tables.index.sketch[begin : begin + cells].bitwise_right_shift_(1)

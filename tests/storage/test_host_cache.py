@@ -1,0 +1,439 @@
+"""Rows in host memory beneath a cache in HBM: bits of tables in HBM, the plan, memory, refusals."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cache_model import CacheModel
+from emulated_groups import emulated_cuda
+from emulator.mode import (
+    created_bytes,
+    forbidden_calls,
+    host_bytes,
+    set_capturing,
+    set_host_limit,
+    set_memory_limit,
+    set_seed,
+    waits,
+)
+from execution import threads
+from group_calls import same_bits, train
+from tiered_pairs import Batch, Pair, stored_rows
+
+import torch_dynemb as td
+from torch_dynemb import checkpoint, ops
+from torch_dynemb.ops.columns import GENERATION_BITS, Tier
+
+pytestmark = pytest.mark.own_device
+
+MIB = 1 << 20
+DIM = 64
+UNIFORM = td.Uniform(-1.0, 1.0)
+
+
+@pytest.fixture(autouse=True)
+def no_setting_after_a_test() -> Iterator[None]:
+    gc.collect()
+    with threads(1):
+        yield
+    set_seed(0)
+    set_memory_limit(None)
+    set_host_limit(None)
+    set_capturing(False)
+
+
+def cached(rows: int = 64) -> td.HostStore:
+    return td.HostStore(cache=f"{rows} rows")
+
+
+def make_group(storage: Any = None, dims: tuple[int, ...] = (DIM,), **arguments: Any) -> Any:
+    tables = [td.TableConfig(f"table{t}", dim, storage=storage) for t, dim in enumerate(dims)]
+    with emulated_cuda():
+        return td.TableGroup(tables, **{"optimizer": td.Adam(lr=0.1), "seed": 1, **arguments})
+
+
+# -- the plan ------------------------------------------------------------------------------------
+
+
+def random_calls(seed: int, group: td.TableGroup, model: CacheModel, rows: int) -> None:
+    """Calls on rows that now and then get another owner."""
+    tiers, meta = group.tables.tiers.tensors, group.index.meta
+    drawn = torch.Generator().manual_seed(seed)
+    generations = torch.ones(rows, dtype=torch.int64)
+
+    def draw(high: int, *size: int) -> torch.Tensor:
+        return torch.randint(high, size, generator=drawn)
+
+    for _ in range(40):
+        kind, count = int(draw(8)), int(draw(60))
+        # some rows are used more often than others
+        numbers = torch.minimum(draw(rows, count), draw(rows, count))
+        handles = numbers << GENERATION_BITS | generations[numbers]
+        handles[draw(10, count) == 0] = -int(draw(3)) - 1
+        if kind == 0:
+            handles -= (draw(20, count) == 0) * (handles > 0) * 1  # of an earlier owner
+        ahead = int(draw(3)) if kind == 1 else 0
+        trains = kind >= 3 and ahead == 0
+        staged = ops.StagedIds(meta, numbers + 1000, handles, torch.tensor([0, count]), [0])
+        if ahead:
+            ops.prefetch_(tiers, staged, ahead=ahead)
+            model.stage(0, staged.ids.tolist(), handles.tolist(), trains=False, ahead=ahead)
+        else:
+            found = ops.stage_(tiers, staged, trains=trains)
+            expected = model.stage(0, staged.ids.tolist(), handles.tolist(), trains=trains)
+            assert found.tolist() == expected
+        assert tiers.places[0][:rows].tolist() == model.places
+        assert torch.equal(tiers.slots[0][: model.most], model.words_of_slots())
+        assert torch.equal(tiers.clock, model.words_of_clock())
+        if kind in (2, 5, 6):
+            ops.end_epoch_(tiers)
+            model.end_epoch()
+        if kind == 4:
+            generations[draw(rows, 5)] += 1
+
+
+@pytest.mark.parametrize("slots", [5, 40, 150])
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_the_plan_is_that_of_the_model(slots: int, order: int) -> None:
+    rows = 200
+    group = make_group(cached(slots), dims=(4,), max_rows=rows)
+    set_seed(order)
+    with emulated_cuda():
+        for seed in range(2):
+            if seed > 0:
+                group = make_group(cached(slots), dims=(4,), max_rows=rows)
+            random_calls(seed, group, CacheModel(slots, rows, slots), rows)
+
+
+# -- bits ----------------------------------------------------------------------------------------
+
+
+def tables(**arguments: Any) -> list[td.TableConfig]:
+    return [
+        td.TableConfig("a", 4, initializer=UNIFORM, **arguments),
+        td.TableConfig("b", 3, initializer=UNIFORM, padding_idx=0, **arguments),
+        td.TableConfig("c", 4, feature_names=["c1", "c2"], **arguments),
+    ]
+
+
+def train_some(pair: Pair, steps: int = 8) -> None:
+    """Batches that come back after others have taken their slots."""
+    for step in range(steps):
+        pair.train(Batch(37 * step, 60, 1 + step % 3))
+        pair.step()
+        pair.prefetch(Batch(31 * step, 20, 1))
+        if step % 4 == 3:
+            pair.read(Batch(11 * step, 50, 2))
+            pair.check()
+    assert pair.moved(Tier.WRITTEN) > 100
+    assert pair.tiered.group.usage.storage().reads > 100
+
+
+SETTINGS: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
+    "adam": ({}, td.Adam(lr=0.1), {}),
+    "split": ({}, td.Adam(lr=0.1), {"split": True, "mode": "mean"}),
+    "row state": ({"dtype": torch.float16}, td.RowWiseAdagrad(lr=0.1), {}),
+    "8 bits": (
+        {"dtype": torch.bfloat16},
+        td.Adam(lr=0.1, state_dtype=torch.uint8, row_steps=True),
+        {},
+    ),
+    "stochastic": ({"dtype": torch.bfloat16}, td.SGD(lr=0.1, stochastic_rounding=True), {}),
+    "least recent": ({"policy": td.Policy(score="step", capacity=150)}, td.Adam(lr=0.1), {}),
+    "admission": (
+        {"policy": td.Policy(score="frequency", admission=td.AdmitFrequent(2), capacity=100)},
+        td.Adagrad(lr=0.1),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+@pytest.mark.parametrize("slots", [8, 64])
+def test_bits_of_tables_in_hbm(kind: str, slots: int) -> None:
+    """8 slots do not suffice for a step: most rows are updated at home."""
+    of_tables, optimizer, arguments = SETTINGS[kind]
+    with emulated_cuda():
+        pair = Pair(tables(**of_tables), optimizer, cached(slots), **arguments)
+        train_some(pair)
+        stats = pair.tiered.group.usage.storage()
+        moved = stats.bytes_read, stats.bytes_written
+        assert min(stats.in_place, stats.evicted, stats.hits, *moved) > 0
+
+
+def test_micro_batches_and_changes_from_outside() -> None:
+    with emulated_cuda():
+        pair = Pair(tables(), td.Adam(lr=0.1), cached(), split=True)
+        for step in range(4):
+            pair.prefetch(Batch(40 * step + 20, 30, 1))
+            pair.micro_batches(Batch(20 * step, 60, 1), Batch(90 * step, 60, 3))
+            pair.groups(
+                lambda group, s=step: [group.erase(t, Batch(9 * s, 40, 2).ids()) for t in range(3)]
+            )
+            pair.train(Batch(11 * step, 40, 2))
+            values = torch.linspace(-1, 1, 4 * 30).reshape(30, 4)
+            pair.groups(lambda group, v=values: group.insert_or_assign(2, Batch(5, 30, 5).ids(), v))
+            pair.step()
+            pair.groups(lambda group: [group.remove(t, norm_below=0.8) for t in range(3)])
+            pair.read(Batch(7 * step, 60, 2))
+            pair.check()
+        pair.groups(lambda group: [group.clear(t) for t in range(3)])
+        pair.compact()
+        pair.train(Batch(0, 200, 1))
+        pair.step()
+        pair.check()
+
+
+def test_tables_of_another_dim_stay_in_hbm() -> None:
+    storage = cached()
+    configs = [td.TableConfig("host", DIM, storage=storage), td.TableConfig("hbm", 32)]
+    with emulated_cuda():
+        group = td.TableGroup(configs, optimizer=td.SGD(lr=0.1), max_rows=50_000)
+        group.insert(0, torch.arange(20_000))
+        before = host_bytes()
+        assert before >= 20_000 * 4 * DIM - 2 * MIB
+        group.insert(1, torch.arange(20_000))
+        assert host_bytes() == before
+
+
+# -- checkpoints ---------------------------------------------------------------------------------
+
+ALL = torch.arange(260)
+
+
+def train_table(table: td.DynamicEmbedding, steps: int = 4) -> None:
+    for step in range(steps):
+        table(torch.arange(60 * step, 60 * step + 100) % 250).sin().sum().backward()
+        table.optimizer.step()
+
+
+def new_table(storage: Any = None, **arguments: Any) -> td.DynamicEmbedding:
+    """With rows in slots and at home, and ids without an update."""
+    settings = {"optimizer": td.Adam(lr=0.1), "storage": storage, "max_rows": 1000, "seed": 1}
+    table = td.DynamicEmbedding(4, name="t", **{**settings, **arguments})
+    train_table(table)
+    table.group.insert(0, ALL[250:])
+    return table
+
+
+def check_same(*tables: td.DynamicEmbedding) -> None:
+    assert same_bits(*(table.group.read(0, ALL) for table in tables))
+    rows = [stored_rows(table.group, 0, ALL) for table in tables]
+    assert same_bits(*(of.payload[of.written] for of in rows))
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [(cached(70), cached(90)), (cached(70), None), (None, cached(70)), (td.HostStore(), cached())],
+    ids=["cache to cache", "cache to hbm", "hbm to cache", "split to cache"],
+)
+@pytest.mark.parametrize("exact", [True, False])
+def test_checkpoints(source: Any, target: Any, exact: bool, tmp_path: Path) -> None:
+    """A load replaces rows in slots and at home, and pending handles of neither stay."""
+    arguments = {} if exact else {"policy": td.Policy(score="step")}
+    with emulated_cuda():
+        saved = new_table(source)
+        checkpoint.save(tmp_path / "saved", saved)
+        loaded = new_table(target, seed=7, **arguments)
+        checkpoint.load(tmp_path / "saved", loaded)
+        check_same(saved, loaded)
+        for table in (saved, loaded):
+            train_table(table)
+        check_same(saved, loaded)
+
+
+def test_a_checkpoint_of_a_cache_loads_on_the_cpu(tmp_path: Path) -> None:
+    with emulated_cuda():
+        saved = new_table(cached())
+        checkpoint.save(tmp_path / "saved", saved)
+        expected = saved.group.read(0, ALL)
+    loaded = new_table(cached(), seed=7)
+    checkpoint.load(tmp_path / "saved", loaded)
+    assert same_bits(loaded.group.read(0, ALL), expected)
+    assert loaded.group.usage.storage() is None  # all rows are in memory
+
+
+def test_frozen_copies() -> None:
+    with emulated_cuda():
+        table = new_table(cached())
+        frozen = td.freeze(table)
+        table.eval()
+        assert same_bits(frozen(ALL), table(ALL))
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+
+def test_homes_lie_in_host_memory_and_slots_in_hbm() -> None:
+    gc.collect()
+    start = created_bytes(), host_bytes()
+    ids, row = 12_000, 3 * 4 * DIM
+    group = make_group(td.HostStore(cache="1MiB"), max_rows=4 * ids)
+    with emulated_cuda():
+        train(group, 0, torch.arange(ids), torch.ones(ids, DIM))
+        group.end_step()
+        places = group.usage.split_rows()
+        assert places["host"] == host_bytes() >= ids * row - 6 * MIB
+        assert places["hbm"] == 3 * 2 * MIB  # a page of each tensor
+        assert group.usage.storage().slots == (1 << 20) // (row + 4 + 36)
+        group.clear(0)
+        group.compact()
+        assert host_bytes() <= 3 * 2 * MIB
+        assert group.usage.storage().cached == 0
+        train(group, 0, torch.arange(ids), torch.ones(ids, DIM))
+        del group
+        gc.collect()
+    assert (created_bytes(), host_bytes()) == start
+
+
+def test_a_fraction_grows_with_the_rows() -> None:
+    group = make_group(td.HostStore(cache="25%"), max_rows=40_000)
+    with emulated_cuda():
+        for ids in (100, 4000, 12_000):
+            train(group, 0, torch.arange(ids), torch.ones(ids, DIM))
+            group.end_step()
+            assert group.usage.storage().slots == max(64, ids // 4)
+        group.insert(0, torch.arange(40_000))
+        set_memory_limit(created_bytes())
+        group.end_step()  # HBM has no room for more slots: the step does not fail
+        assert 3000 <= group.usage.storage().slots < 10_000
+
+
+def test_hbm_and_host_memory_that_are_short() -> None:
+    group = make_group(td.HostStore(cache="64 rows", host="4MiB"))
+    with emulated_cuda():
+        group.insert(0, torch.arange(1000))
+        before = group.index.tables.clone(), created_bytes(), host_bytes()
+        message = (
+            r"out of host memory: .* are left; no id was inserted. Give HostStore a larger host"
+        )
+        with pytest.raises(td.errors.HostMemoryError, match=message):
+            group.insert(0, torch.arange(30_000))
+        assert torch.equal(group.index.tables, before[0])
+        assert (created_bytes(), host_bytes()) == before[1:]
+        set_memory_limit(created_bytes() + 64 * MIB)
+        message = "out of GPU memory: the cache of rows needs .* give HostStore a smaller cache"
+        with pytest.raises(td.errors.DeviceMemoryError, match=message):
+            make_group(td.HostStore(cache="1GiB"), max_rows=10_000_000)
+
+
+def test_a_step_waits_for_nothing() -> None:
+    group = make_group(cached(), max_rows=4000)
+    ids = torch.arange(300)
+    with emulated_cuda():
+        train(group, 0, ids, torch.ones(300, DIM))
+        group.end_step()
+        before = waits()
+        train(group, 0, ids, torch.ones(300, DIM))
+        group.prefetch(ids[:50], torch.tensor([0, 50]), [0])
+        group.end_step()
+        more = waits() - before
+    assert more["cudaDeviceSynchronize"] == more["cudaStreamSynchronize"] == 0
+
+
+def test_a_capture_makes_no_forbidden_call() -> None:
+    plain, group = make_group(max_rows=4000), make_group(cached(), max_rows=4000)
+    with emulated_cuda():
+        for one in (plain, group):
+            for step in range(4):
+                before = forbidden_calls()
+                set_capturing(step == 2)  # all work is done at once
+                train(one, 0, torch.arange(100 * step, 100 * step + 200), torch.ones(200, DIM))
+                set_capturing(False)
+                one.end_step()
+                assert forbidden_calls() == before
+        ids = torch.arange(500)
+        assert same_bits(plain.read(0, ids), group.read(0, ids))
+
+
+# -- arguments -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"cache": 0}, ValueError, "HostStore: cache is 0, expected at least 1 byte"),
+        ({"cache": 1.5}, ValueError, "HostStore: cache is 1.5, expected a fraction above 0"),
+        ({"cache": "0 rows"}, ValueError, "HostStore: cache is '0 rows', expected 1 row at least"),
+        ({"cache": "some"}, ValueError, "HostStore: cache is 'some', expected"),
+        ({"cache": True}, TypeError, "HostStore: cache is True, expected bytes"),
+        ({"cache": 0.1, "hbm": "1GB"}, ValueError, "hbm is '1GB' and cache is 0.1, but HBM either"),
+    ],
+)
+def test_wrong_caches(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        td.HostStore(**arguments)
+
+
+def test_a_cache_for_less_than_a_row() -> None:
+    message = "HostStore has cache='100B', of which .* a share of 1, less than one row of 808 bytes"
+    with pytest.raises(ValueError, match=message):
+        make_group(td.HostStore(cache="100B"), max_rows=100)
+    with pytest.raises(ValueError, match=r"cache='1 rows', of which .* a share of 0.5, less than"):
+        make_group(cached(1), dims=(DIM, 32), max_rows=100)
+
+
+def test_late_gradients_are_refused() -> None:
+    message = (
+        "storage HostStore.*delayed_gradients='apply', but rows stay in their place only until"
+    )
+    with pytest.raises(ValueError, match=message):
+        make_group(cached(), optimizer=td.SGD(lr=0.1, delayed_gradients="apply"))
+    with emulated_cuda():
+        table = new_table(cached())
+        output = table(ALL)
+        table.optimizer.step()
+        with pytest.raises(RuntimeError, match="backward of a lookup 1 steps ago"):
+            output.sum().backward()
+
+
+def test_refusals_name_the_cache(tmp_path: Path) -> None:
+    with emulated_cuda():
+        table = new_table(cached())
+        where = r"\['t'\] are in host memory beneath a cache, HostStore\(cache=...\): "
+        for call, remedy in (
+            (lambda: checkpoint.record_changes(table), "save whole checkpoints, or give HostStore"),
+            (
+                lambda: checkpoint.save(tmp_path / "a", table, asynchronous=True),
+                "an ExternalStore or",
+            ),
+            (table.state_dict, "save the model with torch_dynemb.checkpoint.save"),
+            (lambda: table.group.add_table(td.TableConfig("u", 4)), ""),
+        ):
+            with pytest.raises(RuntimeError, match=where + remedy):
+                call()
+        with pytest.raises(RuntimeError, match="have storage HostStore, which does not support"):
+            checkpoint.save_snapshot(table, "name")
+
+
+def test_tensors_without_a_cache() -> None:
+    group = make_group(cached(), max_rows=1000)
+    tiers = group.tables.tiers.tensors
+    ids = torch.arange(3)
+    staged = ops.StagedIds(group.index.meta, ids, ids << GENERATION_BITS | 1, ids[:0], [0])
+    copies = tiers._replace(clock=tiers.clock.clone())
+    with emulated_cuda():
+        with pytest.raises(
+            RuntimeError, match="stage_: tier_clock belongs to no group with a cache"
+        ):
+            ops.stage_(copies, staged, trains=True)
+        with pytest.raises(RuntimeError, match="end_epoch_: tier_clock belongs to no group"):
+            ops.end_epoch_(copies)
+        other = make_group(cached(), max_rows=1000).tables.tiers.tensors
+        with pytest.raises(RuntimeError, match="are not those of the group of tier_clock"):
+            ops.prefetch_(tiers._replace(places=other.places), staged)
+        with pytest.raises(RuntimeError, match="ahead is 0, expected 1 at least"):
+            ops.prefetch_(tiers, staged, ahead=0)
+        with pytest.raises(RuntimeError, match="have a cache or have been split before"):
+            ops.bind_tiers(group.index, tiers, group.rows, fraction=0.0, host_bytes=None)
+        with pytest.raises(RuntimeError, match="fraction is 2"):
+            ops.bind_tiers(group.index, tiers, group.rows, fraction=2.0, host_bytes=None)
+        far = staged._replace(handles=staged.handles + (1000 << GENERATION_BITS))
+        ops.stage_(tiers, far, trains=True)
+        with pytest.raises(RuntimeError, match="stage_: a handle names row 100"):
+            ops.raise_device_errors(0)
