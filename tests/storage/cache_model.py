@@ -105,22 +105,25 @@ class CacheModel:
         loaded = Tier.PREFETCHED if ahead else Tier.MISSES
         missing: dict[int, int] = {}  # first positions by row
         replaced: dict[int, int] = {}  # the same, of rows that have another owner since
+        results: dict[int, int] = {}  # of rows with a slot
         for i, handle in enumerate(handles):
             row = handle >> GENERATION_BITS
             place = self.places[row] if handle >= 0 else self.in_place()
-            if place == self.in_place() or row in missing or row in replaced:
+            if place == self.in_place() or row in missing:
                 continue
             if place <= 0:
                 missing[row] = i
                 continue
             slot = self.slots[place - 1]
+            if slot.owner < handle:
+                replaced.setdefault(row, i)
+                continue
+            results[i] = self.result(i, handle, set(), ahead)
             if slot.owner == handle:
                 slot.dirty |= trains
                 if slot.epoch < epoch:
                     slot.epoch, slot.count = epoch, slot.count + counts
                     self.clock[Tier.TOUCHES] += 1
-            elif slot.owner < handle:
-                replaced[row] = i
         given = self.find_slots(len(missing), {self.places[row] - 1 for row in replaced})
         self.clock[loaded] += len(given) + len(replaced)
         self.clock[Tier.TOUCHES] += len(given) + len(replaced)
@@ -140,7 +143,10 @@ class CacheModel:
             settled.add(i)
         if len(missing) > 0:
             self.clock[Tier.MOST_USED] = max(self.clock[Tier.MOST_USED], len(self.slots))
-        return [self.result(i, handle, settled, ahead) for i, handle in enumerate(handles)]
+        for i, handle in enumerate(handles):
+            if i not in results:
+                results[i] = self.result(i, handle, settled, ahead)
+        return [results[i] for i in range(len(handles))]
 
     def put(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,12 +23,12 @@ from emulator.mode import (
     waits,
 )
 from execution import threads
-from group_calls import same_bits, train
+from group_calls import same_bits
 from tiered_pairs import Batch, Pair, stored_rows
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint, ops
-from torch_dynemb.ops.columns import GENERATION_BITS, Tier
+from torch_dynemb.ops.columns import GENERATION_BITS
 
 pytestmark = pytest.mark.own_device
 
@@ -64,7 +65,7 @@ def random_calls(seed: int, group: td.TableGroup, model: CacheModel, rows: int) 
     """Calls on rows that now and then get another owner."""
     tiers, meta = group.tables.tiers.tensors, group.index.meta
     drawn = torch.Generator().manual_seed(seed)
-    generations = torch.ones(rows, dtype=torch.int64)
+    generations = torch.full((rows,), 2)  # 0 is none of an owner
 
     def draw(high: int, *size: int) -> torch.Tensor:
         return torch.randint(high, size, generator=drawn)
@@ -97,8 +98,13 @@ def random_calls(seed: int, group: td.TableGroup, model: CacheModel, rows: int) 
             generations[draw(rows, 5)] += 1
 
 
-@pytest.mark.parametrize("slots", [5, 40, 150])
-@pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("slots", "order"),
+    [
+        (40, 1),
+        *(pytest.param(n, k, marks=pytest.mark.long) for n in (5, 40, 150) for k in range(3)),
+    ],
+)
 def test_the_plan_is_that_of_the_model(slots: int, order: int) -> None:
     rows = 200
     group = make_group(cached(slots), dims=(4,), max_rows=rows)
@@ -130,8 +136,6 @@ def train_some(pair: Pair, steps: int = 8) -> None:
         if step % 4 == 3:
             pair.read(Batch(11 * step, 50, 2))
             pair.check()
-    assert pair.moved(Tier.WRITTEN) > 100
-    assert pair.tiered.group.usage.storage().reads > 100
 
 
 SETTINGS: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
@@ -153,8 +157,17 @@ SETTINGS: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", SETTINGS)
-@pytest.mark.parametrize("slots", [8, 64])
+SHORT = {("split", 64), ("8 bits", 8), ("least recent", 64)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "slots"),
+    [
+        pytest.param(kind, slots, marks=() if (kind, slots) in SHORT else pytest.mark.long)
+        for kind in SETTINGS
+        for slots in (8, 64)
+    ],
+)
 def test_bits_of_tables_in_hbm(kind: str, slots: int) -> None:
     """8 slots do not suffice for a step: most rows are updated at home."""
     of_tables, optimizer, arguments = SETTINGS[kind]
@@ -164,6 +177,7 @@ def test_bits_of_tables_in_hbm(kind: str, slots: int) -> None:
         stats = pair.tiered.group.usage.storage()
         moved = stats.bytes_read, stats.bytes_written
         assert min(stats.in_place, stats.evicted, stats.hits, *moved) > 0
+        assert slots == 8 or min(stats.reads, stats.write_backs) > 100
 
 
 def test_micro_batches_and_changes_from_outside() -> None:
@@ -214,8 +228,8 @@ def train_table(table: td.DynamicEmbedding, steps: int = 4) -> None:
 
 def new_table(storage: Any = None, **arguments: Any) -> td.DynamicEmbedding:
     """With rows in slots and at home, and ids without an update."""
-    settings = {"optimizer": td.Adam(lr=0.1), "storage": storage, "max_rows": 1000, "seed": 1}
-    table = td.DynamicEmbedding(4, name="t", **{**settings, **arguments})
+    settings = {"optimizer": td.Adam(lr=0.1), "storage": storage, "max_rows": 1000}
+    table = td.DynamicEmbedding(4, **{"name": "t", **settings, **arguments})
     train_table(table)
     table.group.insert(0, ALL[250:])
     return table
@@ -223,8 +237,9 @@ def new_table(storage: Any = None, **arguments: Any) -> td.DynamicEmbedding:
 
 def check_same(*tables: td.DynamicEmbedding) -> None:
     assert same_bits(*(table.group.read(0, ALL) for table in tables))
-    rows = [stored_rows(table.group, 0, ALL) for table in tables]
-    assert same_bits(*(of.payload[of.written] for of in rows))
+    rows = [stored_rows(table.group, 0, ALL[:250]) for table in tables]
+    assert all(bool(of.written.all()) for of in rows)
+    assert same_bits(*(of.payload for of in rows))
 
 
 @pytest.mark.parametrize(
@@ -232,14 +247,15 @@ def check_same(*tables: td.DynamicEmbedding) -> None:
     [(cached(70), cached(90)), (cached(70), None), (None, cached(70)), (td.HostStore(), cached())],
     ids=["cache to cache", "cache to hbm", "hbm to cache", "split to cache"],
 )
-@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("exact", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_checkpoints(source: Any, target: Any, exact: bool, tmp_path: Path) -> None:
     """A load replaces rows in slots and at home, and pending handles of neither stay."""
     arguments = {} if exact else {"policy": td.Policy(score="step")}
     with emulated_cuda():
         saved = new_table(source)
         checkpoint.save(tmp_path / "saved", saved)
-        loaded = new_table(target, seed=7, **arguments)
+        loaded = new_table(target, **arguments)
+        loaded.group.fill(0, 0.5)
         checkpoint.load(tmp_path / "saved", loaded)
         check_same(saved, loaded)
         for table in (saved, loaded):
@@ -252,7 +268,8 @@ def test_a_checkpoint_of_a_cache_loads_on_the_cpu(tmp_path: Path) -> None:
         saved = new_table(cached())
         checkpoint.save(tmp_path / "saved", saved)
         expected = saved.group.read(0, ALL)
-    loaded = new_table(cached(), seed=7)
+    loaded = new_table(cached())
+    loaded.group.fill(0, 0.5)
     checkpoint.load(tmp_path / "saved", loaded)
     assert same_bits(loaded.group.read(0, ALL), expected)
     assert loaded.group.usage.storage() is None  # all rows are in memory
@@ -269,86 +286,95 @@ def test_frozen_copies() -> None:
 # -- memory --------------------------------------------------------------------------------------
 
 
+def wide_table(storage: Any = None, **arguments: Any) -> td.DynamicEmbedding:
+    settings = {"optimizer": td.Adam(lr=0.1), "storage": storage, "max_rows": 50_000}
+    return td.DynamicEmbedding(DIM, **{"name": "t", **settings, **arguments})
+
+
+def train_ids(table: td.DynamicEmbedding, ids: torch.Tensor) -> None:
+    table(ids).sin().sum().backward()
+    table.optimizer.step()
+
+
 def test_homes_lie_in_host_memory_and_slots_in_hbm() -> None:
     gc.collect()
     start = created_bytes(), host_bytes()
-    ids, row = 12_000, 3 * 4 * DIM
-    group = make_group(td.HostStore(cache="1MiB"), max_rows=4 * ids)
+    ids, row = torch.arange(8000), 3 * 4 * DIM
     with emulated_cuda():
-        train(group, 0, torch.arange(ids), torch.ones(ids, DIM))
-        group.end_step()
-        places = group.usage.split_rows()
-        assert places["host"] == host_bytes() >= ids * row - 6 * MIB
+        table = wide_table(td.HostStore(cache="1MiB"))
+        train_ids(table, ids)
+        places = table.group.usage.split_rows()
+        assert places["host"] == host_bytes() - start[1] >= len(ids) * row - 6 * MIB
         assert places["hbm"] == 3 * 2 * MIB  # a page of each tensor
-        assert group.usage.storage().slots == (1 << 20) // (row + 4 + 36)
-        group.clear(0)
-        group.compact()
-        assert host_bytes() <= 3 * 2 * MIB
-        assert group.usage.storage().cached == 0
-        train(group, 0, torch.arange(ids), torch.ones(ids, DIM))
-        del group
+        slots = (1 << 20) // (row + 4 + 36)
+        stats = table.group.usage.storage()
+        assert (stats.slots, stats.cached, stats.in_place) == (slots, slots, 8000 - slots)
+        table.group.clear(0)
+        table.group.compact()
+        assert host_bytes() - start[1] <= 3 * 2 * MIB
+        assert table.group.usage.storage().cached == 0
+        train_ids(table, ids[:2000])
+        del table
         gc.collect()
     assert (created_bytes(), host_bytes()) == start
 
 
 def test_a_fraction_grows_with_the_rows() -> None:
-    group = make_group(td.HostStore(cache="25%"), max_rows=40_000)
     with emulated_cuda():
-        for ids in (100, 4000, 12_000):
-            train(group, 0, torch.arange(ids), torch.ones(ids, DIM))
-            group.end_step()
-            assert group.usage.storage().slots == max(64, ids // 4)
-        group.insert(0, torch.arange(40_000))
+        table = wide_table(td.HostStore(cache="50%"), max_rows=200_000)
+        for ids in (100, 2000, 6000):
+            train_ids(table, torch.arange(ids))
+            assert table.group.usage.storage().slots == max(64, ids // 2)
+        table.group.insert(0, torch.arange(40_000))
         set_memory_limit(created_bytes())
-        group.end_step()  # HBM has no room for more slots: the step does not fail
-        assert 3000 <= group.usage.storage().slots < 10_000
+        table.optimizer.step()  # HBM has no room for more slots: the step does not fail
+        assert 3000 <= table.group.usage.storage().slots < 20_000
 
 
 def test_hbm_and_host_memory_that_are_short() -> None:
-    group = make_group(td.HostStore(cache="64 rows", host="4MiB"))
     with emulated_cuda():
+        table = wide_table(td.HostStore(cache="64 rows", host="4MiB"))
+        group = table.group
         group.insert(0, torch.arange(1000))
         before = group.index.tables.clone(), created_bytes(), host_bytes()
         message = (
-            r"out of host memory: .* are left; no id was inserted. Give HostStore a larger host"
+            "out of host memory: .* are left; no id was inserted. Give HostStore a larger host"
         )
         with pytest.raises(td.errors.HostMemoryError, match=message):
-            group.insert(0, torch.arange(30_000))
+            table(torch.arange(20_000))
         assert torch.equal(group.index.tables, before[0])
         assert (created_bytes(), host_bytes()) == before[1:]
+        train_ids(table, torch.arange(900))
         set_memory_limit(created_bytes() + 64 * MIB)
         message = "out of GPU memory: the cache of rows needs .* give HostStore a smaller cache"
         with pytest.raises(td.errors.DeviceMemoryError, match=message):
-            make_group(td.HostStore(cache="1GiB"), max_rows=10_000_000)
+            wide_table(td.HostStore(cache="1GiB"), max_rows=10_000_000)
 
 
 def test_a_step_waits_for_nothing() -> None:
-    group = make_group(cached(), max_rows=4000)
     ids = torch.arange(300)
     with emulated_cuda():
-        train(group, 0, ids, torch.ones(300, DIM))
-        group.end_step()
+        table = wide_table(cached())
+        train_ids(table, ids)
         before = waits()
-        train(group, 0, ids, torch.ones(300, DIM))
-        group.prefetch(ids[:50], torch.tensor([0, 50]), [0])
-        group.end_step()
+        train_ids(table, ids)
+        table.group.prefetch(ids[:50], torch.tensor([0, 50]), [0])
         more = waits() - before
     assert more["cudaDeviceSynchronize"] == more["cudaStreamSynchronize"] == 0
 
 
 def test_a_capture_makes_no_forbidden_call() -> None:
-    plain, group = make_group(max_rows=4000), make_group(cached(), max_rows=4000)
     with emulated_cuda():
-        for one in (plain, group):
+        tables = wide_table(), wide_table(cached())
+        for table in tables:
             for step in range(4):
                 before = forbidden_calls()
                 set_capturing(step == 2)  # all work is done at once
-                train(one, 0, torch.arange(100 * step, 100 * step + 200), torch.ones(200, DIM))
+                table(torch.arange(100 * step, 100 * step + 200)).sin().sum().backward()
                 set_capturing(False)
-                one.end_step()
+                table.optimizer.step()
                 assert forbidden_calls() == before
-        ids = torch.arange(500)
-        assert same_bits(plain.read(0, ids), group.read(0, ids))
+        assert same_bits(*(table.group.read(0, torch.arange(500)) for table in tables))
 
 
 # -- arguments -----------------------------------------------------------------------------------
@@ -403,7 +429,7 @@ def test_refusals_name_the_cache(tmp_path: Path) -> None:
                 "an ExternalStore or",
             ),
             (table.state_dict, "save the model with torch_dynemb.checkpoint.save"),
-            (lambda: table.group.add_table(td.TableConfig("u", 4)), ""),
+            (lambda: copy.deepcopy(table), "save the model with torch_dynemb.checkpoint.save"),
         ):
             with pytest.raises(RuntimeError, match=where + remedy):
                 call()

@@ -15,20 +15,6 @@
 
 namespace dynemb {
 
-// Further columns of `tier_clock` where rows have homes: of the group,
-enum HomeHeadColumn : int {
-  kTierInPlace = 2,       // ids that were served at their home
-  kTierLoaded = 3,        // rows copied from their home into a slot
-  kTierLoadedBytes = 4,   // their bytes
-  kTierWrittenBytes = 5,  // bytes of dirty rows copied to their home
-};
-// and of slabs.
-enum HomeColumn : int {
-  kTierWorth = 13,    // threshold of the last histogram,
-  kTierTies = 14,     // rows of that worth that may still lose their slots,
-  kTierPortion = 15,  // and rows up to that worth
-};
-
 // `places` of a row that is served at its home in an epoch. Until the epoch ends, gradients may
 // come under its home handle, so it gets no slot.
 constexpr int32_t kInPlace = -3;

@@ -56,7 +56,7 @@ class HostStore:
     cache: int | float | str | None = None
     hbm_bytes: int = field(init=False, repr=False, compare=False)
     host_bytes: int | None = field(init=False, repr=False, compare=False)
-    cache_size: CacheSize | None = field(init=False, repr=False, compare=False)
+    cache_size: CacheSize | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         none = not isinstance(self.hbm, bool) and self.hbm == 0
