@@ -24,6 +24,9 @@ from emulator.mode import (
 )
 from execution import threads
 from group_calls import same_bits
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_exactness import CALLS, KINDS, check_sequence, pair_of
 from tiered_pairs import Batch, Pair, stored_rows
 
 import torch_dynemb as td
@@ -110,10 +113,7 @@ def test_the_plan_is_that_of_the_model(slots: int, order: int) -> None:
     group = make_group(cached(slots), dims=(4,), max_rows=rows)
     set_seed(order)
     with emulated_cuda():
-        for seed in range(2):
-            if seed > 0:
-                group = make_group(cached(slots), dims=(4,), max_rows=rows)
-            random_calls(seed, group, CacheModel(slots, rows, slots), rows)
+        random_calls(order, group, CacheModel(slots, rows, slots), rows)
 
 
 # -- bits ----------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def test_bits_of_tables_in_hbm(kind: str, slots: int) -> None:
 def test_micro_batches_and_changes_from_outside() -> None:
     with emulated_cuda():
         pair = Pair(tables(), td.Adam(lr=0.1), cached(), split=True)
-        for step in range(4):
+        for step in range(3):
             pair.prefetch(Batch(40 * step + 20, 30, 1))
             pair.micro_batches(Batch(20 * step, 60, 1), Batch(90 * step, 60, 3))
             pair.groups(
@@ -201,6 +201,15 @@ def test_micro_batches_and_changes_from_outside() -> None:
         pair.train(Batch(0, 200, 1))
         pair.step()
         pair.check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(calls=st.lists(CALLS, min_size=4, max_size=20), slots=st.sampled_from([6, 64]))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.long
+def test_sequences(kind: str, calls: list[tuple[Any, ...]], slots: int) -> None:
+    with emulated_cuda():
+        check_sequence(pair_of(kind, lambda: cached(slots)), calls)
 
 
 def test_tables_of_another_dim_stay_in_hbm() -> None:

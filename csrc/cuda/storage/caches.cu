@@ -103,8 +103,9 @@ CacheView cache_view(const Call& call, const CacheTensors& tiers, size_t s,
   add(weights[s]);
   for (size_t k = s; k < state.size(); k += weights.size()) {
     check_size(op, "state", state[k], 0, weights[s].size(0));
-    DYNEMB_CHECK(view.moved_count < kMostMoved, "dynemb::", op, ": slab ", s, " has over ",
-                 kMostMoved - 1, " tensors of state");
+    DYNEMB_CHECK(view.moved_count < kMostMoved, "dynemb::", op, ": state has ",
+                 state.size() / weights.size(), " tensors for slab ", s, ", expected at most ",
+                 kMostMoved - 1);
     add(state[k]);
   }
   return view;
@@ -123,7 +124,7 @@ void bind_tiers(Tensor buckets, std::vector<Tensor> places, std::vector<Tensor> 
                    state.size() % slabs == 0,
                "dynemb::bind_tiers: got ", places.size(), " places, ", slots.size(), " slots, ",
                free_slots.size(), " free_slots, ", generations.size(), " generations and ",
-               state.size(), " state for ", slabs, " slabs");
+               state.size(), " state for ", slabs, " slabs, expected one of each per slab");
   DYNEMB_CHECK(fraction >= 0 && fraction <= 1 && host_bytes >= RowBudget::kNoLimit,
                "dynemb::bind_tiers: fraction is ", fraction, " and host_bytes is ", host_bytes,
                ", expected 0 to 1, and at least 0 or -1: no bound");
@@ -147,7 +148,8 @@ void bind_tiers(Tensor buckets, std::vector<Tensor> places, std::vector<Tensor> 
                       {reserved_rows(call.op, "slots", slots[s], kSlotColumns * 8),
                        reserved_rows(call.op, "free_slots", free_slots[s], 4)}});
   }
-  DYNEMB_CHECK(!caches.empty(), "dynemb::bind_tiers: slots has no rows in any slab");
+  DYNEMB_CHECK(!caches.empty(),
+               "dynemb::bind_tiers: slots has no rows in any slab, expected some in one");
   memory->cache_rows(call, caches, std::make_shared<RowBudget>(0, host_bytes));
   std::vector<int64_t> limits(slabs, 0);
   for (const CacheMemory& cache : caches) {
