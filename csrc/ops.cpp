@@ -34,6 +34,11 @@ DYNEMB_DEFINE_OPS(m) {
       "int[] table_buckets, int[] slab_rows, Tensor? policy=None) -> ()");
   gpu.def("split_rows(Tensor buckets, int[] slabs, int hbm_bytes, int host_bytes) -> ()");
   gpu.def("split_bytes(Tensor buckets) -> int[]");
+  gpu.def(
+      "bind_tiers(Tensor buckets, Tensor[] places, Tensor[] slots, Tensor[] free_slots, "
+      "Tensor(a!) tier_clock, Tensor[] weights, Tensor[] generations, Tensor[] state, "
+      "float fraction, int host_bytes) -> ()");
+  gpu.def("end_epoch_(Tensor(a!) tier_clock) -> ()");
   gpu.def("release_group(Tensor buckets, int[] table_buckets, int[] slab_rows) -> ()");
   gpu.def("end_step(Tensor buckets, Tensor tables, Tensor row_clock) -> ()");
   m.def(
@@ -56,13 +61,18 @@ DYNEMB_DEFINE_OPS(m) {
   for (const auto& [name, more, result] :
        {std::array{"stage_", "bool trains", "Tensor"}, std::array{"prefetch_", "int ahead", "()"},
         std::array{"plan_moves_", "bool trains, int ahead", "(Tensor handles, Tensor moves)"}}) {
-    host.def(std::string(name) +
-             "(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!)[] free_slots, "
-             "Tensor(d!) tier_clock, Tensor meta, Tensor ids, Tensor handles, Tensor offsets, "
-             "int[] feature_tables, " +
-             more + ") -> " + result);
+    const std::string schema = std::string(name) +
+                               "(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!)[] free_slots, "
+                               "Tensor(d!) tier_clock, Tensor meta, Tensor ids, Tensor handles, "
+                               "Tensor offsets, int[] feature_tables, " +
+                               more + ") -> " + result;
+    if (std::string(name) == "plan_moves_") {
+      host.def(schema);
+    } else {
+      m.def(schema.c_str());
+    }
   }
-  host.def(
+  m.def(
       "staged_lookup_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!)[] free_slots, "
       "Tensor(d!) tier_clock, "
       "Tensor[] weights, Tensor[] generations, Tensor meta, Tensor init_data, Tensor ids, "

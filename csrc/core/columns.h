@@ -55,7 +55,7 @@ enum SlabColumn : int {
   kSlabColumns = 8
 };
 
-// `slots` int64 [slots, kSlotColumns]: the rows that a tiered slab has in memory.
+// `slots` int64 [slots, kSlotColumns]: the rows that a tiered slab has in memory, or in HBM.
 enum SlotColumn : int {
   kSlotOwner = 0,  // handle of the row + 1; 0: the slot is free
   kSlotId = 1,     // owner of the row; in a free slot: 0
@@ -72,6 +72,11 @@ enum SlotColumn : int {
 enum TierHeadColumn : int {
   kTierEpoch = 0,     // training steps, and reads between them
   kTierTraining = 1,  // training lookups since the last step
+  // Where rows have homes (core/storage/homes.h):
+  kTierInPlace = 2,       // ids that were served at their home
+  kTierLoaded = 3,        // rows copied from their home into a slot
+  kTierLoadedBytes = 4,   // their bytes
+  kTierWrittenBytes = 5,  // bytes of dirty rows copied to their home
 };
 enum TierColumn : int {
   kTierLimit = 0,       // target number of slots of the cache
@@ -87,6 +92,10 @@ enum TierColumn : int {
   kTierMostUsed = 10,   // most slots in use since the last step
   kTierStale = 11,      // ids with a stale handle
   kTierSlotBytes = 12,  // memory of a slot with its row
+  // Where rows have homes:
+  kTierWorth = 13,    // threshold of the last histogram,
+  kTierTies = 14,     // rows of that worth that may still lose their slots,
+  kTierPortion = 15,  // and rows up to that worth
   kTierColumns = 16
 };
 

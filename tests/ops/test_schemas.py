@@ -333,7 +333,11 @@ dynemb::bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, T
     free_rows, Tensor meta, Tensor[] weights, Tensor[] generations, Tensor[] state,
     Tensor[] dirty_bits, Tensor[] pending, int[] table_buckets, int[] slab_rows, Tensor?
     policy=None) -> ()
+dynemb::bind_tiers(Tensor buckets, Tensor[] places, Tensor[] slots, Tensor[] free_slots,
+    Tensor(a!) tier_clock, Tensor[] weights, Tensor[] generations, Tensor[] state, float
+    fraction, int host_bytes) -> ()
 dynemb::cuda_architectures() -> int[]
+dynemb::end_epoch_(Tensor(a!) tier_clock) -> ()
 dynemb::end_step(Tensor buckets, Tensor tables, Tensor row_clock) -> ()
 dynemb::raise_device_errors(int device) -> ()
 dynemb::release_group(Tensor buckets, int[] table_buckets, int[] slab_rows) -> ()

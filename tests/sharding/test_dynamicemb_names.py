@@ -160,7 +160,10 @@ RAISES: dict[str, list[tuple[Any, str]]] = {
     "local_hbm_for_values": [(5, "local_hbm_for_values is 5.*leave it out")],
     "device_id": [(1, "device_id is 1.*device of its rank")],
     "training": [(None, "training is None, expected True or False")],
-    "caching": [(True, "caching is True.*num_embeddings")],
+    "caching": [
+        (True, "caching is True, but global_hbm_for_values is 0"),
+        (1, "caching is 1, expected True or False"),
+    ],
     "external_storage": [("ps", "external_storage is 'ps', expected HostStore, SSDStore")],
     "score_function": [(max, "score_function is .*CUSTOMIZED")],
     "evicted_item_mode": [("RETAIN_KEY", "evicted_item_mode.*evicted.record")],
@@ -289,7 +292,7 @@ def test_options_can_be_set_and_are_checked_again() -> None:
     refused(NotImplementedError, "DynamicEmbInitializerArgs: mode is DEBUG")
     options.initializer_args = DynamicEmbInitializerArgs()
     options.caching = True
-    refused(NotImplementedError, "caching is True, but only False is built")
+    refused(ValueError, "caching is True, but global_hbm_for_values is 0")
     options.caching = False
     options.dim = 8  # for a table of 16 columns
     with pytest.raises(ValueError, match="'a': dim is 8"):
@@ -448,6 +451,9 @@ def test_less_device_memory_than_all_rows_leaves_the_rest_on_the_host() -> None:
         options = planned_options(plan_of(module, global_hbm_for_values=given)["a"])
         assert options is not None
         assert options.storage == storage
+    options = planned_options(plan_of(module, global_hbm_for_values=1 << 14, caching=True)["a"])
+    assert options is not None
+    assert options.storage == td.HostStore(cache=1 << 14)
     with pytest.raises(ValueError, match=r"global_hbm_for_values is \d+, less than .* leave one"):
         plan_of(module, global_hbm_for_values=everything // 2, external_storage=STORE)
     exactly = get_table_value_bytes(config, EmbOptimType.EXACT_ROWWISE_ADAGRAD, 1, 16)

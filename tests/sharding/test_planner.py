@@ -130,6 +130,25 @@ def test_rows_beyond_hbm_count_as_host_memory() -> None:
         assert split.shards[0].storage.hbm == whole.shards[0].storage.ddr - on_host
 
 
+def test_a_cache_in_hbm_counts_beside_all_rows_in_host_memory() -> None:
+    """100 slots of 36 bytes with their rows, and 4 bytes for the place of each row."""
+    row = 3 * 16 * 4
+    options = TableOptions(policy=td.Policy(capacity=1000), storage=td.HostStore(cache="100 rows"))
+    without = TableOptions(policy=td.Policy(capacity=1000), storage=td.HostStore())
+    cached, split = (
+        options_of(
+            dynamic_enumerator(machine(device="cuda"), {"a": DynamicTableConstraints(of)}, BATCH),
+            bags(a=10),
+            "a",
+            sharders=sharders(EmbOptimType.ADAM),
+        )["table_wise"]
+        for of in (options, without)
+    )
+    assert bytes_beyond_hbm(cached) == bytes_beyond_hbm(split) == [1000 * row]
+    extra = 1000 * 4 + 100 * (row + 4 + 36)
+    assert cached.shards[0].storage.hbm == split.shards[0].storage.hbm + extra
+
+
 def test_words_of_a_row_never_count_as_host_memory() -> None:
     constraints = {"a": DynamicTableConstraints(TableOptions(storage=td.HostStore()))}
     enumerator = dynamic_enumerator(machine(device="cuda"), constraints, BATCH)

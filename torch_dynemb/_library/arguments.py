@@ -153,10 +153,8 @@ _READS_FILES = "reads files to host memory: copy to the CPU first, with .cpu()"
 _MOVES_ROWS = (
     "moves rows in host memory: tables with storage are on the CPU, and so are their tensors"
 )
-_CACHE_OPS = (
-    *("stage_", "staged_lookup_", "prefetch_", "plan_moves_"),
-    *("take_dirty_", "shrink_cache_", "forget_rows_"),
-)
+_MOVE_OPS = ("plan_moves_", "take_dirty_", "shrink_cache_", "forget_rows_")
+_CACHE_OPS = ("stage_", "staged_lookup_", "prefetch_", *_MOVE_OPS)
 _RECORD_OPS = ("gather_records", "scatter_records_")
 _SERVES_HOST = (
     "works on host memory: live tables are on the CPU; a GPU serves frozen ones, by find and "
@@ -171,7 +169,7 @@ _IN_HOST_MEMORY = {
     ("read_blocks", "offsets"): _READS_FILES,
     **{
         (op, name): _MOVES_ROWS
-        for op in _CACHE_OPS
+        for op in _MOVE_OPS
         for name in ("places", "slots", "free_slots", "tier_clock")
     },
     **{

@@ -11,7 +11,7 @@ import torch
 from torch_dynemb.nn.table_module import FORGOTTEN_STEPS, TableModule
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim import SGD, FusedOptimizer, OptimizerConfig, check_config
-from torch_dynemb.storage.tiers import CachedStorage, HostStore, Storage
+from torch_dynemb.storage.tiers import HostStore, Storage
 from torch_dynemb.table.allocation import allocate
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.extension import take_over
@@ -54,7 +54,8 @@ class OptimizedLater(TableModule):
         seed: int | None,
         storage: Storage | None = None,
     ) -> None:
-        to_come = None if isinstance(storage, HostStore) or not trainable else storage
+        stays = isinstance(storage, HostStore) and storage.cache_size is None
+        to_come = None if stays or not trainable else storage
         super().__init__(
             tables if storage is None or to_come is not None else _stored(tables, storage),
             optimizer=_NO_OPTIMIZER_YET if trainable else None,
@@ -66,7 +67,7 @@ class OptimizedLater(TableModule):
         )
         self.name = name
         self._has_optimizer = False
-        self._storage_to_come: CachedStorage | None = to_come
+        self._storage_to_come: Storage | None = to_come
 
     @property
     def optimizer(self) -> FusedOptimizer:
@@ -159,7 +160,7 @@ class OptimizedLater(TableModule):
             add_pending(changed, table, read_pending(self._group.tables, table))
         return changed
 
-    def _with_storage(self, optimizer: OptimizerConfig, storage: CachedStorage) -> Tables:
+    def _with_storage(self, optimizer: OptimizerConfig, storage: Storage) -> Tables:
         tables = self._group.tables
         if any(self._group.sizes().values()):
             raise RuntimeError(

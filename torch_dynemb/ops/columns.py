@@ -167,6 +167,10 @@ class TierHead(IntEnum):
 
     EPOCH = 0
     TRAINING = 1
+    IN_PLACE = 2
+    LOADED = 3
+    LOADED_BYTES = 4
+    WRITTEN_BYTES = 5
 
 
 class Tier(IntEnum):
@@ -185,6 +189,9 @@ class Tier(IntEnum):
     MOST_USED = 10
     STALE = 11
     SLOT_BYTES = 12
+    WORTH = 13
+    TIES = 14
+    PORTION = 15
 
 
 TIER_COLUMNS = 16

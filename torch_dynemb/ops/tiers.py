@@ -6,7 +6,11 @@ of rows. Ops here turn them into handles of slots (slot: 36 bits, the slot's own
 which ops that read or change rows take as they are. The handle of a slot becomes stale when the
 slot gets another row.
 
-Errors in arguments are raised before anything changes. These are ops of the CPU.
+On a GPU, slots lie in its own memory (HBM), and host memory has a *home* for every row, in the same
+tensors behind the slots. Rows without a slot are used at their home: handles name either.
+
+Errors in arguments are raised before anything changes. Ops that return or take moves are of the
+CPU.
 """
 
 from __future__ import annotations
@@ -112,6 +116,58 @@ def reserve_space_(tiers: TierTensors, index: IndexTensors, batch: LookupBatch) 
 
 
 @raises_typed_errors
+def bind_tiers(
+    index: IndexTensors,
+    tiers: TierTensors,
+    rows: RowTensors,
+    *,
+    fraction: float,
+    host_bytes: int | None,
+) -> None:
+    """Give rows of a group on a GPU a cache in HBM, and homes in host memory.
+
+    Slabs with rows in ``tiers.slots`` get one: the first rows of their tensors become slots, the
+    others are homes. Call it once, after :func:`bind_group` and before the first id. Later
+    calls find the cache by the address of ``tiers.clock``.
+
+    Args:
+        index: of the tables, on a GPU; no value changes.
+        tiers: all zeros, made by :func:`reserve_cuda` except the clock: places int32 [rows], slots
+            int64 [slots, 4] and free_slots int32 [slots] of each slab; the clock changes.
+        rows: of the tables: [slots + rows, ...] for slabs with a cache.
+        fraction: of the current rows that get a slot, up to 1; the cache grows with the rows, as
+            far as HBM has room. 0: all slots get memory at once.
+        host_bytes: upper bound of the host memory of homes; None: what the machine has.
+
+    Raises:
+        RuntimeError: tensors do not fit each other or were not reserved, the rows have been split
+            or have a cache, or memory is short.
+    """
+    torch.ops.dynemb.bind_tiers(
+        index.buckets,
+        *tiers,
+        rows.weights,
+        rows.generations,
+        rows.state,
+        fraction,
+        -1 if host_bytes is None else host_bytes,
+    )
+
+
+@raises_typed_errors
+def end_epoch_(tiers: TierTensors) -> None:
+    """End a training step for the cache of a GPU: rows of its lookups may lose their slots.
+
+    Args:
+        tiers: of the tables; the clock changes.
+
+    Raises:
+        RuntimeError: the clock is not that of :func:`bind_tiers`.
+    """
+    torch.ops.dynemb.end_epoch_(tiers.clock)
+
+
+@raises_typed_errors
 def stage_(
     tiers: TierTensors,
     staged: StagedIds,
@@ -120,7 +176,8 @@ def stage_(
 ) -> Tensor:
     """Bring the rows of a lookup into the cache, from the store of :func:`store_open`.
 
-    The rows' memory, which the store knows, changes as well.
+    The rows' memory, which the store knows, changes as well. On a GPU, rows come from their homes
+    (:func:`bind_tiers`), and those that get no slot are named there.
 
     Args:
         tiers: of the tables; all tensors change.
@@ -131,7 +188,8 @@ def stage_(
         int64 [N], handles of slots; negative handles and those of rows in memory stay as they are.
 
     Raises:
-        RuntimeError: tensors have no open store or do not fit each other; nothing has changed. Disk
+        RuntimeError: tensors have no open store, or on a GPU no cache, or do not fit each other;
+            nothing has changed. Disk
             (:func:`reserve_space_` checks it earlier) or memory is short; no row has moved. Or a
             row could not be read or written; from then on every call raises this error.
     """
@@ -323,6 +381,27 @@ def _reserve_space_fake(
     offsets: Tensor,
     feature_tables: Sequence[int],
 ) -> None:
+    return None
+
+
+@register_fake("bind_tiers")
+def _bind_tiers_fake(
+    buckets: Tensor,
+    places: Sequence[Tensor],
+    slots: Sequence[Tensor],
+    free_slots: Sequence[Tensor],
+    tier_clock: Tensor,
+    weights: Sequence[Tensor],
+    generations: Sequence[Tensor],
+    state: Sequence[Tensor],
+    fraction: float,
+    host_bytes: int,
+) -> None:
+    return None
+
+
+@register_fake("end_epoch_")
+def _end_epoch_fake(tier_clock: Tensor) -> None:
     return None
 
 

@@ -21,6 +21,8 @@ class CudaMemory:
         device: of CUDA.
     """
 
+    has_cache = True
+
     def __init__(self, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
@@ -31,7 +33,7 @@ class CudaMemory:
 
     def total_bytes_with(self, storage: HostStore) -> int:
         host = HostMemory().total_bytes() if storage.host_bytes is None else storage.host_bytes
-        return self.total_bytes() + host
+        return host if storage.cache_size is not None else self.total_bytes() + host
 
     def reserve(self, size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool) -> Tensor:
         return ops.reserve_cuda(size, dtype, self.index)

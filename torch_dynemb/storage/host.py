@@ -22,6 +22,7 @@ class HostMemory:
     """Memory of the CPU: pages are allocated at the first write, so ``bind`` does nothing."""
 
     device = torch.device("cpu")
+    has_cache = False  # rows of a HostStore are here
 
     def total_bytes(self) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -19,6 +19,10 @@ class TableMemory(Protocol):
     def device(self) -> torch.device:
         """Device of all tensors of the group."""
 
+    @property
+    def has_cache(self) -> bool:
+        """Whether this memory caches the rows of a ``HostStore`` with a cache."""
+
     def total_bytes(self) -> int:
         """Return the memory of the machine or the GPU."""
 

@@ -38,7 +38,7 @@ from torch_dynemb.process.forked import watch
 from torch_dynemb.storage.address_space import ADDRESS_SPACE, address_limits
 from torch_dynemb.storage.memory import TableMemory
 from torch_dynemb.storage.static_tensors import mark_static
-from torch_dynemb.storage.tiers import HostStore, SSDStore, Tiers, open_tiers
+from torch_dynemb.storage.tiers import HostStore, HostTiers, SSDStore, Tiers, open_tiers
 from torch_dynemb.table.clock import TableClock
 from torch_dynemb.table.config import ColumnShard, SlabConfig
 from torch_dynemb.table.expiry import new_floors
@@ -67,11 +67,12 @@ def allocate(config: GroupConfig, memory: TableMemory) -> Tables:
     try:
         constants = _describe_tables(config, memory, rows)
         index = _index_tensors(config, memory, rows, constants)
-        row_tensors = _row_tensors(config, memory, rows, constants)
+        slots = _cached_slots(config, memory, rows)
+        row_tensors = _row_tensors(config, memory, rows, slots, constants)
         memory.bind(index, row_tensors)
-        if isinstance(config.storage, HostStore):
+        if isinstance(config.storage, HostStore) and not any(slots):
             memory.split_rows(index, config.split_slabs, config.storage)
-        tiers = _tiers(config, memory, rows, index, row_tensors)
+        tiers = _tiers(config, memory, rows, slots, index, row_tensors)
     except BaseException:
         del _reserved[host]  # the error's traceback may keep `host` alive
         raise
@@ -103,6 +104,8 @@ def _reserved_rows(config: GroupConfig, memory: TableMemory) -> tuple[list[int],
     slabs = config.slabs
     tables = [sum(table.slab == slab for table in config.tables) for slab in slabs]
     of_row = [_addresses_of_row(config, s, n) for s, n in zip(slabs, tables, strict=True)]
+    for slab in config.split_slabs if _caches(config, memory) else ():
+        of_row[slab] += config.row_bytes(slabs[slab]) + SLOT_BYTES  # as many slots as rows
     full = [_most_rows(config, memory, slab) for slab in slabs]
     rows = [
         _slab_rows(config, slab, max(1, min(MAX_ROWS, n)))
@@ -128,11 +131,37 @@ def _most_rows(config: GroupConfig, memory: TableMemory, slab: SlabConfig) -> in
         total = memory.total_bytes()
         if isinstance(storage, HostStore):
             total = memory.total_bytes_with(storage)
-        return total // _addresses_of_row(config, slab, 1)
+        most = total // _addresses_of_row(config, slab, 1)
+        return min(most, _MOST_TIERED_ROWS // 2) if _caches(config, memory) else most
     if not isinstance(storage, SSDStore):
         return _MOST_TIERED_ROWS
     record = ops.record_bytes(config.row_bytes(slab) - 4)
     return min(_MOST_TIERED_ROWS, storage.total_bytes() * 3 // 4 // record)
+
+
+def _caches(config: GroupConfig, memory: TableMemory) -> bool:
+    return config.caches_hosted and memory.has_cache
+
+
+def _cached_slots(config: GroupConfig, memory: TableMemory, rows: list[int]) -> list[int]:
+    """Return the most slots of a cache in HBM, by slab; 0: none.
+
+    Raises:
+        ValueError: a cache is too small for one row.
+    """
+    slots = [0] * len(rows)
+    if not _caches(config, memory):
+        return slots
+    storage, cached = config.storage, config.split_slabs
+    assert isinstance(storage, HostStore)
+    assert storage.cache_size is not None
+    slot_bytes = [config.row_bytes(slab) + SLOT_BYTES for slab in config.slabs]
+    by_bytes = storage.cache_size.unit == "bytes"
+    weights = {slab: rows[slab] * (slot_bytes[slab] if by_bytes else 1) for slab in cached}
+    for slab in cached:
+        share = weights[slab] / sum(weights.values())
+        slots[slab] = storage.slots(rows[slab], slot_bytes[slab], share)
+    return slots
 
 
 def _counted_ids(config: GroupConfig, memory: TableMemory, rows: list[int]) -> int:
@@ -198,7 +227,8 @@ def _describe_tables(config: GroupConfig, memory: TableMemory, rows: list[int]) 
         row[Meta.SEED] = _table_seed(config.seed, whole.table)
         row[Meta.FIRST_COLUMN] = whole.first_column
         row[Meta.SLAB] = slab
-        row[Meta.TIERED] = int(table.slab.tiered)
+        cached = slab in config.split_slabs and _caches(config, memory)
+        row[Meta.TIERED] = int(table.slab.tiered or cached)
         row[Meta.DIM] = table.embedding_dim
         row[Meta.HAS_PADDING] = int(table.padding_idx is not None)
         row[Meta.PADDING_ID] = table.padding_idx or 0
@@ -277,10 +307,14 @@ def _index_tensors(
 
 
 def _row_tensors(
-    config: GroupConfig, memory: TableMemory, rows: list[int], constants: _Constants
+    config: GroupConfig,
+    memory: TableMemory,
+    rows: list[int],
+    slots: list[int],
+    constants: _Constants,
 ) -> RowTensors:
     def reserve(slab: int, *columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return memory.reserve((rows[slab], *columns), dtype, huge_pages=True)
+        return memory.reserve((slots[slab] + rows[slab], *columns), dtype, huge_pages=True)
 
     optimizer = config.optimizer
     slabs = list(enumerate(config.slabs))
@@ -309,10 +343,13 @@ def _tiers(
     config: GroupConfig,
     memory: TableMemory,
     rows: list[int],
+    slots: list[int],
     index: IndexTensors,
     row_tensors: RowTensors,
 ) -> Tiers | None:
-    if config.storage is None or isinstance(config.storage, HostStore):
+    if isinstance(config.storage, HostStore):
+        return _host_tiers(config.storage, memory, rows, slots, index, row_tensors)
+    if config.storage is None:
         return None
     if memory.device.type != "cpu":
         raise RuntimeError(
@@ -342,6 +379,33 @@ def _tiers(
         slab_names=[slab.name for _, slab in slabs],
         table_names=config.names,
     )
+
+
+def _host_tiers(
+    storage: HostStore,
+    memory: TableMemory,
+    rows: list[int],
+    slots: list[int],
+    index: IndexTensors,
+    row_tensors: RowTensors,
+) -> Tiers | None:
+    cached = [slab for slab, count in enumerate(slots) if count > 0]
+    if not cached:
+        return None
+
+    def reserve(count: int, *columns: int, dtype: torch.dtype) -> Tensor:
+        if count == 0:
+            return torch.zeros(0, *columns, dtype=dtype, device=memory.device)
+        return memory.reserve((count, *columns), dtype, huge_pages=True)
+
+    homes = [count if slots[slab] > 0 else 0 for slab, count in enumerate(rows)]
+    tensors = TierTensors(
+        [reserve(count, dtype=torch.int32) for count in homes],
+        [reserve(count, SLOT_COLUMNS, dtype=torch.int64) for count in slots],
+        [reserve(count, dtype=torch.int32) for count in slots],
+        torch.zeros(1 + len(rows), TIER_COLUMNS, dtype=torch.int64, device=memory.device),
+    )
+    return HostTiers(storage, tensors, index, row_tensors, cached)
 
 
 def _pending_gradients(

@@ -274,7 +274,9 @@ def record_changes(tables: Tables, name: str, *, scores: bool) -> ChangeReader:
     tables.check_own()
     tables.check_in_memory(
         "record_changes",
-        "save them with torch_dynemb.checkpoint.save_snapshot, which writes changed rows only",
+        "save whole checkpoints, or give HostStore(hbm=...)"
+        if tables.config.caches_hosted
+        else "save them with torch_dynemb.checkpoint.save_snapshot, which writes changed rows only",
     )
     host = tables.host
     known = host.readers.get(name)

@@ -84,9 +84,14 @@ class GroupConfig:
 
     @property
     def split_slabs(self) -> list[int]:
-        """Numbers of the slabs with rows that may lie in host memory, beyond HBM."""
+        """Numbers of the slabs with a ``HostStore``: their rows may lie in host memory."""
         beyond = {table.slab for table in self.tables if isinstance(table.storage, HostStore)}
         return [number for number, slab in enumerate(self.slabs) if slab in beyond]
+
+    @property
+    def caches_hosted(self) -> bool:
+        """Whether a GPU caches the rows of ``split_slabs``."""
+        return isinstance(self.storage, HostStore) and self.storage.cache_size is not None
 
     @property
     def keeps_time(self) -> bool:
@@ -165,13 +170,14 @@ def check_stored_gradients(
     Raises:
         ValueError: gradients may arrive steps after the lookup, when the rows have left memory.
     """
-    if storage is None or isinstance(storage, HostStore) or optimizer is None:
+    moves = not isinstance(storage, HostStore) or storage.cache_size is not None
+    if storage is None or not moves or optimizer is None:
         return
     if optimizer.delayed_gradients != "apply":
         return
     raise ValueError(
         f"{owner} has storage {storage} and an optimizer with delayed_gradients='apply', but rows "
-        "stay in memory only until the end of the step that looks them up, so later gradients "
+        "stay in their place only until the end of the step that looks them up, so later gradients "
         "would be lost: leave delayed_gradients 'raise', or storage out"
     )
 

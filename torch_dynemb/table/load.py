@@ -154,7 +154,7 @@ class RowLoader:
             slab = tables.config.slab_of(table)
             self._begins[table] = ends[slab]
             ends[slab] += count
-            if ends[slab] > tables.rows.weights[slab].shape[0]:
+            if ends[slab] > tables.reserved_rows(slab):
                 raise self._no_room(table)
         self._ends = ends
         tables.memory.bind(tables.index, tables.rows, slab_rows=ends)
@@ -312,7 +312,7 @@ class RowLoader:
         for slab, (next_row, free) in enumerate(
             tables.index.slabs[:, [Slab.NEXT_ROW, Slab.FREE_COUNT]].tolist()
         ):
-            if free > 0 and next_row + self._rows_of(slab) > tables.rows.weights[slab].shape[0]:
+            if free > 0 and next_row + self._rows_of(slab) > tables.reserved_rows(slab):
                 return True
         return False
 

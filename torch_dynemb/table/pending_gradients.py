@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.ops.columns import GENERATION_BITS, Meta, RowClock, Slot
+from torch_dynemb.ops.columns import GENERATION_BITS, Meta, RowClock
 from torch_dynemb.ops.pending import PendingGradients, accumulate_grad_, merge_grad_
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.table.tables import Tables
@@ -73,7 +73,7 @@ def sort_pending(tables: Tables, slab: int) -> None:
     parts = torch.zeros_like(tables_of)
     if not in_one_order:
         parts[1:] = table_begins.cumsum(0)
-    rows = (tiers.tensors.slots[slab][slots, Slot.OWNER] - 1) >> GENERATION_BITS
+    rows = tiers.rows_of(slab, slots)
     order = torch.argsort((parts << _ROW_BITS) + rows)
     if _ascends(order):
         return

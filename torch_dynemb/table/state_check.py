@@ -271,10 +271,10 @@ def _check_rows(
             f"{prefix}.free_rows",
             f"has {free.shape[0]} rows, but 'slabs' says {slab[Slab.FREE_COUNT]}",
         )
-    if used > tables.rows.weights[s].shape[0]:
+    if used > tables.reserved_rows(s):
         raise ValueError(
             f"the state has {used} rows {prefix!r}, more than the "
-            f"{tables.rows.weights[s].shape[0]} that this module reserves: construct it with a "
+            f"{tables.reserved_rows(s)} that this module reserves: construct it with a "
             "larger max_rows, capacity or budget"
         )
     check_slab(tables, s, slab)

@@ -6,7 +6,7 @@ import warnings
 
 from torch_dynemb import ops
 from torch_dynemb.errors import BackgroundError, NoRoomError
-from torch_dynemb.ops.columns import MAX_COUNT, Slab, Table
+from torch_dynemb.ops.columns import MAX_COUNT, Table
 from torch_dynemb.table.clock import check_now, now_of_step
 from torch_dynemb.table.evictions import take_evicted
 from torch_dynemb.table.expiry import refresh_each_second
@@ -22,7 +22,7 @@ def step(tables: Tables, now: int | None = None) -> None:
     if tables.host.expiry_floors is not None:
         refresh_each_second(tables, tables.host.last_reading if now is None else now)
     if tables.tiers is not None:
-        tables.tiers.end_step(tables.index.slabs[:, Slab.NEXT_ROW].tolist())
+        tables.tiers.end_step(tables.index)
     for begin, cells, halve_every in tables.config.layout.sketches:
         if halve_every > 0 and tables.host.steps % halve_every == 0:
             tables.index.sketch[begin : begin + cells].bitwise_right_shift_(1)

@@ -117,18 +117,28 @@ class Tables:
             if self.stored(self.config.slab_of(number)) is not None
         ]
         if names:
-            raise RuntimeError(
-                f"{call}: the rows of {names} are in a store and need not fit in memory: {remedy}"
-            )
+            where = "are in a store and need not fit in memory"
+            if self.config.caches_hosted:
+                where = "are in host memory beneath a cache, HostStore(cache=...)"
+            raise RuntimeError(f"{call}: the rows of {names} {where}: {remedy}")
 
     def rows_in_memory(self, slab: int) -> int:
-        """Return the number of rows that a slab has memory for; waits for a GPU.
+        """Return the number of rows and slots that a slab has memory for; waits for a GPU.
+
+        Args:
+            slab: its number.
+        """
+        stored, used = self.stored(slab), self.index.used_rows(slab)
+        return used if stored is None else stored.rows_in_memory(slab, used)
+
+    def reserved_rows(self, slab: int) -> int:
+        """Return the number of rows that a slab may have.
 
         Args:
             slab: its number.
         """
         stored = self.stored(slab)
-        return self.index.used_rows(slab) if stored is None else stored.used_slots(slab)
+        return self.rows.weights[slab].shape[0] if stored is None else stored.most_rows(slab)
 
     def wait_until_read(self) -> None:
         """Wait until a save in the background has read the rows, before they move or are removed.
@@ -140,8 +150,11 @@ class Tables:
 
     def release_memory(self) -> None:
         """Give back memory that the tables do not use."""
-        slabs = [self.rows_in_memory(slab) for slab in range(len(self.config.slabs))]
-        self.memory.release(self.index, self.rows, slabs)
+        kept = [self.index.used_rows(slab) for slab in range(len(self.config.slabs))]
+        for slab, used in enumerate(kept):
+            stored = self.stored(slab)
+            kept[slab] = used if stored is None else stored.kept_rows(slab, used)
+        self.memory.release(self.index, self.rows, kept)
 
     def bind_memory(self) -> None:
         """Provide memory after counts were written from outside; see :meth:`TableMemory.bind`."""
@@ -181,10 +194,10 @@ def used_bytes(tables: Tables) -> dict[str, int]:
     for s, slab in enumerate(config.slabs):
         of_row = config.state_bytes(slab)
         used = index.used_rows(s)
-        if tables.stored(s) is not None:
-            tiered += used * TIERED_ROW_BYTES
-            used = tables.rows_in_memory(s)
-            tiered += used * SLOT_BYTES
+        stored = tables.stored(s)
+        if stored is not None:
+            tiered += used * TIERED_ROW_BYTES + stored.used_slots(s) * SLOT_BYTES
+            used = stored.rows_in_memory(s, used)
         rows += used * (config.row_bytes(slab) - of_row)
         state += used * of_row
     buckets = index.tables[:, Table.BUCKET_COUNT]

@@ -89,6 +89,25 @@ void GroupMemory::split_rows(const Call& call, const std::vector<int64_t>& slabs
   tables_.split_rows(numbers, std::move(budget));
 }
 
+void GroupMemory::cache_rows(const Call& call, const std::vector<CacheMemory>& caches,
+                             std::shared_ptr<RowBudget> budget) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  DYNEMB_CHECK(tables_.budget() == nullptr, "dynemb::", call.op,
+               ": the rows of this group have a cache or have been split before: call it once");
+  tables_.cache_rows(call, caches, std::move(budget));
+}
+
+int64_t GroupMemory::map_slots(const Call& call, size_t slab, int64_t slots) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  tables_.map_slots(call, slab, slots);
+  return std::min(slots, tables_.mapped_slots(slab));
+}
+
+void GroupMemory::map_first_slots(const Call& call, size_t slab, int64_t slots) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  tables_.map_first_slots(call, slab, slots);
+}
+
 RowBudget::Bytes GroupMemory::split_bytes() const {
   const RowBudget* budget = tables_.budget();
   return budget == nullptr ? RowBudget::Bytes{0, 0} : budget->used();

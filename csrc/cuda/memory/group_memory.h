@@ -34,8 +34,21 @@ class GroupMemory {
   // Lets rows of these slabs lie in host memory, beyond the budget; once, before there are rows.
   void split_rows(const Call& call, const std::vector<int64_t>& slabs,
                   std::shared_ptr<RowBudget> budget);
-  // Bytes mapped for rows of split slabs, by place.
+  // Bytes mapped for rows of split slabs and of those with a cache, by place.
   RowBudget::Bytes split_bytes() const;
+  // Gives slabs a cache: see MappedTables::cache_rows. Called once, before there are rows.
+  void cache_rows(const Call& call, const std::vector<CacheMemory>& caches,
+                  std::shared_ptr<RowBudget> budget);
+  // Maps memory for so many slots; returns the number of slots with memory, which is less if memory
+  // is short.
+  int64_t map_slots(const Call& call, size_t slab, int64_t slots);
+  // The same, but raises if memory is short.
+  void map_first_slots(const Call& call, size_t slab, int64_t slots);
+  size_t slab_of_table(size_t table) const { return tables_.slab_of_table(table); }
+  // Rows of the slab that have had an owner, as of the last finished insertion.
+  int64_t known_rows(size_t slab) const {
+    return host_words_.slab(static_cast<int64_t>(slab))[kSharedNextRow];
+  }
   // Maps at least `room`, then reads the counts of the tables: waits for the stream.
   void bind(const Call& call, const TableRoom& room, const Tensor& tables, const Tensor& slabs,
             const Tensor* pending_counts, const std::optional<Tensor>& policy);

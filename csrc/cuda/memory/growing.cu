@@ -71,7 +71,8 @@ Mapped MappingAttempt::map(const char* op, Growing* growing, int64_t rows) {
 Mapped MappingAttempt::map_part(const char* op, const RowMemory& part, int64_t begin, int64_t end) {
   pieces_.push_back({part.reservation, {}});
   return part.reservation->map(op, part.begin + begin * part.row_bytes,
-                               (end - begin) * part.row_bytes, stream_, &pieces_.back().offsets);
+                               (end - begin) * part.row_bytes, stream_, &pieces_.back().offsets,
+                               part.in_hbm);
 }
 
 void MappingAttempt::keep() {

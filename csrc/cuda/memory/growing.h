@@ -15,6 +15,7 @@ struct RowMemory {
   std::shared_ptr<Reservation> reservation;
   int64_t begin;  // bytes
   int64_t row_bytes;
+  bool in_hbm = false;  // whatever the budget of the reservation is
 };
 
 // Parts that grow together: the buckets of a table with their scores; the rows of a slab with

@@ -24,7 +24,9 @@ MappedTables::MappedTables(SharedWords shared, std::vector<Growing> tables,
 
 std::vector<int64_t> MappedTables::handle_rows(bool captured) const {
   std::vector<int64_t> rows;
-  for (const Growing& slab : slabs_) rows.push_back(captured ? slab.capacity : slab.mapped);
+  for (size_t s = 0; s < slabs_.size(); ++s) {
+    rows.push_back(most_slots(s) + (captured ? slabs_[s].capacity : slabs_[s].mapped));
+  }
   return rows;
 }
 
@@ -41,8 +43,53 @@ void MappedTables::split_rows(const std::vector<size_t>& slabs, std::shared_ptr<
   }
 }
 
+void MappedTables::cache_rows(const Call& call, const std::vector<CacheMemory>& caches,
+                              std::shared_ptr<RowBudget> budget) {
+  std::vector<size_t> slabs;
+  for (const CacheMemory& cache : caches) slabs.push_back(cache.slab);
+  split_rows(slabs, std::move(budget));
+  slots_.resize(slabs_.size());
+  TableRoom room = no_room();
+  for (const CacheMemory& cache : caches) {
+    Growing& rows = slabs_[cache.slab];
+    Growing& slots = slots_[cache.slab];
+    slots.capacity = cache.slots;
+    slots.memory = cache.of_slot;
+    for (size_t k = 0; k < rows.memory.size(); ++k) {
+      if (k == kFreeRowMemory) continue;
+      slots.memory.push_back(rows.memory[k]);
+      slots.memory.back().in_hbm = true;
+      rows.memory[k].begin += cache.slots * rows.memory[k].row_bytes;
+    }
+    rows.memory.push_back(cache.places);
+    rows.capacity -= cache.slots;
+    rows.mapped = 0;
+    room.rows[cache.slab] = 1;  // as bind() maps
+  }
+  map_or_raise(call, room, "the first rows need");
+  keep();
+}
+
+bool MappedTables::map_slots(const Call& call, size_t slab, int64_t slots) {
+  if (slots_[slab].is_mapped(slots)) return true;
+  const RelaxedCapture relaxed(call.op);
+  MappingAttempt attempt(side_stream(call.op, call.device));
+  last_attempt_ = attempt.map(call.op, &slots_[slab], slots);
+  if (last_attempt_ != Mapped::kYes) return false;
+  attempt.keep();
+  return true;
+}
+
 void MappedTables::raise_short_memory(const Call& call, int64_t bytes, const char* what) const {
   const int64_t missing = (bytes >> 20) + 1;
+  const bool cached = !slots_.empty();
+  if (last_attempt_ == Mapped::kHostIsFull && cached) {
+    DYNEMB_CHECK(false, "dynemb::", call.op, ": out of host memory: ", what, " ", missing,
+                 " MiB, but ", budget_->host_left() >> 20,
+                 " MiB of host memory are left; no id was inserted. Give HostStore a larger host, "
+                 "erase ids, or use a machine with more memory",
+                 kHostMemoryError);
+  }
   if (last_attempt_ == Mapped::kHostIsFull) {
     DYNEMB_CHECK(false, "dynemb::", call.op, ": out of host memory: ", what, " ", missing,
                  " MiB, of which HBM gets the ", budget_->limits().hbm >> 20,
@@ -58,6 +105,7 @@ void MappedTables::raise_short_memory(const Call& call, int64_t bytes, const cha
                " MiB, but the device has ", free_bytes >> 20,
                " MiB left; no id was inserted. Call torch.cuda.empty_cache(), erase ids, ",
                budget_ == nullptr ? "give the tables storage=torch_dynemb.HostStore(...)"
+               : cached           ? "give HostStore a smaller cache"
                                   : "give HostStore a smaller hbm",
                ", or use a GPU with more memory", kDeviceMemoryError);
   std::abort();  // the check has thrown
@@ -76,6 +124,11 @@ void MappedTables::add_rows(const Call& call, size_t slab, const RowMemory& part
   }
   rows.memory.push_back(part);
   attempt.keep();
+}
+
+void MappedTables::map_first_slots(const Call& call, size_t slab, int64_t slots) {
+  if (map_slots(call, slab, slots)) return;
+  raise_short_memory(call, slots_[slab].missing_bytes(slots), "the cache of rows needs");
 }
 
 bool MappedTables::is_mapped(const TableRoom& room) const {

@@ -26,6 +26,14 @@ constexpr size_t kFirstStateMemory = 3;
 // Bytes a row of a tensor that may lie in host memory: less is not worth a transfer.
 constexpr int64_t kLeastSplitBytes = 16;
 
+// Memory of the cache of a slab's rows. Slots are the first rows of the slab's tensors.
+struct CacheMemory {
+  size_t slab;
+  int64_t slots;                   // as many as the cache may ever have
+  RowMemory places;                // grows with the rows
+  std::vector<RowMemory> of_slot;  // grow with the slots
+};
+
 class MappedTables {
  public:
   // `shared`: the host writes the limits there, and the device writes what is in use.
@@ -51,6 +59,17 @@ class MappedTables {
   // kLeastSplitBytes, and all words of rows such as generations, stay in HBM.
   void split_rows(const std::vector<size_t>& slabs, std::shared_ptr<RowBudget> budget);
   const RowBudget* budget() const { return budget_.get(); }
+
+  // The first rows of the slabs become slots in HBM, later ones are homes of rows: in host memory
+  // within the budget, except the words of rows. Called once, before there are rows.
+  void cache_rows(const Call& call, const std::vector<CacheMemory>& caches,
+                  std::shared_ptr<RowBudget> budget);
+  // Slots of a slab with memory, and as many as there may be; 0: the slab has no cache.
+  int64_t mapped_slots(size_t slab) const { return slots_.empty() ? 0 : slots_[slab].mapped; }
+  int64_t most_slots(size_t slab) const { return slots_.empty() ? 0 : slots_[slab].capacity; }
+  // Maps memory for so many slots; false: memory is short.
+  bool map_slots(const Call& call, size_t slab, int64_t slots);
+  void map_first_slots(const Call& call, size_t slab, int64_t slots);  // raises
 
   bool is_mapped(const TableRoom& room) const;
   // Maps memory for `room`; false: memory is short.
@@ -81,6 +100,7 @@ class MappedTables {
   std::vector<Growing> tables_;
   std::vector<size_t> slab_of_table_;
   std::vector<Growing> slabs_;
+  std::vector<Growing> slots_;         // of the caches of slabs; empty: there are none
   std::shared_ptr<RowBudget> budget_;  // nullptr: all rows lie in HBM
   Mapped last_attempt_ = Mapped::kYes;
   int64_t steps_of_period_ = 0;  // since memory was last given back

@@ -262,7 +262,7 @@ void Reservation::set_budget(std::shared_ptr<RowBudget> budget) {
 }
 
 Mapped Reservation::map(const char* op, int64_t offset, int64_t bytes, cudaStream_t stream,
-                        std::vector<int64_t>* added) {
+                        std::vector<int64_t>* added, bool in_hbm) {
   if (bytes <= 0) return Mapped::kYes;
   const int64_t end = std::min((offset + bytes + page_ - 1) / page_ * page_, bytes_);
   int64_t at = offset / page_ * page_;
@@ -282,7 +282,7 @@ Mapped Reservation::map(const char* op, int64_t offset, int64_t bytes, cudaStrea
     const int64_t most = std::min(end, at + kPieceBytes);
     const int64_t stop = next == pieces_.end() ? most : std::min(most, next->first);
     int64_t size = 0;
-    mapped = add_piece(op, at, stop - at, &size);
+    mapped = add_piece(op, at, stop - at, in_hbm, &size);
     if (mapped != Mapped::kYes) break;
     added->push_back(at);
     update_mapped_end();
@@ -295,11 +295,12 @@ Mapped Reservation::map(const char* op, int64_t offset, int64_t bytes, cudaStrea
   return mapped;
 }
 
-Mapped Reservation::add_piece(const char* op, int64_t offset, int64_t most, int64_t* size) {
+Mapped Reservation::add_piece(const char* op, int64_t offset, int64_t most, bool in_hbm,
+                              int64_t* size) {
   const Driver& d = driver(op);
   Piece piece{most, 0, Place::kHbm};
   if (budget_ != nullptr) {
-    const auto share = budget_->take(most, page_);
+    const auto share = in_hbm ? budget_->add_hbm(most) : budget_->take(most, page_);
     if (!share.has_value()) return Mapped::kHostIsFull;
     piece.place = share->place;
     piece.size = share->bytes;

@@ -29,9 +29,9 @@ class Reservation {
 
   // Maps zeroed memory where [offset, offset + bytes) has none yet, and adds the offsets of the new
   // pieces to `added`, also after an error. `stream`: for clearing the memory; waited for unless
-  // there is an error.
+  // there is an error. `in_hbm`: whatever the budget is.
   Mapped map(const char* op, int64_t offset, int64_t bytes, cudaStream_t stream,
-             std::vector<int64_t>* added);
+             std::vector<int64_t>* added, bool in_hbm = false);
 
   // Gives back memory that was mapped in one piece and lies wholly in [begin, end). If the driver
   // refuses to unmap a piece, that piece and later ones stay mapped.
@@ -46,7 +46,7 @@ class Reservation {
     Place place;
   };
   // Maps a piece of at most so many bytes. Nothing changes if memory is short, or after an error.
-  Mapped add_piece(const char* op, int64_t offset, int64_t most, int64_t* size);
+  Mapped add_piece(const char* op, int64_t offset, int64_t most, bool in_hbm, int64_t* size);
   void give_back(const Piece& piece);
   void update_mapped_end();
 

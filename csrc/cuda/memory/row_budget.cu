@@ -17,9 +17,10 @@ std::optional<RowBudget::Share> RowBudget::take(int64_t bytes, int64_t page) {
   return Share{Place::kHost, bytes};
 }
 
-void RowBudget::add_hbm(int64_t bytes) {
+RowBudget::Share RowBudget::add_hbm(int64_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
   used_.hbm += bytes;
+  return {Place::kHbm, bytes};
 }
 
 void RowBudget::give_back(const Share& share) {

@@ -28,8 +28,8 @@ class RowBudget {
   // Books bytes, or the first pages of them: in HBM while the budget lasts, then in host memory.
   // Nothing is booked where host memory is short: within the bound, or in the machine.
   std::optional<Share> take(int64_t bytes, int64_t page);
-  // Books bytes that were mapped in HBM before there was a budget.
-  void add_hbm(int64_t bytes);
+  // Books bytes in HBM, whatever the budget is: mapped before there was one, or of a cache.
+  Share add_hbm(int64_t bytes);
   void give_back(const Share& share);
 
   struct Bytes {

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "arguments/clocks.h"
+#include "cuda/rows/lookup.h"
 #include "cuda/rows/quantized.cuh"
 #include "cuda/rows/slab_lookup.h"
 
@@ -185,6 +186,8 @@ void look_up(const Call& call, const SlabLookup& job, bool aligned, float* out) 
   });
 }
 
+}  // namespace
+
 Tensor run_lookup(const Call& call, const GroupRows& rows, LookupCall lookup) {
   Tensor output = call.empty({lookup.output_rows, lookup.output_columns}, ScalarType::Float);
   Scratch scratch;
@@ -203,6 +206,8 @@ Tensor run_lookup(const Call& call, const GroupRows& rows, LookupCall lookup) {
   }
   return output;
 }
+
+namespace {
 
 // Number of updates of the rows, by which the backward detects updates since the forward.
 Tensor update_count(const Call& call, const Tensor& row_clock, const Tensor& meta) {

@@ -47,6 +47,7 @@ __global__ void write_unwritten(Group group, MaterializeJob job) {
   const int64_t stride = group.total();
   for (int64_t t = 0; t < job.index.table_count; ++t) {
     if (job.index.meta_row(t)[kMetaSlab] != job.slab_number) continue;
+    if (job.index.meta_row(t)[kMetaTiered] != 0) continue;  // unwritten rows stay unwritten
     const TableView table = table_view(job.index, t);
     const TableInit init = table_init(job.rows, t);
     const float initial = static_cast<float>(job.hyper[t * kHyperColumns + kHyperInitialState]);

@@ -184,7 +184,7 @@ class ExactLoad(GroupLoad):
             rows[config.slab_of(of.table)] += ids
         for s, slab in enumerate(config.slabs):
             used = rows[s] + state[_free_rows(slab)].shape[0]
-            reserved = self._tables.rows.weights[s].shape[0]
+            reserved = self._tables.reserved_rows(s)
             if used == int(state["slabs"][s, Slab.NEXT_ROW]) and used > reserved:
                 raise NoRoomError(
                     f"checkpoint.load: slab {slab.name!r} has {used} rows, but the model reserves "

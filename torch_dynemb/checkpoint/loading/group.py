@@ -58,7 +58,7 @@ class GroupLoad(ABC):
         needed = 0
         for s, slab in enumerate(tables.config.slabs):
             rows = sum(n for table, n in counts.items() if tables.config.slab_of(table) == s)
-            reserved = tables.rows.weights[s].shape[0]
+            reserved = tables.reserved_rows(s)
             if rows > reserved:
                 raise NoRoomError(
                     f"checkpoint.load: {rows} rows were saved for {slab.name!r}, but the model "

@@ -191,8 +191,8 @@ def save(
             if asynchronous and not isinstance(group.tables.tiers, SSDTiers):
                 group.tables.check_in_memory(
                     "checkpoint.save: asynchronous=True",
-                    "an ExternalStore cannot pin them during training, so save "
-                    "without asynchronous, which streams them",
+                    "an ExternalStore or a cache of a HostStore cannot pin them during training, "
+                    "so save without asynchronous, which streams them",
                 )
         if since is None:
             return target, parts, None

@@ -73,8 +73,8 @@ def stored_groups(call: str, parts: Sequence[TablePart]) -> list[StoredGroup]:
             continue
         if not isinstance(tiers, SSDTiers):
             raise RuntimeError(
-                f"{call}: tables {group.names} have an ExternalStore, which does not support "
-                "snapshots: use torch_dynemb.checkpoint.save"
+                f"{call}: tables {group.names} have storage {type(group.config.storage).__name__}, "
+                "which does not support snapshots: use torch_dynemb.checkpoint.save"
             )
         found.append(StoredGroup(group, tiers, Path(os.path.realpath(tiers.storage.path))))
     return found

@@ -35,7 +35,7 @@ from torch_dynemb.recis.tables.hooks import READ_ONLY, AdmitHook, FilterHook, Ro
 from torch_dynemb.recis.tables.packed_rows import pack_rows, unpack_rows
 from torch_dynemb.recis.tables.shard import SLICE, check_in_slice, saved_slice
 from torch_dynemb.recis.tables.slots import EMBEDDING, SlotGroup, slot_group
-from torch_dynemb.storage.tiers import CachedStorage, Storage
+from torch_dynemb.storage.tiers import Storage
 from torch_dynemb.table import lookup as table_lookup
 from torch_dynemb.table.content import TableContent, read_content
 from torch_dynemb.table.dense_state import leaves_tables_out
@@ -161,7 +161,7 @@ class HashTable(OptimizedLater):
             return super()._step_end()
         return functools.partial(_end_step, self._group, row_filter)
 
-    def _with_storage(self, optimizer: OptimizerConfig, storage: CachedStorage) -> Tables:
+    def _with_storage(self, optimizer: OptimizerConfig, storage: Storage) -> Tables:
         opened = super()._with_storage(optimizer, storage)
         for child in range(len(self._group.names)):
             ops.grow_(opened.index, child, self._first_ids)

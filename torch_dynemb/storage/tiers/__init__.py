@@ -1,4 +1,4 @@
-"""Tables larger than memory: a cache of rows above a store of rows."""
+"""Tables larger than memory: a cache of rows above host memory or a store of rows."""
 
 from torch_dynemb.storage.tiers.configs import (
     CachedStorage,
@@ -8,6 +8,7 @@ from torch_dynemb.storage.tiers.configs import (
     check_storage,
 )
 from torch_dynemb.storage.tiers.host_store import LEAST_SPLIT_BYTES, HostStore
+from torch_dynemb.storage.tiers.host_tiers import HostTiers
 from torch_dynemb.storage.tiers.opening import open_tiers
 from torch_dynemb.storage.tiers.protocol import RecordStore
 from torch_dynemb.storage.tiers.stats import StorageStats
@@ -18,6 +19,7 @@ __all__ = [
     "CachedStorage",
     "ExternalStore",
     "HostStore",
+    "HostTiers",
     "RecordStore",
     "Records",
     "SSDStore",

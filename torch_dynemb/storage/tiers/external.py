@@ -17,7 +17,8 @@ from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.storage.tiers.cache_size import CacheSize
 from torch_dynemb.storage.tiers.protocol import RecordStore
 from torch_dynemb.storage.tiers.sharing import StoreOfModule
-from torch_dynemb.storage.tiers.tiers import Records, Tiers
+from torch_dynemb.storage.tiers.store_tiers import StoreTiers
+from torch_dynemb.storage.tiers.tiers import Records
 
 # Header of a record: offsets in 4-byte words, then in 8-byte words.
 _GENERATION, _TABLE = 0, 1
@@ -34,14 +35,14 @@ def _stored_names(store: RecordStore, names: Sequence[str]) -> list[tuple[int, s
     return [(id(store), name) for name in names]
 
 
-class ExternalTiers(Tiers):
+class ExternalTiers(StoreTiers):
     """A cache over a :class:`RecordStore`, which the looking-up thread calls.
 
     Args:
         store: reads and writes records.
         names: of the tables.
         index: of the tables; finds the current row of an id.
-        cache, tensors, rows, cached, slot_bytes: as for :class:`Tiers`.
+        cache, tensors, rows, cached, slot_bytes: as for :class:`StoreTiers`.
 
     Raises:
         RuntimeError: another table of that name has its rows in the store.

@@ -16,7 +16,8 @@ from torch_dynemb.ops.columns import StoreStat
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.storage.tiers.configs import IO_PATHS, SSDStore
 from torch_dynemb.storage.tiers.pinned_rows import PinnedRows
-from torch_dynemb.storage.tiers.tiers import Records, Tiers
+from torch_dynemb.storage.tiers.store_tiers import StoreTiers
+from torch_dynemb.storage.tiers.tiers import Records
 
 # Subdirectory of a store with its snapshots.
 KEPT_FOLDER = "index"
@@ -40,13 +41,13 @@ def _keeps_snapshots(path: Path) -> bool:
         ) from error
 
 
-class SSDTiers(Tiers):
+class SSDTiers(StoreTiers):
     """A cache over files, which a thread of the library reads and writes.
 
     Args:
         storage: config of the files.
         slab_names: names of the directories of slabs.
-        tensors, rows, cached, slot_bytes: as for :class:`Tiers`.
+        tensors, rows, cached, slot_bytes: as for :class:`StoreTiers`.
 
     Raises:
         InUseError: another process or group uses the directory.

@@ -14,11 +14,13 @@ class StorageStats:
         cached: rows in the cache.
         hits: ids of lookups with the row in memory; every occurrence counts.
         misses: rows that lookups waited for, or that were new.
+        in_place: ids of lookups with the row in host memory, where a ``HostStore`` had no slot for
+            it; every occurrence counts.
         prefetched: rows loaded by prefetches.
         evicted: rows that left memory for others.
-        write_backs: changed rows written to the store.
-        reads: rows read from files.
-        bytes_read, bytes_written: of files, garbage collection included.
+        write_backs: changed rows written to the store, or back to host memory.
+        reads: rows read from files, or copied from host memory into the cache.
+        bytes_read, bytes_written: of files, garbage collection included, or of host memory.
         collected: rows copied by garbage collection.
         stored: rows in files.
         disk_bytes: size of the files.
@@ -36,6 +38,7 @@ class StorageStats:
     prefetched: int
     evicted: int
     write_backs: int
+    in_place: int = 0
     reads: int = 0
     bytes_read: int = 0
     bytes_written: int = 0

@@ -1,36 +1,16 @@
-"""The base of tiers: a cache of rows, and the store beneath it."""
+"""Tiered rows of a group, as the functions on tables see them."""
 
 from __future__ import annotations
 
-import ctypes
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.errors import DiskFullError
-from torch_dynemb.ops.columns import (
-    GENERATION_BITS,
-    TIER_COLUMNS,
-    Move,
-    Slot,
-    Tier,
-    TierHead,
-)
-from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
-from torch_dynemb.storage.tiers.cache_size import LEAST_SLOTS, CacheSize
+from torch_dynemb.ops.tensors import IndexTensors, TierTensors
 from torch_dynemb.storage.tiers.stats import StorageStats
-
-_GENERATIONS = (1 << GENERATION_BITS) - 1
-_EPOCH_SHIFT = 32  # of the last use, in ``Slot.USE``
-_DIRTY = 1 << GENERATION_BITS  # of a slot's marks
-_SAVED_AT_ONCE = 1 << 14
-# A cache gives memory back when it exceeds its limit by 1 / _SLACK.
-_SLACK = 16
 
 
 class Records(NamedTuple):
@@ -46,40 +26,16 @@ class Records(NamedTuple):
 
 
 class Tiers(ABC):
-    """The tiered slabs of a group: a cache of rows in memory, and a store.
+    """The tiered slabs of a group: a cache of rows, and the rows beneath it.
 
     Args:
-        cache: intended number of rows in memory.
-        tensors: of the cache, empty.
-        rows: of the group; those of tiered slabs have a row for each slot.
+        tensors: of the cache.
         cached: numbers of the tiered slabs.
-        slot_bytes: by slab, memory of a slot with its row.
     """
 
-    def __init__(
-        self,
-        cache: CacheSize,
-        tensors: TierTensors,
-        rows: RowTensors,
-        cached: Sequence[int],
-        slot_bytes: Sequence[int],
-    ) -> None:
+    def __init__(self, tensors: TierTensors, cached: Sequence[int]) -> None:
         self.tensors = tensors
         self.cached = tuple(cached)
-        self._cache = cache
-        self._rows = rows
-        self._slot_bytes = slot_bytes
-        # Reading an element of a tensor takes microseconds, and every step reads several.
-        words = ctypes.c_int64 * tensors.clock.numel()
-        self._clock = words.from_address(tensors.clock.data_ptr())
-        self._clock[TierHead.EPOCH] = 1
-        self._warned = 0
-        for slab in self.cached:
-            self._clock[self._at(slab, Tier.SLOT_BYTES)] = slot_bytes[slab]
-        self._set_limits([0] * len(slot_bytes))
-
-    def _at(self, slab: int, column: Tier) -> int:
-        return (1 + slab) * TIER_COLUMNS + column
 
     def holds(self, slab: int) -> bool:
         """Return whether the rows of a slab are tiered.
@@ -88,6 +44,14 @@ class Tiers(ABC):
             slab: its number.
         """
         return slab in self.cached
+
+    def most_rows(self, slab: int) -> int:
+        """Return the number of rows that a tiered slab may have.
+
+        Args:
+            slab: its number.
+        """
+        return self.tensors.places[slab].shape[0]
 
     # -- lookups -------------------------------------------------------------------------------
 
@@ -128,8 +92,9 @@ class Tiers(ABC):
 
     # -- rows without a lookup -----------------------------------------------------------------
 
+    @abstractmethod
     def read(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> Records:
-        """Read rows of ids, from the cache or the store, without moving them.
+        """Read rows of ids, wherever they are, without moving them.
 
         Args:
             slab: a tiered one.
@@ -137,22 +102,10 @@ class Tiers(ABC):
             ids: int64 [n].
             handles: int64 [n], of their rows, at least 0.
         """
-        self.drain()
-        slots, generations = self.tensors.slots[slab], self._rows.generations[slab]
-        places = self.tensors.places[slab][handles >> GENERATION_BITS].long() - 1
-        at = places.clamp(min=0)
-        there = (places >= 0) & (slots[at, Slot.OWNER] == handles + 1)
-        live = generations[at] == (slots[at, Slot.MARKS] & _GENERATIONS)
-        found = there & live
-        if bool(there.all()):
-            return Records(ops.gather_records(self._rows, slab, at), found)
-        stored = self._read_store(slab, table, ids, handles)
-        if bool(there.any()):
-            stored.records[there] = ops.gather_records(self._rows, slab, at[there])
-        return Records(stored.records, torch.where(there, live, stored.found))
 
+    @abstractmethod
     def write(self, slab: int, table: int, ids: Tensor, handles: Tensor, records: Tensor) -> None:
-        """Write rows of ids, cached ones into their slots and others into the store.
+        """Write rows of ids, cached ones into their slots.
 
         A row keeps its slot, because pending gradients name it.
 
@@ -160,70 +113,6 @@ class Tiers(ABC):
             slab, table, ids, handles: as for :meth:`read`; ids are distinct.
             records: uint8 [n, bytes]; their headers are not read.
         """
-        self.drain()
-        slots = self.tensors.slots[slab]
-        places = self.tensors.places[slab][handles >> GENERATION_BITS].long() - 1
-        at = places.clamp(min=0)
-        there = (places >= 0) & (slots[at, Slot.OWNER] == handles + 1)
-        if not bool(there.all()):
-            rest = ~there
-            self._write_store(slab, table, ids[rest], handles[rest], records[rest])
-            self._make_stale(slab, at[rest & (places >= 0)])
-            ops.forget_rows_(self.tensors, slab, handles[rest])
-        if bool(there.any()):
-            at, records = at[there], records[there]
-            marks = slots[at, Slot.MARKS]
-            records.view(torch.int32)[:, 0] = (marks & _GENERATIONS).to(torch.int32)
-            ops.scatter_records_(self._rows, slab, at, records)
-            slots[at, Slot.MARKS] = marks | _DIRTY
-
-    def _make_stale(self, slab: int, at: Tensor) -> None:
-        """Make gradients of slots stale, as after a change of the row's owner."""
-        slots = self.tensors.slots[slab]
-        marks = slots[at, Slot.MARKS]
-        following = ((marks & _GENERATIONS) % _GENERATIONS) + 1  # 0 means: no row
-        slots[at, Slot.MARKS] = (marks & ~_GENERATIONS) | following
-        self._rows.generations[slab][at] = following.to(torch.int32)
-
-    @abstractmethod
-    def _read_store(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> Records: ...
-
-    @abstractmethod
-    def _write_store(
-        self, slab: int, table: int, ids: Tensor, handles: Tensor, records: Tensor
-    ) -> None: ...
-
-    @abstractmethod
-    def _move(self, moves: Tensor) -> None:
-        """Start to move rows between slots and the store; see ``columns.Move``."""
-
-    @abstractmethod
-    def drain(self) -> None:
-        """Wait until all moves are done.
-
-        Raises:
-            RuntimeError: a read or write has failed.
-        """
-
-    @abstractmethod
-    def check(self) -> None:
-        """Raise RuntimeError if a read or write has failed, without waiting."""
-
-    def drop(self, slab: int, handles: Tensor) -> None:
-        """Drop rows without an owner from the cache without writing them to the store.
-
-        Rows in lookups of this step keep their slots until it ends, since gradients may follow.
-
-        Args:
-            slab: a tiered one.
-            handles: int64 [n], of the rows while they had an owner.
-        """
-        slots = self.tensors.slots[slab]
-        at = self.tensors.places[slab][handles >> GENERATION_BITS].long() - 1
-        last = slots[at.clamp(min=0), Slot.USE] >> _EPOCH_SHIFT
-        in_use = (at >= 0) & ((last - self.epoch).to(torch.int32) >= 0)
-        slots[at[in_use], Slot.MARKS] &= ~_DIRTY
-        ops.forget_rows_(self.tensors, slab, handles[~in_use])
 
     @abstractmethod
     def erase(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> None:
@@ -236,144 +125,69 @@ class Tiers(ABC):
             handles: int64 [n], of their rows before the removal.
         """
 
+    @abstractmethod
+    def rows_of(self, slab: int, numbers: Tensor) -> Tensor:
+        """Return the rows that handles of :meth:`stage` name, int64 [n].
+
+        Args:
+            slab: a tiered one.
+            numbers: int64 [n], of these handles.
+        """
+
     # -- steps ---------------------------------------------------------------------------------
 
     @property
+    @abstractmethod
     def epoch(self) -> int:
-        """Number of the current step: rows of its lookups stay in memory until it ends."""
-        return self._clock[TierHead.EPOCH]
+        """Number of the current step: rows of its lookups keep their place until it ends."""
 
-    def end_step(self, used_rows: Sequence[int]) -> None:
+    @abstractmethod
+    def end_step(self, index: IndexTensors) -> None:
         """End a training step: from now on, rows of its lookups may lose their slots.
 
         Args:
-            used_rows: by slab, rows that have ever had an owner.
+            index: of the tables.
 
         Raises:
             RuntimeError: a read or write has failed.
         """
-        self.check()
-        clock = self._clock
-        clock[TierHead.EPOCH] += 1
-        clock[TierHead.TRAINING] = 0
-        self._set_limits(used_rows)
-        for slab in self.cached:
-            limit, most = clock[self._at(slab, Tier.LIMIT)], self._at(slab, Tier.MOST_USED)
-            used = clock[self._at(slab, Tier.USED)]
-            # early in training, a batch has more rows than a fraction of the few rows so far
-            growing = self._cache.unit == "fraction" and 2 * clock[most] > used_rows[slab]
-            if clock[most] > limit + limit // _SLACK and not growing:
-                self._warn(slab, clock[most], limit)
-            clock[most] = used - clock[self._at(slab, Tier.FREE_COUNT)]
-            if used > limit + limit // _SLACK:
-                self._shrink(slab, limit)
 
-    def _warn(self, slab: int, used: int, limit: int) -> None:
-        if used < 2 * self._warned:
-            return
-        self._warned = used
-        warnings.warn(
-            f"a step needed {used} rows of {self._slot_bytes[slab]} bytes in memory at once, but "
-            f"the cache is for {limit}: it grew for that step. Give storage a larger cache, or "
-            "take smaller batches, or step() more often",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    @abstractmethod
+    def check(self) -> None:
+        """Raise RuntimeError if a read or write has failed, without waiting."""
 
-    def _shrink(self, slab: int, limit: int) -> None:
-        used = self._clock[self._at(slab, Tier.USED)]
-        try:
-            self._save_changed(slab, limit)
-        except DiskFullError:
-            self.check()
-            return  # rows stay in memory until the disk has room
-        self.drain()
-        ops.shrink_cache_(self.tensors, slab, limit)  # drops saved rows only
-        slabs = len(self._rows.weights)
-        for tensor in (self._rows.weights[slab], *self._rows.state[slab::slabs]):
-            ops.release_(tensor, limit, used)
+    # -- memory --------------------------------------------------------------------------------
 
-    def _set_limits(self, used_rows: Sequence[int]) -> None:
-        bytes_of = {s: self._slot_bytes[s] * max(used_rows[s], 1) for s in self.cached}
-        rows = sum(max(used_rows[s], 1) for s in self.cached)
-        total = sum(bytes_of.values())
-        for slab in self.cached:
-            of_slab = max(used_rows[slab], 1)
-            share = bytes_of[slab] / total if self._cache.unit == "bytes" else of_slab / rows
-            limit = self._cache.slots(used_rows[slab], self._slot_bytes[slab], share)
-            most = self.tensors.slots[slab].shape[0]
-            self._clock[self._at(slab, Tier.LIMIT)] = min(limit, max(most, LEAST_SLOTS))
-
-    def flush(self) -> None:
-        """Start to write all changed rows to the store.
-
-        Raises:
-            RuntimeError: the disk is full: rows that were not written stay marked as changed. Or a
-                read or write has failed.
-        """
-        for slab in self.cached:
-            self._save_changed(slab, 0)
-
-    def _save_changed(self, slab: int, begin: int) -> None:
-        """Start to write the changed rows of slots from ``begin`` on."""
-        while True:
-            moves = ops.take_dirty_(self.tensors, slab, begin, _SAVED_AT_ONCE)
-            if moves.shape[0] == 0:
-                return
-            try:
-                self._move(moves)
-            except BaseException:
-                self.tensors.slots[slab][moves[:, Move.SLOT], Slot.MARKS] |= _DIRTY
-                raise
-            begin = int(moves[-1, Move.SLOT]) + 1
-
-    def empty(self) -> None:
-        """Clear the cache; changes since the last save are lost.
-
-        Handles that earlier lookups returned become stale with the next row of their slot.
-
-        Raises:
-            RuntimeError: a read or write has failed.
-        """
-        self.drain()
-        slabs = len(self._rows.weights)
-        for slab in self.cached:
-            used = self.used_slots(slab)
-            ops.shrink_cache_(self.tensors, slab, 0)  # without saving changed rows
-            places = self.tensors.places[slab]
-            ops.release_(places, 0, places.shape[0])
-            for tensor in (self._rows.weights[slab], *self._rows.state[slab::slabs]):
-                ops.release_(tensor, 0, used)
-
+    @abstractmethod
     def used_slots(self, slab: int) -> int:
-        """Return the number of a slab's slots with memory.
+        """Return the number of a slab's slots that have had a row; waits for a GPU.
 
         Args:
             slab: its number.
         """
-        return self._clock[self._at(slab, Tier.USED)]
 
+    @abstractmethod
+    def rows_in_memory(self, slab: int, used_rows: int) -> int:
+        """Return the number of rows in memory, slots included; waits for a GPU.
+
+        Args:
+            slab: its number.
+            used_rows: rows of the slab that have had an owner.
+        """
+
+    @abstractmethod
+    def kept_rows(self, slab: int, used_rows: int) -> int:
+        """Return the number of rows that keep memory when unused memory is given back.
+
+        Rows from ``used_rows`` on leave the cache.
+
+        Args:
+            slab, used_rows: as for :meth:`rows_in_memory`.
+        """
+
+    @abstractmethod
     def stats(self) -> StorageStats:
-        """Return the counters of the cache and the store, for all slabs together."""
-        columns = {
-            "slots": Tier.LIMIT,
-            "hits": Tier.HITS,
-            "misses": Tier.MISSES,
-            "prefetched": Tier.PREFETCHED,
-            "evicted": Tier.EVICTED,
-            "write_backs": Tier.WRITTEN,
-        }
-        counts = {
-            name: sum(self._clock[self._at(slab, column)] for slab in self.cached)
-            for name, column in columns.items()
-        }
-        free = sum(self._clock[self._at(slab, Tier.FREE_COUNT)] for slab in self.cached)
-        cached = sum(self.used_slots(slab) for slab in self.cached) - free
-        return StorageStats(cached=cached, **counts, **self._store_stats())
-
-    def _store_stats(self) -> dict[str, Any]:
-        """Return the fields of :class:`StorageStats` that the store counts."""
-        return {}
+        """Return the counters of all slabs together; waits for a GPU."""
 
 
 __all__ = ["Records", "Tiers"]

@@ -43,9 +43,6 @@ _NOT_BUILT = {
     "evict_strategy": "score_strategy decides which ids are evicted: set that",
     "local_hbm_for_values": "DynamicEmb's planner sets it: leave it out",
     "device_id": "a table lies on the device of its rank: leave it out",
-    "caching": "device memory cannot cache host memory: leave it False; for tables larger "
-    "than memory give external_storage, which has a cache of its own, set num_embeddings to what "
-    "fits, or use more ranks",
     "score_function": "scores are compared unchanged: choose a score_strategy, or CUSTOMIZED and "
     "set the scores",
     "evicted_item_mode": "record evicted ids with the table group's evicted.record",
@@ -100,8 +97,9 @@ class DynamicEmbTableOptions:
         initializer_args: ``TableOptions.initializer``.
         eval_initializer_args: ``TableOptions.eval_default``, of any mode; DynamicEmb takes
             constants only.
-        caching, score_function, evicted_item_mode: must keep their defaults; the error names the
-            remedy.
+        caching: whether the ``global_hbm_for_values`` cache rows, all of which then lie in host
+            memory: ``HostStore(cache=...)``.
+        score_function, evicted_item_mode: must keep their defaults; the error names the remedy.
         external_storage: ``TableOptions.storage``: :class:`torch_dynemb.SSDStore` or
             :class:`torch_dynemb.ExternalStore`, which set how many rows stay in memory.
         init_capacity, max_load_factor, admission_counter: have no effect. A value other than the
@@ -115,8 +113,8 @@ class DynamicEmbTableOptions:
         safe_check_mode: ``Policy.check``: ``optimizer.step()`` warns or raises.
         global_hbm_for_values: bytes of GPU memory for rows and states, over all ranks. If it is
             more than 0 and less than all of them, the rest lies in host memory:
-            ``TableOptions.storage`` is a :class:`torch_dynemb.HostStore`. On the CPU it has no
-            effect.
+            ``TableOptions.storage`` is a :class:`torch_dynemb.HostStore`, with a cache if
+            ``caching``. On the CPU it has no effect.
         index_type: torch.int64, or None, which means the same.
         dist_type: ``"roundrobin"``, ``"hash_roundrobin"`` or ``"continuous"``. A hash assigns ids
             to ranks in any case; ``"continuous"`` warns about it.
@@ -209,9 +207,16 @@ class DynamicEmbTableOptions:
                 f"DynamicEmbTableOptions: admission_counter is {self.admission_counter!r}, but "
                 "admit_strategy, which reads it, is missing: give one, or leave it out"
             )
-        if not isinstance(self.training, bool):
-            raise TypeError(
-                f"DynamicEmbTableOptions: training is {self.training!r}, expected True or False"
+        for name in ("training", "caching"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(
+                    f"DynamicEmbTableOptions: {name} is {getattr(self, name)!r}, expected True or "
+                    "False"
+                )
+        if self.caching and self.global_hbm_for_values == 0:
+            raise ValueError(
+                "DynamicEmbTableOptions: caching is True, but global_hbm_for_values is 0: give the "
+                "bytes of GPU memory that cache rows, or leave caching out: all rows are there"
             )
         for entry in fields(self):
             value = getattr(self, entry.name)
@@ -381,7 +386,10 @@ class DynamicEmbParameterConstraints(ParameterConstraints):  # type: ignore[misc
                     "and states, but there is an external_storage, which has a cache of its own: "
                     "leave one of them out"
                 )
-            found = replace(found, storage=HostStore(hbm=options.global_hbm_for_values // ranks))
+            hbm = options.global_hbm_for_values // ranks
+            found = replace(
+                found, storage=HostStore(cache=hbm) if options.caching else HostStore(hbm=hbm)
+            )
         capacity = ranks * get_sharded_table_capacity(config, ranks, options.bucket_capacity)
         return replace(found, policy=replace(found.policy, capacity=capacity))
 

@@ -48,6 +48,8 @@ _DEFAULT_OPTIMIZER = EmbOptimType.EXACT_SGD
 # A lookup reads one bucket of the index, which is a cache line, for each id.
 _PROBE_BYTES = 8 * BUCKET_WORDS
 
+_PLACE_BYTES = 4  # of a row, in the cache of a HostStore
+
 
 def planned_optimizer(parameter: Tensor, sharder: ModuleSharder[nn.Module]) -> OptimizerConfig:
     """Return the optimizer of a dynamic table, which determines its state.
@@ -129,7 +131,7 @@ def shard_bytes(option: ShardingOption) -> list[int]:
     A table with ``storage`` counts the rows in its cache, each with a slot of 32 bytes, and 12
     bytes for each id. Rows on disk are not counted. A cache of fixed bytes or rows is counted once
     per shard, because which tables share one is known only after planning. Rows of a table with a
-    HostStore count in full, wherever they lie.
+    HostStore count in full, wherever they lie; those in its cache count a second time.
 
     The estimate has these limits:
 
@@ -153,7 +155,7 @@ def bytes_beyond_hbm(option: ShardingOption) -> list[int]:
     """Return the bytes of :func:`shard_bytes` that a GPU maps in host memory, by shard.
 
     These are the rows of a table with a HostStore beyond its ``hbm``, which is counted once per
-    shard. On the CPU all bytes are host memory.
+    shard, or all of its rows if it has a cache. On the CPU all bytes are host memory.
     """
     storage = _planned(option)[0].storage
     if not isinstance(storage, HostStore):
@@ -180,9 +182,11 @@ def _ids_and_row_bytes(option: ShardingOption) -> list[tuple[int, list[int]]]:
 
 def _row_bytes(storage: TierStorage | None, ids: int, row: int) -> int:
     """Return bytes of memory for the rows of ``ids`` ids, with ``row`` bytes each."""
+    slot = row + SLOT_BYTES
+    if isinstance(storage, HostStore) and storage.cache_size is not None:
+        return ids * (row + _PLACE_BYTES) + storage.slots(max(ids, 1), slot, share=1.0) * slot
     if storage is None or isinstance(storage, HostStore):
         return ids * row
-    slot = row + SLOT_BYTES
     cached = min(ids, storage.cache_size.slots(ids, slot, share=1.0))
     return ids * TIERED_ROW_BYTES + cached * slot
 

@@ -50,7 +50,8 @@ class TableOptions:
             applies their sum once, so several micro-batches are one batch. ``zero_grad()`` drops
             them. See :class:`torch_dynemb.SplitOptimizer`.
         storage: store of rows beyond those in the memory of the device; None: all rows are in it. A
-            :class:`torch_dynemb.HostStore` is for GPUs: TorchRec's FUSED_UVM is ``HostStore()``.
+            :class:`torch_dynemb.HostStore` is for GPUs: TorchRec's FUSED_UVM is ``HostStore()``,
+            and its FUSED_UVM_CACHING is ``HostStore(cache=cache_load_factor)``.
             Its budgets are for the tables of one kernel on each rank, and the planner counts rows
             beyond ``hbm`` as host memory. The other stores are for CPUs only.
             On each rank, tables of a module with the same storage, sharding type and optimizer

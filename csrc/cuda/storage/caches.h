@@ -1,0 +1,57 @@
+// Caches of rows in HBM, above homes of all rows in host memory (core/storage/homes.h).
+//
+// Programs pass tensors around but not caches, so the caches of a group are found by the address of
+// its `tier_clock`. Copies of a group's tensors have none.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "core/columns.h"
+#include "core/rows/slab_state.h"
+#include "cuda/memory/group_memory.h"
+
+namespace dynemb::cuda {
+
+// A tensor of rows: slots, then homes.
+struct MovedTensor {
+  char* data;
+  int64_t row_bytes;
+  int64_t unit;  // bytes that are copied at a time
+};
+
+constexpr int kMostMoved = 2 * kMaxStates + 2;  // weights, and state of elements, rows and steps
+
+// A slab's cache for kernels.
+struct CacheView {
+  int32_t* places;  // [max_rows]
+  int64_t max_rows;
+  int64_t* slots;  // [most_slots, kSlotColumns]
+  int32_t* free_slots;
+  int64_t most_slots;
+  int64_t* head;         // the first row of tier_clock
+  int64_t* clock;        // the slab's row
+  int32_t* generations;  // [most_slots + max_rows]
+  MovedTensor moved[kMostMoved];
+  int moved_count;
+
+  __host__ __device__ int64_t* slot(int64_t number) const { return slots + number * kSlotColumns; }
+};
+
+struct CachedGroup {
+  std::weak_ptr<GroupMemory> memory;
+  std::vector<CacheView> slabs;  // most_slots 0: the slab has no cache
+  double fraction;               // of the rows that get a slot; 0: all slots are used
+};
+
+struct CacheTensors {
+  const std::vector<Tensor>& places;
+  const std::vector<Tensor>& slots;
+  const std::vector<Tensor>& free_slots;
+  const Tensor& tier_clock;
+};
+
+// Raises unless bind_tiers was called with these tensors.
+std::shared_ptr<const CachedGroup> cached_group(const Call& call, const CacheTensors& tiers);
+
+}  // namespace dynemb::cuda

@@ -1,0 +1,185 @@
+"""Tiers of a GPU: a cache of rows in its own memory (HBM), and all rows in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.ops.columns import GENERATION_BITS, Slot, Tier, TierHead
+from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
+from torch_dynemb.ops.tiers import RECORD_HEADER
+from torch_dynemb.storage.tiers.host_store import HostStore
+from torch_dynemb.storage.tiers.stats import StorageStats
+from torch_dynemb.storage.tiers.tiers import Records, Tiers
+
+_GENERATIONS = (1 << GENERATION_BITS) - 1
+_DIRTY = 1 << GENERATION_BITS  # of a slot's marks
+
+
+class HostTiers(Tiers):
+    """A cache in HBM, above a home in host memory for every row.
+
+    Row tensors have the slots of the cache first, then the homes. Rows without a slot are read and
+    written at their home.
+
+    Args:
+        storage: with a cache.
+        tensors: of the cache, empty; ``slots`` has rows for tiered slabs.
+        index, rows: of the group.
+        cached: numbers of the tiered slabs.
+
+    Raises:
+        RuntimeError: HBM or host memory is short.
+    """
+
+    def __init__(
+        self,
+        storage: HostStore,
+        tensors: TierTensors,
+        index: IndexTensors,
+        rows: RowTensors,
+        cached: Sequence[int],
+    ) -> None:
+        super().__init__(tensors, cached)
+        self._rows = rows
+        self._steps = 0
+        size = storage.cache_size
+        fraction = size.value if size is not None and size.unit == "fraction" else 0.0
+        ops.bind_tiers(index, tensors, rows, fraction=fraction, host_bytes=storage.host_bytes)
+
+    # -- lookups -------------------------------------------------------------------------------
+
+    def reserve_space(self, index: IndexTensors, batch: ops.LookupBatch) -> None:
+        pass  # homes get memory with their ids
+
+    def stage(self, staged: ops.StagedIds, *, trains: bool) -> Tensor:
+        return ops.stage_(self.tensors, staged, trains=trains)
+
+    def lookup(self, batch: ops.LookupBatch, handles: Tensor) -> Tensor:
+        return ops.staged_lookup_(self.tensors, self._rows, batch, handles)
+
+    def prefetch(self, staged: ops.StagedIds, *, ahead: int) -> None:
+        ops.prefetch_(self.tensors, staged, ahead=ahead)
+
+    # -- rows without a lookup -----------------------------------------------------------------
+
+    def read(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> Records:
+        slots = self.tensors.slots[slab]
+        places, at = self._places(slab, handles)
+        own = (places >= 0) & (slots[at, Slot.OWNER] == handles + 1)
+        numbers = torch.where(own, at, self._homes(slab, handles))
+        live = torch.where(own, slots[at, Slot.MARKS], handles) & _GENERATIONS
+        stored = self._rows.generations[slab][numbers]
+        # where a slot still has an earlier owner, the row has not been written
+        found = (own | (places < 0)) & (stored == live)
+        fields = [
+            tensor[numbers].reshape(len(ids), tensor[:1].numel()).view(torch.uint8)
+            for tensor in self._tensors(slab)
+        ]
+        row_bytes = sum(field.shape[1] for field in fields)
+        records = ids.new_zeros(len(ids), ops.record_bytes(row_bytes), dtype=torch.uint8)
+        records[:, RECORD_HEADER : RECORD_HEADER + row_bytes] = torch.cat(fields, 1)
+        return Records(records, found)
+
+    def write(self, slab: int, table: int, ids: Tensor, handles: Tensor, records: Tensor) -> None:
+        slots = self.tensors.slots[slab]
+        places, at = self._places(slab, handles)
+        own = (places >= 0) & (slots[at, Slot.OWNER] == handles + 1)
+        self._forget(slab, places[(places >= 0) & ~own])
+        numbers = torch.where(own, at, self._homes(slab, handles))
+        begin = RECORD_HEADER
+        for tensor in self._tensors(slab):
+            end = begin + tensor[:1].numel() * tensor.element_size()
+            values = records[:, begin:end].contiguous().view(tensor.dtype)
+            tensor.index_copy_(0, numbers, values.reshape(-1, *tensor.shape[1:]))
+            begin = end
+        live = torch.where(own, slots[at, Slot.MARKS], handles) & _GENERATIONS
+        self._rows.generations[slab].index_copy_(0, numbers, live.to(torch.int32))
+        slots[places[own], Slot.MARKS] |= _DIRTY
+
+    def erase(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> None:
+        pass  # the next owner of a row has a newer handle, for which it is unwritten
+
+    def rows_of(self, slab: int, numbers: Tensor) -> Tensor:
+        slots = self.tensors.slots[slab]
+        at = numbers.clamp(max=len(slots) - 1)
+        owners = (slots[at, Slot.OWNER] - 1) >> GENERATION_BITS
+        return torch.where(numbers < len(slots), owners, numbers - len(slots))
+
+    def _tensors(self, slab: int) -> Iterator[Tensor]:
+        """Yield the tensors with slots and homes: weights, then optimizer state."""
+        yield self._rows.weights[slab]
+        yield from self._rows.state[slab :: len(self._rows.weights)]
+
+    def _places(self, slab: int, handles: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the slots of rows, negative for rows without one, and the same from 0 on."""
+        places = self.tensors.places[slab][handles >> GENERATION_BITS].long() - 1
+        return places, places.clamp(min=0)
+
+    def _homes(self, slab: int, handles: Tensor) -> Tensor:
+        return (handles >> GENERATION_BITS) + len(self.tensors.slots[slab])
+
+    def _forget(self, slab: int, at: Tensor) -> None:
+        """Take rows out of slots without a copy to their homes, which count as unwritten."""
+        if at.numel() == 0:
+            return
+        slots, clock = self.tensors.slots[slab], self.tensors.clock[1 + slab]
+        rows = (slots[at, Slot.OWNER] - 1) >> GENERATION_BITS
+        self.tensors.places[slab][rows] = 0
+        self._rows.generations[slab][rows + len(slots)] = 0
+        slots[at, Slot.OWNER] = 0
+        slots[at, Slot.ID] = 0
+        slots[at, Slot.MARKS] &= _GENERATIONS
+        free = int(clock[Tier.FREE_COUNT])
+        self.tensors.free_slots[slab][free : free + len(at)] = at.to(torch.int32)
+        clock[Tier.FREE_COUNT] += len(at)
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        return self._steps
+
+    def end_step(self, index: IndexTensors) -> None:
+        self._steps += 1
+        ops.end_epoch_(self.tensors)
+
+    def check(self) -> None:
+        pass  # nothing is read or written behind a call
+
+    # -- memory --------------------------------------------------------------------------------
+
+    def used_slots(self, slab: int) -> int:
+        return int(self.tensors.clock[1 + slab, Tier.USED])
+
+    def rows_in_memory(self, slab: int, used_rows: int) -> int:
+        return self.used_slots(slab) + used_rows
+
+    def kept_rows(self, slab: int, used_rows: int) -> int:
+        owners = self.tensors.slots[slab][: self.used_slots(slab), Slot.OWNER]
+        rows = (owners - 1) >> GENERATION_BITS
+        self._forget(slab, ((owners > 0) & (rows >= used_rows)).nonzero()[:, 0])
+        return used_rows
+
+    def stats(self) -> StorageStats:
+        head, *clocks = self.tensors.clock.tolist()
+        total = {column: sum(clocks[slab][column] for slab in self.cached) for column in Tier}
+        return StorageStats(
+            slots=total[Tier.LIMIT],
+            cached=total[Tier.USED] - total[Tier.FREE_COUNT],
+            hits=total[Tier.HITS],
+            misses=total[Tier.MISSES],
+            prefetched=total[Tier.PREFETCHED],
+            evicted=total[Tier.EVICTED],
+            write_backs=total[Tier.WRITTEN],
+            in_place=head[TierHead.IN_PLACE],
+            reads=head[TierHead.LOADED],
+            bytes_read=head[TierHead.LOADED_BYTES],
+            bytes_written=head[TierHead.WRITTEN_BYTES],
+        )
+
+
+__all__ = ["HostTiers"]
