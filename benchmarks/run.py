@@ -41,6 +41,7 @@ BENCHMARKS = (
     "lifecycle",
     "assign",
     "optimizers",
+    "retrieval",
     "torchrec_step",
     "feature_ops",
     "ragged",

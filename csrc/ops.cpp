@@ -239,6 +239,10 @@ DYNEMB_DEFINE_OPS(m) {
   m.def(
       "set_scores_(Tensor buckets, Tensor(a!) scores, Tensor tables, Tensor meta, Tensor ids, "
       "Tensor offsets, int[] feature_tables, Tensor values, int word) -> Tensor");
+  // Live ids of a table, drawn with replacement; seed is int64 [1].
+  m.def(
+      "sample_ids(Tensor buckets, Tensor tables, Tensor meta, int table, Tensor seed, "
+      "SymInt samples) -> Tensor");
   m.def(
       "combine_scores_(Tensor buckets, Tensor(a!) scores, Tensor tables, Tensor meta, "
       "Tensor clock, Tensor ids, Tensor offsets, int[] feature_tables, Tensor values, "
@@ -300,6 +304,11 @@ DYNEMB_DEFINE_OPS(m) {
   // Rows of 8 or 4 bits a value.
   m.def("quantize_rows(Tensor rows, int format) -> Tensor");
   m.def("dequantize_rows(Tensor packed, int format, int dim) -> Tensor");
+
+  // The largest scores by query: those of candidates, and the best so far.
+  m.def(
+      "merge_top_k(Tensor scores, Tensor ids, Tensor best_scores, Tensor best_ids) "
+      "-> (Tensor scores, Tensor ids)");
 
   // Gradients of a lookup.
   m.def(

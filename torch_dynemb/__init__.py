@@ -64,11 +64,23 @@ from torch_dynemb.policy.admission import (
 from torch_dynemb.policy.custom import Custom
 from torch_dynemb.policy.keep import AtLeast, Top
 from torch_dynemb.policy.policy import FeaturePolicy, Policy
+from torch_dynemb.retrieval import (
+    FrequencyNegatives,
+    FullSoftmaxLoss,
+    InBatchNegatives,
+    SampledSoftmaxLoss,
+    TopK,
+    UniformNegatives,
+    export_vectors,
+    in_batch_softmax_loss,
+    top_k,
+)
 from torch_dynemb.serving import freeze
 from torch_dynemb.storage.tiers import ExternalStore, HostStore, SSDStore, StorageStats
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.host_state import EvictedIds
+from torch_dynemb.table.sampling import SampledIds
 from torch_dynemb.table.stats import TableStats
 
 __all__ = [
@@ -96,10 +108,13 @@ __all__ = [
     "EvictedIds",
     "ExternalStore",
     "FeaturePolicy",
+    "FrequencyNegatives",
     "Ftrl",
+    "FullSoftmaxLoss",
     "FusedOptimizer",
     "GroupFtrl",
     "HostStore",
+    "InBatchNegatives",
     "Initializer",
     "KaimingNormal",
     "KaimingUniform",
@@ -115,6 +130,8 @@ __all__ = [
     "ReplacementReport",
     "RowWiseAdagrad",
     "SSDStore",
+    "SampledIds",
+    "SampledSoftmaxLoss",
     "SingleTableOptions",
     "SmartDecayAdam",
     "SplitOptimizer",
@@ -124,14 +141,18 @@ __all__ = [
     "TableGroup",
     "TableStats",
     "Top",
+    "TopK",
     "TruncatedNormal",
     "Uniform",
+    "UniformNegatives",
     "XavierNormal",
     "XavierUniform",
     "checkpoint",
     "clip_grad_norm_",
     "errors",
+    "export_vectors",
     "freeze",
+    "in_batch_softmax_loss",
     "prefetched",
     "private_to_rank",
     "register_admission",
@@ -139,4 +160,5 @@ __all__ = [
     "replace_embeddings",
     "step_with",
     "table_optimizers",
+    "top_k",
 ]

@@ -105,6 +105,7 @@ class TableCalls(Calls):
             self._quantized,
             self._split_update,
             self._export,
+            self._retrieval,
             self._policies,
             self._split_mode,
         ]
@@ -120,6 +121,24 @@ class TableCalls(Calls):
         group.scores.set(0, scored, self.tensor([70, 1, 8]))
         self.keep("scores", *group.scores.get(0, self.tensor([1, 2, 900, 12345])))
         group.reserve(2, 3000)
+
+    def _retrieval(self) -> None:
+        """Sample a full and a nearly empty table, and search one."""
+        group = self.group
+        seed = self.tensor([5])
+        for table in range(3):
+            self.keep(
+                f"sample_ids {table}",
+                ops.sample_ids(group.index, seed, table=table, samples=3000),
+            )
+        best = ops.BestScores(
+            torch.full((4, 6), -torch.inf, device=self.device),
+            torch.full((4, 6), -1, device=self.device),
+        )
+        for batch in group.export(1, batch_size=256):
+            scores = (batch.ids % 7)[None].float() * self.tensor([[1], [-1], [0], [2]])
+            best = ops.merge_top_k(scores, batch.ids, best)
+        self.keep("merge_top_k", *best)
 
     def _export(self) -> None:
         group = self.group

@@ -18,6 +18,7 @@ import wrong_oneembedding
 import wrong_optimizers
 import wrong_policies
 import wrong_recis
+import wrong_retrieval
 import wrong_serving
 import wrong_tables
 import wrong_torchrec
@@ -27,7 +28,8 @@ pytestmark = pytest.mark.cpu_only("arguments that are refused before a device se
 
 TABLES: list[Any] = [
     *(wrong_initializers, wrong_migrate, wrong_modules, wrong_oneembedding),
-    *(wrong_optimizers, wrong_policies, wrong_recis, wrong_serving, wrong_tables, wrong_torchrec),
+    *(wrong_optimizers, wrong_policies, wrong_recis, wrong_retrieval, wrong_serving),
+    *(wrong_tables, wrong_torchrec),
 ]
 
 

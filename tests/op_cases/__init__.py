@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from op_cases import ids, index, pooling, process, ragged, rows, serving, storage, tiers
+from op_cases import (
+    ids,
+    index,
+    pooling,
+    process,
+    ragged,
+    retrieval,
+    rows,
+    serving,
+    storage,
+    tiers,
+)
 from op_cases.groups import OPTIMIZERS, Case, make_group, pooled_call
 from op_cases.names import ops_with_cases, schema
 
@@ -58,6 +69,10 @@ FAMILIES: dict[str, tuple[dict[str, dict[str, Case]], tuple[str, ...]]] = {
             *("optim/test_optimizers.py", "optim/test_split.py", "optim/test_reduced_gradients.py"),
             *("table/test_initializers.py", "checkpoint/test_copy_on_write.py"),
         ),
+    ),
+    "retrieval": (
+        retrieval.CASES,
+        ("retrieval/test_sampling.py", "retrieval/test_top_k.py"),
     ),
     "storage": (storage.CASES, ("ops/test_checksum.py", "ops/test_read_blocks.py")),
     "tiers": (

@@ -60,6 +60,8 @@ class TestSchemas(expecttest.TestCase):
             "find_or_insert_",
             "erase_",
             "grow_",
+            "sample_ids",
+            "merge_top_k",
             "export_batch",
             "changed_ids_",
             "get_scores",
@@ -83,6 +85,10 @@ dynemb::erase_(Tensor(a!) buckets, Tensor(b!) scores, Tensor(c!) tables, Tensor(
     -> Tensor
 dynemb::grow_(Tensor(a!) buckets, Tensor(b!) scores, Tensor(c!) tables, Tensor meta, int
     table, int ids) -> ()
+dynemb::sample_ids(Tensor buckets, Tensor tables, Tensor meta, int table, Tensor seed,
+    SymInt samples) -> Tensor
+dynemb::merge_top_k(Tensor scores, Tensor ids, Tensor best_scores, Tensor best_ids) ->
+    (Tensor scores, Tensor ids)
 dynemb::export_batch(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int table,
     int begin, int max_ids) -> (Tensor ids, Tensor handles, Tensor scores, Tensor next)
 dynemb::changed_ids_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Tensor

@@ -61,6 +61,7 @@ SMALL = {
         *("--part", "training", "--ids", "2000", "--batch", "16", "--only", "4 KB"),
         *("--only", "Zipf 1.5, prefetch"),
     ],
+    "retrieval": ["--ids", "2000"],
     "live_serving": ["--ids", "2000", "--only", "D=16"],
     "serving": ["--ids", "100", "--calls", "2", "--only", "Python, B=1 "],
     "dcp_load": ["--megabytes", "1", "--only", "Adam D=16, 1 rank"],

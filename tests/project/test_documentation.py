@@ -27,6 +27,7 @@ PACKAGES = (
     "torch_dynemb.storage.tiers",
     "torch_dynemb.table",
     "torch_dynemb.serving",
+    "torch_dynemb.retrieval",
     "torch_dynemb.oneembedding",
     "torch_dynemb.recis",
     "torch_dynemb.recis.functional",

@@ -29,6 +29,7 @@ FLOORS = (
     ("nn",),
     ("checkpoint",),
     ("serving",),
+    ("retrieval",),
     ("oneembedding", "recis", "torchrec"),
     ("migrate",),
     ("compat", "doctor", "plan"),

@@ -65,6 +65,9 @@ _TENSORS = {
     "erased": _WORDS,
     "free": _WORD_ROWS,
     "packed": Expected(torch.uint8, 2),
+    "seed": _WORDS,
+    "best_scores": _FLOAT_ROWS,
+    "best_ids": _WORD_ROWS,
 }
 # entries of lists: a slab's pending tables; slots of its cache
 _IN_LISTS = {"tables": _WORDS, "slots": _WORD_ROWS}
@@ -83,6 +86,7 @@ _OTHERWISE = {
     ("multi_hash", "values"): Expected(_INT64, None),
     ("bucketize", "values"): _ANY,
     ("quantize_rows", "rows"): _ROW_WEIGHTS,
+    ("merge_top_k", "scores"): _FLOAT_ROWS,
     **{(op, "rows"): _WORDS for op in ("copy_before_write_", "take_unchanged_rows_")},
     ("take_unchanged_rows_", "out_weights"): _ROW_WEIGHTS,
     **{
@@ -122,6 +126,7 @@ _LEAST = {
     **dict.fromkeys(("feature_policies", "updated_tables", "weighted", "ragged", "size"), 0),
     **dict.fromkeys(("dtype", "level", "table_buckets", "slab_rows"), 0),
     **dict.fromkeys(("slab", "limit", "ahead", "formats"), 0),
+    "samples": 0,
     "most": 1,
     "optimizer": -1,
 }

@@ -6,7 +6,7 @@ import copy
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +80,20 @@ def _watch(module: TableModule) -> None:
     backward_updates.register(module)
     loss_scaling.watch_scalers()
     gradient_clipping.watch_clipping()
+
+
+class LookedUp(NamedTuple):
+    """Result of :meth:`TableModule.look_up_beside`.
+
+    Attributes:
+        rows: ``output_dtype`` [N + m, dim]: of the batch, then of the other ids.
+        ids: int64 [N + m].
+        handles: int64 [N + m].
+    """
+
+    rows: Tensor
+    ids: Tensor
+    handles: Tensor
 
 
 class TableModule(nn.Module):
@@ -353,43 +367,16 @@ class TableModule(nn.Module):
             batch, feature_policies, scores, counts, inserts, trains: as :meth:`_lookup`.
             converts: False: rows stay float32.
         """
-        anchor = self._anchor()
-        learning = trains and self._learns_by(anchor)
-        self._check_call(anchor)
-        if self._ranks is not None and anchor is not self._own_anchor[0]:
-            anchor = self._unwrapped_anchor[0]  # type: ignore[assignment]
-        if learning and torch.compiler.is_compiling():
-            if has_other_ranks():
-                self._check_other_ranks()
-        elif learning:
-            if WORLD.default_pg is not None and has_other_ranks():
-                self._check_other_ranks()
-            if loss_scaling.scaled_task >= 0:
-                loss_scaling.check_not_scaled(type(self).__name__)
-            # not on a GPU, where the count would have to be waited for; train(False) and state_dict
-            # report
-            if not batch.ids.is_cuda:
-                self._count_lookup()
+        anchor, learning = self._begin_lookup(batch, trains)
         weights = batch.per_sample_weights
         weights_learn = weights is not None and weights.requires_grad and torch.is_grad_enabled()
         tables = self._group.tables
         if not learning and not weights_learn:
             rows = table_lookup.find_and_read(tables, batch)
             return self._as_output(rows) if converts else rows
-        if learning and tables.host.forked:
-            tables.check_own()
-        # Activation checkpointing runs a forward again. Policies have seen its ids then: an id
-        # without a row at this point was not admitted. Without policies, inserting again changes
-        # nothing.
-        if learning and (
-            not inserts or (tables.config.layout.rows and repeats_a_forward(type(self).__name__))
-        ):
-            found = table_lookup.find(tables, *batch.index_arguments).handles
-            handles = torch.where(found == NO_HANDLE, REFUSED_HANDLE, found)
-        elif learning:
-            table_lookup.reserve_space(tables, batch)
-            handles = table_lookup.find_or_insert(
-                tables, *batch.index_arguments, feature_policies, scores=scores, counts=counts
+        if learning:
+            handles = self._training_handles(
+                batch, feature_policies, scores=scores, counts=counts, inserts=inserts
             )
         else:
             handles = table_lookup.find(tables, *batch.index_arguments).handles
@@ -408,6 +395,96 @@ class TableModule(nn.Module):
             name = type(self).__name__
             output.register_hook(functools.partial(_check_same_step, name, tiers, tiers.epoch))
         return self._as_output(output) if converts else output
+
+    def _begin_lookup(self, batch: LookupBatch, trains: bool) -> tuple[nn.Parameter, bool]:
+        """Check that the rows of this process can be looked up now.
+
+        Returns:
+            The anchor of the lookup, and whether it trains.
+        """
+        anchor = self._anchor()
+        learning = trains and self._learns_by(anchor)
+        self._check_call(anchor)
+        if self._ranks is not None and anchor is not self._own_anchor[0]:
+            anchor = self._unwrapped_anchor[0]  # type: ignore[assignment]
+        if learning and torch.compiler.is_compiling():
+            if has_other_ranks():
+                self._check_other_ranks()
+        elif learning:
+            if WORLD.default_pg is not None and has_other_ranks():
+                self._check_other_ranks()
+            if loss_scaling.scaled_task >= 0:
+                loss_scaling.check_not_scaled(type(self).__name__)
+            # not on a GPU, where the count would have to be waited for; train(False) and state_dict
+            # report
+            if not batch.ids.is_cuda:
+                self._count_lookup()
+        return anchor, learning
+
+    def _training_handles(
+        self,
+        batch: LookupBatch,
+        feature_policies: list[int] | None = None,
+        *,
+        scores: Tensor | None = None,
+        counts: Tensor | None = None,
+        inserts: bool = True,
+    ) -> Tensor:
+        """Find or insert the ids of a training lookup; see :meth:`_lookup`."""
+        tables = self._group.tables
+        if tables.host.forked:
+            tables.check_own()
+        # Activation checkpointing runs a forward again. Policies have seen its ids then: an id
+        # without a row at this point was not admitted. Without policies, inserting again changes
+        # nothing.
+        if not inserts or (tables.config.layout.rows and repeats_a_forward(type(self).__name__)):
+            found = table_lookup.find(tables, *batch.index_arguments).handles
+            return torch.where(found == NO_HANDLE, REFUSED_HANDLE, found)
+        table_lookup.reserve_space(tables, batch)
+        return table_lookup.find_or_insert(
+            tables, *batch.index_arguments, feature_policies, scores=scores, counts=counts
+        )
+
+    def handles_of(self, batch: LookupBatch) -> tuple[Tensor, nn.Parameter | None]:
+        """Find ids as :meth:`forward` does: in training new ones get a row.
+
+        Args:
+            batch: asks for a row for each id of one table in memory, of this process alone.
+
+        Returns:
+            Handles, int64 [N], and the anchor of their lookup in training, else None.
+        """
+        anchor, learning = self._begin_lookup(batch, True)
+        if learning:
+            return self._training_handles(batch), anchor
+        tables = self._group.tables
+        handles = table_lookup.find(tables, *batch.index_arguments).handles
+        return table_lookup.without_expired(tables, *batch.index_arguments, handles), None
+
+    def look_up_beside(self, batch: LookupBatch, draw: Callable[[], Tensor]) -> LookedUp:
+        """Look ids up as :meth:`forward` does, and beside them ids that are only found.
+
+        In training these get no row and no score, but their rows get gradients, in one update with
+        those of the batch.
+
+        Args:
+            batch: asks for a row for each id of one table in memory, of this process alone.
+            draw: called after the ids of the batch have been inserted; returns the other ids, int64
+                [m].
+        """
+        tables = self._group.tables
+        handles, anchor = self.handles_of(batch)
+        others = draw()
+        asked = (others, *batch.index_arguments[1:])
+        found = table_lookup.find(tables, *asked).handles
+        whole = batch._replace(ids=torch.cat([batch.ids, others]))
+        handles = torch.cat([handles, found])
+        if anchor is None:
+            rows = ops.embedding_inference(tables.rows, whole, handles)
+        else:
+            code = tables.config.optimizer_code
+            rows = ops.embedding(tables.rows, whole, handles, anchor, optimizer=code)
+        return LookedUp(self._as_output(rows), whole.ids, handles)
 
     def _as_output(self, rows: Tensor) -> Tensor:
         return rows if self.output_dtype == torch.float32 else rows.to(self.output_dtype)
@@ -694,4 +771,4 @@ def _optimizers_in(module: TableModule) -> RowOptimizers:
 
 register_module(TableModule, optimizers=_optimizers_in)
 
-__all__ = ["FORGOTTEN_SPLIT_STEPS", "FORGOTTEN_STEPS", "TableModule"]
+__all__ = ["FORGOTTEN_SPLIT_STEPS", "FORGOTTEN_STEPS", "LookedUp", "TableModule"]

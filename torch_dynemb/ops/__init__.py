@@ -73,6 +73,7 @@ from torch_dynemb.ops.ragged_dense import (  # noqa: E402
     ragged_to_dense,
     ragged_to_sparse,
 )
+from torch_dynemb.ops.retrieval import BestScores, merge_top_k, sample_ids  # noqa: E402
 from torch_dynemb.ops.routing import (  # noqa: E402
     ConcatenatedIds,
     PartitionedIds,
@@ -144,6 +145,7 @@ __all__ = [
     "LIVE_FORMATS",
     "OPTIMIZER_NAMES",
     "Applied",
+    "BestScores",
     "CompiledWith",
     "ConcatenatedIds",
     "CrossedRagged",
@@ -207,6 +209,7 @@ __all__ = [
     "ids_partition",
     "materialize_",
     "merge_grad_",
+    "merge_top_k",
     "mix_ids",
     "mod",
     "multi_hash",
@@ -232,6 +235,7 @@ __all__ = [
     "reserve",
     "reserve_cuda",
     "reserve_space_",
+    "sample_ids",
     "scatter_records_",
     "serve_apply_",
     "serve_lookup",

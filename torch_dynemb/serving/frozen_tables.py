@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     GENERATION_BITS,
     Meta,
+    Pooling,
     RowFormat,
     Table,
 )
@@ -30,6 +31,19 @@ _GENERATIONS = (1 << GENERATION_BITS) - 1
 _ROWS_AT_ONCE = 1 << 14  # read from a store
 
 
+class TablePlace(NamedTuple):
+    """Place of a table in frozen buffers.
+
+    Attributes:
+        begin, end: its rows of ``buckets``.
+        dim: columns of a row.
+    """
+
+    begin: int
+    end: int
+    dim: int
+
+
 class FrozenTables(CountedTables):
     """A group's ids and rows as buffers of their used size, without optimizer state.
 
@@ -42,6 +56,7 @@ class FrozenTables(CountedTables):
 
     kept_because: str | None = None  # reason if rows cannot be stored in another format
     _formats: tuple[int, ...]  # of slabs
+    _places: list[TablePlace] | None = None  # of tables
 
     def __init__(self, group: TableGroup) -> None:
         super().__init__()
@@ -64,6 +79,7 @@ class FrozenTables(CountedTables):
         self.register_buffer("init_data", group.rows.init_data.clone())
         self._no_offsets = meta.new_empty(0)
         self.slabs = len(group.config.slabs)
+        self.place_of(0)
         self._formats = (int(RowFormat.FLOATS),) * self.slabs
         for s in range(self.slabs):
             weights, generations = _copied_rows(group, s)
@@ -184,6 +200,8 @@ class FrozenTables(CountedTables):
             unexpected_keys,
             error_msgs,
         )
+        self._places = None
+        self.place_of(0)
 
     def tensors(self) -> ops.ServedTensors:
         """Return the tensors of the tables, as ops take them."""
@@ -198,6 +216,46 @@ class FrozenTables(CountedTables):
             buffers["init_data"],
             self._formats,
         )
+
+    def place_of(self, table: int) -> TablePlace:
+        """Return the place of a table in the buffers; a number to programs that are exported.
+
+        Args:
+            table: number of the table.
+        """
+        if self._places is None:
+            columns = [Meta.REGION_BEGIN, Meta.REGION_BUCKETS, Meta.DIM]
+            numbers = self.get_buffer("meta")[:, columns].tolist()
+            self._places = [TablePlace(begin, begin + n, dim) for begin, n, dim in numbers]
+        return self._places[table]
+
+    def read_handles(self, table: int, ids: Tensor, handles: Tensor) -> Tensor:
+        """Read rows by handle; nothing changes.
+
+        Args:
+            table: number of the table.
+            ids: int64 [n].
+            handles: int64 [n], of the ids; -2 reads zeros.
+
+        Returns:
+            float32 [n, dim].
+        """
+        served = self.tensors()
+        output: Tensor = torch.ops.dynemb.embedding_inference(
+            served.weights,
+            served.generations,
+            served.meta,
+            served.init_data,
+            ids,
+            handles,
+            self.one_bag,
+            None,
+            [table],
+            [self.place_of(table).dim],
+            int(Pooling.NONE),
+            list(served.formats),
+        )
+        return output
 
     def ids(self, table: int) -> Tensor:
         """Return the ids of a table, int64 [n], in the order of the index.

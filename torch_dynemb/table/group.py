@@ -16,7 +16,7 @@ from torch_dynemb.ops.columns import Table
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.process.sending import sent_as_bytes
 from torch_dynemb.storage.device import memory_of
-from torch_dynemb.table import compaction, extension, lookup, removal, row_access
+from torch_dynemb.table import compaction, extension, lookup, removal, row_access, sampling
 from torch_dynemb.table import rows as table_rows
 from torch_dynemb.table import state as table_state
 from torch_dynemb.table import steps as table_steps
@@ -308,6 +308,48 @@ class TableGroup:
             bool of the shape of ``ids``; False for the padding id, True for an expired id.
         """
         return removal.contains(self._tables, table, ids)
+
+    def sample_ids(
+        self,
+        table: int,
+        n: int,
+        *,
+        by: sampling.SampledBy = "uniform",
+        power: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> sampling.SampledIds:
+        """Draw ids of a table, with replacement; nothing changes.
+
+        Uniform draws wait for no device and are part of compiled code. For draws by frequency the
+        ids are listed with the sums of ``count ** power``, 16 bytes an id. ``step()`` lists them
+        again every 100 steps, and in the beginning more often. Ids removed since are drawn again.
+
+        Args:
+            table: its number.
+            n: how many, at least 0.
+            by: ``"uniform"``: each id with the same probability; ``"frequency"``: in proportion to
+                ``count ** power``, by the score ``"frequency"``, or else ``"decayed"``.
+            power: of the counts; 0.75 is that of word2vec (Mikolov et al., 2013).
+            generator: of torch, on the device of the table; default: the global one.
+
+        Returns:
+            Ids, int64 [n], and the logarithms of their probabilities in one draw, float32 [n].
+
+        Raises:
+            TypeError: ``n`` or ``power`` is not a number.
+            ValueError: ``n``, ``by`` or ``power`` is out of range, or the table keeps no counts.
+            RuntimeError: the table is empty; on a GPU, a later call raises it for uniform draws.
+                Or compiled code draws by frequency before any other code has.
+
+        Example:
+            >>> import torch, torch_dynemb as td
+            >>> items = td.DynamicEmbedding(4, name="items", optimizer=td.SGD(lr=0.1))
+            >>> _ = items(torch.tensor([3, 5, 8, 5]))
+            >>> ids, log_probabilities = items.group.sample_ids(0, 100)
+            >>> sorted(set(ids.tolist())), log_probabilities.exp()[0]
+            ([3, 5, 8], tensor(0.3333))
+        """
+        return sampling.sample(self._tables, table, n, by=by, power=power, generator=generator)
 
     def reserve(self, table: int, ids: int) -> None:
         """Grow a table's index once, for ``ids`` ids without another growth.

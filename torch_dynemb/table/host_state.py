@@ -27,6 +27,20 @@ class EvictedIds(NamedTuple):
     rows: Tensor | None
 
 
+class ListedCounts(NamedTuple):
+    """Ids of a table with the sums of a power of their counts.
+
+    Attributes:
+        ids: int64 [n]; empty where only the counts are summed.
+        sums: float64 [n], of ``count ** power`` up to and with each id; or [1], of all counts.
+        step: training steps that had ended when they were listed.
+    """
+
+    ids: Tensor
+    sums: Tensor
+    step: int
+
+
 EvictionCallback = Callable[[str, EvictedIds], object]
 
 
@@ -72,6 +86,7 @@ class HostState:
         background: current or last work of a thread for the tables; the next step raises its error.
         readers: readers of the changes of the tables, by name.
         expiry_floors: of tables with ``Policy(keep_at_least=)``; None: there are none.
+        counted: by table and power, ids to sample by their counts; 0: the sum of the counts.
         rows_read: set as soon as a save in the background has read the rows; None: no such save.
     """
 
@@ -85,6 +100,14 @@ class HostState:
     readers: dict[str, ChangeReader] = field(default_factory=dict)
     expiry_floors: ExpiryFloors | None = None
     rows_read: threading.Event | None = None
+    counted: dict[tuple[int, float], ListedCounts] = field(default_factory=dict)
 
 
-__all__ = ["EvictedIds", "EvictionCallback", "EvictionRecords", "ExpiryFloors", "HostState"]
+__all__ = [
+    "EvictedIds",
+    "EvictionCallback",
+    "EvictionRecords",
+    "ExpiryFloors",
+    "HostState",
+    "ListedCounts",
+]

@@ -10,6 +10,7 @@ from torch_dynemb.ops.columns import MAX_COUNT, Table
 from torch_dynemb.table.clock import check_now, now_of_step
 from torch_dynemb.table.evictions import take_evicted
 from torch_dynemb.table.expiry import refresh_each_second
+from torch_dynemb.table.sampling import refresh_counted
 from torch_dynemb.table.tables import Tables
 
 
@@ -26,6 +27,7 @@ def step(tables: Tables, now: int | None = None) -> None:
     for begin, cells, halve_every in tables.config.layout.sketches:
         if halve_every > 0 and tables.host.steps % halve_every == 0:
             tables.index.sketch[begin : begin + cells].bitwise_right_shift_(1)
+    refresh_counted(tables)
     callback = tables.evictions.callback
     if callback is not None:
         for name, batch in take_evicted(tables).items():

@@ -30,6 +30,7 @@ enum DeviceError : int {
   kErrorListDecrease = 18,    // value: feature with decreasing offsets
   kErrorListEnd = 19,         // value: feature with offsets that do not end with the number of its
                               // values
+  kErrorEmptyTable = 20,      // value: table
   kErrorPosition = 30,        // value: the position
   kErrorRowLength = 31,       // value: feature with a row longer than its dense dimension
 };

@@ -161,6 +161,8 @@ std::string error_text(ErrorWord word) {
     case kErrorListEnd:
       return "offsets[" + value +
              "] does not end with the number of its values: offsets have that number at their end";
+    case kErrorEmptyTable:
+      return "table " + value + " is empty, but samples need an id: train it first";
     case kErrorPosition:
       return "positions has " + value + ", which is out of the range of rows, and was left out";
     case kErrorRowLength:

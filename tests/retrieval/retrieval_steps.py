@@ -1,0 +1,68 @@
+"""What ranks do in tests of losses over tables that they share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from seeding import seeded
+from torch import Tensor
+
+import torch_dynemb as td
+
+DIM = 4
+
+
+def refusal(call: Any) -> str:
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return "nothing was refused"
+
+
+def changes_of_ids(loss_of: Any, look_up: Any, step: Any, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """What a step of SGD with a learning rate of 1 changes, and the gradient of a plain tensor."""
+    before = look_up().detach().clone()
+    query = torch.randn(len(ids), DIM, generator=seeded(len(ids)))
+    plain = before.clone().requires_grad_()
+    td.in_batch_softmax_loss(query, plain, ids).backward()
+    assert plain.grad is not None
+    loss_of(query).backward()
+    step()
+    return before - look_up().detach(), plain.grad
+
+
+def shared_items(rank: int) -> dict[str, Any]:
+    """In-batch negatives of a table with ``process_group=``, and what it refuses."""
+    policy = td.Policy(score="frequency")
+    items = td.DynamicEmbedding(
+        DIM,
+        name="items",
+        optimizer=td.SGD(lr=1.0),
+        policy=policy,
+        process_group=dist.group.WORLD,
+    )
+    ids = torch.arange(5 + rank) + 100 * rank  # each id on one rank: its gradients do not meet
+    items(ids)  # inserts
+    loss = td.SampledSoftmaxLoss(items, correction=None)
+    changed, gradient = changes_of_ids(
+        lambda query: loss(query, ids), lambda: items(ids), items.optimizer.step, ids
+    )
+    everyone = torch.cat([torch.arange(5), torch.arange(6) + 100])
+    query = torch.randn(2 + rank, DIM, generator=seeded(rank))  # other numbers on other ranks
+    seen = everyone[: 2 + rank, None]
+    found = td.top_k(query, items, 4, exclude=seen)
+    whole = td.top_k(query, td.freeze(items), 4, exclude=seen)
+    return {
+        "changed": changed,
+        "gradient": gradient / dist.get_world_size(),
+        "correction": refusal(lambda: td.SampledSoftmaxLoss(items)),
+        "negatives": refusal(
+            lambda: td.SampledSoftmaxLoss(items, negatives=td.UniformNegatives(5), correction=None)
+        ),
+        "full": refusal(lambda: td.FullSoftmaxLoss(items)),
+        "top_k": (tuple(found), tuple(whole)),
+        "vectors": refusal(lambda: td.export_vectors(items, "items", "unused")),
+    }
