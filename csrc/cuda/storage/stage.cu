@@ -142,7 +142,7 @@ __global__ void claim_rows(const __grid_constant__ StageJob job) {
 }
 
 // The same. Flags the first positions of missing rows.
-__global__ void flag_firsts(const __grid_constant__ StageJob job) {
+__global__ void flag_first_rows(const __grid_constant__ StageJob job) {
   const int64_t i = thread_number();
   if (i > job.features.count) return;
   bool missing = false;
@@ -258,7 +258,7 @@ void stage_slab(const Call& call, StageJob job, TierColumn counted_as) {
   const int64_t threads = job.features.threads();
   call.launch(find_places, threads, 0, job, threads);
   call.launch(claim_rows, ids, 0, job);
-  call.launch(flag_firsts, ids + 1, 0, job);
+  call.launch(flag_first_rows, ids + 1, 0, job);
   check_cuda(call.op, "numbering missing rows",
              cub::DeviceScan::ExclusiveSum(scratch.get(temporary), scan_bytes, job.rank, job.rank,
                                            items, call.stream));
