@@ -4,6 +4,8 @@
 After :func:`record_changes`, :func:`save` can write an increment: only what has changed since
 another checkpoint. :func:`merge` folds increments into a whole checkpoint.
 
+:func:`save_with` has Hugging Face's accelerate do so.
+
 :func:`open` reads a checkpoint without a model, :func:`reshard` rewrites it for another number of
 ranks, and :func:`export` writes it for other programs. ``python -m torch_dynemb checkpoint`` does
 the same from a shell.
@@ -13,6 +15,7 @@ models. :func:`save_snapshot`, :func:`load_snapshot` and :func:`snapshots` are f
 on disks.
 """
 
+from torch_dynemb.checkpoint.accelerate_hooks import save_with
 from torch_dynemb.checkpoint.delta_log.commits import Commit, TableDelta
 from torch_dynemb.checkpoint.delta_log.directory import DirectorySink
 from torch_dynemb.checkpoint.delta_log.follower import Follower, follow, replay
@@ -66,6 +69,7 @@ __all__ = [
     "reshard",
     "save",
     "save_snapshot",
+    "save_with",
     "snapshots",
     "table_name",
 ]
