@@ -33,7 +33,9 @@ class Training(Stateful):
 
     def epoch(self) -> None:
         rank, size = dist.get_rank(), dist.get_world_size()
-        for ids, labels in zip(IDS[rank::size].split(16), LABELS[rank::size].split(16), strict=True):
+        for ids, labels in zip(
+            IDS[rank::size].split(16), LABELS[rank::size].split(16), strict=True
+        ):
             self.model(ids, labels)[0].backward()
             self.optimizer.step()
             self.optimizer.zero_grad()

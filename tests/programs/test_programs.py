@@ -1,4 +1,4 @@
-"""Models in loops of others: of PyTorch, TorchRec, and frameworks that ``make programs`` fetches."""
+"""Models in loops of PyTorch, TorchRec and the frameworks that ``make programs`` fetches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ def results(folder: Path, program: str, *arguments: str, ranks: int = 1) -> list
     """Run a program; return what each rank prints last, by rank where there are several."""
     several = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
     done = subprocess.run(
-        [str(PYTHON if DONE.exists() else sys.executable), *(several if ranks > 1 else ()), str(HERE / program), *arguments],
+        [
+            str(PYTHON if DONE.exists() else sys.executable),
+            *(several if ranks > 1 else ()),
+            str(HERE / program),
+            *arguments,
+        ],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"},
         capture_output=True,
