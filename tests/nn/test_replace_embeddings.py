@@ -144,6 +144,7 @@ def test_shared_weights_of_different_modules_are_refused() -> None:
         td.replace_embeddings(model, optimizer=ADAM)
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_arguments() -> None:
     class Own(nn.Embedding):
         pass
