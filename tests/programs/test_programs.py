@@ -35,7 +35,7 @@ def results(folder: Path, program: str, *arguments: str, ranks: int = 1) -> list
         env={**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=480,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -50,6 +50,13 @@ def test_recbole_bpr_recalls_as_with_static_tables(tmp_path: Path) -> None:
     )
     for metric in ("recall@10", "recall@20"):
         assert dynamic[metric] > 0.95 * static[metric], (static, dynamic)
+
+
+@fetched
+def test_deepfm_is_as_good_as_with_static_tables(tmp_path: Path) -> None:
+    found = results(tmp_path, "deepfm_run.py", "3")[0]
+    static, dynamic = (sum(found[kind]) / 3 for kind in ("static", "dynamic"))
+    assert dynamic > static - 0.003, found
 
 
 @fetched
