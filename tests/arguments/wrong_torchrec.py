@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from refusing import Row, raising
+from torchrec.distributed.planner import Topology
 
-from torch_dynemb.torchrec import DynamicTableConstraints, TableOptions
+from torch_dynemb.torchrec import (
+    DynamicEmbeddingShardingPlanner,
+    DynamicTableConstraints,
+    TableOptions,
+)
 from torch_dynemb.torchrec.dynamicemb.options import (
     DynamicEmbInitializerArgs,
     FrequencyAdmissionStrategy,
@@ -30,6 +35,10 @@ ROWS: list[Row] = [
     ),
     *raising(
         TypeError,
+        (
+            lambda: DynamicEmbeddingShardingPlanner(Topology(1, "cpu")),
+            "eb_configs is a Topology, expected configs of tables: give it as topology=",
+        ),
         (lambda: DynamicTableConstraints(3), r"options is 3, expected TableOptions\(...\)"),
         (
             lambda: FrequencyAdmissionStrategy(3, 0.5),

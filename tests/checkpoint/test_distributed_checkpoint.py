@@ -13,7 +13,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 
 import torch_dynemb as td
 
@@ -102,6 +107,26 @@ def test_other_tables_and_other_entries_are_refused(tmp_path: Path) -> None:
         dcp.load(
             other, planner=dcp.DefaultLoadPlanner(allow_partial_load=True), checkpoint_id=tmp_path
         )
+
+
+def test_an_optimizer_of_all_parameters_loads(tmp_path: Path) -> None:
+    source, target = trained(), model()
+    adam = torch.optim.Adam(source.parameters(), lr=0.1)  # anchors have neither gradient nor state
+    adam.step()
+    states = dict(zip(("model", "optimizer"), get_state_dict(source, adam), strict=True))
+    dcp.save(states, checkpoint_id=tmp_path)
+    other = torch.optim.Adam(target.parameters(), lr=0.1)
+    states = dict(zip(("model", "optimizer"), get_state_dict(target, other), strict=True))
+    dcp.load(states, checkpoint_id=tmp_path)
+    set_state_dict(
+        target, other, model_state_dict=states["model"], optim_state_dict=states["optimizer"]
+    )
+    assert same(source, target)
+    before, after = (
+        optimizer.state[of.get_parameter("dense.weight")]["exp_avg"]
+        for optimizer, of in ((adam, source), (other, target))
+    )
+    assert torch.equal(before, after)
 
 
 @pytest.mark.long

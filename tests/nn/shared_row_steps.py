@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -122,21 +123,26 @@ def saved(rank: int, folder: str) -> dict[str, Any]:
     again.load_state_dict(state)
     others: list[Any] = [None, None]
     dist.all_gather_object(others, {k: v for k, v in state.items() if k.startswith("items.")})
-    error = ""
-    try:
-        again.items.load_state_dict(
-            {k.removeprefix("items."): v for k, v in others[1 - rank].items()}
-        )
-    except RuntimeError as refused:
-        error = str(refused)
+    errors = []
+    for target, of_rank in ((again, others[1 - rank]), (Model(None), others[0])):
+        try:
+            target.load_state_dict(of_rank, strict=False)
+        except RuntimeError as refused:
+            errors.append(str(refused))
+    dcp.save(state, checkpoint_id=Path(folder) / "dcp")
+    by_dcp = Model(dist.group.WORLD)
+    read = by_dcp.state_dict()
+    dcp.load(read, checkpoint_id=Path(folder) / "dcp")
+    by_dcp.load_state_dict(read)
     td.checkpoint.save(Path(folder) / "saved", model)
     frozen = td.freeze(model)
     model.eval()
     with torch.no_grad():
         same = bool(torch.equal(frozen(*batch_of(2, range(8))), model(*batch_of(2, range(8)))))
     return {
-        "loaded": content(again) == content(model),
-        "error": error,
+        "loaded": content(again) == content(model) == content(by_dcp),
+        "error": errors[0],
+        "alone": errors[1],
         "content": content(model),
         "frozen": same,
     }

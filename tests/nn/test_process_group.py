@@ -44,10 +44,11 @@ def test_two_ranks_do_what_one_process_does(two_ranks: Ranks, wrap: str, split: 
 
 def test_states_checkpoints_and_frozen_copies(two_ranks: Ranks, tmp_path: Path) -> None:
     results = two_ranks.run(saved, str(tmp_path))
-    for of in results:
+    for rank, of in enumerate(results):
         assert of["loaded"]
         assert of["frozen"]
-        assert "it is of another rank" in of["error"]
+        assert f"is of rank_{1 - rank}_of_2, expected rank_{rank}_of_2: load each" in of["error"]
+        assert "items: the state is of rank_0_of_2, expected one process" in of["alone"]
     model = Model(None)
     td.checkpoint.load(tmp_path / "saved", model)
     assert content(model) == merged(results)

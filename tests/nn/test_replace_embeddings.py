@@ -144,6 +144,7 @@ def test_shared_weights_of_different_modules_are_refused() -> None:
         td.replace_embeddings(model, optimizer=ADAM)
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_arguments() -> None:
     class Own(nn.Embedding):
         pass
@@ -154,6 +155,13 @@ def test_arguments() -> None:
         td.replace_embeddings(Towers(), only="x", optimizer=ADAM)
     with pytest.raises(ValueError, match="Own may do more than the class it is made from"):
         td.replace_embeddings(nn.Sequential(Own(3, 2)), optimizer=ADAM)
+    quantized = torch.ao.nn.quantized.Embedding(3, 2)
+    with pytest.raises(
+        ValueError, match=r"nothing to replace.*left: {'0': 'a quantized Embedding'}"
+    ):
+        td.replace_embeddings(nn.Sequential(quantized), optimizer=ADAM)
+    report = td.replace_embeddings(nn.Sequential(quantized, nn.Embedding(3, 2)), optimizer=ADAM)
+    assert report.left == {"0": "a quantized Embedding"}
     with pytest.raises(ValueError, match=r"itself.*DynamicEmbedding\.from_embedding"):
         td.replace_embeddings(nn.Embedding(3, 2), optimizer=ADAM)
     with pytest.raises(TypeError, match="model is 3"):

@@ -1,4 +1,4 @@
-"""A small model in Lightning and in transformers, each by its name on the command line.
+"""A small model in Lightning, transformers and accelerate, by a name on the command line.
 
 ``build/programs/bin/python tests/programs/frameworks_run.py trainer`` prints a line of JSON.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -119,12 +120,39 @@ def trainer() -> dict[str, float]:
     return {"loss": loss_of(clicks), "ids": len(clicks.ids)}
 
 
-PROGRAMS = {
+def accelerate(folder: str, load: bool = False) -> dict[str, float]:
+    """accelerate's loop on the ranks of its launcher, saved; or loaded on any number of ranks."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    td.checkpoint.save_with(accelerator)
+    clicks = Clicks(dist.group.WORLD if accelerator.num_processes > 1 else None)
+    optimizer = torch.optim.Adam(clicks.parameters(), lr=0.01)
+    td.step_with(optimizer, clicks)
+    batches = torch.utils.data.DataLoader(samples(), batch_size=BATCH)
+    model, optimizer, batches = accelerator.prepare(clicks, optimizer, batches)
+    if load:
+        accelerator.load_state(folder)
+    else:
+        for _ in range(4):
+            for batch in batches:
+                accelerator.backward(model(*batch)[0])
+                optimizer.step()
+                optimizer.zero_grad()
+        accelerator.save_state(folder)
+    result = {"loss": loss_of(clicks), "ids": len(clicks.ids), "rank": accelerator.process_index}
+    accelerator.end_training()
+    return result
+
+
+PROGRAMS: dict[str, Callable[..., dict[str, float]]] = {
     "lightning": lambda: lightning(ddp=False),
     "lightning-ddp": lambda: lightning(ddp=True),
     "trainer": trainer,
+    "accelerate": accelerate,
+    "accelerate-load": lambda folder: accelerate(folder, load=True),
 }
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps(PROGRAMS[sys.argv[1]]()))
+    print(json.dumps(PROGRAMS[sys.argv[1]](*sys.argv[2:])))

@@ -1,49 +1,93 @@
-"""Models in the loops of other frameworks, which ``make programs`` fetches."""
+"""Models in loops of PyTorch, TorchRec and the frameworks that ``make programs`` fetches."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fetch import DONE, FOLDER, PYTHON
 
-pytestmark = [
-    pytest.mark.cpu_only("programs, in processes of their own"),
-    pytest.mark.long,
-    pytest.mark.skipif(not DONE.exists(), reason=f"{FOLDER} is missing: make programs fetches it"),
-]
+pytestmark = [pytest.mark.cpu_only("programs, in processes of their own"), pytest.mark.long]
+fetched = pytest.mark.skipif(
+    not DONE.exists(), reason=f"{FOLDER} is missing: make programs fetches it"
+)
 
 HERE = Path(__file__).parent
 
 
-def result(folder: Path, program: str, *arguments: str) -> dict[str, float]:
-    """Run a program; return the last line that it prints."""
+def results(folder: Path, program: str, *arguments: str, ranks: int = 1) -> list[dict[str, Any]]:
+    """Run a program; return what each rank prints last, by rank where there are several."""
+    several = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
     done = subprocess.run(
-        [str(PYTHON), str(HERE / program), *arguments],
+        [
+            str(PYTHON if DONE.exists() else sys.executable),
+            *(several if ranks > 1 else ()),
+            str(HERE / program),
+            *arguments,
+        ],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=480,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    last: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    return last
+    printed = re.findall(r"\{.*?\}", done.stdout)  # torchrun may put two on one line
+    return sorted(map(json.loads, printed[-ranks:]), key=lambda of: of.get("rank", 0))
 
 
+@fetched
 def test_recbole_bpr_recalls_as_with_static_tables(tmp_path: Path) -> None:
-    static, dynamic = (result(tmp_path, "recbole_run.py", kind) for kind in ("static", "dynamic"))
+    static, dynamic = (
+        results(tmp_path, "recbole_run.py", kind)[0] for kind in ("static", "dynamic")
+    )
     for metric in ("recall@10", "recall@20"):
         assert dynamic[metric] > 0.95 * static[metric], (static, dynamic)
 
 
+@fetched
+def test_deepfm_is_as_good_as_with_static_tables(tmp_path: Path) -> None:
+    found = results(tmp_path, "deepfm_run.py", "3")[0]
+    static, dynamic = (sum(found[kind]) / 3 for kind in ("static", "dynamic"))
+    assert dynamic > static - 0.003, found
+
+
+@fetched
 @pytest.mark.parametrize("name", ["lightning", "lightning-ddp", "trainer"])
 def test_a_framework_trains_the_rows(tmp_path: Path, name: str) -> None:
-    trained = result(tmp_path, "frameworks_run.py", name)
+    trained = results(tmp_path, "frameworks_run.py", name)[0]
     assert trained["loss"] < 0.3  # 0.69 at the beginning
     # a rank of two has about half of the ids
     assert (150 < trained["ids"] < 325) if name == "lightning-ddp" else trained["ids"] > 450
+
+
+@fetched
+def test_accelerate_saves_the_rows_of_all_ranks(tmp_path: Path) -> None:
+    saved = results(tmp_path, "frameworks_run.py", "accelerate", "last", ranks=2)
+    assert saved[0]["loss"] < 0.3
+    for ranks in (2, 1):
+        loaded = results(tmp_path, "frameworks_run.py", "accelerate-load", "last", ranks=ranks)
+        assert all(of["loss"] == pytest.approx(saved[0]["loss"], rel=1e-4) for of in loaded)
+        assert sum(of["ids"] for of in loaded) == sum(of["ids"] for of in saved) > 450
+
+
+def test_fsdp2_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    saved = results(tmp_path, "fsdp2_run.py", "save", "last", ranks=2)
+    assert results(tmp_path, "fsdp2_run.py", "load", "last", ranks=2) == saved
+    assert saved[0]["loss"] < 0.3
+
+
+def test_dlrm_of_torchrec_learns_raw_ids(tmp_path: Path) -> None:
+    static, dynamic = (
+        results(tmp_path, "dlrm_run.py", kind, ranks=2) for kind in ("static", "dynamic")
+    )
+    for of_rank, without_collisions in zip(static, dynamic, strict=True):
+        assert without_collisions["auc"] > of_rank["auc"] + 0.02  # 0.923 and 0.870
+        assert without_collisions["ids"] == 2000

@@ -4,6 +4,8 @@
 After :func:`record_changes`, :func:`save` can write an increment: only what has changed since
 another checkpoint. :func:`merge` folds increments into a whole checkpoint.
 
+:func:`save_with` has Hugging Face's accelerate do so.
+
 :func:`open` reads a checkpoint without a model, :func:`reshard` rewrites it for another number of
 ranks, and :func:`export` writes it for other programs. ``python -m torch_dynemb checkpoint`` does
 the same from a shell.
@@ -13,6 +15,7 @@ and :func:`resume` lets training go on from the last commit. :func:`save_snapsho
 :func:`load_snapshot` and :func:`snapshots` are for models with rows on disks.
 """
 
+from torch_dynemb.checkpoint.accelerate_hooks import save_with
 from torch_dynemb.checkpoint.delta_log.commits import Commit, TableDelta
 from torch_dynemb.checkpoint.delta_log.directory import DirectorySink
 from torch_dynemb.checkpoint.delta_log.follower import Follower, follow, replay
@@ -68,6 +71,7 @@ __all__ = [
     "resume",
     "save",
     "save_snapshot",
+    "save_with",
     "snapshots",
     "table_name",
 ]

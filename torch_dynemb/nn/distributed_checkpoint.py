@@ -22,6 +22,7 @@ from torch import Tensor
 
 from torch_dynemb.table.state import entry_owners
 
+_ANCHOR = "grad_anchor"  # the empty parameter of a module
 _PLANNER = "torch.distributed.checkpoint.default_planner"
 
 
@@ -84,6 +85,8 @@ def _change_planner(module: Any) -> None:
         if metadata is not None:
             _take_saved_sizes(state_dict, metadata.state_dict_metadata)
         set_up(self, state_dict, metadata, is_coordinator)
+        if metadata is not None and self.flatten_state_dict:
+            _leave_anchors_out(self.state_dict, metadata.state_dict_metadata)
 
     planner.set_up_planner = set_up_planner
 
@@ -117,6 +120,20 @@ def _take_saved_sizes(state_dict: dict[str, Any], saved: Mapping[str, Any]) -> N
                 continue
             resized = torch.empty(entry.size, dtype=entry.properties.dtype, device=value.device)
             set_element(state_dict, mappings[key], resized)
+
+
+def _leave_anchors_out(planned: dict[str, Any], saved: Mapping[str, Any]) -> None:
+    """Do not ask a checkpoint for the optimizer state of anchors, which are empty.
+
+    Training leaves them without a gradient, so without state. torch's ``get_state_dict`` gives
+    every parameter state before it reads.
+
+    Args:
+        planned: entries to read, by flat name; changes in place.
+        saved: what the checkpoint says of its entries.
+    """
+    for key in [k for k in planned if _ANCHOR in k.split(".") and k not in saved]:
+        del planned[key]
 
 
 __all__ = ["StateNames", "support_default_planner"]

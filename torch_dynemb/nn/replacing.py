@@ -160,10 +160,10 @@ def _choose(
     chosen, left = [], {}
     for path, parent, attribute, module in _children(model):
         if not isinstance(module, Static):
-            if type(module).__module__.startswith("torch.ao.nn") and "Embedding" in str(
-                type(module)
-            ):
-                left[path] = f"a quantized {type(module).__name__}"
+            kind = type(module)
+            quantized = kind.__module__.startswith("torch.ao.nn")
+            if quantized and kind.__name__ in ("Embedding", "EmbeddingBag"):
+                left[path] = f"a quantized {kind.__name__}"
             continue
         if not chooses(path, module):
             left[path] = "not among only"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -63,7 +64,9 @@ FORGOTTEN_SPLIT_STEPS = 256
 NEVER = -(1 << 62)
 # Attributes that a copy makes anew.
 _NOT_COPIED = ("_optimizer", "_own_anchor", "_copied_anchor")
-_SLOTS_ENTRY = "id_slots"  # of the state of tables that ranks share: which ids this rank has
+# Begins entries of the state of tables that ranks share. Names differ by rank, because
+# torch.distributed.checkpoint keeps one tensor of those with one name.
+_RANK_ENTRY = re.compile(r"rank_\d+_of_\d+\.")
 
 
 def _check_same_step(owner: str, tiers: Tiers, epoch: int, gradient: Tensor) -> None:
@@ -610,16 +613,22 @@ class TableModule(nn.Module):
             return
         support_default_planner()
         for name, tensor in self._group.state.tensors().items():
-            destination[prefix + name] = tensor
-        if process_group_of(self._ranks) is not None:
-            destination[prefix + _SLOTS_ENTRY] = torch.tensor(self.owned_slots)
+            destination[prefix + self._rank_entry + name] = tensor
+
+    @property
+    def _rank_entry(self) -> str:
+        """Beginning of names of entries, which :data:`_RANK_ENTRY` matches; empty without ranks."""
+        if self._ranks is None or process_group_of(self._ranks) is None:
+            return ""
+        return f"rank_{self._ranks.rank}_of_{self._ranks.size}."
 
     def _fqn_modifiers(self) -> dict[str, str]:
         """Return where ``torch.distributed.checkpoint.state_dict`` finds the beginnings of names.
 
         A table may be named as an attribute is, which is not looked at then.
         """
-        return {name.partition(".")[0]: "_state_entries" for name in self._group.state.names()}
+        names = (self._rank_entry + name for name in self._group.state.names())
+        return {name.partition(".")[0]: "_state_entries" for name in names}
 
     @property
     def _state_entries(self) -> StateNames:
@@ -639,24 +648,30 @@ class TableModule(nn.Module):
         if leaves_tables_out():
             return
         entries = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
-        slots = entries.pop(_SLOTS_ENTRY, None)
-        saved = IdSlots() if slots is None else IdSlots(*(int(bound) for bound in slots))
-        if entries and saved != self.owned_slots:
-            error_msgs.append(
-                f"{prefix.rstrip('.') or type(self).__name__}: the state has the ids of "
-                f"{saved}, expected {self.owned_slots}: it is of another rank or number of "
-                "ranks; load each rank's own, or use torch_dynemb.checkpoint, which loads on others"
-            )
-            return
-        if strict:
-            known = self._group.state.names()
-            unexpected_keys.extend(prefix + name for name in entries if name not in known)
+        own = self._rank_entry
+        ranks = {found[0] if (found := _RANK_ENTRY.match(name)) else "" for name in entries}
         if entries.keys() == {"weight"}:
             error_msgs.append(
                 f"{prefix}weight: the state is of a static table: make the module by "
                 f"{type(self).__name__}.from_embedding(weight), or insert the rows with "
                 "module.group.insert_or_assign(0, ids, rows)"
             )
+        elif entries and own not in ranks:
+            saved = ", ".join(sorted(rank.rstrip(".") or "one process" for rank in ranks))
+            error_msgs.append(
+                f"{prefix.rstrip('.') or type(self).__name__}: the state is of {saved}, expected "
+                f"{own.rstrip('.') or 'one process'}: load each rank's own, or use "
+                "torch_dynemb.checkpoint, which loads on other numbers of ranks"
+            )
+            return
+        if own:
+            if strict:
+                unexpected_keys += [prefix + k for k in entries if not k.startswith(own)]
+            entries = {k[len(own) :]: v for k, v in entries.items() if k.startswith(own)}
+            prefix += own
+        if strict:
+            known = self._group.state.names()
+            unexpected_keys.extend(prefix + name for name in entries if name not in known)
         if "format" not in entries:
             missing_keys.append(prefix + "format")
             return

@@ -322,7 +322,7 @@ class DynamicEmbeddingShardingPlanner(EmbeddingShardingPlanner):  # type: ignore
     Raises:
         ValueError: ``constraints`` names tables that ``eb_configs`` lack, or dynamic tables cannot
             meet them.
-        TypeError: ``enumerator`` has another type.
+        TypeError: ``eb_configs`` or ``enumerator`` has another type.
     """
 
     def __init__(
@@ -337,6 +337,11 @@ class DynamicEmbeddingShardingPlanner(EmbeddingShardingPlanner):  # type: ignore
         **planner: Any,
     ) -> None:
         owner = "DynamicEmbeddingShardingPlanner"
+        if isinstance(eb_configs, Topology):  # the first argument of TorchRec's planner
+            raise TypeError(
+                f"{owner}: eb_configs is a Topology, expected configs of tables: give it as "
+                "topology="
+            )
         if eb_configs is not None:
             names = [config.name for config in eb_configs]
             unknown = sorted(set(constraints or {}) - set(names))
