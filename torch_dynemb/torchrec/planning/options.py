@@ -58,13 +58,16 @@ class TableOptions:
             module>/<tables>/rank<r>of<n>``. An :class:`torch_dynemb.ExternalStore` gets table names
             of the form ``<path of the module>.<table>``. Each rank has its own store; a store in a
             plan that is sent to all ranks must support pickling.
+        record_evicted: record the ids that the table evicts, on the host, until
+            ``pop_evicted_keys`` of :mod:`torch_dynemb.compat.dynamicemb` takes them. Every step then
+            waits for the device, and raises if it evicts more than a million ids of a kernel.
 
     Tables of one module may differ in all options. Options for updates, and ``storage``, also
     decide which tables share a kernel.
 
     Raises:
-        TypeError: ``initializer``, ``policy``, ``trainable``, ``split`` or ``storage`` has another
-            type.
+        TypeError: ``initializer``, ``policy``, ``trainable``, ``split``, ``storage`` or
+            ``record_evicted`` has another type.
         ValueError: ``delayed_gradients`` has another value.
     """
 
@@ -77,6 +80,7 @@ class TableOptions:
     delayed_gradients: DelayedGradients | None = None
     split: bool = False
     storage: Storage | None = None
+    record_evicted: bool = False
 
     def __post_init__(self) -> None:
         if self.initializer is not None and not isinstance(self.initializer, Initializer):
@@ -88,7 +92,7 @@ class TableOptions:
             raise TypeError(
                 f"TableOptions: policy is {self.policy!r}, expected torch_dynemb.Policy(...)"
             )
-        for name in ("trainable", "split"):
+        for name in ("trainable", "split", "record_evicted"):
             given = getattr(self, name)
             if not isinstance(given, bool):
                 raise TypeError(f"TableOptions: {name} is {given!r}, expected True or False")

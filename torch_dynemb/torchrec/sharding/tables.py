@@ -23,6 +23,7 @@ from torch_dynemb.policy.admission import AdmissionRule, AdmitFrequentSketch
 from torch_dynemb.table.config import ColumnShard, TableConfig
 from torch_dynemb.table.shards import IdSlots, TableShard
 from torch_dynemb.torchrec.planning.plans import PLAN, KernelPlan
+from torch_dynemb.torchrec.sharding.evicted_ids import record_evicted
 
 _ROW_DTYPES = {
     DataType.FP32: torch.float32,
@@ -164,6 +165,10 @@ class ShardTables(TableModule):
             if layout.rows
         ]
         self._in_step = False
+        recorded = [_plan_of(table).options.record_evicted for table in tables]
+        record_evicted(
+            self._group, (of.name for of, chosen in zip(configs, recorded, strict=True) if chosen)
+        )
         if self._group.config.keeps_time:
             self._group.clock.share(_plan_of(tables[0]).now)
 
