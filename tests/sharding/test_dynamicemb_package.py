@@ -29,7 +29,6 @@ from torch_dynemb.compat.dynamicemb.dynamicemb_config import (
 from torch_dynemb.compat.dynamicemb.incremental_dump import (
     get_score,
     incremental_dump,
-    pop_evicted_keys,
     set_score,
 )
 from torch_dynemb.compat.dynamicemb.not_offered import MODULES, NAMES

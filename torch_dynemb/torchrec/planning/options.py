@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints
@@ -58,9 +58,12 @@ class TableOptions:
             module>/<tables>/rank<r>of<n>``. An :class:`torch_dynemb.ExternalStore` gets table names
             of the form ``<path of the module>.<table>``. Each rank has its own store; a store in a
             plan that is sent to all ranks must support pickling.
+        score_from: ``"weights"``: weights of the ids in a KeyedJaggedTensor are the custom scores
+            of training lookups, rounded to integers. They are weights of bags, too, only if the
+            collection is weighted. None: scores are set with ``group.scores.set_batch``.
         record_evicted: record the ids that the table evicts, on the host, until
-            ``pop_evicted_keys`` of :mod:`torch_dynemb.compat.dynamicemb` takes them. Every step then
-            waits for the device, and raises if it evicts more than a million ids of a kernel.
+            ``pop_evicted_keys`` of :mod:`torch_dynemb.compat.dynamicemb` takes them. Every step
+            then waits for the device, and raises if it evicts more than a million ids of a kernel.
 
     Tables of one module may differ in all options. Options for updates, and ``storage``, also
     decide which tables share a kernel.
@@ -68,7 +71,8 @@ class TableOptions:
     Raises:
         TypeError: ``initializer``, ``policy``, ``trainable``, ``split``, ``storage`` or
             ``record_evicted`` has another type.
-        ValueError: ``delayed_gradients`` has another value.
+        ValueError: ``delayed_gradients`` or ``score_from`` has another value, or the policy keeps
+            no custom scores for ``score_from``.
     """
 
     initializer: Initializer | None = None
@@ -80,6 +84,7 @@ class TableOptions:
     delayed_gradients: DelayedGradients | None = None
     split: bool = False
     storage: Storage | None = None
+    score_from: Literal["weights"] | None = None
     record_evicted: bool = False
 
     def __post_init__(self) -> None:
@@ -102,6 +107,15 @@ class TableOptions:
                 f"one of {DELAYED_GRADIENTS}"
             )
         check_storage("TableOptions", self.storage)
+        if self.score_from not in (None, "weights"):
+            raise ValueError(
+                f"TableOptions: score_from is {self.score_from!r}, expected None or 'weights'"
+            )
+        if self.score_from is not None and "custom" not in self.policy.scores:
+            raise ValueError(
+                f"TableOptions: score_from is {self.score_from!r}, but the policy has scores "
+                f"{self.policy.scores}: give policy=Policy(score='custom'), or leave score_from out"
+            )
         if not self.trainable:
             policy = replace(self.policy, admission=AdmitNone(), refused=None)
             object.__setattr__(self, "policy", policy)

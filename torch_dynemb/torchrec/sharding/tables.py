@@ -152,6 +152,7 @@ class ShardTables(TableModule):
         )
         self.shards, self._ids = shards, ids
         self._weighted = grouped_config.is_weighted or grouped_config.has_feature_processor
+        self._scored = _plan_of(tables[0]).options.score_from == "weights"
         self._pooling = pooling
         self._counted = counted
         self._by_rank = by_rank
@@ -255,7 +256,16 @@ class ShardTables(TableModule):
             self._feature_dims,
             self._pooling,
         )
-        return self._lookup(batch, feature_policies=self._feature_policies)
+        return self._lookup(
+            batch, feature_policies=self._feature_policies, scores=self._scores_of(weights)
+        )
+
+    def _scores_of(self, weights: Tensor | None) -> Tensor | None:
+        """Return the custom scores that a lookup brings, int64 [N]; None: it brings none."""
+        if not self._scored or weights is None:
+            return None
+        # a batch on a GPU is not checked: what is not finite counts as 0
+        return weights.detach().double().nan_to_num(0.0, 0.0, 0.0).round().to(torch.int64)
 
     def _rows_of(
         self, ids: Tensor, offsets: Tensor, weights: Tensor | None, ranks: int = 1
@@ -268,6 +278,7 @@ class ShardTables(TableModule):
         return self._lookup(
             LookupBatch(ids, offsets, None, tables, dims, Pooling.NONE),
             feature_policies=ranks * self._feature_policies,
+            scores=self._scores_of(weights),
             counts=weights.to(torch.int64) if self._counted and weights is not None else None,
         )
 
