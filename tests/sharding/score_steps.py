@@ -87,7 +87,7 @@ def weights_become_scores(rank: int, sharding: str, pooling: str) -> int:
 
 
 def wrong_weights(rank: int) -> list[str]:
-    """Return the messages of batches that have no scores."""
+    """Return the messages of batches that lack scores."""
     table = Table("scored", 8, ("b",))
     model = sharded((table,), options={"scored": FROM_WEIGHTS}, optimizer=td.SGD(lr=0.1))
 
@@ -102,7 +102,7 @@ def wrong_weights(rank: int) -> list[str]:
 
     cases: list[list[float] | None] = [None, [1, 2, torch.nan, 4], [1, 2, 3, -torch.inf]]
     messages = [raised(weights) for weights in cases]
-    # weights of features that are no scores are not looked at
+    # weights of other features are not checked
     features = KeyedJaggedTensor(
         ["a", "b"],
         torch.arange(4),

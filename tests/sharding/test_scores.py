@@ -35,7 +35,7 @@ def test_weights_become_scores(request: pytest.FixtureRequest, sharding: str, po
     assert min(ranks.run(weights_become_scores, sharding, pooling)) > 10
 
 
-def test_weights_that_are_no_scores(two_ranks: Ranks) -> None:
+def test_weights_that_cannot_be_scores(two_ranks: Ranks) -> None:
     for none, nan, infinite in two_ranks.run(wrong_weights):
         assert none == (
             "EmbeddingBagCollection: features has no weights, but those of ['b'] are scores by "

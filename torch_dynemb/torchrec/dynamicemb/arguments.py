@@ -64,7 +64,7 @@ _SCORES: dict[DynamicEmbScoreStrategy, Score] = {
 
 
 class EvictedItemMode(enum.Flag):
-    """What a table keeps of the ids that it evicts.
+    """Record of the ids that a table evicts.
 
     Attributes:
         DISCARD: nothing.

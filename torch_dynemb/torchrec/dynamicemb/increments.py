@@ -190,7 +190,7 @@ def pop_evicted_keys(
         model: with sharded tables of ``EvictedItemMode.RETAIN_KEY``.
         table_names: tables by path of the collection, such as ``"model.sparse"``; others keep their
             ids. None: all.
-        pg: ranks whose ids are put together; they all call it. None: the ids of this rank.
+        pg: ranks that put their ids together; all of them call it. None: the ids of this rank.
 
     Returns:
         Distinct ids by path of the collection, then by table: int64 [n], ascending, on the CPU.

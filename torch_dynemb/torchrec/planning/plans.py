@@ -80,8 +80,8 @@ class KernelPlan:
     """Settings that a kernel needs of a dynamic table beyond TorchRec's configs.
 
     TorchRec puts tables with equal fused_params into one kernel. Plans are equal if their storage
-    and the source of their scores are equal, so tables with otherwise different options share a
-    group, which has one store, and lookups that bring scores for all of its tables or for none.
+    and the source of their scores are equal. So tables with otherwise different options share a
+    group: it has one store, and its lookups bring scores for all tables or for none.
     """
 
     options: TableOptions

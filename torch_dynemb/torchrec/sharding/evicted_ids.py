@@ -33,7 +33,8 @@ class RecordedIds:
     def take(self, table: str) -> Tensor:
         """Take the distinct ids of a table, int64 [n], ascending, on the CPU."""
         kept, self._ids[table] = self._ids[table], []
-        return torch.cat([torch.empty(0, dtype=torch.int64), *kept]).unique()
+        ids: Tensor = torch.cat([torch.empty(0, dtype=torch.int64), *kept]).unique()
+        return ids
 
 
 def record_evicted(group: TableGroup, tables: Iterable[str]) -> None:

@@ -21,6 +21,7 @@ from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.policy.admission import AdmissionRule, AdmitFrequentSketch
 from torch_dynemb.table.config import ColumnShard, TableConfig
+from torch_dynemb.table.given_scores import custom_scores
 from torch_dynemb.table.shards import IdSlots, TableShard
 from torch_dynemb.torchrec.planning.plans import PLAN, KernelPlan
 from torch_dynemb.torchrec.sharding.evicted_ids import record_evicted
@@ -264,8 +265,7 @@ class ShardTables(TableModule):
         """Return the custom scores that a lookup brings, int64 [N]; None: it brings none."""
         if not self._scored or weights is None:
             return None
-        # a batch on a GPU is not checked: what is not finite counts as 0
-        return weights.detach().double().nan_to_num(0.0, 0.0, 0.0).round().to(torch.int64)
+        return custom_scores(weights)
 
     def _rows_of(
         self, ids: Tensor, offsets: Tensor, weights: Tensor | None, ranks: int = 1
