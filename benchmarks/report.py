@@ -2,8 +2,8 @@
 
 It also draws the plot of the repository's README, from kept runs of the training job.
 
-Of two rows of one case the newer one counts. A table stands between ``<!-- table: NAME -->`` and
-``<!-- end -->``; what lies between them is replaced.
+Of two rows of one case the newer one counts. A table stands below ``<!-- table: NAME -->``; what
+lies between that line and the next empty one is replaced.
 
 Example:
     python benchmarks/report.py            # tables and plots
@@ -29,7 +29,7 @@ from reporting.topics import TABLES
 
 HERE = Path(__file__).resolve().parent
 PAGE, RESULTS = HERE / "README.md", HERE / "results"
-BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"^(<!-- table: ([\w-]+) -->\n)(?:.+\n)*", re.MULTILINE)
 
 
 class MarkerError(Exception):
@@ -70,9 +70,9 @@ def filled(page: str, made: dict[str, str]) -> str:
         wrong = sorted(set(names) ^ set(made)) or names
         raise MarkerError(
             f"markers {wrong} differ from the tables of report.py: expected one "
-            "'<!-- table: NAME -->' with an '<!-- end -->' for each table"
+            "'<!-- table: NAME -->' for each table"
         )
-    return BLOCK.sub(lambda match: f"{match[1]}{made[match[2]]}\n{match[3]}", page)
+    return BLOCK.sub(lambda match: f"{match[1]}{made[match[2]]}\n", page)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -230,6 +230,10 @@ DYNEMB_DEFINE_OPS(m) {
       "set_scores_(Tensor buckets, Tensor(a!) scores, Tensor tables, Tensor meta, Tensor ids, "
       "Tensor offsets, int[] feature_tables, Tensor values, int word) -> Tensor");
   m.def(
+      "combine_scores_(Tensor buckets, Tensor(a!) scores, Tensor tables, Tensor meta, "
+      "Tensor clock, Tensor ids, Tensor offsets, int[] feature_tables, Tensor values, "
+      "int[] combines, int[] half_lives, int word) -> ()");
+  m.def(
       "reported_counts(Tensor buckets, Tensor tables, Tensor row_clock) "
       "-> (Tensor tables, Tensor row_clock)");
 

@@ -61,6 +61,7 @@ from torch_dynemb.policy.admission import (
     NewIds,
     register_admission,
 )
+from torch_dynemb.policy.custom import Custom
 from torch_dynemb.policy.policy import FeaturePolicy, Policy
 from torch_dynemb.serving import freeze
 from torch_dynemb.storage.tiers import ExternalStore, HostStore, SSDStore, StorageStats
@@ -85,6 +86,7 @@ __all__ = [
     "AdmitNone",
     "ByColumn",
     "Constant",
+    "Custom",
     "DynamicEmbedding",
     "DynamicEmbeddingBag",
     "DynamicEmbeddingBagCollection",

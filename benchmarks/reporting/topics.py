@@ -206,6 +206,30 @@ TORCHREC = Table(
 )
 
 
+_DLRM_PEERS = (
+    *("nn.EmbeddingBag by feature, vocabulary", "one nn.EmbeddingBag, vocabulary"),
+    *("nn.EmbeddingBag by feature, hashing trick", "TorchRec's fused static tables, vocabulary"),
+)
+DLRM = Table(
+    "dlrm",
+    "Step of a whole DLRM, 26 features, row-wise Adagrad, eager / compiled",
+    (
+        *("`nn.EmbeddingBag` a feature", "one `nn.EmbeddingBag`"),
+        *("hashing trick", "TorchRec's fused static tables"),
+    ),
+    tuple(
+        (
+            f"batch of {batch:,}",
+            [
+                _each("dlrm", f"rowwise-adagrad B={batch}, {{}}", ("eager", "compiled"), peer)
+                for peer in _DLRM_PEERS
+            ],
+        )
+        for batch in (2048, 8192)
+    ),
+)
+
+
 def _engine(case: str) -> list[Cell | None]:
     return [
         Cell("ragged", (f"{lengths}, training {case}, EmbeddingEngine",), peer)
@@ -366,5 +390,5 @@ SERVING = Table(
 
 TABLES = (
     *(LOOKUPS, TRAINING, CALLS, MEMORY, EVICTION),
-    *(TORCHREC, RAGGED, DISKS, SERVING),
+    *(DLRM, TORCHREC, RAGGED, DISKS, SERVING),
 )

@@ -9,6 +9,7 @@ import torch
 from group_calls import call_of
 
 from op_cases.groups import MANY_SCORES, POLICIES, Case, OpArguments, make_group, pooled_call
+from torch_dynemb.ops.columns import Combine
 
 
 def index_arguments(
@@ -111,6 +112,16 @@ def score_arguments(*, given: bool) -> OpArguments:
     return (*index, call.ids, call.offsets, call.tables, *values, 0)
 
 
+def combine_arguments() -> OpArguments:
+    group = make_group()
+    call = call_of(group, [(0, [[1, 5, 70]]), (1, [[0, 3, 4]])])
+    index = (group.index.buckets, group.index.scores, group.index.tables, group.index.meta)
+    weights = torch.arange(100.0, 106.0, dtype=torch.float64).view(torch.int64)
+    combines = [int(Combine.LAST), int(Combine.DECAYED_SUM)]
+    lists = (call.tables, weights, combines, [0, -7], 0)
+    return (*index, group.index.clock, call.ids, call.offsets, *lists)
+
+
 CASES: dict[str, dict[str, Case]] = {
     "find": {
         "": partial(find_arguments, empty=False),
@@ -158,4 +169,5 @@ CASES: dict[str, dict[str, Case]] = {
     "reported_counts": {"": counts_arguments},
     "get_scores": {"": partial(score_arguments, given=False)},
     "set_scores_": {"": partial(score_arguments, given=True)},
+    "combine_scores_": {"": combine_arguments},
 }

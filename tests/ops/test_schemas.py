@@ -64,6 +64,7 @@ class TestSchemas(expecttest.TestCase):
             "changed_ids_",
             "get_scores",
             "set_scores_",
+            "combine_scores_",
             "reported_counts",
             "shrink_",
             "set_handles_",
@@ -91,6 +92,9 @@ dynemb::get_scores(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Te
     Tensor offsets, int[] feature_tables, int word) -> (Tensor scores, Tensor found)
 dynemb::set_scores_(Tensor buckets, Tensor(a!) scores, Tensor tables, Tensor meta, Tensor
     ids, Tensor offsets, int[] feature_tables, Tensor values, int word) -> Tensor
+dynemb::combine_scores_(Tensor buckets, Tensor(a!) scores, Tensor tables, Tensor meta,
+    Tensor clock, Tensor ids, Tensor offsets, int[] feature_tables, Tensor values, int[]
+    combines, int[] half_lives, int word) -> ()
 dynemb::reported_counts(Tensor buckets, Tensor tables, Tensor row_clock) -> (Tensor
     tables, Tensor row_clock)
 dynemb::shrink_(Tensor(a!) buckets, Tensor(b!) scores, Tensor(c!) tables, Tensor meta, int
@@ -525,6 +529,7 @@ def camel_case(prefix: str, member: str) -> str:
         (columns.InitKind, "rows/initializer.h", "InitKind", "Init", None),
         (columns.PolicyColumn, "policy/decisions.h", "PolicyColumn", "Policy", "POLICY_COLUMNS"),
         (columns.OnFull, "policy/decisions.h", "OnFull", "Full", None),
+        (columns.Combine, "policy/combine.h", "Combine", "Combine", None),
         (columns.Admission, "policy/decisions.h", "Admission", "Admit", None),
         (columns.Slot, "columns.h", "SlotColumn", "Slot", "SLOT_COLUMNS"),
         (columns.TierHead, "columns.h", "TierHeadColumn", "Tier", None),

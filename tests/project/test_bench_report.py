@@ -67,9 +67,8 @@ def test_a_number_that_differs_is_found(
 
 def test_tables_and_plots_are_written(load: Load, page: Path, tmp_path: Path) -> None:
     whole = page.read_text()
-    emptied = re.sub(
-        r"(<!-- table: [\w-]+ -->\n).*?(<!-- end -->)", r"\1\2", whole, flags=re.DOTALL
-    )
+    emptied = re.sub(r"(<!-- table: [\w-]+ -->\n)(?:.+\n)*", r"\1", whole)
+    assert len(emptied) < len(whole) / 2
     page.write_text(emptied)
     assert load("report").main(["--page", str(page), "--plots", str(tmp_path)]) == 0
     assert page.read_text() == whole

@@ -39,7 +39,7 @@ def engaged() -> Iterator[FilterHook]:
     del hooks._FILTERS["Engaged"]
 
 
-def scores(engine: EmbeddingEngine, *ids: int) -> list[int]:
+def scores(engine: EmbeddingEngine, *ids: int) -> list[float]:
     (table,) = engine.tables.values()
     found = table.group.scores.get(0, torch.tensor(ids))  # type: ignore[union-attr,operator]
     return found.scores.tolist()  # type: ignore[no-any-return]
@@ -77,6 +77,23 @@ def test_a_feature_gives_scores(
     assert torch.equal(engine({"item": ids})["item"], out["item"])  # scores are not needed
 
 
+def test_floats_are_added_to_decayed_sums() -> None:
+    @register_filter_hook("Decayed")
+    class Decayed(RowFilter):
+        scores = (td.Custom(combine="decayed_sum", half_life_steps=1),)
+
+    try:
+        item = option(filter_hook=FilterHook("Decayed"), score_from="worth")
+        engine = EmbeddingEngine({"item": item})
+        for _ in range(2):
+            engine({"item": torch.tensor([[1, 1, 2]]), "worth": torch.tensor([0.25])})
+        assert scores(engine, 1, 2, 3) == pytest.approx([1.0, 0.5, 0.0])
+        with pytest.raises(ValueError, match=r"scores has -1\.0, expected numbers from 0 on"):
+            engine({"item": torch.tensor([[1]]), "worth": torch.tensor([-1.0])})
+    finally:
+        del hooks._FILTERS["Decayed"]
+
+
 def test_features_of_one_table_bring_their_own_scores(engaged: FilterHook) -> None:
     def item(source: str | None) -> Any:
         return option(filter_hook=engaged, score_from=source)
@@ -94,10 +111,10 @@ def test_features_of_one_table_bring_their_own_scores(engaged: FilterHook) -> No
 
 def test_wrong_options_and_scores(engaged: FilterHook) -> None:
     for changes, message in (
-        ({}, "score_from is 'worth', but filter_hook is None, which keeps scores ()"),
+        ({}, "score_from is 'worth', but filter_hook is None, which keeps scores ('none',)"),
         (
             {"filter_hook": FilterHook("GlobalStepFilter", {"filter_step": 3})},
-            "which keeps scores ('step',): give a filter with 'custom'",
+            "which keeps scores ('step',): give a filter with 'custom' or a",
         ),
         ({"filter_hook": engaged, "trainable": False}, "so lookups change no scores"),
         ({"filter_hook": engaged, "admit_hook": AdmitHook("ReadOnly")}, "change no scores"),

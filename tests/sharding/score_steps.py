@@ -15,9 +15,15 @@ from torchrec import KeyedJaggedTensor
 
 import torch_dynemb as td
 from torch_dynemb.compat.dynamicemb import pop_evicted_keys
+from torch_dynemb.policy.half_life import counts_of
 from torch_dynemb.torchrec import TableOptions, table_rows
 
 FROM_WEIGHTS = TableOptions(policy=td.Policy(score="custom"), score_from="weights")
+
+DECAYED = TableOptions(
+    policy=td.Policy(score=td.Custom(combine="decayed_sum", half_life_steps=1)),
+    score_from="weights",
+)
 
 
 def _scaled(batch: Batch) -> Batch:
@@ -38,16 +44,19 @@ def _unweighted(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     )
 
 
-def _scores(model: torch.nn.Module, table: str) -> dict[int, int]:
-    """Return the custom scores of all ranks, by id."""
-    found: dict[int, int] = {}
+def _scores(model: torch.nn.Module, table: str, steps: float = 0.0) -> dict[int, float]:
+    """Return the custom scores of all ranks by id; decayed sums as of a step."""
+    found: dict[int, float] = {}
     for rows in table_rows(model, table):
-        found |= zip(rows.ids.tolist(), rows.scores["custom"].tolist(), strict=True)
+        scores = rows.scores.get("custom")
+        if scores is None:
+            scores = counts_of(rows.scores["decayed"], steps)
+        found |= zip(rows.ids.tolist(), scores.tolist(), strict=True)
     return found
 
 
-def weights_become_scores(rank: int, sharding: str, pooling: str) -> int:
-    """Train with weights, and compare the scores of all ranks with the largest of each step.
+def weights_become_scores(rank: int, sharding: str, pooling: str, combine: Any) -> int:
+    """Train with weights, and compare the scores of all ranks with those of a dict.
 
     Returns:
         The number of ids with a score.
@@ -56,9 +65,12 @@ def weights_become_scores(rank: int, sharding: str, pooling: str) -> int:
         Table("scored", 8, ("a", "b"), pooling, sharding),
         Table("plain", 8, ("c",), pooling, sharding),
     )
-    options = {"scored": FROM_WEIGHTS, "plain": TableOptions()}
+    half_life = {"half_life_steps": 1} if combine == "decayed_sum" else {}
+    score = td.Custom(combine=combine, **half_life)
+    scored = TableOptions(policy=td.Policy(score=score), score_from="weights")
+    options = {"scored": scored, "plain": TableOptions()}
     model = sharded(tables, options=options, optimizer=td.SGD(lr=0.1))
-    expected: dict[int, int] = {}
+    expected: dict[int, float] = {}
     for step in range(3):
         batches = batches_of_ranks("weighted", "abc", dist.get_world_size(), step, 20)
         batches = [_scaled(batch) for batch in batches]
@@ -67,16 +79,26 @@ def weights_become_scores(rank: int, sharding: str, pooling: str) -> int:
         features = keyed_jagged(batches[rank], "weighted")
         sum(out.sum() for out in model(features).values()).backward()
         model.fused_optimizer.step()
-        largest: dict[int, int] = {}
+        largest: dict[int, float] = {}
+        total: dict[int, float] = {}
         for batch in batches:
             assert batch.weights is not None
             for name in "ab":
                 for bag, weights in zip(batch.ids[name], batch.weights[name], strict=True):
-                    for id_, score in zip(bag.tolist(), weights.round().tolist(), strict=True):
-                        largest[id_] = max(largest.get(id_, 0), int(score))
-        expected |= largest
-    found = _scores(model, "scored")
-    assert found == expected
+                    numbers = weights if combine == "decayed_sum" else weights.round()
+                    for id_, number in zip(bag.tolist(), numbers.tolist(), strict=True):
+                        largest[id_] = max(largest.get(id_, 0), number)
+                        total[id_] = total.get(id_, 0) + number
+        if combine == "last":
+            expected |= largest
+        elif combine == "max":
+            expected |= {id_: max(of, expected.get(id_, 0)) for id_, of in largest.items()}
+        else:
+            expected |= {id_: of + expected.get(id_, 0) for id_, of in total.items()}
+        if combine == "decayed_sum":  # as of the next step
+            expected = {id_: of / 2 for id_, of in expected.items()}
+    found = _scores(model, "scored", steps=3.0)
+    assert found == (pytest.approx(expected, rel=1e-5) if half_life else expected)
 
     model.eval()
     with torch.no_grad():
@@ -89,9 +111,12 @@ def weights_become_scores(rank: int, sharding: str, pooling: str) -> int:
 def wrong_weights(rank: int) -> list[str]:
     """Return the messages of batches that lack scores."""
     table = Table("scored", 8, ("b",))
-    model = sharded((table,), options={"scored": FROM_WEIGHTS}, optimizer=td.SGD(lr=0.1))
+    model, decayed = (
+        sharded((table,), options={"scored": options}, optimizer=td.SGD(lr=0.1))
+        for options in (FROM_WEIGHTS, DECAYED)
+    )
 
-    def raised(weights: list[float] | None) -> str:
+    def raised(weights: list[float] | None, model: torch.nn.Module = model) -> str:
         given = None if weights is None else torch.tensor(weights)
         features = KeyedJaggedTensor(
             ["a", "b"], torch.arange(4), given, lengths=torch.ones(4).int()
@@ -101,7 +126,7 @@ def wrong_weights(rank: int) -> list[str]:
         return str(caught.value)
 
     cases: list[list[float] | None] = [None, [1, 2, torch.nan, 4], [1, 2, 3, -torch.inf]]
-    messages = [raised(weights) for weights in cases]
+    messages = [*(raised(weights) for weights in cases), raised([-1, 2, 3, -0.5], decayed)]
     # weights of other features are not checked
     features = KeyedJaggedTensor(
         ["a", "b"],

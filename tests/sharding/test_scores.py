@@ -18,31 +18,40 @@ from torch_dynemb.torchrec import TableOptions
 
 pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
 
-SHORT = (("row_wise", "sum"), ("table_wise", "sum"), ("row_wise", "none"))
+SHORT = (
+    ("row_wise", "sum", "decayed_sum"),
+    ("table_wise", "sum", "sum"),
+    ("row_wise", "none", "last"),
+)
 CASES = [
     pytest.param(*case, marks=() if case in SHORT else pytest.mark.long)
     for case in (
-        *((sharding, "sum") for sharding in BAG_SHARDINGS),
-        *((sharding, "none") for sharding in SEQUENCE_SHARDINGS),
-        ("row_wise", "mean"),
+        *((sharding, "sum", "decayed_sum") for sharding in BAG_SHARDINGS),
+        *((sharding, "none", "last") for sharding in SEQUENCE_SHARDINGS),
+        ("table_wise", "sum", "sum"),
+        ("row_wise", "mean", "max"),
     )
 ]
 
 
-@pytest.mark.parametrize(("sharding", "pooling"), CASES)
-def test_weights_become_scores(request: pytest.FixtureRequest, sharding: str, pooling: str) -> None:
+@pytest.mark.parametrize(("sharding", "pooling", "combine"), CASES)
+def test_weights_become_scores(
+    request: pytest.FixtureRequest, sharding: str, pooling: str, combine: str
+) -> None:
     ranks: Ranks = request.getfixturevalue("four_ranks" if sharding in FOUR_RANKS else "two_ranks")
-    assert min(ranks.run(weights_become_scores, sharding, pooling)) > 10
+    assert min(ranks.run(weights_become_scores, sharding, pooling, combine)) > 10
 
 
 def test_weights_that_cannot_be_scores(two_ranks: Ranks) -> None:
-    for none, nan, infinite in two_ranks.run(wrong_weights):
+    for none, nan, infinite, negative in two_ranks.run(wrong_weights):
         assert none == (
             "EmbeddingBagCollection: features has no weights, but those of ['b'] are scores by "
             "score_from='weights': give weights=, one for every id"
         )
         assert "weights of feature 'b' have nan, but are scores" in nan
         assert "weights of feature 'b' have -inf, but are scores" in infinite
+        assert "weights of feature 'b' have -0.5, but are scores" in negative
+        assert negative.endswith("give numbers from 0 on, below 2^63")
 
 
 def test_what_sends_no_weights_is_refused(two_ranks: Ranks) -> None:
@@ -87,7 +96,7 @@ def test_wrong_sources_of_scores() -> None:
     custom = td.Policy(score="custom")
     with pytest.raises(ValueError, match="score_from is 'lengths', expected None or 'weights'"):
         TableOptions(policy=custom, score_from="lengths")  # type: ignore[arg-type]
-    message = "score_from is 'weights', but the policy has scores ('none',): give policy=Policy("
+    message = "score_from is 'weights', but the policy has scores ('none',), none of which is given"
     with pytest.raises(ValueError, match=re.escape(message)):
         TableOptions(score_from="weights")
     with pytest.raises(TypeError, match="record_evicted is 1, expected True or False"):

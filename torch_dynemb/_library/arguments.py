@@ -75,6 +75,7 @@ _OTHERWISE = {
     ("ids_encode", "ids"): Expected(_INT64, None),
     ("ids_concat", "offsets"): _ANY_ROW,
     ("set_scores_", "values"): _WORDS,
+    ("combine_scores_", "values"): _WORDS,
     ("serve_apply_", "values"): _FLOAT_ROWS,
     ("serve_apply_", "ids"): _WORDS,
     ("serve_apply_", "weights"): _WORD_ROWS,

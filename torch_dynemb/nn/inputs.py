@@ -98,11 +98,11 @@ def flat_weights(owner: str, weights: Tensor, shape: torch.Size) -> Tensor:
 
 
 def flat_scores(owner: str, scores: Tensor, input: Tensor) -> Tensor:
-    """Return custom scores as int64 [n]; raise unless they fit the ids."""
+    """Return custom scores as a vector; raise unless they fit the ids."""
     if not isinstance(scores, Tensor):
         raise TypeError(f"{owner}: scores is a {type(scores).__name__}, expected a Tensor")
     _check_dense(f"{owner}: scores", scores)
-    if scores.dtype != torch.int64:
+    if scores.dtype != torch.int64 and not scores.is_floating_point():
         raise TypeError(f"{owner}: scores has dtype {scores.dtype}, expected int64")
     if scores.shape != input.shape:
         raise ValueError(

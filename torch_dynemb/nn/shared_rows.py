@@ -77,10 +77,10 @@ def own_configs(
     alike.update({Option("", name): repr(value) for name, value in settings.items()})
     configs = []
     for table in tables:
-        if "custom" in table.policy.scores:
+        if table.policy.custom is not None:
             raise ValueError(
                 f"{owner}: table {table.name!r} keeps custom scores, which lookups do not send to "
-                "other ranks: leave score='custom' or process_group out"
+                "other ranks: leave that score or process_group out"
             )
         if table.feature_policies:
             raise ValueError(

@@ -291,7 +291,7 @@ class NonFinite(IntEnum):
 
 
 class PolicyColumn(IntEnum):
-    """Columns of ``policy``, int64 [policies, 21]: life-cycle policy of a table or feature."""
+    """Columns of ``policy``, int64 [policies, 23]: life-cycle policy of a table or feature."""
 
     TIMESTAMP_WORD = 0
     FREQUENCY_WORD = 1
@@ -314,13 +314,25 @@ class PolicyColumn(IntEnum):
     RESERVED_IDS = 18
     DECAYED_WORD = 19
     HALF_LIFE = 20
+    COMBINED_WORD = 21
+    COMBINED_INITIAL = 22
 
 
-POLICY_COLUMNS = 21
+POLICY_COLUMNS = 23
 # Decayed counts are logarithms to base 2 in fixed point (csrc/core/policy/decay.h).
 DECAY_BITS = 30
 NEVER_OCCURRED = -(1 << 62)
 MOST_HALF_LIVES = (1 << 32) - 1
+
+
+class Combine(IntEnum):
+    """Ways of combining a custom score with that of an id; see ``csrc/core/policy/combine.h``."""
+
+    NONE = -1
+    LAST = 0
+    MAX = 1
+    SUM = 2
+    DECAYED_SUM = 3
 
 
 class OnFull(IntEnum):

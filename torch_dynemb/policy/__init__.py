@@ -9,6 +9,7 @@ from torch_dynemb.policy.admission import (
     NewIds,
     register_admission,
 )
+from torch_dynemb.policy.custom import Custom
 from torch_dynemb.policy.policy import FeaturePolicy, Policy
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "AdmitFrequent",
     "AdmitFrequentSketch",
     "AdmitNone",
+    "Custom",
     "FeaturePolicy",
     "NewIds",
     "Policy",

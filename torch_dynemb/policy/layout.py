@@ -13,6 +13,7 @@ from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     BUCKET_WORDS,
     MAX_LOAD_PERCENT,
+    NEVER_OCCURRED,
     POLICY_COLUMNS,
     SKETCH_ROWS,
     Admission,
@@ -33,6 +34,8 @@ from torch_dynemb.policy.policy import SCORES, FeaturePolicy, Policy
 RESERVED_SHARE = 16
 # The index grows by steps of a quarter.
 INDEX_STEP = 1.25
+# of a new id, before its first score is added; others begin with 0
+_COMBINED_INITIAL = {"max": -(1 << 63), "decayed_sum": NEVER_OCCURRED}
 _ON_FULL = {name.lower(): number for name, number in OnFull.__members__.items()}
 
 
@@ -180,13 +183,17 @@ def _table_row(policy: Policy, words: tuple[str, ...], *, budget: bool) -> dict[
 
     rule = policy.admission
     first = policy.scores[0]
+    combined = None if policy.combine == "last" else policy.custom
+    counts_decayed = "decayed" in policy.scores and policy.combine != "decayed_sum"
     return {
         PolicyColumn.TIMESTAMP_WORD: word("timestamp"),
         PolicyColumn.FREQUENCY_WORD: word("frequency"),
-        PolicyColumn.CUSTOM_WORD: word("custom"),
+        PolicyColumn.CUSTOM_WORD: word("custom") if combined is None else 0,
         PolicyColumn.EXPIRY_WORD: word("expiry"),
-        PolicyColumn.DECAYED_WORD: word("decayed") if "decayed" in policy.scores else 0,
+        PolicyColumn.DECAYED_WORD: word("decayed") if counts_decayed else 0,
         PolicyColumn.HALF_LIFE: policy.half_life_ticks,
+        PolicyColumn.COMBINED_WORD: 0 if combined is None else word(combined.score),
+        PolicyColumn.COMBINED_INITIAL: _COMBINED_INITIAL.get(policy.combine or "", 0),
         PolicyColumn.EVICTION_WORD: word(first),
         PolicyColumn.UPDATES_SCORES: 1,
         PolicyColumn.TTL: policy.ttl or 0,

@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from torch_dynemb.argument_checks import described, flag, integer, tensor
+from torch_dynemb.argument_checks import described, flag, tensor
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.policy.admission import AdmissionRule, AdmitFrequent, AdmitFrequentSketch
-from torch_dynemb.policy.half_life import check_half_life, parse_half_life
+from torch_dynemb.policy.custom import Custom, check_half_lives
+from torch_dynemb.policy.half_life import parse_half_life
 
 Score = Literal["none", "step", "timestamp", "frequency", "custom", "decayed"]
 OnFullName = Literal["evict", "grow", "default", "error"]
@@ -40,6 +41,7 @@ class Policy:
             ``"frequency"``: occurrences in training (LFU). ``"custom"``: given with the lookups.
             ``"decayed"``: occurrences in training, of which each counts half after a half-life, as
             a base-2 logarithm; ``scores.get`` and ``remove`` give and take counts.
+            :class:`Custom`: custom scores that lookups add up, or keep the largest of.
             ``"none"``: nothing. Or several, such as ``("timestamp", "frequency")``: the first
             decides. Default: ``"step"`` if ids can be evicted, else ``"none"``.
         half_life: of score ``"decayed"``: seconds, or a text such as ``"7d"`` or ``"12h"``. Time is
@@ -73,7 +75,7 @@ class Policy:
         >>> both = td.Policy(score="decayed", half_life="7d", capacity=1_000_000)
     """
 
-    score: Score | tuple[Score, ...] | None = None
+    score: Score | Custom | tuple[Score | Custom, ...] | None = None
     half_life: int | str | None = None
     half_life_steps: int | None = None
     capacity: int | None = None
@@ -93,9 +95,10 @@ class Policy:
                 raise TypeError(f"Policy: {name} is {value!r}, expected int")
             if value < 1:
                 raise ValueError(f"Policy: {name} is {value}, expected at least 1")
-        if self.score is not None and not isinstance(self.score, str | tuple | list):
+        if self.score is not None and not isinstance(self.score, str | Custom | tuple | list):
             raise TypeError(
-                f"Policy: score is {described(self.score)}, expected a name or a tuple of names"
+                f"Policy: score is {described(self.score)}, expected a name, a "
+                "Custom, or a tuple of them"
             )
         for score in self.scores if self.score is not None else ():
             if isinstance(score, str) and score.lower() in _ACRONYMS:
@@ -146,38 +149,45 @@ class Policy:
             )
 
     def _check_half_life(self) -> None:
-        if self.half_life is not None:
-            parse_half_life("Policy: half_life", self.half_life)
-        if self.half_life_steps is not None:
-            steps = integer("Policy: half_life_steps", self.half_life_steps)
-            check_half_life("Policy: half_life_steps", steps, steps)
-        given = [self.half_life, self.half_life_steps].count(None)
-        if "decayed" in self.scores and given != 1:
-            raise ValueError(
-                f"Policy: score is {self.score!r}, half_life is {self.half_life!r} and "
-                f"half_life_steps is {self.half_life_steps!r}: decayed counts need one of them, "
-                "such as half_life='7d'"
-            )
-        if "decayed" not in self.scores and given != 2:
-            raise ValueError(
-                f"Policy: half_life is {self.half_life!r} and half_life_steps is "
-                f"{self.half_life_steps!r}, but score is {self.score!r}: they are for "
-                "score='decayed'"
-            )
+        check_half_lives(
+            "Policy",
+            self.half_life,
+            self.half_life_steps,
+            "decayed" in self.scores and self.combine != "decayed_sum",
+            f"score is {self.score!r}",
+            "score='decayed'",
+        )
 
     @property
     def half_life_ticks(self) -> int:
         """Half-life of decayed counts in seconds; below 0: in steps; 0: there are none."""
-        if self.half_life is not None:
-            return parse_half_life("Policy: half_life", self.half_life)
-        return -(self.half_life_steps or 0)
+        owner = self if self.custom is None or self.combine != "decayed_sum" else self.custom
+        if owner.half_life is not None:
+            return parse_half_life("Policy: half_life", owner.half_life)
+        return -(owner.half_life_steps or 0)
+
+    @property
+    def custom(self) -> Custom | None:
+        """The score that is given with lookups; None: there is none."""
+        for score in self._given_scores():
+            if isinstance(score, Custom):
+                return score
+        return Custom() if "custom" in self.scores else None
+
+    @property
+    def combine(self) -> str | None:
+        """How custom scores are combined, as :class:`Custom` says; None: there are none."""
+        return None if self.custom is None else self.custom.combine
+
+    def _given_scores(self) -> tuple[object, ...]:
+        return tuple(self.score) if isinstance(self.score, tuple | list) else (self.score,)
 
     @property
     def scores(self) -> tuple[str, ...]:
         """Names of the scores; eviction goes by the first."""
         if self.score is None:
             return ("step" if self.capacity is not None and self.on_full != "grow" else "none",)
-        return (self.score,) if isinstance(self.score, str) else tuple(self.score)
+        return tuple(of.score if isinstance(of, Custom) else of for of in self._given_scores())  # type: ignore[misc]  # checked
 
     def full(self, *, budget: bool) -> str:
         """Return what happens to a new id without room, in a group with or without a memory budget.
@@ -225,6 +235,7 @@ class Policy:
         return {
             **decays,
             "score": "+".join(self.scores),
+            **({} if self.combine in (None, "last") else {"combine": self.combine}),
             "capacity": self.capacity,
             "on_full": self.on_full,
             "admission": None if self.admission is None else repr(self.admission),

@@ -6,17 +6,20 @@ import torch
 from torch import Tensor
 
 
-def custom_scores(numbers: Tensor) -> Tensor:
-    """Return numbers as custom scores, int64 of their shape.
+def custom_scores(numbers: Tensor, *, decays: bool) -> Tensor:
+    """Return numbers as custom scores that a lookup takes, int64 or floats of their shape.
 
-    Floats are rounded to the nearest integer, half to even. What is not finite counts as 0.
+    Floats are rounded to the nearest integer, half to even, unless they are added to decayed sums.
+    A number that is not finite counts as 0.
 
     Args:
         numbers: integers or floats; floats below 2^63 in magnitude.
+        decays: whether they are added to decayed sums.
     """
     if not numbers.is_floating_point():
         return numbers.to(torch.int64)
-    return numbers.detach().double().nan_to_num(0.0, 0.0, 0.0).round().to(torch.int64)
+    finite = numbers.detach().double().nan_to_num(0.0, 0.0, 0.0)
+    return finite if decays else finite.round().to(torch.int64)
 
 
 __all__ = ["custom_scores"]

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb._library.error_names import name_tables
-from torch_dynemb.argument_checks import integer, tensor
+from torch_dynemb.argument_checks import integer
 from torch_dynemb.errors import ForkedProcessError
 from torch_dynemb.ops.columns import NO_HANDLE, Clock
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.policy.admission import AdmitBy, NewIds, admission_hook
+from torch_dynemb.table.custom_scores import add_custom_scores, by_feature, check_custom_scores
 from torch_dynemb.table.evictions import keep_evicted_rows
 from torch_dynemb.table.tables import Tables
 
@@ -49,7 +50,7 @@ def find_or_insert(
         return handles[ends[:-1]]
     if tables.host.forked:
         tables.check_own()
-    _check_custom_scores(tables, feature_tables, ids, scores)
+    check_custom_scores(tables, feature_tables, ids, scores)
     layout = tables.config.layout
     if feature_policies is None:
         feature_policies = list(feature_tables) if layout.rows else []
@@ -58,9 +59,7 @@ def find_or_insert(
     handles = ops.find_or_insert_(
         tables.index, ids, offsets, admit, feature_tables, feature_policies
     )
-    if scores is not None:
-        word = layout.word("custom")
-        ops.set_scores_(tables.index, ids, offsets, feature_tables, scores, word=word)
+    add_custom_scores(tables, ids, offsets, feature_tables, feature_policies, scores)
     keep_evicted_rows(tables, before)
     return handles
 
@@ -164,36 +163,6 @@ def without_expired(
     return torch.where(found & (expires <= tables.index.clock[Clock.NOW]), NO_HANDLE, handles)
 
 
-def _check_custom_scores(
-    tables: Tables, feature_tables: Sequence[int], ids: Tensor, scores: Tensor | None
-) -> None:
-    if scores is None:
-        for t in feature_tables:
-            table = tables.config.tables[t]
-            if "custom" in table.policy.scores and t not in tables.host.batch_scored:
-                raise ValueError(
-                    f"table {table.name!r} keeps custom scores, but none have been given: "
-                    "call group.scores.set_batch, or give scores with the lookup"
-                )
-        return
-    if "custom" not in tables.config.layout.score_words:
-        raise ValueError(
-            "scores are given, but no table keeps custom scores: create one with "
-            "policy=Policy(score='custom')"
-        )
-    if tensor("find_or_insert: scores", scores).dtype != torch.int64:
-        raise TypeError(f"find_or_insert: scores has dtype {scores.dtype}, expected int64")
-    if scores.shape != ids.shape:
-        raise ValueError(
-            f"find_or_insert: scores has shape {tuple(scores.shape)}, expected that of the "
-            f"ids, {tuple(ids.shape)}"
-        )
-    if scores.device != ids.device:
-        raise ValueError(
-            f"find_or_insert: scores is on {scores.device}, but the ids are on {ids.device}"
-        )
-
-
 def _admitted_by_hooks(
     tables: Tables, ids: Tensor, offsets: Tensor, feature_tables: Sequence[int]
 ) -> Tensor | None:
@@ -203,7 +172,6 @@ def _admitted_by_hooks(
         return None
     known = find(tables, ids, offsets, feature_tables).handles >= 0
     admitted = torch.ones_like(known)
-    batch = (offsets.shape[0] - 1) // len(feature_tables)
     for t in hooked:
         table = tables.config.tables[t]
         rule = table.policy.admission
@@ -218,10 +186,7 @@ def _admitted_by_hooks(
                 f"shape {tuple(ids.shape)}"
             )
         if any(other != t for other in feature_tables):
-            ends = offsets[batch::batch].contiguous()
-            places = torch.arange(ids.shape[0], device=ids.device)
-            feature = torch.searchsorted(ends, places, right=True)
-            of_table = torch.tensor(feature_tables, device=ids.device)[feature] == t
+            of_table = by_feature(feature_tables, ids, offsets) == t
             mask = mask | ~of_table
         admitted = admitted & mask
     return admitted

@@ -136,7 +136,7 @@ class Scores:
         """
         tables = self._tables
         config = tables.config.table(table, "scores.set_batch")
-        if "custom" not in config.policy.scores:
+        if config.policy.custom is None:
             raise ValueError(
                 f"scores.set_batch: table {config.name!r} keeps no custom scores: create it with "
                 "policy=Policy(score='custom')"

@@ -35,8 +35,10 @@ enum PolicyColumn : int {
   kPolicyIdBytes = 17,        // share of one id in the budget
   kPolicyReservedIds = 18,    // ids that other tables cannot displace
   kPolicyDecayedWord = 19,
-  kPolicyHalfLife = 20,  // of decayed counts: seconds; below 0: steps
-  kPolicyColumns = 21
+  kPolicyHalfLife = 20,         // of decayed counts: seconds; below 0: steps
+  kPolicyCombinedWord = 21,     // of custom scores that combine_scores_ changes; 0: not kept
+  kPolicyCombinedInitial = 22,  // its value for a new id
+  kPolicyColumns = 23
 };
 
 enum OnFull : int { kFullGrow = 0, kFullEvict = 1, kFullDefault = 2, kFullError = 3 };
@@ -85,10 +87,12 @@ struct ScoreUpdate {
   int custom_word;
   int expiry_word;
   int decayed_word;
+  int combined_word;  // changed by combine_scores_ alone
+  int64_t combined_initial;
 };
 
 DYNEMB_HD ScoreUpdate step_update(const int64_t* clock) {
-  return {clock[kClockStep], 0, 0, 0, 0, false, 0, 0, 0, 0, 0};
+  return {clock[kClockStep], 0, 0, 0, 0, false, 0, 0, 0, 0, 0, 0, 0};
 }
 // Expiry of an id that is seen now; INT64_MAX: never.
 DYNEMB_HD int64_t expires_at(const int64_t* policy, const int64_t* clock) {
@@ -96,8 +100,8 @@ DYNEMB_HD int64_t expires_at(const int64_t* policy, const int64_t* clock) {
   const int64_t now = clock[kClockNow];  // below 0 in damaged clocks
   return ttl > 0 && now < INT64_MAX - ttl ? now + ttl : INT64_MAX;
 }
-DYNEMB_HD int64_t decay_time_now(const int64_t* policy, const int64_t* clock) {
-  const int64_t half_life = policy[kPolicyHalfLife];
+// `half_life`: seconds; below 0: steps.
+DYNEMB_HD int64_t decay_time_now(int64_t half_life, const int64_t* clock) {
   if (half_life == INT64_MIN) return 0;  // damaged
   return half_life < 0 ? decay_time(clock[kClockStep], -half_life)
                        : decay_time(clock[kClockNow], half_life);
@@ -113,7 +117,9 @@ DYNEMB_HD ScoreUpdate policy_update(const int64_t* policy, const int64_t* clock,
   update.custom_word = static_cast<int>(policy[kPolicyCustomWord]);
   update.expiry_word = static_cast<int>(policy[kPolicyExpiryWord]);
   update.decayed_word = static_cast<int>(policy[kPolicyDecayedWord]);
-  update.decay_time = update.decayed_word != 0 ? decay_time_now(policy, clock) : 0;
+  update.combined_word = static_cast<int>(policy[kPolicyCombinedWord]);
+  update.combined_initial = policy[kPolicyCombinedInitial];
+  update.decay_time = update.decayed_word != 0 ? decay_time_now(policy[kPolicyHalfLife], clock) : 0;
   const int words = update.timestamp_word | update.frequency_word | update.custom_word |
                     update.expiry_word | update.decayed_word;
   update.refresh = words != 0 && policy[kPolicyUpdatesScores] != 0;
@@ -127,6 +133,7 @@ DYNEMB_HD int64_t new_score(const ScoreUpdate& update, int word, int64_t occurre
   if (word == update.frequency_word) return add_frequency(0, occurrences);
   if (word == update.custom_word) return update.custom;
   if (word == update.expiry_word) return update.expires;
+  if (word == update.combined_word) return update.combined_initial;
   if (word == update.decayed_word) return decayed_occurrences(update.decay_time, occurrences);
   return 0;
 }

@@ -14,7 +14,10 @@ void check_policy(const IndexArgs& index, const int64_t* policy, int64_t number,
     DYNEMB_CHECK(holds, "dynemb::", index.op, ": policy ", number, ": ", what);
   };
   const int64_t words = index.scores == nullptr ? 0 : index.score_words;
-  for (int word = kPolicyTimestampWord; word <= kPolicyEvictionWord; ++word) {
+  constexpr int kWords[] = {kPolicyTimestampWord, kPolicyFrequencyWord, kPolicyCustomWord,
+                            kPolicyExpiryWord,    kPolicyEvictionWord,  kPolicyDecayedWord,
+                            kPolicyCombinedWord};
+  for (const int word : kWords) {
     check(policy[word] >= 0 && (policy[word] == 0 || policy[word] < words),
           "a score word is not one that the index keeps");
   }

@@ -1,6 +1,9 @@
-// get_scores and set_scores_: scores of ids in the index.
+// get_scores, set_scores_ and combine_scores_: scores of ids in the index.
 #include <tuple>
 
+#include "arguments/combines.h"
+#include "core/policy/combine.h"
+#include "core/policy/decisions.h"
 #include "cuda/index/args.h"
 
 namespace dynemb::cuda {
@@ -49,6 +52,46 @@ __global__ void raise_scores(IndexArgs index, FeatureArgs features, int64_t word
   visit_score(index, features, word, [&](int64_t i, int64_t* score) {
     if (score == nullptr) return;
     atomicMax(reinterpret_cast<long long*>(score), static_cast<long long>(values[i]));
+  });
+}
+
+// Of the features of a call, on the device.
+struct FeatureCombines {
+  const int64_t* how;  // Combine
+  const int64_t* half_life;
+  const int64_t* clock;
+};
+
+// The least value for ids of features with kCombineLast. As clear_scores, without found.
+__global__ void clear_last_scores(IndexArgs index, FeatureArgs features, FeatureCombines combines,
+                                  int64_t word) {
+  visit_score(index, features, word, [&](int64_t i, int64_t* score) {
+    if (score == nullptr || combines.how[features.feature_of(i)] != kCombineLast) return;
+    *score = INT64_MIN;
+  });
+}
+
+// A compare-and-swap or more at random, 8 bytes in order.
+__global__ void combine_scores(IndexArgs index, FeatureArgs features, FeatureCombines combines,
+                               ErrorSink errors, int64_t threads, int64_t word,
+                               const int64_t* values) {
+  if (thread_number() < threads) check_offset(features, errors, thread_number());
+  visit_score(index, features, word, [&](int64_t i, int64_t* score) {
+    const int64_t feature = features.feature_of(i);
+    const int64_t how = combines.how[feature];
+    if (score == nullptr || how == kCombineNone) return;
+    const int64_t time = decay_time_now(combines.half_life[feature], combines.clock);
+    const int64_t brought = brought_score(how, values[i], time);
+    auto* place = reinterpret_cast<unsigned long long*>(score);
+    unsigned long long seen = *place;
+    for (;;) {
+      const int64_t next = combined_score(how, static_cast<int64_t>(seen), brought);
+      if (next == static_cast<int64_t>(seen)) return;
+      const unsigned long long found =
+          atomicCAS(place, seen, static_cast<unsigned long long>(next));
+      if (found == seen) return;
+      seen = found;
+    }
   });
 }
 
@@ -101,10 +144,37 @@ Tensor set_scores_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Te
   return found;
 }
 
+// Combines the custom scores of the ids in their tables with those that a lookup brings.
+void combine_scores_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Tensor clock,
+                     Tensor ids, Tensor offsets, std::vector<int64_t> feature_tables, Tensor values,
+                     std::vector<int64_t> combines, std::vector<int64_t> half_lives, int64_t word) {
+  const Call call("combine_scores_", "buckets", buckets);
+  const ScoreCall scored(call, buckets, scores, tables, meta, ids, offsets, feature_tables, word);
+  const int64_t* value = id_words(call, "values", values, scored.features.count);
+  const CombineArgs checked =
+      combine_args(call, scored.index.table_count, clock, combines, half_lives,
+                   static_cast<size_t>(scored.features.features));
+  Scratch scratch;
+  const auto how = scratch.add<int64_t>(scored.features.features);
+  const auto half_life = scratch.add<int64_t>(scored.features.features);
+  scratch.allocate(call);
+  upload_words(call, combines, scratch.get(how));
+  upload_words(call, half_lives, scratch.get(half_life));
+  const FeatureCombines on_device{scratch.get(how), scratch.get(half_life), checked.clock};
+  if (checked.any_last) {
+    call.launch(clear_last_scores, scored.features.count, 0, scored.index, scored.features,
+                on_device, word);
+  }
+  const int64_t threads = scored.features.threads();
+  call.launch(combine_scores, threads, 0, scored.index, scored.features, on_device,
+              error_sink(call), threads, word, value);
+}
+
 }  // namespace
 }  // namespace dynemb::cuda
 
 DYNEMB_IMPLEMENT_OPS(m) {
   m.impl("get_scores", TORCH_BOX(&dynemb::cuda::get_scores));
   m.impl("set_scores_", TORCH_BOX(&dynemb::cuda::set_scores_));
+  m.impl("combine_scores_", TORCH_BOX(&dynemb::cuda::combine_scores_));
 }

@@ -75,13 +75,14 @@ def bags_of(owner: str, ids: Ids, weights: Tensor | None, *, use_weight: bool) -
     return Bags(flat, offsets, _weights(owner, flat, weights, ids.shape, use_weight), shape, None)
 
 
-def scores_of(owner: str, given: Ids, bags: Bags) -> Tensor:
-    """Return the custom scores of the ids of bags, int64 [n].
+def scores_of(owner: str, given: Ids, bags: Bags, *, decays: bool) -> Tensor:
+    """Return the custom scores of the ids of bags, int64 or float64 [n].
 
     Args:
         owner: beginning of an error's message.
         given: a number for each id, as a tensor of n values or a ragged tensor, or for each bag.
         bags: of the ids.
+        decays: whether they are added to decayed sums.
 
     Raises:
         TypeError: ``given`` has another type, or its dtype is neither int64, int32 nor float.
@@ -111,7 +112,7 @@ def scores_of(owner: str, given: Ids, bags: Bags) -> Tensor:
             raise ValueError(
                 f"{owner} has {float(numbers[wrong][0])}, expected finite scores below 2^63"
             )
-    scores = custom_scores(numbers)
+    scores = custom_scores(numbers, decays=decays)
     return scores if numbers.shape[0] == ids else scores.repeat_interleave(bags.offsets.diff())
 
 

@@ -76,7 +76,8 @@ class FeatureLookups(nn.Module):
                 scores = None
                 if option.score_from is not None and learns:
                     source = f"EmbeddingEngine: feature {option.score_from!r}"
-                    scores = scores_of(source, input_features[option.score_from], bags)
+                    given = input_features[option.score_from]
+                    scores = scores_of(source, given, bags, decays=option.adds_to_decayed_sums)
                 requests.append(Request(child, bags, option.tile_len, scores))
             hash_table = self.tables[table]
             assert isinstance(hash_table, HashTable | FrozenHashTable)

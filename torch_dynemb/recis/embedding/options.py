@@ -14,6 +14,7 @@ from torch_dynemb.argument_checks import described, flag, integer, text
 from torch_dynemb.distributed.agreement import Described, Option, comparable
 from torch_dynemb.initializers import Constant, Initializer
 from torch_dynemb.ops.columns import MAX_ROWS
+from torch_dynemb.policy.policy import Policy
 from torch_dynemb.recis.tables.arguments import GRAD_REDUCTIONS, check_storage_on
 from torch_dynemb.recis.tables.hooks import READ_ONLY, AdmitHook, FilterHook
 from torch_dynemb.storage.device import device_of
@@ -70,8 +71,9 @@ class EmbeddingOption:
             or embedding. Make the optimizer before the first lookup.
         score_from: name of the feature with the custom scores of training lookups, for an
             :class:`EmbeddingEngine` on one process: a number for each id, or for each sample.
-            Floats are rounded. The table keeps them if the scores of its ``filter_hook`` have
-            ``"custom"``. None: scores are those of ``group.scores.set_batch``.
+            Floats are rounded unless they are added to decayed sums. The table keeps them if the
+            scores of its ``filter_hook`` have ``"custom"`` or a :class:`torch_dynemb.Custom`. None:
+            scores are those of ``group.scores.set_batch``.
         fp16_enabled: int8 rows are returned as float16 instead of float32.
 
     Raises:
@@ -169,12 +171,12 @@ class EmbeddingOption:
         if self.score_from is None:
             return
         text("EmbeddingOption: score_from", self.score_from)
-        scores = () if self.filter_hook is None else tuple(self.filter_hook.make().scores)
-        if "custom" not in scores:
+        if self._filter_policy.custom is None:
             raise ValueError(
                 f"EmbeddingOption: score_from is {self.score_from!r}, but filter_hook is "
-                f"{self.filter_hook!r}, which keeps scores {scores}: give a filter with 'custom' "
-                "among its scores, or leave score_from out"
+                f"{self.filter_hook!r}, which keeps scores {self._filter_policy.scores}: give a "
+                "filter with 'custom' or a torch_dynemb.Custom among its scores, or leave "
+                "score_from out"
             )
         if self.reads_only or not self.trainable:
             raise ValueError(
@@ -224,6 +226,18 @@ class EmbeddingOption:
     def tile_len(self) -> int | None:
         """Rows of a sample that the combiner ``"tile"`` keeps."""
         return None if self.combiner_kwargs is None else self.combiner_kwargs.get("tile_len")
+
+    @property
+    def _filter_policy(self) -> Policy:
+        """Policy with the scores that the filter needs."""
+        return Policy(
+            score=(() if self.filter_hook is None else self.filter_hook.make().scores) or None
+        )
+
+    @property
+    def adds_to_decayed_sums(self) -> bool:
+        """Whether custom scores of the table are added to decayed sums."""
+        return self._filter_policy.combine == "decayed_sum"
 
     @property
     def reads_only(self) -> bool:

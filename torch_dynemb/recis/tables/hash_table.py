@@ -279,7 +279,10 @@ class HashTable(OptimizedLater):
         """Whether lookups need the number of occurrences of ids, for a score or for admission."""
         tables = self._group.config.tables
         counted = {"frequency", "decayed"}
-        return any(counted & set(t.policy.scores) or t.policy.admission for t in tables)
+        return any(
+            counted & set(t.policy.scores) or t.policy.admission or t.policy.combine == "sum"
+            for t in tables
+        )
 
     # -- content ---------------------------------------------------------------------------------
 

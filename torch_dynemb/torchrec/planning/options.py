@@ -59,8 +59,9 @@ class TableOptions:
             of the form ``<path of the module>.<table>``. Each rank has its own store; a store in a
             plan that is sent to all ranks must support pickling.
         score_from: ``"weights"``: weights of the ids in a KeyedJaggedTensor are the custom scores
-            of training lookups, rounded to integers. They are weights of bags, too, only if the
-            collection is weighted. None: scores are set with ``group.scores.set_batch``.
+            of training lookups, rounded to integers unless they are added to a decayed sum. They
+            are weights of bags, too, only if the collection is weighted. None: scores are set with
+            ``group.scores.set_batch``.
         record_evicted: record the ids that the table evicts, on the host, until
             ``pop_evicted_keys`` of :mod:`torch_dynemb.compat.dynamicemb` takes them. Every step
             then waits for the device, and raises if it evicts more than a million ids of a kernel.
@@ -111,10 +112,11 @@ class TableOptions:
             raise ValueError(
                 f"TableOptions: score_from is {self.score_from!r}, expected None or 'weights'"
             )
-        if self.score_from is not None and "custom" not in self.policy.scores:
+        if self.score_from is not None and self.policy.custom is None:
             raise ValueError(
                 f"TableOptions: score_from is {self.score_from!r}, but the policy has scores "
-                f"{self.policy.scores}: give policy=Policy(score='custom'), or leave score_from out"
+                f"{self.policy.scores}, none of which is given: give policy=Policy(score=Custom()),"
+                " or leave score_from out"
             )
         if not self.trainable:
             policy = replace(self.policy, admission=AdmitNone(), refused=None)
@@ -137,6 +139,11 @@ class TableOptions:
         if self.delayed_gradients is None:
             return optimizer
         return replace(optimizer, delayed_gradients=self.delayed_gradients)
+
+    @property
+    def adds_weights_to_decayed_sums(self) -> bool:
+        """Whether ``score_from`` gives the scores of :class:`torch_dynemb.Custom` decayed sums."""
+        return self.score_from is not None and self.policy.combine == "decayed_sum"
 
     @property
     def keeps_time(self) -> bool:

@@ -80,8 +80,8 @@ class KernelPlan:
     """Settings that a kernel needs of a dynamic table beyond TorchRec's configs.
 
     TorchRec puts tables with equal fused_params into one kernel. Plans are equal if their storage
-    and the source of their scores are equal. So tables with otherwise different options share a
-    group: it has one store, and its lookups bring scores for all tables or for none.
+    and the source and dtype of their scores are equal. So tables with otherwise different options
+    share a group: it has one store, and its lookups bring scores for all tables or for none.
     """
 
     options: TableOptions
@@ -96,7 +96,8 @@ class KernelPlan:
     @property
     def _shared(self) -> tuple[object, ...]:
         """What all tables of a kernel have in common."""
-        return self.options.storage, self.options.score_from
+        options = self.options
+        return options.storage, options.score_from, options.adds_weights_to_decayed_sums
 
     def __hash__(self) -> int:
         return hash(KernelPlan)

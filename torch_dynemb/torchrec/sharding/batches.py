@@ -14,7 +14,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 from torch_dynemb.torchrec.planning.options import TableOptions
 
 _ID_DTYPES = (torch.int64, torch.int32)
-_LEAST_TOO_LARGE = 2.0**63  # score
+_TOO_LARGE = 2.0**63  # score
 
 
 class BatchCheck:
@@ -26,16 +26,16 @@ class BatchCheck:
         owner: the collection.
         features: names that its tables look up.
         weighted: whether ids have weights.
-        scored: features of which the weights are scores in training.
+        scored: by feature with weights that are scores in training, the least score.
     """
 
     def __init__(
-        self, owner: str, features: Sequence[str], *, weighted: bool, scored: Sequence[str]
+        self, owner: str, features: Sequence[str], *, weighted: bool, scored: Mapping[str, float]
     ) -> None:
         self._owner = owner
         self._features = list(dict.fromkeys(features))
         self._weighted = weighted
-        self._scored = list(dict.fromkeys(scored))
+        self._scored = scored
         self._keys: list[str] = []
 
     def __call__(self, features: object, *, first: bool, trains: bool) -> KeyedJaggedTensor:
@@ -95,8 +95,8 @@ class BatchCheck:
         if weights is None:
             if self._scored and trains:
                 raise ValueError(
-                    f"{self._owner}: features has no weights, but those of {self._scored} are "
-                    "scores by score_from='weights': give weights=, one for every id"
+                    f"{self._owner}: features has no weights, but those of {list(self._scored)} "
+                    "are scores by score_from='weights': give weights=, one for every id"
                 )
             if self._weighted:
                 raise ValueError(
@@ -115,18 +115,19 @@ class BatchCheck:
             )
 
     def _check_scores(self, batch: KeyedJaggedTensor) -> None:
-        """Raise ValueError unless weights that are scores are finite, and in the range of int64."""
+        """Raise ValueError unless weights that are scores are in the range of their scores."""
         weights, ends = batch.weights(), batch.offset_per_key()
         if weights.device.type != "cpu":
             return
-        for name in self._scored:
+        for name, least in self._scored.items():
             place = self._keys.index(name)
             scores = weights[ends[place] : ends[place + 1]]
-            wrong = ~(scores.abs() < _LEAST_TOO_LARGE)
+            wrong = ~((scores >= least) & (scores < _TOO_LARGE))
             if bool(wrong.any()):
                 raise ValueError(
                     f"{self._owner}: weights of feature {name!r} have {float(scores[wrong][0])}, "
-                    "but are scores by score_from='weights': give finite numbers below 2^63"
+                    "but are scores by score_from='weights': give numbers from "
+                    f"{'0' if least == 0 else '-2^63'} on, below 2^63"
                 )
 
     def _check_sizes(self, batch: KeyedJaggedTensor) -> None:
@@ -170,19 +171,22 @@ class BatchCheck:
 
 def scored_features(
     configs: Sequence[BaseEmbeddingConfig], options: Mapping[str, TableOptions]
-) -> list[str]:
-    """Return the features of which the weights are scores of a table.
+) -> dict[str, float]:
+    """Return the least score of each feature of which the weights are scores.
 
     Args:
         configs: of the tables of a collection.
         options: of its dynamic tables, by name.
     """
-    return [
-        feature
-        for config in configs
-        if config.name in options and options[config.name].score_from == "weights"
-        for feature in config.feature_names
-    ]
+    least: dict[str, float] = {}
+    for config in configs:
+        of_table = options.get(config.name)
+        if of_table is None or of_table.score_from is None:
+            continue
+        own = 0.0 if of_table.adds_weights_to_decayed_sums else -_TOO_LARGE
+        for feature in config.feature_names:
+            least[feature] = max(own, least.get(feature, own))
+    return least
 
 
 def with_ids(features: KeyedJaggedTensor, ids: Tensor) -> KeyedJaggedTensor:

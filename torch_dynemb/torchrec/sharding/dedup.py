@@ -55,7 +55,11 @@ def counts_frequency(options: TableOptions) -> bool:
     """Return whether a table counts occurrences of ids, for its score or for its admission."""
     policy = options.policy
     counted = {"frequency", "decayed"} & set(policy.scores)
-    return bool(counted) or isinstance(policy.admission, AdmitFrequent | AdmitFrequentSketch)
+    return (
+        bool(counted)
+        or policy.combine == "sum"
+        or isinstance(policy.admission, AdmitFrequent | AdmitFrequentSketch)
+    )
 
 
 def feature_groups_of(

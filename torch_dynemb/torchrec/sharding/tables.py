@@ -154,6 +154,7 @@ class ShardTables(TableModule):
         self.shards, self._ids = shards, ids
         self._weighted = grouped_config.is_weighted or grouped_config.has_feature_processor
         self._scored = _plan_of(tables[0]).options.score_from == "weights"
+        self._decays = _plan_of(tables[0]).options.adds_weights_to_decayed_sums
         self._pooling = pooling
         self._counted = counted
         self._by_rank = by_rank
@@ -262,10 +263,10 @@ class ShardTables(TableModule):
         )
 
     def _scores_of(self, weights: Tensor | None) -> Tensor | None:
-        """Return the custom scores that a lookup brings, int64 [N]; None: it brings none."""
+        """Return the custom scores that a lookup brings, [N]; None: it brings none."""
         if not self._scored or weights is None:
             return None
-        return custom_scores(weights)
+        return custom_scores(weights, decays=self._decays)
 
     def _rows_of(
         self, ids: Tensor, offsets: Tensor, weights: Tensor | None, ranks: int = 1
