@@ -282,6 +282,7 @@ class EmbeddingOption:
             "trainable": self.trainable,
             "admit_hook": repr(self.admit_hook),
             "fp16_enabled": self.fp16_enabled,
-            "brings_scores": self.score_from is not None,
         }
+        if self.score_from is not None:
+            info["brings_scores"] = True
         return json.dumps(info)
