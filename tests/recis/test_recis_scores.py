@@ -111,7 +111,7 @@ def test_features_of_one_table_bring_their_own_scores(engaged: FilterHook) -> No
 
 def test_wrong_options_and_scores(engaged: FilterHook) -> None:
     for changes, message in (
-        ({}, "score_from is 'worth', but filter_hook is None, which keeps scores ('none',)"),
+        ({}, "score_from is 'worth', but filter_hook is None, which keeps scores ()"),
         (
             {"filter_hook": FilterHook("GlobalStepFilter", {"filter_step": 3})},
             "which keeps scores ('step',): give a filter with 'custom' or a",

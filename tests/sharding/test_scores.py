@@ -88,7 +88,7 @@ def test_evicted_ids_are_taken_once(two_ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("wrong", [3, {"model.bags": "recorded"}, {"model.bags": 3}], ids=str)
 def test_wrong_names_of_evicted_ids(wrong: object) -> None:
-    with pytest.raises(TypeError, match="expected a dict with a list of table names"):
+    with pytest.raises(TypeError, match=r"expected a (dict with a )?list of table names"):
         pop_evicted_keys(torch.nn.Linear(1, 1), wrong)  # type: ignore[arg-type]
 
 

@@ -64,6 +64,8 @@ class FeatureLookups(nn.Module):
         lookups = []
         for key, names in self._lookups.items():
             table, _ = key
+            hash_table = self.tables[table]
+            assert isinstance(hash_table, HashTable | FrozenHashTable)
             requests = []
             for name in names:
                 _, child, option = self._features[name]
@@ -74,13 +76,15 @@ class FeatureLookups(nn.Module):
                     use_weight=option.use_weight,
                 )
                 scores = None
-                if option.score_from is not None and learns:
-                    source = f"EmbeddingEngine: feature {option.score_from!r}"
-                    given = input_features[option.score_from]
-                    scores = scores_of(source, given, bags, decays=option.adds_to_decayed_sums)
+                if option.score_from is not None and learns and isinstance(hash_table, HashTable):
+                    policy = hash_table.group.config.tables[child].policy
+                    scores = scores_of(
+                        f"EmbeddingEngine: feature {option.score_from!r}",
+                        input_features[option.score_from],
+                        bags,
+                        decays=policy.combine == "decayed_sum",
+                    )
                 requests.append(Request(child, bags, option.tile_len, scores))
-            hash_table = self.tables[table]
-            assert isinstance(hash_table, HashTable | FrozenHashTable)
             lookup = JointLookup(hash_table, self._runtimes[key], requests, self._ranks[table])
             lookups.append((names, lookup))
         passed = {k: v for k, v in input_features.items() if k not in self._features}

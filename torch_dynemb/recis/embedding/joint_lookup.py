@@ -54,7 +54,7 @@ class Request(NamedTuple):
         child: number of its logical table.
         bags: its ids.
         tile_len: rows of a bag that are kept, with Pooling.NONE.
-        scores: custom scores of its ids, int64 [n], given by all requests of a lookup or by none.
+        scores: custom scores of its ids, [n], given by all requests of a lookup or by none.
     """
 
     child: int

@@ -164,19 +164,18 @@ class EmbeddingOption:
                 raise TypeError(
                     f"EmbeddingOption: {name} is {hook!r}, expected {kind.__name__}(name, params)"
                 )
-
         self._check_score_from()
 
     def _check_score_from(self) -> None:
         if self.score_from is None:
             return
         text("EmbeddingOption: score_from", self.score_from)
-        if self._filter_policy.custom is None:
+        scores = () if self.filter_hook is None else self.filter_hook.make().scores
+        if Policy(score=scores or None).custom is None:
             raise ValueError(
                 f"EmbeddingOption: score_from is {self.score_from!r}, but filter_hook is "
-                f"{self.filter_hook!r}, which keeps scores {self._filter_policy.scores}: give a "
-                "filter with 'custom' or a torch_dynemb.Custom among its scores, or leave "
-                "score_from out"
+                f"{self.filter_hook!r}, which keeps scores {scores}: give a filter with 'custom' "
+                "or a torch_dynemb.Custom among its scores, or leave score_from out"
             )
         if self.reads_only or not self.trainable:
             raise ValueError(
@@ -226,18 +225,6 @@ class EmbeddingOption:
     def tile_len(self) -> int | None:
         """Rows of a sample that the combiner ``"tile"`` keeps."""
         return None if self.combiner_kwargs is None else self.combiner_kwargs.get("tile_len")
-
-    @property
-    def _filter_policy(self) -> Policy:
-        """Policy with the scores that the filter needs."""
-        return Policy(
-            score=(() if self.filter_hook is None else self.filter_hook.make().scores) or None
-        )
-
-    @property
-    def adds_to_decayed_sums(self) -> bool:
-        """Whether custom scores of the table are added to decayed sums."""
-        return self._filter_policy.combine == "decayed_sum"
 
     @property
     def reads_only(self) -> bool:

@@ -218,7 +218,8 @@ class HashTable(OptimizedLater):
             reads_only: True: new ids get no row.
             trains: False: as in evaluation, but weights may get a gradient.
             counts: int64 [N], occurrences of each id; default: 1.
-            scores: int64 [N], custom scores; default: those of ``group.scores.set_batch``.
+            scores: [N], custom scores, int64, or floats for decayed sums; default: those of
+                ``group.scores.set_batch``.
 
         Returns:
             float32 [N, columns] without pooling, else [B, F * columns].

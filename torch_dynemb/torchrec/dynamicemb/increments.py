@@ -238,14 +238,17 @@ def _chosen_places(given: object, recorded: set[tuple[str, str]]) -> set[tuple[s
     """
     if given is None:
         return recorded
-    expected = "expected a dict with a list of table names by path of the collection"
     if not isinstance(given, Mapping):
-        raise TypeError(f"pop_evicted_keys: table_names is {described(given)}, {expected}")
+        raise TypeError(
+            f"pop_evicted_keys: table_names is {described(given)}, expected a dict with a list of "
+            "table names by path of the collection"
+        )
     chosen: set[tuple[str, str]] = set()
     for path, tables in given.items():
         if isinstance(tables, str) or not isinstance(tables, Sequence):
             raise TypeError(
-                f"pop_evicted_keys: table_names[{path!r}] is {described(tables)}, {expected}"
+                f"pop_evicted_keys: table_names[{path!r}] is {described(tables)}, expected a list "
+                "of table names"
             )
         chosen |= {(path, table) for table in tables}
     for path, table in sorted(chosen - recorded):
