@@ -37,6 +37,23 @@ class KeepsTime(RowFilter):
         return 0
 
 
+@register_filter_hook("KeepsScores")
+class KeepsScores(KeepsTime):
+    """Removes nothing, but has tables keep custom scores."""
+
+    scores = ("custom",)
+
+
+def scores_refused(rank: int) -> str:
+    """Return the error of an engine with scores that other ranks would have to get."""
+    item = option(filter_hook=FilterHook("KeepsScores"), score_from="worth")
+    try:
+        EmbeddingEngine({"item": item})
+    except NotImplementedError as error:
+        return str(error)
+    return "nothing"
+
+
 def features(grad_reduce_by: str = "worker") -> dict[str, EmbeddingOption]:
     """Features of three tables: all combiners, weights, three dimensions, int8."""
     kind = {"grad_reduce_by": grad_reduce_by}

@@ -18,6 +18,7 @@ from rank_steps import (
     other_group_refused,
     overlapped,
     saved_and_loaded,
+    scores_refused,
     times,
     trained,
 )
@@ -172,6 +173,11 @@ def test_a_group_without_this_process_is_refused(two_ranks: Ranks) -> None:
     first, second = two_ranks.run(other_group_refused)
     assert first == ""
     assert "does not have this process as a member" in second
+
+
+def test_scores_for_other_ranks_are_refused(two_ranks: Ranks) -> None:
+    for said in two_ranks.run(scores_refused):
+        assert "option 'item' has score_from='worth', but its table is shared by ranks" in said
 
 
 def test_ranks_with_different_options_all_raise(two_ranks: Ranks) -> None:

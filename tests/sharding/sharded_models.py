@@ -193,6 +193,7 @@ def sharded(
     weighted: bool = False,
     planned_options: dict[str, TableOptions] | None = None,
     prepare: Any = None,
+    use_index_dedup: bool = False,
 ) -> DistributedModelParallel:
     """A sharded model.
 
@@ -201,6 +202,7 @@ def sharded(
         options: of dynamic tables; default: a normal distribution for all.
         planned_options: of dynamic tables, in the plan.
         prepare: called with the unsharded model.
+        use_index_dedup: of the sharders.
     """
     model = Model(tables, weighted)
     if prepare is not None:
@@ -212,12 +214,13 @@ def sharded(
             if table.dynamic
         }
     sharders: list[Any] = [
-        DynamicEmbeddingBagCollectionSharder(
-            fused_params=fused_params, options=options, optimizer=optimizer
-        ),
-        DynamicEmbeddingCollectionSharder(
-            fused_params=fused_params, options=options, optimizer=optimizer
-        ),
+        kind(
+            fused_params=fused_params,
+            options=options,
+            optimizer=optimizer,
+            use_index_dedup=use_index_dedup,
+        )
+        for kind in (DynamicEmbeddingBagCollectionSharder, DynamicEmbeddingCollectionSharder)
     ]
     plan = {}
     if hasattr(model, "bags"):

@@ -40,6 +40,7 @@ from torch_dynemb.torchrec.dynamicemb.options import (
     DynamicEmbParameterConstraints,
     DynamicEmbScoreStrategy,
     DynamicEmbTableOptions,
+    EvictedItemMode,
     FrequencyAdmissionStrategy,
     KVCounter,
 )
@@ -151,6 +152,10 @@ ARRIVES: dict[str, list[tuple[Any, str, Any]]] = {
 }
 
 STORE = td.SSDStore("rows", cache="10 rows")
+ARRIVES["evicted_item_mode"] = [
+    (EvictedItemMode.RETAIN_KEY, "record_evicted", True),
+    (EvictedItemMode.DISCARD, "record_evicted", False),
+]
 ARRIVES["external_storage"] = [(STORE, "storage", STORE), (None, "storage", None)]
 
 # Values that are refused, and what the error says.
@@ -165,8 +170,11 @@ RAISES: dict[str, list[tuple[Any, str]]] = {
         (1, "caching is 1, expected True or False"),
     ],
     "external_storage": [("ps", "external_storage is 'ps', expected HostStore, SSDStore")],
-    "score_function": [(max, "score_function is .*CUSTOMIZED")],
-    "evicted_item_mode": [("RETAIN_KEY", "evicted_item_mode.*evicted.record")],
+    "score_function": [(max, "score_function is .*LFU_DECAY and half_life='7d'")],
+    "evicted_item_mode": [("RETAIN_KEY", "evicted_item_mode is 'RETAIN_KEY', expected Evicted")],
+    "half_life": [
+        ("7d", "half_life is '7d' and score_strategy is .*LFU_DECAY needs"),
+    ],
     "embedding_dtype": [(torch.int8, "embedding_dtype is torch.int8, expected one of")],
     "index_type": [(torch.int32, "index_type is torch.int32, expected one of")],
     "dist_type": [("diagonal", "dist_type is 'diagonal', expected one of")],
@@ -179,6 +187,7 @@ RAISES: dict[str, list[tuple[Any, str]]] = {
         ((Strategy.LFU, Strategy.LFU), "score_strategy is .*each once"),
         ((Strategy.LFU, "step"), "score_strategy is .*expected a DynamicEmbScoreStrategy"),
         ("lfu", "score_strategy is 'lfu', expected"),
+        (Strategy.LFU_DECAY, "half_life is None and score_strategy is .*needs a half-life"),
         ((), "score_strategy is"),
     ],
     "admit_strategy": [
@@ -270,6 +279,18 @@ def test_defaults_are_those_of_dynamicemb() -> None:
         DynamicEmbTableOptions(dist_type=routing, index_type=torch.int64)
 
 
+def test_a_count_that_decays() -> None:
+    strategy = (Strategy.TIMESTAMP, Strategy.LFU_DECAY)
+    policy = translated(score_strategy=strategy, half_life="7d").policy
+    assert policy.scores == ("decayed", "timestamp")
+    assert policy.half_life_ticks == 7 * 86_400
+    with pytest.raises(ValueError, match="half_life is 0, expected from 1"):
+        translated(score_strategy=Strategy.LFU_DECAY, half_life=0)
+    assert DynamicEmbTableOptions(
+        score_strategy=Strategy.LFU_DECAY, half_life="7d"
+    ) != DynamicEmbTableOptions(score_strategy=Strategy.LFU_DECAY, half_life="1d")
+
+
 def test_options_can_be_set_and_are_checked_again() -> None:
     options = DynamicEmbTableOptions()
     options.score_strategy = Strategy.LFU
@@ -311,6 +332,7 @@ def test_options_are_compared_by_what_groups_tables() -> None:
         "dist_type",
         "score_strategy",
         "admit_strategy",
+        "half_life",
     ]
     assert one == other
     assert hash(one) == hash(other)

@@ -26,7 +26,11 @@ from torch_dynemb.compat.dynamicemb.dynamicemb_config import (
     get_optimizer_state_dim,
     get_sharded_table_capacity,
 )
-from torch_dynemb.compat.dynamicemb.incremental_dump import get_score, incremental_dump, set_score
+from torch_dynemb.compat.dynamicemb.incremental_dump import (
+    get_score,
+    incremental_dump,
+    set_score,
+)
 from torch_dynemb.compat.dynamicemb.not_offered import MODULES, NAMES
 from torch_dynemb.compat.dynamicemb.optimizer import convert_optimizer_type
 from torch_dynemb.ops.columns import CLOCK_HEAD
@@ -40,7 +44,8 @@ IMPORTED = {
         "DynamicEmbCheckMode DynamicEmbDump DynamicEmbInitializerArgs DynamicEmbInitializerMode "
         "DynamicEmbLoad DynamicEmbScoreStrategy DynamicEmbTableOptions EmbOptimType "
         "FrequencyAdmissionStrategy KVCounter align_to_table_size data_type_to_dtype "
-        "get_sharded_table_capacity get_table_value_bytes BUCKET_ALIGNMENT MAX_BUCKET_CAPACITY"
+        "get_sharded_table_capacity get_table_value_bytes BUCKET_ALIGNMENT MAX_BUCKET_CAPACITY "
+        "EvictedItemMode pop_evicted_keys"
     ),
     "planner": (
         "DynamicEmbParameterConstraints DynamicEmbeddingEnumerator DynamicEmbeddingShardingPlanner"
@@ -50,13 +55,13 @@ IMPORTED = {
         "ShardedDynamicEmbeddingBagCollection ShardedDynamicEmbeddingCollection"
     ),
     "optimizer": "EmbOptimType convert_optimizer_type get_optimizer_state_dim",
-    "incremental_dump": "get_score incremental_dump set_score",
+    "incremental_dump": "get_score incremental_dump pop_evicted_keys set_score",
     "dump_load": "DynamicEmbDump DynamicEmbLoad",
     "dynamicemb_config": (
         "BUCKET_ALIGNMENT MAX_BUCKET_CAPACITY DynamicEmbCheckMode DynamicEmbInitializerArgs "
         "DynamicEmbInitializerMode DynamicEmbScoreStrategy DynamicEmbTableOptions "
         "align_to_table_size data_type_to_dtype get_optimizer_state_dim get_sharded_table_capacity "
-        "get_table_value_bytes"
+        "get_table_value_bytes EvictedItemMode"
     ),
     "types": (
         "BUCKET_ALIGNMENT MAX_BUCKET_CAPACITY DynamicEmbInitializerArgs DynamicEmbInitializerMode"
@@ -334,6 +339,19 @@ def test_wrong_scores_change_nothing() -> None:
             call(3)  # type: ignore[operator]
         with pytest.warns(UserWarning, match="score: the model has no dynamic tables"):
             assert call(torch.nn.Linear(1, 1)) is None  # type: ignore[operator]
+
+
+def test_dumps_by_decayed_counts_are_of_now() -> None:
+    model = scored(td.Policy(score="decayed", half_life="1d"))
+    optimizer = model["sparse"].optimizer
+    optimizer.step(now=86_400)
+    model["sparse"]({"table0": torch.tensor([1, 1, 2, 2, 2, 2])})["table0"].sum().backward()
+    for now, expected in ((86_400, [1, 2]), (2 * 86_400, [2])):
+        optimizer.step(now=now)
+        assert get_score(model) == {"model.sparse": {"table0": 1}}
+        dumped = incremental_dump(model, 2)
+        assert dumped is not None
+        assert dumped[0]["model.sparse"]["table0"][0].tolist() == expected
 
 
 def test_two_collections_of_one_name_need_their_path() -> None:

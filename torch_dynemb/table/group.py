@@ -439,7 +439,7 @@ class TableGroup:
             table: its number.
             batch_size: ids of a batch, at least 4.
             since: only ids with at least this score, such as ids that changed since a step or a
-                time.
+                time; of decayed counts, the count as of now.
             score: the score that ``since`` refers to; default: the one that evictions go by.
 
         Raises:

@@ -12,11 +12,12 @@ from torch_dynemb import ops
 from torch_dynemb.argument_checks import float_rows, integer
 from torch_dynemb.errors import NoRoomError
 from torch_dynemb.ops.columns import BUCKET_WIDTH, Slab
+from torch_dynemb.policy.half_life import logarithms_of
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.lookup import find, find_or_insert
 from torch_dynemb.table.removal import contains, erase
 from torch_dynemb.table.row_access import handle_rows, readable, write_rows
-from torch_dynemb.table.scores import eviction_scores, score_word
+from torch_dynemb.table.scores import decay_time, eviction_scores, score_word
 from torch_dynemb.table.tables import Tables, exported, one_table
 
 
@@ -131,6 +132,9 @@ def export(
     dim = tables.config.table(table, "export").embedding_dim
     since = None if since is None else integer("export: since", since, what="int or None")
     word = 0 if since is None else score_word(tables, table, score, "export")
+    if since is not None and tables.config.layout.score_words[word] == "decayed":
+        count = torch.tensor([max(since, 0)], dtype=torch.float64)
+        since = int(logarithms_of(count, decay_time(tables, table)))
     for batch in exported(tables, table, batch_size):
         if since is not None:
             chosen = batch.scores[:, word] >= since

@@ -15,6 +15,7 @@ from torch_dynemb.compat.dynamicemb.dynamicemb_config import (
     DynamicEmbInitializerMode,
     DynamicEmbScoreStrategy,
     DynamicEmbTableOptions,
+    EvictedItemMode,
     align_to_table_size,
     data_type_to_dtype,
     get_sharded_table_capacity,
@@ -24,6 +25,7 @@ from torch_dynemb.compat.dynamicemb.embedding_admission import (
     FrequencyAdmissionStrategy,
     KVCounter,
 )
+from torch_dynemb.compat.dynamicemb.incremental_dump import pop_evicted_keys
 from torch_dynemb.compat.dynamicemb.not_offered import refusing
 from torch_dynemb.compat.dynamicemb.optimizer import EmbOptimType
 from torch_dynemb.compat.dynamicemb.planner import (
@@ -55,11 +57,13 @@ __all__ = [
     "DynamicEmbeddingEnumerator",
     "DynamicEmbeddingShardingPlanner",
     "EmbOptimType",
+    "EvictedItemMode",
     "FrequencyAdmissionStrategy",
     "KVCounter",
     "align_to_table_size",
     "data_type_to_dtype",
     "get_sharded_table_capacity",
     "get_table_value_bytes",
+    "pop_evicted_keys",
     "register_as_dynamicemb",
 ]

@@ -9,6 +9,7 @@ from torch_dynemb.torchrec.dynamicemb.options import (
     DynamicEmbInitializerMode,
     DynamicEmbScoreStrategy,
     DynamicEmbTableOptions,
+    EvictedItemMode,
 )
 from torch_dynemb.torchrec.dynamicemb.sizes import (
     BUCKET_ALIGNMENT,
@@ -29,6 +30,7 @@ __all__ = [
     "DynamicEmbInitializerMode",
     "DynamicEmbScoreStrategy",
     "DynamicEmbTableOptions",
+    "EvictedItemMode",
     "align_to_table_size",
     "data_type_to_dtype",
     "get_optimizer_state_dim",

@@ -58,7 +58,6 @@ NAMES = {
     "DynamicEmbStorageReservation": "use TorchRec's HeuristicalStorageReservation; the planner "
     "counts dynamic tables itself",
     "DynamicEmbTable": _TABLES,
-    "EvictedItemMode": _RECORDED,
     "HostPlacer": _PLANNING,
     "MemoryType": _STORAGE,
     "MultiTableAdmitter": _ADMISSION,
@@ -93,7 +92,6 @@ NAMES = {
     "local_load": _FILES,
     "normalize_score_strategy": _SCORES,
     "pop_erased_keys": _RECORDED,
-    "pop_evicted_keys": _RECORDED,
     "replay_increment": _DELTAS,
     "string_to_evict_strategy": _EVICTION,
     "string_to_opt_type": "EmbOptimType(text) converts it",

@@ -11,8 +11,10 @@ from torch import Tensor
 from torch_dynemb.nn.inputs import flat_ids, flat_weights
 from torch_dynemb.recis.ragged.places import dense_places
 from torch_dynemb.recis.ragged.tensor import RaggedTensor
+from torch_dynemb.table.given_scores import custom_scores
 
 Ids = Tensor | RaggedTensor
+_LEAST_TOO_LARGE = 2.0**63  # score
 
 
 class Bags(NamedTuple):
@@ -73,6 +75,47 @@ def bags_of(owner: str, ids: Ids, weights: Tensor | None, *, use_weight: bool) -
     return Bags(flat, offsets, _weights(owner, flat, weights, ids.shape, use_weight), shape, None)
 
 
+def scores_of(owner: str, given: Ids, bags: Bags, *, decays: bool) -> Tensor:
+    """Return the custom scores of the ids of bags, int64 or float64 [n].
+
+    Args:
+        owner: beginning of an error's message.
+        given: a number for each id, as a tensor of n values or a ragged tensor, or for each bag.
+        bags: of the ids.
+        decays: whether they are added to decayed sums.
+
+    Raises:
+        TypeError: ``given`` has another type, or its dtype is neither int64, int32 nor float.
+        ValueError: another number of values, or another device; or, on the CPU, a value that is
+            not finite or not below 2^63.
+    """
+    numbers = given.values() if isinstance(given, RaggedTensor) else given
+    if not isinstance(numbers, Tensor):
+        raise TypeError(f"{owner} is a {type(given).__name__}, expected a Tensor or a RaggedTensor")
+    if not numbers.is_floating_point() and numbers.dtype not in (torch.int64, torch.int32):
+        raise TypeError(
+            f"{owner} has dtype {numbers.dtype}, expected int64, int32 or floats: its values are "
+            "scores"
+        )
+    if numbers.device != bags.ids.device:
+        raise ValueError(f"{owner} is on {numbers.device}, but ids on {bags.ids.device}")
+    numbers = numbers.reshape(-1)
+    ids, of_bags = bags.ids.shape[0], bags.offsets.shape[0] - 1
+    if numbers.shape[0] not in (ids, of_bags):
+        raise ValueError(
+            f"{owner} has {numbers.shape[0]} values, expected one for each of the {ids} ids, or "
+            f"for each of the {of_bags} samples"
+        )
+    if numbers.device.type == "cpu" and not torch.compiler.is_compiling():
+        wrong = ~(numbers.double().abs() < _LEAST_TOO_LARGE)
+        if bool(wrong.any()) and numbers.is_floating_point():
+            raise ValueError(
+                f"{owner} has {float(numbers[wrong][0])}, expected finite scores below 2^63"
+            )
+    scores = custom_scores(numbers, decays=decays)
+    return scores if numbers.shape[0] == ids else scores.repeat_interleave(bags.offsets.diff())
+
+
 def _weights(
     owner: str, ids: Tensor, weights: Tensor | None, shape: torch.Size, use_weight: bool
 ) -> Tensor | None:
@@ -108,4 +151,4 @@ def _ragged_bags(
     return Bags(ids, offsets, chosen, shape, places)
 
 
-__all__ = ["Bags", "Ids", "bags_of"]
+__all__ = ["Bags", "Ids", "bags_of", "scores_of"]

@@ -32,8 +32,8 @@ class DynamicEmbedding(nn.Module):
 
     Raises:
         TypeError: ``emb_opt`` is not an EmbeddingOption.
-        ValueError: this process is not a member of ``pg``, or ranks were given different options
-            (all of them raise).
+        ValueError: this process is not a member of ``pg``, ranks were given different options (all
+            of them raise), or the option has ``score_from``.
 
     Example:
         >>> import torch
@@ -51,6 +51,11 @@ class DynamicEmbedding(nn.Module):
         if not isinstance(emb_opt, EmbeddingOption):
             raise TypeError(
                 f"DynamicEmbedding: emb_opt is {described(emb_opt)}, expected an EmbeddingOption"
+            )
+        if emb_opt.score_from is not None:
+            raise ValueError(
+                f"DynamicEmbedding: score_from is {emb_opt.score_from!r}, but the embedding has "
+                "one feature: give the option to an EmbeddingEngine"
             )
         process_group = emb_opt.pg if pg is None else pg
         self._group = rank_group(process_group)  # the ranks that share the table

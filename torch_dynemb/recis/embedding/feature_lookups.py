@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from torch_dynemb.argument_checks import described
 from torch_dynemb.distributed.ranks import RankGroup
-from torch_dynemb.recis.embedding.bags import bags_of
+from torch_dynemb.recis.embedding.bags import bags_of, scores_of
 from torch_dynemb.recis.embedding.joint_lookup import JointLookup, Request, Runtime
 from torch_dynemb.recis.embedding.options import EmbeddingOption
 from torch_dynemb.recis.embedding.prepared import PreparedLookup
@@ -52,7 +53,10 @@ class FeatureLookups(nn.Module):
                 f"EmbeddingEngine: input_features is {described(input_features)}, expected a dict "
                 "of ids by feature name"
             )
-        missing = [name for name in self._features if name not in input_features]
+        learns = self.training and torch.is_grad_enabled()
+        sources = [of.option.score_from for of in self._features.values() if learns]
+        needed = dict.fromkeys([*self._features, *(name for name in sources if name is not None)])
+        missing = [name for name in needed if name not in input_features]
         if missing:
             raise KeyError(
                 f"EmbeddingEngine: input_features lacks {missing}; it has {list(input_features)}"
@@ -60,6 +64,8 @@ class FeatureLookups(nn.Module):
         lookups = []
         for key, names in self._lookups.items():
             table, _ = key
+            hash_table = self.tables[table]
+            assert isinstance(hash_table, HashTable | FrozenHashTable)
             requests = []
             for name in names:
                 _, child, option = self._features[name]
@@ -69,9 +75,16 @@ class FeatureLookups(nn.Module):
                     None,
                     use_weight=option.use_weight,
                 )
-                requests.append(Request(child, bags, option.tile_len))
-            hash_table = self.tables[table]
-            assert isinstance(hash_table, HashTable | FrozenHashTable)
+                scores = None
+                if option.score_from is not None and learns and isinstance(hash_table, HashTable):
+                    policy = hash_table.group.config.tables[child].policy
+                    scores = scores_of(
+                        f"EmbeddingEngine: feature {option.score_from!r}",
+                        input_features[option.score_from],
+                        bags,
+                        decays=policy.combine == "decayed_sum",
+                    )
+                requests.append(Request(child, bags, option.tile_len, scores))
             lookup = JointLookup(hash_table, self._runtimes[key], requests, self._ranks[table])
             lookups.append((names, lookup))
         passed = {k: v for k, v in input_features.items() if k not in self._features}

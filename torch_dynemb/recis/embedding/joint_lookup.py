@@ -54,11 +54,13 @@ class Request(NamedTuple):
         child: number of its logical table.
         bags: its ids.
         tile_len: rows of a bag that are kept, with Pooling.NONE.
+        scores: custom scores of its ids, [n], given by all requests of a lookup or by none.
     """
 
     child: int
     bags: Bags
     tile_len: int | None
+    scores: Tensor | None = None
 
 
 class JointLookup:
@@ -182,17 +184,20 @@ class JointLookup:
                 [request.child for request in requests],
                 [self._table.columns] * len(requests),
                 self._runtime.pooling,
-            )
+            ),
+            _joined_scores(requests),
         )
         results: Sequence[Tensor] = output.split(self._table.embedding_dim, 1)
         return results
 
-    def _read(self, batch: LookupBatch) -> Tensor:
+    def _read(self, batch: LookupBatch, scores: Tensor | None) -> Tensor:
         """Look a batch up in a table with all rows on this process."""
         table, runtime = self._table, self._runtime
         if isinstance(table, FrozenHashTable):
             return table.lookup(batch)
-        return table.lookup(batch, reads_only=runtime.reads_only, trains=runtime.trains)
+        return table.lookup(
+            batch, reads_only=runtime.reads_only, trains=runtime.trains, scores=scores
+        )
 
     def _distinct_rows(self) -> tuple[Tensor, Sequence[Tensor]]:
         """Return rows, and for each request the positions of its ids in them."""
@@ -205,7 +210,10 @@ class JointLookup:
             ids = _joined([request.bags.ids for request in self._requests])
             children = [request.child for request in self._requests]
             bounds = _bounds(sizes, ids.device)
-            rows = self._read(LookupBatch.of_rows(ids, bounds, children, table.columns))
+            rows = self._read(
+                LookupBatch.of_rows(ids, bounds, children, table.columns),
+                _joined_scores(self._requests),
+            )
             positions = torch.arange(ids.shape[0], device=ids.device)
         if table.packed:
             rows = unpack_rows(rows, table.embedding_dim, torch.float32)
@@ -248,6 +256,12 @@ def _without_history(request: Request) -> Request:
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _joined_scores(requests: list[Request]) -> Tensor | None:
+    """Return the custom scores of all ids; None if the lookup brings none."""
+    scores = [request.scores for request in requests if request.scores is not None]
+    return _joined(scores) if scores else None
 
 
 def _bounds(sizes: list[int], device: torch.device) -> Tensor:

@@ -14,6 +14,7 @@ from torch_dynemb.argument_checks import described, flag, integer, text
 from torch_dynemb.distributed.agreement import Described, Option, comparable
 from torch_dynemb.initializers import Constant, Initializer
 from torch_dynemb.ops.columns import MAX_ROWS
+from torch_dynemb.policy.policy import Policy
 from torch_dynemb.recis.tables.arguments import GRAD_REDUCTIONS, check_storage_on
 from torch_dynemb.recis.tables.hooks import READ_ONLY, AdmitHook, FilterHook
 from torch_dynemb.storage.device import device_of
@@ -68,6 +69,11 @@ class EmbeddingOption:
             :class:`torch_dynemb.SSDStore` writes into ``<path>/<logical tables>/rank<r>of<n>``. An
             :class:`torch_dynemb.ExternalStore` gets the names of logical tables, each of one engine
             or embedding. Make the optimizer before the first lookup.
+        score_from: name of the feature with the custom scores of training lookups, for an
+            :class:`EmbeddingEngine` on one process: a number for each id, or for each sample.
+            Floats are rounded unless they are added to decayed sums. The table keeps them if the
+            scores of its ``filter_hook`` have ``"custom"`` or a :class:`torch_dynemb.Custom`. None:
+            scores are those of ``group.scores.set_batch``.
         fp16_enabled: int8 rows are returned as float16 instead of float32.
 
     Raises:
@@ -98,6 +104,7 @@ class EmbeddingOption:
     fp16_enabled: bool = False
     max_rows: int | None = None
     storage: Storage | None = None
+    score_from: str | None = None
 
     def __post_init__(self) -> None:
         self.device = device_of("EmbeddingOption", self.device)
@@ -157,6 +164,25 @@ class EmbeddingOption:
                 raise TypeError(
                     f"EmbeddingOption: {name} is {hook!r}, expected {kind.__name__}(name, params)"
                 )
+        self._check_score_from()
+
+    def _check_score_from(self) -> None:
+        if self.score_from is None:
+            return
+        text("EmbeddingOption: score_from", self.score_from)
+        scores = () if self.filter_hook is None else self.filter_hook.make().scores
+        if Policy(score=scores or None).custom is None:
+            raise ValueError(
+                f"EmbeddingOption: score_from is {self.score_from!r}, but filter_hook is "
+                f"{self.filter_hook!r}, which keeps scores {scores}: give a filter with 'custom' "
+                "or a torch_dynemb.Custom among its scores, or leave score_from out"
+            )
+        if self.reads_only or not self.trainable:
+            raise ValueError(
+                f"EmbeddingOption: score_from is {self.score_from!r}, but trainable is "
+                f"{self.trainable} and admit_hook is {self.admit_hook!r}, so lookups change no "
+                "scores: leave score_from out"
+            )
 
     def _check_children(self) -> None:
         if not self.shared_name or not all(self.children):
@@ -244,4 +270,6 @@ class EmbeddingOption:
             "admit_hook": repr(self.admit_hook),
             "fp16_enabled": self.fp16_enabled,
         }
+        if self.score_from is not None:
+            info["brings_scores"] = True
         return json.dumps(info)

@@ -9,6 +9,7 @@ import torch
 from torch_dynemb.argument_checks import described, integers, text
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.policy.admission import AdmissionRule
+from torch_dynemb.policy.custom import Custom
 from torch_dynemb.policy.policy import Policy, Score
 from torch_dynemb.recis.initializers import initializer_of
 from torch_dynemb.recis.slices import Slice
@@ -90,7 +91,7 @@ def table_configs(
     *,
     initializer: Initializer,
     block_size: int,
-    scores: tuple[Score, ...],
+    scores: tuple[Score | Custom, ...],
     rules: Mapping[str, AdmissionRule],
 ) -> list[TableConfig]:
     """Return configs of the logical tables; 8-bit rows are packed into float32 columns.

@@ -209,6 +209,7 @@ class HashTable(OptimizedLater):
         reads_only: bool = False,
         trains: bool = True,
         counts: Tensor | None = None,
+        scores: Tensor | None = None,
     ) -> Tensor:
         """Look up ids of several features in one call; 8-bit rows are returned as stored.
 
@@ -217,6 +218,8 @@ class HashTable(OptimizedLater):
             reads_only: True: new ids get no row.
             trains: False: as in evaluation, but weights may get a gradient.
             counts: int64 [N], occurrences of each id; default: 1.
+            scores: [N], custom scores, int64, or floats for decayed sums; default: those of
+                ``group.scores.set_batch``.
 
         Returns:
             float32 [N, columns] without pooling, else [B, F * columns].
@@ -225,7 +228,9 @@ class HashTable(OptimizedLater):
             RuntimeError: the table has storage and no optimizer yet.
         """
         self._check_stored("lookup")
-        return self._lookup(batch, counts=counts, inserts=not reads_only, trains=trains)
+        return self._lookup(
+            batch, counts=counts, scores=scores, inserts=not reads_only, trains=trains
+        )
 
     def prefetch(self, ids: Tensor, *, child: str | None = None) -> None:
         """Start to load rows of the next batch into memory, and return at once.

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch_dynemb.argument_checks import described, text
 from torch_dynemb.policy.admission import AdmissionRule, AdmitByChance, AdmitFrequent
+from torch_dynemb.policy.custom import Custom
 from torch_dynemb.policy.policy import Score
 from torch_dynemb.table.group import TableGroup
 
@@ -97,7 +98,7 @@ class RowFilter:
     """
 
     interval: int = 100
-    scores: tuple[Score, ...] = ()
+    scores: tuple[Score | Custom, ...] = ()
 
     def remove(self, group: TableGroup, table: int) -> int:
         """Remove rows of a table, such as by ``group.remove(table, ...)``.

@@ -21,7 +21,7 @@ from torch_dynemb.torchrec.collections.dynamic_part import (
 from torch_dynemb.torchrec.planning.choice import TableChoice
 from torch_dynemb.torchrec.planning.options import is_dynamic
 from torch_dynemb.torchrec.planning.plans import module_plan, plan_dynamic
-from torch_dynemb.torchrec.sharding.batches import BatchCheck
+from torch_dynemb.torchrec.sharding.batches import BatchCheck, scored_features
 from torch_dynemb.torchrec.sharding.dedup import DEDUPED, DedupInputDist
 from torch_dynemb.torchrec.sharding.means import mean_divisor, pooled_outputs
 from torch_dynemb.torchrec.sharding.shardings import POOLED
@@ -90,6 +90,7 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
             "EmbeddingBagCollection",
             [name for config in self._embedding_bag_configs for name in config.feature_names],
             weighted=self._is_weighted,
+            scored=scored_features(self._embedding_bag_configs, plan.options),
         )
         self._keep_state(plan, env, device)
         let_senders_finish(env.process_group)
@@ -139,7 +140,13 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
 
     def input_dist(self, ctx: Any, features: Any) -> Any:
         """Send ids to the ranks that own them."""
-        features = self._own(self._check_batch(features, first=self._has_uninitialized_input_dist))
+        features = self._own(
+            self._check_batch(
+                features,
+                first=self._has_uninitialized_input_dist,
+                trains=self.training and torch.is_grad_enabled(),
+            )
+        )
         if self._grids and features.variable_stride_per_key():
             raise NotImplementedError(
                 f"EmbeddingBagCollection: tables {self._grids} are grid_shard, and features has a "

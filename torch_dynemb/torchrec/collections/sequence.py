@@ -21,7 +21,11 @@ from torch_dynemb.torchrec.collections.dynamic_part import (
 from torch_dynemb.torchrec.planning.choice import TableChoice
 from torch_dynemb.torchrec.planning.options import is_dynamic
 from torch_dynemb.torchrec.planning.plans import module_plan, plan_dynamic
-from torch_dynemb.torchrec.sharding.batches import BatchCheck, with_one_sample
+from torch_dynemb.torchrec.sharding.batches import (
+    BatchCheck,
+    scored_features,
+    with_one_sample,
+)
 from torch_dynemb.torchrec.sharding.dedup import (
     FeatureGroups,
     counts_frequency,
@@ -86,6 +90,7 @@ class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection)
             "EmbeddingCollection",
             [name for config in self._embedding_configs for name in config.feature_names],
             weighted=False,
+            scored=scored_features(self._embedding_configs, plan.options),
         )
         self._keep_state(plan, env, device)
         let_senders_finish(env.process_group)
@@ -131,7 +136,13 @@ class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection)
 
     def input_dist(self, ctx: Any, features: Any) -> Any:
         """Send ids to the ranks that own them."""
-        features = self._own(self._check_batch(features, first=self._has_uninitialized_input_dist))
+        features = self._own(
+            self._check_batch(
+                features,
+                first=self._has_uninitialized_input_dist,
+                trains=self.training and torch.is_grad_enabled(),
+            )
+        )
         if not features.variable_stride_per_key() and features.stride() == 0:
             # TorchRec's outputs need a sample, and other ranks wait for the backward of this one
             features = with_one_sample(features)

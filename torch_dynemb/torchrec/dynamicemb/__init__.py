@@ -7,6 +7,7 @@ from torch_dynemb.torchrec.dynamicemb.options import (
     DynamicEmbParameterConstraints,
     DynamicEmbScoreStrategy,
     DynamicEmbTableOptions,
+    EvictedItemMode,
     FrequencyAdmissionStrategy,
     KVCounter,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "DynamicEmbParameterConstraints",
     "DynamicEmbScoreStrategy",
     "DynamicEmbTableOptions",
+    "EvictedItemMode",
     "FrequencyAdmissionStrategy",
     "KVCounter",
     "get_sharded_table_capacity",

@@ -40,6 +40,9 @@ class DynamicEmbScoreStrategy(enum.IntEnum):
         LFU: number of occurrences in training.
         NO_EVICTION: no score and no eviction; the table grows beyond its capacity until memory is
             full.
+        LFU_DECAY: occurrences in training, of which each counts half after the ``half_life`` of
+            the options. DynamicEmb has no such name: it stands for ``LFU`` with a
+            ``score_function`` that decays.
     """
 
     TIMESTAMP = 0
@@ -47,6 +50,7 @@ class DynamicEmbScoreStrategy(enum.IntEnum):
     CUSTOMIZED = 2
     LFU = 3
     NO_EVICTION = 4
+    LFU_DECAY = 5
 
 
 _SCORES: dict[DynamicEmbScoreStrategy, Score] = {
@@ -55,7 +59,20 @@ _SCORES: dict[DynamicEmbScoreStrategy, Score] = {
     DynamicEmbScoreStrategy.CUSTOMIZED: "custom",
     DynamicEmbScoreStrategy.LFU: "frequency",
     DynamicEmbScoreStrategy.NO_EVICTION: "none",
+    DynamicEmbScoreStrategy.LFU_DECAY: "decayed",
 }
+
+
+class EvictedItemMode(enum.Flag):
+    """Record of the ids that a table evicts.
+
+    Attributes:
+        DISCARD: nothing.
+        RETAIN_KEY: the ids, until ``pop_evicted_keys`` takes them.
+    """
+
+    DISCARD = 0
+    RETAIN_KEY = 1
 
 
 class Kept(NamedTuple):
@@ -268,6 +285,7 @@ __all__ = [
     "DynamicEmbInitializerArgs",
     "DynamicEmbInitializerMode",
     "DynamicEmbScoreStrategy",
+    "EvictedItemMode",
     "FrequencyAdmissionStrategy",
     "KVCounter",
     "default_of",

@@ -1,9 +1,9 @@
-"""DynamicEmb's scores of tables, and its incremental dump of ids by a score."""
+"""DynamicEmb's scores of tables, its incremental dump of ids by a score, and its evicted ids."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from torch_dynemb.argument_checks import described, integer
 from torch_dynemb.checkpoint.parts import TablePart, end_steps, parts_of
-from torch_dynemb.checkpoint.together import ranks_of
+from torch_dynemb.checkpoint.together import Ranks, ranks_of
 from torch_dynemb.ops.columns import CLOCK_HEAD, Clock
+from torch_dynemb.torchrec.sharding.evicted_ids import RecordedIds
 
 Thresholds = Mapping[str, Mapping[str, int]]
 Rows = dict[str, dict[str, tuple[Tensor, Tensor]]]
@@ -33,8 +34,8 @@ def get_score(model: nn.Module) -> ScoresByTable | None:
     Returns:
         Scores by path of the collection, such as ``"model.sparse"``, then by table. It is the step
         or the time of the next lookup, the custom score that :func:`set_score` has set, or 0, and 1
-        for frequencies. Tables without rows on this rank are left out. None, with a warning, if the
-        model has no dynamic tables.
+        for frequencies and decayed counts. Tables without rows on this rank are left out. None,
+        with a warning, if the model has no dynamic tables.
 
     Raises:
         TypeError: ``model`` is not a module.
@@ -124,7 +125,7 @@ def incremental_dump(
         model: with dynamic tables that keep a score, sharded or not.
         score_threshold: one for all tables; or by path of the collection, such as
             ``"model.sparse"``, and by table, then other tables are left out. It applies to the
-            score that decides which ids are evicted.
+            score that decides which ids are evicted, and to decayed counts as of now.
         pg: of the ranks that share the model; default: all.
 
     Returns:
@@ -173,6 +174,90 @@ def incremental_dump(
         rows.setdefault(path, {})[table] = _together(name, of_table)
         scores.setdefault(path, {})[table] = max(score for *_, score in of_table)
     return rows, scores
+
+
+def pop_evicted_keys(
+    model: nn.Module,
+    table_names: Mapping[str, Sequence[str]] | None = None,
+    pg: dist.ProcessGroup | None = None,
+) -> dict[str, dict[str, Tensor]]:
+    """Take the ids that tables have evicted since the last call.
+
+    It ends a training step that is still open. An id is among them also if it has come back.
+    Removed and expired ids are not.
+
+    Args:
+        model: with sharded tables of ``EvictedItemMode.RETAIN_KEY``.
+        table_names: tables by path of the collection, such as ``"model.sparse"``; others keep their
+            ids. None: all.
+        pg: ranks that put their ids together; all of them call it. None: the ids of this rank.
+
+    Returns:
+        Distinct ids by path of the collection, then by table: int64 [n], ascending, on the CPU.
+        Tables without RETAIN_KEY are left out.
+
+    Raises:
+        TypeError: ``model`` is not a module, or ``table_names`` is not a dict of lists.
+        ValueError: ``table_names`` has a table that records no ids, or that these ranks lack. No id
+            has been taken then; with ``pg`` all ranks raise.
+    """
+    parts = _parts_of("pop_evicted_keys", model)
+    found: dict[tuple[str, str], list[tuple[RecordedIds, str]]] = {}
+    for part in parts:
+        recorded = part.group.tables.evictions.callback
+        if isinstance(recorded, RecordedIds) and part.config.name in recorded:
+            found.setdefault(_place(part.name), []).append((recorded, part.config.name))
+    ranks = Ranks(None, 0, 1) if pg is None else ranks_of(pg)
+    known = {place for of_rank in ranks.gather(set(found)) for place in of_rank}
+
+    def taken() -> dict[tuple[str, str], list[Tensor]]:
+        chosen = _chosen_places(table_names, known)
+        end_steps(parts)
+        return {
+            place: [recorded.take(name) for recorded, name in found[place]]
+            for place in found
+            if place in chosen
+        }
+
+    together: dict[tuple[str, str], list[Tensor]] = {}
+    for of_rank in ranks.gather(ranks.run(taken)):
+        for place, ids in of_rank.items():
+            together.setdefault(place, []).extend(ids)
+    result: dict[str, dict[str, Tensor]] = {}
+    for (path, table), ids in sorted(together.items()):
+        result.setdefault(path, {})[table] = torch.cat(ids).unique()
+    return result
+
+
+def _chosen_places(given: object, recorded: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Return the collections and tables that ``table_names`` of ``pop_evicted_keys`` names.
+
+    Args:
+        given: the argument.
+        recorded: collections and tables that record evicted ids.
+    """
+    if given is None:
+        return recorded
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"pop_evicted_keys: table_names is {described(given)}, expected a dict with a list of "
+            "table names by path of the collection"
+        )
+    chosen: set[tuple[str, str]] = set()
+    for path, tables in given.items():
+        if isinstance(tables, str) or not isinstance(tables, Sequence):
+            raise TypeError(
+                f"pop_evicted_keys: table_names[{path!r}] is {described(tables)}, expected a list "
+                "of table names"
+            )
+        chosen |= {(path, table) for table in tables}
+    for path, table in sorted(chosen - recorded):
+        raise ValueError(
+            f"pop_evicted_keys: table_names names table {table!r} of {path!r}, but tables that "
+            f"record evicted ids are {sorted(recorded)}: give others "
+            "evicted_item_mode=EvictedItemMode.RETAIN_KEY"
+        )
+    return chosen
 
 
 # table name, first column, ids, rows, next score
@@ -276,4 +361,4 @@ def _together(name: str, told: list[_Dumped]) -> tuple[Tensor, Tensor]:
     return ids, torch.cat([rows for _, rows in found], 1)
 
 
-__all__ = ["get_score", "incremental_dump", "set_score"]
+__all__ = ["get_score", "incremental_dump", "pop_evicted_keys", "set_score"]

@@ -21,6 +21,7 @@ from torch_dynemb.torchrec.dynamicemb.arguments import (
     DynamicEmbInitializerArgs,
     DynamicEmbInitializerMode,
     DynamicEmbScoreStrategy,
+    EvictedItemMode,
     FrequencyAdmissionStrategy,
     KVCounter,
     default_of,
@@ -43,9 +44,8 @@ _NOT_BUILT = {
     "evict_strategy": "score_strategy decides which ids are evicted: set that",
     "local_hbm_for_values": "DynamicEmb's planner sets it: leave it out",
     "device_id": "a table lies on the device of its rank: leave it out",
-    "score_function": "scores are compared unchanged: choose a score_strategy, or CUSTOMIZED and "
-    "set the scores",
-    "evicted_item_mode": "record evicted ids with the table group's evicted.record",
+    "score_function": "scores are compared unchanged. For a count that decays, give score_strategy="
+    "DynamicEmbScoreStrategy.LFU_DECAY and half_life='7d'; for scores of your own, CUSTOMIZED",
 }
 # Fields of another memory layout: results do not depend on them.
 _OTHER_LAYOUT = {
@@ -63,6 +63,7 @@ _GROUPED = (
     "dist_type",
     "score_strategy",
     "admit_strategy",
+    "half_life",
 )
 _warned: set[str] = set()
 
@@ -99,7 +100,7 @@ class DynamicEmbTableOptions:
             constants only.
         caching: whether the ``global_hbm_for_values`` cache rows, all of which then lie in host
             memory: ``HostStore(cache=...)``.
-        score_function, evicted_item_mode: must keep their defaults; the error names the remedy.
+        score_function: must keep its default; the error names the remedy.
         external_storage: ``TableOptions.storage``: :class:`torch_dynemb.SSDStore` or
             :class:`torch_dynemb.ExternalStore`, which set how many rows stay in memory.
         init_capacity, max_load_factor, admission_counter: have no effect. A value other than the
@@ -119,6 +120,9 @@ class DynamicEmbTableOptions:
         dist_type: ``"roundrobin"``, ``"hash_roundrobin"`` or ``"continuous"``. A hash assigns ids
             to ranks in any case; ``"continuous"`` warns about it.
         admit_strategy: ``Policy.admission`` and ``Policy.refused``; None: every id gets a row.
+        evicted_item_mode: ``TableOptions.record_evicted``: with RETAIN_KEY, ``pop_evicted_keys`` of
+            ``incremental_dump`` returns the evicted ids.
+        half_life: ``Policy.half_life``, of LFU_DECAY; DynamicEmb has no such field.
 
     Raises:
         NotImplementedError: a value of a field that is not built.
@@ -157,7 +161,8 @@ class DynamicEmbTableOptions:
     admit_strategy: FrequencyAdmissionStrategy | None = None
     admission_counter: KVCounter | None = None
     score_function: Any = None
-    evicted_item_mode: Any = None
+    evicted_item_mode: EvictedItemMode = EvictedItemMode.DISCARD
+    half_life: int | str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.score_strategy, tuple) and len(self.score_strategy) == 1:
@@ -196,6 +201,7 @@ class DynamicEmbTableOptions:
             ("eval_initializer_args", DynamicEmbInitializerArgs),
             ("admit_strategy", FrequencyAdmissionStrategy | None),
             ("admission_counter", KVCounter | None),
+            ("evicted_item_mode", EvictedItemMode),
         ):
             if not isinstance(getattr(self, name), kind):
                 raise TypeError(
@@ -246,6 +252,12 @@ class DynamicEmbTableOptions:
 
     def _options(self, *, num_embeddings: int, embedding_dim: int) -> TableOptions:
         kept = scores_of(self.score_strategy)
+        if ("decayed" in (kept.score or ())) != (self.half_life is not None):
+            raise ValueError(
+                f"DynamicEmbTableOptions: half_life is {self.half_life!r} and score_strategy is "
+                f"{self.score_strategy!r}: LFU_DECAY needs a half-life such as '7d', and other "
+                "strategies have none"
+            )
         refused: Default = "zeros"
         admission = None
         strategy = self.admit_strategy
@@ -260,6 +272,7 @@ class DynamicEmbTableOptions:
             initializer=self.initializer_args.initializer(num_embeddings),
             policy=Policy(
                 score=kept.score[0] if kept.score and len(kept.score) == 1 else kept.score,
+                half_life=self.half_life,
                 capacity=num_embeddings,
                 on_full="evict" if kept.evicts else "grow",
                 admission=admission,
@@ -269,6 +282,7 @@ class DynamicEmbTableOptions:
             eval_default=default_of(self.eval_initializer_args, num_embeddings, embedding_dim),
             trainable=self.training,
             storage=self.external_storage,
+            record_evicted=EvictedItemMode.RETAIN_KEY in self.evicted_item_mode,
         )
 
 
@@ -401,6 +415,7 @@ __all__ = [
     "DynamicEmbParameterConstraints",
     "DynamicEmbScoreStrategy",
     "DynamicEmbTableOptions",
+    "EvictedItemMode",
     "FrequencyAdmissionStrategy",
     "KVCounter",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints
@@ -59,14 +59,22 @@ class TableOptions:
             module>/<tables>/rank<r>of<n>``. An :class:`torch_dynemb.ExternalStore` gets table names
             of the form ``<path of the module>.<table>``. Each rank has its own store; a store in a
             plan that is sent to all ranks must support pickling.
+        score_from: ``"weights"``: weights of the ids in a KeyedJaggedTensor are the custom scores
+            of training lookups, rounded to integers unless they are added to a decayed sum. They
+            are weights of bags, too, only if the collection is weighted. None: scores are set with
+            ``group.scores.set_batch``.
+        record_evicted: record the ids that the table evicts, on the host, until
+            ``pop_evicted_keys`` of :mod:`torch_dynemb.compat.dynamicemb` takes them. Every step
+            then waits for the device, and raises if it evicts more than a million ids of a kernel.
 
     Tables of one module may differ in all options. Options for updates, and ``storage``, also
     decide which tables share a kernel.
 
     Raises:
-        TypeError: ``initializer``, ``policy``, ``trainable``, ``split`` or ``storage`` has another
-            type.
-        ValueError: ``delayed_gradients`` has another value.
+        TypeError: ``initializer``, ``policy``, ``trainable``, ``split``, ``storage`` or
+            ``record_evicted`` has another type.
+        ValueError: ``delayed_gradients`` or ``score_from`` has another value, or the policy keeps
+            no custom scores for ``score_from``.
     """
 
     initializer: Initializer | None = None
@@ -78,6 +86,8 @@ class TableOptions:
     delayed_gradients: DelayedGradients | None = None
     split: bool = False
     storage: Storage | None = None
+    score_from: Literal["weights"] | None = None
+    record_evicted: bool = False
 
     def __post_init__(self) -> None:
         if self.initializer is not None and not isinstance(self.initializer, Initializer):
@@ -89,7 +99,7 @@ class TableOptions:
             raise TypeError(
                 f"TableOptions: policy is {self.policy!r}, expected torch_dynemb.Policy(...)"
             )
-        for name in ("trainable", "split"):
+        for name in ("trainable", "split", "record_evicted"):
             given = getattr(self, name)
             if not isinstance(given, bool):
                 raise TypeError(f"TableOptions: {name} is {given!r}, expected True or False")
@@ -99,6 +109,16 @@ class TableOptions:
                 f"one of {DELAYED_GRADIENTS}"
             )
         check_storage("TableOptions", self.storage)
+        if self.score_from not in (None, "weights"):
+            raise ValueError(
+                f"TableOptions: score_from is {self.score_from!r}, expected None or 'weights'"
+            )
+        if self.score_from is not None and self.policy.custom is None:
+            raise ValueError(
+                f"TableOptions: score_from is {self.score_from!r}, but the policy has scores "
+                f"{self.policy.scores}, none of which is given: give policy=Policy(score=Custom()),"
+                " or leave score_from out"
+            )
         if not self.trainable:
             policy = replace(self.policy, admission=AdmitNone(), refused=None)
             object.__setattr__(self, "policy", policy)
@@ -120,6 +140,11 @@ class TableOptions:
         if self.delayed_gradients is None:
             return optimizer
         return replace(optimizer, delayed_gradients=self.delayed_gradients)
+
+    @property
+    def adds_weights_to_decayed_sums(self) -> bool:
+        """Whether ``score_from`` gives the scores of :class:`torch_dynemb.Custom` decayed sums."""
+        return self.score_from is not None and self.policy.combine == "decayed_sum"
 
     @property
     def keeps_time(self) -> bool:

@@ -86,6 +86,42 @@ def check_storage_device(
             )
 
 
+def check_scores_from_weights(
+    owner: str,
+    options: Mapping[str, TableOptions],
+    shardings: Mapping[str, ParameterSharding],
+    *,
+    is_weighted: bool,
+    use_index_dedup: bool,
+) -> None:
+    """Check that weights of features can be scores of the tables that ask for it.
+
+    Args:
+        owner: the collection.
+        options: of its dynamic tables.
+        shardings: of all its tables.
+        is_weighted: whether weights are those of bags, too.
+        use_index_dedup: whether each distinct id is sent once.
+
+    Raises:
+        NotImplementedError: deduplication, which sends no weights, or static tables, the bags of
+            which TorchRec would weight.
+    """
+    scored = [name for name, of_table in options.items() if of_table.score_from == "weights"]
+    if scored and use_index_dedup:
+        raise NotImplementedError(
+            f"{owner}: tables {scored} have score_from='weights', but use_index_dedup sends each "
+            "distinct id once, without its weights: leave use_index_dedup or score_from out"
+        )
+    static = [name for name, sharding in shardings.items() if not is_dynamic(sharding)]
+    if scored and static and not is_weighted and owner == "EmbeddingBagCollection":
+        raise NotImplementedError(
+            f"{owner}: tables {scored} have score_from='weights', but tables {static} are static, "
+            "and TorchRec would weight their bags: make them dynamic, or give them a collection of "
+            "their own"
+        )
+
+
 def check_one_world(
     owner: str, env: ShardingEnv, shardings: Mapping[str, ParameterSharding]
 ) -> None:
@@ -193,6 +229,7 @@ __all__ = [
     "check_one_world",
     "check_plan",
     "check_ranks_agree",
+    "check_scores_from_weights",
     "check_storage_device",
     "check_where",
 ]

@@ -27,6 +27,7 @@ from torch_dynemb.torchrec.planning.plan_checks import (
     check_one_world,
     check_plan,
     check_ranks_agree,
+    check_scores_from_weights,
     check_storage_device,
     check_where,
 )
@@ -79,7 +80,8 @@ class KernelPlan:
     """Settings that a kernel needs of a dynamic table beyond TorchRec's configs.
 
     TorchRec puts tables with equal fused_params into one kernel. Plans are equal if their storage
-    is equal, so tables with otherwise different options share a group, which has one store.
+    and the source and dtype of their scores are equal. So tables with otherwise different options
+    share a group: it has one store, and its lookups bring scores for all tables or for none.
     """
 
     options: TableOptions
@@ -89,7 +91,13 @@ class KernelPlan:
     place: ModulePlace
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, KernelPlan) and self.options.storage == other.options.storage
+        return isinstance(other, KernelPlan) and self._shared == other._shared
+
+    @property
+    def _shared(self) -> tuple[object, ...]:
+        """What all tables of a kernel have in common."""
+        options = self.options
+        return options.storage, options.score_from, options.adds_weights_to_decayed_sums
 
     def __hash__(self) -> int:
         return hash(KernelPlan)
@@ -184,6 +192,7 @@ def module_plan(
         TypeError: a function of the sharder has returned something else.
     """
     check_where(owner, env, device)
+    is_weighted: bool = getattr(module, "is_weighted", lambda: False)()
     options = ranks_of(env.process_group).run(lambda: choice.of_module(configs, shardings))
     check_ranks_agree(
         owner,
@@ -196,7 +205,7 @@ def module_plan(
         optimizer=optimizer,
         fused_params=fused_params,
         flags={
-            "is_weighted": getattr(module, "is_weighted", lambda: False)(),
+            "is_weighted": is_weighted,
             "use_index_dedup": use_index_dedup,
             "qcomm_codecs_registry": sorted(codecs or {}),
         },
@@ -213,6 +222,13 @@ def module_plan(
         sharding_types,
     )
     check_storage_device(owner, of_tables, device)
+    check_scores_from_weights(
+        owner,
+        of_tables,
+        shardings,
+        is_weighted=is_weighted,
+        use_index_dedup=use_index_dedup,
+    )
     return ModulePlan(
         of_tables,
         optimizer,

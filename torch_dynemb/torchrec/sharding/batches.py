@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
+from torch_dynemb.torchrec.planning.options import TableOptions
+
 _ID_DTYPES = (torch.int64, torch.int32)
+_TOO_LARGE = 2.0**63  # score
 
 
 class BatchCheck:
@@ -22,19 +26,24 @@ class BatchCheck:
         owner: the collection.
         features: names that its tables look up.
         weighted: whether ids have weights.
+        scored: by feature with weights that are scores in training, the least score.
     """
 
-    def __init__(self, owner: str, features: Sequence[str], *, weighted: bool) -> None:
+    def __init__(
+        self, owner: str, features: Sequence[str], *, weighted: bool, scored: Mapping[str, float]
+    ) -> None:
         self._owner = owner
         self._features = list(dict.fromkeys(features))
         self._weighted = weighted
+        self._scored = scored
         self._keys: list[str] = []
 
-    def __call__(self, features: object, *, first: bool) -> KeyedJaggedTensor:
+    def __call__(self, features: object, *, first: bool, trains: bool) -> KeyedJaggedTensor:
         """Return the batch as a KeyedJaggedTensor.
 
         Args:
             first: True for the first batch, for which TorchRec builds its distribution of features.
+            trains: whether the batch may change scores.
 
         Raises:
             KeyError: a feature is missing.
@@ -65,8 +74,10 @@ class BatchCheck:
                     "or int32"
                 )
             batch = with_ids(batch, ids.to(torch.int64))  # an empty tensor is float32 by default
-        self._check_weights(batch)
+        self._check_weights(batch, trains)
         self._check_sizes(batch)
+        if trains and self._scored:
+            self._check_scores(batch)
         return batch
 
     def _check_names(self, keys: list[str]) -> None:
@@ -79,9 +90,14 @@ class BatchCheck:
         if len(set(keys)) != len(keys):
             raise ValueError(f"{self._owner}: keys of features are {keys}, expected every key once")
 
-    def _check_weights(self, batch: KeyedJaggedTensor) -> None:
+    def _check_weights(self, batch: KeyedJaggedTensor, trains: bool) -> None:
         weights = batch.weights_or_none()
         if weights is None:
+            if self._scored and trains:
+                raise ValueError(
+                    f"{self._owner}: features has no weights, but those of {list(self._scored)} "
+                    "are scores by score_from='weights': give weights=, one for every id"
+                )
             if self._weighted:
                 raise ValueError(
                     f"{self._owner}: features has no weights, but is_weighted is True: give "
@@ -97,6 +113,22 @@ class BatchCheck:
                 f"{self._owner}: weights of features have shape {tuple(weights.shape)}, expected "
                 f"that of the ids, {tuple(batch.values().shape)}"
             )
+
+    def _check_scores(self, batch: KeyedJaggedTensor) -> None:
+        """Raise ValueError unless weights that are scores are in the range of their scores."""
+        weights, ends = batch.weights(), batch.offset_per_key()
+        if weights.device.type != "cpu":
+            return
+        for name, least in self._scored.items():
+            place = self._keys.index(name)
+            scores = weights[ends[place] : ends[place + 1]]
+            wrong = ~((scores >= least) & (scores < _TOO_LARGE))
+            if bool(wrong.any()):
+                raise ValueError(
+                    f"{self._owner}: weights of feature {name!r} have {float(scores[wrong][0])}, "
+                    "but are scores by score_from='weights': give numbers from "
+                    f"{'0' if least == 0 else '-2^63'} on, below 2^63"
+                )
 
     def _check_sizes(self, batch: KeyedJaggedTensor) -> None:
         keys, lengths, ids = batch.keys(), batch.lengths(), batch.values()
@@ -137,6 +169,26 @@ class BatchCheck:
             )
 
 
+def scored_features(
+    configs: Sequence[BaseEmbeddingConfig], options: Mapping[str, TableOptions]
+) -> dict[str, float]:
+    """Return the least score of each feature of which the weights are scores.
+
+    Args:
+        configs: of the tables of a collection.
+        options: of its dynamic tables, by name.
+    """
+    least: dict[str, float] = {}
+    for config in configs:
+        of_table = options.get(config.name)
+        if of_table is None or of_table.score_from is None:
+            continue
+        own = 0.0 if of_table.adds_weights_to_decayed_sums else -_TOO_LARGE
+        for feature in config.feature_names:
+            least[feature] = max(own, least.get(feature, own))
+    return least
+
+
 def with_ids(features: KeyedJaggedTensor, ids: Tensor) -> KeyedJaggedTensor:
     """Return the same bags with other ids."""
     changed = copy.copy(features)
@@ -158,7 +210,13 @@ def with_one_sample(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     """Return a batch without samples as one empty sample."""
     keys = features.keys()
     lengths = torch.zeros(len(keys), dtype=torch.int64, device=features.device())
-    return KeyedJaggedTensor(keys=keys, values=features.values(), lengths=lengths, stride=1)
+    return KeyedJaggedTensor(
+        keys=keys,
+        values=features.values(),
+        weights=features.weights_or_none(),  # other ranks send theirs
+        lengths=lengths,
+        stride=1,
+    )
 
 
-__all__ = ["BatchCheck", "copied", "with_ids", "with_one_sample"]
+__all__ = ["BatchCheck", "copied", "scored_features", "with_ids", "with_one_sample"]

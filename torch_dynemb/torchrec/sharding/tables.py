@@ -21,8 +21,10 @@ from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.policy.admission import AdmissionRule, AdmitFrequentSketch
 from torch_dynemb.table.config import ColumnShard, TableConfig
+from torch_dynemb.table.given_scores import custom_scores
 from torch_dynemb.table.shards import IdSlots, TableShard
 from torch_dynemb.torchrec.planning.plans import PLAN, KernelPlan
+from torch_dynemb.torchrec.sharding.evicted_ids import record_evicted
 
 _ROW_DTYPES = {
     DataType.FP32: torch.float32,
@@ -149,6 +151,8 @@ class ShardTables(TableModule):
         )
         self.shards, self._ids = shards, ids
         self._weighted = grouped_config.is_weighted or grouped_config.has_feature_processor
+        self._scored = _plan_of(tables[0]).options.score_from == "weights"
+        self._decays = _plan_of(tables[0]).options.adds_weights_to_decayed_sums
         self._pooling = pooling
         self._counted = counted
         self._by_rank = by_rank
@@ -162,6 +166,10 @@ class ShardTables(TableModule):
             if layout.rows
         ]
         self._in_step = False
+        recorded = [_plan_of(table).options.record_evicted for table in tables]
+        record_evicted(
+            self._group, (of.name for of, chosen in zip(configs, recorded, strict=True) if chosen)
+        )
         if self._group.config.keeps_time:
             self._group.clock.share(_plan_of(tables[0]).now)
 
@@ -248,7 +256,15 @@ class ShardTables(TableModule):
             self._feature_dims,
             self._pooling,
         )
-        return self._lookup(batch, feature_policies=self._feature_policies)
+        return self._lookup(
+            batch, feature_policies=self._feature_policies, scores=self._scores_of(weights)
+        )
+
+    def _scores_of(self, weights: Tensor | None) -> Tensor | None:
+        """Return the custom scores that a lookup brings, [N]; None: it brings none."""
+        if not self._scored or weights is None:
+            return None
+        return custom_scores(weights, decays=self._decays)
 
     def _rows_of(
         self, ids: Tensor, offsets: Tensor, weights: Tensor | None, ranks: int = 1
@@ -261,6 +277,7 @@ class ShardTables(TableModule):
         return self._lookup(
             LookupBatch(ids, offsets, None, tables, dims, Pooling.NONE),
             feature_policies=ranks * self._feature_policies,
+            scores=self._scores_of(weights),
             counts=weights.to(torch.int64) if self._counted and weights is not None else None,
         )
 
