@@ -297,6 +297,7 @@ def values() -> dict[str, Any]:
         "scored": group.scores.get(0, IDS),
         "found": group.find(IDS, torch.tensor([0, len(IDS)]), [0]),
         "storage": td.HostStore(hbm="1GB", host="2GB"),
+        "score": td.Custom(combine="decayed_sum", half_life="7d"),
     }
 
 
