@@ -61,9 +61,14 @@ class Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+# of tables beneath a cache: a HostStore, which the CPU takes as memory
+CACHED_OPS = ("stage_", "staged_lookup_", "prefetch_")
+
+
 def wanted_ops(device: torch.device) -> set[str]:
     """Return the ops that have work for a device: not those of host memory and files."""
-    unwanted = tagged_ops("host", "store") if device.type == "cuda" else set(op_tags())
+    on_gpu = device.type == "cuda"
+    unwanted = tagged_ops("host", "store") if on_gpu else {*op_tags(), *CACHED_OPS}
     return {name for name in op_names() if name not in unwanted and takes_tensors(name)}
 
 
@@ -107,6 +112,7 @@ class TableCalls(Calls):
             self._export,
             self._retrieval,
             self._policies,
+            self._cached,
             self._split_mode,
         ]
 
@@ -121,6 +127,34 @@ class TableCalls(Calls):
         group.scores.set(0, scored, self.tensor([70, 1, 8]))
         self.keep("scores", *group.scores.get(0, self.tensor([1, 2, 900, 12345])))
         group.reserve(2, 3000)
+        worth = td.Policy(score=td.Custom(combine="decayed_sum", half_life_steps=5))
+        weighed = td.TableGroup(
+            [td.TableConfig("weighed", 4, policy=worth)],
+            optimizer=OPTIMIZERS[self.optimizer],
+            max_rows=1000,
+            device=self.device,
+        )
+        ids = torch.arange(300, device=self.device) % 70
+        weighed.insert(0, ids, scores=(ids + 1).double() / 3)
+        self.keep("decayed sums", weighed.scores.get(0, ids).scores)
+
+    def _cached(self) -> None:
+        """Train a table with fewer rows in the cache than a step looks up."""
+        module = td.DynamicEmbedding(
+            8,
+            name="cached",
+            optimizer=OPTIMIZERS[self.optimizer],
+            storage=td.HostStore(cache="64 rows"),
+            max_rows=5000,
+            device=self.device,
+        )
+        for step in range(4):
+            ids = (torch.arange(200, device=self.device) * 7) % (90 + 40 * step)
+            module.prefetch(ids)
+            module(ids).square().sum().backward()
+            module.optimizer.step()
+        ids = torch.arange(250, device=self.device)
+        self.keep("cached rows", module.eval()(ids), module.group.read(0, ids))
 
     def _retrieval(self) -> None:
         """Sample a full and a nearly empty table, and search one."""

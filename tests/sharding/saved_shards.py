@@ -132,6 +132,7 @@ def values() -> dict[str, Any]:
         safe_check_mode=dynamicemb.DynamicEmbCheckMode.WARNING,
         admit_strategy=dynamicemb.FrequencyAdmissionStrategy(3, arguments),
         admission_counter=dynamicemb.KVCounter(100),
+        evicted_item_mode=dynamicemb.EvictedItemMode.RETAIN_KEY,
     )
     constraints: dict[str, Any] = {
         "a": DynamicTableConstraints(options, sharding_types=["row_wise"]),

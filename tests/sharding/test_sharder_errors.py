@@ -119,8 +119,8 @@ REFUSED: dict[str, tuple[Table, dict[str, Any], str]] = {
         },
         "ValueError: EmbeddingBagCollection: table 'users' has storage "
         f"{td.SSDStore('rows')} and an optimizer with delayed_gradients='apply', but rows stay in "
-        "memory only until the end of the step that looks them up, so later gradients would be "
-        "lost: leave delayed_gradients 'raise', or storage out",
+        "their place only until the end of the step that looks them up, so later gradients would "
+        "be lost: leave delayed_gradients 'raise', or storage out",
     ),
     "column_shard": (
         replace(TABLE, dim=12, sharding="column_wise", columns_per_rank=(6, 6)),

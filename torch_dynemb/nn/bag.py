@@ -147,7 +147,9 @@ class DynamicEmbeddingBag(SingleTable):
         """
         return self._lookup(
             self._batch(input, offsets, per_sample_weights),
-            scores=None if scores is None else flat_scores("DynamicEmbeddingBag", scores, input),
+            scores=None
+            if scores is None
+            else flat_scores("DynamicEmbeddingBag", scores, input, self.table.policy.combine),
         )
 
     def prefetch(self, input: Tensor, offsets: Tensor | None = None, *, ahead: int = 1) -> None:

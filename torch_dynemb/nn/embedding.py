@@ -217,7 +217,9 @@ class DynamicEmbedding(SingleTable):
                 )
         rows = self._lookup(
             self._batch(flat_ids("DynamicEmbedding", input)),
-            scores=None if scores is None else flat_scores("DynamicEmbedding", scores, input),
+            scores=None
+            if scores is None
+            else flat_scores("DynamicEmbedding", scores, input, self.table.policy.combine),
         )
         return rows_in_shape(rows, input, self.embedding_dim)
 

@@ -97,12 +97,13 @@ def flat_weights(owner: str, weights: Tensor, shape: torch.Size) -> Tensor:
     return weights if weights.dim() == 1 else weights.reshape(-1)
 
 
-def flat_scores(owner: str, scores: Tensor, input: Tensor) -> Tensor:
+def flat_scores(owner: str, scores: Tensor, input: Tensor, combine: str | None) -> Tensor:
     """Return custom scores as a vector; raise unless they fit the ids."""
     if not isinstance(scores, Tensor):
         raise TypeError(f"{owner}: scores is a {type(scores).__name__}, expected a Tensor")
     _check_dense(f"{owner}: scores", scores)
-    if scores.dtype != torch.int64 and not scores.is_floating_point():
+    decays = combine == "decayed_sum"
+    if scores.dtype != torch.int64 and not (decays and scores.is_floating_point()):
         raise TypeError(f"{owner}: scores has dtype {scores.dtype}, expected int64")
     if scores.shape != input.shape:
         raise ValueError(
