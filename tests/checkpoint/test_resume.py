@@ -24,6 +24,12 @@ from torch_dynemb.table.scores import stored_scores
 pytestmark = pytest.mark.any_device
 
 
+@pytest.fixture(autouse=True)
+def one_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models that are compared read the same time, however long a test takes."""
+    monkeypatch.setattr(time, "time", lambda: 1_700_000_000.0)
+
+
 def assert_equal(one: nn.Module, other: nn.Module, folder: Path) -> None:
     """Two models have the same content, to the bit."""
     paths = [folder / "one", folder / "other"]
@@ -335,8 +341,11 @@ def test_times_go_on_if_the_clock_jumps_back(
     assert step(again, 6_000) == 6_000
 
 
-@pytest.mark.cpu_only("rows on disks")
-def test_rows_on_a_disk_resume_from_snapshots(tmp_path: Path) -> None:
+def test_rows_on_a_disk_resume_from_snapshots(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if request.config.getoption("--device") != "cpu":
+        pytest.skip("rows on disks are of the CPU")
     storage = td.SSDStore(tmp_path / "rows", cache="64 rows", disk="1MB", segment="64KiB")
     model = td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1), storage=storage)
     with pytest.raises(RuntimeError, match=r"resumes from its last snapshot: call .*save_snapshot"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,16 +25,15 @@ def loss_of(
     right = score(positive.id)
     wrong = [score(negative.id) for negative in negatives]
     corrected = [
-        each - torch.tensor(negative.expected).double().log()
-        for each, negative in zip(wrong, negatives, strict=True)
+        each - math.log(negative.expected) for each, negative in zip(wrong, negatives, strict=True)
     ]
     if form == "softmax":
         return torch.stack([right, *corrected]).logsumexp(0) - right
     if form == "bce":
-        right = right - torch.tensor(positive.expected).double().log()
+        right = right - math.log(positive.expected)
         return F.softplus(-right) + sum(F.softplus(each) for each in corrected)
     pairs = [F.softplus(each - right) for each in wrong]
-    return sum(pairs, torch.zeros(())) / max(1, len(pairs))
+    return sum(pairs, torch.zeros_like(right)) / max(1, len(pairs))
 
 
 class Reference(NamedTuple):

@@ -57,7 +57,7 @@ def check(
     ]
 
 
-IDS = torch.randperm(90, generator=torch.Generator().manual_seed(1)) * 5 - 200
+IDS = torch.randperm(90, generator=torch.Generator("cpu").manual_seed(1), device="cpu") * 5 - 200
 
 
 @pytest.mark.parametrize("k", [1, 7, 60, 100])
