@@ -74,6 +74,9 @@ class EvictedItemMode(enum.Flag):
     DISCARD = 0
     RETAIN_KEY = 1
 
+    def __repr__(self) -> str:
+        return str(self)  # code, so that signatures in the documentation can be read
+
 
 class Kept(NamedTuple):
     """Policy arguments that a strategy stands for.
