@@ -35,7 +35,7 @@ def results(folder: Path, program: str, *arguments: str, ranks: int = 1) -> list
         env={**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=480,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
