@@ -48,7 +48,8 @@ def blocks(kept: Kept) -> dict[str, str]:
     made = {table.name: table.markdown(kept) for table in TABLES}
     return made | {
         "misses": misses_markdown(kept),
-        "gpu": ledger.sentence(ledger.load(ledger.PATH)),
+        "gpu": f"{ledger.sentence(ledger.load(ledger.PATH))} `make gpu-check` tests and times them "
+        "on a machine with one ([notes](notes/gpu.md)).",
     }
 
 

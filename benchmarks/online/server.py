@@ -19,11 +19,17 @@ from torch_dynemb import serving
 def serve(log: Path, socket: Path) -> None:
     """Answer with the canaries' counts, and the events and batches that the model has seen."""
     torch.set_num_threads(1)
-    model = Model()
-    td.checkpoint.load(log / "base", model, progress=False)
+    model, reached = Model(), None
+    while reached is None:
+        try:
+            reached = td.checkpoint.replay(log, model)
+        except (
+            FileNotFoundError,
+            td.errors.NewBaseNeededError,
+        ):  # a newer base took its place meanwhile
+            continue
     live = serving.live(model, headroom=1_000_000)
-    follower = td.checkpoint.follow(log, live, base=log / "base")
-    follower.update()
+    follower = td.checkpoint.follow(log, live, sequence=reached)
     follower.start(every_seconds=0.01)
     ids = torch.tensor([*CANARIES, *range(30)])
     socket.unlink(missing_ok=True)

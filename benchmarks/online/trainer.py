@@ -20,6 +20,7 @@ from online.model import Training
 import torch_dynemb as td
 
 EVERY_SECONDS = 0.5
+BASE_COMMITS = 20  # a restart reads the base and about as many commits
 
 
 def train(events: Path, log_path: Path | None) -> dict[str, Any]:
@@ -31,18 +32,23 @@ def train(events: Path, log_path: Path | None) -> dict[str, Any]:
     torch.set_num_threads(1)
     training = Training()
     loader: Any = StatefulDataLoader(Tail(events), batch_size=None)
-    log, times = None, {"load_s": 0.0, "first_commit_s": 0.0, "train_s": 0.0, "publish_s": 0.0}
+    log, based = None, 0
+    times = {"load_s": 0.0, "first_commit_s": 0.0, "train_s": 0.0, "publish_s": 0.0}
     if log_path is not None:
-        log = td.checkpoint.DeltaLog(log_path, resume=True, every_seconds=EVERY_SECONDS)
+        log = td.checkpoint.DeltaLog(
+            log_path, resume=True, every_seconds=EVERY_SECONDS, retain="5s"
+        )
         began = time.perf_counter()
         state = td.checkpoint.resume(log, training.model, progress=False).state
         times["load_s"] = time.perf_counter() - began
         if state is not None:
             training.dense_optimizer.load_state_dict(state["optimizer"])
             loader.load_state_dict(state["loader"])
+            based = state["based"]
 
     def state_now() -> dict[str, Any]:
-        return {"optimizer": training.dense_optimizer.state_dict(), "loader": loader.state_dict()}
+        optimizer = training.dense_optimizer.state_dict()
+        return {"optimizer": optimizer, "loader": loader.state_dict(), "based": based}
 
     loaded = began = time.perf_counter()
     for ids in loader:
@@ -57,6 +63,9 @@ def train(events: Path, log_path: Path | None) -> dict[str, Any]:
                 log.flush()
                 times["first_commit_s"] = time.perf_counter() - loaded
                 print(json.dumps(times | {"cpu_s": time.process_time()}), flush=True)
+            if log.sequence >= based + BASE_COMMITS:
+                based = log.sequence
+                log.save(state=state_now, asynchronous=True)
     times["whole_s"] = time.perf_counter() - began
     if log is not None:
         log.publish(state=state_now)

@@ -388,7 +388,49 @@ SERVING = Table(
     ),
 )
 
+# -- retrieval ---------------------------------------------------------------------------------
+
+
+def _search(rows: str) -> list[Cell | None]:
+    case = (f"top_k, {rows}",)
+    peers = ("torch.matmul and topk, chunks", "faiss IndexFlatIP")
+    return [
+        Cell("retrieval", case, peers[0], "ours_ms", "ms"),
+        *(Cell("retrieval", case, peer) for peer in peers),
+    ]
+
+
+_STEP = ("step of a sampled softmax",)
+_GIVEN = "nn.Embedding, given negatives"
+
+RETRIEVAL = Table(
+    "retrieval",
+    "Retrieval: a million ids, D=64",
+    ("time", "PyTorch", "faiss `IndexFlatIP`"),
+    (
+        (
+            "an id of `sample_ids`, of 10 million",
+            [Cell("retrieval", ("sample_ids, an id",), "target", "value", "ns"), None, None],
+        ),
+        (
+            "step of `SampledSoftmaxLoss` / `nn.Embedding`, given negatives",
+            [
+                Cell("retrieval", _STEP, _GIVEN, "ours_ms", "ms"),
+                Cell("retrieval", _STEP, _GIVEN),
+                None,
+            ],
+        ),
+        *(
+            (f"`top_k` in {text}", _search(rows))
+            for text, rows in (
+                ("live rows / `matmul` and `topk`", "live"),
+                ("frozen rows", "frozen"),
+            )
+        ),
+    ),
+)
+
 TABLES = (
     *(LOOKUPS, TRAINING, CALLS, MEMORY, EVICTION),
-    *(DLRM, TORCHREC, RAGGED, DISKS, SERVING),
+    *(DLRM, TORCHREC, RAGGED, DISKS, SERVING, RETRIEVAL),
 )
