@@ -17,6 +17,7 @@ from torch_dynemb.ops.gradient import bag_weight_grad, reduce_grad  # noqa: E402
 from torch_dynemb.ops.index import (  # noqa: E402
     ExportedBatch,
     FoundIds,
+    ScoredIds,
     erase_,
     export_batch,
     find,
@@ -83,12 +84,7 @@ from torch_dynemb.ops.routing import (  # noqa: E402
     unique_ids_padded,
     unmix_ids,
 )
-from torch_dynemb.ops.scores import (  # noqa: E402
-    ScoredIds,
-    combine_scores_,
-    get_scores,
-    set_scores_,
-)
+from torch_dynemb.ops.scores import combine_scores_, get_scores, set_scores_  # noqa: E402
 from torch_dynemb.ops.serving import (  # noqa: E402
     LIVE_FORMATS,
     Applied,

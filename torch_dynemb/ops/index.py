@@ -64,6 +64,18 @@ class ExportedBatch(NamedTuple):
         return ExportedBatch(self.ids[mask], self.handles[mask], self.scores[mask], self.next)
 
 
+class ScoredIds(NamedTuple):
+    """Result of :func:`torch_dynemb.ops.get_scores`.
+
+    Attributes:
+        scores: int64 [N]; 0 for an id that is not in its table.
+        found: bool [N].
+    """
+
+    scores: Tensor
+    found: Tensor
+
+
 def check_ids(op: str, index: IndexTensors, ids: Tensor, offsets: Tensor) -> None:
     """Raise TypeError or ValueError for errors that show without reading values."""
     if ids.dtype != torch.int64:

@@ -6,26 +6,13 @@ Arguments and errors are those of :mod:`torch_dynemb.ops.index`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torch_dynemb._library.library import raises_typed_errors, register_fake
-from torch_dynemb.ops.index import check_ids
+from torch_dynemb.ops.index import ScoredIds, check_ids
 from torch_dynemb.ops.tensors import IndexTensors
-
-
-class ScoredIds(NamedTuple):
-    """Result of :func:`get_scores`.
-
-    Attributes:
-        scores: int64 [N]; 0 for an id that is not in its table.
-        found: bool [N].
-    """
-
-    scores: Tensor
-    found: Tensor
 
 
 @raises_typed_errors

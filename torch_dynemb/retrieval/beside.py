@@ -28,9 +28,7 @@ class LookedUp(NamedTuple):
     handles: Tensor
 
 
-def look_up_beside(
-    module: TableModule, batch: LookupBatch, draw: Callable[[], Tensor]
-) -> LookedUp:
+def look_up_beside(module: TableModule, batch: LookupBatch, draw: Callable[[], Tensor]) -> LookedUp:
     """Look ids up as a module's forward does, and beside them ids that are only found.
 
     In training these get no row and no score, but their rows get gradients, in one update with
