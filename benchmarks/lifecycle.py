@@ -368,6 +368,7 @@ def main() -> None:
         quality.small_table_rows(BENCH, 50 if options.quick else 1000, options.only),
         quality.admission_rows(BENCH, stream, options.only),
         decayed.hit_rate_rows(BENCH, stream, options.only),
+        decayed.mch_hit_rate_rows(BENCH, stream, options.only),
         decayed.cost_rows(BENCH, sizes.capacity, sizes.batch, sizes.rounds, options.only),
     ):
         report.take(rows)

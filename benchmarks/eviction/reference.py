@@ -24,17 +24,28 @@ class ExactCache:
     Args:
         ids: int64 [n], distinct: the ids that can occur, which are named by their places.
         capacity: ids that it may hold.
-        score: ``"step"`` (LRU) or ``"frequency"`` (LFU; occurrences since the id came in).
+        score: ``"step"`` (LRU), ``"frequency"`` (LFU; occurrences since the id came in) or
+            ``"decayed"`` (the same, each of which counts half after a half-life).
+        half_life: of decayed counts, in steps.
 
     Raises:
         ValueError: more ids than ranks.
     """
 
-    def __init__(self, ids: Numbers, capacity: int, *, score: Literal["step", "frequency"]) -> None:
+    def __init__(
+        self,
+        ids: Numbers,
+        capacity: int,
+        *,
+        score: Literal["step", "frequency", "decayed"],
+        half_life: float = 1.0,
+    ) -> None:
         if len(ids) >= 1 << _RANK_BITS:
             raise ValueError(f"ids has {len(ids)} ids, expected fewer than {1 << _RANK_BITS}")
         self._capacity = capacity
         self._by_frequency = score == "frequency"
+        self._decayed = np.zeros(len(ids)) if score == "decayed" else None  # logarithms
+        self._half_life = half_life
         self._rank = np.empty(len(ids), dtype=np.int64)  # of an id among all
         self._rank[np.argsort(ids)] = np.arange(len(ids))
         self._present = np.zeros(len(ids), dtype=bool)
@@ -60,6 +71,9 @@ class ExactCache:
         found = distinct[there]
         self._frequency[found] += counts[there]
         self._step[found] = self._clock
+        brought = self._clock / self._half_life + np.log2(counts)
+        if self._decayed is not None:
+            self._decayed[found] = np.logaddexp2(self._decayed[found], brought[there])
         new = np.flatnonzero(~there)
         new = new[np.argsort(first[new])]
         room = self._capacity - len(self._members)
@@ -68,6 +82,8 @@ class ExactCache:
             new = new[:room]
         self._frequency[distinct[new]] = counts[new]
         self._step[distinct[new]] = self._clock
+        if self._decayed is not None:
+            self._decayed[distinct[new]] = brought[new]
         self._present[distinct[new]] = True
         self._members = np.concatenate([self._members, distinct[new]])
         self._clock += 1
@@ -76,6 +92,13 @@ class ExactCache:
     def _evict(self, wanted: int) -> int:
         """Take the ids with the least ranks out; return how many could go."""
         members = self._members
+        if self._decayed is not None:
+            goes = members[self._step[members] != self._clock]
+            keys = (self._rank[goes], self._step[goes], self._decayed[goes])
+            going = goes[np.lexsort(keys)[:wanted]]
+            self._present[going] = False
+            self._members = members[self._present[members]]
+            return len(going)
         order = (self._step[members] << _RANK_BITS) | self._rank[members]
         if self._by_frequency:  # counts saturate where the key's bits end: never reached
             limit = (1 << (63 - _STEP_BITS - _RANK_BITS)) - 1

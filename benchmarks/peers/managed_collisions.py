@@ -47,6 +47,16 @@ class ManagedCollisions:
         ).train()
         self.shared_row = rows - 1
 
+    def known(self, ids: Tensor) -> Tensor:
+        """Return bool [N]: which ids have a row of their own; nothing changes.
+
+        Args:
+            ids: int64 [N].
+        """
+        batch = self._jagged(values=ids, lengths=torch.ones_like(ids))
+        features = self._module.preprocess({FEATURE: batch})
+        return self._module.remap(features)[FEATURE].values() != self.shared_row
+
     def look_up(self, ids: Tensor) -> Tensor:
         """Return rows of ids, int64 [N], of one training step; evict at every ``interval``-th call.
 

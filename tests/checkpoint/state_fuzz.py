@@ -60,7 +60,7 @@ MODULES: dict[str, Callable[[], td.DynamicEmbeddingBagCollection]] = {
     "counts": lambda: collection(
         {
             "a": policy("frequency", capacity=25, admission=td.AdmitFrequent(3)),
-            "b": policy(admission=td.AdmitFrequent(2)),
+            "b": policy(admission=td.AdmitFrequent(2, half_life_steps=5)),
         },
         optimizer=td.RowWiseAdagrad(lr=0.1),
     ),

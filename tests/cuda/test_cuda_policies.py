@@ -70,6 +70,15 @@ def tables_of(name: str, capacity: int) -> list[td.TableConfig]:
             ),
             td.Policy(capacity=capacity, on_full="default", admission=SKETCH),
         ],
+        "frequent of late": [
+            evicting("frequency", admission=td.AdmitFrequent(2, half_life_steps=1)),
+            td.Policy(
+                score=("timestamp", "frequency"),
+                capacity=capacity,
+                on_full="default",
+                admission=td.AdmitFrequent(2, half_life=7),
+            ),
+        ],
         "sketch": [td.Policy(admission=SKETCH), evicting("step", admission=SKETCH)],
         "chance and none": [
             evicting("timestamp", admission=td.AdmitByChance(0.4)),

@@ -41,17 +41,38 @@ class KeepsTime(RowFilter):
 class KeepsScores(KeepsTime):
     """Removes nothing, but has tables keep custom scores."""
 
-    scores = ("custom",)
+    def __init__(self, combine: Any) -> None:
+        decay = {"half_life_steps": 1} if combine == "decayed_sum" else {}
+        self.scores = (td.Custom(combine=combine, **decay),)
 
 
-def scores_refused(rank: int) -> str:
-    """Return the error of an engine with scores that other ranks would have to get."""
-    item = option(filter_hook=FilterHook("KeepsScores"), score_from="worth")
-    try:
-        EmbeddingEngine({"item": item})
-    except NotImplementedError as error:
-        return str(error)
-    return "nothing"
+def scored(rank: int, combine: str, parts: list[list[range]]) -> dict[int, float]:
+    """Train two features of one table with scores; return the scores of its ids here."""
+    torch.manual_seed(SEED)
+    hook = FilterHook("KeepsScores", {"combine": combine})
+    options = {
+        "history": option(combiner="sum", filter_hook=hook, score_from="worth"),
+        "clicked": option(combiner="mean", filter_hook=hook, score_from="rating"),
+    }
+    engine = EmbeddingEngine(options)
+    optimizer = SparseAdam(filter_out_sparse_param(engine), lr=0.1)
+    for step, samples in enumerate(parts):
+        given = batch(samples[rank], step)
+        ids = given["clicked"].values()
+        output = engine(
+            {
+                "history": given["history"],
+                "clicked": given["clicked"],
+                "worth": torch.tensor([s * 37 % 23 / 2 for s in samples[rank]]),
+                "rating": ids * 7 % 11 + 1,
+            }
+        )
+        sum(output[name].sum() for name in options).backward()
+        optimizer.step()
+    (table,) = engine.tables.values()
+    (owned,) = (table.ids(child) for child in table.children_hashtable)
+    scores = table.group.scores.get(0, owned).scores
+    return dict(zip(owned.tolist(), scores.tolist(), strict=True))
 
 
 def features(grad_reduce_by: str = "worker") -> dict[str, EmbeddingOption]:
@@ -65,7 +86,10 @@ def features(grad_reduce_by: str = "worker") -> dict[str, EmbeddingOption]:
         "user": option("user", **kind),
         "wide": option("wide", embedding_dim=8, **kind),
         "counted": option(
-            "counted", embedding_dim=6, admit_hook=AdmitHook("Frequency", {"threshold": 2}), **kind
+            "counted",
+            embedding_dim=6,
+            admit_hook=AdmitHook("Frequency", {"threshold": 2, "half_life_steps": 2}),
+            **kind,
         ),
         "content": option("content", dtype=torch.int8, fp16_enabled=True, **kind),
     }

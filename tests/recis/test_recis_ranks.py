@@ -18,7 +18,7 @@ from rank_steps import (
     other_group_refused,
     overlapped,
     saved_and_loaded,
-    scores_refused,
+    scored,
     times,
     trained,
 )
@@ -175,9 +175,14 @@ def test_a_group_without_this_process_is_refused(two_ranks: Ranks) -> None:
     assert "does not have this process as a member" in second
 
 
-def test_scores_for_other_ranks_are_refused(two_ranks: Ranks) -> None:
-    for said in two_ranks.run(scores_refused):
-        assert "option 'item' has score_from='worth', but its table is shared by ranks" in said
+@pytest.mark.parametrize("combine", ["last", "max", "sum", "decayed_sum"])
+def test_scores_travel_with_the_ids(two_ranks: Ranks, combine: str) -> None:
+    parts = [[range(6), range(6, 12)], [range(12), range(0)], [range(5), range(5, 12)]]
+    alone = scored(0, combine, whole(parts))
+    first, second = two_ranks.run(scored, combine, parts)
+    assert len(first) > 5
+    assert len(second) > 5
+    assert first | second == (alone if combine != "decayed_sum" else pytest.approx(alone, rel=1e-6))
 
 
 def test_ranks_with_different_options_all_raise(two_ranks: Ranks) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -106,6 +107,41 @@ def weights_become_scores(rank: int, sharding: str, pooling: str, combine: Any) 
     for name, out in outputs.items():
         assert torch.equal(out, others[name]), name
     return len(found)
+
+
+def decayed_admission(rank: int) -> tuple[int, int]:
+    """Train with admission by decayed occurrences of all ranks, and compare with a dict.
+
+    Returns:
+        The number of ids with a row, and of those with enough occurrences, but without one.
+    """
+    threshold = 6
+    policy = td.Policy(admission=td.AdmitFrequent(threshold, half_life_steps=2))
+    table = Table("ids", 8, ("a", "b"))
+    options = {"ids": TableOptions(policy=policy)}
+    model = sharded((table,), options=options, optimizer=td.SGD(lr=0.1))
+    waiting: Counter[int] = Counter()
+    total: Counter[int] = Counter()
+    admitted: set[int] = set()
+    for step in range(8):
+        batches = batches_of_ranks("plain", "ab", dist.get_world_size(), step, 100)
+        features = keyed_jagged(batches[rank], "plain")
+        sum(out.sum() for out in model(features).values()).backward()
+        model.fused_optimizer.step()
+        seen = Counter(
+            id_
+            for batch in batches
+            for name in "ab"
+            for bag in batch.ids[name]
+            for id_ in bag.tolist()
+        )
+        total.update(seen)
+        for id_, times in seen.items():
+            waiting[id_] += times * 2.0 ** (step / 2)  # type: ignore[assignment]
+        admitted |= {i for i in seen if waiting[i] >= threshold * 2.0 ** (step / 2) - 1e-6}
+        found = {i for rows in table_rows(model, "ids") for i in rows.ids.tolist()}
+        assert found == admitted, step
+    return len(admitted), sum(total[i] >= threshold for i in total.keys() - admitted)
 
 
 def wrong_weights(rank: int) -> list[str]:

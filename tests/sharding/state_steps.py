@@ -62,6 +62,8 @@ POLICIES = {
     "scores": td.Policy(score=("timestamp", "frequency", "decayed"), half_life=90, ttl=1000),
     "admission": td.Policy(admission=td.AdmitFrequent(3)),
 }
+# of one table, where the policy is "admission"
+DECAYED_ADMISSION = td.Policy(admission=td.AdmitFrequent(3, half_life_steps=4))
 
 
 def model_of(setting: Setting) -> DistributedModelParallel:
@@ -73,9 +75,12 @@ def model_of(setting: Setting) -> DistributedModelParallel:
     meta = torch.device("meta")
     module: torch.nn.Module
     sharder: Any
+    policies = dict.fromkeys(dims, POLICIES[setting.policy])
+    if setting.policy == "admission":
+        policies["users"] = DECAYED_ADMISSION
     options = {
-        name: TableOptions(initializer=td.Normal(), policy=POLICIES[setting.policy])
-        for name in dims
+        name: TableOptions(initializer=td.Normal(), policy=policy)
+        for name, policy in policies.items()
     }
     optimizer = OPTIMIZERS[setting.optimizer]
     if setting.pooled:

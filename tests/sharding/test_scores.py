@@ -9,7 +9,13 @@ import pytest
 import torch
 from ranks import Ranks
 from refused_models import refusal
-from score_steps import FROM_WEIGHTS, evicted, weights_become_scores, wrong_weights
+from score_steps import (
+    FROM_WEIGHTS,
+    decayed_admission,
+    evicted,
+    weights_become_scores,
+    wrong_weights,
+)
 from sharded_models import BAG_SHARDINGS, FOUR_RANKS, SEQUENCE_SHARDINGS, Table
 
 import torch_dynemb as td
@@ -40,6 +46,14 @@ def test_weights_become_scores(
 ) -> None:
     ranks: Ranks = request.getfixturevalue("four_ranks" if sharding in FOUR_RANKS else "two_ranks")
     assert min(ranks.run(weights_become_scores, sharding, pooling, combine)) > 10
+
+
+def test_occurrences_of_all_ranks_fade(two_ranks: Ranks) -> None:
+    (with_row, faded), other = two_ranks.run(decayed_admission)
+    assert (with_row, faded) == other
+    assert min(with_row, faded) > 5
+    timed = td.Policy(admission=td.AdmitFrequent(2, half_life="1d"))
+    assert TableOptions(policy=timed).keeps_time
 
 
 def test_weights_that_cannot_be_scores(two_ranks: Ranks) -> None:

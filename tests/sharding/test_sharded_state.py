@@ -25,8 +25,10 @@ from state_steps import (
 )
 from torch import Tensor
 
+import torch_dynemb as td
 from torch_dynemb.policy.policy import SCORES
-from torch_dynemb.torchrec.state.table_state import Layout
+from torch_dynemb.torchrec.state.entry_checks import check_entries
+from torch_dynemb.torchrec.state.table_state import Layout, TableShape
 
 pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
 
@@ -313,6 +315,24 @@ def test_numbers_of_scores_in_files_never_change(monkeypatch: pytest.MonkeyPatch
     assert Layout.of("t", written) == layout
     some = Layout(7, 5, ("step", "frequency", "expiry"), (0,))
     assert some.tensor().tolist() == [1, 7, 5, 3, 1, 0, 2, 4, 0]
+    decays = some._replace(admission_half_life=-9)
+    assert decays.tensor().tolist() == [1, 7, 5, 3, 1, 0, 2, 4, 0, 19]
+    assert Layout.of("t", decays.tensor()) == decays
+
+
+def test_counts_of_another_half_life_are_refused() -> None:
+    shape = TableShape("t", 4, torch.float32, td.SGD(lr=0.1), (), True, [])
+    entries = {"weight": torch.ones(1, 4), "weight_id": torch.ones(1, 1).long()}
+    counts = {name: torch.ones(1, 1).long() for name in ("count_id", "count")}
+    daily = Layout(0, 0, (), (0,), admission_half_life=86_400)
+    assert check_entries(shape, entries, daily) == []
+    (message,) = check_entries(shape, {**entries, **counts}, daily)
+    assert message.startswith(
+        "table 't': layout has counts of admission with a half-life of 86400 seconds, but the "
+        "table's have no half-life: load a checkpoint of torch_dynemb.checkpoint.save"
+    )
+    same = shape._replace(admission_half_life=86_400)
+    assert check_entries(same, {**entries, **counts}, daily) == []
 
 
 def test_every_score_has_a_number_in_files() -> None:

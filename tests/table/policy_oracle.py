@@ -32,7 +32,7 @@ class Expected:
 
     scores: dict[int, dict[str, int]]
     handles: dict[int, int]  # -3: refused
-    counts: dict[int, int]  # of ids that wait for admission
+    counts: dict[int, float]  # of ids that wait for admission
     evicted: list[int] = field(default_factory=list)
     rejected: int = 0
     not_admitted: int = 0
@@ -79,14 +79,15 @@ def expected_lookup(
     group: td.TableGroup,
     table: int,
     features: Sequence[tuple[td.FeaturePolicy, Sequence[int]]],
-    counts: Mapping[int, int],
+    counts: Mapping[int, float],
     *,
     admitted: set[int] | None = None,
 ) -> Expected:
     """What a training lookup by several features does, if the index is not rehashed meanwhile.
 
     Args:
-        counts: of ids that wait for admission; of a sketch, in which no two ids meet.
+        counts: of ids that wait for admission; of a sketch, in which no two ids meet. With a
+            half-life in steps, the sum of 2 ** (step / half_life) over the occurrences.
         admitted: the new ids that are, where no rule counts; None: all.
     """
     policy = group.config.tables[table].policy
@@ -124,13 +125,14 @@ def expected_lookup(
         room = max(policy.capacity - len(before), 0)
     taken: set[int] = set()
     rule = policy.admission
+    unit = 2.0 ** (step / -policy.admission_ticks) if policy.admission_ticks else 1
     for id in new:
-        total = seen[id].counted
+        total: float = seen[id].counted * unit
         counting = isinstance(rule, td.AdmitFrequent | td.AdmitFrequentSketch)
         if counting:
             total += counts.get(id, 0)
             least = min(feature.threshold or rule.threshold for feature in seen[id].brought_by)
-            is_admitted = total >= least
+            is_admitted = total >= least * unit * (1 - 1e-6 * (unit != 1))
         else:
             is_admitted = admitted is None or id in admitted
         handle = 0  # a row that no other id has
@@ -159,7 +161,11 @@ def expected_lookup(
         if "expiry" in words:
             result.scores[id]["expiry"] = expiry(seen[id].updating or seen[id].brought_by)
         if "frequency" in words:
-            result.scores[id]["frequency"] = total
+            frequency = int(total)
+            if policy.admission_ticks:
+                known = least if id in counts else 0
+                frequency = max(known, seen[id].counted)
+            result.scores[id]["frequency"] = frequency
     for id in result.evicted:
         del result.scores[id]
     return result

@@ -11,6 +11,7 @@ import torch
 
 import torch_dynemb as td
 from torch_dynemb.ops.columns import NEVER_OCCURRED, Combine
+from torch_dynemb.table.given_scores import scores_of_distinct
 
 pytestmark = pytest.mark.any_device
 
@@ -115,6 +116,28 @@ def test_the_score_of_a_batch_counts_for_each_occurrence() -> None:
     once = torch.tensor([1, 2])
     group.find_or_insert(once, torch.tensor([0, 2]), [0], counts=torch.tensor([3, 1]))
     assert score_of(group, [1, 2]) == [25, 10]
+
+
+def test_counted_ids_bring_the_score_of_all_their_occurrences() -> None:
+    group = make_group("custom", *KINDS.values())
+    ids, counts = torch.tensor([7, 8] * 4), torch.tensor([3, 1] * 4)
+    offsets, tables = torch.tensor([0, 2, 4, 6, 8]), [0, 1, 2, 3]
+    group.find_or_insert(ids, offsets, tables, scores=torch.tensor([6, 2] * 4), counts=counts)
+    for table in tables:
+        assert score_of(group, [7, 8], table) == pytest.approx([6, 2], rel=1e-6)
+
+
+def test_scores_of_distinct_ids() -> None:
+    values = [3, LARGEST, LEAST, 5, LARGEST, LEAST, -1, 1 << 62, -(1 << 62), LARGEST, -7]
+    places = [0, 1, 2, 0, 1, 2, 3, 4, 5, 4, 3]
+    scores, inverse, ids = torch.tensor(values), torch.tensor(places), torch.arange(6)
+    largest = scores_of_distinct(scores, inverse, ids, "last").tolist()
+    assert largest == [5, LARGEST, LEAST, -1, LARGEST, -(1 << 62)]
+    sums = scores_of_distinct(scores, inverse, ids, "sum").tolist()
+    assert sums == [8, LARGEST, LEAST, -8, LARGEST, -(1 << 62)]
+    weights = torch.tensor([0.5, 2.0, 0.25], dtype=torch.float64)
+    decayed = scores_of_distinct(weights, torch.tensor([1, 0, 1]), ids[:2], "decayed_sum")
+    assert decayed.tolist() == [2.0, 0.75]
 
 
 def test_features_that_update_nothing_bring_no_batch_score() -> None:

@@ -136,6 +136,11 @@ def check_dumpable(call: str, part: TablePart, options: DumpOptions) -> None:
             "with torch_dynemb.checkpoint.save"
         )
     rule = part.config.policy.admission
+    if options.counter and part.config.policy.admission_ticks != 0:
+        raise ValueError(
+            f"{where} has admission={rule!r}, and DynamicEmb has no counts that decay: give "
+            "counter=False"
+        )
     if options.counter and rule is not None and not isinstance(rule, AdmitFrequent):
         raise ValueError(
             f"{where} has admission={rule!r}, which does not count ids one by one: give "

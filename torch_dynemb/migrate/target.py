@@ -200,7 +200,8 @@ class Target:
     def _waiting_ids(self) -> CountedIds | None:
         """Return the ids of the part that wait for admission."""
         counted, rule = self._source.waiting(), self.part.config.policy.admission
-        if counted is None or not isinstance(rule, AdmitFrequent):
+        exact = isinstance(rule, AdmitFrequent) and rule.half_life_ticks == 0
+        if counted is None or not exact:
             if isinstance(rule, AdmitFrequent | AdmitFrequentSketch):
                 self.fresh += ("counts of admission",)
             if counted is not None:

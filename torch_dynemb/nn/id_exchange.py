@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -11,7 +12,23 @@ from torch_dynemb import ops
 from torch_dynemb.distributed.exchange import all_to_all, arrived, one_to_each
 from torch_dynemb.distributed.ranks import RankGroup
 from torch_dynemb.ops.tensors import LookupBatch
+from torch_dynemb.table.given_scores import scores_of_distinct
 from torch_dynemb.table.group import TableGroup
+
+
+class Arrived(NamedTuple):
+    """Ids that came to their rank.
+
+    Attributes:
+        batch: asks for a row for each of n ids, child after child.
+        counts: int64 [n], how often each id occurs; None: once.
+        scores: int64 or float64 [n], custom scores of all occurrences of each id; None: the lookup
+            brings none.
+    """
+
+    batch: LookupBatch
+    counts: Tensor | None
+    scores: Tensor | None
 
 
 class SharedTable(Protocol):
@@ -40,18 +57,6 @@ class SharedTable(Protocol):
 
     def prefetch_lookup(self, batch: LookupBatch) -> None:
         """Begin to bring the rows of a lookup into memory."""
-
-    def lookup(
-        self, batch: LookupBatch, *, reads_only: bool, trains: bool, counts: Tensor | None
-    ) -> Tensor:
-        """Look up rows [n, columns] of ids that this rank has.
-
-        Args:
-            batch: a row for each of n ids, child after child.
-            reads_only: True: new ids get no row.
-            trains: False: as in evaluation.
-            counts: int64 [n], how often each id occurs; None: once.
-        """
 
 
 class _ScaledGradient(torch.autograd.Function):
@@ -93,6 +98,7 @@ class IdExchange:
         offsets: int64 [children + 1], where children begin in ``ids``.
         children: their numbers.
         ranks: that share the table.
+        scores: custom scores of the ids, int64 or float64 [N], on all ranks or on none.
     """
 
     def __init__(
@@ -102,6 +108,7 @@ class IdExchange:
         offsets: Tensor,
         children: list[int],
         ranks: RankGroup,
+        scores: Tensor | None = None,
     ) -> None:
         self._table = table
         self._children = children
@@ -122,6 +129,11 @@ class IdExchange:
             self._counts = None
             if table.counts_occurrences:
                 self._counts = all_to_all(distinct.counts, self._received, self._sent, ranks)
+            self._scores = None
+            if scores is not None:
+                combine = table.group.config.tables[children[0]].policy.combine
+                of_ids = scores_of_distinct(scores, distinct.inverse, distinct.ids, combine)
+                self._scores = all_to_all(of_ids, self._received, self._sent, ranks)
 
     def _arrived(self) -> LookupBatch:
         """Ask for the rows of the ids that came here, those of each child of each rank together."""
@@ -135,8 +147,12 @@ class IdExchange:
         """Wait for the ids that come here, and begin to bring their rows into memory."""
         self._table.prefetch_lookup(self._arrived())
 
-    def rows(self, *, reads_only: bool, trains: bool) -> Tensor:
+    def rows(self, look_up: Callable[[Arrived], Tensor], *, trains: bool) -> Tensor:
         """Look up the ids that came here, and send the rows back.
+
+        Args:
+            look_up: returns rows [n, columns] of ids that this rank has.
+            trains: False: as in evaluation.
 
         Returns:
             [n, columns], rows of the distinct ids; ``inverse`` says which one each id has.
@@ -145,12 +161,9 @@ class IdExchange:
         batch = self._arrived()
         if self._proposals is not None and trains and table.learns():
             table.group.clock.agree_on(self._proposals)
-        rows = table.lookup(
-            batch,
-            reads_only=reads_only,
-            trains=trains,
-            counts=None if self._counts is None else arrived(self._counts),
-        )
+        counts = None if self._counts is None else arrived(self._counts)
+        scores = None if self._scores is None else arrived(self._scores)
+        rows = look_up(Arrived(batch, counts, scores))
         if rows.requires_grad:
             factor = self._gradient_factor(batch.ids, self._received_lengths.reshape(-1))
             rows = _ScaledGradient.apply(rows, factor)  # type: ignore[no-untyped-call]
@@ -174,4 +187,4 @@ class IdExchange:
         return senders.to(torch.float32).reciprocal()[:, None]
 
 
-__all__ = ["IdExchange", "SharedTable"]
+__all__ = ["Arrived", "IdExchange", "SharedTable"]

@@ -144,20 +144,6 @@ class RowsHere(NamedTuple):
         """Begin to bring the rows of a lookup into memory."""
         self.group.prefetch(*batch.index_arguments)
 
-    def lookup(
-        self, batch: LookupBatch, *, reads_only: bool, trains: bool, counts: Tensor | None
-    ) -> Tensor:
-        """Look up ids that this rank has.
-
-        Args:
-            batch: asks for a row for each id.
-            reads_only: not used: modules of ``nn`` insert in training only.
-            trains: False: as in evaluation.
-            counts: int64 [n], how often each id occurs; None: once.
-        """
-        del reads_only
-        return self.look_up(batch, counts, trains)
-
 
 def lookup_of_ranks(
     here: RowsHere, batch: LookupBatch, ranks: RankGroup, *, trains: bool
@@ -177,7 +163,9 @@ def lookup_of_ranks(
     for features, part in _by_dim(here.group, batch):
         begins = _begins_of_features(part, len(features))
         exchange = IdExchange(here, part.ids, begins, part.feature_tables, ranks)
-        distinct = exchange.rows(reads_only=False, trains=trains)
+        distinct = exchange.rows(
+            lambda of: here.look_up(of.batch, of.counts, trains), trains=trains
+        )
         if batch.pooling == Pooling.NONE:
             each = torch.arange(part.ids.shape[0] + 1, device=part.ids.device)
             return ops.pool_rows(distinct, exchange.inverse, each, features=1)

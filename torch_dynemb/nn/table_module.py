@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from torch_dynemb.distributed.seed import common_start
 from torch_dynemb.keyword_options import part_of, takes_options
 from torch_dynemb.nn import backward_updates, gradient_clipping, loss_scaling
 from torch_dynemb.nn.distributed_checkpoint import StateNames, support_default_planner
+from torch_dynemb.nn.module_entries import LoadReport, load_entries, rank_entry
 from torch_dynemb.nn.module_kinds import RowOptimizers, SharedRows, register_module
 from torch_dynemb.nn.options import ModuleOptions
 from torch_dynemb.nn.recomputation import repeats_a_forward
@@ -64,9 +64,6 @@ FORGOTTEN_SPLIT_STEPS = 256
 NEVER = -(1 << 62)
 # Attributes that a copy makes anew.
 _NOT_COPIED = ("_optimizer", "_own_anchor", "_copied_anchor")
-# Begins entries of the state of tables that ranks share. Names differ by rank, because
-# torch.distributed.checkpoint keeps one tensor of those with one name.
-_RANK_ENTRY = re.compile(r"rank_\d+_of_\d+\.")
 
 
 def _check_same_step(owner: str, tiers: Tiers, epoch: int, gradient: Tensor) -> None:
@@ -83,20 +80,6 @@ def _watch(module: TableModule) -> None:
     backward_updates.register(module)
     loss_scaling.watch_scalers()
     gradient_clipping.watch_clipping()
-
-
-class LookedUp(NamedTuple):
-    """Result of :meth:`TableModule.look_up_beside`.
-
-    Attributes:
-        rows: ``output_dtype`` [N + m, dim]: of the batch, then of the other ids.
-        ids: int64 [N + m].
-        handles: int64 [N + m].
-    """
-
-    rows: Tensor
-    ids: Tensor
-    handles: Tensor
 
 
 class TableModule(nn.Module):
@@ -464,31 +447,6 @@ class TableModule(nn.Module):
         handles = table_lookup.find(tables, *batch.index_arguments).handles
         return table_lookup.without_expired(tables, *batch.index_arguments, handles), None
 
-    def look_up_beside(self, batch: LookupBatch, draw: Callable[[], Tensor]) -> LookedUp:
-        """Look ids up as :meth:`forward` does, and beside them ids that are only found.
-
-        In training these get no row and no score, but their rows get gradients, in one update with
-        those of the batch.
-
-        Args:
-            batch: asks for a row for each id of one table in memory, of this process alone.
-            draw: called after the ids of the batch have been inserted; returns the other ids, int64
-                [m].
-        """
-        tables = self._group.tables
-        handles, anchor = self.handles_of(batch)
-        others = draw()
-        asked = (others, *batch.index_arguments[1:])
-        found = table_lookup.find(tables, *asked).handles
-        whole = batch._replace(ids=torch.cat([batch.ids, others]))
-        handles = torch.cat([handles, found])
-        if anchor is None:
-            rows = ops.embedding_inference(tables.rows, whole, handles)
-        else:
-            code = tables.config.optimizer_code
-            rows = ops.embedding(tables.rows, whole, handles, anchor, optimizer=code)
-        return LookedUp(self._as_output(rows), whole.ids, handles)
-
     def _as_output(self, rows: Tensor) -> Tensor:
         return rows if self.output_dtype == torch.float32 else rows.to(self.output_dtype)
 
@@ -612,22 +570,16 @@ class TableModule(nn.Module):
         if leaves_tables_out():
             return
         support_default_planner()
+        prefix += rank_entry(self._ranks)
         for name, tensor in self._group.state.tensors().items():
-            destination[prefix + self._rank_entry + name] = tensor
-
-    @property
-    def _rank_entry(self) -> str:
-        """Beginning of names of entries, which :data:`_RANK_ENTRY` matches; empty without ranks."""
-        if self._ranks is None or process_group_of(self._ranks) is None:
-            return ""
-        return f"rank_{self._ranks.rank}_of_{self._ranks.size}."
+            destination[prefix + name] = tensor
 
     def _fqn_modifiers(self) -> dict[str, str]:
         """Return where ``torch.distributed.checkpoint.state_dict`` finds the beginnings of names.
 
         A table may be named as an attribute is, which is not looked at then.
         """
-        names = (self._rank_entry + name for name in self._group.state.names())
+        names = (rank_entry(self._ranks) + name for name in self._group.state.names())
         return {name.partition(".")[0]: "_state_entries" for name in names}
 
     @property
@@ -647,38 +599,9 @@ class TableModule(nn.Module):
     ) -> None:
         if leaves_tables_out():
             return
-        entries = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
-        own = self._rank_entry
-        ranks = {found[0] if (found := _RANK_ENTRY.match(name)) else "" for name in entries}
-        if entries.keys() == {"weight"}:
-            error_msgs.append(
-                f"{prefix}weight: the state is of a static table: make the module by "
-                f"{type(self).__name__}.from_embedding(weight), or insert the rows with "
-                "module.group.insert_or_assign(0, ids, rows)"
-            )
-        elif entries and own not in ranks:
-            saved = ", ".join(sorted(rank.rstrip(".") or "one process" for rank in ranks))
-            error_msgs.append(
-                f"{prefix.rstrip('.') or type(self).__name__}: the state is of {saved}, expected "
-                f"{own.rstrip('.') or 'one process'}: load each rank's own, or use "
-                "torch_dynemb.checkpoint, which loads on other numbers of ranks"
-            )
-            return
-        if own:
-            if strict:
-                unexpected_keys += [prefix + k for k in entries if not k.startswith(own)]
-            entries = {k[len(own) :]: v for k, v in entries.items() if k.startswith(own)}
-            prefix += own
-        if strict:
-            known = self._group.state.names()
-            unexpected_keys.extend(prefix + name for name in entries if name not in known)
-        if "format" not in entries:
-            missing_keys.append(prefix + "format")
-            return
-        try:
-            self._group.state.load(entries)
-        except ValueError as error:
-            error_msgs.append(f"{prefix.rstrip('.') or type(self).__name__}: {error}")
+        report = LoadReport(missing_keys, unexpected_keys if strict else None, error_msgs)
+        kind, state = type(self).__name__, self._group.state
+        load_entries(kind, state, rank_entry(self._ranks), state_dict, prefix, report)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TableModule:
         before = torch.zeros(1, device=self._group.device)
@@ -786,4 +709,4 @@ def _optimizers_in(module: TableModule) -> RowOptimizers:
 
 register_module(TableModule, optimizers=_optimizers_in)
 
-__all__ = ["FORGOTTEN_SPLIT_STEPS", "FORGOTTEN_STEPS", "LookedUp", "TableModule"]
+__all__ = ["FORGOTTEN_SPLIT_STEPS", "FORGOTTEN_STEPS", "TableModule"]

@@ -18,16 +18,13 @@ from torch_dynemb.ops.index import (  # noqa: E402
     ExportedBatch,
     FoundIds,
     ScoredIds,
-    combine_scores_,
     erase_,
     export_batch,
     find,
     find_or_insert_,
-    get_scores,
     grow_,
     reported_counts,
     set_handles_,
-    set_scores_,
     shrink_,
 )
 from torch_dynemb.ops.lookup import (  # noqa: E402
@@ -87,6 +84,7 @@ from torch_dynemb.ops.routing import (  # noqa: E402
     unique_ids_padded,
     unmix_ids,
 )
+from torch_dynemb.ops.scores import combine_scores_, get_scores, set_scores_  # noqa: E402
 from torch_dynemb.ops.serving import (  # noqa: E402
     LIVE_FORMATS,
     Applied,

@@ -298,7 +298,7 @@ class NonFinite(IntEnum):
 
 
 class PolicyColumn(IntEnum):
-    """Columns of ``policy``, int64 [policies, 23]: life-cycle policy of a table or feature."""
+    """Columns of ``policy``, int64 [policies, 24]: life-cycle policy of a table or feature."""
 
     TIMESTAMP_WORD = 0
     FREQUENCY_WORD = 1
@@ -323,13 +323,16 @@ class PolicyColumn(IntEnum):
     HALF_LIFE = 20
     COMBINED_WORD = 21
     COMBINED_INITIAL = 22
+    ADMISSION_HALF_LIFE = 23
 
 
-POLICY_COLUMNS = 23
+POLICY_COLUMNS = 24
 # Decayed counts are logarithms to base 2 in fixed point (csrc/core/policy/decay.h).
 DECAY_BITS = 30
 NEVER_OCCURRED = -(1 << 62)
 MOST_HALF_LIVES = (1 << 32) - 1
+# Added to the logarithm of an id that waits for admission (csrc/core/policy/waiting.h).
+WAITING_BASE = 1024 << DECAY_BITS
 
 
 class Combine(IntEnum):

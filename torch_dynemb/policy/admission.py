@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import NamedTuple
 
 from torch import Tensor
 
 from torch_dynemb.argument_checks import described, integer, number, text
 from torch_dynemb.ops.columns import SKETCH_ROWS
+from torch_dynemb.policy.half_life import check_half_lives, ticks_of
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ def _check_threshold(rule: AdmissionRule, threshold: int) -> None:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AdmitFrequent(AdmissionRule):
     """An id gets a row with its ``threshold``-th occurrence in training.
 
@@ -42,23 +43,53 @@ class AdmitFrequent(AdmissionRule):
       are counted, but at least 67 million.
     * ``group.reset_counts`` clears them.
 
+    With a half-life, each occurrence counts half after it: an id gets a row once its decayed count
+    reaches the threshold, to a millionth of it. Its frequency then begins with the threshold, or
+    with its occurrences in the lookup if these are more.
+
     Args:
         threshold: occurrences, from 1 to 2^31 - 1.
+        half_life: seconds, or a text such as ``"7d"``; time as for score ``"timestamp"``. From 1
+            second to 2^32. None: occurrences count in full for ever.
+        half_life_steps: the same in optimizer steps, in place of ``half_life``.
 
     Raises:
-        TypeError: ``threshold`` is not an int.
-        ValueError: it is out of its range.
+        TypeError: a value has the wrong type.
+        ValueError: a value is out of its range, or both half-lives are given.
 
     Example:
         >>> import torch_dynemb as td
         >>> td.Policy(admission=td.AdmitFrequent(3)).admission
         AdmitFrequent(threshold=3)
+        >>> td.AdmitFrequent(3, half_life="7d")
+        AdmitFrequent(threshold=3, half_life='7d')
     """
 
     threshold: int
+    half_life: int | str | None = field(default=None, kw_only=True)
+    half_life_steps: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         _check_threshold(self, self.threshold)
+        if (self.half_life, self.half_life_steps) != (None, None):
+            check_half_lives(
+                "AdmitFrequent",
+                self.half_life,
+                self.half_life_steps,
+                True,
+                f"threshold is {self.threshold}",
+                "decayed counts",
+            )
+
+    @property
+    def half_life_ticks(self) -> int:
+        """Half-life of the counts in seconds; below 0: in steps; 0: they do not decay."""
+        return ticks_of("AdmitFrequent", self.half_life, self.half_life_steps)
+
+    def __repr__(self) -> str:
+        given = {"half_life": self.half_life, "half_life_steps": self.half_life_steps}
+        decay = "".join(f", {name}={of!r}" for name, of in given.items() if of is not None)
+        return f"AdmitFrequent(threshold={self.threshold}{decay})"
 
 
 @dataclass(frozen=True)
@@ -77,18 +108,29 @@ class AdmitFrequentSketch(AdmissionRule):
         memory: bytes of the sketch, a number or a text such as ``"16MB"``; at least 16.
         halve_every: steps, at least 1, after which all counts are halved. Recent occurrences then
             weigh more, and the error stays bounded in a table that trains for months. None: never.
+        half_life, half_life_steps: of :class:`AdmitFrequent`; a sketch takes neither.
 
     Raises:
         TypeError: a value has the wrong type.
-        ValueError: a value is out of its range, or ``memory`` is a text of another form.
+        ValueError: a value is out of its range, ``memory`` is a text of another form, or a
+            half-life is given.
     """
 
     threshold: int
     memory: int | str
     halve_every: int | None = None
+    half_life: InitVar[object] = field(default=None, kw_only=True)
+    half_life_steps: InitVar[object] = field(default=None, kw_only=True)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, half_life: object, half_life_steps: object) -> None:
         _check_threshold(self, self.threshold)
+        for name, value in (("half_life", half_life), ("half_life_steps", half_life_steps)):
+            if value is not None:
+                raise ValueError(
+                    f"AdmitFrequentSketch: {name} is {value!r}, but cells of a sketch are shared "
+                    "by ids and keep no logarithms: give halve_every=steps, or use "
+                    "AdmitFrequent(half_life=)"
+                )
         if self.width < 1:
             raise ValueError(
                 f"AdmitFrequentSketch: memory is {self.memory!r}, expected at least "

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from torch_dynemb.argument_checks import integer
 from torch_dynemb.ops.columns import Combine
-from torch_dynemb.policy.half_life import check_half_life, parse_half_life
+from torch_dynemb.policy.half_life import check_half_lives
 
 CombineName = Literal["last", "max", "sum", "decayed_sum"]
 COMBINES = {
@@ -71,39 +70,4 @@ class Custom:
         return "decayed" if self.combine == "decayed_sum" else "custom"
 
 
-def check_half_lives(
-    owner: str,
-    half_life: object,
-    half_life_steps: object,
-    decays: bool,
-    given: str,
-    wanted: str,
-) -> None:
-    """Raise TypeError or ValueError unless one half-life is given, or none where nothing decays.
-
-    Args:
-        owner: beginning of an error's message.
-        half_life, half_life_steps: as given.
-        decays: whether one of them is needed.
-        given: the argument that decides it, with its value.
-        wanted: the value with which it is needed.
-    """
-    if half_life is not None:
-        parse_half_life(f"{owner}: half_life", half_life)
-    if half_life_steps is not None:
-        steps = integer(f"{owner}: half_life_steps", half_life_steps)
-        check_half_life(f"{owner}: half_life_steps", steps, steps)
-    missing = [half_life, half_life_steps].count(None)
-    if decays and missing != 1:
-        raise ValueError(
-            f"{owner}: {given}, half_life is {half_life!r} and half_life_steps is "
-            f"{half_life_steps!r}: decayed counts need one of them, such as half_life='7d'"
-        )
-    if not decays and missing != 2:
-        raise ValueError(
-            f"{owner}: half_life is {half_life!r} and half_life_steps is {half_life_steps!r}, but "
-            f"{given}: they are for {wanted}"
-        )
-
-
-__all__ = ["COMBINES", "CombineName", "Custom", "check_half_lives"]
+__all__ = ["COMBINES", "CombineName", "Custom"]

@@ -7,8 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-from torch_dynemb.argument_checks import duration
-from torch_dynemb.ops.columns import DECAY_BITS, MOST_HALF_LIVES, NEVER_OCCURRED
+from torch_dynemb.argument_checks import duration, integer
+from torch_dynemb.ops.columns import (
+    DECAY_BITS,
+    MAX_COUNT,
+    MOST_HALF_LIVES,
+    NEVER_OCCURRED,
+    WAITING_BASE,
+)
 
 MOST_HALF_LIFE = 1 << 32  # seconds or steps
 
@@ -36,6 +42,53 @@ def check_half_life(owner: str, given: object, ticks: int) -> None:
     """Raise ValueError unless a half-life is from 1 to 2^32 seconds or steps."""
     if not 1 <= ticks <= MOST_HALF_LIFE:
         raise ValueError(f"{owner} is {given!r}, expected from 1 to 2^32")
+
+
+def check_half_lives(
+    owner: str,
+    half_life: object,
+    half_life_steps: object,
+    decays: bool,
+    given: str,
+    wanted: str,
+) -> None:
+    """Raise TypeError or ValueError unless one half-life is given, or none where nothing decays.
+
+    Args:
+        owner: beginning of an error's message.
+        half_life, half_life_steps: as given.
+        decays: whether one of them is needed.
+        given: the argument that decides it, with its value.
+        wanted: the value with which it is needed.
+    """
+    if half_life is not None:
+        parse_half_life(f"{owner}: half_life", half_life)
+    if half_life_steps is not None:
+        steps = integer(f"{owner}: half_life_steps", half_life_steps)
+        check_half_life(f"{owner}: half_life_steps", steps, steps)
+    missing = [half_life, half_life_steps].count(None)
+    if decays and missing != 1:
+        raise ValueError(
+            f"{owner}: {given}, half_life is {half_life!r} and half_life_steps is "
+            f"{half_life_steps!r}: decayed counts need one of them, such as half_life='7d'"
+        )
+    if not decays and missing != 2:
+        raise ValueError(
+            f"{owner}: half_life is {half_life!r} and half_life_steps is {half_life_steps!r}, but "
+            f"{given}: they are for {wanted}"
+        )
+
+
+def ticks_of(owner: str, half_life: int | str | None, half_life_steps: int | None) -> int:
+    """Return a half-life in seconds; below 0: in steps; 0: there is none.
+
+    Args:
+        owner: beginning of an error's message.
+        half_life, half_life_steps: as checked by :func:`check_half_lives`.
+    """
+    if half_life is not None:
+        return parse_half_life(f"{owner}: half_life", half_life)
+    return -(half_life_steps or 0)
 
 
 def half_lives(time: int, half_life: int) -> float:
@@ -103,13 +156,39 @@ def logarithms_of(counts: Tensor, now: float) -> Tensor:
     )
 
 
+def waiting_with_half_life(stored: Tensor, old: int, new: int, *, step: int, now: int) -> Tensor:
+    """Return counts of ids that wait for admission, with another half-life as of a clock.
+
+    Args:
+        stored: int64 [n], as counters store them: occurrences, or logarithms with a half-life.
+        old, new: half-lives in seconds, below 0 in steps; 0: occurrences do not decay.
+        step, now: of the clock.
+
+    Returns:
+        int64 [n]; 0 where no occurrence is left.
+    """
+    if old == new:
+        return stored
+    if new == 0:
+        counts = counts_of(stored - WAITING_BASE, time_of(old, step=step, now=now))
+        return counts.round().clamp(max=(1 << 31) - 1).long()
+    if old == 0:
+        logarithms = logarithms_of(stored.double(), time_of(new, step=step, now=now))
+    else:
+        logarithms = with_half_life(stored - WAITING_BASE, old, new, step=step, now=now)
+    return (logarithms + WAITING_BASE).clamp(1, MAX_COUNT)
+
+
 __all__ = [
     "MOST_HALF_LIFE",
     "check_half_life",
+    "check_half_lives",
     "counts_of",
     "half_lives",
     "logarithms_of",
     "parse_half_life",
+    "ticks_of",
     "time_of",
+    "waiting_with_half_life",
     "with_half_life",
 ]

@@ -76,7 +76,7 @@ class PolicyLayout:
     sketches: list[tuple[int, int, int]]
 
     def policy_tensor(self) -> Tensor:
-        """Return int64 [policies, 21]."""
+        """Return int64 [policies, POLICY_COLUMNS]."""
         tensor = torch.zeros(
             len(self.rows), POLICY_COLUMNS, dtype=torch.int64, device=torch.device("cpu")
         )
@@ -201,6 +201,7 @@ def _table_row(policy: Policy, words: tuple[str, ...], *, budget: bool) -> dict[
         PolicyColumn.ON_FULL: _ON_FULL[policy.full(budget=budget)],
         PolicyColumn.PROTECTED_STEPS: policy.protected_steps,
         PolicyColumn.ADMISSION: _admission(rule),
+        PolicyColumn.ADMISSION_HALF_LIFE: policy.admission_ticks,
         PolicyColumn.THRESHOLD: rule.threshold
         if isinstance(rule, AdmitFrequent | AdmitFrequentSketch)
         else 0,

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch_dynemb.argument_checks import described, flag, tensor
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.policy.admission import AdmissionRule, AdmitFrequent, AdmitFrequentSketch
-from torch_dynemb.policy.custom import Custom, check_half_lives
-from torch_dynemb.policy.half_life import parse_half_life
+from torch_dynemb.policy.custom import Custom
+from torch_dynemb.policy.half_life import check_half_lives, ticks_of
 
 Score = Literal["none", "step", "timestamp", "frequency", "custom", "decayed"]
 OnFullName = Literal["evict", "grow", "default", "error"]
@@ -172,9 +172,13 @@ class Policy:
     def half_life_ticks(self) -> int:
         """Half-life of decayed counts in seconds; below 0: in steps; 0: there are none."""
         owner = self if self.custom is None or self.combine != "decayed_sum" else self.custom
-        if owner.half_life is not None:
-            return parse_half_life("Policy: half_life", owner.half_life)
-        return -(owner.half_life_steps or 0)
+        return ticks_of("Policy", owner.half_life, owner.half_life_steps)
+
+    @property
+    def admission_ticks(self) -> int:
+        """Half-life of counts of admission, as :attr:`half_life_ticks`."""
+        rule = self.admission
+        return rule.half_life_ticks if isinstance(rule, AdmitFrequent) else 0
 
     @property
     def custom(self) -> Custom | None:
@@ -242,6 +246,8 @@ class Policy:
     def description(self) -> dict[str, Any]:
         """Return the policy in plain values, for a checkpoint."""
         decays = {"half_life": self.half_life_ticks} if self.half_life_ticks else {}
+        if self.admission_ticks:
+            decays["admission_half_life"] = self.admission_ticks
         kept = {} if self.keep_at_least is None else {"keep_at_least": self.keep_at_least}
         return {
             **decays,

@@ -13,6 +13,7 @@ from torch_dynemb.nn.embedding import DynamicEmbedding
 from torch_dynemb.nn.inputs import flat_ids
 from torch_dynemb.ops.columns import PADDING_HANDLE
 from torch_dynemb.ops.tensors import LookupBatch
+from torch_dynemb.retrieval.beside import look_up_beside
 from torch_dynemb.retrieval.items import (
     Items,
     checked_positives,
@@ -188,7 +189,7 @@ class SampledSoftmaxLoss(nn.Module):
         else:
             one_bag = items.tables.one_bag
             batch = LookupBatch.of_rows(positive_ids, one_bag, [items.table], items.dim)
-            rows, ids, handles = items.module.look_up_beside(batch, draw)
+            rows, ids, handles = look_up_beside(items.module, batch, draw)
             # padding ids, and ids drawn from a list that have been removed since
             left_out = handles == PADDING_HANDLE
             left_out = torch.cat([left_out[:n], handles[n:] < 0])

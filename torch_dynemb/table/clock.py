@@ -91,8 +91,12 @@ def check_now(tables: Tables, seconds: int) -> None:
         raise ValueError(f"clock.set_now: seconds is {seconds}, expected at least 0")
     if seconds > MAX_COUNT:
         raise ValueError(f"clock.set_now: seconds is {seconds}, expected at most 2^62")
-    for table in tables.config.tables:
-        ticks = table.policy.half_life_ticks
+    half_lives = [
+        (table, ticks)
+        for table in tables.config.tables
+        for ticks in (table.policy.half_life_ticks, table.policy.admission_ticks)
+    ]
+    for table, ticks in half_lives:
         if ticks > 0 and seconds // ticks >= MOST_HALF_LIVES:
             raise ValueError(
                 f"clock.set_now: seconds is {seconds}, 2^32 half-lives of table {table.name!r} or "

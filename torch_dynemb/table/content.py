@@ -35,7 +35,8 @@ class CountedIds(NamedTuple):
 
     Attributes:
         ids: int64 [n], ascending.
-        counts: int64 [n].
+        counts: int64 [n], occurrences. With a half-life, logarithms as counters store them
+            (``csrc/core/policy/waiting.h``).
     """
 
     ids: Tensor

@@ -128,6 +128,31 @@ def add_custom_scores(
         )
 
 
+def scores_of_occurrences(
+    tables: Tables,
+    ids: Tensor,
+    offsets: Tensor,
+    feature_tables: Sequence[int],
+    scores: Tensor,
+    firsts: Tensor,
+) -> Tensor:
+    """Have only the first occurrence of an id bring a score that is added.
+
+    Args:
+        tables: of a group.
+        ids, offsets, feature_tables: of the lookup, with ids as often as they occur.
+        scores: [N], of each occurrence: the score of all occurrences of its id together.
+        firsts: int64 [n], places of first occurrences.
+    """
+    combines = [tables.config.tables[t].policy.combine for t in feature_tables]
+    adds = [int(combine in ("sum", "decayed_sum")) for combine in combines]
+    if not any(adds):
+        return scores
+    brings = by_feature(adds, ids, offsets) == 0
+    brings[firsts] = True
+    return torch.where(brings, scores, 0)
+
+
 def by_feature(numbers: Sequence[int], ids: Tensor, offsets: Tensor) -> Tensor:
     """Return for each id the number of its feature, int64 [N].
 
@@ -144,4 +169,9 @@ def by_feature(numbers: Sequence[int], ids: Tensor, offsets: Tensor) -> Tensor:
     return torch.tensor(numbers, device=ids.device)[feature]
 
 
-__all__ = ["add_custom_scores", "by_feature", "check_custom_scores"]
+__all__ = [
+    "add_custom_scores",
+    "by_feature",
+    "check_custom_scores",
+    "scores_of_occurrences",
+]

@@ -240,7 +240,8 @@ class TableGroup:
         Args:
             ids, offsets, feature_tables: as in :meth:`find`.
             feature_policies: F rows of ``policy``; default: those of the tables.
-            scores: int64 [N], custom scores of the ids.
+            scores: int64 [N], custom scores of the ids; with ``counts`` those of all occurrences of
+                an id together.
             counts: int64 [N], occurrences of each id, at least 1; default: 1 each.
 
         Returns:

@@ -97,7 +97,10 @@ class GroupConfig:
     def keeps_time(self) -> bool:
         """Whether a table stores timestamps, expiry times or counts that decay by seconds."""
         words = self.layout.score_words
-        by_seconds = any(table.policy.half_life_ticks > 0 for table in self.tables)
+        by_seconds = any(
+            max(table.policy.half_life_ticks, table.policy.admission_ticks) > 0
+            for table in self.tables
+        )
         return by_seconds or "timestamp" in words or "expiry" in words
 
     def table(self, number: int, call: str = "TableGroup") -> TableConfig:

@@ -14,7 +14,12 @@ from torch_dynemb.errors import ForkedProcessError
 from torch_dynemb.ops.columns import NO_HANDLE, Clock
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.policy.admission import AdmitBy, NewIds, admission_hook
-from torch_dynemb.table.custom_scores import add_custom_scores, by_feature, check_custom_scores
+from torch_dynemb.table.custom_scores import (
+    add_custom_scores,
+    by_feature,
+    check_custom_scores,
+    scores_of_occurrences,
+)
 from torch_dynemb.table.evictions import keep_evicted_rows
 from torch_dynemb.table.expiry import below_floors
 from torch_dynemb.table.tables import Tables
@@ -40,13 +45,13 @@ def find_or_insert(
     """Find or insert ids as :meth:`torch_dynemb.TableGroup.find_or_insert` does."""
     if counts is not None:
         ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        each, bounds = ids.repeat_interleave(counts), ends[offsets]
+        if scores is not None:
+            scores = scores_of_occurrences(
+                tables, each, bounds, feature_tables, scores.repeat_interleave(counts), ends[:-1]
+            )
         handles = find_or_insert(
-            tables,
-            ids.repeat_interleave(counts),
-            ends[offsets],
-            feature_tables,
-            feature_policies,
-            scores=None if scores is None else scores.repeat_interleave(counts),
+            tables, each, bounds, feature_tables, feature_policies, scores=scores
         )
         return handles[ends[:-1]]
     if tables.host.forked:

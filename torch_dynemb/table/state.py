@@ -42,13 +42,12 @@ _FIXED = ("seeds", "tables", "slabs", "clock", "sketch", "row_clock")
 def describe(tables: Tables) -> dict[str, Any]:
     """Return what a group must have in common with a state that it loads."""
     config = tables.config.optimizer
-    half_lives = {
-        table.name: table.policy.half_life_ticks
-        for table in tables.config.tables
-        if table.policy.half_life_ticks != 0
-    }
+    policies = {table.name: table.policy for table in tables.config.tables}
+    scores = {name: of.half_life_ticks for name, of in policies.items() if of.half_life_ticks}
+    admission = {name: of.admission_ticks for name, of in policies.items() if of.admission_ticks}
     return {
-        **({"half_lives": half_lives} if half_lives else {}),
+        "half_lives": scores or None,  # None: as if the entry were missing
+        "admission_half_lives": admission or None,
         "tables": [table.description() for table in tables.config.tables],
         "optimizer": None if config is None else config.description(),
         "scores": list(tables.config.layout.score_words),

@@ -51,6 +51,7 @@ DYNEMB_HD int64_t add_decayed(int64_t a, int64_t b) {
 // L of so many occurrences at one time: `time` is that of decay_time.
 DYNEMB_HD int64_t decayed_occurrences(int64_t time, int64_t occurrences) {
   if (occurrences <= 0) return kNeverOccurred;
+  if (occurrences == 1) return time;
   int64_t sum = kNeverOccurred;
   for (int bit = 62; bit >= 0; --bit) {
     if (((occurrences >> bit) & 1) != 0) sum = add_decayed(sum, int64_t{bit} << kDecayBits);

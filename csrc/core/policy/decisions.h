@@ -38,7 +38,8 @@ enum PolicyColumn : int {
   kPolicyHalfLife = 20,         // of decayed counts: seconds; below 0: steps
   kPolicyCombinedWord = 21,     // of custom scores that combine_scores_ changes; 0: not kept
   kPolicyCombinedInitial = 22,  // its value for a new id
-  kPolicyColumns = 23
+  kPolicyAdmissionHalfLife = 23,  // of counts of kAdmitFrequent, as kPolicyHalfLife; 0: none
+  kPolicyColumns = 24
 };
 
 enum OnFull : int { kFullGrow = 0, kFullEvict = 1, kFullDefault = 2, kFullError = 3 };
@@ -186,9 +187,6 @@ DYNEMB_HD int32_t add_sketch_count(int32_t count, int64_t occurrences) {
   const int64_t sum = count + occurrences;
   return sum < kMaxSketchCount ? static_cast<int32_t>(sum) : kMaxSketchCount;
 }
-
-// Initial frequency of an admitted id: all counted occurrences.
-DYNEMB_HD int64_t counted_frequency(int64_t count) { return count < INT32_MAX ? count : INT32_MAX; }
 
 // Verdict on an admitted id without room: its occurrences are counted as if it had not been
 // admitted, so it gets a row as soon as it is seen and there is room. `counted`: it has an exact

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/policy/counts.h"
+#include "core/policy/waiting.h"
 #include "cpu/index/probe.h"
 
 namespace dynemb::cpu {
@@ -44,7 +45,9 @@ void decide(const IndexArgs& index, const PolicyArgs& policies, const int32_t* s
         entry->counter_slot = at.slot;
         entry->counted = stored_count(index, policy, *entry);
       }
-      admitted = entry->counted + entry->occurrences >= threshold;
+      const int64_t count =
+          add_waiting(policy, policies.clock, entry->counted, entry->occurrences);
+      admitted = admits(policy, policies.clock, count, threshold);
       break;
     }
     case kAdmitFrequentSketch: {
@@ -188,7 +191,7 @@ void note_admission(const IndexArgs& index, const PolicyArgs& policies, int32_t*
   if (!entry.has_counter()) return;
   if (entry.verdict == kVerdictCounted) {
     int64_t& stored = stored_count(index, policy, entry);
-    stored = add_frequency(stored, entry.occurrences);
+    stored = add_waiting(policy, policies.clock, stored, entry.occurrences);
   } else if (entry.verdict == kVerdictInsert) {
     const TableView counters = index.table(policy[kPolicyCounterTable]);
     int64_t* row = index.table_row(policy[kPolicyCounterTable]);

@@ -19,7 +19,7 @@ struct NewId {
   uint64_t expiry_rank;     // over all features that bring it
   uint64_t threshold_rank;  // likewise
   int64_t occurrences;      // in lookups that update scores
-  int64_t counted;          // occurrences counted before the call
+  int64_t counted;          // what its counter or sketch has before the call
   int64_t handle;
   int64_t counter_bucket;  // bucket of its exact counter; -1: none
   int64_t counter_slot;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/policy/waiting.h"
 #include "core/runtime/error_class.h"
 #include "cpu/index/admission.h"
 #include "cpu/index/eviction.h"
@@ -160,10 +161,12 @@ void plan_room(const IndexArgs& index, const PolicyArgs& policies,
   }
 }
 
-void set_scores(const ScoreUpdate& of_policy, int words, const NewId& id, int64_t* score) {
-  ScoreUpdate update = of_policy;
+void set_scores(const int64_t* policy, const int64_t* clock, int words, const NewId& id,
+                int64_t* score) {
+  ScoreUpdate update = policy_update(policy, clock, id.table);
   update.expires = ranked_expiry(id.expiry_rank);
-  const int64_t frequency = counted_frequency(id.counted + id.occurrences);
+  const int64_t frequency = admitted_frequency(policy, id.counted, id.occurrences,
+                                               ranked_threshold(id.threshold_rank));
   for (int w = 0; w < words; ++w) score[w] = new_score(update, w, frequency);
 }
 
@@ -173,11 +176,11 @@ Entry counter_of(const IndexArgs& index, const PolicyArgs& policies, const NewId
   const int64_t counters = policy[kPolicyCounterTable];
   Entry entry{first_hash(id.id, index.table(counters).salt),
               id.id,
-              id.occurrences,
+              add_waiting(policy, policies.clock, 0, id.occurrences),
               static_cast<int32_t>(counters),
               0,
               {}};
-  set_scores(policy_update(policy, policies.clock, id.table), index.score_words, id, entry.score);
+  set_scores(policy, policies.clock, index.score_words, id, entry.score);
   return entry;
 }
 
@@ -321,8 +324,7 @@ void insert_by_policy(const IndexArgs& index, const PolicyArgs& policies, int32_
     misses->handle[miss.order] = id.handle;
     if (id.verdict != kVerdictInsert) return false;
     entry->stored = encode_handle(id.handle);
-    set_scores(policy_update(policies.row(id.policy), policies.clock, id.table), index.score_words,
-               id, entry->score);
+    set_scores(policies.row(id.policy), policies.clock, index.score_words, id, entry->score);
     return true;
   });
   if (new_ids.capacity() > ReleaseLarge::kKeptIds / 8) std::vector<NewId>().swap(new_ids);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/policy/decisions.h"
+#include "core/policy/waiting.h"
 #include "cuda/index/placement.cuh"
 
 namespace dynemb::cuda {
@@ -95,7 +96,7 @@ struct PlacedIds {
   int32_t* positions;
   int32_t* feature;      // of the first occurrence; ~feature for an id that is only counted
   int64_t* stored_word;  // kRefused, kNeedsVictim, or the handle that the index stores
-  int32_t* occurrences;  // including those counted before the call
+  int32_t* occurrences;  // admitted_frequency
   int64_t* expires;      // nullptr: by the policy of the feature
 
   __device__ __forceinline__ int64_t table(int64_t order) const {
@@ -118,10 +119,11 @@ struct PlacedIds {
   // Redirects the id of this order to its counter table, if it has occurred; `f` is the first
   // feature that brings it.
   __device__ __forceinline__ void count_instead(int64_t order, int64_t f) const {
-    stored_word[order] = occurrences[order];
+    const int64_t* policy = policies.feature_row(f);
+    stored_word[order] = add_waiting(policy, policies.clock, 0, occurrences[order]);
     if (stored_word[order] == kRefused) return;
     feature[order] = static_cast<int32_t>(~f);
-    const int64_t counters = policies.feature_row(f)[kPolicyCounterTable];
+    const int64_t counters = policy[kPolicyCounterTable];
     add_to_table(index, counters, kTableSize, 1);
     add_to_table(index, counters, kTableInserted, 1);
   }

@@ -152,6 +152,7 @@ class RowsLoad(GroupLoad):
         if len(self.plans) < len(tables.config.tables):
             step = max(step, int(tables.index.clock[Clock.STEP]))
             now = max(now, int(tables.index.clock[Clock.NOW]))
+        now = now or int(tables.index.clock[Clock.NOW])  # 0: the saved tables kept no time
         tables.index.clock[Clock.STEP] = step
         if tables.config.keeps_time:
             self._group.clock.set_now(now)

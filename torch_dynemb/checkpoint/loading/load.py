@@ -202,9 +202,10 @@ def load(
 
 
 def _as_saved(part: TablePart, saved: SavedTable) -> bool:
-    """Return whether rows and scores were loaded without a conversion."""
-    half_life = part.config.policy.half_life_ticks
-    return part.dtype == saved.dtype and half_life == saved.policy.get("half_life", 0)
+    """Return whether rows, scores and counts were loaded without a conversion."""
+    own, logged = part.config.policy.description(), saved.policy
+    half_lives = ("half_life", "admission_half_life")
+    return part.dtype == saved.dtype and all(own.get(of) == logged.get(of) for of in half_lives)
 
 
 def load_parts(

@@ -37,12 +37,13 @@ from torch_dynemb.checkpoint.reading.sketches import combined_sketch
 from torch_dynemb.checkpoint.saving.table_files import Progress
 from torch_dynemb.ops.columns import (
     SKETCH_ROWS,
+    Clock,
     Hyper,
     Meta,
     PolicyColumn,
     Table,
 )
-from torch_dynemb.policy.half_life import with_half_life
+from torch_dynemb.policy.half_life import waiting_with_half_life, with_half_life
 from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.load import RowBlock, RowLoader
 from torch_dynemb.table.records import record_bytes
@@ -112,6 +113,11 @@ class PartLoad:
     def _where(self) -> str:
         """Prefix of errors."""
         return f"table {self._part.name!r}"
+
+    @property
+    def _now(self) -> int:
+        """Time of the saved table, or of the part's if the saved table kept none."""
+        return self._plan.saved.now or int(self._tables.index.clock[Clock.NOW])
 
     @property
     def _slab(self) -> int:
@@ -194,7 +200,7 @@ class PartLoad:
                 int(saved.policy.get("half_life", 0)),
                 self._part.config.policy.half_life_ticks,
                 step=saved.step,
-                now=saved.now,
+                now=self._now,
             )
 
     def _leave_out(self, bound: int) -> None:
@@ -247,8 +253,17 @@ class PartLoad:
             own = self._part.ids.owned(found)
             ids.append(found[own])
             counts.append(values[own])
-        self._counted = CountedIds(torch.cat(ids), torch.cat(counts))
-        check_waiting(f"{self._where} was saved: it", *self._counted)
+        counted = CountedIds(torch.cat(ids), torch.cat(counts))
+        check_waiting(f"{self._where} was saved: it", *counted)
+        saved = self._plan.saved
+        now = waiting_with_half_life(
+            counted.counts,
+            int(saved.policy.get("admission_half_life", 0)),
+            self._part.config.policy.admission_ticks,
+            step=saved.step,
+            now=self._now,
+        )
+        self._counted = CountedIds(counted.ids[now > 0], now[now > 0])
 
     def _take_later_counts(self, later: LaterTable) -> None:
         if later.counted is not None:

@@ -109,11 +109,13 @@ def _check_same(call: str, part: TablePart, saved: SavedTable) -> None:
         "optimizer": None if optimizer is None else optimizer.description(),
         "scores": list(score_words_of([part.config], in_budget)),
         "half_life": policy.get("half_life"),
+        "admission_half_life": policy.get("admission_half_life"),
         "admission": _kind_of(policy["admission"]),
     }
     fields = ("embedding_dim", "dtype", "padding_idx", "optimizer", "scores")
     logged: dict[str, Any] = {field: getattr(saved, field) for field in fields}
     logged["half_life"] = saved.policy.get("half_life")
+    logged["admission_half_life"] = saved.policy.get("admission_half_life")
     logged["admission"] = _kind_of(saved.policy.get("admission"))
     differing = [
         f"{field} {logged[field]!r} in the log and {own[field]!r} in the model"

@@ -43,7 +43,6 @@ class EmbeddingEngine(FeatureLookups):
         TypeError: ``emb_options`` is not a dict of EmbeddingOption.
         ValueError: features share a name, but their options are not those of one table; or ranks
             were given different options (all of them raise).
-        NotImplementedError: an option has ``score_from``, and ranks share its table.
 
     Example:
         >>> import torch
@@ -90,13 +89,6 @@ class EmbeddingEngine(FeatureLookups):
                 )
             own = option.pg if pg is None else pg
             ranks = rank_group(own)
-            if option.score_from is not None and ranks is not None and ranks.size > 1:
-                raise NotImplementedError(
-                    f"EmbeddingEngine: option {name!r} has score_from={option.score_from!r}, but "
-                    "its table is shared by ranks, and lookups do not send scores to other ranks: "
-                    "leave score_from out, or use TableOptions(score_from='weights') of "
-                    "torch_dynemb.torchrec"
-                )
             table = table_name(option, ranks)
             other, owner = owners.setdefault(option.shared_name, (name, table))
             if owner != table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from torch_dynemb import ops
 from torch_dynemb.distributed.ranks import RankGroup
-from torch_dynemb.nn.id_exchange import IdExchange
+from torch_dynemb.nn.id_exchange import Arrived, IdExchange
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.recis.embedding.bags import Bags
@@ -97,7 +98,8 @@ class JointLookup:
             ]
             ids = _joined([request.bags.ids for request in self._requests])
             bounds = _bounds(sizes, ids.device)
-            self._exchange = IdExchange(table, ids, bounds, children, ranks)
+            scores = _joined_scores(self._requests)
+            self._exchange = IdExchange(table, ids, bounds, children, ranks, scores)
 
     def prefetch(self) -> None:
         """Start to load rows into memory, on the ranks that have them."""
@@ -204,7 +206,9 @@ class JointLookup:
         table, runtime = self._table, self._runtime
         sizes = [request.bags.ids.shape[0] for request in self._requests]
         if self._exchange is not None:
-            rows = self._exchange.rows(reads_only=runtime.reads_only, trains=runtime.trains)
+            assert isinstance(table, HashTable)
+            look_up = functools.partial(_look_up_own, table, runtime)
+            rows = self._exchange.rows(look_up, trains=runtime.trains)
             positions = self._exchange.inverse
         else:
             ids = _joined([request.bags.ids for request in self._requests])
@@ -244,6 +248,17 @@ class JointLookup:
         )
         results: Sequence[Tensor] = output.split(rows.shape[1], 1)
         return results
+
+
+def _look_up_own(table: HashTable, runtime: Runtime, ids: Arrived) -> Tensor:
+    """Look up ids that came from any rank."""
+    return table.lookup(
+        ids.batch,
+        reads_only=runtime.reads_only,
+        trains=runtime.trains,
+        counts=ids.counts,
+        scores=ids.scores,
+    )
 
 
 def _without_history(request: Request) -> Request:

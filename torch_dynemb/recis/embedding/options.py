@@ -70,10 +70,10 @@ class EmbeddingOption:
             :class:`torch_dynemb.ExternalStore` gets the names of logical tables, each of one engine
             or embedding. Make the optimizer before the first lookup.
         score_from: name of the feature with the custom scores of training lookups, for an
-            :class:`EmbeddingEngine` on one process: a number for each id, or for each sample.
-            Floats are rounded unless they are added to decayed sums. The table keeps them if the
-            scores of its ``filter_hook`` have ``"custom"`` or a :class:`torch_dynemb.Custom`. None:
-            scores are those of ``group.scores.set_batch``.
+            :class:`EmbeddingEngine`: a number for each id, or for each sample. Floats are rounded
+            unless they are added to decayed sums. The table keeps them if the scores of its
+            ``filter_hook`` have ``"custom"`` or a :class:`torch_dynemb.Custom`. None: scores are
+            those of ``group.scores.set_batch``.
         fp16_enabled: int8 rows are returned as float16 instead of float32.
 
     Raises:

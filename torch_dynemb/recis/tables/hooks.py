@@ -56,8 +56,9 @@ class AdmitHook:
 
     Args:
         name: of a registered rule. Built in: ``"ReadOnly"`` (none; they read zeros),
-            ``"Frequency"`` (those seen ``threshold`` times), ``"Probability"`` (each time with
-            ``probability``).
+            ``"Frequency"`` (those seen ``threshold`` times; with ``half_life`` or
+            ``half_life_steps`` as of :class:`torch_dynemb.AdmitFrequent`), ``"Probability"`` (each
+            time with ``probability``).
         params: its parameters.
 
     Raises:
@@ -213,8 +214,10 @@ def _read_only() -> ReadOnly:
 
 
 @register_admit_hook("Frequency")
-def _frequency(threshold: int) -> AdmissionRule:
-    return AdmitFrequent(threshold)
+def _frequency(
+    threshold: int, half_life: int | str | None = None, half_life_steps: int | None = None
+) -> AdmissionRule:
+    return AdmitFrequent(threshold, half_life=half_life, half_life_steps=half_life_steps)
 
 
 @register_admit_hook("Probability")

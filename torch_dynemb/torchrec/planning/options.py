@@ -150,7 +150,8 @@ class TableOptions:
     def keeps_time(self) -> bool:
         """Whether ids of the table have timestamps, decay by seconds, or expire."""
         ttls = [self.policy.ttl, *(feature.ttl for feature in self.feature_policies.values())]
-        timed = "timestamp" in self.policy.scores or self.policy.half_life_ticks > 0
+        by_seconds = max(self.policy.half_life_ticks, self.policy.admission_ticks) > 0
+        timed = "timestamp" in self.policy.scores or by_seconds
         return timed or any(ttl is not None for ttl in ttls)
 
 

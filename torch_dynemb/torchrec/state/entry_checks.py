@@ -30,8 +30,17 @@ def is_entry(name: str) -> bool:
     return name in _NAMES or name.startswith(state_key(""))
 
 
-def _ticks(half_life: int) -> str:
-    return f"{-half_life} steps" if half_life < 0 else f"{half_life} seconds"
+def _other_half_life(shape: TableShape, kind: str, saved: int, own: int) -> str:
+    def text(ticks: int) -> str:
+        if ticks == 0:
+            return "no half-life"
+        return f"a half-life of {-ticks} steps" if ticks < 0 else f"a half-life of {ticks} seconds"
+
+    return (
+        f"table {shape.name!r}: layout has {kind} with {text(saved)}, but the table's have "
+        f"{text(own)}: load a checkpoint of torch_dynemb.checkpoint.save, which converts them, or "
+        "give the table its half-life"
+    )
 
 
 def missing_entries(
@@ -77,11 +86,10 @@ def check_entries(
         return []
     both = "decayed" in layout.scores and "decayed" in shape.scores
     if both and layout.half_life != shape.half_life:
-        return [
-            f"{table}: layout has counts with a half-life of {_ticks(layout.half_life)}, but the "
-            f"table's is {_ticks(shape.half_life)}: load a checkpoint of "
-            "torch_dynemb.checkpoint.save, which converts them, or give the table its half-life"
-        ]
+        return [_other_half_life(shape, "scores", layout.half_life, shape.half_life)]
+    saved, own = layout.admission_half_life, shape.admission_half_life
+    if shape.counted and "count" in entries and saved != own:
+        return [_other_half_life(shape, "counts of admission", saved, own)]
     if layout.first_columns[-1] >= shape.embedding_dim:
         return [
             f"{table}: layout has column shards that begin at columns {layout.first_columns}, "

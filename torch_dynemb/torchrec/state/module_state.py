@@ -135,6 +135,7 @@ class ModuleState:
                 scores=shape.scores,
                 first_columns=tuple(sorted({place.first_column for place in shape.places})),
                 half_life=shape.half_life,
+                admission_half_life=shape.admission_half_life,
             )
             saved = save_table(
                 shape,
@@ -342,6 +343,7 @@ def _shape_of(config: Any, plan: ModulePlan, places: list[Place]) -> TableShape:
         isinstance(options.policy.admission, AdmitFrequent),
         places,
         options.policy.half_life_ticks,
+        options.policy.admission_ticks,
     )
 
 

@@ -11,6 +11,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from torch_dynemb.distributed.owners import rows_of
 from torch_dynemb.distributed.ranks import RankGroup
+from torch_dynemb.ops.columns import MAX_COUNT
 from torch_dynemb.optim.base import StateTensor
 from torch_dynemb.table.score_check import check_score
 from torch_dynemb.table.state_check import check_counts
@@ -208,9 +209,10 @@ class StateDictRows:
                 check_score(name, word, scores, self._layout.clock)
         elif name == "count" and values.numel() > 0:
             least, most = int(values.min()), int(values.max())
-            if least < 1 or most >= 1 << 31:
+            bound = MAX_COUNT if self._shape.admission_half_life != 0 else (1 << 31) - 1
+            if least < 1 or most > bound:
                 wrong = least if least < 1 else most
-                raise ValueError(f"{name} has {wrong}, expected counts from 1 to {(1 << 31) - 1}")
+                raise ValueError(f"{name} has {wrong}, expected counts from 1 to {bound}")
         elif name != "weight" and values.dtype == torch.int32:
             check_counts(name, values)
 

@@ -51,6 +51,7 @@ class TableShape(NamedTuple):
         scores: names of the scores of an id.
         half_life: of decayed counts, ``Policy.half_life_ticks``.
         counted: whether ids without a row have exact counts.
+        admission_half_life: of these, ``Policy.admission_ticks``.
         places: its shards.
     """
 
@@ -62,6 +63,7 @@ class TableShape(NamedTuple):
     counted: bool
     places: list[Place]
     half_life: int = 0
+    admission_half_life: int = 0
 
 
 class Layout(NamedTuple):
@@ -73,6 +75,7 @@ class Layout(NamedTuple):
         scores: names of the columns of ``metadata``.
         first_columns: of the column shards.
         half_life: of decayed counts, in the code of their score: seconds, or below 0 steps.
+        admission_half_life: of the counts of ids without a row, in a last word if it is not 0.
     """
 
     optimizer_steps: int
@@ -80,14 +83,15 @@ class Layout(NamedTuple):
     scores: tuple[str, ...]
     first_columns: tuple[int, ...]
     half_life: int = 0
+    admission_half_life: int = 0
 
     def tensor(self) -> Tensor:
         codes = [_SCORE_CODES[name] for name in self.scores]
         if "decayed" in self.scores:
-            unit = int(self.half_life < 0)
-            codes[self.scores.index("decayed")] += (2 * abs(self.half_life) + unit) << _CODE_BITS
+            codes[self.scores.index("decayed")] += _encoded(self.half_life) << _CODE_BITS
+        last = [_encoded(self.admission_half_life)] if self.admission_half_life != 0 else []
         head = [FORMAT_VERSION, self.optimizer_steps, self.clock, len(codes)]
-        return torch.tensor([*head, len(self.first_columns), *codes, *self.first_columns])
+        return torch.tensor([*head, len(self.first_columns), *codes, *self.first_columns, *last])
 
     @staticmethod
     def of(table: str, tensor: Any) -> Layout:
@@ -109,16 +113,17 @@ class Layout(NamedTuple):
         damaged = ValueError(f"table {table!r}: layout is damaged: {words[:32]}")
         if len(words) < _LAYOUT_HEAD or min(words[1:]) < 0 or max(words) > MAX_COUNT:
             raise damaged
-        if len(words) != _LAYOUT_HEAD + words[3] + words[4]:
+        end = _LAYOUT_HEAD + words[3] + words[4]
+        if len(words) not in (end, end + 1):
             raise damaged
+        admission_half_life = _decoded(words.pop()) if len(words) > end else 0
         codes = words[_LAYOUT_HEAD : _LAYOUT_HEAD + words[3]]
         columns = words[_LAYOUT_HEAD + words[3] :]
         half_life = 0
         for k, code in enumerate(codes):
             codes[k] = code & ((1 << _CODE_BITS) - 1)
             if codes[k] == _SCORE_CODES["decayed"]:
-                ticks, steps = divmod(code >> _CODE_BITS, 2)
-                half_life = -ticks if steps else ticks
+                half_life = _decoded(code >> _CODE_BITS)
             elif codes[k] != code:
                 raise damaged
         if len(set(codes)) < len(codes) or not set(codes) <= set(_SCORE_NAMES):
@@ -126,7 +131,17 @@ class Layout(NamedTuple):
         if columns[:1] != [0] or columns != sorted(set(columns)):
             raise damaged
         names = tuple(_SCORE_NAMES[code] for code in codes)
-        return Layout(words[1], words[2], names, tuple(columns), half_life)
+        return Layout(words[1], words[2], names, tuple(columns), half_life, admission_half_life)
+
+
+def _encoded(ticks: int) -> int:
+    """Encode a half-life as a number from 0 on: twice the ticks, and 1 more for steps."""
+    return 2 * abs(ticks) + int(ticks < 0)
+
+
+def _decoded(code: int) -> int:
+    ticks, steps = divmod(code, 2)
+    return -ticks if steps else ticks
 
 
 def state_key(name: str) -> str:

@@ -1,0 +1,48 @@
+// Exact counts of ids that wait for admission: occurrences, or with a half-life decayed occurrences.
+#pragma once
+
+#include "core/policy/decisions.h"
+
+namespace dynemb {
+
+// With a half-life a counter stores a logarithm (core/policy/decay.h) plus 1,024 half-lives. So it
+// is above 0, as in every occupied slot, even if a load with another half-life makes the logarithm
+// negative.
+constexpr int64_t kWaitingBase = int64_t{1024} << kDecayBits;
+// Logarithms are rounded: a count admits from a millionth below the threshold on.
+constexpr int64_t kThresholdSlack = int64_t{1} << 10;
+
+// What a counter stores after further occurrences. `stored`: before them; 0: no counter.
+DYNEMB_HD int64_t add_waiting(const int64_t* policy, const int64_t* clock, int64_t stored,
+                              int64_t occurrences) {
+  const int64_t half_life = policy[kPolicyAdmissionHalfLife];
+  if (half_life == 0) return add_frequency(stored, occurrences);
+  if (occurrences <= 0) return stored;
+  const int64_t time = decay_time_now(half_life, clock);
+  const int64_t added = kWaitingBase + decayed_occurrences(time, occurrences);
+  const int64_t sum = stored > 0 ? add_decayed(stored, added) : added;
+  return sum < kMaxCount ? sum : kMaxCount;
+}
+
+// Whether a stored count admits its id now.
+DYNEMB_HD bool admits(const int64_t* policy, const int64_t* clock, int64_t stored,
+                      int64_t threshold) {
+  const int64_t half_life = policy[kPolicyAdmissionHalfLife];
+  if (half_life == 0) return stored >= threshold;
+  const int64_t least = decayed_occurrences(decay_time_now(half_life, clock), threshold);
+  return stored >= kWaitingBase + least - kThresholdSlack;
+}
+
+// Initial frequency of an admitted id: all counted occurrences. Of a decayed count only the
+// threshold is known, and the occurrences of the call. `stored`: of its counter or sketch before
+// the call; 0: not counted.
+DYNEMB_HD int64_t admitted_frequency(const int64_t* policy, int64_t stored, int64_t occurrences,
+                                     int64_t threshold) {
+  int64_t frequency = stored + occurrences;
+  if (policy[kPolicyAdmissionHalfLife] != 0 && stored != 0) {
+    frequency = threshold > occurrences ? threshold : occurrences;
+  }
+  return frequency < INT32_MAX ? frequency : INT32_MAX;
+}
+
+}  // namespace dynemb

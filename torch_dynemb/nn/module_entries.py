@@ -1,0 +1,86 @@
+"""Entries of a module's ``state_dict`` for its tables.
+
+Entries of tables that ranks share have names that differ by rank, because
+``torch.distributed.checkpoint`` keeps one tensor of those with one name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch_dynemb.distributed.ranks import RankGroup, process_group_of
+from torch_dynemb.table.state import GroupState
+
+_RANK_ENTRY = re.compile(r"rank_\d+_of_\d+\.")
+
+
+def rank_entry(ranks: RankGroup | None) -> str:
+    """Return the beginning of a rank's names of entries; empty without other ranks."""
+    if ranks is None or process_group_of(ranks) is None:
+        return ""
+    return f"rank_{ranks.rank}_of_{ranks.size}."
+
+
+class LoadReport(NamedTuple):
+    """The lists in which ``Module.load_state_dict`` collects what is wrong.
+
+    Attributes:
+        missing, unexpected: names of entries; None: they are not looked for.
+        errors: messages.
+    """
+
+    missing: list[str]
+    unexpected: list[str] | None
+    errors: list[str]
+
+
+def load_entries(
+    kind: str, state: GroupState, own: str, saved: Mapping[str, Any], prefix: str, to: LoadReport
+) -> None:
+    """Load the tables of a module from a state dict.
+
+    Args:
+        kind: class of the module.
+        state: of its tables; changes, unless an error is reported.
+        own: of :func:`rank_entry`.
+        saved: the whole state dict.
+        prefix: of the module's entries.
+        to: gets what is wrong.
+    """
+    entries = {k[len(prefix) :]: v for k, v in saved.items() if k.startswith(prefix)}
+    owner = prefix.rstrip(".") or kind
+    ranks = {found[0] if (found := _RANK_ENTRY.match(name)) else "" for name in entries}
+    if entries.keys() == {"weight"}:
+        to.errors.append(
+            f"{prefix}weight: the state is of a static table: make the module by "
+            f"{kind}.from_embedding(weight), or insert the rows with "
+            "module.group.insert_or_assign(0, ids, rows)"
+        )
+    elif entries and own not in ranks:
+        found_ranks = ", ".join(sorted(rank.rstrip(".") or "one process" for rank in ranks))
+        to.errors.append(
+            f"{owner}: the state is of {found_ranks}, expected "
+            f"{own.rstrip('.') or 'one process'}: load each rank's own, or use "
+            "torch_dynemb.checkpoint, which loads on other numbers of ranks"
+        )
+        return
+    if own:
+        if to.unexpected is not None:
+            to.unexpected.extend(prefix + k for k in entries if not k.startswith(own))
+        entries = {k[len(own) :]: v for k, v in entries.items() if k.startswith(own)}
+        prefix += own
+    if to.unexpected is not None:
+        known = state.names()
+        to.unexpected.extend(prefix + name for name in entries if name not in known)
+    if "format" not in entries:
+        to.missing.append(prefix + "format")
+        return
+    try:
+        state.load(entries)
+    except ValueError as error:
+        to.errors.append(f"{prefix.rstrip('.') or kind}: {error}")
+
+
+__all__ = ["LoadReport", "load_entries", "rank_entry"]
