@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
@@ -22,6 +22,7 @@ from torch_dynemb.nn import backward_updates, gradient_clipping, loss_scaling
 from torch_dynemb.nn.distributed_checkpoint import StateNames, support_default_planner
 from torch_dynemb.nn.module_kinds import RowOptimizers, SharedRows, register_module
 from torch_dynemb.nn.options import ModuleOptions
+from torch_dynemb.nn.rank_states import check_caller, rank_entries_of, rank_entry
 from torch_dynemb.nn.recomputation import repeats_a_forward
 from torch_dynemb.nn.replication import (
     WORLD,
@@ -64,9 +65,6 @@ FORGOTTEN_SPLIT_STEPS = 256
 NEVER = -(1 << 62)
 # Attributes that a copy makes anew.
 _NOT_COPIED = ("_optimizer", "_own_anchor", "_copied_anchor")
-# Begins entries of the state of tables that ranks share. Names differ by rank, because
-# torch.distributed.checkpoint keeps one tensor of those with one name.
-_RANK_ENTRY = re.compile(r"rank_\d+_of_\d+\.")
 
 
 def _check_same_step(owner: str, tiers: Tiers, epoch: int, gradient: Tensor) -> None:
@@ -531,13 +529,13 @@ class TableModule(nn.Module):
             refuse_replicated(self)
 
     def _check_other_ranks(self) -> None:
-        """Raise RuntimeError unless ranks share the rows, or are meant not to."""
+        """Raise RuntimeError unless all ranks share the rows, or are meant not to."""
         if not (self._private_to_rank or self._is_shared()):
             refuse_other_ranks(self, self._group.names)
 
     def _is_shared(self) -> bool:
-        """Return whether the rows are those of a table that lies on several ranks."""
-        return self._ranks is not None
+        """Return whether the rows are those of a table that lies on all ranks."""
+        return self._ranks is not None and self._ranks.size == dist.get_world_size()
 
     @property
     def sharing_ranks(self) -> RankGroup | None:
@@ -611,16 +609,19 @@ class TableModule(nn.Module):
         self._check_not_averaged()
         if leaves_tables_out():
             return
+        check_caller(type(self).__name__, self._group.names, self._ranks_of_state())
         support_default_planner()
         for name, tensor in self._group.state.tensors().items():
             destination[prefix + self._rank_entry + name] = tensor
 
     @property
     def _rank_entry(self) -> str:
-        """Beginning of names of entries, which :data:`_RANK_ENTRY` matches; empty without ranks."""
-        if self._ranks is None or process_group_of(self._ranks) is None:
-            return ""
-        return f"rank_{self._ranks.rank}_of_{self._ranks.size}."
+        """Beginning of names of entries; empty: this process has all rows."""
+        return rank_entry(self._ranks_of_state())
+
+    def _ranks_of_state(self) -> RankGroup | None:
+        """Return the ranks that each have a part of the state; None: this process has all of it."""
+        return self._ranks
 
     def _fqn_modifiers(self) -> dict[str, str]:
         """Return where ``torch.distributed.checkpoint.state_dict`` finds the beginnings of names.
@@ -649,7 +650,7 @@ class TableModule(nn.Module):
             return
         entries = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
         own = self._rank_entry
-        ranks = {found[0] if (found := _RANK_ENTRY.match(name)) else "" for name in entries}
+        ranks = rank_entries_of(list(entries))
         if entries.keys() == {"weight"}:
             error_msgs.append(
                 f"{prefix}weight: the state is of a static table: make the module by "
@@ -657,7 +658,7 @@ class TableModule(nn.Module):
                 "module.group.insert_or_assign(0, ids, rows)"
             )
         elif entries and own not in ranks:
-            saved = ", ".join(sorted(rank.rstrip(".") or "one process" for rank in ranks))
+            saved = ", ".join(rank.rstrip(".") or "one process" for rank in ranks)
             error_msgs.append(
                 f"{prefix.rstrip('.') or type(self).__name__}: the state is of {saved}, expected "
                 f"{own.rstrip('.') or 'one process'}: load each rank's own, or use "
