@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import torch_dynemb as td
 
-DIM, BATCH, EPOCHS, LAST = 32, 512, 8, 20
+DIM, BATCH, EPOCHS, LAST = 32, 256, 5, 20
 INITIALIZERS: dict[str, Callable[[Tensor], object]] = {
     "Normal(0, 1)": lambda weight: nn.init.normal_(weight),
     "Normal(0, 0.1)": lambda weight: nn.init.normal_(weight, std=0.1),
@@ -33,7 +33,7 @@ RATES = {"Adam": (0.001, 0.003, 0.01), "Adagrad": (0.03, 0.1, 0.3)}
 
 
 class Ratings(NamedTuple):
-    """Who has rated what.
+    """Pairs of a user and an item.
 
     Attributes:
         train, test: int64 [n, 2], numbers of user and item.

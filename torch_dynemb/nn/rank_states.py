@@ -68,7 +68,7 @@ _SAVERS = {
 
 
 def place_in_world(ranks: RankGroup | None) -> str:
-    """Return what tells groups of ranks apart; empty: all ranks are one group, or there are none.
+    """Return a suffix for each rank of a smaller group; empty: all ranks are one group, or none.
 
     Args:
         ranks: that share a table.
