@@ -91,8 +91,8 @@ def test_the_capacity_is_that_of_all_ranks(two_ranks: Ranks) -> None:
 
 def test_a_state_dict_is_each_rank_s_own(two_ranks: Ranks) -> None:
     of_ranks = two_ranks.run(states)
-    for traceback in two_ranks.errors(load_state, of_ranks):
-        assert "the state is of another rank or number of ranks" in traceback
+    for rank, traceback in enumerate(two_ranks.errors(load_state, of_ranks)):
+        assert f"the state is of rank_{1 - rank}_of_2, expected rank_{rank}_of_2" in traceback
 
 
 def test_frozen_embeddings_have_the_rows_of_all_ranks(two_ranks: Ranks) -> None:

@@ -9,6 +9,8 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,7 +56,7 @@ def samples() -> torch.utils.data.TensorDataset:
     return torch.utils.data.TensorDataset(IDS, LABELS)
 
 
-def lightning(ddp: bool) -> dict[str, float]:
+def lightning(ddp: bool, saves: bool = False) -> dict[str, float | str]:
     """Lightning's loop: one process, or ddp of two that share the rows."""
     import lightning as pl
 
@@ -88,6 +90,11 @@ def lightning(ddp: bool) -> dict[str, float]:
         enable_model_summary=False,
     )
     trainer.fit(module, torch.utils.data.DataLoader(samples(), batch_size=BATCH))
+    if saves:
+        try:
+            trainer.save_checkpoint("last")
+        except RuntimeError as error:
+            return {"error": str(error)}
     return {"loss": loss_of(module.clicks), "ids": len(module.clicks.ids)}
 
 
@@ -120,12 +127,15 @@ def trainer() -> dict[str, float]:
     return {"loss": loss_of(clicks), "ids": len(clicks.ids)}
 
 
-def accelerate(folder: str, load: bool = False) -> dict[str, float]:
+def accelerate(
+    folder: str, load: bool = False, saves_all: bool = True
+) -> dict[str, float | int | str]:
     """accelerate's loop on the ranks of its launcher, saved; or loaded on any number of ranks."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
-    td.checkpoint.save_with(accelerator)
+    if saves_all:
+        td.checkpoint.save_with(accelerator)
     clicks = Clicks(dist.group.WORLD if accelerator.num_processes > 1 else None)
     optimizer = torch.optim.Adam(clicks.parameters(), lr=0.01)
     td.step_with(optimizer, clicks)
@@ -139,18 +149,24 @@ def accelerate(folder: str, load: bool = False) -> dict[str, float]:
                 accelerator.backward(model(*batch)[0])
                 optimizer.step()
                 optimizer.zero_grad()
-        accelerator.save_state(folder)
+        try:
+            accelerator.save_state(folder)
+        except RuntimeError as error:
+            models = len(list(Path(folder).glob("model*")))
+            return {"error": str(error), "models": models, "rank": accelerator.process_index}
     result = {"loss": loss_of(clicks), "ids": len(clicks.ids), "rank": accelerator.process_index}
     accelerator.end_training()
     return result
 
 
-PROGRAMS: dict[str, Callable[..., dict[str, float]]] = {
+PROGRAMS: dict[str, Callable[..., dict[str, Any]]] = {
     "lightning": lambda: lightning(ddp=False),
     "lightning-ddp": lambda: lightning(ddp=True),
+    "lightning-checkpoint": lambda: lightning(ddp=True, saves=True),
     "trainer": trainer,
     "accelerate": accelerate,
     "accelerate-load": lambda folder: accelerate(folder, load=True),
+    "accelerate-alone": lambda folder: accelerate(folder, saves_all=False),
 }
 
 if __name__ == "__main__":

@@ -21,15 +21,14 @@ fetched = pytest.mark.skipif(
 HERE = Path(__file__).parent
 
 
-def results(folder: Path, program: str, *arguments: str, ranks: int = 1) -> list[dict[str, Any]]:
-    """Run a program; return what each rank prints last, by rank where there are several."""
+def run(folder: Path, *command: str, ranks: int = 1) -> str:
+    """Run a program on so many ranks; return what it prints."""
     several = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
     done = subprocess.run(
         [
             str(PYTHON if DONE.exists() else sys.executable),
             *(several if ranks > 1 else ()),
-            str(HERE / program),
-            *arguments,
+            *command,
         ],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"},
@@ -39,14 +38,21 @@ def results(folder: Path, program: str, *arguments: str, ranks: int = 1) -> list
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    printed = re.findall(r"\{.*?\}", done.stdout)  # torchrun may put two on one line
+    return done.stdout
+
+
+def results(folder: Path, program: str, *arguments: str, ranks: int = 1) -> list[dict[str, Any]]:
+    """Run a program; return what each rank prints last, by rank where there are several."""
+    output = run(folder, str(HERE / program), *arguments, ranks=ranks)
+    printed = re.findall(r"\{.*?\}", output)  # torchrun may put two on one line
     return sorted(map(json.loads, printed[-ranks:]), key=lambda of: of.get("rank", 0))
 
 
 @fetched
-def test_recbole_bpr_recalls_as_with_static_tables(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["BPR", "SASRec"])
+def test_recbole_recalls_as_with_static_tables(tmp_path: Path, model: str) -> None:
     static, dynamic = (
-        results(tmp_path, "recbole_run.py", kind)[0] for kind in ("static", "dynamic")
+        results(tmp_path, "recbole_run.py", model, kind)[0] for kind in ("static", "dynamic")
     )
     for metric in ("recall@10", "recall@20"):
         assert dynamic[metric] > 0.95 * static[metric], (static, dynamic)
@@ -57,6 +63,28 @@ def test_deepfm_is_as_good_as_with_static_tables(tmp_path: Path) -> None:
     found = results(tmp_path, "deepfm_run.py", "3")[0]
     static, dynamic = (sum(found[kind]) / 3 for kind in ("static", "dynamic"))
     assert dynamic > static - 0.003, found
+
+
+@fetched
+def test_default_rows_recall_as_the_best_of_static_tables(tmp_path: Path) -> None:
+    found = results(tmp_path, "two_tower_run.py", "2", "Adam")[0]
+    means = {name: sum(of) / len(of) for name, of in found.items() if name != "optimizer"}
+    dynamic = means.pop("dynamic, default")
+    assert dynamic > 0.98 * max(means.values()), found
+
+
+def programs_of_the_guide() -> dict[str, str]:
+    """Programs of the guide that need another package, by its name."""
+    page = HERE.parents[1] / "tutorials/guides/frameworks.md"
+    found = re.findall(r"^```python\n(# needs (\w+)\n.*?)^```$", page.read_text(), re.M | re.S)
+    return {package: program for program, package in found}
+
+
+@fetched
+@pytest.mark.parametrize("package", programs_of_the_guide())
+def test_the_programs_of_the_guide_run(tmp_path: Path, package: str) -> None:
+    (tmp_path / "program.py").write_text(programs_of_the_guide()[package])
+    assert " ids" in run(tmp_path, str(tmp_path / "program.py")) or package == "ray"
 
 
 @fetched
@@ -76,6 +104,19 @@ def test_accelerate_saves_the_rows_of_all_ranks(tmp_path: Path) -> None:
         loaded = results(tmp_path, "frameworks_run.py", "accelerate-load", "last", ranks=ranks)
         assert all(of["loss"] == pytest.approx(saved[0]["loss"], rel=1e-4) for of in loaded)
         assert sum(of["ids"] for of in loaded) == sum(of["ids"] for of in saved) > 450
+
+
+@fetched
+def test_accelerate_alone_saves_nothing(tmp_path: Path) -> None:
+    for of in results(tmp_path, "frameworks_run.py", "accelerate-alone", "last", ranks=2):
+        assert "call torch_dynemb.checkpoint.save_with(accelerator)" in of["error"]
+        assert of["models"] == 0
+
+
+@fetched
+def test_lightning_s_own_checkpoint_is_refused(tmp_path: Path) -> None:
+    found = results(tmp_path, "frameworks_run.py", "lightning-checkpoint")[0]
+    assert "give the Trainer enable_checkpointing=False" in found["error"]
 
 
 def test_fsdp2_goes_on_from_a_checkpoint(tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_ids_of_the_next_batch_travel_meanwhile(two_ranks: Ranks) -> None:
 def test_states_belong_to_their_rank(two_ranks: Ranks) -> None:
     for messages in two_ranks.run(saved_and_loaded, [range(6), range(6, 12)]):
         assert len(messages) == 1
-        assert "load each rank's own state" in messages[0]
+        assert "load each rank's own, or use torch_dynemb.checkpoint" in messages[0]
 
 
 def test_one_norm_over_the_rows_of_all_ranks(two_ranks: Ranks) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from torch_dynemb.argument_checks import described
 from torch_dynemb.checkpoint.loading.load import load
 from torch_dynemb.checkpoint.saving.save import save
+from torch_dynemb.nn.rank_states import savers_of_all_ranks
 
 # Kinds of training in which accelerate leaves models to others: no hook gets their weights.
 _OTHERS = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
@@ -19,7 +20,8 @@ def save_with(accelerator: Any) -> None:
     """Have ``save_state`` and ``load_state`` of accelerate save models by :func:`save`.
 
     accelerate writes the state dict of the main process only, so the rows of the other ranks would
-    be lost. From this call on, both save and load the prepared models with the rows of all ranks.
+    be lost: ``save_state`` raises where ranks share rows. From this call on, ``save_state`` and
+    ``load_state`` save and load the prepared models with the rows of all ranks.
     The number of ranks may differ between them. Model ``i`` is in ``torch_dynemb_<i>`` of the
     folder. The rest, such as the state of optimizers, stays accelerate's.
 
@@ -63,6 +65,7 @@ def save_with(accelerator: Any) -> None:
             load(_place(folder, number), accelerator.unwrap_model(model))
         models.clear()
 
+    savers_of_all_ranks.add(accelerator)
     accelerator.register_save_state_pre_hook(before_save)
     accelerator.register_load_state_pre_hook(before_load)
 

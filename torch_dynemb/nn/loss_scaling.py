@@ -1,10 +1,15 @@
-"""Refuses a backward of a loss that GradScaler has scaled, where it would update rows.
+"""Checks of GradScaler: no scaled loss updates rows, and ranks that share rows skip alike.
 
 A backward that updates rows would apply gradients that are still multiplied by the loss scale, and
 nothing in such a gradient says so. torch offers no hook around ``GradScaler.scale``, so the method
-is replaced by one that adds a hook to the scaled loss; what it returns stays the same. Subclasses
-with a ``scale`` of their own (FSDP's ``ShardedGradScaler``) are treated alike. Scalers that do not
-inherit from ``torch.amp.GradScaler`` are not seen.
+is replaced by one that adds a hook to the scaled loss; what it returns stays the same.
+
+In split mode the gradient of a row lies on the rank that has the row, so one rank alone may find
+an infinity. Ranks would skip different steps and get different scales. ``_unscale_grads_``, which
+looks for infinities, is replaced by one that returns what any rank has found.
+
+Subclasses with methods of their own (FSDP's ``ShardedGradScaler``) are treated alike. Scalers that
+do not inherit from ``torch.amp.GradScaler`` are not seen.
 """
 
 from __future__ import annotations
@@ -15,10 +20,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.amp import GradScaler
 
 from torch_dynemb.nn.backward_updates import names_of, split_modules, updated_in_backward
+from torch_dynemb.nn.module_kinds import SharedRows
+from torch_dynemb.nn.table_optimizers import row_optimizers
+from torch_dynemb.optim import SplitOptimizer
 
 # The backward of a scaled loss that began last, for comparison with the one that runs; -1: none.
 scaled_task = -1
@@ -30,7 +39,7 @@ _REMEDY = (
 
 
 def watch_scalers() -> None:
-    """Have scaled losses checked, of any GradScaler in this process."""
+    """Have the calls of any GradScaler in this process checked."""
     kinds: list[type[GradScaler]] = [GradScaler]
     for kind in kinds:
         _watch(kind)
@@ -60,10 +69,16 @@ def _watch_subclass(kind: type[GradScaler], /, **arguments: Any) -> None:
 
 
 def _watch(kind: type[GradScaler]) -> None:
-    own: Any = vars(kind).get("scale")
-    if own is None or getattr(own, "watches_for", None) == __name__:
-        return
+    for name, watched in (("scale", _scale_of), ("_unscale_grads_", _unscale_of)):
+        own: Any = vars(kind).get(name)
+        if own is None or getattr(own, "watches_for", None) == __name__:
+            continue
+        method = watched(own)
+        method.watches_for = __name__
+        setattr(kind, name, method)
 
+
+def _scale_of(own: Any) -> Any:
     @functools.wraps(own)
     def scale(self: GradScaler, outputs: Any) -> Any:
         scaled = own(self, outputs)
@@ -71,8 +86,39 @@ def _watch(kind: type[GradScaler]) -> None:
             return scaled
         return _watched(scaled, self)
 
-    scale.watches_for = __name__  # type: ignore[attr-defined]
-    kind.scale = scale  # type: ignore[method-assign]
+    return scale
+
+
+def _unscale_of(own: Any) -> Any:
+    @functools.wraps(own)
+    def unscale(
+        self: GradScaler,
+        optimizer: torch.optim.Optimizer,
+        inv_scale: Tensor,
+        found_inf: Tensor,
+        *arguments: Any,
+    ) -> dict[torch.device, Tensor]:
+        found: dict[torch.device, Tensor] = own(self, optimizer, inv_scale, found_inf, *arguments)
+        for shared in _shared_by(optimizer):
+            flag = found.get(shared.device)
+            if flag is None:  # no gradient is pending on this rank
+                flag = torch.zeros_like(found_inf, device=shared.device)
+                found[shared.device] = flag
+            dist.all_reduce(flag, dist.ReduceOp.MAX, shared.ranks)
+        return found
+
+    return unscale
+
+
+def _shared_by(optimizer: torch.optim.Optimizer) -> list[SharedRows]:
+    """Return the ranks that share rows of an optimizer, in an order that is theirs, too."""
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    found = set()
+    for optimizers, shared, _ in map(row_optimizers, split_modules()):
+        splits = [of for of in optimizers if isinstance(of, SplitOptimizer)]
+        if shared is not None and any(id(p) in own for of in splits for p in of.stand_ins()):
+            found.add(shared)
+    return sorted(found, key=lambda shared: str(shared.ranks.group_name))
 
 
 def _watched(scaled: Any, scaler: GradScaler) -> Any:

@@ -1,26 +1,12 @@
-"""Entries of a module's ``state_dict`` for its tables.
-
-Entries of tables that ranks share have names that differ by rank, because
-``torch.distributed.checkpoint`` keeps one tensor of those with one name.
-"""
+"""Entries of a module's ``state_dict`` for its tables, when they are loaded."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from torch_dynemb.distributed.ranks import RankGroup, process_group_of
+from torch_dynemb.nn.rank_states import rank_entries_of
 from torch_dynemb.table.state import GroupState
-
-_RANK_ENTRY = re.compile(r"rank_\d+_of_\d+\.")
-
-
-def rank_entry(ranks: RankGroup | None) -> str:
-    """Return the beginning of a rank's names of entries; empty without other ranks."""
-    if ranks is None or process_group_of(ranks) is None:
-        return ""
-    return f"rank_{ranks.rank}_of_{ranks.size}."
 
 
 class LoadReport(NamedTuple):
@@ -44,14 +30,14 @@ def load_entries(
     Args:
         kind: class of the module.
         state: of its tables; changes, unless an error is reported.
-        own: of :func:`rank_entry`.
+        own: of :func:`torch_dynemb.nn.rank_states.rank_entry`.
         saved: the whole state dict.
         prefix: of the module's entries.
         to: gets what is wrong.
     """
     entries = {k[len(prefix) :]: v for k, v in saved.items() if k.startswith(prefix)}
     owner = prefix.rstrip(".") or kind
-    ranks = {found[0] if (found := _RANK_ENTRY.match(name)) else "" for name in entries}
+    ranks = rank_entries_of(list(entries))
     if entries.keys() == {"weight"}:
         to.errors.append(
             f"{prefix}weight: the state is of a static table: make the module by "
@@ -59,7 +45,7 @@ def load_entries(
             "module.group.insert_or_assign(0, ids, rows)"
         )
     elif entries and own not in ranks:
-        found_ranks = ", ".join(sorted(rank.rstrip(".") or "one process" for rank in ranks))
+        found_ranks = ", ".join(rank.rstrip(".") or "one process" for rank in ranks)
         to.errors.append(
             f"{owner}: the state is of {found_ranks}, expected "
             f"{own.rstrip('.') or 'one process'}: load each rank's own, or use "
@@ -83,4 +69,4 @@ def load_entries(
         to.errors.append(f"{prefix.rstrip('.') or kind}: {error}")
 
 
-__all__ = ["LoadReport", "load_entries", "rank_entry"]
+__all__ = ["LoadReport", "load_entries"]

@@ -13,11 +13,15 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def private_to_rank(model: M) -> M:
-    """Allow training of tables that only this rank of the process group has.
+    """Allow training of tables that only this rank, or some ranks, of the process group have.
 
     A training lookup of a plain module raises in a process group of several ranks, because rows
-    that every rank trains on its own diverge. Some programs mean that: one rank has the first stage
-    of a pipeline, or each rank has ids or a model of its own. Copies of the model stay private.
+    that every rank trains on its own diverge. The same goes for a module with ``process_group=`` of
+    some ranks. Some programs mean that: one rank has the first stage of a pipeline, or each rank
+    has ids or a model of its own. Copies of the model stay private.
+
+    ``torch.distributed.checkpoint`` keeps one of several tensors with one name. So give tables of
+    this rank alone a path in the model that other ranks lack.
 
     Args:
         model: with the tables, at any depth.

@@ -76,7 +76,7 @@ def refuse_other_ranks(module: nn.Module, names: Sequence[str]) -> None:
         f"has {dist.get_world_size()} ranks, and each would train its own diverging copy of the "
         "rows: construct the module with process_group=torch.distributed.group.WORLD, so that "
         f"ranks share the rows, or use tables of {_SHARED_BY}. If only this rank trains the "
-        "tables, as in a pipeline, or each rank has ids or a model of its own, call "
+        "tables, as in a pipeline, or each rank or group has ids or a model of its own, call "
         "torch_dynemb.private_to_rank(model) first; lookups in eval mode and under "
         "torch.no_grad() are allowed",
         tables=names,

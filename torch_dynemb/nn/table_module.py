@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
@@ -19,9 +20,10 @@ from torch_dynemb.distributed.seed import common_start
 from torch_dynemb.keyword_options import part_of, takes_options
 from torch_dynemb.nn import backward_updates, gradient_clipping, loss_scaling
 from torch_dynemb.nn.distributed_checkpoint import StateNames, support_default_planner
-from torch_dynemb.nn.module_entries import LoadReport, load_entries, rank_entry
+from torch_dynemb.nn.module_entries import LoadReport, load_entries
 from torch_dynemb.nn.module_kinds import RowOptimizers, SharedRows, register_module
 from torch_dynemb.nn.options import ModuleOptions
+from torch_dynemb.nn.rank_states import check_caller, rank_entry
 from torch_dynemb.nn.recomputation import repeats_a_forward
 from torch_dynemb.nn.replication import (
     WORLD,
@@ -489,13 +491,13 @@ class TableModule(nn.Module):
             refuse_replicated(self)
 
     def _check_other_ranks(self) -> None:
-        """Raise RuntimeError unless ranks share the rows, or are meant not to."""
+        """Raise RuntimeError unless all ranks share the rows, or are meant not to."""
         if not (self._private_to_rank or self._is_shared()):
             refuse_other_ranks(self, self._group.names)
 
     def _is_shared(self) -> bool:
-        """Return whether the rows are those of a table that lies on several ranks."""
-        return self._ranks is not None
+        """Return whether the rows are those of a table that lies on all ranks."""
+        return self._ranks is not None and self._ranks.size == dist.get_world_size()
 
     @property
     def sharing_ranks(self) -> RankGroup | None:
@@ -569,17 +571,26 @@ class TableModule(nn.Module):
         self._check_not_averaged()
         if leaves_tables_out():
             return
+        check_caller(type(self).__name__, self._group.names, self._ranks_of_state())
         support_default_planner()
-        prefix += rank_entry(self._ranks)
         for name, tensor in self._group.state.tensors().items():
-            destination[prefix + name] = tensor
+            destination[prefix + self._rank_entry + name] = tensor
+
+    @property
+    def _rank_entry(self) -> str:
+        """Beginning of names of entries; empty: this process has all rows."""
+        return rank_entry(self._ranks_of_state())
+
+    def _ranks_of_state(self) -> RankGroup | None:
+        """Return the ranks that each have a part of the state; None: this process has all of it."""
+        return self._ranks
 
     def _fqn_modifiers(self) -> dict[str, str]:
         """Return where ``torch.distributed.checkpoint.state_dict`` finds the beginnings of names.
 
         A table may be named as an attribute is, which is not looked at then.
         """
-        names = (rank_entry(self._ranks) + name for name in self._group.state.names())
+        names = (self._rank_entry + name for name in self._group.state.names())
         return {name.partition(".")[0]: "_state_entries" for name in names}
 
     @property
@@ -601,7 +612,7 @@ class TableModule(nn.Module):
             return
         report = LoadReport(missing_keys, unexpected_keys if strict else None, error_msgs)
         kind, state = type(self).__name__, self._group.state
-        load_entries(kind, state, rank_entry(self._ranks), state_dict, prefix, report)
+        load_entries(kind, state, self._rank_entry, state_dict, prefix, report)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TableModule:
         before = torch.zeros(1, device=self._group.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch_dynemb.argument_checks import described, integer, text
 from torch_dynemb.checkpoint import LoadReport
 from torch_dynemb.distributed.agreement import Described, Option, check_agreement, comparable
 from torch_dynemb.distributed.owners import share_of, slots_of
-from torch_dynemb.distributed.ranks import process_group_of, rank_group
+from torch_dynemb.distributed.ranks import RankGroup, process_group_of, rank_group
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.nn.id_exchange import IdExchange
 from torch_dynemb.nn.module_kinds import SharedRows
@@ -30,10 +30,8 @@ from torch_dynemb.optim import FusedOptimizer, OptimizerConfig
 from torch_dynemb.policy.policy import Policy
 from torch_dynemb.storage.device import device_of
 from torch_dynemb.table.config import ROW_DTYPES, TableConfig
-from torch_dynemb.table.dense_state import leaves_tables_out
 
 _SLOTS = 65536  # number of hash slots that ids are distributed to; each rank owns a range
-_SLOTS_ENTRY = "id_slots"  # key in the state dict
 
 
 class Embedding(OptimizedLater):
@@ -321,33 +319,8 @@ class Embedding(OptimizedLater):
             self, self.store_options.root(), snapshot_name, optimizer_state=optimizer_state
         )
 
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if not leaves_tables_out():
-            own = self.own_slots
-            destination[prefix + _SLOTS_ENTRY] = torch.tensor([own.start, own.stop, _SLOTS])
-
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any
-    ) -> None:
-        if leaves_tables_out():
-            return
-        *_, missing_keys, _, error_msgs = arguments
-        entry = prefix + _SLOTS_ENTRY
-        if entry not in state_dict:
-            missing_keys.append(entry)
-            return
-        saved, own = state_dict[entry], self.own_slots
-        if not isinstance(saved, Tensor) or saved.tolist() != [own.start, own.stop, _SLOTS]:
-            error_msgs.append(
-                f"{prefix.rstrip('.') or type(self).__name__}: the state is of another rank or "
-                "number of ranks: load each rank's own, or use save_snapshot and load_snapshot"
-            )
-            return
-        others = {name: value for name, value in state_dict.items() if name != entry}
-        super()._load_from_state_dict(others, prefix, *arguments)
+    def _ranks_of_state(self) -> RankGroup | None:
+        return self.rank_group
 
     def _apply(self, fn: Any, recurse: bool = True) -> Embedding:
         probe = fn(torch.zeros(1, device=self._group.device))

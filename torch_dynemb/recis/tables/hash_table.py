@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch_dynemb.initializers import Constant, Initializer
 from torch_dynemb.nn.inputs import flat_ids
 from torch_dynemb.nn.module_kinds import SharedRows
 from torch_dynemb.nn.optimized_later import OptimizedLater
+from torch_dynemb.nn.rank_states import place_in_world
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.admission import AdmissionRule
@@ -33,12 +33,11 @@ from torch_dynemb.recis.tables.arguments import (
 from torch_dynemb.recis.tables.children import ChildrenInfo, IdsMap
 from torch_dynemb.recis.tables.hooks import READ_ONLY, AdmitHook, FilterHook, RowFilter
 from torch_dynemb.recis.tables.packed_rows import pack_rows, unpack_rows
-from torch_dynemb.recis.tables.shard import SLICE, check_in_slice, saved_slice
+from torch_dynemb.recis.tables.shard import check_in_slice
 from torch_dynemb.recis.tables.slots import EMBEDDING, SlotGroup, slot_group
 from torch_dynemb.storage.tiers import Storage
 from torch_dynemb.table import lookup as table_lookup
 from torch_dynemb.table.content import TableContent, read_content
-from torch_dynemb.table.dense_state import leaves_tables_out
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.pending_gradients import TableGradients, add_pending, read_pending
 from torch_dynemb.table.row_access import handle_rows
@@ -482,33 +481,16 @@ class HashTable(OptimizedLater):
 
     # -- state -----------------------------------------------------------------------------------
 
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if leaves_tables_out():
-            return
-        destination[prefix + SLICE] = torch.tensor(self.slice)
+    def _ranks_of_state(self) -> RankGroup | None:
+        return self.rank_group
 
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any
-    ) -> None:
-        if leaves_tables_out():
-            return
-        *_, missing_keys, _, error_msgs = arguments
-        if prefix + SLICE not in state_dict:
-            missing_keys.append(prefix + SLICE)
-            return
-        saved = saved_slice(state_dict[prefix + SLICE])
-        if saved != self.slice:
-            error_msgs.append(
-                f"{prefix.rstrip('.') or 'HashTable'}: the state is of {saved}, but the table has "
-                f"{self.slice}: load each rank's own state, on as many ranks as have saved it, or "
-                "save and load with torch_dynemb.checkpoint, on any number of ranks"
-            )
-            return
-        others = {name: t for name, t in state_dict.items() if name != prefix + SLICE}
-        super()._load_from_state_dict(others, prefix, *arguments)
+    @property
+    def _rank_entry(self) -> str:
+        place = place_in_world(self.rank_group)
+        if self.slice.whole and not place:
+            return ""
+        begin, end, size = self.slice
+        return f"slots_{begin}_to_{end}_of_{size}{place}."
 
 
 def _end_step(group: TableGroup, row_filter: RowFilter, now: int | None) -> None:

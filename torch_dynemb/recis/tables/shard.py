@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.recis.slices import Slice
-
-SLICE = "slice"  # the entry of a table's state
 
 
 def check_in_slice(owner: str, own: Slice, ids: Tensor) -> None:
@@ -34,15 +30,4 @@ def check_in_slice(owner: str, own: Slice, ids: Tensor) -> None:
         )
 
 
-def saved_slice(entry: Any) -> Any:
-    """Return the slice in an entry of a state; other values are returned unchanged."""
-    bounds = entry.tolist() if isinstance(entry, Tensor) and not entry.is_meta else entry
-    is_slice = (
-        isinstance(bounds, list)
-        and len(bounds) == len(Slice._fields)
-        and all(type(bound) is int for bound in bounds)
-    )
-    return Slice(*bounds) if is_slice else bounds
-
-
-__all__ = ["SLICE", "check_in_slice", "saved_slice"]
+__all__ = ["check_in_slice"]
