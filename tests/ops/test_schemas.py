@@ -382,7 +382,7 @@ dynemb::store_write(Tensor tier_clock, int slab, Tensor handles, Tensor ids, int
 
     def test_serving(self) -> None:
         self.assertExpectedInline(
-            listing("serve_lookup", "serve_apply_"),
+            listing("serve_lookup", "serve_apply_", "serve_ids", "serve_rows"),
             """\
 dynemb::serve_lookup(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, Tensor
     init_data, Tensor ids, Tensor offsets, Tensor? per_sample_weights, int[]

@@ -537,7 +537,7 @@ class TableModule(nn.Module):
 
     def _is_shared(self) -> bool:
         """Return whether the rows are those of a table that lies on several ranks."""
-        return self._ranks is not None
+        return self.sharing_ranks is not None
 
     @property
     def sharing_ranks(self) -> RankGroup | None:
@@ -552,7 +552,7 @@ class TableModule(nn.Module):
     @property
     def shared_rows(self) -> SharedRows | None:
         """The ranks that have one norm of gradients; see :func:`torch_dynemb.clip_grad_norm_`."""
-        process_group = process_group_of(self._ranks)
+        process_group = process_group_of(self.sharing_ranks)
         return None if process_group is None else SharedRows(process_group, self._group.device)
 
     def _most_backwards(self) -> int:

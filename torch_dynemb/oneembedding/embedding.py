@@ -14,10 +14,9 @@ from torch_dynemb.argument_checks import described, integer, text
 from torch_dynemb.checkpoint import LoadReport
 from torch_dynemb.distributed.agreement import Described, Option, check_agreement, comparable
 from torch_dynemb.distributed.owners import share_of, slots_of
-from torch_dynemb.distributed.ranks import process_group_of, rank_group
+from torch_dynemb.distributed.ranks import RankGroup, process_group_of, rank_group
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.nn.id_exchange import IdExchange
-from torch_dynemb.nn.module_kinds import SharedRows
 from torch_dynemb.nn.optimized_later import OptimizedLater
 from torch_dynemb.oneembedding.ids_by_table import IdsByTable, keys_by_table
 from torch_dynemb.oneembedding.initializers import DEFAULT_INITIALIZER
@@ -234,13 +233,9 @@ class Embedding(OptimizedLater):
     # -- optimizer -------------------------------------------------------------------------------
 
     @property
-    def shared_rows(self) -> SharedRows | None:
-        """Ranks over which :func:`torch_dynemb.clip_grad_norm_` takes one gradient norm."""
-        process_group = process_group_of(self.rank_group)
-        return None if process_group is None else SharedRows(process_group, self._group.device)
-
-    def _is_shared(self) -> bool:
-        return self.rank_group is not None
+    def sharing_ranks(self) -> RankGroup | None:
+        """The ranks that share the rows; None: they are of this process alone."""
+        return self.rank_group
 
     def check_optimizer(self, config: OptimizerConfig) -> None:
         """Check that the store options leave enough room for the optimizer state of a row.

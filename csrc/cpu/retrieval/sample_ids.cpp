@@ -12,7 +12,8 @@
 namespace dynemb::cpu {
 namespace {
 
-constexpr int64_t kBlock = 64;  // samples with their lines in flight at once
+constexpr int64_t kInFlight = 64;  // tries with their lines in flight at once
+constexpr int64_t kRange = 4096;   // samples of a thread, at least
 
 struct SampleJob {
   const TableView* table;
@@ -21,34 +22,75 @@ struct SampleJob {
   char* by_rank;  // 1: no try of the sample has found an id
 };
 
-// Samples [begin, end), at most kBlock. All lines of a round of tries are fetched before the first
-// is used.
-void sample_block(const SampleJob& job, int64_t begin, int64_t end) {
-  const TableView& table = *job.table;
-  const int64_t slots = table.bucket_count * kBucketWidth;
-  int64_t open[kBlock];
-  int64_t slot[kBlock];
-  int64_t count = end - begin;
-  for (int64_t k = 0; k < count; ++k) open[k] = begin + k;
-  for (int attempt = 0; attempt < kSampleTries && count > 0; ++attempt) {
-    for (int64_t k = 0; k < count; ++k) {
-      slot[k] = sampled_slot(job.seed, open[k], attempt, slots);
-      prefetch_line_of(table.line(slot[k] / kBucketWidth));
+// Tries whose lines have been fetched. A sample whose slot is empty tries again in the same place,
+// others make room for the next sample: so as many lines as before are in flight.
+class Tries {
+ public:
+  Tries(const SampleJob& job, int64_t begin, int64_t end)
+      : job_(job),
+        lines_(job.table->lines),
+        slots_(job.table->bucket_count * kBucketWidth),
+        next_(begin),
+        end_(end) {}
+
+  void run() {
+    while (count_ < kInFlight && next_ < end_) start(count_++, next_++, 0);
+    int64_t k = 0;
+    while (next_ < end_) {
+      const bool found = take(k);
+      // no branch, which would be mispredicted at every third try
+      const bool again = !found & (attempt_[k] + 1 < kSampleTries);
+      if (!found & !again) job_.by_rank[sample_[k]] = 1;
+      start(k, again ? sample_[k] : next_, again ? attempt_[k] + 1 : 0);
+      next_ += again ? 0 : 1;
+      k = k + 1 == kInFlight ? 0 : k + 1;
     }
-    int64_t left = 0;
-    for (int64_t k = 0; k < count; ++k) {
-      const int64_t* line = table.line(slot[k] / kBucketWidth);
-      const int64_t place = slot[k] % kBucketWidth;
-      if (line[kBucketWidth + place] != 0) {
-        job.ids[open[k]] = line[place];
-      } else {
-        open[left++] = open[k];
+    while (count_ > 0) {
+      for (k = 0; k < count_;) {
+        if (!take(k)) {
+          if (attempt_[k] + 1 < kSampleTries) {
+            start(k, sample_[k], attempt_[k] + 1);
+            ++k;
+            continue;
+          }
+          job_.by_rank[sample_[k]] = 1;
+        }
+        --count_;
+        sample_[k] = sample_[count_];
+        attempt_[k] = attempt_[count_];
+        slot_[k] = slot_[count_];
       }
     }
-    count = left;
   }
-  for (int64_t k = 0; k < count; ++k) job.by_rank[open[k]] = 1;
-}
+
+ private:
+  void start(int64_t k, int64_t sample, int attempt) {
+    sample_[k] = sample;
+    attempt_[k] = attempt;
+    slot_[k] = sampled_slot(job_.seed, sample, attempt, slots_);
+    prefetch_line_of(line_of_slot(slot_[k]));
+  }
+  // Writes the id of the slot; false if the slot is empty.
+  bool take(int64_t k) {
+    const int64_t* line = line_of_slot(slot_[k]);
+    const int64_t place = slot_[k] % kBucketWidth;
+    job_.ids[sample_[k]] = line[place];
+    return line[kBucketWidth + place] != 0;
+  }
+  const int64_t* line_of_slot(int64_t slot) const {
+    return lines_ + slot / kBucketWidth * kBucketWords;
+  }
+
+  const SampleJob& job_;
+  const int64_t* lines_;
+  int64_t slots_;
+  int64_t next_;
+  int64_t end_;
+  int64_t count_ = 0;
+  int64_t sample_[kInFlight];
+  int64_t slot_[kInFlight];
+  int attempt_[kInFlight];
+};
 
 std::vector<int64_t> live_ids(const TableView& table) {
   std::vector<int64_t> ids;
@@ -74,11 +116,8 @@ Tensor sample_ids(Tensor buckets, Tensor tables, Tensor meta, int64_t table, Ten
   const TableView view = index.table(table);
   std::vector<char> by_rank(static_cast<size_t>(samples), 0);
   const SampleJob job{&view, *word, static_cast<int64_t*>(result.data_ptr()), by_rank.data()};
-  const int64_t blocks = (samples + kBlock - 1) / kBlock;
-  parallel_units(blocks, samples, [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block) {
-      sample_block(job, block * kBlock, std::min((block + 1) * kBlock, samples));
-    }
+  parallel_units((samples + kRange - 1) / kRange, samples, [&](int64_t begin, int64_t end) {
+    Tries(job, begin * kRange, std::min(end * kRange, samples)).run();
   });
   if (std::find(by_rank.begin(), by_rank.end(), 1) == by_rank.end()) return result;
   const std::vector<int64_t> live = live_ids(view);

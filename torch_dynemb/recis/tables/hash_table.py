@@ -11,10 +11,9 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import described, float_rows, integer
-from torch_dynemb.distributed.ranks import RankGroup, process_group_of
+from torch_dynemb.distributed.ranks import RankGroup
 from torch_dynemb.initializers import Constant, Initializer
 from torch_dynemb.nn.inputs import flat_ids
-from torch_dynemb.nn.module_kinds import SharedRows
 from torch_dynemb.nn.optimized_later import OptimizedLater
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim import OptimizerConfig
@@ -147,13 +146,12 @@ class HashTable(OptimizedLater):
     # -- optimizer -------------------------------------------------------------------------------
 
     @property
-    def shared_rows(self) -> SharedRows | None:
-        """Ranks that share one gradient norm; see :func:`torch_dynemb.clip_grad_norm_`."""
-        process_group = process_group_of(self.rank_group)
-        return None if process_group is None else SharedRows(process_group, self._group.device)
+    def sharing_ranks(self) -> RankGroup | None:
+        """The ranks of an engine that share the rows; None: they are of this process alone."""
+        return self.rank_group
 
     def _is_shared(self) -> bool:
-        return self.rank_group is not None or not self.slice.whole
+        return super()._is_shared() or not self.slice.whole
 
     def _step_end(self) -> Callable[[int | None], None]:
         row_filter: RowFilter | None = getattr(self, "_filter", None)
