@@ -110,9 +110,9 @@ CASES: dict[str, dict[str, Case]] = {
     },
     "serve_ids": {"": partial(list_arguments, None), "int8": partial(list_arguments, "int8")},
     "serve_rows": {
-        "": partial(read_arguments, None, [3, 70, 3, 4]),
+        "": partial(read_arguments, None, [3, 70, 3, 4], masked=True),
+        "all": partial(read_arguments, None, list(range(8))),
         "none": partial(read_arguments, None, []),
-        "masked": partial(read_arguments, None, list(range(8)), masked=True),
         **{name: partial(read_arguments, name, [3, 70, 5]) for name in FORMATS},
     },
     "serve_apply_": {
