@@ -43,7 +43,7 @@ class StaticItems(nn.Module):
 
     def numbers(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return row numbers of ids of any shape, and which ids are known."""
-        numbers = torch.searchsorted(self.ids, ids).clamp(max=len(self.ids) - 1)
+        numbers = torch.searchsorted(self.ids, ids.contiguous()).clamp(max=len(self.ids) - 1)
         return numbers, self.ids[numbers] == ids
 
     def forward(self, ids: Tensor) -> Tensor:

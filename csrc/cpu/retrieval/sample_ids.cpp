@@ -22,75 +22,63 @@ struct SampleJob {
   char* by_rank;  // 1: no try of the sample has found an id
 };
 
-// Tries whose lines have been fetched. A sample whose slot is empty tries again in the same place,
-// others make room for the next sample: so as many lines as before are in flight.
-class Tries {
- public:
-  Tries(const SampleJob& job, int64_t begin, int64_t end)
-      : job_(job),
-        lines_(job.table->lines),
-        slots_(job.table->bucket_count * kBucketWidth),
-        next_(begin),
-        end_(end) {}
+struct Tries {
+  int64_t sample[kInFlight];
+  int64_t slot[kInFlight];
+  int attempt[kInFlight];
+};
 
-  void run() {
-    while (count_ < kInFlight && next_ < end_) start(count_++, next_++, 0);
-    int64_t k = 0;
-    while (next_ < end_) {
-      const bool found = take(k);
-      // no branch, which would be mispredicted at every third try
-      const bool again = !found & (attempt_[k] + 1 < kSampleTries);
-      if (!found & !again) job_.by_rank[sample_[k]] = 1;
-      start(k, again ? sample_[k] : next_, again ? attempt_[k] + 1 : 0);
-      next_ += again ? 0 : 1;
-      k = k + 1 == kInFlight ? 0 : k + 1;
-    }
-    while (count_ > 0) {
-      for (k = 0; k < count_;) {
-        if (!take(k)) {
-          if (attempt_[k] + 1 < kSampleTries) {
-            start(k, sample_[k], attempt_[k] + 1);
-            ++k;
-            continue;
-          }
-          job_.by_rank[sample_[k]] = 1;
-        }
-        --count_;
-        sample_[k] = sample_[count_];
-        attempt_[k] = attempt_[count_];
-        slot_[k] = slot_[count_];
+// Samples [begin, end). The lines of all tries have been fetched before the first is used. A sample
+// whose slot is empty tries again in the same place, others make room for the next sample: so as
+// many lines as before are in flight.
+void sample_range(const SampleJob& job, int64_t begin, int64_t end) {
+  // copies: ids that are written could be the words of the job
+  const int64_t* const lines = job.table->lines;
+  const int64_t slots = job.table->bucket_count * kBucketWidth;
+  const int64_t seed = job.seed;
+  int64_t* const ids = job.ids;
+  Tries tries;
+  const auto line_of_slot = [&](int64_t slot) {
+    return lines + slot / kBucketWidth * kBucketWords;
+  };
+  const auto start = [&](int64_t k, int64_t sample, int attempt) {
+    const int64_t slot = sampled_slot(seed, sample, attempt, slots);
+    prefetch_line_of(line_of_slot(slot));
+    tries.sample[k] = sample;
+    tries.attempt[k] = attempt;
+    tries.slot[k] = slot;
+  };
+  // Writes the id of the slot; false if the slot is empty.
+  const auto take = [&](int64_t k) {
+    const int64_t* line = line_of_slot(tries.slot[k]);
+    const int64_t place = tries.slot[k] % kBucketWidth;
+    ids[tries.sample[k]] = line[place];
+    return line[kBucketWidth + place] != 0;
+  };
+  int64_t next = begin, count = 0, k = 0;
+  while (count < kInFlight && next < end) start(count++, next++, 0);
+  while (next < end) {
+    const bool found = take(k);
+    // no branch, which would be mispredicted at every third try
+    const bool again = !found & (tries.attempt[k] + 1 < kSampleTries);
+    if (!found & !again) job.by_rank[tries.sample[k]] = 1;
+    start(k, again ? tries.sample[k] : next, again ? tries.attempt[k] + 1 : 0);
+    next += again ? 0 : 1;
+    k = k + 1 == kInFlight ? 0 : k + 1;
+  }
+  while (count > 0) {
+    int64_t left = 0;  // samples that try again
+    for (k = 0; k < count; ++k) {
+      if (take(k)) continue;
+      if (tries.attempt[k] + 1 < kSampleTries) {
+        start(left++, tries.sample[k], tries.attempt[k] + 1);
+      } else {
+        job.by_rank[tries.sample[k]] = 1;
       }
     }
+    count = left;
   }
-
- private:
-  void start(int64_t k, int64_t sample, int attempt) {
-    sample_[k] = sample;
-    attempt_[k] = attempt;
-    slot_[k] = sampled_slot(job_.seed, sample, attempt, slots_);
-    prefetch_line_of(line_of_slot(slot_[k]));
-  }
-  // Writes the id of the slot; false if the slot is empty.
-  bool take(int64_t k) {
-    const int64_t* line = line_of_slot(slot_[k]);
-    const int64_t place = slot_[k] % kBucketWidth;
-    job_.ids[sample_[k]] = line[place];
-    return line[kBucketWidth + place] != 0;
-  }
-  const int64_t* line_of_slot(int64_t slot) const {
-    return lines_ + slot / kBucketWidth * kBucketWords;
-  }
-
-  const SampleJob& job_;
-  const int64_t* lines_;
-  int64_t slots_;
-  int64_t next_;
-  int64_t end_;
-  int64_t count_ = 0;
-  int64_t sample_[kInFlight];
-  int64_t slot_[kInFlight];
-  int attempt_[kInFlight];
-};
+}
 
 std::vector<int64_t> live_ids(const TableView& table) {
   std::vector<int64_t> ids;
@@ -117,7 +105,7 @@ Tensor sample_ids(Tensor buckets, Tensor tables, Tensor meta, int64_t table, Ten
   std::vector<char> by_rank(static_cast<size_t>(samples), 0);
   const SampleJob job{&view, *word, static_cast<int64_t*>(result.data_ptr()), by_rank.data()};
   parallel_units((samples + kRange - 1) / kRange, samples, [&](int64_t begin, int64_t end) {
-    Tries(job, begin * kRange, std::min(end * kRange, samples)).run();
+    sample_range(job, begin * kRange, std::min(end * kRange, samples));
   });
   if (std::find(by_rank.begin(), by_rank.end(), 1) == by_rank.end()) return result;
   const std::vector<int64_t> live = live_ids(view);
