@@ -301,6 +301,13 @@ DYNEMB_DEFINE_OPS(m) {
       "serve_apply_(Tensor(a!) buckets, Tensor(b!) tables, Tensor(c!)[] weights, "
       "Tensor(d!) free, Tensor meta, int table, Tensor ids, Tensor values, Tensor erased, "
       "int[] formats) -> Tensor");
+  // All ids of a live table, and rows of ids, for searches.
+  host.def(
+      "serve_ids(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, int[] formats, "
+      "int table, int slots) -> (Tensor ids, Tensor found)");
+  host.def(
+      "serve_rows(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, int[] formats, "
+      "int table, int dim, Tensor ids, Tensor? wanted) -> (Tensor rows, Tensor found)");
   // Rows of 8 or 4 bits a value.
   m.def("quantize_rows(Tensor rows, int format) -> Tensor");
   m.def("dequantize_rows(Tensor packed, int format, int dim) -> Tensor");

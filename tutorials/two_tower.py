@@ -29,24 +29,41 @@ class StaticItems(nn.Module):
     """Items with a vocabulary: row numbers, and a score of each.
 
     Args:
-        data: which has the ids.
+        ids: int64 [items], the vocabulary.
         dim: columns of a row.
+        temperature: divisor of the scores.
     """
 
-    def __init__(self, data: Interactions, dim: int) -> None:
+    def __init__(self, ids: Tensor, dim: int, temperature: float = TEMPERATURE) -> None:
         super().__init__()
-        self.ids, self.order = data.item_ids.sort()
-        self.rows = nn.Embedding(len(self.ids), dim)
+        self.ids = ids.sort().values
+        self.temperature = temperature
+        self.rows = nn.Embedding(len(ids), dim)
         nn.init.uniform_(self.rows.weight, -(dim**-0.5), dim**-0.5)
+
+    def numbers(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return row numbers of ids of any shape, and which ids are known."""
+        numbers = torch.searchsorted(self.ids, ids.contiguous()).clamp(max=len(self.ids) - 1)
+        return numbers, self.ids[numbers] == ids
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the rows of ids, zeros for those that are unknown."""
+        numbers, known = self.numbers(ids)
+        rows: Tensor = self.rows(numbers) * known[..., None]
+        return rows
 
     def loss(self, query: Tensor, ids: Tensor) -> Tensor:
         """Return the cross entropy of queries against all rows."""
-        scores = query @ self.rows.weight.t() / TEMPERATURE
-        return F.cross_entropy(scores, torch.searchsorted(self.ids, ids))
+        scores = query @ self.rows.weight.t() / self.temperature
+        return F.cross_entropy(scores, self.numbers(ids)[0])
 
-    def search(self, query: Tensor) -> Tensor:
-        """Return the ids of the largest scores."""
-        return self.ids[(query @ self.rows.weight.t()).topk(PLACES).indices]
+    def search(self, query: Tensor, seen: Tensor | None = None) -> Tensor:
+        """Return the ids of the largest scores, without those that a query has seen."""
+        scores = query @ self.rows.weight.t()
+        if seen is not None:
+            numbers, known = self.numbers(seen)
+            scores.scatter_add_(1, numbers, torch.where(known, -torch.inf, 0.0))
+        return self.ids[scores.topk(PLACES).indices]
 
 
 def dynamic_items(dim: int) -> td.DynamicEmbedding:
@@ -102,7 +119,7 @@ def trained(data: Interactions, dim: int, epochs: int, name: str) -> float:
     step: Step
     search: Callable[[Tensor], Tensor]
     if name == STATIC:
-        static = StaticItems(data, dim)
+        static = StaticItems(data.item_ids, dim)
         optimizers.append(torch.optim.Adam(static.parameters(), lr=LR))
         step, search = static.loss, static.search
     else:

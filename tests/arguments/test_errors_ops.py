@@ -92,8 +92,10 @@ def shorter(name: str, position: int) -> str | None:
         return r"ids\.size\(0\) is \d+, expected \d+"
     if name.startswith("serve_") and argument in ("weights", "erased"):
         return None  # rows without an owner; any number of ids
-    if name == "serve_apply_" and argument == "buckets":
+    if name in ("serve_apply_", "serve_ids", "serve_rows") and argument == "buckets":
         return r"the two ranges of table 2 do not fit into buckets with \d+ rows"
+    if name == "serve_rows" and argument in ("ids", "wanted"):
+        return r"wanted(\.size\(0\) is| has) \d+"
     if name.startswith("serve_") and argument == "ids":
         return r"(values|per_sample_weights)\.size\(0\) is \d+, expected \d+|the last offset is \d+"
     if name == "ids_concat" and argument == "offsets":

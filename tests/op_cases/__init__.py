@@ -82,7 +82,13 @@ FAMILIES: dict[str, tuple[dict[str, dict[str, Case]], tuple[str, ...]]] = {
             *("storage/test_room_before_insertion.py", "storage/test_snapshots.py"),
         ),
     ),
-    "serving": (serving.CASES, ("ops/test_frozen_lookup.py", "serving/test_live_tables.py")),
+    "serving": (
+        serving.CASES,
+        (
+            *("ops/test_frozen_lookup.py", "serving/test_live_tables.py"),
+            "retrieval/test_live_search.py",
+        ),
+    ),
 }
 CASES: dict[str, dict[str, Case]] = {
     name: cases

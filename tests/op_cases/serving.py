@@ -10,7 +10,7 @@ from op_cases.groups import Case, OpArguments, flat_call, make_group, pooled_cal
 from op_cases.rows import QUANTIZED
 from torch_dynemb import ops
 from torch_dynemb.ops import LIVE_FORMATS, ServedTensors
-from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.ops.columns import Meta, Pooling
 from torch_dynemb.serving import FrozenTables, LiveTables
 
 FORMATS = [name for name in LIVE_FORMATS if name != "int4"]  # table b has three columns
@@ -61,6 +61,20 @@ def apply_arguments(rows: str | None, ids: list[int], erased: list[int]) -> OpAr
     )
 
 
+def list_arguments(rows: str | None) -> OpArguments:
+    live = live_tensors(rows)
+    slots = 4 * int(live.meta[2, Meta.REGION_BUCKETS])
+    return live.buckets, live.tables, live.meta, live.weights, live.formats, 2, slots
+
+
+def read_arguments(rows: str | None, ids: list[int], *, masked: bool = False) -> OpArguments:
+    live = live_tensors(rows)
+    given = torch.tensor(ids, dtype=torch.int64)
+    wanted = given % 2 == 0 if masked else None
+    tables = (live.buckets, live.tables, live.meta, live.weights, live.formats)
+    return *tables, 2, int(live.meta[2, Meta.DIM]), given, wanted
+
+
 def lookup_cases(served: partial[ServedTensors]) -> dict[str, Case]:
     """All that a lookup may ask for."""
     return {
@@ -93,6 +107,13 @@ CASES: dict[str, dict[str, Case]] = {
             f"{name}, live": partial(lookup_arguments, served, Pooling.SUM, weighted=True)
             for name, served in LIVE.items()
         },
+    },
+    "serve_ids": {"": partial(list_arguments, None), "int8": partial(list_arguments, "int8")},
+    "serve_rows": {
+        "": partial(read_arguments, None, [3, 70, 3, 4], masked=True),
+        "all": partial(read_arguments, None, list(range(8))),
+        "none": partial(read_arguments, None, []),
+        **{name: partial(read_arguments, name, [3, 70, 5]) for name in FORMATS},
     },
     "serve_apply_": {
         "": partial(apply_arguments, None, [3, 70, 3, 71], [4, 5, 900]),

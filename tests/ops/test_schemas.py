@@ -382,7 +382,7 @@ dynemb::store_write(Tensor tier_clock, int slab, Tensor handles, Tensor ids, int
 
     def test_serving(self) -> None:
         self.assertExpectedInline(
-            listing("serve_lookup", "serve_apply_"),
+            listing("serve_lookup", "serve_apply_", "serve_ids", "serve_rows"),
             """\
 dynemb::serve_lookup(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, Tensor
     init_data, Tensor ids, Tensor offsets, Tensor? per_sample_weights, int[]
@@ -390,7 +390,12 @@ dynemb::serve_lookup(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weight
     output, Tensor missing)
 dynemb::serve_apply_(Tensor(a!) buckets, Tensor(b!) tables, Tensor(c!)[] weights,
     Tensor(d!) free, Tensor meta, int table, Tensor ids, Tensor values, Tensor erased,
-    int[] formats) -> Tensor""",
+    int[] formats) -> Tensor
+dynemb::serve_ids(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, int[]
+    formats, int table, int slots) -> (Tensor ids, Tensor found)
+dynemb::serve_rows(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, int[]
+    formats, int table, int dim, Tensor ids, Tensor? wanted) -> (Tensor rows, Tensor
+    found)""",
         )
 
     def test_tiers(self) -> None:

@@ -132,25 +132,53 @@ def test_a_search_is_exported_with_its_table(rows: Any) -> None:
         assert torch.equal(ids, expected_ids)
 
 
-@pytest.mark.long
-def test_a_search_is_served_by_a_package(tmp_path: Path) -> None:
-    model = Retriever()
-    batch = torch.export.Dim("batch")
-    shapes = ({0: batch}, {0: batch})
-    td.serving.export(model, tmp_path / "items", inputs_of(5), dynamic_shapes=shapes)
-    served = td.serving.load(tmp_path / "items")
-    frozen = td.freeze(model)
+def check_updates(program: Any, served: Any, frozen: Any) -> None:
+    """A program gives what a frozen copy gives, then what updates make of it."""
     for n in (2, 9):
-        ids, scores = served.run(*inputs_of(n))
+        ids, scores = program(*inputs_of(n))
         expected_ids, expected_scores = frozen(*inputs_of(n))
         torch.testing.assert_close(scores, expected_scores)
         assert torch.equal(ids, expected_ids)
+    features, seen = inputs_of(2)
+    best = frozen.tower(features)[0] * 100
+    best_ids = torch.tensor([-9, *range(5000, 5300)])
+    rows = torch.zeros(len(best_ids), 4)
+    rows[0] = best
+    gone = frozen(features, seen)[0][0, :3]
+    served.apply("items.items", best_ids, rows, erased=gone)
+    ids, _ = program(features, seen)
+    assert int(ids[0, 0]) == -9
+    assert not bool(torch.isin(ids, gone).any())
 
 
-def test_live_packages_are_refused() -> None:
-    served = td.serving.live(Retriever(), headroom=10)
-    with pytest.raises(ValueError, match=r"items has tables .'items'. that threads update"):
-        served(*inputs_of(2))
+class AsServed:
+    """A live model with the calls of a package."""
+
+    def __init__(self, live: nn.Module) -> None:
+        self.tables = live.items.frozen_tables
+
+    def apply(self, name: str, ids: Tensor, rows: Tensor, erased: Tensor) -> None:
+        self.tables.update(name.rpartition(".")[2], ids, rows, erased=erased)
+
+
+def test_exported_searches_read_updates() -> None:
+    frozen = td.freeze(Retriever())
+    live = td.serving.live(frozen, headroom=400)
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(live, inputs_of(5), dynamic_shapes=({0: batch}, {0: batch}))
+    check_updates(program.module(), AsServed(live), frozen)
+
+
+@pytest.mark.long
+def test_a_search_is_served_by_a_package(tmp_path: Path) -> None:
+    frozen = td.freeze(Retriever())
+    batch = torch.export.Dim("batch")
+    shapes = ({0: batch}, {0: batch})
+    td.serving.export(
+        frozen, tmp_path / "items", inputs_of(5), dynamic_shapes=shapes, headroom=400
+    )
+    with td.serving.load(tmp_path / "items") as served:
+        check_updates(served.run, served, frozen)
 
 
 def test_all_items_are_listed_between_graphs() -> None:

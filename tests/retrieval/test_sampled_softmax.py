@@ -145,6 +145,36 @@ def test_negatives_are_neither_inserted_nor_counted() -> None:
     assert (after - before).tolist() == (ids == 1).long().tolist()
 
 
+@pytest.mark.parametrize("negatives", [UNIFORM, BY_COUNT], ids=["uniform", "frequency"])
+def test_negatives_that_the_same_step_evicts_do_not_count(negatives: Any) -> None:
+    """Ids are listed once for many steps, so a list has some that have gone."""
+    items = items_of(policy=td.Policy(score=("step", "frequency"), capacity=KNOWN))
+    loss = td.SampledSoftmaxLoss(
+        items, negatives=negatives, correction=None, temperature=TEMPERATURE
+    )
+    query, fresh = query_of().detach(), torch.arange(len(POSITIVES)) + 100
+    loss(query, torch.arange(len(POSITIVES)))  # lists
+    items.optimizer.step()
+    torch.manual_seed(9)
+    value = loss(query, fresh)
+    drawn = torch.cat(drawn_by(items, negatives, 9))
+    ids = items.ids()
+    present = torch.isin(drawn, ids)
+    assert bool(present.all()) == (negatives is UNIFORM)
+    with torch.device("cpu"):
+        reference = Reference.of(query, ids, items.group.read(0, ids), TEMPERATURE)
+        expected = reference.mean_loss(
+            "softmax",
+            fresh.tolist(),
+            drawn[present].tolist(),
+            in_batch=False,
+            hits=True,
+            expected=lambda id: 1.0,
+            weights=None,
+        )
+    torch.testing.assert_close(value.detach().cpu().double(), expected.detach())
+
+
 def test_nothing_changes_in_eval_mode() -> None:
     items = items_of().eval()
     before = items.state_dict()

@@ -97,6 +97,18 @@ def test_removed_ids_are_never_drawn() -> None:
     assert group.sample_ids(1, 3, by="frequency").ids.tolist() == [-5] * 3
 
 
+def test_ids_that_the_same_step_evicts_are_never_drawn() -> None:
+    group = group_of(capacity=50)
+    for step in range(5):
+        group.insert(1, torch.arange(30) + 30 * step)
+        live = torch.cat([batch.ids for batch in group.export(1)])
+        assert live.numel() == min(50, 30 * (step + 1))
+        for by in ("uniform", "frequency"):
+            ids = group.sample_ids(1, 300, by=by).ids
+            assert bool(torch.isin(ids, live).all())
+        group.step()
+
+
 @pytest.mark.parametrize("power", [1.0, 0.5])
 def test_draws_by_frequency_go_by_counts(power: float) -> None:
     group, live = group_of(), torch.arange(10)

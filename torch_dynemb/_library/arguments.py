@@ -54,6 +54,7 @@ _TENSORS = {
     "hyper": Expected(torch.float64, 2),
     "init_data": Expected(torch.float64, 1),
     "admit": Expected(torch.bool, 1),
+    "wanted": Expected(torch.bool, 1),
     "boundaries": _ANY_ROW,
     "path": Expected(torch.uint8, 1),
     "places": Expected(torch.int32, 1),
@@ -81,7 +82,8 @@ _OTHERWISE = {
     ("combine_scores_", "values"): _WORDS,
     ("serve_apply_", "values"): _FLOAT_ROWS,
     ("serve_apply_", "ids"): _WORDS,
-    ("serve_apply_", "weights"): _WORD_ROWS,
+    **{(op, "weights"): _WORD_ROWS for op in ("serve_apply_", "serve_ids", "serve_rows")},
+    ("serve_rows", "ids"): _WORDS,
     ("mod", "values"): Expected(_INT64, None),
     ("multi_hash", "values"): Expected(_INT64, None),
     ("bucketize", "values"): _ANY,
@@ -165,7 +167,7 @@ _SERVES_HOST = (
     "works on host memory: live tables are on the CPU; a GPU serves frozen ones, by find and "
     "embedding_inference"
 )
-_SERVING_OPS = ("serve_lookup", "serve_apply_")
+_SERVING_OPS = ("serve_lookup", "serve_apply_", "serve_ids", "serve_rows")
 _COPIES = "copies rows of host memory on write: saves of tables on other devices copy all rows"
 _COPY_OPS = ("copy_before_write_", "take_unchanged_rows_")
 _IN_HOST_MEMORY = {
@@ -240,7 +242,7 @@ _SAME_LENGTH: dict[str, tuple[tuple[str, ...], ...]] = {
     **dict.fromkeys(_CACHE_OPS, (("places", "slots", "free_slots"),)),
     **dict.fromkeys(_RECORD_OPS, (_SLABS,)),
     "serve_lookup": (("weights", "formats"), _LOOKUP),
-    "serve_apply_": (("weights", "formats"),),
+    **dict.fromkeys(("serve_apply_", "serve_ids", "serve_rows"), (("weights", "formats"),)),
 }
 # ops that need no list of features if there is one table
 _ONE_FEATURE = ("find_and_read",)

@@ -512,7 +512,7 @@ class TableModule(nn.Module):
     @property
     def shared_rows(self) -> SharedRows | None:
         """The ranks that have one norm of gradients; see :func:`torch_dynemb.clip_grad_norm_`."""
-        process_group = process_group_of(self._ranks)
+        process_group = process_group_of(self.sharing_ranks)
         return None if process_group is None else SharedRows(process_group, self._group.device)
 
     def _most_backwards(self) -> int:
@@ -571,7 +571,7 @@ class TableModule(nn.Module):
         self._check_not_averaged()
         if leaves_tables_out():
             return
-        check_caller(type(self).__name__, self._group.names, self._ranks_of_state())
+        check_caller(type(self).__name__, self._group.names, self.sharing_ranks)
         support_default_planner()
         for name, tensor in self._group.state.tensors().items():
             destination[prefix + self._rank_entry + name] = tensor
@@ -579,11 +579,7 @@ class TableModule(nn.Module):
     @property
     def _rank_entry(self) -> str:
         """Beginning of names of entries; empty: this process has all rows."""
-        return rank_entry(self._ranks_of_state())
-
-    def _ranks_of_state(self) -> RankGroup | None:
-        """Return the ranks that each have a part of the state; None: this process has all of it."""
-        return self._ranks
+        return rank_entry(self.sharing_ranks)
 
     def _fqn_modifiers(self) -> dict[str, str]:
         """Return where ``torch.distributed.checkpoint.state_dict`` finds the beginnings of names.

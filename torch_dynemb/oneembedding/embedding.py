@@ -17,7 +17,6 @@ from torch_dynemb.distributed.owners import share_of, slots_of
 from torch_dynemb.distributed.ranks import RankGroup, process_group_of, rank_group
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.nn.id_exchange import IdExchange
-from torch_dynemb.nn.module_kinds import SharedRows
 from torch_dynemb.nn.optimized_later import OptimizedLater
 from torch_dynemb.oneembedding.ids_by_table import IdsByTable, keys_by_table
 from torch_dynemb.oneembedding.initializers import DEFAULT_INITIALIZER
@@ -232,10 +231,9 @@ class Embedding(OptimizedLater):
     # -- optimizer -------------------------------------------------------------------------------
 
     @property
-    def shared_rows(self) -> SharedRows | None:
-        """Ranks over which :func:`torch_dynemb.clip_grad_norm_` takes one gradient norm."""
-        process_group = process_group_of(self.rank_group)
-        return None if process_group is None else SharedRows(process_group, self._group.device)
+    def sharing_ranks(self) -> RankGroup | None:
+        """The ranks that share the rows; None: they are of this process alone."""
+        return self.rank_group
 
     def _is_shared(self) -> bool:
         return self.rank_group is not None
@@ -318,9 +316,6 @@ class Embedding(OptimizedLater):
         return load_embedding(
             self, self.store_options.root(), snapshot_name, optimizer_state=optimizer_state
         )
-
-    def _ranks_of_state(self) -> RankGroup | None:
-        return self.rank_group
 
     def _apply(self, fn: Any, recurse: bool = True) -> Embedding:
         probe = fn(torch.zeros(1, device=self._group.device))

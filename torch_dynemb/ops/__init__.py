@@ -88,10 +88,14 @@ from torch_dynemb.ops.scores import combine_scores_, get_scores, set_scores_  # 
 from torch_dynemb.ops.serving import (  # noqa: E402
     LIVE_FORMATS,
     Applied,
+    FoundIds,
+    FoundRows,
     Served,
     ServedTensors,
     serve_apply_,
+    serve_ids,
     serve_lookup,
+    serve_rows,
 )
 from torch_dynemb.ops.simd import set_simd_level, simd_level  # noqa: E402
 from torch_dynemb.ops.store import (  # noqa: E402
@@ -236,7 +240,9 @@ __all__ = [
     "sample_ids",
     "scatter_records_",
     "serve_apply_",
+    "serve_ids",
     "serve_lookup",
+    "serve_rows",
     "set_handles_",
     "set_scores_",
     "set_simd_level",

@@ -68,6 +68,30 @@ class Served(NamedTuple):
     missing: Tensor
 
 
+class FoundIds(NamedTuple):
+    """Result of :func:`serve_ids`.
+
+    Attributes:
+        ids: int64 [slots].
+        found: bool [slots], whether a slot has an id; each id is found once.
+    """
+
+    ids: Tensor
+    found: Tensor
+
+
+class FoundRows(NamedTuple):
+    """Result of :func:`serve_rows`.
+
+    Attributes:
+        rows: float32 [n, dim]; 0 where no row was found.
+        found: bool [n].
+    """
+
+    rows: Tensor
+    found: Tensor
+
+
 class Applied(NamedTuple):
     """Result of :func:`serve_apply_`, ints.
 
@@ -162,6 +186,53 @@ def serve_apply_(
     return Applied(*counts.tolist())
 
 
+@raises_typed_errors
+def serve_ids(live: ServedTensors, *, table: int, slots: int) -> FoundIds:
+    """List all ids of a live table; nothing changes.
+
+    An id that is in the table all the time is listed. One that an update inserts or removes
+    meanwhile may be.
+
+    Args:
+        live: the tables.
+        table: number of the table.
+        slots: of its index: four times its ``REGION_BUCKETS``.
+
+    Raises:
+        RuntimeError: an argument does not fit the tables, or they are not on the CPU.
+    """
+    listed = torch.ops.dynemb.serve_ids(
+        live.buckets, live.tables, live.meta, live.weights, live.formats, table, slots
+    )
+    return FoundIds(*listed)
+
+
+@raises_typed_errors
+def serve_rows(
+    live: ServedTensors, ids: Tensor, wanted: Tensor | None = None, *, table: int, dim: int
+) -> FoundRows:
+    """Read the rows of ids that a live table has now; nothing changes.
+
+    Args:
+        live: the tables.
+        ids: int64 [n].
+        wanted: bool [n], ids to look for; None: all.
+        table: number of the table.
+        dim: columns of its rows.
+
+    Returns:
+        Rows, and which ids were found. A padding id never is.
+
+    Raises:
+        RuntimeError: an argument does not fit the tables, the tables are not on the CPU, or they
+            are damaged.
+    """
+    read = torch.ops.dynemb.serve_rows(
+        live.buckets, live.tables, live.meta, live.weights, live.formats, table, dim, ids, wanted
+    )
+    return FoundRows(*read)
+
+
 @register_fake("serve_lookup")
 def _serve_lookup_fake(
     buckets: Tensor,
@@ -199,4 +270,45 @@ def _serve_apply_fake(
     return ids.new_empty((5,))
 
 
-__all__ = ["LIVE_FORMATS", "Applied", "Served", "ServedTensors", "serve_apply_", "serve_lookup"]
+@register_fake("serve_ids")
+def _serve_ids_fake(
+    buckets: Tensor,
+    tables: Tensor,
+    meta: Tensor,
+    weights: Sequence[Tensor],
+    formats: Sequence[int],
+    table: int,
+    slots: int,
+) -> tuple[Tensor, Tensor]:
+    return buckets.new_empty((slots,)), buckets.new_empty((slots,), dtype=torch.bool)
+
+
+@register_fake("serve_rows")
+def _serve_rows_fake(
+    buckets: Tensor,
+    tables: Tensor,
+    meta: Tensor,
+    weights: Sequence[Tensor],
+    formats: Sequence[int],
+    table: int,
+    dim: int,
+    ids: Tensor,
+    wanted: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    count = ids.shape[0]
+    rows = ids.new_empty((count, dim), dtype=torch.float32)
+    return rows, ids.new_empty((count,), dtype=torch.bool)
+
+
+__all__ = [
+    "LIVE_FORMATS",
+    "Applied",
+    "FoundIds",
+    "FoundRows",
+    "Served",
+    "ServedTensors",
+    "serve_apply_",
+    "serve_ids",
+    "serve_lookup",
+    "serve_rows",
+]

@@ -10,25 +10,17 @@ from torch import Tensor, nn
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer
-from torch_dynemb.nn.inputs import flat_ids
 from torch_dynemb.ops.columns import RowClock
 from torch_dynemb.ops.open_lookups import OPEN, SEVERAL
 from torch_dynemb.ops.tensors import LookupBatch
-from torch_dynemb.retrieval.items import (
-    Items,
-    checked_positives,
-    checked_query,
-    checked_weights,
-    items_of,
-    weighted_mean,
-)
-from torch_dynemb.retrieval.sampled_softmax import checked_temperature
+from torch_dynemb.retrieval.item_loss import ItemLoss, Losses
+from torch_dynemb.retrieval.items import Items
 from torch_dynemb.table.tables import Tables, exported
 
 _LISTED_AT_ONCE = 1 << 20  # ids
 
 
-class FullSoftmaxLoss(nn.Module):
+class FullSoftmaxLoss(ItemLoss):
     """Cross entropy of queries against all ids of a table.
 
     Forward and backward go over the rows in chunks, so memory is that of [n, chunk] scores and 16
@@ -36,7 +28,8 @@ class FullSoftmaxLoss(nn.Module):
     the same backward reaches other lookups of the table, such as histories in the query, create the
     table with ``split=True``: then the step applies the sum of all gradients.
 
-    ``torch.compile`` runs it between graphs, and refuses it with ``fullgraph=True``.
+    Ids that were refused a row have no loss. ``torch.compile`` runs it between graphs, and refuses
+    it with ``fullgraph=True``.
 
     Args:
         items: module with the table: :class:`torch_dynemb.DynamicEmbedding`, a collection, or a
@@ -67,12 +60,8 @@ class FullSoftmaxLoss(nn.Module):
         temperature: float = 0.05,
         chunk: int = 16384,
     ) -> None:
-        super().__init__()
-        owner = type(self).__name__
-        of = items_of(owner, items, table)
-        self._items = (of.module,)
-        self._table = of.table
-        self.temperature = checked_temperature(owner, temperature)
+        super().__init__(items, table, temperature)
+        owner, of = type(self).__name__, self._now()
         self.chunk = integer(f"{owner}: chunk", chunk, least=4)
         config = of.tables.config.tables[of.table]
         if of.shared or of.tables.stored(of.tables.config.slab_of(of.table)) is not None:
@@ -82,56 +71,24 @@ class FullSoftmaxLoss(nn.Module):
                 "all ids: take SampledSoftmaxLoss, or a table in the memory of one process"
             )
 
-    @property
-    def items(self) -> nn.Module:
-        """The module with the table."""
-        return self._items[0]
-
-    def forward(self, query: Tensor, positive_ids: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the mean loss of the queries.
-
-        Args:
-            query: float [n, dim], n at least 1.
-            positive_ids: int64 or int32 [n]. Padding ids, and ids that were refused a row, have no
-                loss.
-            weights: float [n], factors of the losses, which are divided by their sum; default: 1.
-
-        Returns:
-            float32 [].
-
-        Raises:
-            TypeError: dtype of an argument.
-            ValueError: shape or device of an argument, or NaN in ``query`` (not looked for on a
-                GPU).
-            NoRoomError: as lookups of ``items``.
-            RuntimeError: called in code that is compiled with ``fullgraph=True``.
-        """
-        owner = type(self).__name__
+    def _losses(self, items: Items, query: Tensor, positive_ids: Tensor) -> Losses:
         if torch.compiler.is_compiling():
             raise RuntimeError(
-                f"{owner}: forward lists all ids, which compiled code cannot do: leave "
-                "fullgraph=True out, or call it outside of torch.compile"
+                f"{type(self).__name__}: forward lists all ids, which compiled code cannot do: "
+                "leave fullgraph=True out, or call it outside of torch.compile"
             )
-        items = Items(self._items[0], self._table)
-        query = checked_query(owner, query, items.dim, items.tables.device)
-        ids = flat_ids(f"{owner}: positive_ids", positive_ids)
-        checked_positives(owner, positive_ids, query)
-        weights = checked_weights(owner, weights, query)
-        handles, anchor = items.module.handles_of(
-            LookupBatch.of_rows(ids, items.tables.one_bag, [items.table], items.dim)
-        )
+        batch = LookupBatch.of_rows(positive_ids, items.tables.one_bag, [items.table], items.dim)
+        handles, anchor = items.module.handles_of(batch)
         listed = _ListedIds.of(items, self.chunk)
-        state = _Softmax(items.tables, items.table, listed, ids, handles, anchor is not None)
-        losses = _StreamedLoss.apply(  # type: ignore[no-untyped-call]
+        trains = anchor is not None
+        state = _Softmax(items.tables, items.table, listed, positive_ids, handles, trains)
+        losses: Tensor = _StreamedLoss.apply(  # type: ignore[no-untyped-call]
             query.float() / self.temperature,
             torch.zeros(1, device=query.device) if anchor is None else anchor,
             state,
         )
         known = handles >= 0
-        return weighted_mean(losses, weights, None if bool(known.all()) else known)
-
-    def extra_repr(self) -> str:
-        return f"table={self._items[0].group.names[self._table]!r}, temperature={self.temperature}"
+        return Losses(losses, None if bool(known.all()) else known)
 
 
 class _ListedIds(NamedTuple):

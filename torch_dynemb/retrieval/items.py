@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from torch_dynemb.argument_checks import described, tensor
+from torch_dynemb.argument_checks import described, number, tensor
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.table.tables import Tables
 
@@ -62,7 +63,7 @@ def items_of(owner: str, items: nn.Module, table: str | None) -> Items:
     return found
 
 
-def check_columns(owner: str, items: TableModule, columns: int) -> None:
+def check_columns(owner: str, items: nn.Module, columns: int) -> None:
     """Raise ValueError if rows have other columns than lookups return, as packed ones do."""
     returned = getattr(items, "embedding_dim", columns)
     if returned != columns:
@@ -110,6 +111,19 @@ def checked_query(owner: str, query: object, dim: int, device: torch.device) -> 
             f"{owner}: query has NaN, first in row {row}: check the loss and the learning rate of "
             "the steps before; nothing has been looked up"
         )
+    return given
+
+
+def checked_temperature(owner: str, temperature: object) -> float:
+    """Return a temperature.
+
+    Raises:
+        TypeError: it is not a number.
+        ValueError: it is not positive and finite.
+    """
+    given = number(f"{owner}: temperature", temperature)
+    if not 0 < given < math.inf:
+        raise ValueError(f"{owner}: temperature is {given}, expected more than 0")
     return given
 
 
@@ -168,6 +182,7 @@ __all__ = [
     "check_columns",
     "checked_positives",
     "checked_query",
+    "checked_temperature",
     "checked_weights",
     "items_of",
     "table_number",

@@ -8,18 +8,19 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from torch_dynemb.argument_checks import described, flag, number, tensor
+from torch_dynemb.argument_checks import described, flag, tensor
 from torch_dynemb.nn.embedding import DynamicEmbedding
 from torch_dynemb.nn.inputs import flat_ids
 from torch_dynemb.ops.columns import PADDING_HANDLE
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.retrieval.beside import look_up_beside
+from torch_dynemb.retrieval.item_loss import ItemLoss, Losses
 from torch_dynemb.retrieval.items import (
     Items,
     checked_positives,
     checked_query,
+    checked_temperature,
     checked_weights,
-    items_of,
     weighted_mean,
 )
 from torch_dynemb.retrieval.negatives import (
@@ -37,7 +38,7 @@ from torch_dynemb.retrieval.softmax_forms import FORMS, Form, Scored, losses_of,
 Correction = Literal["logq"]
 
 
-class SampledSoftmaxLoss(nn.Module):
+class SampledSoftmaxLoss(ItemLoss):
     """Loss of queries against the rows of a table that has no vocabulary.
 
     A query is scored by products with the row of its positive and with rows of negatives, which all
@@ -97,13 +98,8 @@ class SampledSoftmaxLoss(nn.Module):
         remove_accidental_hits: bool = True,
         form: Form = "softmax",
     ) -> None:
-        super().__init__()
-        owner = type(self).__name__
-        of = items_of(owner, items, table)
-        # in a tuple: the model registers the module
-        self._items = (of.module,)
-        self._table = of.table
-        self.temperature = checked_temperature(owner, temperature)
+        super().__init__(items, table, temperature)
+        owner, of = type(self).__name__, self._now()
         if form not in FORMS:
             raise ValueError(f"{owner}: form is {described(form)}, expected one of {FORMS}")
         if correction not in ("logq", None):
@@ -139,38 +135,9 @@ class SampledSoftmaxLoss(nn.Module):
             )
         check_counts(owner, of, self.negatives, corrects=self.corrects)
 
-    @property
-    def items(self) -> nn.Module:
-        """The module with the table."""
-        return self._items[0]
-
-    def forward(self, query: Tensor, positive_ids: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the mean loss of the queries.
-
-        Args:
-            query: float [n, dim], n at least 1.
-            positive_ids: int64 or int32 [n]. A padding id has no loss.
-            weights: float [n], factors of the losses, which are divided by their sum; default: 1.
-
-        Returns:
-            float32 [].
-
-        Raises:
-            TypeError: dtype of an argument.
-            ValueError: shape or device of an argument, or NaN in ``query`` (not looked for in
-                compiled code and on a GPU).
-            RuntimeError: the table is empty, in eval mode. Or compiled code needs counts that no
-                step has summed yet.
-            NoRoomError: as lookups of ``items``.
-        """
-        owner = type(self).__name__
-        items = Items(self._items[0], self._table)
-        query = checked_query(owner, query, items.dim, items.tables.device)
-        ids = flat_ids(f"{owner}: positive_ids", positive_ids)
-        checked_positives(owner, positive_ids, query)
-        weights = checked_weights(owner, weights, query)
-        scored, counted = self._scored(items, query / self.temperature, ids)
-        return weighted_mean(losses_of(self.form, scored), weights, counted)
+    def _losses(self, items: Items, query: Tensor, positive_ids: Tensor) -> Losses:
+        scored, counted = self._scored(items, query / self.temperature, positive_ids)
+        return Losses(losses_of(self.form, scored), counted)
 
     def _scored(
         self, items: Items, query: Tensor, positive_ids: Tensor
@@ -214,8 +181,7 @@ class SampledSoftmaxLoss(nn.Module):
         return scored, counted
 
     def extra_repr(self) -> str:
-        name = self._items[0].group.names[self._table]
-        return f"table={name!r}, negatives={self.negatives}, form={self.form!r}"
+        return f"{super().extra_repr()}, negatives={self.negatives}, form={self.form!r}"
 
 
 def in_batch_softmax_loss(
@@ -287,17 +253,4 @@ def in_batch_softmax_loss(
     return weighted_mean(losses, weights, None)
 
 
-def checked_temperature(owner: str, temperature: object) -> float:
-    """Return a temperature.
-
-    Raises:
-        TypeError: it is not a number.
-        ValueError: it is not positive and finite.
-    """
-    given = number(f"{owner}: temperature", temperature)
-    if not 0 < given < math.inf:
-        raise ValueError(f"{owner}: temperature is {given}, expected more than 0")
-    return given
-
-
-__all__ = ["Correction", "SampledSoftmaxLoss", "checked_temperature", "in_batch_softmax_loss"]
+__all__ = ["Correction", "SampledSoftmaxLoss", "in_batch_softmax_loss"]

@@ -19,6 +19,7 @@ from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.retrieval.items import check_columns, checked_query, table_number
 from torch_dynemb.serving.frozen_modules import FrozenModule
 from torch_dynemb.serving.frozen_tables import FrozenTables
+from torch_dynemb.serving.live_group import LiveTables
 from torch_dynemb.table.row_access import readable
 from torch_dynemb.table.tables import exported
 
@@ -74,13 +75,15 @@ def top_k(
 
     The result is that of a full sort by score, then id. Rows are scored in chunks, so memory does
     not grow with the number of queries times ids. Nothing changes, and no gradient is computed.
-    Models that call it on a frozen module can be exported with ``torch.export``.
+    Models that call it on a frozen or served module can be exported with ``torch.export``. Where a
+    thread updates the table meanwhile, each row is that of before or after an update.
 
     Args:
         query: float [n, dim]; scored in float32.
-        items: module with a table, live or frozen (:func:`torch_dynemb.freeze`), also with
-            quantized rows. Rows that live tables have in a store are read in batches. Ranks of a
-            module with ``process_group`` call it together, each with queries of its own.
+        items: module with a table: one that trains, a frozen copy (:func:`torch_dynemb.freeze`), or
+            a copy that is updated while it serves (:func:`torch_dynemb.serving.live`), also with
+            quantized rows. Rows in a store are read in batches. Ranks that share a table call it
+            together, each with queries of its own; frozen copies have the rows of all of them.
         k: results of a query, at least 1.
         table: name of the table, if ``items`` has several.
         metric: ``"dot"``: the product; ``"cosine"``: that of the vectors divided by their norms.
@@ -95,8 +98,7 @@ def top_k(
     Raises:
         TypeError: an argument has a wrong type, or ``items`` has no dynamic table.
         ValueError: shape, device or range of an argument, or NaN in ``query`` (not looked for in
-            compiled code and on a GPU). Or threads update the table, or ranks share it in another
-            way than by ``process_group``.
+            compiled code and on a GPU).
 
     Example:
         >>> import torch, torch_dynemb as td
@@ -144,13 +146,14 @@ def _searched_of(owner: str, items: object, table: str | None) -> _Searched:
     if isinstance(items, TableModule):
         return _live_source(owner, items, table)
     if isinstance(items, FrozenModule):
-        frozen = items.frozen_tables
-        if not isinstance(frozen, FrozenTables):
-            raise ValueError(
-                f"{owner}: items has tables {frozen.names} that threads update while others read, "
-                "which is not built for searches: search a frozen copy (torch_dynemb.freeze)"
-            )
-        return _frozen_source(frozen, table_number(owner, frozen.names, table))
+        served = items.frozen_tables
+        number = table_number(owner, served.names, table)
+        if isinstance(served, FrozenTables):
+            source = _frozen_source(served, number)
+        else:
+            source = _updated_source(served, number)
+        check_columns(owner, items, source.dim)
+        return source
     raise TypeError(
         f"{owner}: items is {described(items)}, expected a module with a dynamic table, such as "
         "DynamicEmbedding, or torch_dynemb.freeze of one"
@@ -160,13 +163,6 @@ def _searched_of(owner: str, items: object, table: str | None) -> _Searched:
 def _live_source(owner: str, items: TableModule, table: str | None) -> _Searched:
     tables = items.group.tables
     number = table_number(owner, tables.config.names, table)
-    ranks = items.sharing_ranks
-    if items.shared_rows is not None and process_group_of(ranks) is None:
-        raise ValueError(
-            f"{owner}: ranks share table {tables.config.names[number]!r} of a "
-            f"{type(items).__name__}, which is not built for searches: search torch_dynemb.freeze "
-            "of the model, which has the rows of all ranks"
-        )
     dim = tables.config.tables[number].embedding_dim
     check_columns(owner, items, dim)
 
@@ -176,8 +172,8 @@ def _live_source(owner: str, items: TableModule, table: str | None) -> _Searched
             wanted = LookupBatch.of_rows(batch.ids, tables.one_bag, [number], dim)
             yield _Candidates(batch.ids, ops.embedding_inference(rows, wanted, handles), None)
 
-    shared = ranks if process_group_of(ranks) is not None else None
-    return _Searched(dim, tables.device, candidates, shared)
+    shared = items.shared_rows is not None
+    return _Searched(dim, tables.device, candidates, items.sharing_ranks if shared else None)
 
 
 def _frozen_source(frozen: FrozenTables, table: int) -> _Searched:
@@ -197,6 +193,21 @@ def _frozen_source(frozen: FrozenTables, table: int) -> _Searched:
                 yield _Candidates(ids, frozen.read_handles(table, ids, handles), None)
 
     return _Searched(place.dim, served.buckets.device, candidates)
+
+
+def _updated_source(live: LiveTables, table: int) -> _Searched:
+    """Search tables that a thread may update meanwhile."""
+
+    def candidates() -> Iterator[_Candidates]:
+        ids, wanted = live.list_ids(table)
+        if not torch.compiler.is_compiling():
+            ids, wanted = ids[wanted], None
+        for begin in range(0, ids.shape[0], _ROWS_AT_ONCE):
+            part = slice(begin, begin + _ROWS_AT_ONCE)
+            rows, found = live.read_ids(table, ids[part], None if wanted is None else wanted[part])
+            yield _Candidates(ids[part], rows, found)
+
+    return _Searched(live.dims[table], live.get_buffer("meta").device, candidates)
 
 
 def _best_of(

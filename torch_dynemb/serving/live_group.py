@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb._library.error_names import name_tables
 from torch_dynemb.argument_checks import described, integer, text
 from torch_dynemb.errors import HostMemoryError
 from torch_dynemb.ops.columns import (
+    BUCKET_WIDTH,
     BUCKET_WORDS,
     LIVE_HEADER_WORDS,
     LIVE_SLAB_COLUMNS,
@@ -95,6 +97,8 @@ class LiveTables(CountedTables):
         both = 2 * meta[:, Meta.REGION_BUCKETS]
         meta[:, Meta.REGION_BEGIN] = both.cumsum(0) - both
         slab_of, dims = meta[:, Meta.SLAB].tolist(), meta[:, Meta.DIM].tolist()
+        self.dims: list[int] = dims
+        self._slots = [BUCKET_WIDTH * buckets for buckets in ranges]
         # one row more than ids: an update writes a new row before it frees the old one
         counts = [1] * len(self.formats)
         words = [LIVE_HEADER_WORDS] * len(self.formats)
@@ -145,6 +149,34 @@ class LiveTables(CountedTables):
             self.formats,
             buffers["free"],
         )
+
+    def list_ids(self, table: int) -> ops.FoundIds:
+        """Return all ids of a table, in the slots of its index.
+
+        Args:
+            table: number of the table.
+
+        Raises:
+            RuntimeError: the tables are damaged.
+        """
+        return ops.serve_ids(self.tensors(), table=table, slots=self._slots[table])
+
+    def read_ids(self, table: int, ids: Tensor, wanted: Tensor | None = None) -> ops.FoundRows:
+        """Return the rows of those ids that the table has now.
+
+        Args:
+            table: number of the table.
+            ids: int64 [n].
+            wanted: bool [n], ids to look for; None: all.
+
+        Raises:
+            RuntimeError: the tables are damaged.
+        """
+        try:
+            return ops.serve_rows(self.tensors(), ids, wanted, table=table, dim=self.dims[table])
+        except RuntimeError as error:
+            name_tables(error, self.names)
+            raise
 
     def update(
         self, table: str, ids: Tensor, rows: Tensor, *, erased: Tensor | None = None

@@ -12,7 +12,8 @@
 namespace dynemb::cpu {
 namespace {
 
-constexpr int64_t kBlock = 64;  // samples with their lines in flight at once
+constexpr int64_t kInFlight = 64;  // tries with their lines in flight at once
+constexpr int64_t kRange = 4096;   // samples of a thread, at least
 
 struct SampleJob {
   const TableView* table;
@@ -21,33 +22,62 @@ struct SampleJob {
   char* by_rank;  // 1: no try of the sample has found an id
 };
 
-// Samples [begin, end), at most kBlock. All lines of a round of tries are fetched before the first
-// is used.
-void sample_block(const SampleJob& job, int64_t begin, int64_t end) {
-  const TableView& table = *job.table;
-  const int64_t slots = table.bucket_count * kBucketWidth;
-  int64_t open[kBlock];
-  int64_t slot[kBlock];
-  int64_t count = end - begin;
-  for (int64_t k = 0; k < count; ++k) open[k] = begin + k;
-  for (int attempt = 0; attempt < kSampleTries && count > 0; ++attempt) {
-    for (int64_t k = 0; k < count; ++k) {
-      slot[k] = sampled_slot(job.seed, open[k], attempt, slots);
-      prefetch_line_of(table.line(slot[k] / kBucketWidth));
-    }
-    int64_t left = 0;
-    for (int64_t k = 0; k < count; ++k) {
-      const int64_t* line = table.line(slot[k] / kBucketWidth);
-      const int64_t place = slot[k] % kBucketWidth;
-      if (line[kBucketWidth + place] != 0) {
-        job.ids[open[k]] = line[place];
+struct Tries {
+  int64_t sample[kInFlight];
+  int64_t slot[kInFlight];
+  int attempt[kInFlight];
+};
+
+// Samples [begin, end). The lines of all tries have been fetched before the first is used. A sample
+// whose slot is empty tries again in the same place, others make room for the next sample: so as
+// many lines as before are in flight.
+void sample_range(const SampleJob& job, int64_t begin, int64_t end) {
+  // copies: ids that are written could be the words of the job
+  const int64_t* const lines = job.table->lines;
+  const int64_t slots = job.table->bucket_count * kBucketWidth;
+  const int64_t seed = job.seed;
+  int64_t* const ids = job.ids;
+  Tries tries;
+  const auto line_of_slot = [&](int64_t slot) {
+    return lines + slot / kBucketWidth * kBucketWords;
+  };
+  const auto start = [&](int64_t k, int64_t sample, int attempt) {
+    const int64_t slot = sampled_slot(seed, sample, attempt, slots);
+    prefetch_line_of(line_of_slot(slot));
+    tries.sample[k] = sample;
+    tries.attempt[k] = attempt;
+    tries.slot[k] = slot;
+  };
+  // Writes the id of the slot; false if the slot is empty.
+  const auto take = [&](int64_t k) {
+    const int64_t* line = line_of_slot(tries.slot[k]);
+    const int64_t place = tries.slot[k] % kBucketWidth;
+    ids[tries.sample[k]] = line[place];
+    return line[kBucketWidth + place] != 0;
+  };
+  int64_t next = begin, count = 0, k = 0;
+  while (count < kInFlight && next < end) start(count++, next++, 0);
+  while (next < end) {
+    const bool found = take(k);
+    // no branch, which would be mispredicted at every third try
+    const bool again = !found & (tries.attempt[k] + 1 < kSampleTries);
+    if (!found & !again) job.by_rank[tries.sample[k]] = 1;
+    start(k, again ? tries.sample[k] : next, again ? tries.attempt[k] + 1 : 0);
+    next += again ? 0 : 1;
+    k = k + 1 == kInFlight ? 0 : k + 1;
+  }
+  while (count > 0) {
+    int64_t left = 0;  // samples that try again
+    for (k = 0; k < count; ++k) {
+      if (take(k)) continue;
+      if (tries.attempt[k] + 1 < kSampleTries) {
+        start(left++, tries.sample[k], tries.attempt[k] + 1);
       } else {
-        open[left++] = open[k];
+        job.by_rank[tries.sample[k]] = 1;
       }
     }
     count = left;
   }
-  for (int64_t k = 0; k < count; ++k) job.by_rank[open[k]] = 1;
 }
 
 std::vector<int64_t> live_ids(const TableView& table) {
@@ -74,11 +104,8 @@ Tensor sample_ids(Tensor buckets, Tensor tables, Tensor meta, int64_t table, Ten
   const TableView view = index.table(table);
   std::vector<char> by_rank(static_cast<size_t>(samples), 0);
   const SampleJob job{&view, *word, static_cast<int64_t*>(result.data_ptr()), by_rank.data()};
-  const int64_t blocks = (samples + kBlock - 1) / kBlock;
-  parallel_units(blocks, samples, [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block) {
-      sample_block(job, block * kBlock, std::min((block + 1) * kBlock, samples));
-    }
+  parallel_units((samples + kRange - 1) / kRange, samples, [&](int64_t begin, int64_t end) {
+    sample_range(job, begin * kRange, std::min(end * kRange, samples));
   });
   if (std::find(by_rank.begin(), by_rank.end(), 1) == by_rank.end()) return result;
   const std::vector<int64_t> live = live_ids(view);

@@ -211,7 +211,8 @@ LiveOutcome apply_live(const LiveWriter& writer, const LiveUpdate& update) {
   counters[kLiveTableInserted] += outcome.inserted;
   counters[kLiveTableUpdated] += outcome.updated;
   counters[kLiveTableErased] += outcome.erased;
-  ++counters[kLiveTableBatches];
+  // a list of ids that was made beside this update sees it
+  store_word_release(counters + kLiveTableBatches, counters[kLiveTableBatches] + 1);
   return outcome;
 }
 

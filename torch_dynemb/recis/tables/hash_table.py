@@ -10,10 +10,9 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import described, float_rows, integer
-from torch_dynemb.distributed.ranks import RankGroup, process_group_of
+from torch_dynemb.distributed.ranks import RankGroup
 from torch_dynemb.initializers import Constant, Initializer
 from torch_dynemb.nn.inputs import flat_ids
-from torch_dynemb.nn.module_kinds import SharedRows
 from torch_dynemb.nn.optimized_later import OptimizedLater
 from torch_dynemb.nn.rank_states import place_in_world
 from torch_dynemb.ops.tensors import LookupBatch
@@ -146,10 +145,9 @@ class HashTable(OptimizedLater):
     # -- optimizer -------------------------------------------------------------------------------
 
     @property
-    def shared_rows(self) -> SharedRows | None:
-        """Ranks that share one gradient norm; see :func:`torch_dynemb.clip_grad_norm_`."""
-        process_group = process_group_of(self.rank_group)
-        return None if process_group is None else SharedRows(process_group, self._group.device)
+    def sharing_ranks(self) -> RankGroup | None:
+        """The ranks of an engine that share the rows; None: they are of this process alone."""
+        return self.rank_group
 
     def _is_shared(self) -> bool:
         return self.rank_group is not None or not self.slice.whole
@@ -480,9 +478,6 @@ class HashTable(OptimizedLater):
             self._optimizer.zero_grad()
 
     # -- state -----------------------------------------------------------------------------------
-
-    def _ranks_of_state(self) -> RankGroup | None:
-        return self.rank_group
 
     @property
     def _rank_entry(self) -> str:
