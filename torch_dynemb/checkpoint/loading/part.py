@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.entries import (
     COUNT,
     ID,
@@ -65,7 +65,7 @@ class Stream:
         verified: by file, blocks with checksums already compared.
     """
 
-    folder: Path
+    folder: Location
     progress: Progress
     checked: bool = True
     verified: dict[str, set[int]] = field(default_factory=dict)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import flag, integer
+from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.entries import COUNT, ID, SKETCH, WEIGHT, score_entry, state_entry
 from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart, SavedTable
 from torch_dynemb.checkpoint.plain_torch import plain_torch
@@ -75,7 +75,7 @@ class CheckpointFiles(NamedTuple):
             ``with``.
     """
 
-    folder: Path
+    folder: Location
     opened: Opening
 
 
