@@ -34,7 +34,7 @@ class S3Server:
     def __init__(self) -> None:
         self.fault: Fault = lambda environ: None
         self.requests: list[str] = []
-        self._app = DomainDispatcherApplication(create_backend_app, service="s3")
+        self._app = DomainDispatcherApplication(create_backend_app)
         self._server = make_server(
             "127.0.0.1", 0, self._answer, threaded=True, request_handler=_Quiet
         )
@@ -78,7 +78,7 @@ def s3_server() -> Iterator[S3Server]:
     options = {
         "key": "id",
         "secret": "secret",
-        "client_kwargs": {"endpoint_url": server.address, "region_name": "us-east-1"},
+        "client_kwargs": {"endpoint_url": server.address, "region_name": "eu-west-1"},
         # s3fs repeats requests, not botocore below it
         "config_kwargs": {"retries": {"max_attempts": 0}},
     }

@@ -12,6 +12,7 @@ from torch import Tensor
 import torch_dynemb as td
 from torch_dynemb import checkpoint, errors, ops, serving
 from torch_dynemb.checkpoint import Commit, DeltaLog
+from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.ops.columns import RowFormat
 
 pytestmark = pytest.mark.any_device
@@ -38,13 +39,28 @@ def rows_of(model: td.DynamicEmbedding, ids: Tensor) -> Tensor:
     return rows
 
 
-def expected(rows: Tensor, form: str) -> Tensor:
-    """Rows as a log of this form gives them."""
+def expected(rows: Tensor, form: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Rows as a table of this dtype gets them from a log of this form."""
     if form == "fp16":
-        return rows.half().to(rows.dtype)
+        return rows.half().to(dtype).float()
     packed = ops.quantize_rows(rows.cpu(), RowFormat.INT8)
     values = ops.dequantize_rows(packed, RowFormat.INT8, rows.shape[1])
-    return values.to(rows.dtype).to(rows.device)
+    return values.to(dtype).float().to(rows.device)
+
+
+class PackedRows(torch.nn.Module):
+    """A table with columns that are the bits of 8-bit rows, such as RecIS has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = table()
+
+
+def _packed_part(module: PackedRows, path: str) -> list[TablePart]:
+    return [TablePart(path or "packed", module.table.group, 0, 16, 0, packed=True)]
+
+
+td.register_module(PackedRows, tables=_packed_part)
 
 
 class Keeps:
@@ -77,8 +93,8 @@ def test_followers_of_floats_get_the_rows_of_the_form(
             for follower in followers:
                 follower.update()
             ids = torch.arange(first, first + 30)
-            assert torch.equal(rows_of(other, ids), expected(rows_of(model, ids), form))
-    delta = kept.commits[-1].tables["items"]
+            assert torch.equal(rows_of(other, ids), expected(rows_of(model, ids), form, dtype))
+    delta = kept.commits[-1].tables["embedding"]
     assert delta.rows.dtype == dtype
     assert (delta.quantized is not None) == (form == "int8")
 
@@ -143,7 +159,7 @@ def test_rows_beyond_the_range_are_not_published(tmp_path: Path) -> None:
         other = table()
         follower = checkpoint.follow(tmp_path / "log", other)
         model.group.insert_or_assign(0, torch.tensor([7]), torch.full((1, 16), 1e6))
-        with pytest.raises(ValueError, match="the row of id 7 of table 'items'"):
+        with pytest.raises(ValueError, match="the row of id 7 of table 'embedding'"):
             log.publish()
         model.group.insert_or_assign(0, torch.tensor([7]), torch.ones(1, 16))
         log.publish()
@@ -156,7 +172,7 @@ def test_what_excludes_a_form(tmp_path: Path) -> None:
         DeltaLog(tmp_path / "log", rows="int8", resume=True)
     with pytest.raises(ValueError, match="rows is 'int4', expected None or one of"):
         DeltaLog(tmp_path / "log", rows="int4")  # type: ignore[arg-type]
-    packed = table(dtype="int8", optimizer=td.RowWiseAdagrad(lr=0.1))
+    packed = PackedRows()
     with pytest.raises(ValueError, match="trained with rows of 8 bits"):
         DeltaLog(tmp_path / "log", rows="int8").attach(packed)
 
@@ -173,7 +189,7 @@ def test_a_commit_that_is_larger_than_memory(
             patch.setattr(ops, "available_memory", lambda: 4000)
             with pytest.raises(errors.HostMemoryError, match="the commit has 2") as raised:
                 log.publish()
-            assert raised.value.tables == ("items",)
+            assert raised.value.tables == ("embedding",)
         step(model, 20)
         log.publish()
     assert follower.update() == 1

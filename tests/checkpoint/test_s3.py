@@ -168,11 +168,11 @@ def test_slow_parts_go_on_at_once(server: S3Server, monkeypatch: pytest.MonkeyPa
                 together.wait()
         return None
 
-    table = td.DynamicEmbedding(64)
+    table = td.DynamicEmbedding(64, optimizer=td.SGD(lr=0.1))
     table(torch.arange(80_000))  # 20 MB
     server.fault = slow
     checkpoint.save(URL, table, state={"long": torch.arange(2_000_000)})
-    loaded = td.DynamicEmbedding(64)
+    loaded = td.DynamicEmbedding(64, optimizer=td.SGD(lr=0.1))
     report = checkpoint.load(URL, loaded)
     assert torch.equal(report.state["long"], torch.arange(2_000_000))
     assert content(loaded) == content(table)

@@ -56,7 +56,7 @@ def test_followers_and_trainers_go_on_from_a_url(store: str) -> None:
     model = trained_model(ids=200)
     log = DeltaLog(URL, resume=True, retain=2)
     assert resume(log, model).state is None
-    followed, live = trained_model(ids=200), td.serving.live(items(), headroom=10)
+    followed = trained_model(ids=200)
     follower = checkpoint.follow(URL, followed)
     assert follower.update() == 0
     for number in range(1, 4):
@@ -88,7 +88,19 @@ def test_followers_and_trainers_go_on_from_a_url(store: str) -> None:
     assert resume(URL, again).state == {"number": 6}
     with pytest.raises(errors.NewBaseNeededError, match="rolled back"):
         follower.update()
-    assert live.group.size(0) == 0
+
+
+def test_live_tables_follow_a_url() -> None:
+    table = items()
+    with DeltaLog(URL) as log:
+        log.attach(table)
+        live = td.serving.live(table, headroom=100)
+        follower = checkpoint.follow(URL, live)
+        step(table, 0)
+        log.publish()
+    assert follower.update() == 1
+    ids = torch.arange(20)
+    assert torch.equal(live(ids), table.eval()(ids))
 
 
 def test_a_second_publisher_is_refused(store: str) -> None:

@@ -220,7 +220,7 @@ class DeltaLog:
                     reports.append(LoadReport(own.base, {}, None, (), ()))
                     return
                 path = str(newest_base(self._path, ranks.run(own.bases)))
-            sinks = sinks_of(own.sink if self._path is None else self._path)
+            sinks = sinks_of(own.sink if self._path is None else str(self._path))
             report = load_commits(ranks, path, sinks, model, recorded.parts, progress)
             own.base = report.uuid
             own.base_sequence = ranks.run(lambda: own.sequence_of(report.uuid))
