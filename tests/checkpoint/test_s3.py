@@ -8,6 +8,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+import s3fs
 import torch
 from checkpoint_content import same, saved_content, trained_model
 from faulty_store import failing
@@ -17,6 +18,7 @@ from table_content import content
 import torch_dynemb as td
 from torch_dynemb import checkpoint, errors
 from torch_dynemb.checkpoint import DeltaLog
+from torch_dynemb.checkpoint.delta_log.object_sink import ObjectSink
 from torch_dynemb.checkpoint.file_systems import byte_files, uploads
 
 pytestmark = pytest.mark.cpu_only("is about file systems")
@@ -65,21 +67,26 @@ def test_a_checkpoint_and_a_log_in_a_bucket(server: S3Server, tmp_path: Path) ->
     checkpoint.save(URL, model, state=state)
     checkpoint.save(tmp_path / "last", model, state=state)
     assert same(saved_content(URL), saved_content(tmp_path / "last"))
-    table, copy = items(), items()
+    table, copy, other = items(), items(), items()
     logs = [DeltaLog("s3://bucket/log"), DeltaLog("s3://bucket/log")]
-    for log in logs:
-        log.attach(table)
+    for log, of in zip(logs, (other, table), strict=True):
+        log.attach(of)
     follower = checkpoint.follow("s3://bucket/log", copy)
     for number in (1, 2):
         step(table, 10 * number)
-        assert logs[0].publish() == number
-        logs[0].flush()
+        assert logs[1].publish() == number
+        logs[1].flush()
         assert follower.update() == 1
         assert follower.update() == 0
         assert content(copy, state=False) == content(table, state=False)
-    logs[1].publish()  # refused by a conditional PUT
+    step(other, 0)
+    logs[0].publish()
     with pytest.raises(errors.InUseError, match="has another writer"):
-        logs[1].flush()
+        logs[0].flush()
+    sink = ObjectSink(logs[1]._own.sink.url)
+    sink.lock()
+    with pytest.raises(errors.InUseError, match="another writer has written"):
+        sink.append(memoryview(bytes(100)), 2)  # refused by a conditional PUT
     for log in logs:
         log.close()
 
@@ -121,8 +128,11 @@ def test_faults_are_overcome(server: S3Server, fault: str) -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("small_files")
 @pytest.mark.parametrize("fault", ["error", "cut", "answer cut"])
-def test_a_save_is_whole_or_absent_after_a_lasting_fault(server: S3Server, fault: str) -> None:
+def test_a_save_is_whole_or_absent_after_a_lasting_fault(
+    server: S3Server, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From a request on, nothing succeeds, for each request of a save."""
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     table = items()
     before = None
     for at in range(60):
@@ -158,7 +168,7 @@ def test_a_save_is_whole_or_absent_after_a_lasting_fault(server: S3Server, fault
 def test_slow_parts_go_on_at_once(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """No part is answered before three are there; a file of several parts ends whole."""
     monkeypatch.setattr(uploads, "PART_BYTES", 5 << 20)
-    monkeypatch.setattr(uploads.UrlDisk, "file_bytes", 5 << 20)
+    monkeypatch.setattr(uploads.UrlDisk, "file_bytes", 4 << 20)
     together = threading.Barrier(3)
 
     def slow(environ: Environ) -> str | None:

@@ -125,6 +125,20 @@ def test_a_second_publisher_is_refused(store: str) -> None:
     assert len(batches()) == 2
 
 
+def test_a_publisher_in_between_is_refused_by_the_number() -> None:
+    table = items()
+    log = DeltaLog(URL)
+    log.attach(table)
+    step(table, 0)
+    STORE.pipe_file(f"{URL}/r000-of-001/{1:020}.delta", b"of another publisher")
+    log.publish()
+    for call in (log.flush, log.publish):
+        with pytest.raises(errors.InUseError, match="another writer has written"):
+            call()
+    log.close()
+    assert STORE.cat(f"{URL}/r000-of-001/{1:020}.delta") == b"of another publisher"
+
+
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize("at", [1, 2])
 def test_a_failed_commit_is_published_again(store: str, done: bool, at: int) -> None:

@@ -18,15 +18,16 @@ from torch_dynemb.errors import InUseError
 
 _NAME = re.compile(r"(\d{20})\.delta")
 _PROBE = "conditional"  # object that shows whether the store obeys a conditional PUT
-_EPOCH = "epoch"  # object that names the writer, where it does not
+_EPOCH = "epoch"  # object that names the writer
 
 
 class ObjectSink:
     """Batches of one rank as objects of a store; see :class:`DeltaSink`.
 
-    An object appears as a whole. There is no lock: a batch is written by a conditional PUT, which
-    fails if another writer has written that number. In a store without it, the writer that has
-    attached last is named in an object, which every append reads first.
+    An object appears as a whole. There is no lock. The writer that has attached last is named in an
+    object, which every append reads first. Between this and the batch, another writer may attach
+    and append: a conditional PUT then fails, because its number is written. A store without
+    conditions does not notice that.
 
     Args:
         url: URL of the rank's folder.
@@ -37,15 +38,14 @@ class ObjectSink:
         self._writes = False
         self._conditional = False
         self._lost: InUseError | None = None  # another writer has written a number
-        self._token = uuid.uuid4().hex
+        self._token = ""
         # number -> ends of batches that an append may have left, although it has failed
         self._tried: dict[int, set[bytes]] = {}
 
     # -- writing -------------------------------------------------------------------------------
 
     def lock(self) -> None:
-        """Become the writer. Where the store has a conditional PUT, other writers may do so, too:
-        the second one to write a number is refused.
+        """Become the writer. A former one is refused from now on.
 
         Raises:
             OSError: the store fails.
@@ -56,9 +56,9 @@ class ObjectSink:
         self._lost = None
         self._tried.clear()
         self._conditional = self._obeys_conditions()
-        if not self._conditional:
-            owner = {"writer": self._token, "process": os.getpid(), "host": socket.gethostname()}
-            self.url.store.put(self._at(_EPOCH), json.dumps(owner).encode())
+        self._token = uuid.uuid4().hex
+        owner = {"writer": self._token, "process": os.getpid(), "host": socket.gethostname()}
+        self.url.store.put(self._at(_EPOCH), json.dumps(owner).encode())
         self._writes = True
 
     def close(self) -> None:
@@ -155,8 +155,6 @@ class ObjectSink:
         """Raise InUseError if another writer has taken the log."""
         if self._lost is not None:
             raise self._lost
-        if self._conditional:
-            return
         owner = self._owner()
         if owner.get("writer") != self._token:
             who = f"process {owner.get('process')} on {owner.get('host')}"

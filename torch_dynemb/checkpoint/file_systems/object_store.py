@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import os
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +19,13 @@ from typing import Any
 _WHOLE_PUTS = frozenset(
     ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "r2", "memory")
 )
+
+
+_NUMBERS = {
+    FileNotFoundError: errno.ENOENT,
+    FileExistsError: errno.EEXIST,
+    NotADirectoryError: errno.ENOTDIR,
+}
 
 
 class ObjectStore:
@@ -209,8 +217,12 @@ def _errors_of(url: str) -> Iterator[None]:
     """Raise errors of a store as OSErrors that name the URL, and what is missing."""
     try:
         yield
-    except (FileNotFoundError, FileExistsError, NotADirectoryError):
-        raise
+    except (FileNotFoundError, FileExistsError, NotADirectoryError) as error:
+        if error.filename is not None:
+            raise
+        number = error.errno or _NUMBERS[type(error)]
+        text = error.strerror or str(error) or os.strerror(number)
+        raise type(error)(number, text, url) from error
     except Exception as error:
         kind = type(error).__name__
         if isinstance(error, PermissionError) or "Credential" in kind:
