@@ -15,6 +15,7 @@
 
 #include "serving/delta_batch.h"
 #include "serving/json.h"
+#include "serving/row_forms.h"
 #include "serving/safetensors.h"
 
 namespace dynemb::serving {
@@ -24,7 +25,7 @@ struct TableDelta {
   int64_t embedding_dim;
   std::string dtype;   // of its rows, as a checkpoint names it
   at::Tensor ids;      // int64 [n], distinct: new ids, and ids with changed rows
-  at::Tensor rows;     // [n, embedding_dim]
+  at::Tensor rows;     // floats [n, embedding_dim]; of one rank with rows="int8": uint8 [n, bytes]
   at::Tensor removed;  // int64 [m], removed ids
 };
 
@@ -92,7 +93,7 @@ inline TableDelta whole(const std::string& name, std::map<int64_t, TablePiece> p
       throw std::runtime_error("ranks that share the columns of table '" + name +
                                "' have other ids");
     }
-    rows.push_back(delta.rows.index_select(0, order));
+    rows.push_back(as_floats(delta.rows, piece.columns).index_select(0, order));
   }
   result.rows = at::cat(rows, 1);
   return result;

@@ -68,7 +68,7 @@ class Served(NamedTuple):
     missing: Tensor
 
 
-class FoundIds(NamedTuple):
+class ServedIds(NamedTuple):
     """Result of :func:`serve_ids`.
 
     Attributes:
@@ -80,7 +80,7 @@ class FoundIds(NamedTuple):
     found: Tensor
 
 
-class FoundRows(NamedTuple):
+class ServedRows(NamedTuple):
     """Result of :func:`serve_rows`.
 
     Attributes:
@@ -160,7 +160,8 @@ def serve_apply_(
         live: the tables; buckets, tables, weights and free change.
         table: number of the table.
         ids: int64 [n]; the last row counts if an id occurs several times.
-        values: float32 [n, dim], their rows.
+        values: float32 [n, dim], their rows; or uint8 [n, bytes], rows that are quantized in the
+            format of the table (``quantize_rows``).
         erased: int64 [m]; missing ids and those of ``ids`` are skipped.
 
     Returns:
@@ -187,7 +188,7 @@ def serve_apply_(
 
 
 @raises_typed_errors
-def serve_ids(live: ServedTensors, *, table: int, slots: int) -> FoundIds:
+def serve_ids(live: ServedTensors, *, table: int, slots: int) -> ServedIds:
     """List all ids of a live table; nothing changes.
 
     An id that is in the table all the time is listed. One that an update inserts or removes
@@ -204,13 +205,13 @@ def serve_ids(live: ServedTensors, *, table: int, slots: int) -> FoundIds:
     listed = torch.ops.dynemb.serve_ids(
         live.buckets, live.tables, live.meta, live.weights, live.formats, table, slots
     )
-    return FoundIds(*listed)
+    return ServedIds(*listed)
 
 
 @raises_typed_errors
 def serve_rows(
     live: ServedTensors, ids: Tensor, wanted: Tensor | None = None, *, table: int, dim: int
-) -> FoundRows:
+) -> ServedRows:
     """Read the rows of ids that a live table has now; nothing changes.
 
     Args:
@@ -230,7 +231,7 @@ def serve_rows(
     read = torch.ops.dynemb.serve_rows(
         live.buckets, live.tables, live.meta, live.weights, live.formats, table, dim, ids, wanted
     )
-    return FoundRows(*read)
+    return ServedRows(*read)
 
 
 @register_fake("serve_lookup")
@@ -303,9 +304,9 @@ def _serve_rows_fake(
 __all__ = [
     "LIVE_FORMATS",
     "Applied",
-    "FoundIds",
-    "FoundRows",
     "Served",
+    "ServedIds",
+    "ServedRows",
     "ServedTensors",
     "serve_apply_",
     "serve_ids",

@@ -6,7 +6,6 @@ of the history and is what the result is searched in.
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 

@@ -34,7 +34,9 @@ class Served(NamedTuple):
     apart: float
 
 
-def package(retriever: Retriever, folder: Path, example: Tensor, headroom: int) -> td.serving.ServedModel:
+def package(
+    retriever: Retriever, folder: Path, example: Tensor, headroom: int
+) -> td.serving.ServedModel:
     """Export a model as one package, and load it so that it follows the log.
 
     Args:
