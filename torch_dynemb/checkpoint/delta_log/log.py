@@ -31,7 +31,7 @@ from torch_dynemb.checkpoint.delta_log.published_ids import Filter, PublishedIds
 from torch_dynemb.checkpoint.delta_log.reader import sinks_of
 from torch_dynemb.checkpoint.delta_log.recorded import RecordedModel
 from torch_dynemb.checkpoint.delta_log.resumed import load_commits
-from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
+from torch_dynemb.checkpoint.delta_log.sink import DeltaSink, LockingSink
 from torch_dynemb.checkpoint.entries import rank_folder
 from torch_dynemb.checkpoint.loading.load import LoadReport
 from torch_dynemb.checkpoint.manifest.places import checked_path
@@ -616,7 +616,7 @@ class DeltaLog:
         def drop() -> None:
             try:
                 # not begin_writing(): the removed commits may be damaged
-                if isinstance(self._own.sink, DirectorySink):
+                if isinstance(self._own.sink, LockingSink):
                     self._own.sink.lock()
                 found = next(self._own.batches(max(1, sequence)), None)
                 if found is None or found.head.sequence != max(1, sequence):
