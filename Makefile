@@ -60,7 +60,7 @@ train: build $(STAMPS)/train $(if $(findstring --torchrec,$(ARGS)),$(STAMPS)/tor
 SHORT_TESTS := $(VENV)/bin/python -m pytest tests -m "not long" --numprocesses $(WORKERS) --dist loadfile
 
 # the second run is for tests that mix devices; ARGS choose tests, or a device, for the first
-test: build $(STAMPS)/test $(STAMPS)/torchrec  ## tests that take seconds each
+test: build $(STAMPS)/test $(STAMPS)/torchrec $(STAMPS)/redis  ## tests that take seconds each
 	cd tests && $(CURDIR)/$(VENV)/bin/python -m emulator.build  # a test that did it might take too long
 	$(SHORT_TESTS) $(ARGS)
 	$(if $(ARGS),,$(SHORT_TESTS) --device marked --first-and-last)
@@ -70,7 +70,7 @@ check: build $(STAMPS)/test  ## schema, opcheck, errors, values and emulator of 
 	cd tests && $(CURDIR)/$(VENV)/bin/python -m emulator.build
 	$(VENV)/bin/python tests/tools/check_op.py $(OP) $(ARGS)
 
-test-long: build $(STAMPS)/test $(STAMPS)/torchrec  ## tests that take minutes each
+test-long: build $(STAMPS)/test $(STAMPS)/torchrec $(STAMPS)/redis  ## tests that take minutes each
 	$(VENV)/bin/python -m pytest tests -m long --timeout 3600 $(ARGS)
 
 programs: build  ## frameworks of others into build/programs, for tests/programs in make test-long
@@ -189,6 +189,21 @@ $(STAMPS)/torchrec: pyproject.toml $(STAMPS)/tools | $(STAMPS)/package
 build/torchrec-%/installed: $(STAMPS)/torchrec
 	rm -rf $(@D)
 	$(PIP) install --quiet --no-deps --target $(@D) torchrec==$*
+	@touch $@
+
+# the server that tests start; RUNLEVEL=1: none is started as a service
+REDIS := RUNLEVEL=1 apt-get update -qq && RUNLEVEL=1 apt-get install -y -qq redis-server
+$(STAMPS)/redis: | $(STAMPS)/tools
+	@command -v redis-server >/dev/null || command -v valkey-server >/dev/null || \
+	    if ! command -v apt-get >/dev/null; then \
+	        echo 'no redis-server or valkey-server: tests of Redis are skipped' >&2; \
+	    elif [ "$$(id -u)" = 0 ]; then \
+	        $(REDIS); \
+	    elif sudo -n true 2>/dev/null; then \
+	        sudo -n sh -c '$(REDIS)'; \
+	    else \
+	        echo 'no redis-server: tests of Redis are skipped; apt-get install redis-server' >&2; \
+	    fi
 	@touch $@
 
 # absl::flat_hash_map; the other hash map, ska::flat_hash_map, comes with torch's headers

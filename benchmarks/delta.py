@@ -5,10 +5,15 @@ A table of rows of 64 columns, of which a commit has a tenth.
 
 from __future__ import annotations
 
+import os
+import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,7 +27,7 @@ from torch import Tensor
 
 import torch_dynemb as td
 from torch_dynemb import serving
-from torch_dynemb.checkpoint import DeltaLog, follow
+from torch_dynemb.checkpoint import DeltaLog, RedisRows, RedisSink, follow
 from torch_dynemb.table.changes import record_changes
 
 BENCH = "delta"
@@ -210,6 +215,52 @@ def delay(of: Measured) -> Iterator[Row]:
     yield quantity(BENCH, DELAY, statistics.median(taken[1:]), "s", rows=STEP_IDS)
 
 
+@contextmanager
+def redis_on_one_core(folder: Path) -> Iterator[str]:
+    """Run a Redis server, and this program, on one core. Yields its URL."""
+    cores, socket = os.sched_getaffinity(0), folder / "redis"
+    assert REDIS is not None
+    os.sched_setaffinity(0, {min(cores)})
+    options = ["--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(folder)]
+    server = subprocess.Popen([REDIS, *options], stdout=subprocess.DEVNULL)
+    try:
+        while not socket.exists():
+            time.sleep(0.01)
+        yield f"unix://{socket}"
+    finally:
+        server.kill()
+        server.wait()
+        os.sched_setaffinity(0, cores)
+
+
+def to_redis(of: Measured) -> Iterator[Row]:
+    """Yield the time of a commit into a Redis Stream, and into rows by id, of new ids."""
+    known, bag = of.known(), of.bag()
+    base = of.folder / "redis base"
+    td.checkpoint.save(base, bag)
+    with redis_on_one_core(of.folder) as url:
+        log = DeltaLog(RedisSink(url, "log"))
+        log.attach(bag, base=base)
+        follower = RedisRows(url, "rows").follow(RedisSink(url, "log"), base=base)
+        seconds: dict[str, list[float]] = {REDIS_LOG: [], REDIS_ROWS: []}
+        for number in range(min(of.rounds + 1, 9)):
+            begin = of.ids + number * of.changed
+            ids = known[begin : begin + of.changed]
+            bag.group.insert_or_assign(0, ids, torch.randn(len(ids), DIM))
+            log.publish()
+            seconds[REDIS_LOG].append(elapsed_ms(log.flush) / 1e3)
+            seconds[REDIS_ROWS].append(elapsed_ms(follower.update) / 1e3)
+        log.close()
+    for case, taken in seconds.items():
+        target = 1.5 * of.changed / 100_000
+        yield quantity(
+            BENCH, case, statistics.median(taken[1:]), "s", target=target, rows=of.changed
+        )
+
+
+REDIS = shutil.which("redis-server") or shutil.which("valkey-server")
+REDIS_LOG = "a commit of a tenth of the rows into a Redis Stream, one core"
+REDIS_ROWS = "a commit of a tenth of the rows from there into Redis rows, one core"
 RECORDING = "a training step, changes recorded"
 PUBLISH = "publish of a tenth of the rows, beside training"
 BYTES = "bytes of a delta"
@@ -225,6 +276,7 @@ CASES: dict[str, Callable[[Measured], Iterator[Row]]] = {
     FORM: quantized,
     f"{APPLY}; {APPLY_NEW}": applying,
     DELAY: delay,
+    f"{REDIS_LOG}; {REDIS_ROWS}": to_redis,
 }
 
 
@@ -242,6 +294,11 @@ def main() -> None:
     options = arguments.parse_args()
     ids = options.ids or (20_000 if options.quick else 1_000_000)
     cases = [name for name in CASES if is_selected(options.only, name, PEER)]
+    if REDIS is None and to_redis in [CASES[name] for name in cases]:
+        print(
+            "no redis-server: its cases are left out; apt-get install redis-server", file=sys.stderr
+        )
+        cases = [name for name in cases if CASES[name] is not to_redis]
     report = Report(as_json=options.json, cases=len(cases))
     with tempfile.TemporaryDirectory() as folder:
         report.take(rows(cases, Measured(ids, options.rounds, Path(folder))))

@@ -100,13 +100,34 @@ inline void check_fields(const Json& value, const std::vector<std::string>& know
   }
 }
 
+// Prints the numbers of a tensor, from first to last, with commas between them. Every float32 and
+// float64 is another text. Numbers that JSON lacks, NaN and the infinite ones, are printed as such.
+inline void print_numbers(const at::Tensor& tensor, std::ostream& out) {
+  const bool is_whole = c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
+  const at::Tensor values = tensor.to(is_whole ? at::kLong : at::kDouble).contiguous();
+  const auto precision = out.precision(tensor.scalar_type() == at::kDouble ? 17 : 9);
+  for (int64_t number = 0; number < values.numel(); ++number) {
+    if (number > 0) out << ',';
+    if (tensor.scalar_type() == at::kBool) {
+      out << (values.const_data_ptr<int64_t>()[number] ? "true" : "false");
+    } else if (is_whole) {
+      out << values.const_data_ptr<int64_t>()[number];
+    } else {
+      out << values.const_data_ptr<double>()[number];
+    }
+  }
+  out.precision(precision);
+}
+
 // Prints a tensor as nested lists of numbers.
 inline void print(const at::Tensor& tensor, std::ostream& out) {
-  if (tensor.dim() == 0) {
-    out << tensor.item<double>();
+  if (tensor.dim() == 0) return print_numbers(tensor, out);
+  out << '[';
+  if (tensor.dim() == 1) {
+    print_numbers(tensor, out);
+    out << ']';
     return;
   }
-  out << '[';
   for (int64_t row = 0; row < tensor.size(0); ++row) {
     if (row > 0) out << ',';
     print(tensor[row], out);

@@ -44,7 +44,7 @@ struct Size {
   std::optional<int64_t> most;
 };
 
-// A tensor that a model takes. A size that is null is not checked.
+// A tensor that a model takes or returns. A size that is null is not checked.
 struct Input {
   std::string name;
   at::ScalarType dtype;
@@ -80,6 +80,9 @@ class Model {
     for (const Json& input : manifest.at("inputs").array()) {
       if (!input.at("dtype").is_null()) inputs_.push_back(input_of(input));
     }
+    for (const Json& output : manifest.at("outputs").array()) {
+      outputs_.push_back(input_of(output));
+    }
     if (!manifest.at("missing").is_null()) {
       counted_.emplace();
       for (const Json& table : manifest.at("missing").array())
@@ -97,6 +100,7 @@ class Model {
     if (manifest.has("unused")) {
       for (const Json& name : manifest.at("unused").array()) unused_.insert(name.text());
     }
+    library_ = manifest.at("library").text();
     const Json& version = manifest.at("version");
     version_ = version.is_text() ? version.text() : std::to_string(version.integer());
     constants_ = std::make_unique<Constants>(folder, manifest);
@@ -118,7 +122,10 @@ class Model {
 
   // Version of the export; updates of rows do not change it.
   const std::string& version() const { return version_; }
+  // Version of torch_dynemb that has exported it.
+  const std::string& library() const { return library_; }
   const std::vector<Input>& inputs() const { return inputs_; }
+  const std::vector<Input>& outputs() const { return outputs_; }
   const std::map<std::string, ServedTable>& tables() const { return tables_; }
 
   // Number of missing ids in runs since the load, by table; none if the package was exported
@@ -412,7 +419,7 @@ class Model {
     return tensor;
   }
 
-  std::string version_;
+  std::string version_, library_;
   Json base_;                                        // null: none
   std::map<std::string, std::string> names_in_log_;  // of its tables
   std::set<std::string> unused_;                     // dense tensors that the code does not use
@@ -420,7 +427,7 @@ class Model {
   std::unique_ptr<LogReader> log_;
   mutable std::mutex counting_;
   std::optional<std::vector<std::pair<std::string, int64_t>>> counted_;
-  std::vector<Input> inputs_;
+  std::vector<Input> inputs_, outputs_;
   std::map<std::string, ServedTable> tables_;
   std::unique_ptr<Constants> constants_;  // freed after the loader, which uses them
   std::unique_ptr<torch::inductor::AOTIModelPackageLoader> loader_;

@@ -44,9 +44,12 @@ class VersionedModel {
       : sides_{{folder, runners}, {folder, runners}} {}
 
   const std::vector<Input>& inputs() const { return sides_[0].model.inputs(); }
+  const std::vector<Input>& outputs() const { return sides_[0].model.outputs(); }
   const std::map<std::string, ServedTable>& tables() const { return sides_[0].model.tables(); }
   // Of the export, whatever version runs.
   const std::string& package_version() const { return sides_[0].model.version(); }
+
+  const std::string& library() const { return sides_[0].model.library(); }
 
   // The version that runs read; before the first publish() that of the package.
   std::string version() {

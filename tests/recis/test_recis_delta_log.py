@@ -8,6 +8,7 @@ import pytest
 from checkpoint_content import same
 from engine_checkpoints import Trained, contents
 from ranks import Ranks
+from redis_server import running_server
 from table_content import Content, content, merged
 
 import torch_dynemb as td
@@ -46,6 +47,31 @@ def test_an_engine_follows_another_one(two_ranks: Ranks, tmp_path: Path) -> None
     ids = {key for published, _ in found for key in published[-1]}
     assert content(alone.engine).keys() == ids
     assert merged([content(alone.engine, state=False)]).keys() == ids
+
+
+def publish_to_redis(rank: int, url: str, base: Path) -> Content:
+    """What a rank of an engine has that publishes to a stream of its own."""
+    trained = Trained(rank, 2)
+    trained.train(range(1))
+    td.checkpoint.save(base, trained.engine)
+    log = td.checkpoint.DeltaLog(td.checkpoint.RedisSink(url, f"log:{rank}"))
+    log.attach(trained.engine, base=base)
+    trained.train(range(1, 2))
+    log.publish()
+    log.close()
+    return content(trained.engine, state=False)
+
+
+def test_an_engine_publishes_to_redis(two_ranks: Ranks, tmp_path: Path) -> None:
+    with running_server() as server:
+        published = merged(two_ranks.run(publish_to_redis, server.url, tmp_path / "base"))
+        sinks = [td.checkpoint.RedisSink(server.url, f"log:{rank}") for rank in range(2)]
+        alone = Trained(0, 1, seed=8, filled=False)
+        assert td.checkpoint.replay(sinks, alone.engine, base=tmp_path / "base") == 1
+        assert merged([content(alone.engine, state=False)]) == published
+        rows = td.checkpoint.RedisRows(server.url, "rows")
+        with pytest.raises(ValueError, match="has trained rows of 8 bits with a scale"):
+            rows.follow(sinks, base=tmp_path / "base")  # rows by id are of plain floats
 
 
 def publish_to_resume(rank: int, path: Path, whole: Path) -> None:

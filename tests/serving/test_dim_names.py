@@ -12,7 +12,13 @@ from torch.export import Dim
 import torch_dynemb as td
 from torch_dynemb.nn.features import KeyedJagged
 from torch_dynemb.serving.packages.dim_names import dim_names
-from torch_dynemb.serving.packages.inputs import Input, inputs_of, shape_text, tensors_of
+from torch_dynemb.serving.packages.inputs import (
+    Input,
+    inputs_of,
+    outputs_of,
+    shape_text,
+    tensors_of,
+)
 
 pytestmark = [pytest.mark.cpu_only("programs are the same on any device"), pytest.mark.traced]
 
@@ -87,3 +93,27 @@ def test_sizes_without_a_name_keep_that_of_torch() -> None:
     (ids,) = taken(model, (torch.ones(3, 2).long(),), ({0: Dim.DYNAMIC, 1: LENGTH},))
     assert shape_text(ids.sizes).endswith(", length)")
     assert shape_text(ids.sizes).startswith("(s")
+
+
+@pytest.mark.parametrize(
+    ("answer", "names"),
+    [
+        (lambda x: x + 1, ["output"]),
+        (lambda x: (x + 1, x > 0), ["output_0", "output_1"]),
+        (lambda x: {"score": x + 1, "top": [x[:, 0], x > 0]}, ["score", "top_0", "top_1"]),
+        (lambda x: [{"a": x + 1}, None, x > 0], ["output_0_a", "output_2"]),
+        (lambda x: {"a_0": x + 1, "a": [x > 0]}, ["output_0", "output_1"]),  # else one name twice
+    ],
+)
+def test_outputs_have_the_names_of_their_paths(answer: Any, names: list[str]) -> None:
+    class Answers(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return answer(x)
+
+    inputs, shapes = (torch.ones(3, 4),), ({0: BATCH},)
+    program = torch.export.export(Answers(), inputs, dynamic_shapes=shapes)
+    named = dim_names(program, Answers().forward, inputs, shapes)
+    outputs = outputs_of(program, named, counted=False)
+    assert [of.name for of in outputs] == names
+    assert shape_text(outputs[0].sizes) == "(batch, 4)"
+    assert [of.dtype for of in outputs][-1] == (torch.bool if len(names) > 1 else torch.float32)

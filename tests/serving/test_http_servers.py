@@ -20,6 +20,15 @@ import torch
 from altered_packages import copied, with_manifest
 from http_server import PYTHON_SERVER, environment, running
 from packaged import HEADROOM, VERSION, features
+from protocol_checks import (
+    Asking,
+    assert_metrics,
+    assert_protocol,
+    assert_wrong_requests_are_refused,
+    metrics_of,
+    missing_ids,
+    tensors_of,
+)
 from publishing import answer, new_trainer, publish, train
 from torch import Tensor, nn
 
@@ -261,6 +270,14 @@ def test_requests_are_taken_as_they_are_written_or_refused_by_name(port: int) ->
     assert chunked == (411, "the request has no Content-Length")
 
 
+def test_clients_of_triton_and_prometheus(live_package: Package, port: int) -> None:
+    name = live_package.path.name
+    runs = assert_protocol(port, name, live_package.frozen)
+    refused = assert_wrong_requests_are_refused(port, name)
+    missing = missing_ids([(4, 20), (64, 500), (1, 0), (0, 0)] * (runs // 4))
+    assert_metrics(port, runs=runs, refused=refused, missing=missing)
+
+
 def test_servers_take_updates_while_they_serve(live_package: Package, port: int) -> None:
     model = serving.live(live_package.frozen, headroom=HEADROOM)
     (tables,) = serving.live_tables(model).values()
@@ -372,10 +389,16 @@ def test_servers_follow_a_delta_log(
 
         first = client.describe()
         assert (first["sequence"], first["stopped"]) == (None, None)
+        state = metrics_of(port)
+        assert state["dynemb_following",] == 1
+        assert ("dynemb_commit_age_seconds",) not in state
         train(model, 1, dense=True)
         publish(publisher)
         wait_for(lambda said: said["sequence"] == 1)
         assert client.describe()["dense_behind"] == 0
+        state = metrics_of(port)
+        assert (state["dynemb_following",], state["dynemb_commit_sequence",]) == (1, 1)
+        assert state["dynemb_commit_age_seconds",] >= 0
         for found, expected in zip(
             client.run(request)["outputs"], answer(model, inputs), strict=True
         ):
@@ -385,4 +408,41 @@ def test_servers_follow_a_delta_log(
         publish(publisher)
         wait_for(lambda said: "table 'bags.v' has" in (said["stopped"] or ""))
         assert client.describe()["sequence"] == 1
+        state = metrics_of(port)
+        assert (state["dynemb_following",], state["dynemb_commit_sequence",]) == (0, 1)
         assert client.run(request)["version"] == VERSION
+
+
+@pytest.mark.long
+def test_many_clients_read_whole_commits(
+    live_package: Package, command: list[str | Path], tmp_path: Path
+) -> None:
+    """Every answer under load is that of one commit, and no client goes back."""
+    log, commits = tmp_path / "log", 30
+    model, publisher = new_trainer(live_package, log)
+    inputs, tensors = features(64, 500, seed=5), tensors_of(64, 500, seed=5)
+    expected: dict[bytes, int] = {}
+
+    def expect(number: int) -> None:
+        outputs = answer(model, inputs)
+        expected[b"".join(of.detach().numpy().tobytes() for of in outputs)] = number
+
+    expect(0)
+    with publisher, running([*command, "--follow", log]) as port:
+        asking = Asking(port, live_package.path.name, tensors, clients=4)
+        for number in range(1, commits + 1):
+            train(model, number, dense=True)
+            expect(number)
+            publish(publisher)
+        while metrics_of(port).get(("dynemb_commit_sequence",)) != commits:
+            time.sleep(0.005)
+        answers = asking.answers()
+        found = metrics_of(port)
+    assert len(expected) == commits + 1
+    for of_client in answers:
+        seen = [expected[of] for of in of_client]
+        assert seen == sorted(seen)
+        assert seen[-1] == commits
+    count = sum(map(len, answers))
+    assert found["dynemb_requests_total", "infer", "200"] == count
+    assert found["dynemb_request_seconds_count", "infer"] == count

@@ -96,6 +96,8 @@ def test_flat_inputs_give_flat_outputs(served: td.serving.ServedModel) -> None:
         "features_v",
         "shift",
     ]
+    names = ["output_0", "output_1_pooled", "output_1_scale"]
+    assert [of.name for of in served.outputs] == names
     flat = [*ids["u"], ids["v"], shift]
     score, others = served.run(ids, shift)
     assert all(

@@ -12,7 +12,7 @@ from checkpoint_steps import names_of
 from table_content import Content, content
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint import DeltaLog, follow
+from torch_dynemb.checkpoint import DeltaLog, RedisSink, follow
 
 
 class Followed(NamedTuple):
@@ -55,6 +55,22 @@ def publishes_and_follows(rank: int, kinds: Sequence[Kind], path: Path, commits:
         followed.append(content(other, state=False))
     log.close()
     return Followed(published, followed, (_dense(model), _dense(other)))
+
+
+def publishes_to_redis(
+    rank: int, kinds: Sequence[Kind], url: str, base: Path, commits: int
+) -> list[Content]:
+    """Trains and publishes to a stream of this rank; returns what the rank has at the end."""
+    model, names = sharded_model(kinds, 0, "adam"), names_of(kinds)
+    train(model, rank, names, range(2))
+    td.checkpoint.save(base, model)
+    log = DeltaLog(RedisSink(url, f"clicks:{rank}"))
+    log.attach(model, base=base)
+    for commit in range(commits):
+        train(model, rank, names, range(2 + commit, 3 + commit))
+        assert log.publish() == commit + 1
+    log.close()
+    return [content(model, state=False)]
 
 
 def fails_on_one_rank(rank: int, kinds: Sequence[Kind], path: Path) -> tuple[str, Followed]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,12 @@ from delta_log_steps import (
     Followed,
     fails_on_one_rank,
     publishes_and_follows,
+    publishes_to_redis,
     publishes_to_resume,
     resumes,
 )
 from ranks import Ranks
+from redis_server import running_server
 from table_content import content, merged
 
 import torch_dynemb as td
@@ -54,6 +57,27 @@ def test_another_sharding_and_one_process_follow(two_ranks: Ranks, tmp_path: Pat
     assert follower.update() == 0  # a commit is there when all ranks have it
     with pytest.raises(ValueError, match="has a log of 2 ranks, but the model has 1"):
         td.checkpoint.DeltaLog(tmp_path / "log").attach(alone)
+
+
+def test_ranks_publish_to_redis(two_ranks: Ranks, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    kinds = [kind for kind in KINDS if kind.name in ("rows", "columns", "sequence")]
+    with running_server() as server:
+        of_ranks = two_ranks.run(publishes_to_redis, kinds, server.url, base, COMMITS)
+        sinks = [td.checkpoint.RedisSink(server.url, f"clicks:{rank}") for rank in range(2)]
+        alone, published = Unsharded(kinds, 0, "adam"), merged(of for (of,) in of_ranks)
+        assert td.checkpoint.replay(sinks, alone, base=base) == COMMITS
+        assert merged([content(alone, state=False)]) == published
+        rows = td.checkpoint.RedisRows(server.url, "rows", shards=4)
+        assert rows.follow(sinks, base=base).update() == COMMITS
+        client = server.client()
+        found = {
+            (table.decode(), int(id)): list(struct.unpack_from(f"<{len(row) // 4 - 2}i", row, 8))
+            for table in client.smembers("rows:tables")
+            for shard in range(4)
+            for id, row in client.hgetall(f"rows:{table.decode()}:{shard}").items()
+        }
+    assert found == published
 
 
 def test_a_commit_that_one_rank_cannot_write_is_none(two_ranks: Ranks, tmp_path: Path) -> None:

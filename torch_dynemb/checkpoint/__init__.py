@@ -22,12 +22,14 @@ from torch_dynemb.checkpoint.delta_log.follower import Follower, follow, replay
 from torch_dynemb.checkpoint.delta_log.log import DeltaLog
 from torch_dynemb.checkpoint.delta_log.position import LogPosition
 from torch_dynemb.checkpoint.delta_log.resume import resume
-from torch_dynemb.checkpoint.delta_log.sink import DeltaSink, EndingSink
+from torch_dynemb.checkpoint.delta_log.sink import DeltaSink, EndingSink, LockingSink
 from torch_dynemb.checkpoint.delta_log.targets import FollowTarget
 from torch_dynemb.checkpoint.loading.load import LoadedTable, LoadReport, load
 from torch_dynemb.checkpoint.parts import TablePart, table_name
 from torch_dynemb.checkpoint.reading.reader import Checkpoint, open  # noqa: A004
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
+from torch_dynemb.checkpoint.redis.rows import RedisRows
+from torch_dynemb.checkpoint.redis.sink import RedisSink
 from torch_dynemb.checkpoint.saving.handle import SaveHandle
 from torch_dynemb.checkpoint.saving.increments import record_changes
 from torch_dynemb.checkpoint.saving.save import save
@@ -53,8 +55,11 @@ __all__ = [
     "IdSlots",
     "LoadReport",
     "LoadedTable",
+    "LockingSink",
     "LogPosition",
     "NewBaseNeededError",
+    "RedisRows",
+    "RedisSink",
     "SaveHandle",
     "SavedBatch",
     "TableDelta",

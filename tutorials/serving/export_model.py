@@ -89,6 +89,7 @@ def main() -> None:
         dynamic_shapes=({0: batch}, {0: batch}),
         headroom=options.headroom,
         version=options.version,
+        missing=True,  # for metrics of the servers
         base=base,
     )
     print(f"{options.package} is written")

@@ -1,17 +1,27 @@
 // An HTTP server of one model, in C++ with libtorch only.
 //
-//   server PACKAGE OP_LIBRARY [PORT [ADDRESS]] [--follow LOG]     port 0: one that the system
-//   chooses
+//   server PACKAGE OP_LIBRARY [PORT [ADDRESS]] [--name NAME] [--follow LOG]
+//
+// Port 0 is one that the system chooses. NAME, of the model in the Open Inference Protocol, is by
+// default that of the package's folder.
 //
 //   POST /run   {"inputs": {"ids": [[1, 2], [3, 4]], ...}}  ->  {"version": ..., "outputs": [...]}
 //   POST /rows  {"table": ..., "ids": [7], "rows": [[0.1, 0.2]], "erased": [8]}
 //               ->  {"inserted": 1, "updated": 0, "erased": 1}
 //   GET /       {"version": ..., "sequence": ..., "dense_behind": 0, "stopped": ...,
 //                "inputs": [names], "tables": {name: {...}}}
+//   GET /metrics    in the text format of Prometheus
+//
+// and the Open Inference Protocol, as clients of Triton and KServe speak it:
+//
+//   GET /v2    /v2/health/live    /v2/health/ready    /v2/models/NAME    /v2/models/NAME/ready
+//   POST /v2/models/NAME/infer    {"inputs": [{"name", "shape", "datatype", "data"}]}
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -20,8 +30,12 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "http.h"
+#include "inference_protocol.h"
+#include "metrics.h"
 #include "serving/json_tensors.h"
 #include "serving/versioned_model.h"
 
@@ -42,12 +56,17 @@ class Served {
   const std::vector<Input>& inputs() const {
     return model_ ? model_->inputs() : versions_->inputs();
   }
+  const std::vector<Input>& outputs() const {
+    return model_ ? model_->outputs() : versions_->outputs();
+  }
+  auto missing() const { return model_ ? model_->missing() : versions_->missing(); }
   const std::map<std::string, ServedTable>& tables() const {
     return model_ ? model_->tables() : versions_->tables();
   }
   const std::string& version() const {
     return model_ ? model_->version() : versions_->package_version();
   }
+  const std::string& library() const { return model_ ? model_->library() : versions_->library(); }
   std::map<std::string, LiveStats> stats() { return model_ ? model_->stats() : versions_->stats(); }
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs) {
     return model_ ? model_->run(std::move(inputs)) : versions_->run(std::move(inputs)).tensors;
@@ -62,9 +81,9 @@ class Served {
   }
 
   void follow(const std::string& log) { versions_->follow(log); }
-  void update() {
+  int64_t update() {
     const std::lock_guard<std::mutex> lock(changing_);
-    versions_->update();
+    return versions_->update();
   }
   std::optional<int64_t> sequence() const {
     return versions_ ? versions_->sequence() : std::nullopt;
@@ -88,7 +107,6 @@ std::string run(Served& model, const Json& request) {
     inputs.push_back(tensor_of(given.at(input.name), input));
   }
   std::ostringstream out;
-  out.precision(9);  // every float32 is another text
   out << "{\"version\":" << quoted(model.version()) << ",\"outputs\":[";
   bool first = true;
   for (const at::Tensor& output : model.run(std::move(inputs))) {
@@ -130,7 +148,10 @@ class Following {
     thread_ = std::jthread([this, &model](const std::stop_token& stop) {
       try {
         while (!stop.stop_requested()) {
-          model.update();
+          if (model.update() > 0) {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            taken_ = std::chrono::steady_clock::now();
+          }
           std::this_thread::sleep_for(std::chrono::milliseconds(10));
         }
       } catch (const std::exception& error) {
@@ -146,9 +167,17 @@ class Following {
     return stopped_;
   }
 
+  // Seconds since the last commit was taken; none: there was none.
+  std::optional<double> age() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!taken_) return std::nullopt;
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - *taken_).count();
+  }
+
  private:
   mutable std::mutex mutex_;
   std::optional<std::string> stopped_;
+  std::optional<std::chrono::steady_clock::time_point> taken_;
   std::jthread thread_;  // ends before the rest goes
 };
 
@@ -178,31 +207,93 @@ std::string describe(Served& model, const Following& following) {
   return out.str();
 }
 
-int main(int count, char** arguments) try {
-  std::optional<std::string> log;
-  if (count > 2 && std::string(arguments[count - 2]) == "--follow") {
-    log = arguments[count - 1];
-    count -= 2;
+http::Response metrics_of(const Metrics& requests, Served& model, const Following& following,
+                          bool follows) {
+  std::ostringstream out;
+  requests.print(out);
+  std::map<std::string, int64_t> ids, free;
+  const auto stats = model.stats();
+  for (const auto& [name, table] : model.tables()) {
+    const auto live = stats.find(name);
+    ids[name] = live == stats.end() ? table.ids : live->second.ids;
+    free[name] = live == stats.end() ? 0 : live->second.free_rows;
   }
-  if (count < 3) {
-    throw std::invalid_argument("usage: server PACKAGE OP_LIBRARY [PORT [ADDRESS]] [--follow LOG]");
+  Metrics::by_table(out, "dynemb_rows", "gauge", "Ids with a row", ids);
+  Metrics::by_table(out, "dynemb_free_rows", "gauge", "Rows for new ids", free);
+  if (const auto missing = model.missing()) {
+    Metrics::by_table(out, "dynemb_missing_ids_total", "counter", "Ids of requests without a row",
+                      {missing->begin(), missing->end()});
   }
+  const auto gauge = [&](const std::string& name, const std::string& help, auto value) {
+    Metrics::head(out, name, "gauge", help);
+    out << name << ' ' << value << '\n';
+  };
+  if (follows) {
+    gauge("dynemb_following", "1 while commits are taken, else 0", following.stopped() ? 0 : 1);
+    if (const auto sequence = model.sequence()) {
+      gauge("dynemb_commit_sequence", "Number of the last commit", *sequence);
+    }
+    if (const auto age = following.age()) {
+      gauge("dynemb_commit_age_seconds", "Time since the last commit was taken", *age);
+    }
+  }
+  return {out.str(), "text/plain; version=0.0.4; charset=utf-8"};
+}
+
+// What a request calls, where it is counted; empty elsewhere.
+std::string call_of(const http::Request& request) {
+  if (request.method != "POST") return "";
+  if (request.path == "/run" || request.path == "/rows") return request.path.substr(1);
+  const bool is_model = request.path.rfind("/v2/models/", 0) == 0;
+  return is_model && request.path.ends_with("/infer") ? "infer" : "";
+}
+
+// The value of an option, which is taken out of the arguments.
+std::optional<std::string> option(std::vector<std::string>& arguments, const std::string& name) {
+  const auto found = std::find(arguments.begin(), arguments.end(), name);
+  if (found == arguments.end() || found + 1 == arguments.end()) return std::nullopt;
+  const std::string value = *(found + 1);
+  arguments.erase(found, found + 2);
+  return value;
+}
+
+int main(int count, char** given) try {
+  std::vector<std::string> arguments(given + 1, given + count);
+  const auto log = option(arguments, "--follow"), name = option(arguments, "--name");
+  if (arguments.size() < 2 || arguments.size() > 4) {
+    throw std::invalid_argument(
+        "usage: server PACKAGE OP_LIBRARY [PORT [ADDRESS]] [--name NAME] [--follow LOG]");
+  }
+  const std::string& package = arguments[0];
   at::set_num_threads(1);  // requests run side by side instead
-  load_ops(arguments[2]);
-  Served model(arguments[1], std::max(1u, std::thread::hardware_concurrency()), log.has_value());
+  load_ops(arguments[1]);
+  Served model(package, std::max(1u, std::thread::hardware_concurrency()), log.has_value());
   Following following;
   if (log) following.start(model, *log);
-  const auto answer = [&](const std::string& name,
-                          const std::string& body) -> std::optional<std::string> {
-    if (name == "GET /") return describe(model, following);
-    if (name == "POST /run") return run(model, Json::parse(body));
-    if (name == "POST /rows") return update(model, Json::parse(body));
-    return std::nullopt;
+  const std::filesystem::path folder = std::filesystem::canonical(package);
+  const inference_protocol::NamedModel named{
+      name.value_or(folder.filename()), model.version(), model.inputs(), model.outputs(),
+      [&](std::vector<at::Tensor> inputs) { return model.run(std::move(inputs)); }};
+  Metrics metrics;
+  const auto answer = [&](const http::Request& request) -> std::optional<http::Response> {
+    const std::string call = request.method + ' ' + request.path;
+    if (call == "GET /") return http::Response{describe(model, following)};
+    if (call == "POST /run") return http::Response{run(model, Json::parse(request.body))};
+    if (call == "POST /rows") return http::Response{update(model, Json::parse(request.body))};
+    if (call == "GET /metrics") return metrics_of(metrics, model, following, log.has_value());
+    if (call == "GET /v2") return inference_protocol::server_metadata(model.library());
+    if (call == "GET /v2/health/live" || call == "GET /v2/health/ready") return http::Response{};
+    return inference_protocol::answer(named, request);
   };
-  const auto port = static_cast<uint16_t>(count > 3 ? std::stoi(arguments[3]) : 8000);
-  http::serve(count > 4 ? arguments[4] : "127.0.0.1", port, answer, [&](int opened) {
-    std::cout << "serving version " << model.version() << " on port " << opened << std::endl;
-  });
+  const auto answered = [&](const http::Request& request, int status, double seconds) {
+    const std::string call_name = call_of(request);
+    if (!call_name.empty()) metrics.answered(call_name, status, seconds);
+  };
+  const auto port = static_cast<uint16_t>(arguments.size() > 2 ? std::stoi(arguments[2]) : 8000);
+  http::serve(
+      arguments.size() > 3 ? arguments[3] : "127.0.0.1", port, answer, answered, [&](int opened) {
+        std::cout << "serving version " << model.version() << " on port " << opened << std::endl;
+      });
 } catch (const std::exception& error) {
   std::cerr << error.what() << std::endl;
   return 1;

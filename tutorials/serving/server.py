@@ -1,4 +1,4 @@
-"""An HTTP server of one model: FastAPI and uvicorn (pip install fastapi uvicorn).
+"""An HTTP server of one model (pip install fastapi uvicorn prometheus-client).
 
 python -m tutorials.serving.server PACKAGE [--port 8000] [--follow LOG [--dense keep]]
 
@@ -7,6 +7,12 @@ python -m tutorials.serving.server PACKAGE [--port 8000] [--follow LOG [--dense 
                 ->  {"inserted": 1, "updated": 0, "erased": 1}
     GET /       {"version", "sequence", "dense_behind", "stopped", "inputs": [names],
                  "tables": {name: {"ids", "free_rows", ...}}}
+    GET /metrics    in the text format of Prometheus
+
+and the Open Inference Protocol, as clients of Triton and KServe speak it:
+
+    GET /v2    /v2/health/live    /v2/health/ready    /v2/models/NAME    /v2/models/NAME/ready
+    POST /v2/models/NAME/infer    {"inputs": [{"name", "shape", "datatype", "data"}]}
 """
 
 from __future__ import annotations
@@ -15,29 +21,42 @@ import argparse
 import json
 import os
 import socket
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 
 import torch_dynemb as td
+from tutorials.serving.inference_protocol import (
+    LENGTH_HEADER,
+    infer,
+    model_metadata,
+    server_metadata,
+)
 from tutorials.serving.json_requests import MOST_BYTES, inputs_of, update_of
+from tutorials.serving.metrics import Metrics
 
 
 def application(
-    model: td.serving.ServedModel, follower: td.checkpoint.Follower | None = None
+    model: td.serving.ServedModel,
+    follower: td.checkpoint.Follower | None = None,
+    *,
+    name: str = "model",
 ) -> FastAPI:
     """Return the server of a model; requests run on the threads of FastAPI.
 
     Args:
         model: what :func:`torch_dynemb.serving.load` gives.
         follower: that of the model, where it follows a delta log.
+        name: of the model, in paths of the Open Inference Protocol.
     """
-    app = FastAPI(title="torch_dynemb")
+    app, metrics = FastAPI(title="torch_dynemb"), Metrics(model, follower)
 
     def stopped() -> str | None:
         """Return why commits of the log are no longer taken; the rows from before are served."""
@@ -60,11 +79,14 @@ def application(
             "tables": tables_of(model),
         }
 
-    def answer(body: bytes, found: Callable[[Any], dict[str, Any]]) -> JSONResponse:
+    def answer(body: bytes, found: Callable[[bytes], Response]) -> Response:
         try:
-            return JSONResponse(found(json.loads(body, parse_constant=_no_number)))
+            return found(body)
         except (RecursionError, RuntimeError, TypeError, ValueError) as error:
             return refusal(error)
+
+    def as_json(found: Callable[[Any], dict[str, Any]]) -> Callable[[bytes], Response]:
+        return lambda body: JSONResponse(found(json.loads(body, parse_constant=_no_number)))
 
     def run(content: Any) -> dict[str, Any]:
         outputs = model.run_flat(inputs_of(content, model))
@@ -74,21 +96,77 @@ def application(
         table, ids, rows, erased = update_of(content, model)
         return model.apply(table, ids, rows, erased=erased)._asdict()
 
-    async def answered(request: Request, found: Callable[[Any], dict[str, Any]]) -> JSONResponse:
+    async def answered(call: str, request: Request, found: Callable[[bytes], Response]) -> Response:
+        began = time.perf_counter()
+        response = await checked(request, found)
+        metrics.answered(call, response.status_code, time.perf_counter() - began)
+        return response
+
+    async def checked(request: Request, found: Callable[[bytes], Response]) -> Response:
         if "transfer-encoding" in request.headers:
             return refusal(ValueError("the request has no Content-Length"), 411)
+        if "content-encoding" in request.headers:
+            return refusal(ValueError("Content-Encoding: a compressed request is not built"), 415)
         if int(request.headers.get("content-length", 0)) > MOST_BYTES:
             return refusal(ValueError(f"the request has more than {MOST_BYTES} bytes"), 413)
         return await run_in_threadpool(answer, await request.body(), found)
 
     # bodies are read as bytes: a model of them would take true and "7" for numbers
     @app.post("/run")
-    async def post_run(request: Request) -> JSONResponse:
-        return await answered(request, run)
+    async def post_run(request: Request) -> Response:
+        return await answered("run", request, as_json(run))
 
     @app.post("/rows")
-    async def post_rows(request: Request) -> JSONResponse:
-        return await answered(request, update)
+    async def post_rows(request: Request) -> Response:
+        return await answered("rows", request, as_json(update))
+
+    @app.get("/metrics")
+    def get_metrics() -> Response:
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    # the Open Inference Protocol
+
+    @app.get("/v2")
+    def describe_server() -> dict[str, Any]:
+        return server_metadata()
+
+    @app.get("/v2/health/live")
+    @app.get("/v2/health/ready")
+    def healthy() -> Response:
+        return Response()  # after an error in a commit the rows from before are served
+
+    def served(asked: str, version: str | None) -> bool:
+        return asked == name and version in (None, str(model.version))
+
+    def unknown(asked: str, version: str | None) -> JSONResponse:
+        wanted = asked if version is None else f"{asked}, version {version}"
+        return refusal(ValueError(f"this server has no model {wanted}: it serves {name}"), 404)
+
+    @app.get("/v2/models/{asked}")
+    @app.get("/v2/models/{asked}/versions/{version}")
+    def describe_model(asked: str, version: str | None = None) -> Response:
+        if not served(asked, version):
+            return unknown(asked, version)
+        return JSONResponse(model_metadata(name, model))
+
+    @app.get("/v2/models/{asked}/ready")
+    @app.get("/v2/models/{asked}/versions/{version}/ready")
+    def model_ready(asked: str, version: str | None = None) -> Response:
+        return Response() if served(asked, version) else unknown(asked, version)
+
+    @app.post("/v2/models/{asked}/infer")
+    @app.post("/v2/models/{asked}/versions/{version}/infer")
+    async def post_infer(request: Request, asked: str, version: str | None = None) -> Response:
+        def found(body: bytes) -> Response:
+            if not served(asked, version):
+                return unknown(asked, version)
+            text = infer(name, model, body, request.headers.get(LENGTH_HEADER))
+            if text.json_bytes is None:
+                return Response(text.content, media_type="application/json")
+            headers = {LENGTH_HEADER: str(text.json_bytes)}
+            return Response(text.content, headers=headers, media_type="application/octet-stream")
+
+        return await answered("infer", request, found)
 
     return app
 
@@ -124,6 +202,7 @@ def main() -> None:
     parser.add_argument("package", help="a folder of torch_dynemb.serving.export")
     parser.add_argument("--port", type=int, default=8000, help="0: one that the system chooses")
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: all interfaces")
+    parser.add_argument("--name", help="of the model in /v2/models/NAME (default: the folder's)")
     parser.add_argument("--follow", help="directory of the delta log to follow")
     parser.add_argument(
         "--dense",
@@ -148,7 +227,8 @@ def main() -> None:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         port = listener.getsockname()[1]
         print(f"serving version {model.version} on port {port}", flush=True)
-        app = application(model, follower)
+        name = options.name or Path(options.package).resolve().name
+        app = application(model, follower, name=name)
         uvicorn.Server(uvicorn.Config(app, log_level="warning")).run([listener])
 
 

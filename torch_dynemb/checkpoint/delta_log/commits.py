@@ -65,12 +65,14 @@ class Commit(NamedTuple):
         step: training step.
         tables: changes by table name; unchanged tables have no ids.
         dense: changed tensors of the dense state, of any shape, by name in the model's state dict.
+        chains: chain after the commit, by rank, which is unique to the log.
     """
 
     sequence: int
     step: int
     tables: dict[str, TableDelta]
     dense: dict[str, Tensor]
+    chains: tuple[int, ...] = ()
 
 
 class _Piece(NamedTuple):
@@ -108,7 +110,8 @@ def commit_of(batches: Sequence[Batch], *, whole: bool = True, by_shard: bool = 
         raise DamagedFileError(
             f"delta log: commit {head.sequence} cannot be decoded: {error}"
         ) from error
-    return Commit(head.sequence, head.step, tables, dense)
+    chains = tuple(batch.chain for batch in batches)
+    return Commit(head.sequence, head.step, tables, dense, chains)
 
 
 def _pieces_of(records: Sequence[Record]) -> list[_Piece]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from functools import partial
 from os import PathLike
@@ -60,6 +61,7 @@ class Follower:
         if dense == "follow" and isinstance(target, WholeTarget):
             target.follow_dense()
         self._step: int | None = None
+        self._taken_at: float | None = None
         self._one = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -77,6 +79,15 @@ class Follower:
     def step(self) -> int | None:
         """Training step of the last applied commit; None if there was none."""
         return self._step
+
+    @property
+    def commit_age(self) -> float | None:
+        """Seconds since the last commit was applied; None if there was none.
+
+        A log that publishes every second has less than a few seconds. More means that the trainer
+        has stopped publishing, or that this follower has stopped.
+        """
+        return None if self._taken_at is None else time.monotonic() - self._taken_at
 
     @property
     def dense_behind(self) -> int:
@@ -128,7 +139,7 @@ class Follower:
 
     def _taken(self, batches: list[Batch], step: int, changes_dense: bool) -> None:
         self._reader.taken(batches)
-        self._step = step
+        self._step, self._taken_at = step, time.monotonic()
         self._dense_behind += changes_dense and self.dense == "keep"
 
     def start(self, every_seconds: float = 0.01) -> None:

@@ -22,12 +22,12 @@ from torch_dynemb.checkpoint.delta_log.position import LogPosition
 from torch_dynemb.checkpoint.delta_log.program_state import ProgramState, given_state
 from torch_dynemb.checkpoint.delta_log.published_ids import PublishedIds
 from torch_dynemb.checkpoint.delta_log.publishing import Publishing, attached
-from torch_dynemb.checkpoint.delta_log.rank_sinks import LockedSink, sink_of
+from torch_dynemb.checkpoint.delta_log.rank_sinks import sink_of
 from torch_dynemb.checkpoint.delta_log.reader import sinks_of
 from torch_dynemb.checkpoint.delta_log.recorded import RecordedModel
 from torch_dynemb.checkpoint.delta_log.resumed import load_commits
 from torch_dynemb.checkpoint.delta_log.row_forms import LogRows
-from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
+from torch_dynemb.checkpoint.delta_log.sink import DeltaSink, LockingSink
 from torch_dynemb.checkpoint.entries import rank_folder
 from torch_dynemb.checkpoint.file_systems.locations import Location, checked_location
 from torch_dynemb.checkpoint.loading.load import LoadReport
@@ -448,7 +448,7 @@ class DeltaLog:
         def drop() -> None:
             try:
                 # not begin_writing(): the removed commits may be damaged
-                if isinstance(self._own.sink, LockedSink):
+                if isinstance(self._own.sink, LockingSink):
                     self._own.sink.lock()
                 found = next(self._own.batches(max(1, sequence)), None)
                 if found is None or found.head.sequence != max(1, sequence):

@@ -6,10 +6,9 @@ import threading
 from collections.abc import Iterator
 
 from torch_dynemb.checkpoint.delta_log.batch import Batch, Head, encoded
-from torch_dynemb.checkpoint.delta_log.rank_sinks import LockedSink
 from torch_dynemb.checkpoint.delta_log.reader import batch_of
 from torch_dynemb.checkpoint.delta_log.recorded import Changed
-from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
+from torch_dynemb.checkpoint.delta_log.sink import DeltaSink, LockingSink
 from torch_dynemb.checkpoint.files.tensor_file import raw
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.errors import NewBaseNeededError
@@ -46,13 +45,13 @@ class OwnLog:
             ValueError: the last batch is of another rank.
             OSError: the sink fails.
         """
-        if isinstance(self.sink, LockedSink):
+        if isinstance(self.sink, LockingSink):
             self.sink.lock()
         self._find_end()
 
     def stop_writing(self) -> None:
         """Stop being the writer."""
-        if isinstance(self.sink, LockedSink):
+        if isinstance(self.sink, LockingSink):
             self.sink.close()
 
     def batches(self, from_sequence: int) -> Iterator[Batch]:

@@ -10,11 +10,10 @@ from torch_dynemb.checkpoint.entries import rank_folder
 from torch_dynemb.checkpoint.file_systems.locations import Location, Url
 from torch_dynemb.checkpoint.files.presence import names_in
 
-LockedSink = DirectorySink | ObjectSink  # a sink that has one writer at a time
 _MOST_RANKS = 1 << 16
 
 
-def sink_of(folder: Location) -> LockedSink:
+def sink_of(folder: Location) -> DirectorySink | ObjectSink:
     """Return the sink of a rank.
 
     Args:
@@ -47,7 +46,7 @@ def rank_folders(log: Location) -> list[Location]:
     return [log / rank_folder(rank, count) for count in counts for rank in range(count)]
 
 
-def rank_sinks(log: Location) -> list[LockedSink]:
+def rank_sinks(log: Location) -> list[DirectorySink | ObjectSink]:
     """Return the sinks of all ranks, by rank; empty if one of them is missing.
 
     Args:
@@ -60,4 +59,4 @@ def rank_sinks(log: Location) -> list[LockedSink]:
     return [sink_of(of) for of in folders] if all(of.name in there for of in folders) else []
 
 
-__all__ = ["LockedSink", "rank_folders", "rank_sinks", "sink_of"]
+__all__ = ["rank_folders", "rank_sinks", "sink_of"]

@@ -73,4 +73,21 @@ class EndingSink(Protocol):
         ...
 
 
-__all__ = ["DeltaSink", "EndingSink"]
+@runtime_checkable
+class LockingSink(Protocol):
+    """A sink with one writer at a time. Without these methods, programs must take care of that."""
+
+    def lock(self) -> None:
+        """Lock the sink for this writer. The log calls it when it is attached or rolled back.
+
+        Raises:
+            InUseError: the sink has another writer, and waits for it to close.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop being the writer."""
+        ...
+
+
+__all__ = ["DeltaSink", "EndingSink", "LockingSink"]

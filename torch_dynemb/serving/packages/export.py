@@ -36,7 +36,7 @@ from torch_dynemb.serving.missing import CountsMissing
 from torch_dynemb.serving.packages.base import ExportedTable, base_of, position_of
 from torch_dynemb.serving.packages.code_file import sums_of_file
 from torch_dynemb.serving.packages.dim_names import dim_names
-from torch_dynemb.serving.packages.inputs import inputs_of
+from torch_dynemb.serving.packages.inputs import inputs_of, outputs_of
 from torch_dynemb.serving.packages.manifest import (
     CODE,
     DENSE,
@@ -155,6 +155,7 @@ def export(
         program = torch.export.export(frozen.eval(), inputs, dynamic_shapes=dynamic_shapes)
         named = dim_names(program, frozen.forward, inputs, dynamic_shapes)
     taken = inputs_of(program, named)
+    given = outputs_of(program, named, counted=isinstance(frozen, CountsMissing))
     disk = Disk()
     make_parents(disk, target)
     name = uuid.uuid4().hex
@@ -186,6 +187,7 @@ def export(
             constants={name: TABLES if name in of_tables else DENSE for name in constants},
             live=_live_parts(frozen),
             inputs=taken,
+            outputs=given,
             files=files,
             base=package_base,
             unused=sorted(dense_state(frozen).keys() - constants.keys()),

@@ -1,13 +1,16 @@
-"""Inputs of a compiled model, checked before it runs, because compiled code checks nothing."""
+"""Inputs and outputs of a compiled model. Inputs are checked before it runs: compiled code checks
+nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
 from torch_dynemb.argument_checks import described
@@ -35,10 +38,11 @@ class Size(NamedTuple):
 
 
 class Input(NamedTuple):
-    """A leaf of the inputs.
+    """A leaf of the inputs, or a tensor of the outputs.
 
     Attributes:
-        name: in the exported program.
+        name: of an input in the exported program. Of an output its path, such as ``score`` or
+            ``output_1_score``, or ``output`` if it is the only one.
         dtype: of the tensor; None: not a tensor, but ``value``.
         sizes: of the tensor's dimensions; None: any size, because it is another function of sizes.
         value: value of a leaf that is not a tensor.
@@ -78,6 +82,48 @@ def inputs_of(program: torch.export.ExportedProgram, names: Mapping[str, str]) -
                 "to run: give it as a tensor, or leave it out of dynamic_shapes"
             )
     return result
+
+
+def outputs_of(
+    program: torch.export.ExportedProgram, names: Mapping[str, str], *, counted: bool
+) -> list[Input]:
+    """Return the tensors of the output of an exported program, from left to right.
+
+    Args:
+        program: the program.
+        names: the user's names of its symbols, if any.
+        counted: whether the output is a pair of that of the model, and counts of missing ids, which
+            are left out.
+    """
+    nodes = {node.name: node for node in program.graph.nodes}
+    specs = [of for of in program.graph_signature.output_specs if of.kind == OutputKind.USER_OUTPUT]
+    tree = program.call_spec.out_spec
+    paths = _paths(tree.child(0) if counted else tree)
+    result = []
+    for spec, path in zip(specs[:-1] if counted else specs, paths, strict=True):
+        if isinstance(spec.arg, TensorArgument):
+            value = nodes[spec.arg.name].meta["val"]
+            sizes = [_size_of(size, program, names) for size in value.shape]
+            result.append(Input(_output_name(path), value.dtype, sizes, None))
+    if len({output.name for output in result}) < len(result):
+        return [of._replace(name=f"output_{number}") for number, of in enumerate(result)]
+    return result
+
+
+def _paths(spec: Any) -> Iterator[tuple[object, ...]]:
+    """Iterate over the paths of the leaves of an output: keys of dicts, and numbers."""
+    if spec.is_leaf():
+        yield ()
+        return
+    keys = spec.context if spec.type in (dict, OrderedDict) else range(spec.num_children)
+    for key, child in zip(keys, spec.children(), strict=True):
+        for path in _paths(child):
+            yield (key, *path)
+
+
+def _output_name(path: tuple[object, ...]) -> str:
+    first = [] if path and isinstance(path[0], str) else ["output"]
+    return "_".join(map(str, [*first, *path]))
 
 
 def _size_of(
@@ -220,4 +266,4 @@ def _size_text(size: Size | None) -> str:
     return text
 
 
-__all__ = ["Input", "Size", "inputs_of", "leaves_of", "shape_text", "tensors_of"]
+__all__ = ["Input", "Size", "inputs_of", "leaves_of", "outputs_of", "shape_text", "tensors_of"]

@@ -73,6 +73,7 @@ class PackageManifest(NamedTuple):
         live: tables with rows that are updated, by the path of their module; empty: nothing
             changes.
         inputs: inputs of the model, leaf by leaf.
+        outputs: tensors of its output, without the counts of missing ids.
         files: sizes and checksums by name.
         base: position of its rows in a delta log; None: it cannot follow one.
         unused: dense tensors of the model that the code does not use; empty without a base.
@@ -91,6 +92,7 @@ class PackageManifest(NamedTuple):
     constants: dict[str, str]
     live: dict[str, LivePart]
     inputs: list[Input]
+    outputs: list[Input]
     files: dict[str, FileChecksums]
     base: PackageBase | None = None
     unused: Sequence[str] = ()
@@ -105,6 +107,7 @@ def manifest_text(manifest: PackageManifest) -> bytes:
         "tables": {name: table._asdict() for name, table in manifest.tables.items()},
         "live": {path: part._asdict() for path, part in manifest.live.items()},
         "inputs": [_input_entry(given) for given in manifest.inputs],
+        "outputs": [_input_entry(output) for output in manifest.outputs],
         "files": {name: sums._asdict() for name, sums in manifest.files.items()},
     }
     if not manifest.live:
@@ -181,6 +184,7 @@ def _manifest_of(content: dict[str, Any]) -> PackageManifest:
     base = content.get("base")
     content["base"] = None if base is None else PackageBase(**base)
     content["inputs"] = [_input_of(entry) for entry in content["inputs"]]
+    content["outputs"] = [_input_of(entry) for entry in content["outputs"]]
     content["files"] = {
         name: FileChecksums(sums["bytes"], sums["block_bytes"], tuple(sums["sums"]))
         for name, sums in content["files"].items()

@@ -41,6 +41,7 @@ class ServedModel:
         device: device of the inputs.
         inputs: name, dtype and sizes of the tensors that the model takes, in the order of
             :meth:`run_flat`.
+        outputs: likewise of the tensors that it returns.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class ServedModel:
         self.tables: dict[str, ServedTable] = dict(manifest.tables)
         self.device = torch.device(manifest.device)
         self.inputs: list[Input] = [i for i in manifest.inputs if i.dtype is not None]
+        self.outputs: list[Input] = manifest.outputs
         self._leaves = manifest.inputs
         self._counted = manifest.missing
         self._missing = torch.zeros(len(manifest.missing or ()), dtype=torch.int64)
@@ -235,6 +237,11 @@ class ServedModel:
             )
         with self._counting:
             return dict(zip(self._counted, self._missing.tolist(), strict=True))
+
+    @property
+    def counts_missing(self) -> bool:
+        """Whether the package counts missing ids: it was exported with ``missing=True``."""
+        return self._counted is not None
 
     def _count(self, counts: Tensor) -> None:
         """Add the missing ids of a run."""

@@ -1,0 +1,237 @@
+"""Rows by id in Redis are those of the model that publishes, for readers without PyTorch."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from logged_models import Model, act, train
+from redis.connection import AbstractConnection
+from redis_server import RedisServer
+
+import torch_dynemb as td
+from torch_dynemb.checkpoint import Commit, DeltaLog, RedisRows, TableDelta
+from torch_dynemb.checkpoint.entries import PACKED
+from torch_dynemb.checkpoint.parts import parts_of
+from torch_dynemb.errors import InUseError, NewBaseNeededError, UnsupportedFormatError
+from torch_dynemb.table.row_access import read_rows
+from torch_dynemb.table.tables import exported
+
+pytestmark = pytest.mark.cpu_only("a Redis server")
+
+PAGE = Path(td.__file__).parent / "checkpoint" / "README.md"
+FORMATS = {1: torch.float32, 2: torch.float16, 3: torch.bfloat16}
+Rows = dict[tuple[str, int], list[float]]
+
+
+def rows_in(server: RedisServer, name: str) -> Rows:
+    """All rows, read by the documented layout: every field, and none twice."""
+    client, found = server.client(), {}
+    shards = int(client.hget(name, "shards"))
+    for table in client.smembers(f"{name}:tables"):
+        for shard in range(shards):
+            for field, value in client.hgetall(f"{name}:{table.decode()}:{shard}").items():
+                assert int(field) % shards == shard  # of Python, also for negative ids
+                version, dtype, columns = (
+                    int.from_bytes(value[begin:end], "little")
+                    for begin, end in ((0, 2), (2, 4), (4, 8))
+                )
+                row = torch.frombuffer(bytearray(value[8:]), dtype=FORMATS[dtype])
+                assert (version, len(row)) == (1, columns)
+                found[table.decode(), int(field)] = row.tolist()
+    return found
+
+
+def rows_of(model: torch.nn.Module) -> Rows:
+    """Those of a model."""
+    found: Rows = {}
+    for part in parts_of(model):
+        for batch in exported(part.group.tables, part.table, 1 << 20):
+            values = read_rows(part.group.tables, part.table, batch.ids, batch.handles)
+            for id, row in zip(batch.ids.tolist(), values.weights.tolist(), strict=True):
+                found[part.name, id] = row
+    return found
+
+
+def start(model: Model, log: Path) -> DeltaLog:
+    publisher = DeltaLog(log)
+    publisher.attach(model)
+    return publisher
+
+
+def published(publisher: DeltaLog) -> None:
+    publisher.publish()
+    publisher.flush()
+
+
+def test_rows_are_those_of_the_model_at_every_commit(server: RedisServer, tmp_path: Path) -> None:
+    model, generator = Model(), torch.Generator(device="cpu").manual_seed(1)
+    lowest = torch.tensor([-(2**63), -1, 2**63 - 1])
+    model.bags.group.insert_or_assign(1, lowest, torch.randn(3, 4))
+    train(model, generator)
+    publisher = start(model, tmp_path / "log")
+    rows = RedisRows(server.url, "clicks", shards=8)
+    assert rows.sequence is None
+    follower = rows.follow(tmp_path / "log")
+    assert rows_in(server, "clicks") == rows_of(model)
+    for number in range(1, 9):
+        act(model, generator)
+        published(publisher)
+        assert follower.update() == 1
+        assert rows.sequence == number
+        assert rows_in(server, "clicks") == rows_of(model)
+        if number % 3 == 0:  # another process goes on
+            rows = RedisRows(server.url, "clicks")
+            follower = rows.follow(tmp_path / "log")
+            assert follower.sequence == number
+    publisher.close()
+
+
+class Killed(BaseException):
+    """In place of SIGKILL, after which nothing of a program runs."""
+
+
+@contextmanager
+def killed_after(monkeypatch: pytest.MonkeyPatch, sends: int) -> Iterator[list[int]]:
+    """The program ends before its n-th message to the server. Yields the number of messages."""
+    count, send = [0], AbstractConnection.send_packed_command
+
+    def counted(connection: Any, *args: Any, **options: Any) -> None:
+        count[0] += 1
+        if count[0] == sends:
+            connection.disconnect()
+            raise Killed
+        send(connection, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AbstractConnection, "send_packed_command", counted)
+        yield count
+
+
+def test_a_follower_that_is_killed_at_any_time_goes_on(
+    server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch_dynemb.checkpoint.redis.rows._ROWS", 32)
+    model, generator = Model(), torch.Generator(device="cpu").manual_seed(2)
+    train(model, generator)
+    publisher = start(model, tmp_path / "log")
+    for _ in range(2):
+        act(model, generator)
+        published(publisher)
+    publisher.close()
+    expected, kills, sends = rows_of(model), 0, 1
+    while True:
+        try:
+            with killed_after(monkeypatch, sends) as count:
+                RedisRows(server.url, "clicks", shards=2).follow(tmp_path / "log").update()
+            break
+        except Killed:
+            kills += 1
+            # the next one comes further: it loads anew, or goes on from the last whole commit
+            RedisRows(server.url, "clicks", shards=2).follow(tmp_path / "log").update()
+            assert rows_in(server, "clicks") == expected
+            server.client().flushall()
+            sends += 1
+    assert kills == count[0] > 20
+    assert rows_in(server, "clicks") == expected
+
+
+def test_rows_go_to_a_newer_base(server: RedisServer, tmp_path: Path) -> None:
+    model, generator = Model(), torch.Generator(device="cpu").manual_seed(3)
+    train(model, generator)
+    publisher = start(model, tmp_path / "log")
+    rows = RedisRows(server.url, "clicks")
+    rows.follow(tmp_path / "log")
+    published(publisher)
+    for _ in range(2):
+        act(model, generator)
+        publisher.save()  # the second one drops the base that the rows have
+    publisher.truncate(2)
+    publisher.close()
+    newest = sorted((tmp_path / "log").glob("base-*"))[-1]
+    rows.load(newest)
+    assert rows_in(server, "clicks") == rows_of(model)
+    assert rows.follow(tmp_path / "log").update() == 1
+    assert rows_in(server, "clicks") == rows_of(model)
+
+
+def test_a_rollback_is_noticed_by_a_program_that_starts(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    model, generator = Model(), torch.Generator(device="cpu").manual_seed(4)
+    publisher = start(model, tmp_path / "log")
+    train(model, generator)
+    published(publisher)
+    train(model, generator)
+    published(publisher)
+    publisher.close()
+    rows = RedisRows(server.url, "clicks")
+    assert rows.follow(tmp_path / "log").update() == 2
+    publisher.rollback(1)
+    publisher.attach(model)
+    train(model, generator)
+    published(publisher)
+    published(publisher)
+    publisher.close()
+    with pytest.raises(NewBaseNeededError, match="the log was rolled back and continued"):
+        RedisRows(server.url, "clicks").follow(tmp_path / "log").update()
+
+
+def test_what_cannot_be_written_is_refused(server: RedisServer, tmp_path: Path) -> None:
+    model, generator = Model(), torch.Generator(device="cpu").manual_seed(5)
+    publisher = start(model, tmp_path / "log")
+    with pytest.raises(ValueError, match="shards is 3, expected a power of two"):
+        RedisRows(server.url, "clicks", shards=3)
+    first = RedisRows(server.url, "clicks")
+    one = first.follow(tmp_path / "log")
+    other = RedisRows(server.url, "clicks").follow(tmp_path / "log")
+    train(model, generator)
+    published(publisher)
+    assert other.update() == 1
+    with pytest.raises(InUseError, match="stop the other program that writes these rows"):
+        one.update()
+    assert first.follow(tmp_path / "log").update() == 0  # goes on from what is there
+    with pytest.raises(ValueError, match=r"shards is 8, but .* has 256 for each table"):
+        RedisRows(server.url, "clicks", shards=8).follow(tmp_path / "log")
+    with pytest.raises(RuntimeError, match="no base is loaded: call follow"):
+        td.checkpoint.follow(tmp_path / "log", RedisRows(server.url, "clicks"), sequence=0).update()
+    none = torch.empty(0, dtype=torch.int64)
+    packed = TableDelta(4, PACKED, none, torch.empty(0, 4), {}, none, None, 0, {})
+    with pytest.raises(ValueError, match=r"table 'bags\.a' has trained rows of 8 bits"):
+        first.check(Commit(2, 2, {"bags.a": packed}, {}))
+    server.client().hset("clicks", "version", 2)
+    with pytest.raises(UnsupportedFormatError, match="format version b'2', but this library"):
+        _ = first.sequence
+    publisher.close()
+
+
+def test_the_reader_of_the_page_needs_no_torch(server: RedisServer, tmp_path: Path) -> None:
+    model, generator = Model(), torch.Generator(device="cpu").manual_seed(6)
+    model.bags.group.insert_or_assign(1, torch.tensor([-7]), torch.randn(1, 4))
+    train(model, generator)
+    publisher = start(model, tmp_path / "log")
+    RedisRows(server.url, "clicks").follow(tmp_path / "log")
+    publisher.close()
+    (reader,) = re.findall(r"```python\n(import struct\n.*?)```", PAGE.read_text(), re.DOTALL)
+    expected = rows_of(model)
+    wanted = [*expected, ("bags.b", 10**15)]
+    program = f"""
+import json, sys
+{reader}
+server = redis.Redis.from_url({server.url!r})
+print(json.dumps([read_rows(server, "clicks", table, [id])[0] for table, id in {wanted!r}]))
+assert "torch" not in sys.modules
+"""
+    reply = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert json.loads(reply.stdout) == [*expected.values(), None]
+    assert len(reader.splitlines()) <= 30

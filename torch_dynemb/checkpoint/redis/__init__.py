@@ -1,0 +1,1 @@
+"""Delta logs and rows in Redis."""
