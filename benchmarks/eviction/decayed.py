@@ -24,7 +24,7 @@ HALF_LIVES = {"a third": BATCHES // 3, "a tenth": BATCHES // 10}  # steps, by sh
 MCH_INTERVAL = 10  # steps
 MCH = f"TorchRec MCH DistanceLFU, every {MCH_INTERVAL} steps"
 COST_TARGET = 1.1  # of decayed counts against frequencies
-NEVER = (1 << 31) - 1  # a threshold that no id reaches
+NEVER = 1 << 30  # a threshold that no id reaches
 POLICIES = {
     "LRU": {"score": "step"},
     "LFU": {"score": "frequency"},

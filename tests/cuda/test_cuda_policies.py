@@ -120,6 +120,7 @@ GROUPS = [
     "frequent",
     "frequent and evicted",
     "frequent and refused",
+    "frequent of late",
     "sketch",
     "chance and none",
     "features",

@@ -115,7 +115,7 @@ def decayed_admission(rank: int) -> tuple[int, int]:
     Returns:
         The number of ids with a row, and of those with enough occurrences, but without one.
     """
-    threshold = 6
+    threshold = 4
     policy = td.Policy(admission=td.AdmitFrequent(threshold, half_life_steps=2))
     table = Table("ids", 8, ("a", "b"))
     options = {"ids": TableOptions(policy=policy)}
@@ -124,7 +124,7 @@ def decayed_admission(rank: int) -> tuple[int, int]:
     total: Counter[int] = Counter()
     admitted: set[int] = set()
     for step in range(8):
-        batches = batches_of_ranks("plain", "ab", dist.get_world_size(), step, 100)
+        batches = batches_of_ranks("plain", "ab", dist.get_world_size(), step, 40)
         features = keyed_jagged(batches[rank], "plain")
         sum(out.sum() for out in model(features).values()).backward()
         model.fused_optimizer.step()

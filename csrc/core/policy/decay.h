@@ -48,13 +48,23 @@ DYNEMB_HD int64_t add_decayed(int64_t a, int64_t b) {
   return most + ((sum + (int64_t{1} << (kDrop - 1))) >> kDrop);
 }
 
+// `word`: not 0.
+DYNEMB_HD int highest_bit(uint64_t word) {
+#if defined(__CUDA_ARCH__)
+  return 63 - __clzll(static_cast<long long>(word));
+#else
+  return 63 - __builtin_clzll(word);
+#endif
+}
+
 // L of so many occurrences at one time: `time` is that of decay_time.
 DYNEMB_HD int64_t decayed_occurrences(int64_t time, int64_t occurrences) {
   if (occurrences <= 0) return kNeverOccurred;
-  if (occurrences == 1) return time;
   int64_t sum = kNeverOccurred;
-  for (int bit = 62; bit >= 0; --bit) {
-    if (((occurrences >> bit) & 1) != 0) sum = add_decayed(sum, int64_t{bit} << kDecayBits);
+  for (auto rest = static_cast<uint64_t>(occurrences); rest != 0;) {
+    const int bit = highest_bit(rest);
+    sum = add_decayed(sum, int64_t{bit} << kDecayBits);
+    rest ^= uint64_t{1} << bit;
   }
   return time + sum;
 }

@@ -38,8 +38,7 @@ DYNEMB_INLINE void start_block(const FindJob& job, int64_t begin, Block& block) 
   }
 }
 
-// Several threads may find one id: their changes of its words commute. Decayed counts are left to
-// add_occurrences.
+// Several threads may find one id: their changes of its words commute.
 inline void refresh_scores(const ScoreUpdate& update, int64_t* score) {
   const auto store = [&](int word, int64_t value) {
     if (word != 0) __atomic_store_n(score + word * kBucketWidth, value, __ATOMIC_RELAXED);
@@ -53,6 +52,13 @@ inline void refresh_scores(const ScoreUpdate& update, int64_t* score) {
       __atomic_store_n(word, kMaxFrequency, __ATOMIC_RELAXED);
     }
   }
+  if (update.decayed_word != 0) {
+    int64_t* word = score + update.decayed_word * kBucketWidth;
+    int64_t seen = __atomic_load_n(word, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n(word, &seen, add_decayed(seen, update.decay_time), true,
+                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+  }
   if (update.expiry_word != 0) {
     int64_t* word = score + update.expiry_word * kBucketWidth;
     int64_t seen = __atomic_load_n(word, __ATOMIC_RELAXED);
@@ -63,34 +69,10 @@ inline void refresh_scores(const ScoreUpdate& update, int64_t* score) {
   }
 }
 
-// Adds an occurrence at `time` to each of `count` decayed counts, at most kProbeBlock. The sums come
-// before the first exchange: locked instructions would compute them one after another.
-DYNEMB_INLINE void add_occurrences(int64_t time, int64_t* const* words, int64_t count) {
-  int64_t seen[kProbeBlock];
-  int64_t sum[kProbeBlock];
-  for (int64_t k = 0; k < count; ++k) seen[k] = __atomic_load_n(words[k], __ATOMIC_RELAXED);
-  for (int64_t k = 0; k < count; ++k) sum[k] = add_decayed(seen[k], time);
-  for (int64_t k = 0; k < count; ++k) {
-    while (!__atomic_compare_exchange_n(words[k], &seen[k], sum[k], true, __ATOMIC_RELAXED,
-                                        __ATOMIC_RELAXED)) {
-      sum[k] = add_decayed(seen[k], time);
-    }
-  }
-}
-
-// Returns the decayed count, to which no occurrence has been added; nullptr: none is.
-DYNEMB_INLINE int64_t* update_other_scores(const FindJob& job, int64_t bucket, int64_t slot) {
+DYNEMB_INLINE void update_scores(const FindJob& job, int64_t bucket, int64_t slot) {
   int64_t* score = job.table.score(bucket, slot);
   __atomic_store_n(score, job.update.step, __ATOMIC_RELAXED);
-  if (!job.update.refresh) return nullptr;
-  refresh_scores(job.update, score);
-  const int word = job.update.decayed_word;
-  return word == 0 ? nullptr : score + word * kBucketWidth;
-}
-
-DYNEMB_INLINE void update_scores(const FindJob& job, int64_t bucket, int64_t slot) {
-  int64_t* decayed = update_other_scores(job, bucket, slot);
-  if (decayed != nullptr) add_occurrences(job.update.decay_time, &decayed, 1);
+  if (job.update.refresh) refresh_scores(job.update, score);
 }
 
 DYNEMB_INLINE void match_first_buckets(const FindJob& job, Block& block) {
@@ -113,15 +95,10 @@ DYNEMB_INLINE void match_first_buckets(const FindJob& job, Block& block) {
     absent |= static_cast<uint64_t>(stored == 0) << i;
   }
   if (job.table.scores != nullptr) {
-    int64_t* decayed[kProbeBlock];
-    int64_t decayed_count = 0;
     for (i = 0; i < block.count; ++i) {
       if (((absent >> i) & 1) != 0) continue;
-      const int64_t slot = match_slot(job.table.line(block.bucket[i]), ids[i]);
-      decayed[decayed_count] = update_other_scores(job, block.bucket[i], slot);
-      decayed_count += decayed[decayed_count] != nullptr;
+      update_scores(job, block.bucket[i], match_slot(job.table.line(block.bucket[i]), ids[i]));
     }
-    add_occurrences(job.update.decay_time, decayed, decayed_count);
   }
   block.absent = absent;
   // An id can be beyond its first bucket only if that was full once.

@@ -14,6 +14,8 @@
 namespace dynemb::cpu {
 namespace {
 
+constexpr int64_t kIdsAhead = 16;  // between prefetch and visit of an id
+
 // Calls visit(position in the call, score word of the slot, feature) for every id that is in its
 // table, from many threads.
 template <class F>
@@ -31,6 +33,12 @@ void visit_scores(const IndexArgs& index, const FeatureArgs& features, int64_t w
         for (int64_t k = begin; k < end; ++k) {
           const TableView table = index.table(tiles[k].table);
           for (int64_t i = tiles[k].begin; i < tiles[k].end; ++i) {
+            if (i + kIdsAhead < tiles[k].end) {
+              const uint64_t hash = first_hash(features.ids[i + kIdsAhead], table.salt);
+              const int64_t bucket = bucket_of(hash, table.bucket_count);
+              prefetch_line(table.line(bucket));
+              prefetch_line_of(table.score(bucket, 0) + word * kBucketWidth);
+            }
             const int64_t id = features.ids[i];
             const SlotPosition at = probe(table, id, first_hash(id, table.salt), 0);
             if (at.bucket >= 0)
