@@ -292,6 +292,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     return cudaSuccess;
   }
   run(stream, [to, from, bytes] { std::memcpy(to, from, bytes); });
+  if (kind == cudaMemcpyDeviceToHost) finish(stream);  // CUDA waits, for pageable memory
   return cudaSuccess;
 }
 cudaError_t cudaMemset(void* to, int value, size_t bytes) {

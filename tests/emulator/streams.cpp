@@ -14,7 +14,7 @@ struct CUstream_st {
   uint64_t done = 0;
   std::vector<std::shared_ptr<void>> used;
   uint64_t capture = 0;  // that it has joined
-  uint64_t joined = 0;   // so much of its work precedes later work of the default stream
+  uint64_t joined = 0;   // the capture in which the default stream has waited for it
 };
 struct CUevent_st {
   cudaStream_t stream = nullptr;
@@ -96,6 +96,9 @@ void queue(cudaStream_t stream, std::function<void()> work) {
   stream->work.push_back(std::move(work));
   ++stream->issued;
 }
+void finish(cudaStream_t stream) {
+  if (stream != nullptr) run_until(stream, stream->issued);
+}
 void keep(cudaStream_t stream, std::shared_ptr<void> used) {
   if (runs_at_once(stream)) return;
   const std::lock_guard<std::recursive_mutex> lock(mutex);
@@ -123,8 +126,8 @@ void emulator_set_capturing(int on) {
   if (on != 0 && !capturing) ++captures;
   if (on == 0 && capturing) {
     for (cudaStream_t stream : streams()) {
-      // work of a forked stream that the capturing stream has not waited for
-      if (capture_of(stream) != 0 && stream->issued > stream->joined) ++forbidden_calls;
+      // a forked stream that the capturing stream has not waited for
+      if (capture_of(stream) != 0 && stream->joined != captures) ++forbidden_calls;
     }
   }
   capturing = on != 0;
@@ -211,7 +214,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     stream->capture = event->capture;
   }
   if (!waiting || event->stream == nullptr) return cudaSuccess;
-  if (stream == nullptr && capture != 0) event->stream->joined = event->position;
+  if (stream == nullptr && capture != 0) event->stream->joined = capture;
   run(stream, [from = event->stream, position = event->position] { run_until(from, position); });
   return cudaSuccess;
 }

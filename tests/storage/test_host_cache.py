@@ -392,12 +392,16 @@ def test_bytes_and_launches_of_lookups() -> None:
 
 
 def test_a_driver_that_maps_no_host_memory() -> None:
-    before = created_bytes(), host_bytes()
-    refuse_locations(*HOST_LOCATIONS)
-    with emulated_cuda(), pytest.raises(RuntimeError, match="driver maps no host memory for rows"):
-        wide_table(cached())
-    gc.collect()
-    assert (created_bytes(), host_bytes()) == before
+    with emulated_cuda():
+        table = wide_table(cached())
+        train_ids(table, torch.arange(100))
+        refuse_locations(*HOST_LOCATIONS)
+        before = table.group.index.tables.clone(), created_bytes(), host_bytes()
+        with pytest.raises(RuntimeError, match="driver maps no host memory for rows beyond HBM"):
+            table(torch.arange(20_000))
+        assert torch.equal(table.group.index.tables, before[0])
+        assert (created_bytes(), host_bytes()) == before[1:]
+        train_ids(table, torch.arange(100))
 
 
 def test_a_step_waits_for_nothing() -> None:
