@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from unittest.mock import patch
 
 import torch
-from emulator.mode import EmulatedCuda
+from emulator.mode import EmulatedCuda, Stream, capturing
 from group_calls import same_bits
 from torch import Tensor
 
 import torch_dynemb as td
+from torch_dynemb.nn import optimized_later
 from torch_dynemb.ops import memory, serving
 from torch_dynemb.storage.cuda import CudaMemory
 from torch_dynemb.table import extension
@@ -36,6 +39,30 @@ class EmulatedMemory(CudaMemory):
         reserved: Tensor = torch.ops.dynemb.reserve_cuda(list(size), code, self.index)
         return reserved
 
+    @contextmanager
+    def beside(self, *inputs: Tensor) -> Iterator[None]:
+        current = Stream.current()
+        if capturing():
+            yield
+            return
+        _side_stream().wait_stream(current)
+        with _side_stream().chosen():
+            yield
+        _inputs_beside.append(inputs)
+
+    def wait_beside(self) -> None:
+        if not capturing():
+            Stream.current().wait_stream(_side_stream())
+
+
+# What work beside the current stream may still read.
+_inputs_beside: deque[tuple[Tensor, ...]] = deque(maxlen=256)
+
+
+@functools.cache
+def _side_stream() -> Stream:
+    return Stream.new()
+
 
 @contextmanager
 def emulated_cuda() -> Iterator[EmulatedCuda]:
@@ -44,6 +71,7 @@ def emulated_cuda() -> Iterator[EmulatedCuda]:
     with (
         patch.object(table, "memory_of", lambda owner, device: EmulatedMemory()),
         patch.object(extension, "memory_of", lambda owner, device: EmulatedMemory()),
+        patch.object(optimized_later, "memory_of", lambda owner, device: EmulatedMemory()),
         patch.object(serving, "in_host_memory", lambda tensor: False),
         EmulatedCuda() as mode,
     ):

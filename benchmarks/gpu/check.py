@@ -296,6 +296,7 @@ def rest(part: Part, machine: dict[str, Any], cuda_root: Path | None, quick: lis
     both = ("--stages", "published", "dims", "--ceilings", ceilings)
     time_steps(part, "steps", *both, *quick, seconds=240)
     time_steps(part, "host rows", "--stages", "host_rows", *quick, seconds=120)
+    time_steps(part, "tiers", "--stages", "tiers", *quick, seconds=150)
     write_results(part, machine)
     if not quick:
         note_timed_kernels(part, "published", "dims")

@@ -154,6 +154,18 @@ def find_or_insert(shape: Shape, *, scored: bool = False) -> Work:
     return work + Work(shape.unique * SECTOR, shape.unique, shape.ids * SECTOR)
 
 
+def stage(shape: Shape, missing: int) -> Work:
+    """Return the work of finding slots in a cache: N handles read and written, U places and slots.
+
+    A missing row is claimed, flagged and gets a slot: 16 bytes in order for each id, and for each
+    missing row two sectors, and those of 96 slots that are searched for its victim.
+    """
+    in_order = shape.ids * (3 * HANDLE + HANDLE + 16)
+    at_random = shape.unique * (4 + SECTOR) + missing * (2 * SECTOR + 96 * SECTOR)
+    accesses = 2 * shape.unique + 2 * missing
+    return Work(in_order + at_random, accesses, in_order + at_random)
+
+
 def lookup_rows(shape: Shape) -> Work:
     """Return the work of a lookup: N handles, offsets, outputs of 4 D, U generations, U rows.
 

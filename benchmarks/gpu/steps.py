@@ -5,6 +5,7 @@ Stages:
 * ``host`` counts waits of the host in a training step, and compares replay with eager.
 * ``published`` is the case that DynamicEmb publishes.
 * ``host_rows`` is that case with rows in host memory.
+* ``tiers`` is that case with rows in host memory and a cache in HBM, of several sizes.
 * ``dims`` times every op at several widths and shares of distinct ids.
 """
 
@@ -28,9 +29,10 @@ from benchmarks.gpu.stages.candidates import Settings
 from benchmarks.gpu.stages.host import measure_host
 from benchmarks.gpu.stages.host_rows import measure_host_rows
 from benchmarks.gpu.stages.published import measure_published
+from benchmarks.gpu.stages.tiers import measure_tiers
 from benchmarks.gpu.stages.widths import measure_dim
 
-STAGES = ("host", "published", "host_rows", "dims")
+STAGES = ("host", "published", "host_rows", "tiers", "dims")
 
 
 def release() -> None:
@@ -49,6 +51,8 @@ def run_stages(settings: Settings, stages: list[str], rows: RowFile) -> bool:
         work.append(("published", lambda: measure_published(settings)))
     if "host_rows" in stages:
         work.append(("host_rows", lambda: measure_host_rows(settings)))
+    if "tiers" in stages:
+        work.append(("tiers", lambda: measure_tiers(settings)))
     if "dims" in stages:
         for dim in settings.dims:
             work.append((f"D={dim}", functools.partial(measure_dim, settings, dim)))

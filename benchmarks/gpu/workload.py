@@ -12,6 +12,7 @@ import torch_dynemb as td
 from benchmarks.common.id_streams import ZipfNumbers, spread
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import Pooling, RowClock
+from torch_dynemb.table import lookup
 
 LEARNING_RATE = 0.01
 OPTIMIZERS: dict[str, Callable[[], td.optim.OptimizerConfig]] = {
@@ -135,10 +136,14 @@ class Ours:
 
     def forward(self, batch: Batch) -> Tensor:
         """Return output for training."""
-        handles = self.find_or_insert(batch)
-        code = self.group.config.optimizer_code
         asked = self._asked(batch)
+        handles = lookup.stage(self.group.tables, asked, self.find_or_insert(batch))
+        code = self.group.config.optimizer_code
         return ops.embedding(self.group.rows, asked, handles, self._anchor, optimizer=code)
+
+    def prefetch(self, batch: Batch) -> None:
+        """Start to load the rows of a batch into the cache."""
+        self.group.prefetch(batch.ids, batch.offsets, self._tables)
 
     def _asked(self, batch: Batch) -> ops.LookupBatch:
         pooling = Pooling.SUM if self._bags else Pooling.NONE

@@ -128,6 +128,11 @@ def test_virtual_memory(kernels: ctypes.CDLL) -> None:
     assert kernels.test_virtual_memory(0) == 0
 
 
+@pytest.mark.parametrize("name", ["test_lazy_streams", "test_forked_capture"])
+def test_streams(kernels: ctypes.CDLL, name: str) -> None:
+    assert getattr(kernels, name)() == 0
+
+
 def test_capture(kernels: ctypes.CDLL) -> None:
     assert kernels.test_capture() == 0
 

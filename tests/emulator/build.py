@@ -22,7 +22,7 @@ EMULATOR = Path(__file__).resolve().parent
 ROOT = EMULATOR.parent.parent
 SOURCES = ROOT / "csrc"
 OUTPUT = ROOT / "build" / "emulated"
-RUNTIME = [EMULATOR / "emulator.cpp", EMULATOR / "runtime.cpp"]
+RUNTIME = [EMULATOR / name for name in ("emulator.cpp", "runtime.cpp", "streams.cpp")]
 
 FLAGS = [
     "-DDYNEMB_EMULATED",

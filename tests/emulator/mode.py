@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,6 +46,13 @@ def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.emulator_refuse_unmapping.argtypes = [ctypes.c_longlong]
     loaded.emulator_set_host_limit.argtypes = [ctypes.c_longlong]
     loaded.emulator_refuse_location.argtypes = [ctypes.c_int, ctypes.c_int]
+    loaded.emulator_ignore_wait.argtypes = [ctypes.c_int, ctypes.c_longlong]
+    loaded.emulator_set_lazy.argtypes = [ctypes.c_int]
+    loaded.emulator_set_current_stream.argtypes = [ctypes.c_void_p]
+    loaded.emulator_wait_stream.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    loaded.emulator_copy.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_longlong]
+    loaded.emulator_current_stream.restype = ctypes.c_void_p
+    loaded.emulator_new_stream.restype = ctypes.c_void_p
     loaded.emulator_waits.argtypes = [ctypes.c_int]
     loaded.emulator_waits.restype = ctypes.c_longlong
     for function in (
@@ -56,6 +64,11 @@ def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
         loaded.emulator_refuse_unmapping,
         loaded.emulator_set_host_limit,
         loaded.emulator_refuse_location,
+        loaded.emulator_ignore_wait,
+        loaded.emulator_set_lazy,
+        loaded.emulator_set_current_stream,
+        loaded.emulator_wait_stream,
+        loaded.emulator_copy,
     ):
         function.restype = None
     loaded.emulator_created_bytes.restype = ctypes.c_longlong
@@ -105,6 +118,11 @@ def set_capturing(on: bool) -> None:
     _set("emulator_set_capturing", int(on))
 
 
+def capturing() -> bool:
+    """Whether the current stream of this thread is being captured."""
+    return bool(library().emulator_is_capturing())
+
+
 def set_capturing_elsewhere(on: bool) -> None:
     """Whether another thread seems to capture another stream, in the global mode."""
     _set("emulator_set_capturing_elsewhere", int(on))
@@ -136,12 +154,61 @@ WAITS = (
     "cudaEventSynchronize",
     "cudaStreamQuery",
     "cudaEventQuery",
+    "cudaStreamWaitEvent",
 )
 
 
 def waits() -> Counter[str]:
-    """How often the host has waited for the device so far, or asked whether it is done, by call."""
+    """How often the host or a stream has waited so far, or the host has asked, by call."""
     return Counter({name: int(library().emulator_waits(k)) for k, name in enumerate(WAITS)})
+
+
+def ignore_wait(name: str, number: int) -> None:
+    """A wait does nothing: the one of this number from now on. 0: all do."""
+    library().emulator_ignore_wait(WAITS.index(name), number)
+
+
+def set_lazy(order: str | None) -> None:
+    """Whether work of all streams but the default one is done only when something waits for it.
+
+    Args:
+        order: of streams in a wait for the device, "oldest" or "newest" first; None: all work is
+            done at once, from now on also what has not been done yet.
+    """
+    library().emulator_set_lazy((None, "oldest", "newest").index(order))
+
+
+class Stream:
+    """A stream of the emulated device; the default one has no address."""
+
+    def __init__(self, address: int | None = None) -> None:
+        self.address = address
+
+    @classmethod
+    def new(cls) -> Stream:
+        return cls(library().emulator_new_stream())
+
+    @classmethod
+    def current(cls) -> Stream:
+        return cls(library().emulator_current_stream())
+
+    def wait_stream(self, other: Stream) -> None:
+        library().emulator_wait_stream(self.address, other.address)
+
+    def copy_(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy contiguous tensors of one shape and dtype."""
+        size = source.numel() * source.element_size()
+        library().emulator_copy(self.address, to.data_ptr(), source.data_ptr(), size)
+
+    @contextmanager
+    def chosen(self) -> Iterator[None]:
+        """Ops of this thread run on it."""
+        before = self.current()
+        library().emulator_set_current_stream(self.address)
+        try:
+            yield
+        finally:
+            library().emulator_set_current_stream(before.address)
 
 
 def launches() -> int:

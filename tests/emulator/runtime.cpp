@@ -1,10 +1,10 @@
-// Runtime and driver functions. Physical memory of the driver's functions is a range of one file in
-// memory, so that it keeps its bytes when it is unmapped here and mapped elsewhere.
+// Runtime and driver functions for devices and memory. Physical memory of the driver's functions is
+// a range of one file in memory, so that it keeps its bytes when it is unmapped here and mapped
+// elsewhere.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -13,10 +13,7 @@
 #include <vector>
 
 #include "cuda.h"
-#include "emulator/runtime_api.h"
-
-struct CUstream_st {};
-struct CUevent_st {};
+#include "emulator/streams.h"
 
 namespace emulator {
 namespace {
@@ -24,38 +21,6 @@ namespace {
 constexpr size_t kGranularity = size_t{2} << 20;
 constexpr size_t kTotalBytes = size_t{64} << 30;  // of the device, if a test sets no limit
 constexpr int kGarbageByte = 0xA5;
-
-enum WaitKind : int {
-  kWaitDevice = 0,
-  kWaitStream = 1,
-  kWaitEvent = 2,
-  kQueryStream = 3,
-  kQueryEvent = 4,
-  kWaitKinds = 5
-};
-
-thread_local cudaError_t last_error = cudaSuccess;
-thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
-std::atomic<bool> capturing{false};            // the default stream, by this thread
-std::atomic<bool> capturing_elsewhere{false};  // another stream, by another thread
-std::atomic<long long> forbidden_calls{0};     // each would have invalidated the capture
-std::atomic<long long> calls_behind{0};        // insertions that the device still has to do
-
-// Calls in which the host waits for the device, or asks whether it is done.
-std::atomic<long long> waits[kWaitKinds];
-
-cudaError_t returned(cudaError_t error) {
-  if (error != cudaSuccess) last_error = error;
-  return error;
-}
-// For calls that a capture forbids, of this thread or in the global mode of another one, unless
-// this thread has asked for the relaxed mode.
-cudaError_t unless_captured() {
-  const bool forbidden =
-      (capturing || capturing_elsewhere) && capture_mode != cudaStreamCaptureModeRelaxed;
-  if (forbidden) ++forbidden_calls;
-  return returned(forbidden ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
-}
 
 void* garbage(size_t bytes) {
   const size_t rounded = (bytes + 4095) / 4096 * 4096;
@@ -184,6 +149,10 @@ const ErrorText kErrors[] = {
     {2, "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
     {101, "cudaErrorInvalidDevice", "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {801, "cudaErrorNotSupported", "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+    {907, "cudaErrorCapturedEvent", "CUDA_ERROR_CAPTURED_EVENT",
+     "operation not permitted on an event last recorded in a capturing stream"},
+    {905, "cudaErrorStreamCaptureIsolation", "CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
+     "dependency created on uncaptured work in another stream"},
     {900, "cudaErrorStreamCaptureUnsupported", "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
      "operation not permitted when stream is capturing"},
 };
@@ -201,16 +170,10 @@ using namespace emulator;
 
 extern "C" {
 
-void emulator_set_capturing(int on) { capturing = on != 0; }
-long long emulator_forbidden_calls() { return forbidden_calls; }
-void emulator_set_calls_behind(long long calls) { calls_behind = calls; }
-long long emulator_calls_behind() { return calls_behind; }
-void emulator_set_capturing_elsewhere(int on) { capturing_elsewhere = on != 0; }
 void emulator_refuse_unmapping(long long calls) {
   const std::lock_guard<std::mutex> lock(mapping_mutex);
   refused_unmappings = calls;
 }
-long long emulator_waits(int kind) { return waits[kind]; }
 void emulator_set_memory_limit(long long bytes) {
   const std::lock_guard<std::mutex> lock(mapping_mutex);
   memory_limit = bytes;
@@ -227,6 +190,9 @@ void emulator_refuse_location(int type, int on) {
   const std::lock_guard<std::mutex> lock(mapping_mutex);
   refused_locations[type] = on != 0;
 }
+void emulator_copy(cudaStream_t stream, void* to, const void* from, long long bytes) {
+  cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream);
+}
 long long emulator_created_bytes() {
   const std::lock_guard<std::mutex> lock(mapping_mutex);
   return created_bytes;
@@ -240,13 +206,6 @@ const char* cudaGetErrorString(cudaError_t error) {
   const ErrorText* found = find_error(error);
   return found == nullptr ? "unrecognized error code" : found->text;
 }
-cudaError_t cudaGetLastError() {
-  const cudaError_t error = last_error;
-  last_error = cudaSuccess;
-  return error;
-}
-cudaError_t cudaPeekAtLastError() { return last_error; }
-
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 1;
   return cudaSuccess;
@@ -291,11 +250,6 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   }
   return returned(cudaErrorInvalidValue);
 }
-cudaError_t cudaDeviceSynchronize() {
-  ++waits[kWaitDevice];
-  if (capturing) ++forbidden_calls;
-  return returned(capturing ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
-}
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   const std::lock_guard<std::mutex> lock(mapping_mutex);
   const auto used = static_cast<size_t>(created_bytes);
@@ -326,69 +280,27 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
   if (const cudaError_t error = unless_captured()) return error;
   return cudaMemcpyAsync(to, from, bytes, kind, nullptr);
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
-                            cudaStream_t) {
-  if (bytes > 0) std::memcpy(to, from, bytes);
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+  if (bytes == 0) return cudaSuccess;
+  if (kind == cudaMemcpyHostToDevice && !runs_at_once(stream)) {
+    // CUDA reads pageable memory before it returns
+    const char* begin = static_cast<const char*>(from);
+    queue(stream, [to, data = std::vector<char>(begin, begin + bytes)] {
+      std::memcpy(to, data.data(), data.size());
+    });
+    return cudaSuccess;
+  }
+  run(stream, [to, from, bytes] { std::memcpy(to, from, bytes); });
+  if (kind == cudaMemcpyDeviceToHost) finish(stream);  // CUDA waits, for pageable memory
   return cudaSuccess;
 }
 cudaError_t cudaMemset(void* to, int value, size_t bytes) {
   if (const cudaError_t error = unless_captured()) return error;
   return cudaMemsetAsync(to, value, bytes, nullptr);
 }
-cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
-  if (bytes > 0) std::memset(to, value, bytes);
-  return cudaSuccess;
-}
-
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  *stream = new CUstream_st();
-  return cudaSuccess;
-}
-cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  delete stream;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  ++waits[kWaitStream];
-  if (capturing && stream == nullptr) return returned(cudaErrorStreamCaptureUnsupported);
-  return unless_captured();
-}
-cudaError_t cudaStreamQuery(cudaStream_t) {
-  ++waits[kQueryStream];
-  if (calls_behind > 0) {
-    --calls_behind;
-    return returned(cudaErrorNotReady);
-  }
-  return unless_captured();
-}
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
-  *status =
-      capturing && stream == nullptr ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  const cudaStreamCaptureMode before = capture_mode;
-  capture_mode = *mode;
-  *mode = before;
-  return cudaSuccess;
-}
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = new CUevent_st();
-  return cudaSuccess;
-}
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaEventQuery(cudaEvent_t) {
-  ++waits[kQueryEvent];
-  return unless_captured();
-}
-cudaError_t cudaEventSynchronize(cudaEvent_t) {
-  ++waits[kWaitEvent];
-  return unless_captured();
-}
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  delete event;
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  if (bytes > 0) run(stream, [to, value, bytes] { std::memset(to, value, bytes); });
   return cudaSuccess;
 }
 

@@ -224,3 +224,67 @@ EXPORT int test_capture() {
   EXPECT(cudaFreeHost(memory) == cudaSuccess);
   return cudaStreamDestroy(other);
 }
+
+EXPORT int test_lazy_streams() {
+  cudaStream_t first = emulator_new_stream();
+  cudaStream_t second = emulator_new_stream();
+  cudaEvent_t event;
+  EXPECT(cudaEventCreateWithFlags(&event, cudaEventDisableTiming) == cudaSuccess);
+  std::vector<unsigned char> bytes(3, 0);
+  emulator_set_lazy(1);
+  EXPECT(cudaMemsetAsync(bytes.data(), 1, 1, first) == cudaSuccess);
+  EXPECT(cudaEventRecord(event, first) == cudaSuccess);
+  EXPECT(cudaMemsetAsync(bytes.data() + 1, 1, 1, first) == cudaSuccess);
+  EXPECT(cudaMemcpyAsync(bytes.data() + 2, bytes.data(), 1, cudaMemcpyDeviceToDevice, second) ==
+         cudaSuccess);
+  EXPECT(bytes == std::vector<unsigned char>({0, 0, 0}));
+  EXPECT(cudaMemcpyAsync(bytes.data() + 2, bytes.data(), 1, cudaMemcpyDeviceToDevice) ==
+         cudaSuccess);  // the default stream: at once
+  EXPECT(cudaStreamWaitEvent(second, event, 0) == cudaSuccess);
+  EXPECT(cudaMemcpyAsync(bytes.data() + 2, bytes.data(), 1, cudaMemcpyDeviceToDevice, second) ==
+         cudaSuccess);
+  EXPECT(bytes == std::vector<unsigned char>({0, 0, 0}));
+  emulator_ignore_wait(1, 1);
+  EXPECT(cudaStreamSynchronize(second) == cudaSuccess);
+  EXPECT(bytes == std::vector<unsigned char>({0, 0, 0}));
+  EXPECT(cudaStreamSynchronize(second) == cudaSuccess);
+  EXPECT(bytes == std::vector<unsigned char>({1, 0, 1}));  // of the other stream up to the event
+  EXPECT(cudaStreamQuery(first) == cudaErrorNotReady);     // one piece of work is done meanwhile
+  EXPECT(bytes[1] == 1 && cudaStreamQuery(first) == cudaSuccess);
+  emulator_set_lazy(0);
+  EXPECT(cudaMemsetAsync(bytes.data(), 2, 1, first) == cudaSuccess && bytes[0] == 2);
+  EXPECT(cudaEventDestroy(event) == cudaSuccess && cudaStreamDestroy(first) == cudaSuccess);
+  return cudaStreamDestroy(second);
+}
+
+EXPORT int test_forked_capture() {
+  cudaStream_t fork = emulator_new_stream();
+  cudaStream_t other = emulator_new_stream();
+  unsigned long long captured = 0;
+  unsigned long long forked = 0;
+  cudaStreamCaptureStatus status;
+  cudaEvent_t outside;
+  EXPECT(cudaEventCreateWithFlags(&outside, cudaEventDisableTiming) == cudaSuccess);
+  EXPECT(cudaEventRecord(outside, other) == cudaSuccess);
+  emulator_set_capturing(1);
+  EXPECT(cudaStreamGetCaptureInfo(nullptr, &status, &captured) == cudaSuccess && captured != 0);
+  EXPECT(cudaStreamWaitEvent(nullptr, outside, 0) == cudaErrorStreamCaptureIsolation);
+  emulator_wait_stream(fork, nullptr);
+  EXPECT(cudaStreamGetCaptureInfo(fork, &status, &forked) == cudaSuccess && forked == captured);
+  EXPECT(cudaEventRecord(outside, fork) == cudaSuccess);
+  unsigned char byte = 0;
+  EXPECT(cudaMemsetAsync(&byte, 1, 1, fork) == cudaSuccess);
+  const long long before = emulator_forbidden_calls();
+  emulator_set_capturing(0);  // what has been forked was not joined
+  EXPECT(emulator_forbidden_calls() == before + 1);
+  EXPECT(cudaStreamWaitEvent(other, outside, 0) == cudaErrorCapturedEvent);
+  emulator_set_capturing(1);
+  emulator_wait_stream(fork, nullptr);
+  EXPECT(cudaMemsetAsync(&byte, 1, 1, fork) == cudaSuccess);
+  emulator_wait_stream(nullptr, fork);
+  emulator_set_capturing(0);
+  EXPECT(emulator_forbidden_calls() == before + 2);
+  cudaGetLastError();
+  EXPECT(cudaEventDestroy(outside) == cudaSuccess && cudaStreamDestroy(fork) == cudaSuccess);
+  return cudaStreamDestroy(other);
+}

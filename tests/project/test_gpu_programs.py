@@ -213,6 +213,7 @@ def test_steps_are_timed_and_plotted(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         "gpu_train_step",
         "gpu_published",
         "gpu_host_rows",
+        "gpu_tiers",
     }
     assert len({(row["bench"], row["case"], row["peer"]) for row in rows}) == len(rows)
     for row in rows:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from emulated_groups import emulated_cuda
 from lookups import option
 from record_dict import RecordDict
 from torch import Tensor
@@ -48,8 +50,10 @@ class Trained(NamedTuple):
 def storage_of(kind: str, path: str) -> Storage | None:
     """Tables' storage: in memory, in a dict of this process, or on a disk."""
     cache = f"{SLOTS} rows"
-    if kind == "memory":
+    if kind in ("memory", "hbm"):
         return None
+    if kind == "cache":
+        return td.HostStore(cache=cache)
     if kind == "dict":
         return td.ExternalStore(RecordDict(), cache=cache)
     return td.SSDStore(path, cache=cache, segment="64KiB", disk="64MB", io="threads")
@@ -90,10 +94,15 @@ def trained(rank: int, kind: str, path: str, prefetching: bool) -> Trained:
     """Trains an engine on batches of this rank.
 
     Args:
-        kind: of storage; see :func:`storage_of`.
+        kind: of storage; see :func:`storage_of`; "hbm" and "cache" are of the emulated GPU.
         path: of the files.
         prefetching: rows of the next batch are prefetched.
     """
+    with emulated_cuda() if kind in ("hbm", "cache") else nullcontext():
+        return _trained(rank, kind, path, prefetching)
+
+
+def _trained(rank: int, kind: str, path: str, prefetching: bool) -> Trained:
     torch.manual_seed(5)
     storage = storage_of(kind, path)
     engine = EmbeddingEngine(features(storage))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from emulated_groups import emulated_cuda
 from pipeline_steps import optimizer_of
 from record_dict import RecordDict
 from sharded_models import generator
@@ -93,8 +95,10 @@ class Trained(NamedTuple):
 def storage_of(kind: str, path: str) -> Storage | None:
     """Tables' storage: in memory, a HostStore, in a dict of this rank, or on a disk."""
     cache = f"{SLOTS} rows"
-    if kind == "memory":
+    if kind in ("memory", "hbm"):
         return None
+    if kind == "cache":
+        return td.HostStore(cache=cache)
     if kind == "host":
         return td.HostStore(hbm="1MB")
     if kind == "dict":
@@ -173,10 +177,15 @@ def trained(rank: int, kind: str, path: str, prefetching: bool, dedup: bool) -> 
     """Trains a model.
 
     Args:
-        kind: of storage; see :func:`storage_of`.
+        kind: of storage; see :func:`storage_of`; "hbm" and "cache" are of the emulated GPU.
         path: of the files.
         prefetching: with the pipeline that prefetches.
     """
+    with emulated_cuda() if kind in ("hbm", "cache") else nullcontext():
+        return _trained(rank, kind, path, prefetching, dedup)
+
+
+def _trained(rank: int, kind: str, path: str, prefetching: bool, dedup: bool) -> Trained:
     storage = storage_of(kind, path)
     model = model_of(storage, dedup=dedup)
     optimizer = optimizer_of(model)

@@ -37,6 +37,7 @@ from torch_dynemb.torchrec import (
 )
 from torch_dynemb.torchrec.planning.estimators import (
     bytes_beyond_hbm,
+    bytes_on_disk,
     planned_optimizer,
     shard_bytes,
 )
@@ -233,6 +234,8 @@ def test_a_cache_of_a_size_is_counted_once_for_each_shard() -> None:
         enumerator = dynamic_enumerator(machine(), {"a": DynamicTableConstraints(options)})
         option = options_of(enumerator, bags(a=7), "a", sharders=sharders())["table_wise"]
         assert shard_bytes(option) == [math.ceil(1000 * INDEX) + 1000 * 12 + rows * slot], cache
+        assert bytes_on_disk(option) == [1000 * (24 + 64)]
+        assert option.shards[0].storage.ssd == 1000 * (24 + 64)
 
 
 def test_a_plan_has_the_store_that_was_given() -> None:

@@ -13,9 +13,12 @@ import torch
 from cache_model import CacheModel
 from emulated_groups import emulated_cuda
 from emulator.mode import (
+    HOST_LOCATIONS,
     created_bytes,
     forbidden_calls,
     host_bytes,
+    launches,
+    refuse_locations,
     set_capturing,
     set_host_limit,
     set_memory_limit,
@@ -49,6 +52,7 @@ def no_setting_after_a_test() -> Iterator[None]:
     set_memory_limit(None)
     set_host_limit(None)
     set_capturing(False)
+    refuse_locations()
 
 
 def cached(rows: int = 64) -> td.HostStore:
@@ -360,6 +364,46 @@ def test_hbm_and_host_memory_that_are_short() -> None:
             wide_table(td.HostStore(cache="1GiB"), max_rows=10_000_000)
 
 
+def test_bytes_and_launches_of_lookups() -> None:
+    """Each missing row comes down, and its victim goes up; hits move nothing."""
+    row = 3 * 4 * DIM
+    with emulated_cuda():
+        table = wide_table(cached(64))
+        train_ids(table, torch.arange(64))
+        train_ids(table, torch.arange(64, 128))
+        usage, tiers = table.group.usage, table.group.tables.tiers
+        for first, missing in ((64, 0), (0, 64), (32, 32)):
+            before = usage.storage()
+            train_ids(table, torch.arange(first, first + 64))
+            after = usage.storage()
+            assert after.hits - before.hits == 64 - missing
+            assert after.misses - before.misses == missing
+            assert after.bytes_read - before.bytes_read == missing * row
+            assert after.bytes_written - before.bytes_written == missing * row
+            ids, offsets = torch.arange(first, first + 64), torch.tensor([0, 64])
+            handles = table.group.find(ids, offsets, [0]).handles
+            staged = ops.StagedIds(table.group.index.meta, ids, handles, offsets, [0])
+            launched = launches()
+            tiers.stage(staged, trains=True)
+            # words, an epoch, four kernels that plan, five that search victims, then slots,
+            # moves and handles
+            assert launches() - launched == 14
+            table.optimizer.step()
+
+
+def test_a_driver_that_maps_no_host_memory() -> None:
+    with emulated_cuda():
+        table = wide_table(cached())
+        train_ids(table, torch.arange(100))
+        refuse_locations(*HOST_LOCATIONS)
+        before = table.group.index.tables.clone(), created_bytes(), host_bytes()
+        with pytest.raises(RuntimeError, match="driver maps no host memory for rows beyond HBM"):
+            table(torch.arange(20_000))
+        assert torch.equal(table.group.index.tables, before[0])
+        assert (created_bytes(), host_bytes()) == before[1:]
+        train_ids(table, torch.arange(100))
+
+
 def test_a_step_waits_for_nothing() -> None:
     ids = torch.arange(300)
     with emulated_cuda():
@@ -432,11 +476,6 @@ def test_refusals_name_the_cache(tmp_path: Path) -> None:
         table = new_table(cached())
         where = r"\['t'\] are in host memory beneath a cache, HostStore\(cache=...\): "
         for call, remedy in (
-            (lambda: checkpoint.record_changes(table), "save whole checkpoints, or give HostStore"),
-            (
-                lambda: checkpoint.save(tmp_path / "a", table, asynchronous=True),
-                "an ExternalStore or",
-            ),
             (table.state_dict, "save the model with torch_dynemb.checkpoint.save"),
             (lambda: copy.deepcopy(table), "save the model with torch_dynemb.checkpoint.save"),
         ):

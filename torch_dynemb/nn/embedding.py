@@ -229,6 +229,10 @@ class DynamicEmbedding(SingleTable):
         Does nothing for a table without ``storage``. Nothing is inserted: ids that are new then
         need nothing from the disk. A prefetch without its forward costs its reads only.
 
+        On a GPU it runs on a stream of its own, which waits for the work so far. The next lookup
+        waits for it: call it between the forward and the backward. In the capture of a graph it
+        runs on the current stream.
+
         Args:
             input: int64 or int32, any shape; what :meth:`forward` will be given.
             ahead: in how many training steps, at least 1: 1 for the batch after that of the

@@ -11,6 +11,7 @@ import torch
 from torch_dynemb.nn.table_module import FORGOTTEN_STEPS, TableModule
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim import SGD, FusedOptimizer, OptimizerConfig, check_config
+from torch_dynemb.storage.device import memory_of
 from torch_dynemb.storage.tiers import HostStore, Storage
 from torch_dynemb.table.allocation import allocate
 from torch_dynemb.table.config import TableConfig
@@ -54,8 +55,10 @@ class OptimizedLater(TableModule):
         seed: int | None,
         storage: Storage | None = None,
     ) -> None:
-        stays = isinstance(storage, HostStore) and storage.cache_size is None
-        to_come = None if stays or not trainable else storage
+        in_memory = isinstance(storage, HostStore) and (
+            storage.cache_size is None or not memory_of(name, device).has_cache
+        )
+        to_come = None if in_memory or not trainable else storage
         super().__init__(
             tables if storage is None or to_come is not None else _stored(tables, storage),
             optimizer=_NO_OPTIMIZER_YET if trainable else None,

@@ -11,6 +11,8 @@ T = TypeVar("T")
 def prefetched(batches: Iterable[T], prefetch: Callable[[T], object]) -> Iterator[T]:
     """Iterate over the batches of a loader; before each one, prefetch the rows of the next.
 
+    On a GPU lookups wait for earlier prefetches: call ``prefetch`` after the forward instead.
+
     Args:
         batches: such as a ``torch.utils.data.DataLoader``.
         prefetch: is called with every batch but the first, one batch ahead; such as

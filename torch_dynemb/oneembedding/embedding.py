@@ -212,8 +212,8 @@ class Embedding(OptimizedLater):
     def _check_stored(self, call: str) -> None:
         if self._storage_to_come is not None:
             raise RuntimeError(
-                f"{type(self).__name__} {self.name!r}.{call}: rows on SSD are stored with "
-                "the state of their optimizer, which is not set yet: "
+                f"{type(self).__name__} {self.name!r}.{call}: rows beneath a cache are stored "
+                "with the state of their optimizer, which is not set yet: "
                 f"{self.how_to_optimize} first"
             )
 

@@ -13,7 +13,7 @@ import torch
 
 from torch_dynemb.argument_checks import described, integer
 from torch_dynemb.oneembedding.snapshots import root_of
-from torch_dynemb.storage.tiers import SSDStore
+from torch_dynemb.storage.tiers import HostStore, SSDStore
 
 Kind = Literal["device_mem", "cached_host_mem", "cached_ssd"]
 PersistentPath = str | PathLike[str] | Sequence[str | PathLike[str]]
@@ -46,15 +46,17 @@ class StoreOptions:
     disk: int | str | None = None
     segment: int | str = 64 << 20
 
-    def storage(self, rank: int, size: int) -> SSDStore | None:
-        """Return the store of a rank's rows outside memory; None if all rows are in memory.
+    def storage(self, rank: int, size: int) -> HostStore | SSDStore | None:
+        """Return the store of a rank's rows; None if all are in the memory of the device.
 
         Args:
             rank: of ``size`` ranks.
             size: number of ranks.
         """
-        if self.kind != "cached_ssd":
+        if self.kind == "device_mem":
             return None
+        if self.kind == "cached_host_mem":
+            return HostStore(cache=self.cache_bytes)
         paths = self.persistent_path
         folder = Path(paths, f"{rank}-{size}") if isinstance(paths, str) else Path(paths[rank])
         return SSDStore(folder, cache=self.cache_bytes, disk=self.disk, segment=self.segment)
@@ -92,11 +94,10 @@ class StoreOptions:
         Raises:
             RuntimeError: it does not.
         """
-        if self.kind != "device_mem" and device.type != "cpu":
-            place = "in host memory" if self.kind == "cached_host_mem" else "on SSD"
+        if self.kind == "cached_ssd" and device.type != "cpu":
             raise RuntimeError(
-                f"{owner}: rows {place} with a cache on {device} are not supported yet: give "
-                "make_device_mem_store_options, or leave the embedding on the CPU"
+                f"{owner}: rows on SSD with a cache on {device} are not supported yet: give "
+                "make_cached_host_mem_store_options, or leave the embedding on the CPU"
             )
 
     def stored_dim(self, dim: int) -> int:
@@ -232,10 +233,14 @@ def make_cached_host_mem_store_options(
     storage_dim: int = -1,
     physical_block_size: int = 4096,
 ) -> StoreOptions:
-    """Store rows in host memory: one tier on the CPU, not supported yet with a GPU.
+    """Store rows in host memory with a cache in the memory of a GPU; one tier on the CPU.
+
+    The cache is that of :class:`torch_dynemb.HostStore`. On a GPU, set the optimizer of the
+    embedding before its first lookup, because rows lie with their optimizer state.
 
     Args:
-        cache_budget_mb: MiB of a GPU's memory for rows in use, at least 1. Unused on the CPU.
+        cache_budget_mb: MiB of the memory of each rank's GPU for rows in use, at least 1. Unused on
+            the CPU.
         persistent_path, capacity, size_factor, storage_dim, physical_block_size: as in
             :func:`make_device_mem_store_options`.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -12,6 +14,12 @@ from torch_dynemb.ops.columns import Table
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.storage.host import HostMemory
 from torch_dynemb.storage.tiers.host_store import HostStore
+
+
+@functools.cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """Return the stream for prefetches of all tables on a GPU."""
+    return torch.cuda.Stream(device)
 
 
 class CudaMemory:
@@ -57,6 +65,24 @@ class CudaMemory:
 
     def split_bytes(self, index: IndexTensors) -> tuple[int, int]:
         return ops.split_bytes(index)
+
+    @contextmanager
+    def beside(self, *inputs: Tensor) -> Iterator[None]:
+        if torch.cuda.is_current_stream_capturing():
+            yield  # programs fork and join the streams of a graph
+            return
+        stream = _side_stream(self.index)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:
+            for tensor in inputs:
+                tensor.record_stream(stream)
+
+    def wait_beside(self) -> None:
+        if not torch.cuda.is_current_stream_capturing():
+            torch.cuda.current_stream(self.device).wait_stream(_side_stream(self.index))
 
     def end_step(self, index: IndexTensors, rows: RowTensors) -> None:
         ops.end_step(index, rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -54,6 +55,12 @@ class HostMemory:
 
     def split_bytes(self, index: IndexTensors) -> tuple[int, int]:
         return 0, 0
+
+    def beside(self, *inputs: Tensor) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def wait_beside(self) -> None:
+        pass
 
     def end_step(self, index: IndexTensors, rows: RowTensors) -> None:
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -80,6 +81,18 @@ class TableMemory(Protocol):
         Args:
             index: of the group.
         """
+
+    def beside(self, *inputs: Tensor) -> AbstractContextManager[None]:
+        """Return a context for work beside that of the current stream of a GPU.
+
+        The work waits for what the current stream has been given so far.
+
+        Args:
+            inputs: tensors that the work reads.
+        """
+
+    def wait_beside(self) -> None:
+        """Let the current stream wait for the work of :meth:`beside`."""
 
     def end_step(self, index: IndexTensors, rows: RowTensors) -> None:
         """End a training step.

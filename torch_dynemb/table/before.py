@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from torch_dynemb.ops.columns import Meta, Table
+from torch_dynemb.table.row_access import DIRTY
 from torch_dynemb.table.state import used_tensors
 from torch_dynemb.table.tables import Tables
 
@@ -28,7 +29,11 @@ class Before:
         if tables.host.proposed_now is not None:
             kept.append(tables.host.proposed_now)
         self._kept = [(tensor, tensor.clone()) for tensor in kept]
-        marks = [of[: index.used_rows(slab)] for slab, of in enumerate(tables.rows.dirty_bits)]
+        marks = [
+            of[: index.used_rows(slab)]
+            for slab, of in enumerate(tables.rows.dirty_bits)
+            if tables.stored(slab) is None
+        ]
         content = [*(tensor for _, tensor in used_tensors(tables)), *marks] if copied else []
         self._content = [(tensor, tensor.to("cpu", copy=True)) for tensor in content]
         readers = tables.host.readers.values()
@@ -62,6 +67,10 @@ class Before:
         if not self._copied:
             # tombstones of ids before the load
             index.tables[self._numbers, Table.TOMBSTONES] = 0
+        for slab in range(len(tables.rows.dirty_bits)):
+            stored = tables.stored(slab)
+            if stored is not None:  # rows moved meanwhile: all of them may have changed
+                stored.set_dirty_bits(slab, index.used_rows(slab), kept=DIRTY, added=DIRTY)
         for reader, since, owners in self._readers:
             reader.since, reader.owners = since, owners
         tables.host.steps, tables.host.rejected = self._told[0], list(self._told[1])

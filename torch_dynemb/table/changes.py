@@ -80,13 +80,20 @@ def copy_rows(
     """Copy the rows of changed ids.
 
     Args:
-        tables: of the group, in memory.
+        tables: of the group.
         table: its number.
         changed: the ids; removed ids are skipped.
         state: copy the optimizer state, too.
         scores: names of the scores to copy.
     """
     ids, handles, slab = changed.ids, changed.handles, tables.config.slab_of(table)
+    kept = {
+        name: stored_scores(tables, table, ids, name).scores.cpu().contiguous() for name in scores
+    }
+    if tables.stored(slab) is not None:
+        values = read_rows(tables, table, ids, handles)
+        of_rows = {name: tensor.cpu() for name, tensor in values.state.items()} if state else {}
+        return ChangedRows(ids.cpu(), values.weights.cpu(), of_rows, kept)
     numbers = handle_rows(handles)
     rows = tables.rows.weights[slab].index_select(0, numbers)
     of_slab = state_tensors(tables, slab) if state else {}
@@ -103,10 +110,7 @@ def copy_rows(
         ids.cpu(),
         rows.cpu(),
         {name: tensor.cpu() for name, tensor in of_rows.items()},
-        {
-            name: stored_scores(tables, table, ids, name).scores.cpu().contiguous()
-            for name in scores
-        },
+        kept,
     )
 
 
@@ -141,8 +145,7 @@ def take_changes(tables: Tables, reader: ChangeReader, changes: Changes, since: 
         since: name of the state that later changes are counted from.
     """
     with defer_signals():
-        for dirty, owners in zip(tables.rows.dirty_bits, changes.owners, strict=True):
-            dirty[: owners.shape[0]].bitwise_and_(~reader.bit & DIRTY)
+        _set_dirty_bits(tables, changes, kept=~reader.bit & DIRTY, added=0)
         reader.owners = changes.owners
         reader.since = since
 
@@ -156,8 +159,19 @@ def mark_changed(tables: Tables, changes: Changes) -> None:
         tables: of the group.
         changes: the taken changes.
     """
-    for dirty, owners in zip(tables.rows.dirty_bits, changes.owners, strict=True):
-        dirty[: owners.shape[0]] = DIRTY
+    _set_dirty_bits(tables, changes, kept=DIRTY, added=DIRTY)
+
+
+def _set_dirty_bits(tables: Tables, changes: Changes, *, kept: int, added: int) -> None:
+    """Clear and set dirty bits of all rows that had an owner."""
+    tables.memory.wait_beside()
+    for slab, owners in enumerate(changes.owners):
+        used, stored = owners.shape[0], tables.stored(slab)
+        if stored is None:
+            dirty = tables.rows.dirty_bits[slab][:used]
+            dirty.bitwise_and_(kept).bitwise_or_(added)
+        else:
+            stored.set_dirty_bits(slab, used, kept=kept, added=added)
 
 
 def _read_slab(
@@ -168,7 +182,8 @@ def _read_slab(
     if slab < len(reader.owners):
         known = min(before.shape[0], reader.owners[slab].shape[0])  # fewer after compact()
         before[:known] = reader.owners[slab][:known]
-    find_changed = _scanned if tables.device.type == "cpu" else _compared
+    in_host_memory = tables.device.type == "cpu" and tables.stored(slab) is None
+    find_changed = _scanned if in_host_memory else _compared
     for table in _tables_of(tables, slab):
         ids, handles = find_changed(tables, reader, table, before, now)
         changed[table] = changed[table]._replace(ids=ids, handles=handles)
@@ -196,20 +211,28 @@ def _compared(
     tables: Tables, reader: ChangeReader, table: int, before: Tensor, now: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return changed ids and their handles, by torch operations of any device."""
-    slab = tables.config.slab_of(table)
-    dirty, generations = tables.rows.dirty_bits[slab], tables.rows.generations[slab]
     ids, handles = [_no_ids(tables)], [_no_ids(tables)]
     for batch in exported(tables, table, _IDS_AT_ONCE):
         rows = batch.handles >> GENERATION_BITS
         owners = [batch.ids[:, None], torch.full_like(batch.ids, table + 1)[:, None]]
         own = torch.cat([*owners, batch.scores] if reader.scores else owners, 1)
-        # a row that was never written has no dirty bit
-        written = generations[rows] == (batch.handles & _GENERATIONS).to(torch.int32)
-        here = ((dirty[rows] & reader.bit) != 0) | ~written | (before[rows] != own).any(1)
+        dirty = _dirty_bits(tables, table, batch.handles)
+        here = ((dirty & reader.bit) != 0) | (before[rows] != own).any(1)
         now[rows] = own
         ids.append(batch.ids[here])
         handles.append(batch.handles[here])
     return torch.cat(ids), torch.cat(handles)
+
+
+def _dirty_bits(tables: Tables, table: int, handles: Tensor) -> Tensor:
+    """Return the dirty bits of rows, uint8 [n]; all are set for rows that were never written."""
+    slab, rows = tables.config.slab_of(table), handle_rows(handles)
+    stored = tables.stored(slab)
+    if stored is not None:
+        return stored.dirty_bits(slab, handles)
+    dirty, generations = tables.rows.dirty_bits[slab], tables.rows.generations[slab]
+    written = generations[rows] == (handles & _GENERATIONS).to(torch.int32)
+    return torch.where(written, dirty[rows], DIRTY)
 
 
 def _find_removed(
@@ -272,12 +295,11 @@ def record_changes(tables: Tables, name: str, *, scores: bool) -> ChangeReader:
         RuntimeError: rows are in a store, or the tables have eight readers.
     """
     tables.check_own()
-    tables.check_in_memory(
-        "record_changes",
-        "save whole checkpoints, or give HostStore(hbm=...)"
-        if tables.config.caches_hosted
-        else "save them with torch_dynemb.checkpoint.save_snapshot, which writes changed rows only",
-    )
+    if tables.tiers is not None and not tables.tiers.records_changes:
+        tables.check_in_memory(
+            "record_changes",
+            "save them with torch_dynemb.checkpoint.save_snapshot, which writes changed rows only",
+        )
     host = tables.host
     known = host.readers.get(name)
     if known is not None:

@@ -55,6 +55,7 @@ def compact(tables: Tables) -> int:
     """Compact the tables as :meth:`torch_dynemb.TableGroup.compact` does."""
     tables.check_own()
     tables.wait_until_read()
+    tables.memory.wait_beside()
     before = used_bytes(tables)["total"]
     for slab in range(len(tables.config.slabs)):
         if tables.stored(slab) is None or _has_no_ids(tables, slab):

@@ -140,6 +140,7 @@ class RowLoader:
         """
         tables = self._tables
         tables.check_own()
+        tables.memory.wait_beside()
         with defer_signals():
             if not self.replaces or self.keeps:
                 self._before = Before(tables, self._numbers(), copied=self.replaces)

@@ -153,9 +153,10 @@ def prefetch(
     if tables.tiers is None:
         return
     tables.check_own()
-    handles = find(tables, ids, offsets, feature_tables).handles
-    staged = ops.StagedIds(tables.index.meta, ids, handles, offsets, feature_tables)
-    tables.tiers.prefetch(staged, ahead=ahead)
+    with tables.memory.beside(ids, offsets):
+        handles = find(tables, ids, offsets, feature_tables).handles
+        staged = ops.StagedIds(tables.index.meta, ids, handles, offsets, feature_tables)
+        tables.tiers.prefetch(staged, ahead=ahead)
 
 
 def without_expired(

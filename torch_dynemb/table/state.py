@@ -370,4 +370,5 @@ class GroupState:
             RuntimeError: rows are in a store, or memory is short.
         """
         self._tables.check_own()
+        self._tables.memory.wait_beside()
         load(self._tables, tensors)

@@ -158,6 +158,7 @@ class Usage:
         if self._tables.tiers is None:
             return None
         self._tables.check_own()
+        self._tables.memory.wait_beside()
         return self._tables.tiers.stats()
 
     def stale_gradients(self) -> int:

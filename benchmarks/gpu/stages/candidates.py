@@ -114,8 +114,21 @@ class Candidates:
         """Add a candidate that takes all batches."""
         self._add(name, lambda n: run(n, self._batches[n]), len(self._batches))
 
-    def replayed(self, name: str, run: Run, end: Callable[[], object] | None = None) -> None:
-        """Add a candidate that replays graphs; ``end`` is called when all batches are done.
+    def replayed(
+        self,
+        name: str,
+        run: Run,
+        end: Callable[[], object] | None = None,
+        *,
+        each: bool = False,
+    ) -> None:
+        """Add a candidate that replays graphs.
+
+        Args:
+            name: of the candidate.
+            run: what the graph of a batch does.
+            end: is called when all batches are done, or after ``each`` of them.
+            each: see ``end``.
 
         One graph for all of them would make the library keep room for three times the ids of all.
         """
@@ -130,7 +143,7 @@ class Candidates:
 
         def replay(number: int) -> None:
             graphs[number].replay()
-            if end is not None and number == len(graphs) - 1:
+            if end is not None and (each or number == len(graphs) - 1):
                 end()
 
         self._add(name, replay, len(graphs))

@@ -9,6 +9,9 @@
 //   row in    stored generation of its home      stored generation of the slot
 //   home      as for rows in memory              -
 //   slot      one ahead: home handles are stale  the slot's own if the row is written, else older
+//
+// Dirty bits for readers of changes are those of the slot or those of the home: a row that leaves a
+// slot takes them along.
 #pragma once
 
 #include "core/storage/victims.h"

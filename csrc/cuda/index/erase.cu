@@ -79,6 +79,7 @@ Tensor erase_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor
               Tensor meta, Tensor ids, Tensor offsets, std::vector<int64_t> feature_tables) {
   const Call call("erase_", "buckets", buckets);
   const IndexArgs index = index_args(call, buckets, &scores, tables, meta);
+  const InOrder in_order(call, stream_order(buckets));
   PlannedCall planned(call, index, slabs, free_rows, ids, offsets, feature_tables);
   const FeatureArgs& features = planned.features;
   note_erasure(group_memory(call, buckets).get(), features.count);

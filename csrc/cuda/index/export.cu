@@ -5,6 +5,7 @@
 
 #include "cuda/index/args.h"
 #include "cuda/index/plan.cuh"
+#include "cuda/memory/table_memory.h"
 
 namespace dynemb::cuda {
 namespace {
@@ -70,6 +71,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> export_batch(Tensor buckets, Tensor s
                                                         int64_t begin, int64_t max_ids) {
   const Call call("export_batch", "buckets", buckets);
   const IndexArgs index = index_args(call, buckets, &scores, tables, meta);
+  const InOrder in_order(call, stream_order(buckets));
   check_table_number(call.op, table, index.table_count);
   check_max_ids(call.op, max_ids);
   const int64_t* row = index.tables + table * kTableColumns;

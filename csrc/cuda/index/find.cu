@@ -2,6 +2,7 @@
 #include <tuple>
 
 #include "cuda/index/args.h"
+#include "cuda/memory/table_memory.h"
 
 namespace dynemb::cuda {
 namespace {
@@ -34,6 +35,7 @@ std::tuple<Tensor, Tensor> find(Tensor buckets, Tensor tables, Tensor meta, Tens
                                 Tensor offsets, std::vector<int64_t> feature_tables) {
   const Call call("find", "buckets", buckets);
   const IndexArgs index = index_args(call, buckets, nullptr, tables, meta);
+  const InOrder in_order(call, stream_order(buckets));
   Scratch scratch;
   const auto words = scratch.add<int64_t>(static_cast<int64_t>(feature_tables.size()));
   scratch.allocate(call);

@@ -2,6 +2,7 @@
 // bucket, from the last bucket down; then the others.
 #include "cuda/index/growth.h"
 #include "cuda/index/placement.cuh"
+#include "cuda/memory/table_memory.h"
 
 namespace dynemb::cuda {
 namespace {
@@ -149,6 +150,7 @@ __global__ void plan_growth(IndexArgs index, Plan plan, SharedWords shared, Erro
 void grow_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t table, int64_t ids) {
   const Call call("grow_", "buckets", buckets);
   const IndexArgs index = index_args(call, buckets, &scores, tables, meta);
+  const InOrder in_order(call, stream_order(buckets));
   check_table_number(call.op, table, index.table_count);
   check_room(call.op, ids);
   const int64_t wanted = buckets_for(ids);
@@ -163,6 +165,7 @@ void shrink_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t 
              int64_t ids) {
   const Call call("shrink_", "buckets", buckets);
   const IndexArgs index = index_args(call, buckets, &scores, tables, meta);
+  const InOrder in_order(call, stream_order(buckets));
   check_table_number(call.op, table, index.table_count);
   check_room(call.op, ids);
   const auto group = group_memory(call, buckets);

@@ -1,5 +1,6 @@
 // set_handles_: gives ids in their tables other rows.
 #include "cuda/index/args.h"
+#include "cuda/memory/table_memory.h"
 
 namespace dynemb::cuda {
 namespace {
@@ -22,6 +23,7 @@ Tensor set_handles_(Tensor buckets, Tensor tables, Tensor meta, Tensor ids, Tens
                     std::vector<int64_t> feature_tables, Tensor handles) {
   const Call call("set_handles_", "buckets", buckets);
   const IndexArgs index = index_args(call, buckets, nullptr, tables, meta);
+  const InOrder in_order(call, stream_order(buckets));
   Scratch scratch;
   const auto words = scratch.add<int64_t>(static_cast<int64_t>(feature_tables.size()));
   scratch.allocate(call);

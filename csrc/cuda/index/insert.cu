@@ -7,6 +7,7 @@
 #include "cuda/index/eviction.h"
 #include "cuda/index/growth.h"
 #include "cuda/index/policy_args.h"
+#include "cuda/memory/table_memory.h"
 
 namespace dynemb::cuda {
 namespace {
@@ -216,6 +217,7 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
                        std::vector<int64_t> feature_tables, std::vector<int64_t> feature_policies) {
   const Call call("find_or_insert_", "buckets", buckets);
   const IndexArgs index = index_args(call, buckets, &scores, tables, meta);
+  const InOrder in_order(call, stream_order(buckets));
   PlannedCall planned(call, index, slabs, free_rows, ids, offsets, feature_tables,
                       feature_policies);
   const FeatureArgs& features = planned.features;

@@ -74,6 +74,12 @@ void GroupMemory::add_rows(const Call& call, size_t slab, const RowMemory& part)
   tables_.add_rows(call, slab, part);
 }
 
+void GroupMemory::set_dirty_bits(size_t slab, uint8_t* bits) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  dirty_bits_.resize(tables_.slab_count(), nullptr);
+  dirty_bits_[slab] = bits;
+}
+
 void GroupMemory::split_rows(const Call& call, const std::vector<int64_t>& slabs,
                              std::shared_ptr<RowBudget> budget) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -95,6 +101,7 @@ void GroupMemory::cache_rows(const Call& call, const std::vector<CacheMemory>& c
   DYNEMB_CHECK(tables_.budget() == nullptr, "dynemb::", call.op,
                ": the rows of this group have a cache or have been split before: call it once");
   tables_.cache_rows(call, caches, std::move(budget));
+  order_ = std::make_shared<StreamOrder>(call);
 }
 
 int64_t GroupMemory::map_slots(const Call& call, size_t slab, int64_t slots) {
@@ -130,6 +137,8 @@ InsertionRoom GroupMemory::prepare_insertion(const Call& call,
   const std::lock_guard<std::mutex> lock(mutex_);
   const std::vector<bool> touched = bounds_.touched_tables(feature_tables, feature_policies);
   if (call.capturing()) {
+    // on the stream of the headroom, which is not captured
+    if (order_ != nullptr) order_->wait(call.on_stream(side_stream(call.op, device_)));
     headroom_.add(call, touched, ids);
     return bounds_.replay_room(touched);
   }

@@ -44,6 +44,13 @@ class GroupMemory {
   int64_t map_slots(const Call& call, size_t slab, int64_t slots);
   // The same, but raises if memory is short.
   void map_first_slots(const Call& call, size_t slab, int64_t slots);
+  // Where the dirty bits of a slab's slots and homes are; nullptr: nothing reads changes.
+  void set_dirty_bits(size_t slab, uint8_t* bits);
+  uint8_t* dirty_bits(size_t slab) const {
+    return slab < dirty_bits_.size() ? dirty_bits_[slab] : nullptr;
+  }
+  // Of the calls of a group with a cache; else nullptr.
+  std::shared_ptr<StreamOrder> order() const { return order_; }
   size_t slab_of_table(size_t table) const { return tables_.slab_of_table(table); }
   // Rows of the slab that have had an owner, as of the last finished insertion.
   int64_t known_rows(size_t slab) const {
@@ -82,6 +89,8 @@ class GroupMemory {
   InsertionBounds bounds_;
   CaptureHeadroom headroom_;
   PendingGradients pending_;
+  std::shared_ptr<StreamOrder> order_;
+  std::vector<uint8_t*> dirty_bits_;
 };
 
 }  // namespace dynemb::cuda

@@ -113,16 +113,24 @@ void MappedTables::raise_short_memory(const Call& call, int64_t bytes, const cha
 
 void MappedTables::add_rows(const Call& call, size_t slab, const RowMemory& part) {
   Growing& rows = slabs_[slab];
+  const int64_t slots = most_slots(slab);
+  RowMemory homes = part;  // or all rows
+  homes.begin += slots * part.row_bytes;
   for (const RowMemory& known : rows.memory) {
-    if (known.reservation == part.reservation && known.begin == part.begin) return;
+    if (known.reservation == homes.reservation && known.begin == homes.begin) return;
   }
   const RelaxedCapture relaxed(call.op);
   MappingAttempt attempt(side_stream(call.op, call.device));
-  last_attempt_ = attempt.map_part(call.op, part, 0, rows.mapped);
-  if (last_attempt_ != Mapped::kYes) {
-    raise_short_memory(call, rows.mapped * part.row_bytes, "another tensor of the rows needs");
+  last_attempt_ = attempt.map_part(call.op, homes, 0, rows.mapped);
+  if (last_attempt_ == Mapped::kYes && slots > 0) {
+    last_attempt_ = attempt.map_part(call.op, part, 0, mapped_slots(slab));
   }
-  rows.memory.push_back(part);
+  if (last_attempt_ != Mapped::kYes) {
+    raise_short_memory(call, (rows.mapped + mapped_slots(slab)) * part.row_bytes,
+                       "another tensor of the rows needs");
+  }
+  rows.memory.push_back(homes);
+  if (slots > 0) slots_[slab].memory.push_back(part);
   attempt.keep();
 }
 

@@ -152,6 +152,7 @@ bool is_capturing(int32_t device) {
   stream = static_cast<cudaStream_t>(current);
 #else
   static_cast<void>(device);
+  stream = emulator_current_stream();
 #endif
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) cudaGetLastError();

@@ -119,6 +119,7 @@ void bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tens
   // they may have been added since the last call, and grow with the rows from now on
   for (size_t s = 0; s < dirty_bits.size(); ++s) {
     group->add_rows(call, s, row_memory(call, "dirty_bits", dirty_bits[s], 0, 1));
+    group->set_dirty_bits(s, static_cast<uint8_t*>(dirty_bits[s].data_ptr()));
   }
   group->bind(call, {table_buckets, slab_rows}, tables, slabs,
               pending.empty() ? nullptr : &pending.back(), policy);
@@ -133,6 +134,7 @@ void end_step(Tensor buckets, Tensor tables, Tensor row_clock) {
   const Call call("end_step", "buckets", buckets);
   check_tensor(call, "tables", tables, ScalarType::Long);
   check_tensor(call, "row_clock", row_clock, ScalarType::Long);
+  const InOrder in_order(call, stream_order(buckets));
   end_group_step(call, buckets, tables, row_clock);
 }
 
@@ -196,6 +198,12 @@ std::shared_ptr<GroupMemory> group_memory(const Call& call, const Tensor& bucket
   DYNEMB_CHECK(find_reservation(buckets.data_ptr()) == nullptr, "dynemb::", call.op,
                ": buckets is reserved memory of a group that has not been bound: call bind_group");
   return nullptr;
+}
+
+std::shared_ptr<StreamOrder> stream_order(const Tensor& buckets) {
+  const std::lock_guard<std::mutex> lock(groups_mutex);
+  const auto entry = groups().find(address(buckets));
+  return entry == groups().end() ? nullptr : entry->second->order();
 }
 
 InsertionRoom prepare_insertion(const Call& call, GroupMemory* group,

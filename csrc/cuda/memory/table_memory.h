@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cuda/runtime/launch.h"
+#include "cuda/runtime/stream_order.h"
 
 namespace dynemb::cuda {
 
@@ -53,6 +54,9 @@ class GroupMemory;
 // The group of `buckets`; nullptr for tensors that were not reserved. Raises for a reserved tensor
 // of a group that has not been bound.
 std::shared_ptr<GroupMemory> group_memory(const Call& call, const Tensor& buckets);
+
+// The order of the group's calls; nullptr: they come on one stream.
+std::shared_ptr<StreamOrder> stream_order(const Tensor& buckets);
 
 // Forgets the group with buckets at this address, if any.
 void forget_group(void* buckets);

@@ -1,6 +1,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -253,7 +254,9 @@ Call::Call(const char* op_name, int32_t device_index)
       error(nullptr),
       op_number(number_of(op_name)),
       guard_(device_index) {
-#if !defined(DYNEMB_EMULATED)
+#if defined(DYNEMB_EMULATED)
+  stream = emulator_current_stream();
+#else
   DYNEMB_CHECK(&aoti_torch_get_current_cuda_stream != nullptr, "dynemb::", op,
                ": this torch has no CUDA: install a CUDA build of torch");
   void* current = nullptr;
@@ -288,7 +291,11 @@ Tensor Call::empty(const std::vector<int64_t>& size, ScalarType dtype) const {
   const torch::stable::Device where(torch::headeronly::DeviceType::CUDA, device);
 #endif
   try {
-    return torch::stable::empty(size, dtype, std::nullopt, where);
+    Tensor result = torch::stable::empty(size, dtype, std::nullopt, where);
+#if defined(DYNEMB_EMULATED)
+    emulator::keep(stream, std::make_shared<Tensor>(result));  // as torch's allocator of a GPU
+#endif
+    return result;
   } catch (const std::exception&) {
     // torch's message is lost in its C interface
     int64_t bytes = dtype == ScalarType::Byte || dtype == ScalarType::Bool ? 1

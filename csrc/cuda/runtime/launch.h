@@ -107,10 +107,10 @@ class Call : public CallContext {
   void run(void (*kernel)(P...), int64_t blocks, int64_t block, A&&... arguments) const {
     const dim3 grid_size(static_cast<unsigned>(blocks));
     const dim3 block_size(static_cast<unsigned>(block));
-#if defined(DYNEMB_EMULATED)
-    emulator::run_kernel(grid_size, block_size, [&] { kernel(static_cast<P>(arguments)...); });
-#else
     std::tuple<std::decay_t<P>...> values(static_cast<P>(arguments)...);
+#if defined(DYNEMB_EMULATED)
+    emulator::launch(stream, grid_size, block_size, kernel, std::move(values));
+#else
     void* pointers[sizeof...(P) + 1];
     collect(values, pointers, std::index_sequence_for<P...>{});
     check_cuda(op, "launching a kernel",

@@ -179,6 +179,8 @@ void end_epoch_(Tensor tier_clock) {
   const Call call("end_epoch_", "tier_clock", tier_clock);
   const auto group = find_group(call, tier_clock);
   const auto memory = group->memory.lock();
+  const InOrder in_order(call, memory->order());
+  memory->order()->note_steps(call);
   std::vector<int64_t> limits(group->slabs.size(), 0);
   for (size_t s = 0; s < limits.size(); ++s) {
     if (group->slabs[s].most_slots == 0) continue;

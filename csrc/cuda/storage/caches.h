@@ -32,6 +32,7 @@ struct CacheView {
   int64_t* head;         // the first row of tier_clock
   int64_t* clock;        // the slab's row
   int32_t* generations;  // [most_slots + max_rows]
+  uint8_t* dirty_bits;   // the same, for readers of changes; nullptr: there are none
   MovedTensor moved[kMostMoved];
   int moved_count;
 

@@ -51,6 +51,14 @@ __device__ __forceinline__ void add_to(int64_t* counter, int64_t more) {
   atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(more));
 }
 
+// The dirty bits of a slot go to the home of the row that leaves it.
+__device__ __forceinline__ void move_dirty_bits(const CacheView& cache, const StagedMove& move,
+                                                int64_t old_home) {
+  uint8_t* of_slot = cache.dirty_bits + move.slot;
+  if (move.owner > 0 && *of_slot != 0) cache.dirty_bits[old_home] |= *of_slot;
+  *of_slot = 0;
+}
+
 __device__ __forceinline__ void count_bytes(const MoveJob& job, bool saves, bool loads) {
   int64_t* head = job.cache.head;
   if (saves) add_to(head + kTierWrittenBytes, job.row_bytes);
@@ -84,6 +92,7 @@ __global__ void move_staged(const __grid_constant__ MoveJob job) {
         cache.generations[old_home] = returned_generation(move.owner - 1, written);
       }
       cache.generations[new_home] = left_generation(move.handle);
+      if (cache.dirty_bits != nullptr) move_dirty_bits(cache, move, old_home);
       if (loads) {
         cache.generations[move.slot] =
             static_cast<int32_t>(next_generation(slot_generation(move.marks)));

@@ -270,10 +270,9 @@ void stage_slab(const Call& call, StageJob job, TierColumn counted_as) {
 }
 
 // The handles to use in place of those of rows. `ahead`: 0 for a lookup.
-Tensor stage_rows(const Call& call, const CacheTensors& tiers, const StagedIds& given, bool trains,
-                  int64_t ahead) {
-  const auto group = cached_group(call, tiers);
-  const auto memory = group->memory.lock();
+Tensor stage_rows(const Call& call, const CacheTensors& tiers, const CachedGroup& group,
+                  const StagedIds& given, bool trains, int64_t ahead) {
+  const auto memory = group.memory.lock();
   check_tensor(call, "meta", given.meta, ScalarType::Long);
   check_size(call.op, "meta", given.meta, 1, kMetaColumns);
   const int64_t tables = given.meta.size(0);
@@ -300,13 +299,14 @@ Tensor stage_rows(const Call& call, const CacheTensors& tiers, const StagedIds& 
   call.copy(out.data_ptr(), given.handles.data_ptr(), ids * 8);
   auto* head = static_cast<int64_t*>(tiers.tier_clock.data_ptr());
   if (ahead == 0) call.launch(begin_lookup, 1, 1, head, trains);
-  for (size_t s = 0; s < group->slabs.size(); ++s) {
+  for (size_t s = 0; s < group.slabs.size(); ++s) {
     const bool looked_up =
         std::any_of(given.feature_tables.begin(), given.feature_tables.end(),
                     [&](int64_t t) { return memory->slab_of_table(static_cast<size_t>(t)) == s; });
-    if (!looked_up || group->slabs[s].most_slots == 0) continue;
+    if (!looked_up || group.slabs[s].most_slots == 0) continue;
     job.slab = static_cast<int64_t>(s);
-    job.cache = group->slabs[s];
+    job.cache = group.slabs[s];
+    job.cache.dirty_bits = memory->dirty_bits(s);
     stage_slab(call, job, ahead == 0 ? kTierMisses : kTierPrefetched);
   }
   return out;
@@ -316,8 +316,10 @@ Tensor stage_(std::vector<Tensor> places, std::vector<Tensor> slots, std::vector
               Tensor tier_clock, Tensor meta, Tensor ids, Tensor handles, Tensor offsets,
               std::vector<int64_t> feature_tables, bool trains) {
   const Call call("stage_", "tier_clock", tier_clock);
-  return stage_rows(call, {places, slots, free_slots, tier_clock},
-                    {meta, ids, handles, offsets, feature_tables}, trains, 0);
+  const CacheTensors tiers{places, slots, free_slots, tier_clock};
+  const auto group = cached_group(call, tiers);
+  const InOrder in_order(call, group->memory.lock()->order());
+  return stage_rows(call, tiers, *group, {meta, ids, handles, offsets, feature_tables}, trains, 0);
 }
 
 Tensor staged_lookup_(std::vector<Tensor> places, std::vector<Tensor> slots,
@@ -330,8 +332,11 @@ Tensor staged_lookup_(std::vector<Tensor> places, std::vector<Tensor> slots,
   const GroupRows rows = group_rows(call, weights, generations, meta, init_data);
   LookupCall lookup = lookup_call(call, rows, ids, handles, offsets, per_sample_weights,
                                   feature_tables, feature_dims, pooling);
-  const Tensor staged = stage_rows(call, {places, slots, free_slots, tier_clock},
-                                   {meta, ids, handles, offsets, feature_tables}, false, 0);
+  const CacheTensors tiers{places, slots, free_slots, tier_clock};
+  const auto group = cached_group(call, tiers);
+  const InOrder in_order(call, group->memory.lock()->order());
+  const Tensor staged =
+      stage_rows(call, tiers, *group, {meta, ids, handles, offsets, feature_tables}, false, 0);
   lookup.args.handles = static_cast<const int64_t*>(staged.data_ptr());
   return run_lookup(call, rows, lookup);
 }
@@ -342,8 +347,10 @@ void prefetch_(std::vector<Tensor> places, std::vector<Tensor> slots,
   const Call call("prefetch_", "tier_clock", tier_clock);
   DYNEMB_CHECK(ahead >= 1 && ahead <= INT32_MAX, "dynemb::prefetch_: ahead is ", ahead,
                ", expected 1 at least: the steps until the rows are looked up");
-  stage_rows(call, {places, slots, free_slots, tier_clock},
-             {meta, ids, handles, offsets, feature_tables}, false, ahead);
+  const CacheTensors tiers{places, slots, free_slots, tier_clock};
+  const auto group = cached_group(call, tiers);
+  const InOrder in_order(call, group->memory.lock()->order());
+  stage_rows(call, tiers, *group, {meta, ids, handles, offsets, feature_tables}, false, ahead);
 }
 
 }  // namespace

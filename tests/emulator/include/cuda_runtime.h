@@ -3,7 +3,7 @@
 
 #include "emulator/atomics.h"
 #include "emulator/intrinsics.h"
-#include "emulator/launch.h"
 #include "emulator/runtime_api.h"
+#include "emulator/streams.h"
 #include "emulator/synchronization.h"
 #include "emulator/types.h"

@@ -61,7 +61,8 @@ def checked_parts(
         parts = parts_of(model)
         for group in groups_of(parts):
             check_saveable("DeltaLog.attach", group)
-            if resume:
+            tiers = group.tables.tiers
+            if resume and tiers is not None and not tiers.records_changes:
                 group.tables.check_in_memory(
                     "DeltaLog.attach: resume=True",
                     "a model with such tables resumes from its last snapshot: call "

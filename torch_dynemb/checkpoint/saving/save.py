@@ -68,7 +68,6 @@ from torch_dynemb.checkpoint.saving.table_files import Folder, SourcePart, write
 from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.checkpoint.together import Ranks, background_ranks, ranks_of
 from torch_dynemb.ops.pending import PendingGradients
-from torch_dynemb.storage.tiers.ssd import SSDTiers
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.undisturbed import Undisturbed
 
@@ -128,11 +127,12 @@ def save(
             file system, or a URL.
         model: any module with tables of this library; also a sharded one.
         process_group: ranks that save together; default: all.
-        asynchronous: write in a thread while training goes on. Rows on a GPU are first copied to
-            the CPU. CPU rows are copied only on write: an update of an unwritten row copies it
-            first. Updates wait (backpressure) once a quarter of a slab's rows, or 1 GiB of them,
-            are copied. Rows on disks (:class:`SSDStore`) are pinned: cached rows are written to the
-            disk first. The disk needs room for what training writes meanwhile.
+        asynchronous: write in a thread while training goes on. Rows on a GPU, and those beneath its
+            cache, are first copied to other host memory. CPU rows are copied only on write: an
+            update of an unwritten row copies it first. Updates wait (backpressure) once a quarter
+            of a slab's rows, or 1 GiB of them, are copied. Rows on disks (:class:`SSDStore`) are
+            pinned: cached rows are written to the disk first. The disk needs room for what training
+            writes meanwhile.
         since: path of the checkpoint that was saved last, or fully loaded. An increment is saved:
             only ids changed or removed since then, with their rows, state and scores. The dense
             state is saved as a whole. :func:`record_changes` must have been called before that
@@ -193,11 +193,12 @@ def save(
         parts = parts_of(model)
         for group in groups_of(parts):
             check_saveable("checkpoint.save", group)
-            if asynchronous and not isinstance(group.tables.tiers, SSDTiers):
+            tiers = group.tables.tiers
+            if asynchronous and tiers is not None and not tiers.pins:
                 group.tables.check_in_memory(
                     "checkpoint.save: asynchronous=True",
-                    "an ExternalStore or a cache of a HostStore cannot pin them during training, "
-                    "so save without asynchronous, which streams them",
+                    "an ExternalStore cannot pin them during training, so save without "
+                    "asynchronous, which streams them",
                 )
         if since is None:
             return target, parts, None
@@ -333,6 +334,7 @@ def _bytes_of_orders(source: ModelSource) -> int:
     return sum(
         slab.used * (_BYTES_OF_ROW_ORDER if slab.reader is None else _BYTES_OF_STORED_ROW)
         + (0 if slab.copy_on_write is None else slab.copy_on_write.bytes_of(number))
+        + (0 if slab.in_store is None else slab.in_store.copied_bytes(number))
         for group in source.groups
         for number, slab in enumerate(group.slabs)
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
-from torch_dynemb.storage.tiers.pinned_rows import PinnedRows
-from torch_dynemb.storage.tiers.ssd import SSDTiers
+from torch_dynemb.storage.tiers import PinnedRecords
 from torch_dynemb.table.row_access import RowValues, read_records, read_rows
 from torch_dynemb.table.tables import Tables
 
@@ -21,22 +21,38 @@ class StoredRows:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._pinned: PinnedRows | None = None
+        self._pinned: PinnedRecords | None = None
+
+    def copied_bytes(self, slab: int) -> int:
+        """Return the bytes of memory that :meth:`pin` takes for a slab.
+
+        Args:
+            slab: number of the slab.
+        """
+        tiers = self._tables.tiers
+        return 0 if tiers is None else tiers.copied_bytes(slab)
 
     def pin(self) -> None:
         """Pin the rows: later reads return them as they are now, also from another thread.
 
         Raises:
             RuntimeError: the disk is full, or fails.
+            HostMemoryError: there is too little memory for copies of rows beneath a GPU's cache.
         """
-        tiers, rows = self._tables.tiers, self._tables.rows
-        assert isinstance(tiers, SSDTiers)  # as save() has checked
-        # inputs for the initial values of unwritten rows
+        tiers, rows, index = self._tables.tiers, self._tables.rows, self._tables.index
+        assert tiers is not None  # as save() has checked
+        # inputs for the initial values of unwritten rows, in host memory
         small = rows._replace(
-            hyper=rows.hyper.clone(), meta=rows.meta.clone(), init_data=rows.init_data.clone()
+            weights=[_no_rows(tensor) for tensor in rows.weights],
+            state=[_no_rows(tensor) for tensor in rows.state],
+            hyper=rows.hyper.cpu().clone(),
+            meta=rows.meta.cpu().clone(),
+            init_data=rows.init_data.cpu().clone(),
         )
+        of_index = index._replace(tables=index.tables.cpu())
         pinned = tiers.pin()
-        self._tables, self._pinned = replace(self._tables, rows=small), pinned
+        self._tables = replace(self._tables, rows=small, index=of_index)
+        self._pinned = pinned
 
     def release(self) -> None:
         """Unpin the rows, if they are pinned."""
@@ -55,9 +71,16 @@ class StoredRows:
         Raises:
             RuntimeError: a row is damaged, or cannot be read.
         """
-        if self._pinned is None:
-            return read_rows(self._tables, table, ids, handles)
-        return read_records(self._tables, self._pinned, table, ids, handles)
+        if self._pinned is not None:
+            return read_records(self._tables, self._pinned, table, ids, handles)
+        device = self._tables.device
+        weights, state, written = read_rows(self._tables, table, ids.to(device), handles.to(device))
+        on_host = {name: values.cpu() for name, values in state.items()}
+        return RowValues(weights.cpu(), on_host, written.cpu())
+
+
+def _no_rows(tensor: Tensor) -> Tensor:
+    return torch.empty(0, *tensor.shape[1:], dtype=tensor.dtype)
 
 
 __all__ = ["StoredRows"]

@@ -12,7 +12,7 @@ from torch_dynemb.storage.tiers.host_tiers import HostTiers
 from torch_dynemb.storage.tiers.opening import open_tiers
 from torch_dynemb.storage.tiers.protocol import RecordStore
 from torch_dynemb.storage.tiers.stats import StorageStats
-from torch_dynemb.storage.tiers.tiers import Records, Tiers
+from torch_dynemb.storage.tiers.tiers import PinnedRecords, Records, Tiers
 
 __all__ = [
     "LEAST_SPLIT_BYTES",
@@ -20,6 +20,7 @@ __all__ = [
     "ExternalStore",
     "HostStore",
     "HostTiers",
+    "PinnedRecords",
     "RecordStore",
     "Records",
     "SSDStore",

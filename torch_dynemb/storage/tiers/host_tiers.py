@@ -8,15 +8,17 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.ops.columns import GENERATION_BITS, Slot, Tier, TierHead
+from torch_dynemb.ops.columns import GENERATION_BITS, Slab, Slot, Tier, TierHead
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.ops.tiers import RECORD_HEADER
+from torch_dynemb.storage.tiers.copied_rows import CopiedRows, CopiedSlab, records_of
 from torch_dynemb.storage.tiers.host_store import HostStore
 from torch_dynemb.storage.tiers.stats import StorageStats
 from torch_dynemb.storage.tiers.tiers import Records, Tiers
 
 _GENERATIONS = (1 << GENERATION_BITS) - 1
 _DIRTY = 1 << GENERATION_BITS  # of a slot's marks
+_ALL_READERS = 255  # dirty bits
 
 
 class HostTiers(Tiers):
@@ -35,6 +37,9 @@ class HostTiers(Tiers):
         RuntimeError: HBM or host memory is short.
     """
 
+    pins = True
+    records_changes = True
+
     def __init__(
         self,
         storage: HostStore,
@@ -44,7 +49,7 @@ class HostTiers(Tiers):
         cached: Sequence[int],
     ) -> None:
         super().__init__(tensors, cached)
-        self._rows = rows
+        self._index, self._rows = index, rows
         self._steps = 0
         size = storage.cache_size
         fraction = size.value if size is not None and size.unit == "fraction" else 0.0
@@ -67,6 +72,11 @@ class HostTiers(Tiers):
     # -- rows without a lookup -----------------------------------------------------------------
 
     def read(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> Records:
+        numbers, found = self._locate(slab, handles)
+        return Records(records_of([tensor[numbers] for tensor in self._tensors(slab)]), found)
+
+    def _locate(self, slab: int, handles: Tensor) -> tuple[Tensor, Tensor]:
+        """Return where rows are in the tensors, int64 [n], and whether they have been written."""
         slots = self.tensors.slots[slab]
         places, at = self._places(slab, handles)
         own = (places >= 0) & (slots[at, Slot.OWNER] == handles + 1)
@@ -74,15 +84,7 @@ class HostTiers(Tiers):
         live = torch.where(own, slots[at, Slot.MARKS], handles) & _GENERATIONS
         stored = self._rows.generations[slab][numbers]
         # where a slot still has an earlier owner, the row has not been written
-        found = (own | (places < 0)) & (stored == live)
-        fields = [
-            tensor[numbers].reshape(len(ids), tensor[:1].numel()).view(torch.uint8)
-            for tensor in self._tensors(slab)
-        ]
-        row_bytes = sum(field.shape[1] for field in fields)
-        records = ids.new_zeros(len(ids), ops.record_bytes(row_bytes), dtype=torch.uint8)
-        records[:, RECORD_HEADER : RECORD_HEADER + row_bytes] = torch.cat(fields, 1)
-        return Records(records, found)
+        return numbers, (own | (places < 0)) & (stored == live)
 
     def write(self, slab: int, table: int, ids: Tensor, handles: Tensor, records: Tensor) -> None:
         slots = self.tensors.slots[slab]
@@ -99,6 +101,8 @@ class HostTiers(Tiers):
         live = torch.where(own, slots[at, Slot.MARKS], handles) & _GENERATIONS
         self._rows.generations[slab].index_copy_(0, numbers, live.to(torch.int32))
         slots[places[own], Slot.MARKS] |= _DIRTY
+        for dirty in self._rows.dirty_bits[slab : slab + 1]:
+            dirty[numbers] = _ALL_READERS
 
     def erase(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> None:
         pass  # the next owner of a row has a newer handle, for which it is unwritten
@@ -136,6 +140,42 @@ class HostTiers(Tiers):
         free = int(clock[Tier.FREE_COUNT])
         self.tensors.free_slots[slab][free : free + len(at)] = at.to(torch.int32)
         clock[Tier.FREE_COUNT] += len(at)
+
+    # -- changes -------------------------------------------------------------------------------
+
+    def pin(self) -> CopiedRows:
+        copies = {slab: self._copy(slab) for slab in self.cached}
+        return CopiedRows(copies)
+
+    def copied_bytes(self, slab: int) -> int:
+        tensors = (*self._tensors(slab), self._rows.generations[slab])
+        row_bytes = sum(tensor[:1].numel() * tensor.element_size() for tensor in tensors)
+        return row_bytes * int(self._index.slabs[slab, Slab.NEXT_ROW])
+
+    def _copy(self, slab: int) -> CopiedSlab:
+        slots = self.tensors.slots[slab][: self.used_slots(slab)]
+        at = (slots[:, Slot.OWNER] > 0).nonzero()[:, 0]
+        owners, marks = slots[at, Slot.OWNER] - 1, slots[at, Slot.MARKS] & _GENERATIONS
+        written = self._rows.generations[slab][at] == marks
+        of_slots = torch.where(written, owners & _GENERATIONS, 0).to(torch.int32)
+        used, rows = int(self._index.slabs[slab, Slab.NEXT_ROW]), owners >> GENERATION_BITS
+        begin = len(self.tensors.slots[slab])
+        tensors = list(self._tensors(slab))
+        return CopiedSlab.of(tensors, self._rows.generations[slab], range(begin, begin + used)).put(
+            rows, [tensor[at] for tensor in tensors], of_slots
+        )
+
+    def dirty_bits(self, slab: int, handles: Tensor) -> Tensor:
+        dirty = self._rows.dirty_bits[slab]
+        numbers, written = self._locate(slab, handles)
+        bits = dirty[numbers] | dirty[self._homes(slab, handles)]
+        return torch.where(written, bits, _ALL_READERS)
+
+    def set_dirty_bits(self, slab: int, used_rows: int, *, kept: int, added: int) -> None:
+        begin = len(self.tensors.slots[slab])
+        dirty = self._rows.dirty_bits[slab]
+        for part in (dirty[: self.used_slots(slab)], dirty[begin : begin + used_rows]):
+            part.bitwise_and_(kept).bitwise_or_(added)
 
     # -- steps ---------------------------------------------------------------------------------
 

@@ -55,6 +55,8 @@ class SSDTiers(StoreTiers):
         RuntimeError: files belong to other tables.
     """
 
+    pins = True
+
     def __init__(
         self,
         storage: SSDStore,
@@ -141,12 +143,6 @@ class SSDTiers(StoreTiers):
         return ops.store_sync(self.tensors.clock)
 
     def pin(self) -> PinnedRows:
-        """Pin the current rows, cached ones included.
-
-        Raises:
-            DiskFullError: the disk is full.
-            RuntimeError: the disk fails.
-        """
         self.flush()
         self.drain()
         return PinnedRows(self)

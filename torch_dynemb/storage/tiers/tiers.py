@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -25,13 +25,34 @@ class Records(NamedTuple):
     found: Tensor
 
 
+class PinnedRecords(Protocol):
+    """Rows as they were when they were pinned. Another thread may read them during training."""
+
+    def read(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> Records:
+        """Read rows of ids; see :meth:`Tiers.read`.
+
+        Args:
+            slab, table, ids, handles: as there; handles are those of the time of the pin.
+        """
+
+    def release(self) -> None:
+        """Unpin the rows, after which they cannot be read; call it once."""
+
+
 class Tiers(ABC):
     """The tiered slabs of a group: a cache of rows, and the rows beneath it.
 
     Args:
         tensors: of the cache.
         cached: numbers of the tiered slabs.
+
+    Attributes:
+        pins: whether :meth:`pin` is built.
+        records_changes: whether :meth:`dirty_bits` and :meth:`set_dirty_bits` are built.
     """
+
+    pins: ClassVar[bool] = False
+    records_changes: ClassVar[bool] = False
 
     def __init__(self, tensors: TierTensors, cached: Sequence[int]) -> None:
         self.tensors = tensors
@@ -134,6 +155,46 @@ class Tiers(ABC):
             numbers: int64 [n], of these handles.
         """
 
+    # -- changes -------------------------------------------------------------------------------
+
+    def pin(self) -> PinnedRecords:
+        """Pin the current rows, cached ones included.
+
+        Raises:
+            DiskFullError: the disk is full.
+            HostMemoryError: there is too little memory for copies.
+            RuntimeError: the disk fails; or this storage cannot pin rows.
+        """
+        raise RuntimeError(f"{type(self).__name__} cannot pin rows: save without asynchronous")
+
+    def copied_bytes(self, slab: int) -> int:
+        """Return the bytes of host memory that :meth:`pin` takes for a slab.
+
+        Args:
+            slab: a tiered one.
+        """
+        return 0
+
+    def dirty_bits(self, slab: int, handles: Tensor) -> Tensor:
+        """Return the dirty bits of rows, uint8 [n]; all are set for rows that were never written.
+
+        Args:
+            slab: a tiered one.
+            handles: int64 [n], of rows, at least 0.
+        """
+        raise RuntimeError(f"{type(self).__name__} records no changes: save whole checkpoints")
+
+    def set_dirty_bits(self, slab: int, used_rows: int, *, kept: int, added: int) -> None:
+        """Clear and set dirty bits of all rows of a slab.
+
+        Args:
+            slab: a tiered one.
+            used_rows: rows of the slab that have had an owner.
+            kept: bits that stay.
+            added: bits that are set.
+        """
+        raise RuntimeError(f"{type(self).__name__} records no changes: save whole checkpoints")
+
     # -- steps ---------------------------------------------------------------------------------
 
     @property
@@ -190,4 +251,4 @@ class Tiers(ABC):
         """Return the counters of all slabs together; waits for a GPU."""
 
 
-__all__ = ["Records", "Tiers"]
+__all__ = ["PinnedRecords", "Records", "Tiers"]

@@ -32,10 +32,11 @@ from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 
 from torch_dynemb.distributed.owners import share_of
 from torch_dynemb.ops.columns import BUCKET_WORDS, SKETCH_ROWS
+from torch_dynemb.ops.tiers import record_bytes
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.admission import AdmitFrequentSketch
 from torch_dynemb.policy.layout import index_bytes_per_id
-from torch_dynemb.storage.tiers import LEAST_SPLIT_BYTES, HostStore
+from torch_dynemb.storage.tiers import LEAST_SPLIT_BYTES, HostStore, SSDStore
 from torch_dynemb.storage.tiers import Storage as TierStorage
 from torch_dynemb.table.group_config import SLOT_BYTES, TIERED_ROW_BYTES
 from torch_dynemb.torchrec.planning.fused_params import optimizer_of
@@ -48,6 +49,7 @@ _DEFAULT_OPTIMIZER = EmbOptimType.EXACT_SGD
 # A lookup reads one bucket of the index, which is a cache line, for each id.
 _PROBE_BYTES = 8 * BUCKET_WORDS
 
+_GENERATION_BYTES = 4  # of a row
 _PLACE_BYTES = 4  # of a row, in the cache of a HostStore
 
 
@@ -129,9 +131,9 @@ def shard_bytes(option: ShardingOption) -> list[int]:
     Each shard of columns has its own index.
 
     A table with ``storage`` counts the rows in its cache, each with a slot of 32 bytes, and 12
-    bytes for each id. Rows on disk are not counted. A cache of fixed bytes or rows is counted once
-    per shard, because which tables share one is known only after planning. Rows of a table with a
-    HostStore count in full, wherever they lie; those in its cache count a second time.
+    bytes for each id; :func:`bytes_on_disk` has its rows on disk. A cache of fixed bytes or rows is
+    counted once per shard, because which tables share one is known only after planning. Rows of a
+    table with a HostStore count in full, wherever they lie; those in its cache count a second time.
 
     The estimate has these limits:
 
@@ -166,6 +168,21 @@ def bytes_beyond_hbm(option: ShardingOption) -> list[int]:
     ]
 
 
+def bytes_on_disk(option: ShardingOption) -> list[int]:
+    """Return the bytes of the records that full shards have on a disk.
+
+    Files are larger: they also have records that were written again since. 0 for tables without an
+    SSDStore.
+    """
+    if not isinstance(_planned(option)[0].storage, SSDStore):
+        return [0] * len(option.shards)
+    return [
+        # without the generation, which is a part of the record's header
+        ids * record_bytes(sum(row) - _GENERATION_BYTES)
+        for ids, row in _ids_and_row_bytes(option)
+    ]
+
+
 def _ids_and_row_bytes(option: ShardingOption) -> list[tuple[int, list[int]]]:
     """Return the ids of each full shard, and the bytes a row of each tensor with its rows."""
     options, optimizer = _planned(option)
@@ -175,7 +192,7 @@ def _ids_and_row_bytes(option: ShardingOption) -> list[tuple[int, list[int]]]:
     for shard in option.shards:
         dim = shard.size[1]
         weights = dim * option.tensor.element_size()
-        row = [weights, 4, *(tensor.row_bytes(dim) for tensor in optimizer.state)]
+        row = [weights, _GENERATION_BYTES, *(tensor.row_bytes(dim) for tensor in optimizer.state)]
         result.append((share_of(capacity, parts[shard.offset[1]]), row))
     return result
 
@@ -303,8 +320,9 @@ class DynamicStorageEstimator(_Estimator):
         sizes = shard_bytes(option)
         on_host = self._topology.compute_device == "cpu"
         ddr = sizes if on_host else bytes_beyond_hbm(option)
-        for shard, priced, size, host in zip(option.shards, twin.shards, sizes, ddr, strict=True):
-            rows = Storage(hbm=size - host, ddr=host)
+        ssd = bytes_on_disk(option)
+        for k, (shard, priced) in enumerate(zip(option.shards, twin.shards, strict=True)):
+            rows = Storage(hbm=sizes[k] - ddr[k], ddr=ddr[k], ssd=ssd[k])
             shard.storage = priced.storage + rows
 
 
@@ -372,6 +390,7 @@ __all__ = [
     "DynamicStorageEstimator",
     "PlannedTable",
     "bytes_beyond_hbm",
+    "bytes_on_disk",
     "is_dynamic_option",
     "planned_optimizer",
     "set_planned",

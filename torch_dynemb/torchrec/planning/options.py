@@ -196,7 +196,9 @@ class DynamicTableConstraints(ParameterConstraints):  # type: ignore[misc]
         if kernels not in (None, [DYNAMIC_KERNEL]):
             raise ValueError(
                 f"DynamicTableConstraints: compute_kernels is {kernels!r}, expected none: the "
-                f"table is dynamic, so its kernel is {DYNAMIC_KERNEL!r}"
+                f"table is dynamic, so its kernel is {DYNAMIC_KERNEL!r}. In place of 'fused_uvm' "
+                "give TableOptions(storage=HostStore()), and for 'fused_uvm_caching' "
+                "HostStore(cache=cache_load_factor)"
             )
         if constraints.get("key_value_params") is not None:
             raise ValueError(

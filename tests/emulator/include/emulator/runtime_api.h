@@ -1,4 +1,4 @@
-// The runtime functions. All work is done before they return; values are those of CUDA 13.
+// The runtime functions; values are those of CUDA 13.
 #pragma once
 
 #include <cstddef>
@@ -20,6 +20,8 @@ typedef enum cudaError {
   cudaErrorNotReady = 600,
   cudaErrorNotSupported = 801,
   cudaErrorStreamCaptureUnsupported = 900,
+  cudaErrorStreamCaptureIsolation = 905,
+  cudaErrorCapturedEvent = 907,
   cudaErrorUnknown = 999,
 } cudaError_t;
 
@@ -90,14 +92,10 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);
-__attribute__((visibility("default"))) long long emulator_forbidden_calls();
-__attribute__((visibility("default"))) void emulator_set_calls_behind(long long calls);
-__attribute__((visibility("default"))) long long emulator_calls_behind();
-__attribute__((visibility("default"))) void emulator_set_capturing_elsewhere(int on);
-__attribute__((visibility("default"))) void emulator_refuse_unmapping(long long calls);
-__attribute__((visibility("default"))) long long emulator_waits(int kind);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0);
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status);
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                     unsigned long long* id = nullptr);
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode);
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
@@ -122,9 +120,30 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
                                              unsigned long long flags,
                                              cudaDriverEntryPointQueryResult* status = nullptr);
 
+#define EMULATOR_EXPORT __attribute__((visibility("default")))
 // For tests, through ctypes. While the flag is set, the default stream is being captured: what CUDA
-// forbids then fails, all other work is still done at once.
-__attribute__((visibility("default"))) void emulator_set_capturing(int on);
+// forbids then fails, all other work is still done at once. Other streams join by an event.
+EMULATOR_EXPORT void emulator_set_capturing(int on);
+EMULATOR_EXPORT void emulator_set_capturing_elsewhere(int on);
+EMULATOR_EXPORT long long emulator_forbidden_calls();
+EMULATOR_EXPORT void emulator_set_calls_behind(long long calls);
+EMULATOR_EXPORT long long emulator_calls_behind();
+EMULATOR_EXPORT void emulator_refuse_unmapping(long long calls);
+EMULATOR_EXPORT long long emulator_waits(int kind);
+// A wait of a kind does nothing: 1 is the next one. 0: none is ignored.
+EMULATOR_EXPORT void emulator_ignore_wait(int kind, long long number);
+// 0: work is done at once. Otherwise work of all streams but the default one is done when something
+// waits for it; a wait for the device does that of the oldest stream first (1), or the newest (2).
+EMULATOR_EXPORT void emulator_set_lazy(int order);
+// The stream on which ops of this thread run; nullptr: the default stream.
+EMULATOR_EXPORT void emulator_set_current_stream(cudaStream_t stream);
+EMULATOR_EXPORT cudaStream_t emulator_current_stream();
+EMULATOR_EXPORT int emulator_is_capturing();  // the current stream of this thread
+EMULATOR_EXPORT cudaStream_t emulator_new_stream();
+EMULATOR_EXPORT void emulator_wait_stream(cudaStream_t waiting, cudaStream_t waited_for);
+EMULATOR_EXPORT void emulator_copy(cudaStream_t stream, void* to, const void* from,
+                                   long long bytes);
+#undef EMULATOR_EXPORT
 }
 
 template <class T>

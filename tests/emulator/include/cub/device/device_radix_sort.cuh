@@ -15,38 +15,43 @@ struct DeviceRadixSort {
   static cudaError_t SortPairs(void* storage, size_t& storage_bytes, const Key* keys_in,
                                Key* keys_out, const Value* values_in, Value* values_out,
                                Count count, int begin_bit = 0, int end_bit = sizeof(Key) * 8,
-                               cudaStream_t = nullptr) {
+                               cudaStream_t stream = nullptr) {
     const auto n = static_cast<size_t>(count);
+    const size_t needed = 256 + n * (sizeof(Key) + sizeof(Value));
     cudaError_t status;
-    if (emulator::only_asks(storage, storage_bytes, 256 + n * (sizeof(Key) + sizeof(Value)),
-                            &status) ||
-        status != cudaSuccess) {
+    if (emulator::only_asks(storage, storage_bytes, needed, &status) || status != cudaSuccess) {
       return status;
     }
     if (overlap(keys_in, keys_out, n) || overlap(values_in, values_out, n)) {
       return cudaErrorInvalidValue;
     }
-    const std::vector<size_t> order = sorted(keys_in, n, begin_bit, end_bit);
-    for (size_t i = 0; i < n; ++i) {
-      keys_out[i] = keys_in[order[i]];
-      values_out[i] = values_in[order[i]];
-    }
+    emulator::run(stream, [=] {
+      emulator::overwrite(storage, needed);
+      const std::vector<size_t> order = sorted(keys_in, n, begin_bit, end_bit);
+      for (size_t i = 0; i < n; ++i) {
+        keys_out[i] = keys_in[order[i]];
+        values_out[i] = values_in[order[i]];
+      }
+    });
     return cudaSuccess;
   }
 
   template <class Key, class Count>
   static cudaError_t SortKeys(void* storage, size_t& storage_bytes, const Key* keys_in,
                               Key* keys_out, Count count, int begin_bit = 0,
-                              int end_bit = sizeof(Key) * 8, cudaStream_t = nullptr) {
+                              int end_bit = sizeof(Key) * 8, cudaStream_t stream = nullptr) {
     const auto n = static_cast<size_t>(count);
+    const size_t needed = 256 + n * sizeof(Key);
     cudaError_t status;
-    if (emulator::only_asks(storage, storage_bytes, 256 + n * sizeof(Key), &status) ||
-        status != cudaSuccess) {
+    if (emulator::only_asks(storage, storage_bytes, needed, &status) || status != cudaSuccess) {
       return status;
     }
     if (overlap(keys_in, keys_out, n)) return cudaErrorInvalidValue;
-    const std::vector<size_t> order = sorted(keys_in, n, begin_bit, end_bit);
-    for (size_t i = 0; i < n; ++i) keys_out[i] = keys_in[order[i]];
+    emulator::run(stream, [=] {
+      emulator::overwrite(storage, needed);
+      const std::vector<size_t> order = sorted(keys_in, n, begin_bit, end_bit);
+      for (size_t i = 0; i < n; ++i) keys_out[i] = keys_in[order[i]];
+    });
     return cudaSuccess;
   }
 

@@ -1,0 +1,46 @@
+// Streams of the emulator. Work is done at once; in the lazy mode, work of other streams than the
+// default one is done only when something waits for it, as late as a GPU may do it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <tuple>
+#include <utility>
+
+#include "emulator/launch.h"
+#include "emulator/runtime_api.h"
+
+namespace emulator {
+
+bool runs_at_once(cudaStream_t stream);
+void queue(cudaStream_t stream, std::function<void()> work);
+// Does all work of a stream.
+void finish(cudaStream_t stream);
+// Keeps what work of the stream may still use, until the lazy mode ends.
+void keep(cudaStream_t stream, std::shared_ptr<void> used);
+
+// Does work in the order of a stream.
+template <class F>
+void run(cudaStream_t stream, F work) {
+  if (runs_at_once(stream)) {
+    work();
+  } else {
+    queue(stream, std::move(work));
+  }
+}
+
+template <class... P>
+void launch(cudaStream_t stream, dim3 grid, dim3 block, void (*kernel)(P...),
+            std::tuple<std::decay_t<P>...> arguments) {
+  run(stream, [grid, block, kernel, arguments = std::move(arguments)]() mutable {
+    run_kernel(grid, block, [&] { std::apply(kernel, arguments); });
+  });
+}
+
+// The status of a call; an error is also the last one.
+cudaError_t returned(cudaError_t error);
+// For calls that a capture forbids, of this thread or in the global mode of another one, unless
+// this thread has asked for the relaxed mode.
+cudaError_t unless_captured();
+
+}  // namespace emulator
