@@ -10,8 +10,8 @@ from contextlib import suppress
 from threading import BoundedSemaphore
 from typing import Any, BinaryIO
 
-from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.file_systems.locations import Location, Url
+from torch_dynemb.checkpoint.files.disk import Disk
 
 PART_BYTES = 16 << 20  # of a file in one request, and of the parts of a larger one
 _AT_ONCE = 3  # parts in flight, beside the one that is filled: 64 MiB

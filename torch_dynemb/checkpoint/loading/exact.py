@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.entries import NO_GROUP, WEIGHT, state_entry
+from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.files.checksummed_files import read_tensors
 from torch_dynemb.checkpoint.loading.group import GroupLoad
 from torch_dynemb.checkpoint.loading.part import Stream

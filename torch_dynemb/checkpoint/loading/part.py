@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.entries import (
     COUNT,
     ID,
@@ -21,6 +20,7 @@ from torch_dynemb.checkpoint.entries import (
     score_entry,
     state_entry,
 )
+from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.loading.later import LaterTable
 from torch_dynemb.checkpoint.loading.row_reading import Chosen, ReadTarget, RowReading, places_of
 from torch_dynemb.checkpoint.loading.table_plan import TablePlan

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import integer
-from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.delta_log.batch import (
     COUNTS,
     ERASE,
@@ -30,6 +29,7 @@ from torch_dynemb.checkpoint.delta_log.commits import (
     whole_rows,
 )
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, tables_of
+from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader
 from torch_dynemb.checkpoint.manifest.check import check_parts
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedFile, SavedPart, SavedTable

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.entries import MANIFEST
+from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader, ChecksummedReaders
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
 from torch_dynemb.checkpoint.manifest.records import SavedDense, SavedEntry
@@ -142,7 +142,9 @@ def read_all(folder: Location, saved: SavedDense) -> dict[str, Any]:
     return {**_tensors(folder, saved), **(saved.values or {})}
 
 
-def dense_shapes(folder: Location, saved: SavedDense) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+def dense_shapes(
+    folder: Location, saved: SavedDense
+) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """Return dtypes and shapes of the whole dense tensors. Only headers are read.
 
     Raises:

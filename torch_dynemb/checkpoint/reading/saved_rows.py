@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.entries import (
     COUNT,
     ID,
@@ -17,6 +16,7 @@ from torch_dynemb.checkpoint.entries import (
     score_entry,
     state_entry,
 )
+from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.files.checksummed_files import (
     ChecksummedReader,
     ChecksummedReaders,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import flag, integer
-from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.entries import COUNT, ID, SKETCH, WEIGHT, score_entry, state_entry
+from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart, SavedTable
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.checked_rows import CheckedRows

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from torch import nn
 
 from torch_dynemb.argument_checks import described
-from torch_dynemb.checkpoint.file_systems.locations import Location, checked_location
 from torch_dynemb.checkpoint.delta_log.batch import Head, Pieces, pieces_of_batch
 from torch_dynemb.checkpoint.delta_log.changed_parts import (
     admission_records,
@@ -19,6 +18,7 @@ from torch_dynemb.checkpoint.delta_log.changed_parts import (
 )
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, of_tables
 from torch_dynemb.checkpoint.entries import rank_folder, segment_file
+from torch_dynemb.checkpoint.file_systems.locations import Location, checked_location
 from torch_dynemb.checkpoint.manifest.places import located
 from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedTable
 from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of

@@ -396,7 +396,12 @@ def write_checkpoint(
 
 
 def _write_copies(
-    ranks: Ranks, disk: Disk, target: Location, uuid: str, source: ModelSource, progress: bool | None
+    ranks: Ranks,
+    disk: Disk,
+    target: Location,
+    uuid: str,
+    source: ModelSource,
+    progress: bool | None,
 ) -> None:
     """Write a checkpoint of pinned rows, then unpin them."""
     try:
@@ -492,7 +497,9 @@ def _dense_of(
     return saved
 
 
-def finish_folder(disk: Disk, folder: Location, target: Location, uuid: str, manifest: Manifest) -> None:
+def finish_folder(
+    disk: Disk, folder: Location, target: Location, uuid: str, manifest: Manifest
+) -> None:
     """Turn a folder of files into a checkpoint."""
     if isinstance(target, Url):
         finish_at_url(disk, target, uuid, manifest)
