@@ -24,9 +24,9 @@ _EPOCH = "epoch"  # object that names the writer
 class ObjectSink:
     """Batches of one rank as objects of a store; see :class:`DeltaSink`.
 
-    An object appears as a whole. A store has no locks. The writer that has attached last is named in an
-    object, which every append reads first. Between this and the batch, another writer may attach
-    and append: a conditional PUT then fails, because its number is written. A store without
+    An object appears as a whole. A store has no locks: the writer that has attached last is named
+    in an object, which every append reads first. Between this and the batch, another writer may
+    attach and append: a conditional PUT then fails, because its number is written. A store without
     conditions does not notice that.
 
     Args:
