@@ -192,8 +192,8 @@ class LiveTables {
     const at::Tensor counts =
         detail::call("dynemb::serve_apply_", group.buckets, group.tables, group.rows, group.free,
                      group.meta, number, ids.contiguous(),
-                     as_stored(group, number, rows).contiguous(),
-                     erased.contiguous(), group.formats)
+                     as_stored(group, number, rows).contiguous(), erased.contiguous(),
+                     group.formats)
             .toTensor();
     const int64_t* count = counts.const_data_ptr<int64_t>();
     if (count[3] > count[4]) throw NoHeadroom(group.names[number], count[3], count[4]);

@@ -71,20 +71,24 @@ class S3Server:
         self._server.server_close()
 
 
+def options_of(address: str) -> dict[str, Any]:
+    """Options of s3fs for a server."""
+    return {
+        "key": "id",
+        "secret": "secret",
+        "client_kwargs": {"endpoint_url": address, "region_name": "eu-west-1"},
+        # s3fs repeats requests, not botocore below it
+        "config_kwargs": {"retries": {"max_attempts": 0}},
+    }
+
+
 @contextmanager
 def s3_server() -> Iterator[S3Server]:
     """Start a server, to which ``s3://`` leads, with the bucket ``bucket``."""
     server = S3Server()
-    options = {
-        "key": "id",
-        "secret": "secret",
-        "client_kwargs": {"endpoint_url": server.address, "region_name": "eu-west-1"},
-        # s3fs repeats requests, not botocore below it
-        "config_kwargs": {"retries": {"max_attempts": 0}},
-    }
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(fsspec.config.conf, "s3", options)
+            patch.setitem(fsspec.config.conf, "s3", options_of(server.address))
             patch.setattr(s3fs.S3FileSystem, "retries", 3)
             # the answer of HEAD has no text, by which s3fs knows it
             patch.setattr(s3fs.core, "CUSTOM_ERROR_HANDLER", lambda error: "503" in str(error))

@@ -10,9 +10,10 @@ import fsspec
 import pytest
 import s3fs
 import torch
-from checkpoint_content import same, saved_content, trained_model
+from checkpoint_content import RowPart, same, saved_content, trained_model
 from faulty_store import failing
-from s3_server import Environ, S3Server, s3_server
+from ranks import Ranks
+from s3_server import Environ, S3Server, options_of, s3_server
 from table_content import content
 
 import torch_dynemb as td
@@ -200,6 +201,43 @@ def test_a_bucket_that_refuses(server: S3Server, monkeypatch: pytest.MonkeyPatch
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(PermissionError, match="give credentials"):
         checkpoint.save(URL, items())
+
+
+def saves_and_publishes(rank: int, address: str) -> None:
+    fsspec.config.conf["s3"] = options_of(address)
+    table = td.private_to_rank(items())
+    model = RowPart(table, rank, 2)
+    table(own_ids(rank)).sum().backward()
+    table.optimizer.step()
+    checkpoint.save(URL, model, asynchronous=True).wait()
+    log = DeltaLog("s3://bucket/log", resume=True)
+    log.attach(model)
+    table(own_ids(rank)[:50]).square().sum().backward()
+    table.optimizer.step()
+    log.publish(state={"step": 1})
+    log.close()
+    loaded = td.private_to_rank(items())
+    part = RowPart(loaded, rank, 2)
+    assert checkpoint.load(URL, part).tables["tables.embedding"].ids == 200
+    assert checkpoint.resume("s3://bucket/log", part).state == {"step": 1}
+    assert content(part) == content(model)
+
+
+def own_ids(rank: int) -> torch.Tensor:
+    ids = torch.arange(200)
+    return ids[checkpoint.IdSlots(rank, rank + 1, 2).owned(ids)]
+
+
+@pytest.mark.long
+def test_ranks_share_a_bucket(server: S3Server) -> None:
+    ranks = Ranks(2)
+    try:
+        ranks.run(saves_and_publishes, server.address)
+    finally:
+        ranks.stop()
+    assert sum(of.ids.numel() for of in saved_content(URL).values()) == 200
+    names = {name.split("/")[2] for name in fsspec.filesystem("s3").find("bucket/log")}
+    assert names == {"base", "r000-of-002", "r001-of-002"}
 
 
 @pytest.mark.long

@@ -33,8 +33,7 @@ Tensor serve_apply_(Tensor buckets, Tensor tables, std::vector<Tensor> weights, 
   check_ids(op, "erased", erased);
   const int64_t* m = live.meta_row(table);
   const LiveTable view = live_table(live, table);
-  const bool packed_values =
-      is_quantized(view.format) && values.scalar_type() == ScalarType::Byte;
+  const bool packed_values = is_quantized(view.format) && values.scalar_type() == ScalarType::Byte;
   check_tensor(op, "values", values, packed_values ? ScalarType::Byte : ScalarType::Float);
   check_size(op, "values", values, 0, ids.numel());
   check_size(op, "values", values, 1,
@@ -49,13 +48,13 @@ Tensor serve_apply_(Tensor buckets, Tensor tables, std::vector<Tensor> weights, 
   for (int64_t i = 0; i < ids.numel(); ++i) {
     int64_t* row = packed.data() + i * view.row_words;
     const bool held =
-        packed_values
-            ? copy_live_row(view.format, static_cast<const uint8_t*>(values.data_ptr()) +
-                                             i * live_value_bytes(view.format, view.dim),
-                            view.dim, row)
-            : pack_live_row(view.format,
-                            static_cast<const float*>(values.data_ptr()) + i * view.dim, view.dim,
-                            row);
+        packed_values ? copy_live_row(view.format,
+                                      static_cast<const uint8_t*>(values.data_ptr()) +
+                                          i * live_value_bytes(view.format, view.dim),
+                                      view.dim, row)
+                      : pack_live_row(view.format,
+                                      static_cast<const float*>(values.data_ptr()) + i * view.dim,
+                                      view.dim, row);
     DYNEMB_CHECK(held, "dynemb::", op, ": values[", i, "], the row of id ", id[i],
                  ", has NaN, infinity or a range that no scale of its format holds (int4: values "
                  "up to 65504): leave the id out, or make tables with rows of floats");

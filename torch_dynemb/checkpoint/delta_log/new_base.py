@@ -94,7 +94,7 @@ class Retention:
 
 
 class BaseSaves:
-    """Saves of new bases of a log, which drop old commits and bases.
+    """Writer of new bases of a log, which drops old commits and bases.
 
     Args:
         own: log of this rank.

@@ -24,9 +24,9 @@ _EPOCH = "epoch"  # object that names the writer
 class ObjectSink:
     """Batches of one rank as objects of a store; see :class:`DeltaSink`.
 
-    An object appears as a whole. There is no lock. The writer that has attached last is named in an
-    object, which every append reads first. Between this and the batch, another writer may attach
-    and append: a conditional PUT then fails, because its number is written. A store without
+    An object appears as a whole. A store has no locks: the writer that has attached last is named
+    in an object, which every append reads first. Between this and the batch, another writer may
+    attach and append: a conditional PUT then fails, because its number is written. A store without
     conditions does not notice that.
 
     Args:
@@ -45,7 +45,7 @@ class ObjectSink:
     # -- writing -------------------------------------------------------------------------------
 
     def lock(self) -> None:
-        """Become the writer. A former one is refused from now on.
+        """Take the log as its writer. A former one is refused from now on.
 
         Raises:
             OSError: the store fails.
@@ -92,7 +92,7 @@ class ObjectSink:
         self._tried.clear()
 
     def _settle(self, place: str, content: bytearray, end: bytes, tried: set[bytes]) -> None:
-        """Find out who has written a number: this append, one before it, or another writer."""
+        """Find the writer of a number: this append, one before it, or another log."""
         found = self._end_of(place)
         if found == end:  # the client has repeated a request
             return
@@ -157,8 +157,8 @@ class ObjectSink:
             raise self._lost
         owner = self._owner()
         if owner.get("writer") != self._token:
-            who = f"process {owner.get('process')} on {owner.get('host')}"
-            raise self._taken(f"{who} has attached to it later")
+            other = f"process {owner.get('process')} on {owner.get('host')}"
+            raise self._taken(f"{other} has attached to it later")
 
     def _owner(self) -> dict[str, Any]:
         try:

@@ -12,7 +12,7 @@ from torch_dynemb.policy.keep import Keep
 
 
 class LogOptions(NamedTuple):
-    """What a log publishes, and when; see :class:`DeltaLog`.
+    """Options of a log; see :class:`DeltaLog`.
 
     Attributes:
         every_steps: steps between commits; None: not by steps.

@@ -50,7 +50,7 @@ def attached(
     model: nn.Module,
     find_base: Callable[[RecordedModel, PublishedIds | None], None],
 ) -> AttachedModel:
-    """Become the writer of a log, and record the changes of a model. All ranks call it.
+    """Take a log as its writer, and record the changes of a model. All ranks call it.
 
     Args:
         own: log of this rank.
@@ -112,7 +112,7 @@ def _check_form(parts: Sequence[TablePart], form: LogRows | None) -> None:
 
 
 class Publishing:
-    """Commits of an attached model, which a thread writes.
+    """Publisher of an attached model, with a thread that writes commits.
 
     Args:
         own: log of this rank.

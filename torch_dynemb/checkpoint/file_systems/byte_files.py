@@ -133,7 +133,7 @@ class _UrlFile:
         return [(at, min(at + _RANGE_BYTES, last)) for at in range(first, last, _RANGE_BYTES)]
 
     def _request(self, first: int, last: int) -> bytes:
-        # a byte beyond the end tells a file that is too long
+        # a byte beyond the end shows a file that is too long
         end = last + (last == self._size)
         try:
             data = self._url.store.read(str(self._url), first, end)

@@ -1,7 +1,7 @@
 """The few operations on a file system of fsspec that checkpoints and logs need.
 
-There is no rename, append or lock among them, because object stores have none. A file appears as a
-whole by :meth:`ObjectStore.put`, or not at all.
+Rename, append and lock are not among them: object stores have none. A file appears as a whole by
+:meth:`ObjectStore.put`, or not at all.
 """
 
 from __future__ import annotations

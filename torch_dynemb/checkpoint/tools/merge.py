@@ -48,7 +48,8 @@ def merge(
     Args:
         paths: a whole checkpoint, then increments (:func:`save` with ``since=``), each of which
             continues the one before it.
-        out: path or URL of the new checkpoint. It must not exist, and appears as a whole or not at all.
+        out: path or URL of the new checkpoint. It must not exist, and appears as a whole or not
+            at all.
         parts: number of ranks that will load it; see :func:`reshard`. Default: as many as saved the
             last one.
         progress: show a progress bar; default: if the standard error is a terminal.

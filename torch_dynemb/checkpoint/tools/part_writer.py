@@ -25,12 +25,10 @@ class TensorFiles(NamedTuple):
     Attributes:
         disk: the file system.
         path: path of the unfinished checkpoint.
-        file_bytes: most bytes of a file of rows.
     """
 
     disk: Disk
     path: Location
-    file_bytes: int
 
     def create(self, name: str, tensors: Sequence[TensorShape]) -> ScatteredFile:
         """Create a file; its name is relative to the checkpoint."""
@@ -94,7 +92,9 @@ class PartWriter:
         self.files: list[SavedFile] = []
         self.ids_crc32c = 0
         self._most = max(
-            1, min(FILE_BYTES, files.file_bytes) // max(1, sum(of.bytes for of in self._tensors(1)))
+            1,
+            min(FILE_BYTES, files.disk.file_bytes)
+            // max(1, sum(of.bytes for of in self._tensors(1))),
         )
         self._file: ScatteredFile | None = None
         self._name = ""

@@ -246,7 +246,7 @@ def write_parts(
         if is_taken(target):  # put in place from what a dead save left
             raise FileExistsError(f"{target} exists already: give another path")
         try:
-            files = TensorFiles(disk, folder, disk.file_bytes)
+            files = TensorFiles(disk, folder)
             with progress_bar(f"{doing} {source.folder.name}", total, progress) as bar:
                 tables = {
                     name: _write_table(files, split, bar.update) for name, split in splits.items()
