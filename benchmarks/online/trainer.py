@@ -14,10 +14,11 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from online.events import Tail
+from online.events import BATCH, COLUMNS
 from online.model import Training
 
 import torch_dynemb as td
+from tutorials.online.growing_file import Tail
 
 EVERY_SECONDS = 0.5
 
@@ -30,7 +31,7 @@ def train(events: Path, log_path: Path | None) -> dict[str, Any]:
     """
     torch.set_num_threads(1)
     training = Training()
-    loader: Any = StatefulDataLoader(Tail(events), batch_size=None)
+    loader: Any = StatefulDataLoader(Tail(events, COLUMNS, BATCH), batch_size=None)
     log, times = None, {"load_s": 0.0, "first_commit_s": 0.0, "train_s": 0.0, "publish_s": 0.0}
     if log_path is not None:
         log = td.checkpoint.DeltaLog(log_path, resume=True, every_seconds=EVERY_SECONDS)
@@ -45,7 +46,8 @@ def train(events: Path, log_path: Path | None) -> dict[str, Any]:
         return {"optimizer": training.dense_optimizer.state_dict(), "loader": loader.state_dict()}
 
     loaded = began = time.perf_counter()
-    for ids in loader:
+    for batch in loader:
+        ids = batch[:, 0].contiguous()
         before = time.perf_counter()
         training.step(ids)
         after = time.perf_counter()
