@@ -141,6 +141,8 @@ class Loop:
             time.sleep(0.01)
         options = ["--rate", self.rate, "--known", self.known]
         writer = program("events", self.events, *options, stdin=subprocess.PIPE)
+        while self.count() == 0:  # its start may take seconds
+            time.sleep(0.01)
         recovered: list[float] = []
         cpu: list[float] = []
         left = {"trainer": kills, "server": kills}

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import os
 import select
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.utils.data import IterableDataset
 
-EVENT_BYTES = 16  # int64 id, int64 nanoseconds
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from tutorials.online import growing_file
+from tutorials.online.growing_file import ENDED
+
+COLUMNS = 2  # int64 id, int64 nanoseconds
+EVENT_BYTES = 8 * COLUMNS
 BATCH = 1024
-ENDED = "ended"  # beside a file that does not grow any more
 
 
 def ids_of(count: int, known: int, draw: np.random.Generator) -> np.ndarray[Any, Any]:
@@ -28,39 +28,7 @@ def ids_of(count: int, known: int, draw: np.random.Generator) -> np.ndarray[Any,
 
 def read(path: Path, begin: int, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Read events, int64 [n, 2]: ids and times."""
-    numbers = np.fromfile(path, np.int64, count * 2, offset=begin * EVENT_BYTES)
-    return numbers.reshape(-1, 2)
-
-
-class Tail(IterableDataset[Tensor]):
-    """Batches of ids from a file that grows, with a position for ``StatefulDataLoader``.
-
-    Args:
-        path: the file. It ends if ``ended`` lies beside it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._position = path, 0
-
-    def __iter__(self) -> Iterator[Tensor]:
-        while True:
-            ended = self._path.with_name(ENDED).exists()
-            there = os.path.getsize(self._path) // EVENT_BYTES
-            count = min(BATCH, there - self._position)
-            if count > 0:
-                ids = read(self._path, self._position, count)[:, 0]
-                self._position += count
-                yield torch.from_numpy(np.ascontiguousarray(ids))
-            elif ended:
-                return
-            else:
-                time.sleep(0.001)
-
-    def state_dict(self) -> dict[str, int]:
-        return {"position": self._position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self._position = state["position"]
+    return growing_file.read(path, COLUMNS, begin, count)
 
 
 def write_whole(path: Path, count: int, known: int) -> None:

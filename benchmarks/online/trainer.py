@@ -14,10 +14,11 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from online.events import Tail
+from online.events import BATCH, COLUMNS
 from online.model import Training
 
 import torch_dynemb as td
+from tutorials.online.growing_file import Tail
 
 EVERY_SECONDS = 0.5
 BASE_COMMITS = 20  # a restart reads the base and about as many commits
@@ -31,7 +32,7 @@ def train(events: Path, log_path: Path | None) -> dict[str, Any]:
     """
     torch.set_num_threads(1)
     training = Training()
-    loader: Any = StatefulDataLoader(Tail(events), batch_size=None)
+    loader: Any = StatefulDataLoader(Tail(events, COLUMNS, BATCH), batch_size=None)
     log, based = None, 0
     times = {"load_s": 0.0, "first_commit_s": 0.0, "train_s": 0.0, "publish_s": 0.0}
     if log_path is not None:
@@ -51,7 +52,8 @@ def train(events: Path, log_path: Path | None) -> dict[str, Any]:
         return {"optimizer": optimizer, "loader": loader.state_dict(), "based": based}
 
     loaded = began = time.perf_counter()
-    for ids in loader:
+    for batch in loader:
+        ids = batch[:, 0].contiguous()
         before = time.perf_counter()
         training.step(ids)
         after = time.perf_counter()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tutorials.dlrm.metrics import exact_auc
-from tutorials.dlrm.sweeps.style import BLUE, GREY, ORANGE, STYLE, WIDTH
+from tutorials.dlrm.sweeps.style import BLUE, GREY, ORANGE, RED, STYLE, WIDTH
 
 WINDOWS = 8  # of a day
 Numbers = np.ndarray[Any, np.dtype[Any]]
@@ -109,33 +109,34 @@ def plot(result: Result, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    middles = [day - 0.5 / WINDOWS for day in result.days]
     with plt.rc_context(STYLE):
         figure, (above, below) = plt.subplots(
             2, 1, figsize=(WIDTH, 4.6), sharex=True, height_ratios=(3, 2), layout="constrained"
         )
-        above.plot(result.days, result.best, color=GREY, ls=":", label="true chances")
-        above.plot(result.days, result.online, color=BLUE, label="learns while it serves")
-        above.plot(result.days, result.daily, color=ORANGE, label="retrained each night")
-        above.set_title("AUC of the clicks to come, by time")
-        above.legend(loc="lower right")
-        below.plot(result.days, result.age_p99, color=BLUE, ls="--", label="p99")
-        below.plot(result.days, result.age_p50, color=BLUE, label="p50")
+        above.plot(middles, result.best, color=GREY, ls=":", label="true chances")
+        above.plot(middles, result.online, color=BLUE, label="learns while it serves")
+        above.plot(middles, result.daily, color=ORANGE, label="retrained each night")
+        above.set_title("AUC of clicks that the model has not seen")
+        above.set_ylim(0.42, 0.95)
+        above.legend(loc="lower right", ncols=3)
+        below.plot(middles, result.age_p99, color=BLUE, ls="--", label="p99")
+        below.plot(middles, result.age_p50, color=BLUE, label="p50")
         below.set_yscale("log")
-        below.set_title("seconds from an event to the first answer that knows it")
+        below.set_title("Seconds from an event to the first answer that knows it")
         below.set_xlabel(f"simulated days, of {result.day:g} seconds")
+        below.set_xticks(range(int(result.days[-1]) + 2))
         for axis in (above, below):
-            for day in range(1, int(result.days[-1]) + 1):
-                axis.axvline(day, color=GREY, lw=0.6)
-            axis.axvline(result.killed, color="#d55e00", ls="--", lw=1)
+            axis.axvline(result.killed, color=RED, ls="--", lw=1)
         below.annotate(
             "the trainer is killed, and started again",
-            (result.killed, 1),
+            (result.killed, 0.55),
             xycoords=("data", "axes fraction"),
             xytext=(-4, -2),
             textcoords="offset points",
             ha="right",
             va="top",
-            color="#d55e00",
+            color=RED,
         )
         below.legend(loc="upper left")
         figure.savefig(path)
