@@ -174,9 +174,7 @@ def test_a_search_is_served_by_a_package(tmp_path: Path) -> None:
     frozen = td.freeze(Retriever())
     batch = torch.export.Dim("batch")
     shapes = ({0: batch}, {0: batch})
-    td.serving.export(
-        frozen, tmp_path / "items", inputs_of(5), dynamic_shapes=shapes, headroom=400
-    )
+    td.serving.export(frozen, tmp_path / "items", inputs_of(5), dynamic_shapes=shapes, headroom=400)
     with td.serving.load(tmp_path / "items") as served:
         check_updates(served.run, served, frozen)
 

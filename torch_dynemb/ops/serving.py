@@ -68,7 +68,7 @@ class Served(NamedTuple):
     missing: Tensor
 
 
-class FoundIds(NamedTuple):
+class LiveIds(NamedTuple):
     """Result of :func:`serve_ids`.
 
     Attributes:
@@ -80,7 +80,7 @@ class FoundIds(NamedTuple):
     found: Tensor
 
 
-class FoundRows(NamedTuple):
+class LiveRows(NamedTuple):
     """Result of :func:`serve_rows`.
 
     Attributes:
@@ -187,7 +187,7 @@ def serve_apply_(
 
 
 @raises_typed_errors
-def serve_ids(live: ServedTensors, *, table: int, slots: int) -> FoundIds:
+def serve_ids(live: ServedTensors, *, table: int, slots: int) -> LiveIds:
     """List all ids of a live table; nothing changes.
 
     An id that is in the table all the time is listed. One that an update inserts or removes
@@ -204,13 +204,13 @@ def serve_ids(live: ServedTensors, *, table: int, slots: int) -> FoundIds:
     listed = torch.ops.dynemb.serve_ids(
         live.buckets, live.tables, live.meta, live.weights, live.formats, table, slots
     )
-    return FoundIds(*listed)
+    return LiveIds(*listed)
 
 
 @raises_typed_errors
 def serve_rows(
     live: ServedTensors, ids: Tensor, wanted: Tensor | None = None, *, table: int, dim: int
-) -> FoundRows:
+) -> LiveRows:
     """Read the rows of ids that a live table has now; nothing changes.
 
     Args:
@@ -230,7 +230,7 @@ def serve_rows(
     read = torch.ops.dynemb.serve_rows(
         live.buckets, live.tables, live.meta, live.weights, live.formats, table, dim, ids, wanted
     )
-    return FoundRows(*read)
+    return LiveRows(*read)
 
 
 @register_fake("serve_lookup")
@@ -303,8 +303,8 @@ def _serve_rows_fake(
 __all__ = [
     "LIVE_FORMATS",
     "Applied",
-    "FoundIds",
-    "FoundRows",
+    "LiveIds",
+    "LiveRows",
     "Served",
     "ServedTensors",
     "serve_apply_",

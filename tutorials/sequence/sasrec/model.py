@@ -6,7 +6,6 @@ of the history and is what the result is searched in.
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -78,7 +77,7 @@ class SASRec(nn.Module):
 
 
 class Retriever(nn.Module):
-    """What is served: histories in, ids and scores out.
+    """The model as it is served: histories in, ids and scores out.
 
     Args:
         model: with dynamic items.

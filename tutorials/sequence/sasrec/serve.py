@@ -18,8 +18,8 @@ from tutorials.sequence.sasrec.train import BATCH, Trainer
 Answer = tuple[Tensor, Tensor]
 
 
-class Served(NamedTuple):
-    """What happened while a model served.
+class ServingCounts(NamedTuple):
+    """Counts of a model that served while it trained.
 
     Attributes:
         answers: how many batches of histories were answered beside the training.
@@ -34,7 +34,9 @@ class Served(NamedTuple):
     apart: float
 
 
-def package(retriever: Retriever, folder: Path, example: Tensor, headroom: int) -> td.serving.ServedModel:
+def package(
+    retriever: Retriever, folder: Path, example: Tensor, headroom: int
+) -> td.serving.ServedModel:
     """Export a model as one package, and load it so that it follows the log.
 
     Args:
@@ -57,7 +59,7 @@ def package(retriever: Retriever, folder: Path, example: Tensor, headroom: int) 
 
 def serve_and_train(
     trainer: Trainer, ratings: Ratings, begin: float, folder: Path, *, commits: int, compiled: bool
-) -> Served:
+) -> ServingCounts:
     """Serve a model while it trains on later and later ratings.
 
     Args:
@@ -114,4 +116,4 @@ def serve_and_train(
         ids, scores = answer(histories)
     new = ids.unique()[~torch.isin(ids.unique(), known)]
     apart = float((scores - expected).abs().max())
-    return Served(counted, commits, len(new), apart)
+    return ServingCounts(counted, commits, len(new), apart)
