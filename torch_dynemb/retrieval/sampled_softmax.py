@@ -16,6 +16,7 @@ from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.retrieval.item_loss import ItemLoss, Losses
 from torch_dynemb.retrieval.items import (
     Items,
+    check_not_empty,
     checked_positives,
     checked_query,
     checked_temperature,
@@ -146,6 +147,8 @@ class SampledSoftmaxLoss(ItemLoss):
         drawn: list[Drawn] = []
 
         def draw() -> Tensor:
+            if self.negatives != (InBatchNegatives(),):
+                check_not_empty(type(self).__name__, items)
             drawn.extend(drawn_from(items, self.negatives))
             return torch.cat([part.ids for part in drawn]) if drawn else positive_ids[:0]
 
