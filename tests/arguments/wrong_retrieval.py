@@ -38,7 +38,23 @@ def of_rows(**arguments: Any) -> object:
     return td.in_batch_softmax_loss(**{"query": QUERY, "rows": QUERY, "ids": IDS, **arguments})
 
 
+EMPTY = td.DynamicEmbedding(4, name="none", optimizer=SGD).eval()
+LATE = td.DynamicEmbedding(
+    4, name="late", optimizer=SGD, policy=td.Policy(admission=td.AdmitFrequent(9))
+)
+
+
+def drawn(items: Any) -> object:
+    return td.SampledSoftmaxLoss(items, negatives=td.UniformNegatives(2))(QUERY, IDS)
+
+
 ROWS: list[Row] = [
+    *raising(
+        RuntimeError,
+        (lambda: drawn(EMPTY), "table 'none' is empty.*train it first"),
+        (lambda: drawn(LATE), "table 'late' is empty.*look ids up by items until some have a row"),
+        (lambda: td.FullSoftmaxLoss(EMPTY)(QUERY, IDS), "table 'none' is empty.*train it first"),
+    ),
     *raising(
         TypeError,
         (lambda: loss(nn.Embedding(2, 4)), "items is .*Embedding.*expected a module with a dyn"),

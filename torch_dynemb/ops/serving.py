@@ -68,7 +68,7 @@ class Served(NamedTuple):
     missing: Tensor
 
 
-class ServedIds(NamedTuple):
+class LiveIds(NamedTuple):
     """Result of :func:`serve_ids`.
 
     Attributes:
@@ -80,7 +80,7 @@ class ServedIds(NamedTuple):
     found: Tensor
 
 
-class ServedRows(NamedTuple):
+class LiveRows(NamedTuple):
     """Result of :func:`serve_rows`.
 
     Attributes:
@@ -188,7 +188,7 @@ def serve_apply_(
 
 
 @raises_typed_errors
-def serve_ids(live: ServedTensors, *, table: int, slots: int) -> ServedIds:
+def serve_ids(live: ServedTensors, *, table: int, slots: int) -> LiveIds:
     """List all ids of a live table; nothing changes.
 
     An id that is in the table all the time is listed. One that an update inserts or removes
@@ -205,13 +205,13 @@ def serve_ids(live: ServedTensors, *, table: int, slots: int) -> ServedIds:
     listed = torch.ops.dynemb.serve_ids(
         live.buckets, live.tables, live.meta, live.weights, live.formats, table, slots
     )
-    return ServedIds(*listed)
+    return LiveIds(*listed)
 
 
 @raises_typed_errors
 def serve_rows(
     live: ServedTensors, ids: Tensor, wanted: Tensor | None = None, *, table: int, dim: int
-) -> ServedRows:
+) -> LiveRows:
     """Read the rows of ids that a live table has now; nothing changes.
 
     Args:
@@ -231,7 +231,7 @@ def serve_rows(
     read = torch.ops.dynemb.serve_rows(
         live.buckets, live.tables, live.meta, live.weights, live.formats, table, dim, ids, wanted
     )
-    return ServedRows(*read)
+    return LiveRows(*read)
 
 
 @register_fake("serve_lookup")
@@ -304,9 +304,9 @@ def _serve_rows_fake(
 __all__ = [
     "LIVE_FORMATS",
     "Applied",
+    "LiveIds",
+    "LiveRows",
     "Served",
-    "ServedIds",
-    "ServedRows",
     "ServedTensors",
     "serve_apply_",
     "serve_ids",

@@ -14,7 +14,7 @@ from torch_dynemb.ops.columns import RowClock
 from torch_dynemb.ops.open_lookups import OPEN, SEVERAL
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.retrieval.item_loss import ItemLoss, Losses
-from torch_dynemb.retrieval.items import Items
+from torch_dynemb.retrieval.items import Items, check_not_empty
 from torch_dynemb.table.tables import Tables, exported
 
 _LISTED_AT_ONCE = 1 << 20  # ids
@@ -79,6 +79,8 @@ class FullSoftmaxLoss(ItemLoss):
             )
         batch = LookupBatch.of_rows(positive_ids, items.tables.one_bag, [items.table], items.dim)
         handles, anchor = items.module.handles_of(batch)
+        if anchor is None:
+            check_not_empty(type(self).__name__, items)
         listed = _ListedIds.of(items, self.chunk)
         trains = anchor is not None
         state = _Softmax(items.tables, items.table, listed, positive_ids, handles, trains)

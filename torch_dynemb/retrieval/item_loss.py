@@ -74,8 +74,8 @@ class ItemLoss(nn.Module):
             TypeError: dtype of an argument.
             ValueError: shape or device of an argument, or NaN in ``query`` (not looked for in
                 compiled code and on a GPU).
-            RuntimeError: the table is empty, in eval mode. Or compiled code would have to do what
-                it cannot.
+            RuntimeError: the table is empty, in eval mode or because it admits ids late. Or
+                compiled code would have to do what it cannot.
             NoRoomError: as lookups of ``items``.
         """
         owner = type(self).__name__

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torch_dynemb.argument_checks import described, number, tensor
 from torch_dynemb.nn.table_module import TableModule
+from torch_dynemb.ops.columns import Table
 from torch_dynemb.table.tables import Tables
 
 
@@ -114,6 +115,17 @@ def checked_query(owner: str, query: object, dim: int, device: torch.device) -> 
     return given
 
 
+def check_not_empty(owner: str, items: Items) -> None:
+    """Raise RuntimeError if a table has no id; not looked at in compiled code and on a GPU."""
+    size = items.tables.index.tables[items.table, Table.SIZE]
+    if not torch.compiler.is_compiling() and size.is_cpu and int(size) == 0:
+        raise RuntimeError(
+            f"{owner}: table {items.tables.config.names[items.table]!r} is empty, but queries are "
+            "compared with its ids: train it first; if it admits ids late, look ids up by items "
+            "until some have a row"
+        )
+
+
 def checked_temperature(owner: str, temperature: object) -> float:
     """Return a temperature.
 
@@ -180,6 +192,7 @@ def weighted_mean(losses: Tensor, weights: Tensor | None, counted: Tensor | None
 __all__ = [
     "Items",
     "check_columns",
+    "check_not_empty",
     "checked_positives",
     "checked_query",
     "checked_temperature",

@@ -17,6 +17,7 @@ from torch_dynemb.retrieval.beside import look_up_beside
 from torch_dynemb.retrieval.item_loss import ItemLoss, Losses
 from torch_dynemb.retrieval.items import (
     Items,
+    check_not_empty,
     checked_positives,
     checked_query,
     checked_temperature,
@@ -147,6 +148,8 @@ class SampledSoftmaxLoss(ItemLoss):
         drawn: list[Drawn] = []
 
         def draw() -> Tensor:
+            if self.negatives != (InBatchNegatives(),):
+                check_not_empty(type(self).__name__, items)
             drawn.extend(drawn_from(items, self.negatives))
             return torch.cat([part.ids for part in drawn]) if drawn else positive_ids[:0]
 

@@ -199,9 +199,10 @@ def _updated_source(live: LiveTables, table: int) -> _Searched:
     """Search tables that a thread may update meanwhile."""
 
     def candidates() -> Iterator[_Candidates]:
-        ids, wanted = live.list_ids(table)
+        ids, found_ids = live.list_ids(table)
+        wanted: Tensor | None = found_ids
         if not torch.compiler.is_compiling():
-            ids, wanted = ids[wanted], None
+            ids, wanted = ids[found_ids], None
         for begin in range(0, ids.shape[0], _ROWS_AT_ONCE):
             part = slice(begin, begin + _ROWS_AT_ONCE)
             rows, found = live.read_ids(table, ids[part], None if wanted is None else wanted[part])

@@ -150,7 +150,7 @@ class LiveTables(CountedTables):
             buffers["free"],
         )
 
-    def list_ids(self, table: int) -> ops.ServedIds:
+    def list_ids(self, table: int) -> ops.LiveIds:
         """Return all ids of a table, in the slots of its index.
 
         Args:
@@ -161,7 +161,7 @@ class LiveTables(CountedTables):
         """
         return ops.serve_ids(self.tensors(), table=table, slots=self._slots[table])
 
-    def read_ids(self, table: int, ids: Tensor, wanted: Tensor | None = None) -> ops.ServedRows:
+    def read_ids(self, table: int, ids: Tensor, wanted: Tensor | None = None) -> ops.LiveRows:
         """Return the rows of those ids that the table has now.
 
         Args:

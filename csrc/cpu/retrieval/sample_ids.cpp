@@ -29,8 +29,8 @@ struct Tries {
 };
 
 // Samples [begin, end). The lines of all tries have been fetched before the first is used. A sample
-// whose slot is empty tries again in the same place, others make room for the next sample: so as
-// many lines as before are in flight.
+// that finds an empty slot tries again in the same place, others make room for the next sample: so
+// as many lines as before are in flight.
 void sample_range(const SampleJob& job, int64_t begin, int64_t end) {
   // copies: ids that are written could be the words of the job
   const int64_t* const lines = job.table->lines;

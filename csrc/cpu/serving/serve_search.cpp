@@ -75,8 +75,7 @@ std::tuple<Tensor, Tensor> serve_ids(Tensor buckets, Tensor tables, Tensor meta,
                table);
   Tensor ids = empty_cpu({slots}, ScalarType::Long);
   Tensor found = empty_cpu({slots}, ScalarType::Bool);
-  const ListedIds list{static_cast<int64_t*>(ids.data_ptr()),
-                       static_cast<bool*>(found.data_ptr())};
+  const ListedIds list{static_cast<int64_t*>(ids.data_ptr()), static_cast<bool*>(found.data_ptr())};
   // an id moves by two updates: one removes it, a later one inserts it
   const int64_t* updates = live.table_row(table) + kLiveTableBatches;
   const int64_t before = load_word_acquire(updates);

@@ -33,7 +33,7 @@ class Ratings(NamedTuple):
 
 
 class Split(NamedTuple):
-    """What is known before a time, and the next rating of each user who has one.
+    """Histories before a time, and the next rating of each user with one.
 
     Attributes:
         histories: int64 [users, steps], ratings before the time; PADDING after them.

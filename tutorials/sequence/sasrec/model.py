@@ -77,7 +77,7 @@ class SASRec(nn.Module):
 
 
 class Retriever(nn.Module):
-    """What is served: histories in, ids and scores out.
+    """The model as it is served: histories in, ids and scores out.
 
     Args:
         model: with dynamic items.

@@ -18,8 +18,8 @@ from tutorials.sequence.sasrec.train import BATCH, Trainer
 Answer = tuple[Tensor, Tensor]
 
 
-class Served(NamedTuple):
-    """What happened while a model served.
+class ServingCounts(NamedTuple):
+    """Counts of a model that served while it trained.
 
     Attributes:
         answers: how many batches of histories were answered beside the training.
@@ -59,7 +59,7 @@ def package(
 
 def serve_and_train(
     trainer: Trainer, ratings: Ratings, begin: float, folder: Path, *, commits: int, compiled: bool
-) -> Served:
+) -> ServingCounts:
     """Serve a model while it trains on later and later ratings.
 
     Args:
@@ -116,4 +116,4 @@ def serve_and_train(
         ids, scores = answer(histories)
     new = ids.unique()[~torch.isin(ids.unique(), known)]
     apart = float((scores - expected).abs().max())
-    return Served(counted, commits, len(new), apart)
+    return ServingCounts(counted, commits, len(new), apart)

@@ -14,7 +14,7 @@ from tutorials.sequence.sasrec.model import Retriever, SASRec
 from tutorials.two_tower import StaticItems, ndcg
 
 BATCH = 64  # histories
-LR, DENSE_LR = 0.005, 0.002
+LR, DENSE_LR = 0.01, 0.002
 NEGATIVES = 256
 Loss = Callable[[Tensor, Tensor], Tensor]
 
