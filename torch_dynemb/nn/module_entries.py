@@ -23,7 +23,7 @@ def rank_entry(ranks: RankGroup | None) -> str:
     return f"rank_{ranks.rank}_of_{ranks.size}."
 
 
-class LoadReport(NamedTuple):
+class EntryErrors(NamedTuple):
     """The lists in which ``Module.load_state_dict`` collects what is wrong.
 
     Attributes:
@@ -37,7 +37,7 @@ class LoadReport(NamedTuple):
 
 
 def load_entries(
-    kind: str, state: GroupState, own: str, saved: Mapping[str, Any], prefix: str, to: LoadReport
+    kind: str, state: GroupState, own: str, saved: Mapping[str, Any], prefix: str, to: EntryErrors
 ) -> None:
     """Load the tables of a module from a state dict.
 
@@ -83,4 +83,4 @@ def load_entries(
         to.errors.append(f"{prefix.rstrip('.') or kind}: {error}")
 
 
-__all__ = ["LoadReport", "load_entries", "rank_entry"]
+__all__ = ["EntryErrors", "load_entries", "rank_entry"]
