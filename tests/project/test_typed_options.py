@@ -32,7 +32,7 @@ CALLS = {
     "group = td.TableGroup(tables, optimizer=sgd, max_rows=9)": "",
     "td.TableGroup(tables, optimizer=sgd, max_row=9)": 'did you mean "max_rows"?',
     "group.remove(0, score_below=3) + 1": "",
-    "group.remove(0, score_below='x')": 'type "str"; expected "int | None"  [arg-type]',
+    "group.remove(0, score_below='x')": 'type "str"; expected "float | None"  [arg-type]',
 }
 
 

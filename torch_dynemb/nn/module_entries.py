@@ -9,7 +9,7 @@ from torch_dynemb.nn.rank_states import rank_entries_of
 from torch_dynemb.table.state import GroupState
 
 
-class LoadReport(NamedTuple):
+class EntryErrors(NamedTuple):
     """The lists in which ``Module.load_state_dict`` collects what is wrong.
 
     Attributes:
@@ -23,7 +23,7 @@ class LoadReport(NamedTuple):
 
 
 def load_entries(
-    kind: str, state: GroupState, own: str, saved: Mapping[str, Any], prefix: str, to: LoadReport
+    kind: str, state: GroupState, own: str, saved: Mapping[str, Any], prefix: str, to: EntryErrors
 ) -> None:
     """Load the tables of a module from a state dict.
 
@@ -69,4 +69,4 @@ def load_entries(
         to.errors.append(f"{prefix.rstrip('.') or kind}: {error}")
 
 
-__all__ = ["LoadReport", "load_entries"]
+__all__ = ["EntryErrors", "load_entries"]

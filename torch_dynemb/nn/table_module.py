@@ -20,7 +20,7 @@ from torch_dynemb.distributed.seed import common_start
 from torch_dynemb.keyword_options import part_of, takes_options
 from torch_dynemb.nn import backward_updates, gradient_clipping, loss_scaling
 from torch_dynemb.nn.distributed_checkpoint import StateNames, support_default_planner
-from torch_dynemb.nn.module_entries import LoadReport, load_entries
+from torch_dynemb.nn.module_entries import EntryErrors, load_entries
 from torch_dynemb.nn.module_kinds import RowOptimizers, SharedRows, register_module
 from torch_dynemb.nn.options import ModuleOptions
 from torch_dynemb.nn.rank_states import check_caller, rank_entry
@@ -606,7 +606,7 @@ class TableModule(nn.Module):
     ) -> None:
         if leaves_tables_out():
             return
-        report = LoadReport(missing_keys, unexpected_keys if strict else None, error_msgs)
+        report = EntryErrors(missing_keys, unexpected_keys if strict else None, error_msgs)
         kind, state = type(self).__name__, self._group.state
         load_entries(kind, state, self._rank_entry, state_dict, prefix, report)
 

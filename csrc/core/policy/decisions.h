@@ -35,9 +35,9 @@ enum PolicyColumn : int {
   kPolicyIdBytes = 17,        // share of one id in the budget
   kPolicyReservedIds = 18,    // ids that other tables cannot displace
   kPolicyDecayedWord = 19,
-  kPolicyHalfLife = 20,         // of decayed counts: seconds; below 0: steps
-  kPolicyCombinedWord = 21,     // of custom scores that combine_scores_ changes; 0: not kept
-  kPolicyCombinedInitial = 22,  // its value for a new id
+  kPolicyHalfLife = 20,           // of decayed counts: seconds; below 0: steps
+  kPolicyCombinedWord = 21,       // of custom scores that combine_scores_ changes; 0: not kept
+  kPolicyCombinedInitial = 22,    // its value for a new id
   kPolicyAdmissionHalfLife = 23,  // of counts of kAdmitFrequent, as kPolicyHalfLife; 0: none
   kPolicyColumns = 24
 };

@@ -1,4 +1,4 @@
-// Exact counts of ids that wait for admission: occurrences, or with a half-life decayed occurrences.
+// Exact counts of ids that wait for admission: occurrences, or decayed ones with a half-life.
 #pragma once
 
 #include "core/policy/decisions.h"

@@ -45,8 +45,7 @@ void decide(const IndexArgs& index, const PolicyArgs& policies, const int32_t* s
         entry->counter_slot = at.slot;
         entry->counted = stored_count(index, policy, *entry);
       }
-      const int64_t count =
-          add_waiting(policy, policies.clock, entry->counted, entry->occurrences);
+      const int64_t count = add_waiting(policy, policies.clock, entry->counted, entry->occurrences);
       admitted = admits(policy, policies.clock, count, threshold);
       break;
     }

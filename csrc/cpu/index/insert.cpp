@@ -165,8 +165,8 @@ void set_scores(const int64_t* policy, const int64_t* clock, int words, const Ne
                 int64_t* score) {
   ScoreUpdate update = policy_update(policy, clock, id.table);
   update.expires = ranked_expiry(id.expiry_rank);
-  const int64_t frequency = admitted_frequency(policy, id.counted, id.occurrences,
-                                               ranked_threshold(id.threshold_rank));
+  const int64_t frequency =
+      admitted_frequency(policy, id.counted, id.occurrences, ranked_threshold(id.threshold_rank));
   for (int w = 0; w < words; ++w) score[w] = new_score(update, w, frequency);
 }
 
