@@ -181,6 +181,9 @@ class Tiers(ABC):
         Args:
             slab: a tiered one.
             handles: int64 [n], of rows, at least 0.
+
+        Raises:
+            RuntimeError: this storage records no changes.
         """
         raise RuntimeError(f"{type(self).__name__} records no changes: save whole checkpoints")
 
@@ -192,6 +195,9 @@ class Tiers(ABC):
             used_rows: rows of the slab that have had an owner.
             kept: bits that stay.
             added: bits that are set.
+
+        Raises:
+            RuntimeError: this storage records no changes.
         """
         raise RuntimeError(f"{type(self).__name__} records no changes: save whole checkpoints")
 
