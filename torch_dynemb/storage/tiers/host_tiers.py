@@ -39,6 +39,7 @@ class HostTiers(Tiers):
 
     pins = True
     records_changes = True
+    prefetches_beside = True
 
     def __init__(
         self,

@@ -49,10 +49,13 @@ class Tiers(ABC):
     Attributes:
         pins: whether :meth:`pin` is built.
         records_changes: whether :meth:`dirty_bits` and :meth:`set_dirty_bits` are built.
+        prefetches_beside: whether all work of :meth:`prefetch` is in the order of a stream, so that
+            it can run beside training.
     """
 
     pins: ClassVar[bool] = False
     records_changes: ClassVar[bool] = False
+    prefetches_beside: ClassVar[bool] = False
 
     def __init__(self, tensors: TierTensors, cached: Sequence[int]) -> None:
         self.tensors = tensors
