@@ -31,6 +31,7 @@ struct StageCall {
   uint32_t epoch;                // the rows keep their slots up to this epoch
   TierColumn counted_as;         // kTierMisses or kTierPrefetched
   const Jobs* jobs;              // nullptr: all moves are done before the next call
+  const bool* overwritten = nullptr;  // [ids], rows that are not loaded; nullptr: none
 };
 
 struct Plan {

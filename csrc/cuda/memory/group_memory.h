@@ -44,6 +44,8 @@ class GroupMemory {
   int64_t map_slots(const Call& call, size_t slab, int64_t slots);
   // The same, but raises if memory is short.
   void map_first_slots(const Call& call, size_t slab, int64_t slots);
+  // Gives back memory of later slots. Nothing may run on the device.
+  void release_slots(const Call& call, size_t slab, int64_t slots);
   size_t slab_of_table(size_t table) const { return tables_.slab_of_table(table); }
   // Rows of the slab that have had an owner, as of the last finished insertion.
   int64_t known_rows(size_t slab) const {

@@ -63,7 +63,7 @@ from torch_dynemb.checkpoint.saving.table_files import Folder, SourcePart, write
 from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.checkpoint.together import Ranks, background_ranks, ranks_of
 from torch_dynemb.ops.pending import PendingGradients
-from torch_dynemb.storage.tiers.ssd import SSDTiers
+from torch_dynemb.storage.tiers.store_files import StoreFiles
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.undisturbed import Undisturbed
 
@@ -188,7 +188,7 @@ def save(
         parts = parts_of(model)
         for group in groups_of(parts):
             check_saveable("checkpoint.save", group)
-            if asynchronous and not isinstance(group.tables.tiers, SSDTiers):
+            if asynchronous and not isinstance(group.tables.tiers, StoreFiles):
                 group.tables.check_in_memory(
                     "checkpoint.save: asynchronous=True",
                     "an ExternalStore or a cache of a HostStore cannot pin them during training, "

@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from torch_dynemb.storage.tiers.pinned_rows import PinnedRows
-from torch_dynemb.storage.tiers.ssd import SSDTiers
+from torch_dynemb.storage.tiers.store_files import StoreFiles
 from torch_dynemb.table.row_access import RowValues, read_records, read_rows
 from torch_dynemb.table.tables import Tables
 
@@ -30,7 +30,7 @@ class StoredRows:
             RuntimeError: the disk is full, or fails.
         """
         tiers, rows = self._tables.tiers, self._tables.rows
-        assert isinstance(tiers, SSDTiers)  # as save() has checked
+        assert isinstance(tiers, StoreFiles)  # as save() has checked
         # inputs for the initial values of unwritten rows
         small = rows._replace(
             hyper=rows.hyper.clone(), meta=rows.meta.clone(), init_data=rows.init_data.clone()

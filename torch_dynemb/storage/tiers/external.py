@@ -119,6 +119,21 @@ class ExternalTiers(StoreTiers):
             planned = ops.plan_moves_(self.tensors, staged, trains=False, ahead=ahead)
             self._move(planned.moves)
 
+    def stage_records(self, staged: ops.StagedIds, overwritten: Tensor) -> Tensor:
+        with self._one_thread():
+            self.check()
+            planned = ops.plan_moves_(self.tensors, staged, trains=False)
+            written = staged.handles[overwritten]
+            skipped = (planned.moves[:, Move.LOADS] != 0) & torch.isin(
+                planned.moves[:, Move.HANDLE], written
+            )
+            self._move(planned.moves[~skipped])
+            return planned.handles
+
+    def reserve_saves(self, rows: Sequence[int]) -> None:
+        """Raise only if the store has failed before: its free space is unknown."""
+        self.check()
+
     def _check_eager(self) -> None:
         if torch.compiler.is_compiling():
             raise RuntimeError(
@@ -142,9 +157,9 @@ class ExternalTiers(StoreTiers):
         records = ops.gather_records(self._rows, slab, moves[:, Move.SLOT].contiguous())
         live = records.view(torch.int32)[:, _GENERATION] == moves[:, Move.GENERATION]
         # The store has one record per id: an earlier row must not overwrite the current one.
-        ids = moves[:, Move.ID].contiguous()
+        ids = moves[:, Move.ID].contiguous().to(self._one_bag.device)
         present = ops.find(self._index, ids, self._one_bag, [table]).handles
-        live &= present == moves[:, Move.HANDLE]
+        live &= present.cpu() == moves[:, Move.HANDLE]
         self._write(table, moves[live, Move.ID], moves[live, Move.HANDLE], records[live])
 
     def _write(self, table: int, ids: Tensor, handles: Tensor, records: Tensor) -> None:
