@@ -61,11 +61,12 @@ def test_bits_of_tables_in_hbm(kind: str, store: str, slots: int, tmp_path: Path
     with emulated_cuda():
         pair = Pair(tables(**of_tables), optimizer, stored(tmp_path, store, slots), **arguments)
         train_some(pair)
+        pair.step()  # a read has made the cache grow
         stats = pair.tiered.group.usage.storage()
         assert stats is not None
         assert min(stats.evicted, stats.hits, stats.misses, stats.prefetched) > 0
         assert min(stats.write_backs, stats.host_write_backs, stats.host_evicted) > 50
-        assert stats.cached <= 2 * slots + 2 * slots // 16
+        assert stats.cached <= stats.slots + stats.slots // 16
 
 
 @pytest.mark.parametrize("store", ["python", FILES])
@@ -198,13 +199,13 @@ def test_slots_lie_in_hbm_and_grow_for_a_step(tmp_path: Path) -> None:
         stats = table.group.usage.storage()
         assert stats is not None
         assert (stats.slots, stats.cached) == (1000, 1000)
-        assert stats.host_cached == 15_000 - 1000
+        assert stats.host_cached == 15_000
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             train_ids(table, torch.arange(600))
         set_memory_limit(created_bytes() + 3000 * row)
         before = table.group.read(0, torch.arange(100))
-        with pytest.raises(td.errors.DeviceMemoryError, match="needs 14.* rows in GPU memory at"):
+        with pytest.raises(td.errors.DeviceMemoryError, match="needs 15000 rows in GPU memory at"):
             train_ids(table, torch.arange(15_000))
         set_memory_limit(None)
         assert same_bits(table.group.read(0, torch.arange(100)), before)
@@ -284,6 +285,7 @@ def test_a_capture_names_the_host_store(tmp_path: Path) -> None:
 def test_compiled_steps_name_the_host_store(tmp_path: Path) -> None:
     with emulated_cuda():
         table = wide_table(stored(tmp_path))
-        compiled = torch.compile(table, fullgraph=True, backend="eager")
+    for module in (table, table.eval()):  # compilers trace nothing on the emulated GPU
+        torch._dynamo.reset()
         with pytest.raises(Exception, match=r"leave the lookup out of torch.compile, or use Host"):
-            compiled(torch.arange(50))
+            torch.compile(module, fullgraph=True, backend="eager")(torch.arange(50))

@@ -1,7 +1,8 @@
-// reserve_space_, stage_, prefetch_, stage_records_ and store_submit: moves of a lookup's rows between slots and an
-// open store. Weights and state change without being arguments, through the addresses that the
-// store knows. This is sound: no value of a row with a slot changes, and reading the others
-// requires the handles that stage_ returns. Tensors without a store, such as copies, raise.
+// reserve_space_, stage_, prefetch_, stage_records_ and store_submit: moves of a lookup's rows
+// between slots and an open store. Weights and state change without being arguments, through the
+// addresses that the store knows. This is sound: no value of a row with a slot changes, and reading
+// the others requires the handles that stage_ returns. Tensors without a store, such as copies,
+// raise.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>

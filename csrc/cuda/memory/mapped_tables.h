@@ -62,8 +62,9 @@ class MappedTables {
   void split_rows(const std::vector<size_t>& slabs, std::shared_ptr<RowBudget> budget);
   const RowBudget* budget() const { return budget_.get(); }
 
-  // The first rows of the slabs become slots in HBM, later ones are homes of rows, if there are any:
-  // in host memory within the budget, except the words of rows. Called once, before there are rows.
+  // The first rows of the slabs become slots in HBM, later ones are homes of rows, if there are
+  // any: in host memory within the budget, except the words of rows. Called once, before there are
+  // rows.
   void cache_rows(const Call& call, const std::vector<CacheMemory>& caches,
                   std::shared_ptr<RowBudget> budget);
   // Slots of a slab with memory, and as many as there may be; 0: the slab has no cache.

@@ -80,9 +80,9 @@ CacheView cache_view(const Call& call, const CacheTensors& tiers, size_t s,
   CacheView view{};
   if (slots.size(0) == 0) return view;
   view.has_homes = weights[s].size(0) != slots.size(0);
-  DYNEMB_CHECK(!view.has_homes || weights[s].size(0) == slots.size(0) + places.numel(), "dynemb::",
-               op, ": weights[", s, "] has ", weights[s].size(0), " rows, expected ", slots.size(0),
-               " slots, and ", places.numel(), " homes or none");
+  DYNEMB_CHECK(!view.has_homes || weights[s].size(0) == slots.size(0) + places.numel(),
+               "dynemb::", op, ": weights[", s, "] has ", weights[s].size(0), " rows, expected ",
+               slots.size(0), " slots, and ", places.numel(), " homes or none");
   DYNEMB_CHECK(weights[s].size(0) < INT32_MAX, "dynemb::", op, ": weights[", s, "] has ",
                weights[s].size(0), " rows, expected fewer than ", INT32_MAX);
   check_length(op, "generations", generations[s], weights[s].size(0));
@@ -113,7 +113,8 @@ CacheView cache_view(const Call& call, const CacheTensors& tiers, size_t s,
 }
 
 // Gives the slabs with slots a cache. `fraction`: of the rows of a slab that get a slot, 0: the
-// cache has as many as `limits` says, or all of them at once. `host_bytes`: of homes, at most; -1: no bound.
+// cache has as many as `limits` says, or all of them at once. `host_bytes`: of homes, at most; -1:
+// no bound.
 void bind_tiers(Tensor buckets, std::vector<Tensor> places, std::vector<Tensor> slots,
                 std::vector<Tensor> free_slots, Tensor tier_clock, std::vector<Tensor> weights,
                 std::vector<Tensor> generations, std::vector<Tensor> state, double fraction,
@@ -140,8 +141,7 @@ void bind_tiers(Tensor buckets, std::vector<Tensor> places, std::vector<Tensor> 
                "group with a cache");
   const CacheTensors tiers{places, slots, free_slots, tier_clock};
   auto group = std::make_shared<CachedGroup>(
-      CachedGroup{
-          memory, {}, fraction, {}, static_cast<int64_t*>(tier_clock.data_ptr()), false});
+      CachedGroup{memory, {}, fraction, {}, static_cast<int64_t*>(tier_clock.data_ptr()), false});
   std::vector<CacheMemory> caches;
   for (size_t s = 0; s < slabs; ++s) {
     const CacheView view = cache_view(call, tiers, s, weights, generations, state);
@@ -151,8 +151,9 @@ void bind_tiers(Tensor buckets, std::vector<Tensor> places, std::vector<Tensor> 
                  "dynemb::bind_tiers: limits[", s, "] is ", group->limits[s], ", expected 0 to ",
                  view.most_slots, ", the slots");
     if (view.most_slots == 0) continue;
-    DYNEMB_CHECK(caches.empty() || view.has_homes == group->has_homes, "dynemb::bind_tiers: weights[",
-                 s, "] has ", weights[s].size(0), " rows, but only some slabs have homes");
+    DYNEMB_CHECK(caches.empty() || view.has_homes == group->has_homes,
+                 "dynemb::bind_tiers: weights[", s, "] has ", weights[s].size(0),
+                 " rows, but only some slabs have homes");
     group->has_homes = view.has_homes;
     caches.push_back({s,
                       view.most_slots,

@@ -367,7 +367,7 @@ Tensor stage_(std::vector<Tensor> places, std::vector<Tensor> slots, std::vector
               std::vector<int64_t> feature_tables, bool trains) {
   const Call call("stage_", "tier_clock", tier_clock);
   return staged_handles(call, {places, slots, free_slots, tier_clock},
-                    {meta, ids, handles, offsets, feature_tables}, trains, 0);
+                        {meta, ids, handles, offsets, feature_tables}, trains, 0);
 }
 
 Tensor staged_lookup_(std::vector<Tensor> places, std::vector<Tensor> slots,
@@ -381,7 +381,7 @@ Tensor staged_lookup_(std::vector<Tensor> places, std::vector<Tensor> slots,
   LookupCall lookup = lookup_call(call, rows, ids, handles, offsets, per_sample_weights,
                                   feature_tables, feature_dims, pooling);
   const Tensor staged = staged_handles(call, {places, slots, free_slots, tier_clock},
-                                   {meta, ids, handles, offsets, feature_tables}, false, 0);
+                                       {meta, ids, handles, offsets, feature_tables}, false, 0);
   lookup.args.handles = static_cast<const int64_t*>(staged.data_ptr());
   return run_lookup(call, rows, lookup);
 }

@@ -98,7 +98,8 @@ int64_t slots_needed(volatile const int64_t* report, int64_t attempt) {
 
 // Handles, moves, and by slab the slots for which memory is short: the call has changed nothing
 // there.
-std::tuple<Tensor, Tensor, Tensor> take_slots_(std::vector<Tensor> places, std::vector<Tensor> slots,
+std::tuple<Tensor, Tensor, Tensor> take_slots_(std::vector<Tensor> places,
+                                               std::vector<Tensor> slots,
                                                std::vector<Tensor> free_slots, Tensor tier_clock,
                                                Tensor meta, Tensor ids, Tensor handles,
                                                Tensor offsets, std::vector<int64_t> feature_tables,

@@ -38,7 +38,7 @@ class DeviceTiers(Tiers):
     Args:
         size: of the cache in HBM.
         host: the cache in host memory.
-        background: whether the store may be used while the caller goes on.
+        background: whether the thread may use the store and the index while the caller goes on.
         tensors: of the cache in HBM, empty.
         index, rows: of the group; rows have the slots of the cache.
         cached: numbers of the tiered slabs.
@@ -255,6 +255,7 @@ class DeviceTiers(Tiers):
             self.host.run(
                 self.host.below.write, slab, table, ids[rest].cpu(), handles[rest].cpu(), copies
             )
+            self._make_stale(slab, handles[rest])
             self._forget(slab, handles[rest])
         if bool(own.any()):
             at = at[own]
@@ -274,6 +275,15 @@ class DeviceTiers(Tiers):
         in_use = (at >= 0) & ((last - epoch).to(torch.int32) >= 0)
         slots[at[in_use], Slot.MARKS] &= ~_DIRTY
         self._forget(slab, handles[~in_use])
+
+    def _make_stale(self, slab: int, handles: Tensor) -> None:
+        """Make gradients of slots stale, as after a change of the row's owner."""
+        places = self.tensors.places[slab][handles >> GENERATION_BITS].long() - 1
+        at, slots = places[places >= 0], self.tensors.slots[slab]
+        marks = slots[at, Slot.MARKS]
+        following = ((marks & _GENERATIONS) % _GENERATIONS) + 1  # 0 means: no row
+        slots[at, Slot.MARKS] = (marks & ~_GENERATIONS) | following
+        self._rows.generations[slab][at] = following.to(torch.int32)
 
     def _forget(self, slab: int, handles: Tensor) -> None:
         """Take rows out of their slots without saving them."""
@@ -311,7 +321,9 @@ class DeviceTiers(Tiers):
             if self._used[slab] > limit + limit // _SLACK:
                 self._warn(slab, self._used[slab], limit)
                 self._shrink(slab)
-        self.host.start(self.host.below.end_step_of, list(self._used_rows))
+        ended = self.host.end_step(list(self._used_rows))
+        if not self._background:
+            ended.result()
 
     def check(self) -> None:
         self.host.check()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.errors import InUseError
-from torch_dynemb.ops.columns import Move
+from torch_dynemb.ops.columns import GENERATION_BITS, Meta, Move
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.storage.tiers.cache_size import CacheSize
 from torch_dynemb.storage.tiers.protocol import RecordStore
@@ -23,6 +23,7 @@ from torch_dynemb.storage.tiers.tiers import Records
 # Header of a record: offsets in 4-byte words, then in 8-byte words.
 _GENERATION, _TABLE = 0, 1
 _HANDLE, _ID = 1, 2
+_SLOT_BITS = 36
 
 
 # (store, table name) -> the group of this process with rows there
@@ -123,11 +124,13 @@ class ExternalTiers(StoreTiers):
         with self._one_thread():
             self.check()
             planned = ops.plan_moves_(self.tensors, staged, trains=False)
-            written = staged.handles[overwritten]
-            skipped = (planned.moves[:, Move.LOADS] != 0) & torch.isin(
-                planned.moves[:, Move.HANDLE], written
-            )
-            self._move(planned.moves[~skipped])
+            counts = staged.offsets[1:] - staged.offsets[:-1]
+            tables = torch.tensor(staged.feature_tables).repeat_interleave(counts)
+            slabs = staged.meta[tables, Meta.SLAB] << _SLOT_BITS
+            slots = (slabs | planned.handles >> GENERATION_BITS)[overwritten]
+            moves = planned.moves
+            to = moves[:, Move.SLAB] << _SLOT_BITS | moves[:, Move.SLOT]
+            self._move(moves[(moves[:, Move.LOADS] == 0) | ~torch.isin(to, slots)])
             return planned.handles
 
     def reserve_saves(self, rows: Sequence[int]) -> None:

@@ -141,6 +141,14 @@ class HostCache:
         loaded = self.start(self._or_fail, self._load, moves, places)
         return loaded, self.start(self._or_fail, self._save, saved, places)
 
+    def end_step(self, used_rows: list[int]) -> Future[None]:
+        """Start to end a training step.
+
+        Args:
+            used_rows: of each slab, the rows that the cache knows.
+        """
+        return self.start(self._or_fail, self.below.end_step_of, used_rows)
+
     def _or_fail(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             if self._failure is not None:

@@ -39,8 +39,9 @@ def unpack_rows(tensors: Sequence[Tensor], numbers: Tensor, records: Tensor) -> 
     begin = RECORD_HEADER
     for tensor in tensors:
         end = begin + tensor[:1].numel() * tensor.element_size()
-        values = records[:, begin:end].contiguous().view(tensor.dtype)
-        tensor.index_copy_(0, numbers, values.reshape(-1, *tensor.shape[1:]))
+        # a copy, because a field of a record may be unaligned
+        values = records.new_empty(len(records), end - begin).copy_(records[:, begin:end])
+        tensor.index_copy_(0, numbers, values.view(tensor.dtype).reshape(-1, *tensor.shape[1:]))
         begin = end
 
 
