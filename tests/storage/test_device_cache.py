@@ -1,4 +1,4 @@
-"""Rows in a store beneath caches in host memory and in HBM: bits of tables in HBM, tiers, refusals."""
+"""Rows in a store beneath caches in host memory and in HBM: bits, tiers, refusals."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class StoreOptions:
         """
         if self.kind != "device_mem" and before != after:
             raise RuntimeError(
-                f"{owner}: the store options are {self.kind}, whose caches were made for {before}: "
+                f"{owner}: the caches of {self.kind} were made for {before}: "
                 f"construct the embedding with device={str(after)!r}, and load a snapshot"
             )
 
@@ -290,8 +290,7 @@ def make_cached_ssd_store_options(
     """Store rows on SSD with a memory cache of the rows in use; see :class:`torch_dynemb.SSDStore`.
 
     The files of a rank are in ``<path>/<rank>-<ranks>``, or in its own path of a list. They belong
-    to
-    the running program; snapshots are stored beside them. Set the optimizer of the embedding before
+    to the running program; snapshots are stored beside them. Set the optimizer of the embedding before
     its first lookup, because rows on disk include the optimizer state.
 
     Args:

@@ -1,4 +1,4 @@
-"""Ops on the two caches of a GPU's tables with rows in a store: in its own memory, and in the host's.
+"""Ops on the caches of a GPU's tables with rows in a store: in its own memory and the host's.
 
 The cache in GPU memory has slots alone. :func:`take_slots_` decides which rows move; the caller
 moves them as records through the cache in host memory, :func:`stage_records_`.
@@ -70,7 +70,7 @@ def release_slots(tiers: TierTensors, slab: int, slots: int) -> None:
     Args:
         tiers: as for :func:`take_slots_`; nothing changes.
         slab: number of one with a cache.
-        slots: the first slot whose memory is given back.
+        slots: number of slots that keep their memory.
 
     Raises:
         RuntimeError: an argument is out of range, or the clock is a copy.

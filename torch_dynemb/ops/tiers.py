@@ -128,8 +128,9 @@ def bind_tiers(
     """Give rows of a group on a GPU a cache in HBM, and homes in host memory.
 
     Slabs with rows in ``tiers.slots`` get one: the first rows of their tensors become slots, the
-    others are homes. Without others, rows lie in a store (:func:`take_slots_`). Call it once, after :func:`bind_group` and before the first id. Later
-    calls find the cache by the address of ``tiers.clock``.
+    others are homes. Without others, rows lie in a store (:func:`take_slots_`). Call it once, after
+    :func:`bind_group` and before the first id. Later calls find the cache by the address of
+    ``tiers.clock``.
 
     Args:
         index: of the tables, on a GPU; no value changes.

@@ -89,9 +89,7 @@ class DeviceTiers(Tiers):
         self._check_eager()
         self.check()
         ids, offsets, tables = batch.index_arguments
-        self._reserve(
-            ids, offsets, tables, lambda: ops.find(index, ids, offsets, tables).handles
-        )
+        self._reserve(ids, offsets, tables, lambda: ops.find(index, ids, offsets, tables).handles)
 
     def stage(self, staged: ops.StagedIds, *, trains: bool) -> Tensor:
         handles = self._begin(staged, trains=trains)
@@ -205,13 +203,12 @@ class DeviceTiers(Tiers):
     def _settle(self) -> None:
         """Copy the rows of all loads into their slots."""
         while self._loading:
-            for slab, slots, generations, records in self._loading[0].result():
+            for slab, slots, generations, records in _result(self._loading.pop(0)):
                 numbers = slots.to(self._device, non_blocking=True)
                 copies = records.to(self._device, non_blocking=True)
                 unpack_rows(self._tensors(slab), numbers, copies)
                 live = generations.to(self._device, non_blocking=True)
                 self._rows.generations[slab].data.index_copy_(0, numbers, live)
-            del self._loading[0]
 
     @property
     def _device(self) -> torch.device:
@@ -464,6 +461,13 @@ class DeviceTiers(Tiers):
             most_queued=host.most_queued,
             waited=host.waited,
         )
+
+
+def _result(future: Future[list[LoadedRows]]) -> list[LoadedRows]:
+    try:
+        return future.result()
+    finally:
+        del future  # the traceback of its error would keep it, and the tables, alive
 
 
 __all__ = ["DeviceTiers"]

@@ -77,7 +77,7 @@ class HostCache:
         self._rows = rows
         self._meta = meta
         self._pinned = pinned
-        self._failure: BaseException | None = None
+        self._failure: str | None = None  # not the error: its traceback keeps the tables alive
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=_THREAD)
         watch(self)
 
@@ -118,12 +118,12 @@ class HostCache:
 
     def check(self) -> None:
         """Raise RuntimeError if rows were lost, without waiting."""
+        self.below.check()
         if self._failure is not None:
             raise RuntimeError(
                 "rows between the cache of the GPU and the store are lost: go back to a "
                 f"checkpoint or a snapshot: {self._failure}"
-            ) from self._failure
-        self.below.check()
+            )
 
     def exchange(
         self, moves: Tensor, saved: Sequence[SavedRows]
@@ -151,11 +151,10 @@ class HostCache:
 
     def _or_fail(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            if self._failure is not None:
-                raise self._failure
+            self.check()
             return call(*args, **kwargs)
         except BaseException as error:
-            self._failure = error
+            self._failure = self._failure or f"{type(error).__name__}: {error}"
             raise
 
     def _load(self, moves: Tensor, places: Tensor) -> list[LoadedRows]:

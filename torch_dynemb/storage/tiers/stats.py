@@ -20,9 +20,9 @@ class StorageStats:
         prefetched: rows loaded by prefetches.
         evicted: rows that left memory for others.
         write_backs: changed rows written to the store, or back to host memory.
-        host_slots, host_cached, host_hits, host_misses, host_evicted, host_write_backs: of the cache in
-            host memory, if a GPU has another above it (``device_cache=``). Hits and misses count the
-            rows that move between the two.
+        host_slots, host_cached, host_hits, host_misses: of the cache in host memory, if a GPU has
+            another above it (``device_cache=``). Hits and misses count rows that move between both.
+        host_evicted, host_write_backs: of the same cache.
         reads: rows read from files, or copied from host memory into the cache.
         bytes_read, bytes_written: of files, garbage collection included, or of host memory.
         collected: rows copied by garbage collection.

@@ -1,4 +1,4 @@
-"""Tiers whose rows lie in files of a directory, with or without a GPU's cache."""
+"""Tiers above files of a directory, with or without a GPU's cache."""
 
 from __future__ import annotations
 

@@ -165,8 +165,8 @@ def bytes_beyond_hbm(option: ShardingOption) -> list[int]:
     """Return the bytes of :func:`shard_bytes` that a GPU maps in host memory, by shard.
 
     These are the rows of a table with a HostStore beyond its ``hbm``, which is counted once per
-    shard, or all of its rows if it has a cache; and the cache in host memory above a store. On the
-    CPU all bytes are host memory.
+    shard, or all of its rows if it has a cache. Of a table with a store it is the cache in host
+    memory. On the CPU all bytes are host memory.
     """
     storage = _planned(option)[0].storage
     if isinstance(storage, SSDStore | ExternalStore):
