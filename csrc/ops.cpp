@@ -37,8 +37,14 @@ DYNEMB_DEFINE_OPS(m) {
   gpu.def(
       "bind_tiers(Tensor buckets, Tensor[] places, Tensor[] slots, Tensor[] free_slots, "
       "Tensor(a!) tier_clock, Tensor[] weights, Tensor[] generations, Tensor[] state, "
-      "float fraction, int host_bytes) -> ()");
+      "float fraction, int[] limits, int host_bytes) -> ()");
   gpu.def("end_epoch_(Tensor(a!) tier_clock) -> ()");
+  gpu.def(
+      "take_slots_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!)[] free_slots, "
+      "Tensor(d!) tier_clock, Tensor meta, Tensor ids, Tensor handles, Tensor offsets, "
+      "int[] feature_tables, bool trains, int ahead) -> "
+      "(Tensor handles, Tensor moves, Tensor missing)");
+  gpu.def("release_slots(Tensor tier_clock, int slab, int slots) -> ()");
   gpu.def("release_group(Tensor buckets, int[] table_buckets, int[] slab_rows) -> ()");
   gpu.def("end_step(Tensor buckets, Tensor tables, Tensor row_clock) -> ()");
   m.def(
@@ -58,6 +64,11 @@ DYNEMB_DEFINE_OPS(m) {
   host.def(
       "reserve_space_(Tensor(a!) tier_clock, Tensor buckets, Tensor(b!) tables, Tensor meta, "
       "Tensor ids, Tensor offsets, int[] feature_tables) -> ()");
+  host.def("reserve_saves_(Tensor tier_clock, int[] rows) -> ()");
+  host.def(
+      "stage_records_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!)[] free_slots, "
+      "Tensor(d!) tier_clock, Tensor meta, Tensor ids, Tensor handles, Tensor offsets, "
+      "int[] feature_tables, Tensor overwritten) -> Tensor");
   for (const auto& [name, more, result] :
        {std::array{"stage_", "bool trains", "Tensor"}, std::array{"prefetch_", "int ahead", "()"},
         std::array{"plan_moves_", "bool trains, int ahead", "(Tensor handles, Tensor moves)"}}) {

@@ -157,8 +157,8 @@ def find_or_insert(shape: Shape, *, scored: bool = False) -> Work:
 def stage(shape: Shape, missing: int) -> Work:
     """Return the work of finding slots in a cache: N handles read and written, U places and slots.
 
-    A missing row is claimed, flagged and gets a slot: 16 bytes in order for each id, and for each
-    missing row two sectors, and those of 96 slots that are searched for its victim.
+    A missing row is claimed, flagged and gets a slot: 16 bytes in order for each id. At random it
+    takes two sectors, and those of the 96 slots that are searched for its victim.
     """
     in_order = shape.ids * (3 * HANDLE + HANDLE + 16)
     at_random = shape.unique * (4 + SECTOR) + missing * (2 * SECTOR + 96 * SECTOR)

@@ -67,7 +67,13 @@ def test_a_snapshot_with_state_wants_the_optimizer_first(tmp_path: Path) -> None
 def test_rows_in_host_memory_are_one_tier_on_the_cpu() -> None:
     module = embedding(store_options=host_mem(1, "nowhere", 100))
     assert module(torch.arange(3)[None]).shape == (1, 3, 4)
-    with pytest.raises(RuntimeError, match="device is meta, expected the CPU or a CUDA device"):
+    with pytest.raises(RuntimeError, match="caches of cached_host_mem were made for cpu: const"):
         module.to("meta")
-    with pytest.raises(RuntimeError, match="rows on SSD with a cache on cuda:0 are not supported"):
-        embedding(store_options=ssd(1, "a"), device="cuda:0")
+
+
+def test_rows_on_ssd_pass_through_host_memory_to_a_gpu() -> None:
+    on_gpu = ssd(3, "a", host_cache_budget_mb=100).storage(0, 1, torch.device("cuda"))
+    assert (on_gpu.device_cache, on_gpu.cache) == (3 << 20, 100 << 20)
+    least = ssd(0, "a", host_cache_budget_mb=2).storage(0, 1, torch.device("cuda"))
+    assert (least.device_cache, least.cache) == (64 << 20, 64 << 20)
+    assert ssd(3, "a", host_cache_budget_mb=2).storage(0, 1).cache == 5 << 20

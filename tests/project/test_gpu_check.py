@@ -232,7 +232,7 @@ def test_rest_measures_ceilings_before_it_divides_by_them(
     monkeypatch.setattr(checks, "find_tool", lambda name, root: None)
     part = Planned(tmp_path)
     checks.rest(part, MACHINE, None, ["--quick"])
-    assert list(part.commands) == ["experiments", "host", "steps", "host rows"]
+    assert list(part.commands) == ["experiments", "host", "steps", "host rows", "tiers"]
     ceilings = part.commands["experiments"][-2]
     assert part.commands["steps"][-3:] == ["--ceilings", ceilings, "--quick"]
     assert sorted(part.notes) == ["initcheck", "racecheck"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,8 @@ def shimmed_run(tmp_path_factory: pytest.TempPathFactory) -> ShimmedRun:
     environment = file_shim.environment(
         root, log=faulty_training.logged(root), faults=faulty_training.faults(root)
     )
+    here = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, here))
     program = [sys.executable, faulty_training.__file__, str(root)]
     run = subprocess.run(program, env=environment, check=True, capture_output=True, text=True)
     return ShimmedRun(json.loads(run.stdout), root)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from file_shim import Fault
-from stored_training import StoredModel
+from stored_training import StoredModel, on_a_gpu
 
 import torch_dynemb as td
 
@@ -135,11 +135,16 @@ CASES: dict[str, tuple[Callable[[Path, Path], Happened], str, str, int]] = {
 }
 
 
+# These also on a GPU, with a cache there.
+ON_A_GPU = ("full", "pread", "pwrite")
+
+
 def faults(root: Path) -> list[Fault]:
     """Those of all cases; each has a folder of its own."""
     return [
-        Fault(call, root / name / part, error, switch=root / f"{name}.switch")
+        Fault(call, root / at / part, error, switch=root / f"{at}.switch")
         for name, (_, call, part, error) in CASES.items()
+        for at in (name, *([f"{name} gpu"] if name in ON_A_GPU else []))
     ]
 
 
@@ -163,6 +168,10 @@ def main(root: Path) -> dict[str, Happened]:
     happened = {
         name: work(root / name, root / f"{name}.switch") for name, (work, *_) in CASES.items()
     }
+    with on_a_gpu():
+        for name in ON_A_GPU:
+            work, at = CASES[name][0], f"{name} gpu"
+            happened[at] = work(root / at, root / f"{at}.switch")
     undisturbed = model_at(None)
     happened["undisturbed"] = {
         "losses": undisturbed.train_steps(STEPS),

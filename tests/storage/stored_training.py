@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from emulated_groups import emulated_cuda
 from torch import Tensor, nn
 
 import torch_dynemb as td
 from torch_dynemb.checkpoint.files.disk import Disk
 
+# Other arguments of ``SSDStore``, of all models of this process; see ``on_a_gpu``.
+GIVEN: dict[str, Any] = {}
 IDS = 600
 BATCH = 48
 
@@ -31,7 +36,7 @@ class StoredModel(nn.Module):
     ) -> None:
         super().__init__()
         torch.manual_seed(7)
-        given = {"cache": "64 rows", "segment": "64KiB", "io": "threads", **storage}
+        given = {"cache": "64 rows", "segment": "64KiB", "io": "threads", **GIVEN, **storage}
         if policy is None:
             policy = td.Policy(score="frequency", capacity=400, admission=td.AdmitFrequent(2))
         self.users = td.DynamicEmbedding(
@@ -88,6 +93,18 @@ class StoredModel(nn.Module):
         self.dense_optimizer.load_state_dict(state["dense_optimizer"])
         self.steps = state["steps"]
         return self.steps
+
+
+@contextmanager
+def on_a_gpu() -> Iterator[None]:
+    """Models are on the emulated GPU, with a cache there above that of the host."""
+    GIVEN["device_cache"] = "32 rows"
+    try:
+        with emulated_cuda(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "a step needed", RuntimeWarning)
+            yield
+    finally:
+        del GIVEN["device_cache"]
 
 
 class _ToldDisk(Disk):

@@ -21,7 +21,10 @@ def happened(shimmed_run: Any) -> dict[str, dict[str, Any]]:
     return result
 
 
-@pytest.mark.parametrize("case", list(faulty_training.CASES))
+ALL_CASES = [*faulty_training.CASES, *(f"{case} gpu" for case in faulty_training.ON_A_GPU)]
+
+
+@pytest.mark.parametrize("case", ALL_CASES)
 def test_training_goes_on_as_if_nothing_had_been(
     case: str, happened: dict[str, dict[str, Any]]
 ) -> None:
@@ -30,18 +33,25 @@ def test_training_goes_on_as_if_nothing_had_been(
     assert happened[case]["names"] == ["a"]
 
 
+@pytest.mark.parametrize("case", ["full", "full gpu"])
 def test_a_full_disk_is_told_with_bytes_and_the_way_out(
-    happened: dict[str, dict[str, Any]],
+    case: str, happened: dict[str, dict[str, Any]]
 ) -> None:
     for call in ("error", "again", "snapshot"):
-        said = happened["full"][call]
+        said = happened[case][call]
         assert "DiskFullError: dynemb: disk full: path " in said
         assert "Nothing has been changed. Free space" in said
 
 
 @pytest.mark.parametrize(
     ("case", "words"),
-    [("pread", "reading"), ("pwrite", "writing"), ("fdatasync", "fdatasync of")],
+    [
+        ("pread", "reading"),
+        ("pwrite", "writing"),
+        ("fdatasync", "fdatasync of"),
+        ("pread gpu", "reading"),
+        ("pwrite gpu", "writing"),
+    ],
 )
 def test_a_failing_disk_ends_the_store(
     case: str, words: str, happened: dict[str, dict[str, Any]]

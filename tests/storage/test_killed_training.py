@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from started import start_server
-from stored_training import StoredModel, train
+from stored_training import StoredModel, on_a_gpu, train
 
 from torch_dynemb import checkpoint
 
@@ -37,14 +38,15 @@ def undisturbed() -> tuple[list[str], torch.Tensor]:
     return model.train_steps(STEPS), model.values()
 
 
-def trained(path: Path, told: Connection) -> None:
-    train(path, STEPS, SAVE_AT, told.send)
+def trained(path: Path, gpu: bool, told: Connection) -> None:
+    with on_a_gpu() if gpu else nullcontext():
+        train(path, STEPS, SAVE_AT, told.send)
 
 
-def killed(server: ForkServerContext, path: Path, messages: int) -> list[str]:
+def killed(server: ForkServerContext, path: Path, gpu: bool, messages: int) -> list[str]:
     """What a process has told until it was killed, after so many messages, or has ended."""
     receive, send = server.Pipe(duplex=False)
-    process = server.Process(target=trained, args=(path, send))
+    process = server.Process(target=trained, args=(path, gpu, send))
     process.start()
     send.close()
     told: list[str] = []
@@ -84,30 +86,39 @@ def kill_and_check(
     undisturbed: tuple[list[str], torch.Tensor],
     times: int,
     draw: random.Random,
+    *,
+    gpu: bool,
 ) -> None:
     """Kills processes at random moments, each of which goes on from where the last one was."""
     shutil.rmtree(folder, ignore_errors=True)
     reached = 0
     for _ in range(times):
-        told = killed(server, folder, draw.randrange(1, 4 * MESSAGES))
+        told = killed(server, folder, gpu, draw.randrange(1, 4 * MESSAGES))
         already = [f"saved {reached}"] if reached > 0 else []
-        reached = check(folder, [*already, *told], undisturbed)
+        with on_a_gpu() if gpu else nullcontext():
+            reached = check(folder, [*already, *told], undisturbed)
         if reached == SAVE_AT[-1]:
             shutil.rmtree(folder)
             reached = 0
 
 
+Undisturbed = tuple[list[str], torch.Tensor]
+
+
+@pytest.mark.parametrize("gpu", [False, True], ids=["cpu", "gpu"])
 def test_training_goes_on_after_kills(
-    server: ForkServerContext, tmp_path: Path, undisturbed: tuple[list[str], torch.Tensor]
+    gpu: bool, server: ForkServerContext, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    kill_and_check(server, tmp_path / "rows", undisturbed, 3, random.Random(1))
+    times = 2 if gpu else 3
+    kill_and_check(server, tmp_path / "rows", undisturbed, times, random.Random(1), gpu=gpu)
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("gpu", [False, True], ids=["cpu", "gpu"])
 def test_training_goes_on_after_many_kills(
-    server: ForkServerContext, tmp_path: Path, undisturbed: tuple[list[str], torch.Tensor]
+    gpu: bool, server: ForkServerContext, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    kill_and_check(server, tmp_path / "rows", undisturbed, 200, random.Random(2))
+    kill_and_check(server, tmp_path / "rows", undisturbed, 200, random.Random(2), gpu=gpu)
 
 
 def try_to_open(path: Path, say: Connection) -> None:

@@ -8,12 +8,13 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from stored_training import IDS, StoredModel
+from stored_training import IDS, StoredModel, on_a_gpu
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint
@@ -47,10 +48,16 @@ def goes_on(model: StoredModel, losses: list[str], steps: int) -> None:
 # -- going on ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("place", ["cpu", "gpu"])
 @pytest.mark.parametrize("io", ["io_uring", "threads"])
 def test_goes_on_bit_for_bit_in_the_same_process_and_in_another(
-    io: str, tmp_path: Path, losses: list[str]
+    io: str, place: str, tmp_path: Path, losses: list[str]
 ) -> None:
+    with on_a_gpu() if place == "gpu" else nullcontext():
+        check_that_it_goes_on(io, tmp_path, losses)
+
+
+def check_that_it_goes_on(io: str, tmp_path: Path, losses: list[str]) -> None:
     if io == "io_uring" and td.ops.store_io_paths()[0] != td.ops.IoPath.URING:
         pytest.skip("the build or the kernel has no io_uring")
     model = StoredModel(tmp_path, io=io)

@@ -52,16 +52,18 @@ class Batch(NamedTuple):
 STORES = ["python", *("io_uring" if p == ops.IoPath.URING else "threads" for p in io_paths())]
 
 
-def storage_of(kind: str, path: Path) -> Storage:
+def storage_of(kind: str, path: Path, **caches: Any) -> Storage:
     """A store for a cache of 64 rows.
 
     Args:
         kind: one of ``STORES``.
         path: of files.
+        caches: other arguments.
     """
+    caches = {"cache": CACHE, **caches}
     if kind == "python":
-        return td.ExternalStore(RecordDict(), cache=CACHE)
-    return td.SSDStore(path, cache=CACHE, segment=SEGMENT, io=kind)
+        return td.ExternalStore(RecordDict(), **caches)
+    return td.SSDStore(path, segment=SEGMENT, io=kind, **caches)
 
 
 class Pair:

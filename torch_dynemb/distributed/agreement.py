@@ -48,7 +48,8 @@ def comparable(value: object) -> str:
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
     if isinstance(value, ExternalStore):
-        return f"ExternalStore({comparable(type(value.store))}, cache={comparable(value.cache)})"
+        caches = f"cache={comparable(value.cache)}, device_cache={comparable(value.device_cache)}"
+        return f"ExternalStore({comparable(type(value.store))}, {caches})"
     if is_dataclass(value) and not isinstance(value, type):
         given = [of.name for of in fields(value) if of.init]
         inner = ", ".join(f"{name}={comparable(getattr(value, name))}" for name in given)

@@ -74,11 +74,10 @@ class Embedding(OptimizedLater):
             padding = id_of(f"{owner}: padding_idx", padding_idx, key_type)
         seed = integer(f"{owner}: seed", seed, least=0, most=(1 << 64) - 1)
         on = torch.get_default_device() if device is None else device_of(owner, device)
-        store_options.check_device(owner, on)
         ranks = rank_group(pg)
         size = 1 if ranks is None else ranks.size
         store_options.check_ranks(owner, size)
-        storage = store_options.storage(0 if ranks is None else ranks.rank, size)
+        storage = store_options.storage(0 if ranks is None else ranks.rank, size, on)
         configs = []
         for t, table in enumerate(options):
             capacity = table.capacity or store_options.capacity
@@ -319,7 +318,8 @@ class Embedding(OptimizedLater):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Embedding:
         probe = fn(torch.zeros(1, device=self._group.device))
-        self.store_options.check_device(f"{type(self).__name__}.to()", probe.device)
+        owner = f"{type(self).__name__}.to()"
+        self.store_options.check_move(owner, self._group.device, probe.device)
         super()._apply(fn, recurse)
         return self
 

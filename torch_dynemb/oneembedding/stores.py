@@ -18,6 +18,8 @@ from torch_dynemb.storage.tiers import HostStore, SSDStore
 Kind = Literal["device_mem", "cached_host_mem", "cached_ssd"]
 PersistentPath = str | PathLike[str] | Sequence[str | PathLike[str]]
 BLOCK_SIZES = (512, 4096)
+# of a GPU or its host, where a budget is 0
+_LEAST_CACHE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class StoreOptions:
         size_factor: size of a row with its optimizer state, in multiples of its columns.
         storage_dim: the same in elements; -1: use ``size_factor``.
         physical_block_size: bytes of a sector of the disk.
-        cache_bytes: memory for rows in use, if all rows lie in a slower tier.
+        cache_bytes: memory of a GPU for rows in use, if all rows lie in a slower tier.
+        host_cache_bytes: memory of the host for rows in use, if all rows are on SSD.
         disk: bytes that the files of a rank may take; None: the free space.
         segment: bytes of one of these files.
     """
@@ -43,23 +46,37 @@ class StoreOptions:
     storage_dim: int
     physical_block_size: int
     cache_bytes: int
+    host_cache_bytes: int = 0
     disk: int | str | None = None
     segment: int | str = 64 << 20
 
-    def storage(self, rank: int, size: int) -> HostStore | SSDStore | None:
-        """Return the store of a rank's rows; None if all are in the memory of the device.
+    def storage(
+        self, rank: int, size: int, device: torch.device | None = None
+    ) -> SSDStore | HostStore | None:
+        """Return the store of a rank's rows outside the memory of its device; None: there is none.
+
+        On the CPU the budgets of both caches add up.
 
         Args:
             rank: of ``size`` ranks.
             size: number of ranks.
+            device: of the rows; None: the CPU.
         """
+        on_gpu = device is not None and device.type != "cpu"
         if self.kind == "device_mem":
             return None
         if self.kind == "cached_host_mem":
-            return HostStore(cache=self.cache_bytes)
+            return HostStore(cache=self.cache_bytes)  # on the CPU, plain memory
         paths = self.persistent_path
         folder = Path(paths, f"{rank}-{size}") if isinstance(paths, str) else Path(paths[rank])
-        return SSDStore(folder, cache=self.cache_bytes, disk=self.disk, segment=self.segment)
+        total = self.cache_bytes + self.host_cache_bytes
+        return SSDStore(
+            folder,
+            cache=max(self.host_cache_bytes, _LEAST_CACHE_BYTES) if on_gpu else total,
+            disk=self.disk,
+            segment=self.segment,
+            device_cache=(self.cache_bytes or _LEAST_CACHE_BYTES) if on_gpu else None,
+        )
 
     def root(self) -> Path:
         """Return the folder with the snapshots of all ranks: of the path, or of the first of
@@ -84,20 +101,20 @@ class StoreOptions:
                 "give one path for each, or one for all"
             )
 
-    def check_device(self, owner: str, device: torch.device) -> None:
-        """Check that the device supports this storage.
+    def check_move(self, owner: str, before: torch.device, after: torch.device) -> None:
+        """Check that an embedding with this storage can move to another device.
 
         Args:
             owner: prefix of error messages.
-            device: of the embedding.
+            before, after: devices of the embedding.
 
         Raises:
-            RuntimeError: it does not.
+            RuntimeError: it has caches, which depend on the device.
         """
-        if self.kind == "cached_ssd" and device.type != "cpu":
+        if self.kind != "device_mem" and before != after:
             raise RuntimeError(
-                f"{owner}: rows on SSD with a cache on {device} are not supported yet: give "
-                "make_cached_host_mem_store_options, or leave the embedding on the CPU"
+                f"{owner}: the caches of {self.kind} were made for {before}: "
+                f"construct the embedding with device={str(after)!r}, and load a snapshot"
             )
 
     def stored_dim(self, dim: int) -> int:
@@ -168,6 +185,7 @@ def _options(
     storage_dim: int,
     physical_block_size: int,
     cache_mb: int = 0,
+    host_cache_mb: int = 0,
     disk: int | str | None = None,
     segment: int | str = 64 << 20,
 ) -> StoreOptions:
@@ -183,6 +201,7 @@ def _options(
     physical_block_size = block_size(owner, physical_block_size)
     options = StoreOptions(
         *(kind, path, capacity, size_factor, storage_dim, physical_block_size, cache_mb << 20),
+        host_cache_bytes=host_cache_mb << 20,
         disk=disk,
         segment=segment,
     )
@@ -275,19 +294,18 @@ def make_cached_ssd_store_options(
     """Store rows on SSD with a memory cache of the rows in use; see :class:`torch_dynemb.SSDStore`.
 
     The files of a rank are in ``<path>/<rank>-<ranks>``, or in its own path of a list. They belong
-    to
-    the running program; snapshots are stored beside them. Set the optimizer of the embedding before
-    its first lookup, because rows on disk include the optimizer state.
+    to the running program; snapshots are stored beside them. Set the optimizer of the embedding
+    before its first lookup, because rows on disk include the optimizer state.
 
     Args:
-        cache_budget_mb: MiB of a GPU's memory for rows in use. A GPU cache does not exist yet: on
-            the CPU it adds to the host cache.
+        cache_budget_mb: MiB of a GPU's memory for rows in use; 0 means 64 there. On the CPU it adds
+            to the host cache.
         persistent_path: a folder on a fast SSD, or a list with one for each rank.
         capacity: maximum number of ids of a table over all ranks; None: bounded by the disk only.
         size_factor, storage_dim, physical_block_size: as in
             :func:`make_device_mem_store_options`.
-        host_cache_budget_mb: MiB of host memory of each rank for rows in use. This and
-            ``cache_budget_mb`` must not both be 0.
+        host_cache_budget_mb: MiB of host memory of each rank for rows in use; with a GPU at least
+            64, because rows pass through it. This and ``cache_budget_mb`` must not both be 0.
         disk: bytes that the files of a rank may take, a number or a text such as ``"200GB"``.
             Default: the free space of the file system.
         segment: bytes of one of these files, a multiple of 4096.
@@ -308,7 +326,8 @@ def make_cached_ssd_store_options(
     return _options(
         *(owner, "cached_ssd", persistent_path, capacity),
         *(size_factor, storage_dim, physical_block_size),
-        cache_mb=device_mb + host_mb,
+        cache_mb=device_mb,
+        host_cache_mb=host_mb,
         disk=disk,
         segment=segment,
     )

@@ -117,6 +117,13 @@ from torch_dynemb.ops.store import (  # noqa: E402
     store_sync,
     store_write,
 )
+from torch_dynemb.ops.stored_cache import (  # noqa: E402
+    TakenSlots,
+    release_slots,
+    reserve_saves_,
+    stage_records_,
+    take_slots_,
+)
 from torch_dynemb.ops.strings import farmhash, murmurhash, murmurhash64a  # noqa: E402
 from torch_dynemb.ops.tensors import (  # noqa: E402
     IndexTensors,
@@ -172,6 +179,7 @@ __all__ = [
     "StagedIds",
     "StoreSnapshot",
     "StoredRecords",
+    "TakenSlots",
     "TierTensors",
     "UniqueIds",
     "accumulate_grad_",
@@ -235,9 +243,11 @@ __all__ = [
     "reduce_grad",
     "release_",
     "release_group",
+    "release_slots",
     "reported_counts",
     "reserve",
     "reserve_cuda",
+    "reserve_saves_",
     "reserve_space_",
     "sample_ids",
     "scatter_records_",
@@ -254,6 +264,7 @@ __all__ = [
     "split_bytes",
     "split_rows",
     "stage_",
+    "stage_records_",
     "staged_lookup_",
     "store_check",
     "store_close",
@@ -272,6 +283,7 @@ __all__ = [
     "store_sync",
     "store_write",
     "take_dirty_",
+    "take_slots_",
     "take_unchanged_rows_",
     "unique_ids",
     "unique_ids_padded",

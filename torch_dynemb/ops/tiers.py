@@ -122,21 +122,24 @@ def bind_tiers(
     rows: RowTensors,
     *,
     fraction: float,
+    limits: Sequence[int] = (),
     host_bytes: int | None,
 ) -> None:
     """Give rows of a group on a GPU a cache in HBM, and homes in host memory.
 
     Slabs with rows in ``tiers.slots`` get one: the first rows of their tensors become slots, the
-    others are homes. Call it once, after :func:`bind_group` and before the first id. Later
-    calls find the cache by the address of ``tiers.clock``.
+    others are homes. Without others, rows lie in a store (:func:`take_slots_`). Call it once, after
+    :func:`bind_group` and before the first id. Later calls find the cache by the address of
+    ``tiers.clock``.
 
     Args:
         index: of the tables, on a GPU; no value changes.
         tiers: all zeros, made by :func:`reserve_cuda` except the clock: places int32 [rows], slots
             int64 [slots, 4] and free_slots int32 [slots] of each slab; the clock changes.
-        rows: of the tables: [slots + rows, ...] for slabs with a cache.
+        rows: of the tables: [slots + rows, ...] for slabs with a cache, or [slots, ...].
         fraction: of the current rows that get a slot, up to 1; the cache grows with the rows, as
             far as HBM has room. 0: all slots get memory at once.
+        limits: for each slab, the slots that get memory at once if ``fraction`` is 0; none: all.
         host_bytes: upper bound of the host memory of homes; None: what the machine has.
 
     Raises:
@@ -150,6 +153,7 @@ def bind_tiers(
         rows.generations,
         rows.state,
         fraction,
+        list(limits),
         -1 if host_bytes is None else host_bytes,
     )
 
@@ -395,6 +399,7 @@ def _bind_tiers_fake(
     generations: Sequence[Tensor],
     state: Sequence[Tensor],
     fraction: float,
+    limits: Sequence[int],
     host_bytes: int,
 ) -> None:
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import weakref
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -36,9 +37,21 @@ from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.policy.policy import Default
 from torch_dynemb.process.forked import watch
 from torch_dynemb.storage.address_space import ADDRESS_SPACE, address_limits
+from torch_dynemb.storage.host import HostMemory
 from torch_dynemb.storage.memory import TableMemory
 from torch_dynemb.storage.static_tensors import mark_static
-from torch_dynemb.storage.tiers import HostStore, HostTiers, SSDStore, Tiers, open_tiers
+from torch_dynemb.storage.tiers import (
+    CachedStorage,
+    CacheSize,
+    ExternalStore,
+    HostStore,
+    HostTiers,
+    SSDStore,
+    StoreTiers,
+    Tiers,
+    open_device_tiers,
+    open_tiers,
+)
 from torch_dynemb.table.clock import TableClock
 from torch_dynemb.table.config import ColumnShard, SlabConfig
 from torch_dynemb.table.expiry import new_floors
@@ -143,24 +156,51 @@ def _caches(config: GroupConfig, memory: TableMemory) -> bool:
     return config.caches_hosted and memory.has_cache
 
 
+def _stores_below(config: GroupConfig, memory: TableMemory) -> bool:
+    """Return whether a GPU has caches above a store."""
+    return isinstance(config.storage, SSDStore | ExternalStore) and memory.has_cache
+
+
 def _cached_slots(config: GroupConfig, memory: TableMemory, rows: list[int]) -> list[int]:
     """Return the most slots of a cache in HBM, by slab; 0: none.
 
     Raises:
         ValueError: a cache is too small for one row.
     """
-    slots = [0] * len(rows)
+    if _stores_below(config, memory):
+        # a step may need more than the cache should have, up to all memory
+        most = memory.total_bytes()
+        return [
+            max(1, min(rows[s], most // (config.row_bytes(slab) + SLOT_BYTES))) * slab.tiered
+            for s, slab in enumerate(config.slabs)
+        ]
     if not _caches(config, memory):
-        return slots
-    storage, cached = config.storage, config.split_slabs
+        return [0] * len(rows)
+    storage = config.storage
     assert isinstance(storage, HostStore)
     assert storage.cache_size is not None
+    given = f"HostStore has cache={storage.cache!r}"
+    return _shared_slots(config, rows, config.split_slabs, storage.cache_size, given)
+
+
+def _shared_slots(
+    config: GroupConfig, rows: list[int], cached: Sequence[int], size: CacheSize, given: str
+) -> list[int]:
+    """Divide the slots of a cache among slabs; others get 0.
+
+    Args:
+        given: the argument, for an error.
+
+    Raises:
+        ValueError: the cache is too small for one row.
+    """
+    slots = [0] * len(rows)
     slot_bytes = [config.row_bytes(slab) + SLOT_BYTES for slab in config.slabs]
-    by_bytes = storage.cache_size.unit == "bytes"
+    by_bytes = size.unit == "bytes"
     weights = {slab: rows[slab] * (slot_bytes[slab] if by_bytes else 1) for slab in cached}
     for slab in cached:
         share = weights[slab] / sum(weights.values())
-        slots[slab] = storage.slots(rows[slab], slot_bytes[slab], share)
+        slots[slab] = size.most_slots(given, rows[slab], slot_bytes[slab], share)
     return slots
 
 
@@ -314,7 +354,10 @@ def _row_tensors(
     constants: _Constants,
 ) -> RowTensors:
     def reserve(slab: int, *columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return memory.reserve((slots[slab] + rows[slab], *columns), dtype, huge_pages=True)
+        count = slots[slab]
+        if count == 0 or not config.slabs[slab].tiered:
+            count += rows[slab]
+        return memory.reserve((count, *columns), dtype, huge_pages=True)
 
     optimizer = config.optimizer
     slabs = list(enumerate(config.slabs))
@@ -351,11 +394,20 @@ def _tiers(
         return _host_tiers(config.storage, memory, rows, slots, index, row_tensors)
     if config.storage is None:
         return None
-    if memory.device.type != "cpu":
-        raise RuntimeError(
-            f"TableGroup: storage is {config.storage}, but the device is {memory.device}: stores "
-            "of rows on disk are built for the CPU only: give HostStore, or leave storage out"
-        )
+    if memory.has_cache:
+        return _device_tiers(config, config.storage, memory, rows, slots, index, row_tensors)
+    return _store_tiers(config, config.storage, memory, rows, index, row_tensors)
+
+
+def _store_tiers(
+    config: GroupConfig,
+    storage: CachedStorage,
+    memory: TableMemory,
+    rows: list[int],
+    index: IndexTensors,
+    row_tensors: RowTensors,
+) -> StoreTiers:
+    """Make the cache of a group in host memory, and open its store."""
     slabs = list(enumerate(config.slabs))
 
     def reserve(slab: SlabConfig, *size: int, dtype: torch.dtype) -> Tensor:
@@ -370,7 +422,7 @@ def _tiers(
         torch.zeros(1 + len(slabs), TIER_COLUMNS, dtype=torch.int64, device=memory.device),
     )
     return open_tiers(
-        config.storage,
+        storage,
         tensors,
         index,
         row_tensors,
@@ -378,6 +430,50 @@ def _tiers(
         slot_bytes=[config.row_bytes(slab) + SLOT_BYTES for _, slab in slabs],
         slab_names=[slab.name for _, slab in slabs],
         table_names=config.names,
+    )
+
+
+def _device_tiers(
+    config: GroupConfig,
+    storage: CachedStorage,
+    memory: TableMemory,
+    rows: list[int],
+    slots: list[int],
+    index: IndexTensors,
+    row_tensors: RowTensors,
+) -> Tiers:
+    """Make the caches of a group on a GPU and in host memory, and open its store."""
+    size = storage.device_size
+    if size is None:
+        raise RuntimeError(
+            f"TableGroup: storage is {storage}, but the device is {memory.device}: a GPU needs a "
+            "cache of its own above a store: give device_cache="
+        )
+    slabs = list(enumerate(config.slabs))
+    cached = [s for s, slab in slabs if slab.tiered]
+    given = f"{type(storage).__name__} has device_cache={storage.device_cache!r}"
+    limits = _shared_slots(config, rows, cached, size, given)
+    limits = [min(limit, most) for limit, most in zip(limits, slots, strict=True)]
+    tensors = _tier_tensors(memory, rows, slots)
+    host_memory = HostMemory()
+
+    def in_host_memory(tensor: Tensor, slab: int) -> Tensor:
+        count = rows[slab] if slab in cached else 0
+        if count == 0:
+            return torch.zeros(0, *tensor.shape[1:], dtype=tensor.dtype, device=host_memory.device)
+        return host_memory.reserve((count, *tensor.shape[1:]), tensor.dtype, huge_pages=True)
+
+    host_rows = row_tensors._replace(
+        weights=[in_host_memory(tensor, s) for s, tensor in enumerate(row_tensors.weights)],
+        generations=[in_host_memory(tensor, s) for s, tensor in enumerate(row_tensors.generations)],
+        state=[
+            in_host_memory(tensor, k % len(slabs)) for k, tensor in enumerate(row_tensors.state)
+        ],
+        pending=[],
+    )
+    below = _store_tiers(config, storage, host_memory, rows, index, host_rows)
+    return open_device_tiers(
+        size, below, tensors, index, row_tensors, host_rows, cached=cached, limits=limits
     )
 
 
@@ -393,19 +489,24 @@ def _host_tiers(
     if not cached:
         return None
 
+    return HostTiers(storage, _tier_tensors(memory, rows, slots), index, row_tensors, cached)
+
+
+def _tier_tensors(memory: TableMemory, rows: list[int], slots: list[int]) -> TierTensors:
+    """Return the tensors of a cache in HBM, empty; ``slots``: by slab, 0 for none."""
+
     def reserve(count: int, *columns: int, dtype: torch.dtype) -> Tensor:
         if count == 0:
             return torch.zeros(0, *columns, dtype=dtype, device=memory.device)
         return memory.reserve((count, *columns), dtype, huge_pages=True)
 
     homes = [count if slots[slab] > 0 else 0 for slab, count in enumerate(rows)]
-    tensors = TierTensors(
+    return TierTensors(
         [reserve(count, dtype=torch.int32) for count in homes],
         [reserve(count, SLOT_COLUMNS, dtype=torch.int64) for count in slots],
         [reserve(count, dtype=torch.int32) for count in slots],
         torch.zeros(1 + len(rows), TIER_COLUMNS, dtype=torch.int64, device=memory.device),
     )
-    return HostTiers(storage, tensors, index, row_tensors, cached)
 
 
 def _pending_gradients(

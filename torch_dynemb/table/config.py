@@ -84,7 +84,8 @@ class TableConfig:
         shard: the columns of a wider table that it has; None: it is a whole table.
         storage: store of the rows that are not in the memory of the device:
             :class:`torch_dynemb.HostStore`, for a GPU, :class:`torch_dynemb.SSDStore` or
-            :class:`torch_dynemb.ExternalStore`, for the CPU; None: all are in its memory.
+            :class:`torch_dynemb.ExternalStore`. On a GPU, the last two need ``device_cache``. None:
+            all rows are in the memory of the device.
 
     Raises:
         TypeError, ValueError: a value is wrong, or values contradict each other.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -153,7 +154,8 @@ def prefetch(
     if tables.tiers is None:
         return
     tables.check_own()
-    with tables.memory.beside(ids, offsets):
+    beside = tables.tiers.prefetches_beside
+    with tables.memory.beside(ids, offsets) if beside else nullcontext():
         handles = find(tables, ids, offsets, feature_tables).handles
         staged = ops.StagedIds(tables.index.meta, ids, handles, offsets, feature_tables)
         tables.tiers.prefetch(staged, ahead=ahead)

@@ -55,6 +55,7 @@ constexpr int64_t kLeastSearched = 1 << 16;
 
 // Numbers of a call: what it takes from where. Filled by one thread at a time.
 struct HomePlan {
+  int64_t whole;     // 1: the call gets all the slots that it wants, or none
   int64_t wanted;    // missing rows
   int64_t victims;   // wanted, then found
   int64_t portion;   // size of the next histogram's portion; 0: the last one goes on
@@ -64,9 +65,12 @@ struct HomePlan {
   SlotSupply supply;
 };
 
-// Before victims are searched.
-DYNEMB_HD void begin_home_plan(int64_t* clock, int64_t wanted, HomePlan* plan) {
-  *plan = {wanted, 0, 0, 0, 0, 0, slot_supply(clock, 0)};
+// Before victims are searched. `slots`: as many may be used even beyond the limit.
+DYNEMB_HD void begin_home_plan(int64_t* clock, int64_t wanted, bool whole, int64_t slots,
+                               HomePlan* plan) {
+  *plan = {whole ? 1 : 0, wanted, 0, 0, 0, 0, 0, slot_supply(clock, 0)};
+  const int64_t untouched = slots - plan->supply.used;
+  if (untouched > plan->supply.untouched) plan->supply.untouched = untouched;
   const int64_t missing = wanted - plan->supply.free - plan->supply.untouched;
   if (missing <= 0) return;
   plan->victims = missing;
@@ -96,6 +100,10 @@ DYNEMB_HD void end_home_plan(int64_t* clock, int64_t found, int64_t ties, int64_
   plan->victims = plan->supply.victims = found;
   const int64_t supply = plan->supply.free + plan->supply.untouched + found;
   plan->given = plan->wanted < supply ? plan->wanted : supply;
+  if (plan->whole != 0 && plan->given < plan->wanted) {
+    plan->given = 0;
+    return;
+  }
   if (plan->searched > 0) {
     clock[kTierTies] -= ties;
     // what the search has not found has been used since the histogram

@@ -246,6 +246,7 @@ struct Missing {
 };
 
 bool may_have_record(const StageCall& call, const Missing& missing) {
+  if (call.overwritten != nullptr && call.overwritten[missing.position]) return false;
   if (call.jobs == nullptr || missing.place == kSavedPlace) return true;
   return call.jobs->has_record(missing.slab, call.handles[missing.position]);
 }

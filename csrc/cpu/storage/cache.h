@@ -24,13 +24,14 @@ struct StageCall {
   const char* op;
   const TierTensors* tiers;
   const FeatureArgs* features;
-  std::vector<int64_t> slab_of;  // by table
-  const int64_t* handles;        // of rows; negative: the id has none
-  bool changes;                  // whether the rows will be changed
-  bool counts;                   // whether this use predicts later ones
-  uint32_t epoch;                // the rows keep their slots up to this epoch
-  TierColumn counted_as;         // kTierMisses or kTierPrefetched
-  const Jobs* jobs;              // nullptr: all moves are done before the next call
+  std::vector<int64_t> slab_of;       // by table
+  const int64_t* handles;             // of rows; negative: the id has none
+  bool changes;                       // whether the rows will be changed
+  bool counts;                        // whether this use predicts later ones
+  uint32_t epoch;                     // the rows keep their slots up to this epoch
+  TierColumn counted_as;              // kTierMisses or kTierPrefetched
+  const Jobs* jobs;                   // nullptr: all moves are done before the next call
+  const bool* overwritten = nullptr;  // [ids], rows that are not loaded; nullptr: none
 };
 
 struct Plan {

@@ -1,7 +1,8 @@
-// reserve_space_, stage_, prefetch_ and store_submit: moves of a lookup's rows between slots and an
-// open store. Weights and state change without being arguments, through the addresses that the
-// store knows. This is sound: no value of a row with a slot changes, and reading the others
-// requires the handles that stage_ returns. Tensors without a store, such as copies, raise.
+// reserve_space_, stage_, prefetch_, stage_records_ and store_submit: moves of a lookup's rows
+// between slots and an open store. Weights and state change without being arguments, through the
+// addresses that the store knows. This is sound: no value of a row with a slot changes, and reading
+// the others requires the handles that stage_ returns. Tensors without a store, such as copies,
+// raise.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -102,6 +103,23 @@ void reserve_space_(Tensor tier_clock, Tensor buckets, Tensor tables, Tensor met
   entry->store->expect_space(most);
 }
 
+// Reserves disk space for the rows that so many others, by slab, push out of the cache.
+void reserve_saves_(Tensor tier_clock, std::vector<int64_t> rows) {
+  const char* op = "reserve_saves_";
+  const auto entry = registered_store(op, tier_clock);
+  const TierTensors tiers = tensors_of(op, *entry, tier_clock);
+  DYNEMB_CHECK(rows.size() == tiers.slabs.size(), "dynemb::", op, ": rows has ", rows.size(),
+               " numbers, expected one for each of ", tiers.slabs.size(), " slabs");
+  const OneWriter writer(op, tiers.head);
+  for (size_t s = 0; s < rows.size(); ++s) {
+    DYNEMB_CHECK(rows[s] >= 0 && (rows[s] == 0 || tiers.slabs[s].places != nullptr), "dynemb::", op,
+                 ": rows[", s, "] is ", rows[s],
+                 ", expected at least 0, and 0 for a slab without a log");
+    rows[s] = most_saves(tiers.slabs[s], rows[s]);
+  }
+  entry->store->reserve_space(rows);
+}
+
 // Called by the thread that has locked the cache.
 Tensor staged_handles(const char* op, const TierTensors& tiers, const TensorsOfSlots& tensors,
                       const Tensor& tier_clock, const StagedIds& given, bool trains) {
@@ -124,6 +142,30 @@ Tensor stage_(std::vector<Tensor> places, std::vector<Tensor> slots, std::vector
   const OneWriter writer(op, tiers.head);
   return staged_handles(op, tiers, {places, slots, free_slots}, tier_clock,
                         {meta, ids, handles, offsets, feature_tables}, trains);
+}
+
+// Slots for rows that the caller copies before the next call: it reads some, and overwrites others,
+// which are not loaded.
+Tensor stage_records_(std::vector<Tensor> places, std::vector<Tensor> slots,
+                      std::vector<Tensor> free_slots, Tensor tier_clock, Tensor meta, Tensor ids,
+                      Tensor handles, Tensor offsets, std::vector<int64_t> feature_tables,
+                      Tensor overwritten) {
+  const char* op = "stage_records_";
+  const TierTensors tiers = tier_tensors(op, places, slots, free_slots, tier_clock);
+  const OneWriter writer(op, tiers.head);
+  const auto entry = store_of_cache(op, tier_clock, {places, slots, free_slots});
+  entry->store->check();
+  const StagedIds given{meta, ids, handles, offsets, feature_tables};
+  const FeatureArgs features = staged_features(op, given);
+  check_tensor(CallContext(op), "overwritten", overwritten, ScalarType::Bool);
+  check_length(op, "overwritten", overwritten, features.count);
+  StageCall call = lookup_call(op, tiers, features, given, /*trains=*/false);
+  call.counts = true;
+  call.overwritten = static_cast<const bool*>(overwritten.data_ptr());
+  Tensor slot_handles = empty_cpu({features.count}, ScalarType::Long);
+  entry->store->wait_for(
+      submit_moves(*entry->store, call, static_cast<int64_t*>(slot_handles.data_ptr())));
+  return slot_handles;
 }
 
 // Rows of a lookup without training keep their slots for this call only, so the call also reads
@@ -189,8 +231,16 @@ void store_submit(Tensor tier_clock, Tensor moves) {
 
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
   m.impl("reserve_space_", TORCH_BOX(&dynemb::cpu::reserve_space_));
+  m.impl("reserve_saves_", TORCH_BOX(&dynemb::cpu::reserve_saves_));
+  m.impl("stage_records_", TORCH_BOX(&dynemb::cpu::stage_records_));
   m.impl("stage_", TORCH_BOX(&dynemb::cpu::stage_));
   m.impl("staged_lookup_", TORCH_BOX(&dynemb::cpu::staged_lookup_));
   m.impl("prefetch_", TORCH_BOX(&dynemb::cpu::prefetch_));
   m.impl("store_submit", TORCH_BOX(&dynemb::cpu::store_submit));
+}
+
+// For error messages about a GPU's tensors, also in builds without CUDA kernels.
+STABLE_TORCH_LIBRARY_IMPL(dynemb, CUDA, m) {
+  m.impl("reserve_saves_", TORCH_BOX(&dynemb::cpu::reserve_saves_));
+  m.impl("stage_records_", TORCH_BOX(&dynemb::cpu::stage_records_));
 }

@@ -15,8 +15,8 @@ StageCall lookup_call(const char* op, const TierTensors& tiers, const FeatureArg
   std::vector<int64_t> slab_of = slabs_of_tables(call, given.meta, tiers.slabs.size());
   const bool begins = !trains && tiers.head[kTierTraining] == 0;
   const uint32_t epoch = static_cast<uint32_t>(tiers.head[kTierEpoch]) + (begins ? 1 : 0);
-  return {op,     &tiers, &features, std::move(slab_of), handles,
-          trains, trains, epoch,     kTierMisses,        nullptr};
+  return {op,          &tiers,  &features, std::move(slab_of), handles, trains, trains, epoch,
+          kTierMisses, nullptr, nullptr};
 }
 
 StageCall prefetch_call(const char* op, const TierTensors& tiers, const FeatureArgs& features,
@@ -36,6 +36,7 @@ StageCall prefetch_call(const char* op, const TierTensors& tiers, const FeatureA
           true,
           epoch,
           kTierPrefetched,
+          nullptr,
           nullptr};
 }
 

@@ -115,6 +115,11 @@ void GroupMemory::map_first_slots(const Call& call, size_t slab, int64_t slots) 
   tables_.map_first_slots(call, slab, slots);
 }
 
+void GroupMemory::release_slots(const Call& call, size_t slab, int64_t slots) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  tables_.release_slots(call, slab, slots);
+}
+
 RowBudget::Bytes GroupMemory::split_bytes() const {
   const RowBudget* budget = tables_.budget();
   return budget == nullptr ? RowBudget::Bytes{0, 0} : budget->used();

@@ -44,6 +44,8 @@ class GroupMemory {
   int64_t map_slots(const Call& call, size_t slab, int64_t slots);
   // The same, but raises if memory is short.
   void map_first_slots(const Call& call, size_t slab, int64_t slots);
+  // Gives back memory of later slots. Nothing may run on the device.
+  void release_slots(const Call& call, size_t slab, int64_t slots);
   // Where the dirty bits of a slab's slots and homes are; nullptr: nothing reads changes.
   void set_dirty_bits(size_t slab, uint8_t* bits);
   uint8_t* dirty_bits(size_t slab) const {

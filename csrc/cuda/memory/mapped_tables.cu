@@ -59,10 +59,15 @@ void MappedTables::cache_rows(const Call& call, const std::vector<CacheMemory>& 
       if (k == kFreeRowMemory) continue;
       slots.memory.push_back(rows.memory[k]);
       slots.memory.back().in_hbm = true;
-      rows.memory[k].begin += cache.slots * rows.memory[k].row_bytes;
+      if (cache.has_homes) {
+        rows.memory[k].begin += cache.slots * rows.memory[k].row_bytes;
+      } else {
+        rows.memory[k].row_bytes = 0;
+      }
     }
+    has_homes_ = cache.has_homes;
     rows.memory.push_back(cache.places);
-    rows.capacity -= cache.slots;
+    rows.capacity = cache.rows;
     rows.mapped = 0;
     room.rows[cache.slab] = 1;  // as bind() maps
   }
@@ -105,8 +110,9 @@ void MappedTables::raise_short_memory(const Call& call, int64_t bytes, const cha
                " MiB, but the device has ", free_bytes >> 20,
                " MiB left; no id was inserted. Call torch.cuda.empty_cache(), erase ids, ",
                budget_ == nullptr ? "give the tables storage=torch_dynemb.HostStore(...)"
-               : cached           ? "give HostStore a smaller cache"
-                                  : "give HostStore a smaller hbm",
+               : !cached          ? "give HostStore a smaller hbm"
+               : has_homes_       ? "give HostStore a smaller cache"
+                                  : "give storage a smaller device_cache",
                ", or use a GPU with more memory", kDeviceMemoryError);
   std::abort();  // the check has thrown
 }
@@ -137,6 +143,11 @@ void MappedTables::add_rows(const Call& call, size_t slab, const RowMemory& part
 void MappedTables::map_first_slots(const Call& call, size_t slab, int64_t slots) {
   if (map_slots(call, slab, slots)) return;
   raise_short_memory(call, slots_[slab].missing_bytes(slots), "the cache of rows needs");
+}
+
+void MappedTables::release_slots(const Call& call, size_t slab, int64_t slots) {
+  const RelaxedCapture relaxed(call.op);
+  slots_[slab].release(call.op, slots);
 }
 
 bool MappedTables::is_mapped(const TableRoom& room) const {

@@ -30,6 +30,8 @@ constexpr int64_t kLeastSplitBytes = 16;
 struct CacheMemory {
   size_t slab;
   int64_t slots;                   // as many as the cache may ever have
+  int64_t rows;                    // as many as the slab may ever have
+  bool has_homes;                  // false: the slab's tensors have slots alone
   RowMemory places;                // grows with the rows
   std::vector<RowMemory> of_slot;  // grow with the slots
 };
@@ -60,8 +62,9 @@ class MappedTables {
   void split_rows(const std::vector<size_t>& slabs, std::shared_ptr<RowBudget> budget);
   const RowBudget* budget() const { return budget_.get(); }
 
-  // The first rows of the slabs become slots in HBM, later ones are homes of rows: in host memory
-  // within the budget, except the words of rows. Called once, before there are rows.
+  // The first rows of the slabs become slots in HBM, later ones are homes of rows, if there are
+  // any: in host memory within the budget, except the words of rows. Called once, before there are
+  // rows.
   void cache_rows(const Call& call, const std::vector<CacheMemory>& caches,
                   std::shared_ptr<RowBudget> budget);
   // Slots of a slab with memory, and as many as there may be; 0: the slab has no cache.
@@ -70,6 +73,8 @@ class MappedTables {
   // Maps memory for so many slots; false: memory is short.
   bool map_slots(const Call& call, size_t slab, int64_t slots);
   void map_first_slots(const Call& call, size_t slab, int64_t slots);  // raises
+  // Gives back memory of later slots. Nothing may run on the device.
+  void release_slots(const Call& call, size_t slab, int64_t slots);
 
   bool is_mapped(const TableRoom& room) const;
   // Maps memory for `room`; false: memory is short.
@@ -101,6 +106,7 @@ class MappedTables {
   std::vector<size_t> slab_of_table_;
   std::vector<Growing> slabs_;
   std::vector<Growing> slots_;         // of the caches of slabs; empty: there are none
+  bool has_homes_ = false;             // beneath the caches
   std::shared_ptr<RowBudget> budget_;  // nullptr: all rows lie in HBM
   Mapped last_attempt_ = Mapped::kYes;
   int64_t steps_of_period_ = 0;  // since memory was last given back

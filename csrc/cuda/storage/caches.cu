@@ -38,7 +38,7 @@ RowMemory reserved_rows(const char* op, const char* name, const Tensor& tensor, 
 // The number of slots that a slab should have.
 int64_t wanted_slots(const CachedGroup& group, size_t slab, int64_t rows) {
   const int64_t most = group.slabs[slab].most_slots;
-  if (group.fraction == 0) return most;
+  if (group.fraction == 0) return group.limits[slab];
   const auto share = static_cast<int64_t>(group.fraction * static_cast<double>(rows));
   return std::min(most, std::max(share, kLeastSlots));
 }
@@ -79,9 +79,10 @@ CacheView cache_view(const Call& call, const CacheTensors& tiers, size_t s,
   check_length(op, "free_slots", tiers.free_slots[s], slots.size(0));
   CacheView view{};
   if (slots.size(0) == 0) return view;
-  DYNEMB_CHECK(weights[s].size(0) == slots.size(0) + places.numel(), "dynemb::", op, ": weights[",
-               s, "] has ", weights[s].size(0), " rows, expected ", slots.size(0), " slots and ",
-               places.numel(), " homes");
+  view.has_homes = weights[s].size(0) != slots.size(0);
+  DYNEMB_CHECK(!view.has_homes || weights[s].size(0) == slots.size(0) + places.numel(),
+               "dynemb::", op, ": weights[", s, "] has ", weights[s].size(0), " rows, expected ",
+               slots.size(0), " slots, and ", places.numel(), " homes or none");
   DYNEMB_CHECK(weights[s].size(0) < INT32_MAX, "dynemb::", op, ": weights[", s, "] has ",
                weights[s].size(0), " rows, expected fewer than ", INT32_MAX);
   check_length(op, "generations", generations[s], weights[s].size(0));
@@ -112,11 +113,12 @@ CacheView cache_view(const Call& call, const CacheTensors& tiers, size_t s,
 }
 
 // Gives the slabs with slots a cache. `fraction`: of the rows of a slab that get a slot, 0: the
-// cache has all slots at once. `host_bytes`: of homes, at most; -1: no bound.
+// cache has as many as `limits` says, or all of them at once. `host_bytes`: of homes, at most; -1:
+// no bound.
 void bind_tiers(Tensor buckets, std::vector<Tensor> places, std::vector<Tensor> slots,
                 std::vector<Tensor> free_slots, Tensor tier_clock, std::vector<Tensor> weights,
                 std::vector<Tensor> generations, std::vector<Tensor> state, double fraction,
-                int64_t host_bytes) {
+                std::vector<int64_t> limits, int64_t host_bytes) {
   const Call call("bind_tiers", "buckets", buckets);
   const size_t slabs = weights.size();
   DYNEMB_CHECK(slabs > 0 && places.size() == slabs && slots.size() == slabs &&
@@ -128,6 +130,8 @@ void bind_tiers(Tensor buckets, std::vector<Tensor> places, std::vector<Tensor> 
   DYNEMB_CHECK(fraction >= 0 && fraction <= 1 && host_bytes >= RowBudget::kNoLimit,
                "dynemb::bind_tiers: fraction is ", fraction, " and host_bytes is ", host_bytes,
                ", expected 0 to 1, and at least 0 or -1: no bound");
+  DYNEMB_CHECK(limits.empty() || limits.size() == slabs, "dynemb::bind_tiers: limits has ",
+               limits.size(), " numbers, expected none, or one for each of ", slabs, " slabs");
   check_tensor(call, "tier_clock", tier_clock, ScalarType::Long);
   check_size(call.op, "tier_clock", tier_clock, 0, static_cast<int64_t>(slabs) + 1);
   check_size(call.op, "tier_clock", tier_clock, 1, kTierColumns);
@@ -136,14 +140,25 @@ void bind_tiers(Tensor buckets, std::vector<Tensor> places, std::vector<Tensor> 
                "dynemb::bind_tiers: buckets was not made by reserve_cuda: reserve all tensors of a "
                "group with a cache");
   const CacheTensors tiers{places, slots, free_slots, tier_clock};
-  auto group = std::make_shared<CachedGroup>(CachedGroup{memory, {}, fraction});
+  auto group = std::make_shared<CachedGroup>(
+      CachedGroup{memory, {}, fraction, {}, static_cast<int64_t*>(tier_clock.data_ptr()), false});
   std::vector<CacheMemory> caches;
   for (size_t s = 0; s < slabs; ++s) {
     const CacheView view = cache_view(call, tiers, s, weights, generations, state);
     group->slabs.push_back(view);
+    group->limits.push_back(limits.empty() ? view.most_slots : limits[s]);
+    DYNEMB_CHECK(group->limits[s] >= 0 && group->limits[s] <= view.most_slots,
+                 "dynemb::bind_tiers: limits[", s, "] is ", group->limits[s], ", expected 0 to ",
+                 view.most_slots, ", the slots");
     if (view.most_slots == 0) continue;
+    DYNEMB_CHECK(caches.empty() || view.has_homes == group->has_homes,
+                 "dynemb::bind_tiers: weights[", s, "] has ", weights[s].size(0),
+                 " rows, but only some slabs have homes");
+    group->has_homes = view.has_homes;
     caches.push_back({s,
                       view.most_slots,
+                      view.max_rows,
+                      view.has_homes,
                       reserved_rows(call.op, "places", places[s], 4),
                       {reserved_rows(call.op, "slots", slots[s], kSlotColumns * 8),
                        reserved_rows(call.op, "free_slots", free_slots[s], 4)}});
@@ -151,12 +166,12 @@ void bind_tiers(Tensor buckets, std::vector<Tensor> places, std::vector<Tensor> 
   DYNEMB_CHECK(!caches.empty(),
                "dynemb::bind_tiers: slots has no rows in any slab, expected some in one");
   memory->cache_rows(call, caches, std::make_shared<RowBudget>(0, host_bytes));
-  std::vector<int64_t> limits(slabs, 0);
+  std::vector<int64_t> first(slabs, 0);
   for (const CacheMemory& cache : caches) {
-    limits[cache.slab] = wanted_slots(*group, cache.slab, 0);
-    memory->map_first_slots(call, cache.slab, limits[cache.slab]);
+    first[cache.slab] = wanted_slots(*group, cache.slab, 0);
+    memory->map_first_slots(call, cache.slab, first[cache.slab]);
   }
-  begin_epoch(call, static_cast<int64_t*>(tier_clock.data_ptr()), limits);
+  begin_epoch(call, static_cast<int64_t*>(tier_clock.data_ptr()), first);
   const std::lock_guard<std::mutex> lock(registry_mutex);
   for (auto at = registry().begin(); at != registry().end();) {
     at = at->second->memory.expired() ? registry().erase(at) : std::next(at);
@@ -172,6 +187,19 @@ std::shared_ptr<const CachedGroup> find_group(const Call& call, const Tensor& ti
                ": tier_clock belongs to no group with a cache: give the tensors of a group, not "
                "copies, after bind_tiers");
   return entry->second;
+}
+
+// Gives back memory of a slab's slots from `slots` on, which have no rows. Waits for the device.
+void release_slots(Tensor tier_clock, int64_t slab, int64_t slots) {
+  const Call call("release_slots", "tier_clock", tier_clock);
+  const auto group = find_group(call, tier_clock);
+  const auto slabs = static_cast<int64_t>(group->slabs.size());
+  DYNEMB_CHECK(slab >= 0 && slab < slabs && group->slabs[static_cast<size_t>(slab)].most_slots > 0,
+               "dynemb::release_slots: slab is ", slab, " of ", slabs,
+               ", expected the number of one with a cache");
+  DYNEMB_CHECK(slots >= 0, "dynemb::release_slots: slots is ", slots, ", expected 0 at least");
+  call.synchronize();
+  group->memory.lock()->release_slots(call, static_cast<size_t>(slab), slots);
 }
 
 // Ends a training step. A cache for a fraction of the rows grows with them, where HBM has room.
@@ -213,4 +241,5 @@ std::shared_ptr<const CachedGroup> cached_group(const Call& call, const CacheTen
 DYNEMB_IMPLEMENT_OPS(m) {
   m.impl("bind_tiers", TORCH_BOX(&dynemb::cuda::bind_tiers));
   m.impl("end_epoch_", TORCH_BOX(&dynemb::cuda::end_epoch_));
+  m.impl("release_slots", TORCH_BOX(&dynemb::cuda::release_slots));
 }

@@ -1,4 +1,5 @@
-// Caches of rows in HBM, above homes of all rows in host memory (core/storage/homes.h).
+// Caches of rows in HBM: above homes of all rows in host memory (core/storage/homes.h), or above a
+// store, from which the caller of take_slots_ loads rows.
 //
 // Programs pass tensors around but not caches, so the caches of a group are found by the address of
 // its `tier_clock`. Copies of a group's tensors have none.
@@ -10,10 +11,11 @@
 #include "core/columns.h"
 #include "core/rows/slab_state.h"
 #include "cuda/memory/group_memory.h"
+#include "cuda/memory/reservation.h"
 
 namespace dynemb::cuda {
 
-// A tensor of rows: slots, then homes.
+// A tensor of rows: slots, then homes, if rows have some.
 struct MovedTensor {
   char* data;
   int64_t row_bytes;
@@ -31,18 +33,29 @@ struct CacheView {
   int64_t most_slots;
   int64_t* head;         // the first row of tier_clock
   int64_t* clock;        // the slab's row
-  int32_t* generations;  // [most_slots + max_rows]
+  int32_t* generations;  // [most_slots + max_rows], or [most_slots] without homes
   uint8_t* dirty_bits;   // the same, for readers of changes; nullptr: there are none
+  bool has_homes;
   MovedTensor moved[kMostMoved];
   int moved_count;
 
   __host__ __device__ int64_t* slot(int64_t number) const { return slots + number * kSlotColumns; }
 };
 
+// Words of host memory in which kernels of take_slots_ report moves. Used by one call at a time.
+struct MoveReports {
+  std::unique_ptr<PinnedWords> words;
+  int64_t count = 0;
+};
+
 struct CachedGroup {
   std::weak_ptr<GroupMemory> memory;
   std::vector<CacheView> slabs;  // most_slots 0: the slab has no cache
-  double fraction;               // of the rows that get a slot; 0: all slots are used
+  double fraction;               // of the rows that get a slot; 0: there are limits
+  std::vector<int64_t> limits;   // by slab: slots that the cache should have
+  int64_t* head;                 // the first row of tier_clock
+  bool has_homes;                // of all slabs with a cache
+  std::shared_ptr<MoveReports> reports = std::make_shared<MoveReports>();
 };
 
 struct CacheTensors {

@@ -9,6 +9,8 @@
 //   move_rows      out of the slots, and into them
 //   write_handles  of missing rows
 //
+// Slabs without homes (take_slots.cu) report the moves to the host in place of move_rows.
+//
 // Only sums, minima and first uses are made by atomic operations, so no result depends on the order
 // of threads. Rows change without being arguments, as on the CPU (cpu/storage/stage.cpp).
 #include <algorithm>
@@ -19,6 +21,7 @@
 #include "cuda/index/args.h"
 #include "cuda/rows/lookup.h"
 #include "cuda/storage/moves.h"
+#include "cuda/storage/stage.h"
 #include "cuda/storage/victims.h"
 
 namespace dynemb::cuda {
@@ -41,6 +44,7 @@ struct StageJob {
   bool changes;   // whether rows will be changed
   bool counts;    // whether this use predicts later ones
   int64_t ahead;  // epochs until the lookup; 0: this is the lookup
+  SlabReport report;
   int32_t* kind;  // [ids]
   int32_t* rank;  // [ids + 1]
   HomePlan* plan;
@@ -51,6 +55,7 @@ struct StageJob {
   __device__ uint32_t now() const { return static_cast<uint32_t>(cache.head[kTierEpoch]); }
   __device__ uint32_t epoch() const { return now() + static_cast<uint32_t>(ahead); }
   __device__ bool looks_up() const { return ahead == 0; }
+  __device__ bool counts_known() const { return looks_up() && !report.repeated; }
   __device__ int32_t* place(int64_t i) const { return cache.places + handle_row(handles[i]); }
 };
 
@@ -114,7 +119,7 @@ __global__ void find_places(const __grid_constant__ StageJob job, int64_t thread
       } else {
         kind = kReplaced;
       }
-    } else if (place == in_place(job.now())) {
+    } else if (job.cache.has_homes && place == in_place(job.now())) {
       at_home = true;
       job.out[i] = home_handle(job.cache.most_slots, handle);
     } else {
@@ -123,9 +128,9 @@ __global__ void find_places(const __grid_constant__ StageJob job, int64_t thread
   }
   if (there) job.kind[i] = kind;
   int64_t* clock = job.cache.clock;
-  count_by_key(hit && job.looks_up(), kTierHits, clock);
+  count_by_key(hit && job.counts_known(), kTierHits, clock);
   count_by_key(touched, kTierTouches, clock);
-  count_by_key(stale, kTierStale, clock);
+  count_by_key(stale && !job.report.repeated, kTierStale, clock);
   count_by_key(at_home && job.looks_up(), kTierInPlace, job.cache.head);
 }
 
@@ -158,7 +163,19 @@ __global__ void flag_first_rows(const __grid_constant__ StageJob job) {
 // One thread.
 __global__ void plan_slots(const __grid_constant__ StageJob job) {
   if (thread_number() != 0) return;
-  begin_home_plan(job.cache.clock, job.rank[job.features.count], job.plan);
+  const bool whole = !job.cache.has_homes && job.looks_up();
+  begin_home_plan(job.cache.clock, job.rank[job.features.count], whole, job.report.slots, job.plan);
+  if (job.report.words == nullptr) return;
+  job.report.words[kReportUsed] = job.cache.clock[kTierUsed];
+  job.report.words[kReportFree] = job.cache.clock[kTierFreeCount];
+}
+
+// One thread.
+__global__ void report_plan(const __grid_constant__ StageJob job) {
+  if (thread_number() != 0) return;
+  job.report.words[kReportWanted] = job.plan->wanted;
+  job.report.words[kReportGiven] = job.plan->given;
+  job.report.words[kReportVictims] = job.plan->victims;
 }
 
 __device__ __forceinline__ void put(const StageJob& job, int64_t i, int64_t* words) {
@@ -170,19 +187,42 @@ __device__ __forceinline__ void put(const StageJob& job, int64_t i, int64_t* wor
       slot_marks(job.features.table_of(i), 0, job.changes, next_generation(slot_generation(marks)));
 }
 
+// Returns whether the former row of the slot has to be saved.
+__device__ __forceinline__ bool report_move(const StageJob& job, int64_t i, int64_t rank,
+                                            const StagedMove& move, int64_t former_id) {
+  volatile int64_t* words = job.report.words + kReportHead + rank * kMovedWords;
+  const bool saves = move.owner > 0 && slot_is_dirty(move.marks) &&
+                     job.cache.generations[move.slot] == slot_generation(move.marks);
+  words[kMovedSlot] = move.slot;
+  words[kMovedHandle] = move.handle;
+  words[kMovedId] = job.features.ids[i];
+  words[kMovedTable] = job.features.table_of(i);
+  words[kMovedGeneration] = next_generation(slot_generation(move.marks));
+  words[kMovedSaved] = saves ? move.owner - 1 : -1;
+  words[kMovedSavedId] = former_id;
+  words[kMovedSavedTable] = slot_table(move.marks);
+  words[kMovedSavedGeneration] = slot_generation(move.marks);
+  return saves;
+}
+
 // A thread per id: 12 bytes in order; of missing rows about 100 at random, once.
 __global__ void give_slots(const __grid_constant__ StageJob job, TierColumn counted_as) {
   const int64_t i = thread_number();
   const int32_t kind = i < job.features.count ? job.kind[i] : kSettled;
+  bool saves = false;
   if (kind == kMissing + kFirst) {
     const int64_t rank = job.rank[i];
     if (rank >= job.plan->given) {
-      *job.place(i) = job.looks_up() ? in_place(job.now()) : 0;
+      const bool at_home = job.cache.has_homes && job.looks_up();
+      *job.place(i) = at_home ? in_place(job.now()) : 0;
     } else {
       const int64_t slot = slot_of_rank(job.plan->supply, rank, job.cache.free_slots, job.victims);
       int64_t* words = job.cache.slot(slot);
       const int64_t owner = words[kSlotOwner];
       job.moves[rank] = {slot, owner, words[kSlotMarks], job.handles[i]};
+      if (job.report.words != nullptr) {
+        saves = report_move(job, i, rank, job.moves[rank], words[kSlotId]);
+      }
       if (owner > 0) {
         int32_t* left = job.cache.places + handle_row(owner - 1);
         if (*left == slot + 1) *left = 0;
@@ -196,6 +236,7 @@ __global__ void give_slots(const __grid_constant__ StageJob job, TierColumn coun
   }
   count_by_key(kind == kReplaced + kFirst, counted_as, job.cache.clock);
   count_by_key(kind == kReplaced + kFirst, kTierTouches, job.cache.clock);
+  count_by_key(saves, kTierWritten, job.cache.clock);
 }
 
 // A thread per id: 12 bytes in order; of missing rows 36 at random.
@@ -210,7 +251,8 @@ __global__ void write_handles(const __grid_constant__ StageJob job) {
     const int32_t place = *job.place(i);
     at_home = place <= 0;
     if (at_home) {
-      job.out[i] = home_handle(job.cache.most_slots, handle);
+      // without homes, the call is refused, and repeated
+      job.out[i] = job.cache.has_homes ? home_handle(job.cache.most_slots, handle) : kNoHandle;
     } else {
       const int64_t* words = job.cache.slot(place - 1);
       stale = words[kSlotOwner] != handle + 1;
@@ -221,16 +263,8 @@ __global__ void write_handles(const __grid_constant__ StageJob job) {
   }
   count_by_key(hit, kTierHits, job.cache.clock);
   count_by_key(stale, kTierStale, job.cache.clock);
-  count_by_key(at_home, kTierInPlace, job.cache.head);
+  count_by_key(at_home && job.cache.has_homes, kTierInPlace, job.cache.head);
 }
-
-struct StagedIds {
-  const Tensor& meta;
-  const Tensor& ids;
-  const Tensor& handles;
-  const Tensor& offsets;
-  const std::vector<int64_t>& feature_tables;
-};
 
 // Rows of one slab. `job` lacks scratch memory.
 void stage_slab(const Call& call, StageJob job, TierColumn counted_as) {
@@ -264,14 +298,16 @@ void stage_slab(const Call& call, StageJob job, TierColumn counted_as) {
                                            items, call.stream));
   call.launch(plan_slots, 1, 1, job);
   search.run(call, scratch, job.cache, counted_as, job.plan, job.victims);
+  if (job.report.words != nullptr) call.launch(report_plan, 1, 1, job);
   call.launch(give_slots, ids, 0, job, counted_as);
-  move_rows(call, job.cache, job.plan, job.moves, most_given);
+  if (job.cache.has_homes) move_rows(call, job.cache, job.plan, job.moves, most_given);
   if (job.ahead == 0) call.launch(write_handles, ids, 0, job);
 }
 
-// The handles to use in place of those of rows. `ahead`: 0 for a lookup.
-Tensor stage_rows(const Call& call, const CacheTensors& tiers, const CachedGroup& group,
-                  const StagedIds& given, bool trains, int64_t ahead) {
+}  // namespace
+
+void stage_rows(const Call& call, const CachedGroup& group, const StagedIds& given, bool trains,
+                int64_t ahead, const std::vector<SlabReport>& reports, const Tensor& out) {
   const auto memory = group.memory.lock();
   check_tensor(call, "meta", given.meta, ScalarType::Long);
   check_size(call.op, "meta", given.meta, 1, kMetaColumns);
@@ -288,7 +324,6 @@ Tensor stage_rows(const Call& call, const CacheTensors& tiers, const CachedGroup
   job.handles = id_words(call, "handles", given.handles, ids);
   DYNEMB_CHECK(tables <= kMostTables, "dynemb::", call.op, ": meta has ", tables,
                " tables, expected at most ", kMostTables, " where some have storage");
-  Tensor out = call.empty({ids}, ScalarType::Long);
   job.out = static_cast<int64_t*>(out.data_ptr());
   job.meta = static_cast<const int64_t*>(given.meta.data_ptr());
   job.changes = trains;
@@ -296,19 +331,35 @@ Tensor stage_rows(const Call& call, const CacheTensors& tiers, const CachedGroup
   job.ahead = ahead;
   job.errors = error_sink(call);
   upload_words(call, given.feature_tables, scratch.get(words));
-  call.copy(out.data_ptr(), given.handles.data_ptr(), ids * 8);
-  auto* head = static_cast<int64_t*>(tiers.tier_clock.data_ptr());
-  if (ahead == 0) call.launch(begin_lookup, 1, 1, head, trains);
+  const bool repeated = std::any_of(reports.begin(), reports.end(),
+                                    [](const SlabReport& report) { return report.repeated; });
+  if (!repeated) call.copy(out.data_ptr(), given.handles.data_ptr(), ids * 8);
+  if (ahead == 0 && !repeated) call.launch(begin_lookup, 1, 1, group.head, trains);
   for (size_t s = 0; s < group.slabs.size(); ++s) {
     const bool looked_up =
         std::any_of(given.feature_tables.begin(), given.feature_tables.end(),
                     [&](int64_t t) { return memory->slab_of_table(static_cast<size_t>(t)) == s; });
     if (!looked_up || group.slabs[s].most_slots == 0) continue;
+    if (!reports.empty()) job.report = reports[s];
+    if (!group.has_homes && job.report.words == nullptr) continue;
     job.slab = static_cast<int64_t>(s);
     job.cache = group.slabs[s];
     job.cache.dirty_bits = memory->dirty_bits(s);
     stage_slab(call, job, ahead == 0 ? kTierMisses : kTierPrefetched);
   }
+}
+
+namespace {
+
+// Of rows with homes.
+Tensor staged_handles(const Call& call, const CacheTensors& tiers, const StagedIds& given,
+                      bool trains, int64_t ahead) {
+  const auto group = cached_group(call, tiers);
+  DYNEMB_CHECK(group->has_homes, "dynemb::", call.op,
+               ": the rows lie in a store, which kernels cannot read: call take_slots_, and load "
+               "the rows that it names");
+  Tensor out = call.empty({given.ids.numel()}, ScalarType::Long);
+  stage_rows(call, *group, given, trains, ahead, {}, out);
   return out;
 }
 
@@ -317,9 +368,8 @@ Tensor stage_(std::vector<Tensor> places, std::vector<Tensor> slots, std::vector
               std::vector<int64_t> feature_tables, bool trains) {
   const Call call("stage_", "tier_clock", tier_clock);
   const CacheTensors tiers{places, slots, free_slots, tier_clock};
-  const auto group = cached_group(call, tiers);
-  const InOrder in_order(call, group->memory.lock()->order());
-  return stage_rows(call, tiers, *group, {meta, ids, handles, offsets, feature_tables}, trains, 0);
+  const InOrder in_order(call, cached_group(call, tiers)->memory.lock()->order());
+  return staged_handles(call, tiers, {meta, ids, handles, offsets, feature_tables}, trains, 0);
 }
 
 Tensor staged_lookup_(std::vector<Tensor> places, std::vector<Tensor> slots,
@@ -333,10 +383,9 @@ Tensor staged_lookup_(std::vector<Tensor> places, std::vector<Tensor> slots,
   LookupCall lookup = lookup_call(call, rows, ids, handles, offsets, per_sample_weights,
                                   feature_tables, feature_dims, pooling);
   const CacheTensors tiers{places, slots, free_slots, tier_clock};
-  const auto group = cached_group(call, tiers);
-  const InOrder in_order(call, group->memory.lock()->order());
+  const InOrder in_order(call, cached_group(call, tiers)->memory.lock()->order());
   const Tensor staged =
-      stage_rows(call, tiers, *group, {meta, ids, handles, offsets, feature_tables}, false, 0);
+      staged_handles(call, tiers, {meta, ids, handles, offsets, feature_tables}, false, 0);
   lookup.args.handles = static_cast<const int64_t*>(staged.data_ptr());
   return run_lookup(call, rows, lookup);
 }
@@ -348,9 +397,8 @@ void prefetch_(std::vector<Tensor> places, std::vector<Tensor> slots,
   DYNEMB_CHECK(ahead >= 1 && ahead <= INT32_MAX, "dynemb::prefetch_: ahead is ", ahead,
                ", expected 1 at least: the steps until the rows are looked up");
   const CacheTensors tiers{places, slots, free_slots, tier_clock};
-  const auto group = cached_group(call, tiers);
-  const InOrder in_order(call, group->memory.lock()->order());
-  stage_rows(call, tiers, *group, {meta, ids, handles, offsets, feature_tables}, false, ahead);
+  const InOrder in_order(call, cached_group(call, tiers)->memory.lock()->order());
+  staged_handles(call, tiers, {meta, ids, handles, offsets, feature_tables}, false, ahead);
 }
 
 }  // namespace

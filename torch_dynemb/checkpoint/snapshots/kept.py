@@ -29,10 +29,10 @@ from torch_dynemb.checkpoint.snapshots.records import (
     read_snapshot,
     read_store,
 )
-from torch_dynemb.storage.tiers.ssd import SSDTiers
+from torch_dynemb.storage.tiers.store_files import StoreFiles
 
 # by first store: uuids of the snapshots that the tables were loaded from or saved as
-_histories: weakref.WeakKeyDictionary[SSDTiers, set[str]] = weakref.WeakKeyDictionary()
+_histories: weakref.WeakKeyDictionary[StoreFiles, set[str]] = weakref.WeakKeyDictionary()
 
 
 def snapshots_of(store: Path) -> list[Snapshot]:
@@ -54,7 +54,7 @@ def histories_of(store: Path) -> dict[Path, SavedStore]:
     return {folder: read_store(folder / MANIFEST) for folder in index_folders(store)}
 
 
-def history(first: SSDTiers) -> set[str]:
+def history(first: StoreFiles) -> set[str]:
     """Return the uuids of the snapshots that the tables continue.
 
     Args:
@@ -63,7 +63,7 @@ def history(first: SSDTiers) -> set[str]:
     return _histories.get(first, set())
 
 
-def goes_on_from(first: SSDTiers, snapshot: Snapshot) -> None:
+def goes_on_from(first: StoreFiles, snapshot: Snapshot) -> None:
     """Note that the tables were saved as this snapshot, or loaded from it.
 
     Args:

@@ -18,7 +18,8 @@ from torch import nn
 from torch_dynemb.argument_checks import described
 from torch_dynemb.checkpoint.file_systems.locations import checked_path
 from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
-from torch_dynemb.storage.tiers.ssd import KEPT_FOLDER, SSDTiers
+from torch_dynemb.storage.tiers.ssd import KEPT_FOLDER
+from torch_dynemb.storage.tiers.store_files import StoreFiles
 from torch_dynemb.table.group import TableGroup
 
 MODEL = "model"  # of index/NUMBER: a checkpoint of what lies outside stores
@@ -40,7 +41,7 @@ class StoredGroup(NamedTuple):
     """
 
     group: TableGroup
-    tiers: SSDTiers
+    tiers: StoreFiles
     path: Path
 
 
@@ -72,7 +73,7 @@ def stored_groups(call: str, parts: Sequence[TablePart]) -> list[StoredGroup]:
         tiers = group.tables.tiers
         if tiers is None:
             continue
-        if not isinstance(tiers, SSDTiers):
+        if not isinstance(tiers, StoreFiles):
             raise RuntimeError(
                 f"{call}: tables {group.names} have storage {type(group.config.storage).__name__}, "
                 "which does not support snapshots: use torch_dynemb.checkpoint.save"

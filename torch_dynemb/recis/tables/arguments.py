@@ -16,7 +16,7 @@ from torch_dynemb.recis.slices import Slice
 from torch_dynemb.recis.tables.hooks import FilterHook
 from torch_dynemb.recis.tables.packed_rows import packed_columns
 from torch_dynemb.storage.device import device_of
-from torch_dynemb.storage.tiers import HostStore, Storage, check_storage
+from torch_dynemb.storage.tiers import Storage, check_storage, needs_device_cache
 from torch_dynemb.table.config import TableConfig
 
 GRAD_REDUCTIONS = ("worker", "id")
@@ -66,13 +66,12 @@ def check_kinds(own: object, filter_hook: object, admissions: object) -> None:
 
 
 def check_storage_on(owner: str, storage: Storage | None, device: torch.device | str) -> None:
-    """Raise TypeError unless it is a storage or None, and ValueError for one on another device."""
+    """Raise TypeError unless it is a storage or None, ValueError if it lacks a GPU's cache."""
     check_storage(owner, storage)
-    on_host = storage is None or isinstance(storage, HostStore)
-    if not on_host and device_of(owner, device).type != "cpu":
+    if needs_device_cache(storage) and device_of(owner, device).type != "cpu":
         raise ValueError(
-            f"{owner}: storage is {storage}, but device is {str(device)!r}: stores on disk "
-            "are built for the CPU only: give device='cpu', HostStore, or leave storage out"
+            f"{owner}: storage is {storage}, but device is {str(device)!r}, which needs a cache of "
+            "its own above a store: give device_cache=, or device='cpu'"
         )
 
 

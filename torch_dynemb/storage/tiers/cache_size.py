@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -43,6 +44,28 @@ class CacheSize:
         else:
             wanted = self.value * share / (slot_bytes if self.unit == "bytes" else 1)
         return max(LEAST_SLOTS, int(wanted))
+
+    def most_slots(self, given: str, rows: int, slot_bytes: int, share: float) -> int:
+        """Return the most slots that the cache of a slab on a GPU should have.
+
+        Args:
+            given: the argument, for an error.
+            rows: that the slab may have.
+            slot_bytes: memory of a slot with its row.
+            share: of the slab in the cache, from 0 to 1.
+
+        Raises:
+            ValueError: no row fits into the cache.
+        """
+        if self.unit == "fraction":
+            return max(1, min(rows, max(LEAST_SLOTS, math.ceil(self.value * rows))))
+        slots = int(self.value * share / (slot_bytes if self.unit == "bytes" else 1))
+        if slots == 0:
+            raise ValueError(
+                f"TableGroup: {given}, of which the rows of one dim get a share of {share:.2g}, "
+                f"less than one row of {slot_bytes} bytes: give it more"
+            )
+        return min(rows, slots)
 
 
 def parse_cache(owner: str, value: object) -> CacheSize:

@@ -36,16 +36,19 @@ class SSDStore:
 
     Args:
         path: a directory for this table group alone; created if missing.
-        cache: rows in memory: bytes (an int, or a text such as ``"4GB"``), ``"100000 rows"``, or a
-            fraction of the tables' rows (0.25, or ``"25%"``). A step that needs more rows at once
-            gets them, with a warning. The warning is left out if the cache is a fraction and the
-            step needs half of a table's rows.
+        cache: rows in host memory: bytes (an int, or a text such as ``"4GB"``), ``"100000 rows"``,
+            or a fraction of the tables' rows (0.25, or ``"25%"``). A step that needs more rows at
+            once gets them, with a warning. The warning is left out if the cache is a fraction and
+            the step needs half of a table's rows.
         disk: bytes that the files may take, a number or a text such as ``"200GB"``; default: the
             free space of the file system. Rows need a third more for garbage collection, and a
             snapshot needs as much again. At least 4 segments for each dim and dtype of rows.
         segment: bytes of a file, a multiple of 4096; at least two segments stay free.
         io: how rows are read: ``"io_uring"``; ``"threads"``, with pread; or ``"auto"``: io_uring if
             this build and the kernel have it.
+        device_cache: rows in the memory of a GPU (HBM), above ``cache``, in the same units. Tables
+            on a GPU need it. A step that needs more rows at once gets them, with a warning. On the
+            CPU all cached rows are in host memory, and ``device_cache`` has no effect.
 
     Raises:
         TypeError, ValueError: a wrong value.
@@ -61,7 +64,9 @@ class SSDStore:
     disk: int | str | None = None
     segment: int | str = 64 << 20
     io: Literal["auto", "io_uring", "threads"] = "auto"
+    device_cache: int | float | str | None = None
     cache_size: CacheSize = field(init=False, repr=False, compare=False)
+    device_size: CacheSize | None = field(init=False, repr=False, compare=False)
     disk_bytes: int = field(init=False, repr=False, compare=False)
     segment_bytes: int = field(init=False, repr=False, compare=False)
 
@@ -76,7 +81,7 @@ class SSDStore:
                 "directory there. Checkpoints and delta logs of its tables may lie at URLs"
             )
         object.__setattr__(self, "path", str(Path(self.path)))
-        set_cache(self, self.cache)
+        set_caches(self)
         disk = 0 if self.disk is None else parse_bytes("SSDStore: disk", self.disk)
         segment = parse_bytes("SSDStore: segment", self.segment)
         if segment % PAGE_BYTES != 0 or not 4 * PAGE_BYTES <= segment <= 1 << 32:
@@ -120,7 +125,8 @@ class ExternalStore:
     Args:
         store: reads and writes records; see :class:`torch_dynemb.storage.tiers.RecordStore`.
             Several modules may share one if their tables have different names.
-        cache: rows in memory, as of :class:`SSDStore`.
+        cache: rows in host memory, as of :class:`SSDStore`.
+        device_cache: rows in the memory of a GPU, as of :class:`SSDStore`.
 
     Raises:
         TypeError, ValueError: a wrong value, or ``store`` lacks a method.
@@ -128,7 +134,9 @@ class ExternalStore:
 
     store: RecordStore
     cache: int | float | str = 0.25
+    device_cache: int | float | str | None = None
     cache_size: CacheSize = field(init=False, repr=False, compare=False)
+    device_size: CacheSize | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for method in ("read", "write", "erase"):
@@ -137,7 +145,7 @@ class ExternalStore:
                     f"ExternalStore: store is {described(self.store)}, which has no {method}(): "
                     "see torch_dynemb.storage.tiers.RecordStore"
                 )
-        set_cache(self, self.cache)
+        set_caches(self)
 
 
 # Rows beneath memory, with a cache of them in memory.
@@ -145,14 +153,25 @@ CachedStorage = SSDStore | ExternalStore
 Storage = HostStore | CachedStorage
 
 
-def set_cache(storage: CachedStorage, cache: object) -> None:
-    """Set the cache size of a new storage config.
+def set_caches(storage: CachedStorage) -> None:
+    """Set the sizes of the caches of a new storage config.
 
     Raises:
-        TypeError, ValueError: ``cache`` is not a size.
+        TypeError, ValueError: ``cache`` or ``device_cache`` is not a size.
     """
-    size = parse_cache(f"{type(storage).__name__}: cache", cache)
-    object.__setattr__(storage, "cache_size", size)
+    name, device = type(storage).__name__, storage.device_cache
+    object.__setattr__(storage, "cache_size", parse_cache(f"{name}: cache", storage.cache))
+    size = None if device is None else parse_cache(f"{name}: device_cache", device)
+    object.__setattr__(storage, "device_size", size)
+
+
+def needs_device_cache(storage: Storage | None) -> bool:
+    """Return whether tables with this storage cannot be on a GPU for want of a cache there.
+
+    Args:
+        storage: of the tables; None: rows are in the memory of the device.
+    """
+    return isinstance(storage, SSDStore | ExternalStore) and storage.device_size is None
 
 
 def check_storage(owner: str, storage: object, *, argument: str = "storage") -> None:
@@ -181,4 +200,5 @@ __all__ = [
     "SSDStore",
     "Storage",
     "check_storage",
+    "needs_device_cache",
 ]

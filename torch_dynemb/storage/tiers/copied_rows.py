@@ -8,27 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb import ops
 from torch_dynemb.ops.columns import GENERATION_BITS
-from torch_dynemb.ops.tiers import RECORD_HEADER
+from torch_dynemb.storage.tiers.row_records import packed_rows
 from torch_dynemb.storage.tiers.tiers import Records
 
 _GENERATIONS = (1 << GENERATION_BITS) - 1
 _ROWS_AT_ONCE = 1 << 16
-
-
-def records_of(fields: Sequence[Tensor]) -> Tensor:
-    """Return rows in the format of stores, uint8 [n, bytes], with zeros as headers.
-
-    Args:
-        fields: weights, then optimizer state: [n, ...] each, contiguous.
-    """
-    count = len(fields[0])
-    parts = [field.reshape(count, field[:1].numel()).view(torch.uint8) for field in fields]
-    row_bytes = sum(part.shape[1] for part in parts)
-    records = fields[0].new_zeros(count, ops.record_bytes(row_bytes), dtype=torch.uint8)
-    records[:, RECORD_HEADER : RECORD_HEADER + row_bytes] = torch.cat(parts, 1)
-    return records
 
 
 class CopiedSlab(NamedTuple):
@@ -96,11 +81,11 @@ class CopiedRows:
         fields, generations = self._slabs[slab]
         rows = handles >> GENERATION_BITS
         found = generations[rows] == (handles & _GENERATIONS).to(torch.int32)
-        return Records(records_of([field[rows] for field in fields]), found)
+        return Records(packed_rows(fields, rows), found)
 
     def release(self) -> None:
         """Give the memory back."""
         self._slabs.clear()
 
 
-__all__ = ["CopiedRows", "CopiedSlab", "records_of"]
+__all__ = ["CopiedRows", "CopiedSlab"]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.errors import InUseError
-from torch_dynemb.ops.columns import Move
+from torch_dynemb.ops.columns import GENERATION_BITS, Meta, Move
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.storage.tiers.cache_size import CacheSize
 from torch_dynemb.storage.tiers.protocol import RecordStore
@@ -23,6 +23,7 @@ from torch_dynemb.storage.tiers.tiers import Records
 # Header of a record: offsets in 4-byte words, then in 8-byte words.
 _GENERATION, _TABLE = 0, 1
 _HANDLE, _ID = 1, 2
+_SLOT_BITS = 36
 
 
 # (store, table name) -> the group of this process with rows there
@@ -119,6 +120,23 @@ class ExternalTiers(StoreTiers):
             planned = ops.plan_moves_(self.tensors, staged, trains=False, ahead=ahead)
             self._move(planned.moves)
 
+    def stage_records(self, staged: ops.StagedIds, overwritten: Tensor) -> Tensor:
+        with self._one_thread():
+            self.check()
+            planned = ops.plan_moves_(self.tensors, staged, trains=False)
+            counts = staged.offsets[1:] - staged.offsets[:-1]
+            tables = torch.tensor(staged.feature_tables).repeat_interleave(counts)
+            slabs = staged.meta[tables, Meta.SLAB] << _SLOT_BITS
+            slots = (slabs | planned.handles >> GENERATION_BITS)[overwritten]
+            moves = planned.moves
+            to = moves[:, Move.SLAB] << _SLOT_BITS | moves[:, Move.SLOT]
+            self._move(moves[(moves[:, Move.LOADS] == 0) | ~torch.isin(to, slots)])
+            return planned.handles
+
+    def reserve_saves(self, rows: Sequence[int]) -> None:
+        """Raise only if the store has failed before: its free space is unknown."""
+        self.check()
+
     def _check_eager(self) -> None:
         if torch.compiler.is_compiling():
             raise RuntimeError(
@@ -142,9 +160,9 @@ class ExternalTiers(StoreTiers):
         records = ops.gather_records(self._rows, slab, moves[:, Move.SLOT].contiguous())
         live = records.view(torch.int32)[:, _GENERATION] == moves[:, Move.GENERATION]
         # The store has one record per id: an earlier row must not overwrite the current one.
-        ids = moves[:, Move.ID].contiguous()
+        ids = moves[:, Move.ID].contiguous().to(self._one_bag.device)
         present = ops.find(self._index, ids, self._one_bag, [table]).handles
-        live &= present == moves[:, Move.HANDLE]
+        live &= present.cpu() == moves[:, Move.HANDLE]
         self._write(table, moves[live, Move.ID], moves[live, Move.HANDLE], records[live])
 
     def _write(self, table: int, ids: Tensor, handles: Tensor, records: Tensor) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from torch_dynemb.policy.admission import parse_bytes
-from torch_dynemb.storage.tiers.cache_size import LEAST_SLOTS, CacheSize, parse_cache
+from torch_dynemb.storage.tiers.cache_size import CacheSize, parse_cache
 
 # Tensors with fewer bytes a row stay in HBM (kLeastSplitBytes in csrc).
 LEAST_SPLIT_BYTES = 16
@@ -85,15 +84,8 @@ class HostStore:
         """
         size = self.cache_size
         assert size is not None
-        if size.unit == "fraction":
-            return max(1, min(rows, max(LEAST_SLOTS, math.ceil(size.value * rows))))
-        slots = int(size.value * share / (slot_bytes if size.unit == "bytes" else 1))
-        if slots == 0:
-            raise ValueError(
-                f"TableGroup: HostStore has cache={self.cache!r}, of which the rows of one dim get "
-                f"a share of {share:.2g}, less than one row of {slot_bytes} bytes: give it more"
-            )
-        return min(rows, slots)
+        given = f"HostStore has cache={self.cache!r}"
+        return size.most_slots(given, rows, slot_bytes, share)
 
 
 __all__ = ["LEAST_SPLIT_BYTES", "HostStore"]

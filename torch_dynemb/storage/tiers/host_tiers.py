@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,9 +10,9 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import GENERATION_BITS, Slab, Slot, Tier, TierHead
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
-from torch_dynemb.ops.tiers import RECORD_HEADER
-from torch_dynemb.storage.tiers.copied_rows import CopiedRows, CopiedSlab, records_of
+from torch_dynemb.storage.tiers.copied_rows import CopiedRows, CopiedSlab
 from torch_dynemb.storage.tiers.host_store import HostStore
+from torch_dynemb.storage.tiers.row_records import packed_rows, unpack_rows
 from torch_dynemb.storage.tiers.stats import StorageStats
 from torch_dynemb.storage.tiers.tiers import Records, Tiers
 
@@ -39,6 +39,7 @@ class HostTiers(Tiers):
 
     pins = True
     records_changes = True
+    prefetches_beside = True
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class HostTiers(Tiers):
 
     def read(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> Records:
         numbers, found = self._locate(slab, handles)
-        return Records(records_of([tensor[numbers] for tensor in self._tensors(slab)]), found)
+        return Records(packed_rows(self._tensors(slab), numbers), found)
 
     def _locate(self, slab: int, handles: Tensor) -> tuple[Tensor, Tensor]:
         """Return where rows are in the tensors, int64 [n], and whether they have been written."""
@@ -92,12 +93,7 @@ class HostTiers(Tiers):
         own = (places >= 0) & (slots[at, Slot.OWNER] == handles + 1)
         self._forget(slab, places[(places >= 0) & ~own])
         numbers = torch.where(own, at, self._homes(slab, handles))
-        begin = RECORD_HEADER
-        for tensor in self._tensors(slab):
-            end = begin + tensor[:1].numel() * tensor.element_size()
-            values = records[:, begin:end].contiguous().view(tensor.dtype)
-            tensor.index_copy_(0, numbers, values.reshape(-1, *tensor.shape[1:]))
-            begin = end
+        unpack_rows(self._tensors(slab), numbers, records)
         live = torch.where(own, slots[at, Slot.MARKS], handles) & _GENERATIONS
         self._rows.generations[slab].index_copy_(0, numbers, live.to(torch.int32))
         slots[places[own], Slot.MARKS] |= _DIRTY
@@ -113,10 +109,9 @@ class HostTiers(Tiers):
         owners = (slots[at, Slot.OWNER] - 1) >> GENERATION_BITS
         return torch.where(numbers < len(slots), owners, numbers - len(slots))
 
-    def _tensors(self, slab: int) -> Iterator[Tensor]:
-        """Yield the tensors with slots and homes: weights, then optimizer state."""
-        yield self._rows.weights[slab]
-        yield from self._rows.state[slab :: len(self._rows.weights)]
+    def _tensors(self, slab: int) -> list[Tensor]:
+        """Return the tensors with slots and homes: weights, then optimizer state."""
+        return [self._rows.weights[slab], *self._rows.state[slab :: len(self._rows.weights)]]
 
     def _places(self, slab: int, handles: Tensor) -> tuple[Tensor, Tensor]:
         """Return the slots of rows, negative for rows without one, and the same from 0 on."""

@@ -34,9 +34,9 @@ class PinnedRows:
         Raises:
             RuntimeError: a record is damaged, or cannot be read.
         """
-        return Records(
-            *ops.store_read_pinned(self._tiers.tensors.clock, self._number, slab, handles, ids)
-        )
+        clock = self._tiers.tensors.clock
+        found = ops.store_read_pinned(clock, self._number, slab, handles.cpu(), ids.cpu())
+        return Records(*(part.to(ids.device) for part in found))
 
     def release(self) -> None:
         """Unpin the rows, after which they cannot be read; call it once."""

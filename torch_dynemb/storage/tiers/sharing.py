@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ def part_of_storage(
     if isinstance(storage, ExternalStore):
         if not module:
             return storage
-        return ExternalStore(StoreOfModule(storage.store, module), storage.cache)
+        return dataclasses.replace(storage, store=StoreOfModule(storage.store, module))
     parts = [_file_name([module])] if module else []
     return storage.within(str(Path(*parts, _file_name(tables), f"rank{rank}of{ranks}")))
 

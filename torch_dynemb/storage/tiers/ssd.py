@@ -16,6 +16,7 @@ from torch_dynemb.ops.columns import StoreStat
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.storage.tiers.configs import IO_PATHS, SSDStore
 from torch_dynemb.storage.tiers.pinned_rows import PinnedRows
+from torch_dynemb.storage.tiers.store_files import StoreFiles
 from torch_dynemb.storage.tiers.store_tiers import StoreTiers
 from torch_dynemb.storage.tiers.tiers import Records
 
@@ -41,7 +42,7 @@ def _keeps_snapshots(path: Path) -> bool:
         ) from error
 
 
-class SSDTiers(StoreTiers):
+class SSDTiers(StoreTiers, StoreFiles):
     """A cache over files, which a thread of the library reads and writes.
 
     Args:
@@ -96,6 +97,12 @@ class SSDTiers(StoreTiers):
     def prefetch(self, staged: ops.StagedIds, *, ahead: int) -> None:
         ops.prefetch_(self.tensors, staged, ahead=ahead)
 
+    def stage_records(self, staged: ops.StagedIds, overwritten: Tensor) -> Tensor:
+        return ops.stage_records_(self.tensors, staged, overwritten)
+
+    def reserve_saves(self, rows: Sequence[int]) -> None:
+        ops.reserve_saves_(self.tensors.clock, rows)
+
     def _move(self, moves: Tensor) -> None:
         ops.store_submit(self.tensors.clock, moves)
 
@@ -129,15 +136,6 @@ class SSDTiers(StoreTiers):
         return {**stats, "waited": counts[StoreStat.WAITED_US] / 1e6}
 
     def sync(self) -> ops.StoreSnapshot:
-        """Make all rows durable, cached ones included.
-
-        Returns:
-            The state to :meth:`restore`. Its files stay until a call of :meth:`keep` without them.
-
-        Raises:
-            DiskFullError: the disk is full.
-            RuntimeError: the disk fails.
-        """
         self.flush()
         self.drain()
         return ops.store_sync(self.tensors.clock)
@@ -148,26 +146,9 @@ class SSDTiers(StoreTiers):
         return PinnedRows(self)
 
     def keep(self, files: Sequence[Tensor]) -> None:
-        """Keep these files although the current tables do not need them; others may be deleted.
-
-        Args:
-            files: int64 [files] of each slab, their numbers.
-
-        Raises:
-            RuntimeError: the disk fails.
-        """
         ops.store_keep(self.tensors.clock, files)
 
     def restore(self, snapshot: ops.StoreSnapshot) -> None:
-        """Restore the state of an earlier :meth:`sync`; afterwards the cache is empty.
-
-        Args:
-            snapshot: of these files.
-
-        Raises:
-            DamagedStoreError: a file is missing or damaged; files and cache are unchanged.
-            RuntimeError: the disk fails.
-        """
         self.drain()
         ops.store_load(self.tensors.clock, snapshot)
         self.empty()

@@ -10,7 +10,8 @@ class StorageStats:
     """Counters of the cache and the store of a group, for all tiered tables together.
 
     Attributes:
-        slots: intended size of the cache in rows; a step that needs more gets more.
+        slots: intended size of the cache in rows; a step that needs more gets more. This and the
+            following are of the cache on the device of the tables.
         cached: rows in the cache.
         hits: ids of lookups with the row in memory; every occurrence counts.
         misses: rows that lookups waited for, or that were new.
@@ -19,6 +20,9 @@ class StorageStats:
         prefetched: rows loaded by prefetches.
         evicted: rows that left memory for others.
         write_backs: changed rows written to the store, or back to host memory.
+        host_slots, host_cached, host_hits, host_misses: of the cache in host memory, if a GPU has
+            another above it (``device_cache=``). Hits and misses count rows that move between both.
+        host_evicted, host_write_backs: of the same cache.
         reads: rows read from files, or copied from host memory into the cache.
         bytes_read, bytes_written: of files, garbage collection included, or of host memory.
         collected: rows copied by garbage collection.
@@ -39,6 +43,12 @@ class StorageStats:
     evicted: int
     write_backs: int
     in_place: int = 0
+    host_slots: int = 0
+    host_cached: int = 0
+    host_hits: int = 0
+    host_misses: int = 0
+    host_evicted: int = 0
+    host_write_backs: int = 0
     reads: int = 0
     bytes_read: int = 0
     bytes_written: int = 0

@@ -70,6 +70,27 @@ class StoreTiers(Tiers):
     def _at(self, slab: int, column: Tier) -> int:
         return (1 + slab) * TIER_COLUMNS + column
 
+    # -- beneath the cache of a GPU ------------------------------------------------------------
+
+    @abstractmethod
+    def stage_records(self, staged: ops.StagedIds, overwritten: Tensor) -> Tensor:
+        """Give rows slots until the next call; see :func:`torch_dynemb.ops.stage_records_`.
+
+        Args:
+            staged, overwritten: as there.
+        """
+
+    @abstractmethod
+    def reserve_saves(self, rows: Sequence[int]) -> None:
+        """Reserve space in the store for changed rows that others push out of the cache.
+
+        Args:
+            rows: for each slab, the most rows that will come into the cache.
+
+        Raises:
+            RuntimeError: the store lacks space, or has failed; nothing has changed.
+        """
+
     # -- rows without a lookup -----------------------------------------------------------------
 
     def read(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> Records:
@@ -156,8 +177,15 @@ class StoreTiers(Tiers):
         return self._clock[TierHead.EPOCH]
 
     def end_step(self, index: IndexTensors) -> None:
+        self.end_step_of(index.slabs[:, Slab.NEXT_ROW].tolist())
+
+    def end_step_of(self, used_rows: Sequence[int]) -> None:
+        """End a training step, see :meth:`end_step`.
+
+        Args:
+            used_rows: of each slab, the rows that have had an owner.
+        """
         self.check()
-        used_rows = index.slabs[:, Slab.NEXT_ROW].tolist()
         clock = self._clock
         clock[TierHead.EPOCH] += 1
         clock[TierHead.TRAINING] = 0

@@ -49,10 +49,13 @@ class Tiers(ABC):
     Attributes:
         pins: whether :meth:`pin` is built.
         records_changes: whether :meth:`dirty_bits` and :meth:`set_dirty_bits` are built.
+        prefetches_beside: whether all work of :meth:`prefetch` is in the order of a stream, so that
+            it can run beside training.
     """
 
     pins: ClassVar[bool] = False
     records_changes: ClassVar[bool] = False
+    prefetches_beside: ClassVar[bool] = False
 
     def __init__(self, tensors: TierTensors, cached: Sequence[int]) -> None:
         self.tensors = tensors
@@ -181,6 +184,9 @@ class Tiers(ABC):
         Args:
             slab: a tiered one.
             handles: int64 [n], of rows, at least 0.
+
+        Raises:
+            RuntimeError: this storage records no changes.
         """
         raise RuntimeError(f"{type(self).__name__} records no changes: save whole checkpoints")
 
@@ -192,6 +198,9 @@ class Tiers(ABC):
             used_rows: rows of the slab that have had an owner.
             kept: bits that stay.
             added: bits that are set.
+
+        Raises:
+            RuntimeError: this storage records no changes.
         """
         raise RuntimeError(f"{type(self).__name__} records no changes: save whole checkpoints")
 

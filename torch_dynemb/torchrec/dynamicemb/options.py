@@ -102,7 +102,8 @@ class DynamicEmbTableOptions:
             memory: ``HostStore(cache=...)``.
         score_function: must keep its default; the error names the remedy.
         external_storage: ``TableOptions.storage``: :class:`torch_dynemb.SSDStore` or
-            :class:`torch_dynemb.ExternalStore`, which set how many rows stay in memory.
+            :class:`torch_dynemb.ExternalStore`, which set how many rows stay in memory: on a GPU
+            ``device_cache`` in HBM and ``cache`` in host memory, of each rank.
         init_capacity, max_load_factor, admission_counter: have no effect. A value other than the
             default warns once in a process and says what happens instead.
         bucket_capacity: the rows of a rank are rounded up to a multiple of it, see

@@ -36,7 +36,13 @@ from torch_dynemb.ops.tiers import record_bytes
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.admission import AdmitFrequentSketch
 from torch_dynemb.policy.layout import index_bytes_per_id
-from torch_dynemb.storage.tiers import LEAST_SPLIT_BYTES, HostStore, SSDStore
+from torch_dynemb.storage.tiers import (
+    LEAST_SPLIT_BYTES,
+    CachedStorage,
+    ExternalStore,
+    HostStore,
+    SSDStore,
+)
 from torch_dynemb.storage.tiers import Storage as TierStorage
 from torch_dynemb.table.group_config import SLOT_BYTES, TIERED_ROW_BYTES
 from torch_dynemb.torchrec.planning.fused_params import optimizer_of
@@ -118,7 +124,7 @@ def _planned(option: ShardingOption) -> PlannedTable:
     return table
 
 
-def shard_bytes(option: ShardingOption) -> list[int]:
+def shard_bytes(option: ShardingOption, *, on_gpu: bool = True) -> list[int]:
     """Return bytes of rows, optimizer state and index for each shard of a full dynamic table.
 
     A shard holds capacity / parts ids, where parts are the ranks that share its columns. Each id
@@ -130,7 +136,7 @@ def shard_bytes(option: ShardingOption) -> list[int]:
 
     Each shard of columns has its own index.
 
-    A table with ``storage`` counts the rows in its cache, each with a slot of 32 bytes, and 12
+    A table with ``storage`` counts the rows in its caches, each with a slot of 36 bytes, and 12
     bytes for each id; :func:`bytes_on_disk` has its rows on disk. A cache of fixed bytes or rows is
     counted once per shard, because which tables share one is known only after planning. Rows of a
     table with a HostStore count in full, wherever they lie; those in its cache count a second time.
@@ -141,6 +147,10 @@ def shard_bytes(option: ShardingOption) -> list[int]:
       them;
     * the index of an unbounded table grows by a quarter at a time and may be that much larger;
     * an admission sketch counts once for each shard; counters of AdmitFrequent are not included.
+
+    Args:
+        option: of the table.
+        on_gpu: whether a GPU has a cache of its own above a store (``device_cache``).
     """
     options, _ = _planned(option)
     index = index_bytes_per_id(_score_words(options))
@@ -148,7 +158,7 @@ def shard_bytes(option: ShardingOption) -> list[int]:
     if isinstance(options.policy.admission, AdmitFrequentSketch):
         sketch = 4 * SKETCH_ROWS * options.policy.admission.width
     return [
-        math.ceil(ids * index) + _row_bytes(options.storage, ids, sum(row)) + sketch
+        math.ceil(ids * index) + _row_bytes(options.storage, ids, sum(row), on_gpu) + sketch
         for ids, row in _ids_and_row_bytes(option)
     ]
 
@@ -157,9 +167,12 @@ def bytes_beyond_hbm(option: ShardingOption) -> list[int]:
     """Return the bytes of :func:`shard_bytes` that a GPU maps in host memory, by shard.
 
     These are the rows of a table with a HostStore beyond its ``hbm``, which is counted once per
-    shard, or all of its rows if it has a cache. On the CPU all bytes are host memory.
+    shard, or all of its rows if it has a cache. Of a table with a store it is the cache in host
+    memory. On the CPU all bytes are host memory.
     """
     storage = _planned(option)[0].storage
+    if isinstance(storage, SSDStore | ExternalStore):
+        return [_host_bytes(storage, ids, sum(row)) for ids, row in _ids_and_row_bytes(option)]
     if not isinstance(storage, HostStore):
         return [0] * len(option.shards)
     return [
@@ -197,13 +210,23 @@ def _ids_and_row_bytes(option: ShardingOption) -> list[tuple[int, list[int]]]:
     return result
 
 
-def _row_bytes(storage: TierStorage | None, ids: int, row: int) -> int:
+def _row_bytes(storage: TierStorage | None, ids: int, row: int, on_gpu: bool) -> int:
     """Return bytes of memory for the rows of ``ids`` ids, with ``row`` bytes each."""
     slot = row + SLOT_BYTES
     if isinstance(storage, HostStore) and storage.cache_size is not None:
         return ids * (row + _PLACE_BYTES) + storage.slots(max(ids, 1), slot, share=1.0) * slot
     if storage is None or isinstance(storage, HostStore):
         return ids * row
+    device = 0
+    if on_gpu and storage.device_size is not None:
+        slots = min(ids, storage.device_size.slots(ids, slot, share=1.0))
+        device = ids * _PLACE_BYTES + slots * slot
+    return device + _host_bytes(storage, ids, row)
+
+
+def _host_bytes(storage: CachedStorage, ids: int, row: int) -> int:
+    """Return bytes of host memory for rows of a store and their cache."""
+    slot = row + SLOT_BYTES
     cached = min(ids, storage.cache_size.slots(ids, slot, share=1.0))
     return ids * TIERED_ROW_BYTES + cached * slot
 
@@ -317,8 +340,8 @@ class DynamicStorageEstimator(_Estimator):
         return twin
 
     def _price(self, option: ShardingOption, twin: ShardingOption) -> None:
-        sizes = shard_bytes(option)
         on_host = self._topology.compute_device == "cpu"
+        sizes = shard_bytes(option, on_gpu=not on_host)
         ddr = sizes if on_host else bytes_beyond_hbm(option)
         ssd = bytes_on_disk(option)
         for k, (shard, priced) in enumerate(zip(option.shards, twin.shards, strict=True)):

@@ -24,7 +24,7 @@ from torch_dynemb.distributed.agreement import (
     options_of,
 )
 from torch_dynemb.optim.base import OptimizerConfig
-from torch_dynemb.storage.tiers import HostStore
+from torch_dynemb.storage.tiers import needs_device_cache
 from torch_dynemb.torchrec.planning.options import TableOptions, is_dynamic, planned_options
 
 _KERNELS = [kernel.value for kernel in EmbeddingComputeKernel]
@@ -64,7 +64,7 @@ def check_where(owner: str, env: ShardingEnv | None, device: torch.device | None
 def check_storage_device(
     owner: str, options: Mapping[str, TableOptions], device: torch.device | None
 ) -> None:
-    """Check that the device of tables with rows on disk is the CPU.
+    """Check that tables with a store of rows have a cache on their device.
 
     Args:
         owner: the collection.
@@ -72,17 +72,16 @@ def check_storage_device(
         device: of the rows.
 
     Raises:
-        ValueError: a table with a cached storage is on another device.
+        ValueError: a table with a store is on a GPU, and its storage has no ``device_cache``.
     """
     if device is None or torch.device(device).type == "cpu":
         return
     for name, of_table in options.items():
-        if not (of_table.storage is None or isinstance(of_table.storage, HostStore)):
+        if needs_device_cache(of_table.storage):
             raise ValueError(
                 f"{owner}: table {name!r} has storage {of_table.storage}, but the device is "
-                f"{device}: stores on disk are built for the CPU only; give "
-                "DistributedModelParallel device=torch.device('cpu'), HostStore, or leave "
-                "storage out"
+                f"{device}, which needs a cache of its own above a store: give device_cache=, or "
+                "DistributedModelParallel device=torch.device('cpu')"
             )
 
 

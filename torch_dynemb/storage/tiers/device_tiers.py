@@ -1,0 +1,473 @@
+"""Tiers of a GPU above a store: caches in its own memory (HBM) and in host memory."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.errors import DeviceMemoryError, DiskFullError
+from torch_dynemb.ops.columns import GENERATION_BITS, MOVE_COLUMNS, Move, Slot, Tier, TierHead
+from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
+from torch_dynemb.storage.tiers.cache_size import CacheSize
+from torch_dynemb.storage.tiers.host_cache import HostCache, LoadedRows, SavedRows
+from torch_dynemb.storage.tiers.row_records import packed_rows, unpack_rows
+from torch_dynemb.storage.tiers.stats import StorageStats
+from torch_dynemb.storage.tiers.tiers import Records, Tiers
+
+_GENERATIONS = (1 << GENERATION_BITS) - 1
+_EPOCH_SHIFT = 32  # of the last use, in ``Slot.USE``
+_DIRTY = 1 << GENERATION_BITS  # of a slot's marks
+_TABLE_SHIFT = GENERATION_BITS + 20
+_SAVED_AT_ONCE = 1 << 14
+# A cache gives memory back when it exceeds its limit by 1 / _SLACK.
+_SLACK = 16
+
+
+class DeviceTiers(Tiers):
+    """A cache in HBM, above a cache in host memory and its store.
+
+    A row is in HBM, in host memory, in both, or in neither. A row that has changed in HBM is valid
+    only there, until it leaves HBM or is saved.
+
+    Args:
+        size: of the cache in HBM.
+        host: the cache in host memory.
+        background: whether the thread may use the store and the index while the caller goes on.
+        tensors: of the cache in HBM, empty.
+        index, rows: of the group; rows have the slots of the cache.
+        cached: numbers of the tiered slabs.
+        limits: by slab, the slots that the cache should have, if ``size`` is not a fraction.
+
+    Raises:
+        RuntimeError: HBM is short.
+    """
+
+    def __init__(
+        self,
+        size: CacheSize,
+        host: HostCache,
+        tensors: TierTensors,
+        index: IndexTensors,
+        rows: RowTensors,
+        cached: Sequence[int],
+        limits: Sequence[int],
+        *,
+        background: bool,
+    ) -> None:
+        super().__init__(tensors, cached)
+        self.host = host
+        # Work of the thread is done before the store is closed.
+        self._end = weakref.finalize(self, host.end)
+        self._rows = rows
+        self._background = background
+        self._steps = 0
+        self._warned = 0
+        slabs = len(rows.weights)
+        self._used_rows = [0] * slabs  # that the host cache knows of
+        self._used = [0] * slabs  # slots
+        self._limits = [0] * slabs  # slots, as far as known here
+        self._loading: list[Future[list[LoadedRows]]] = []
+        fraction = size.value if size.unit == "fraction" else 0.0
+        ops.bind_tiers(
+            index,
+            tensors,
+            rows,
+            fraction=fraction,
+            limits=() if fraction else limits,
+            host_bytes=None,
+        )
+
+    # -- lookups -------------------------------------------------------------------------------
+
+    def reserve_space(self, index: IndexTensors, batch: ops.LookupBatch) -> None:
+        self._check_eager()
+        self.check()
+        ids, offsets, tables = batch.index_arguments
+        self._reserve(ids, offsets, tables, lambda: ops.find(index, ids, offsets, tables).handles)
+
+    def stage(self, staged: ops.StagedIds, *, trains: bool) -> Tensor:
+        handles = self._begin(staged, trains=trains)
+        self._settle()
+        return handles
+
+    def lookup(self, batch: ops.LookupBatch, handles: Tensor) -> Tensor:
+        staged = ops.StagedIds.of(self._rows.meta, batch, handles)
+        slots = self._begin(staged, trains=False)
+        self._settle()
+        return ops.embedding_inference(self._rows, batch, slots)
+
+    def prefetch(self, staged: ops.StagedIds, *, ahead: int) -> None:
+        self._begin(staged, trains=False, ahead=ahead)
+        if not self._background:
+            self._settle()
+
+    def _begin(self, staged: ops.StagedIds, *, trains: bool, ahead: int = 0) -> Tensor:
+        """Give rows slots, and start to move them."""
+        self._check_eager()
+        self.check()
+        ids, offsets, tables = staged.ids, staged.offsets, staged.feature_tables
+        self._reserve(ids, offsets, tables, lambda: staged.handles)
+        self._settle()
+        taken = ops.take_slots_(self.tensors, staged, trains=trains, ahead=ahead)
+        self._move(taken.moves)
+        self._note_growth(taken.moves)
+        for slab, needed in enumerate(taken.missing.tolist()):
+            if needed > 0:
+                self._settle()
+                raise DeviceMemoryError(
+                    f"a step needs {needed} rows in GPU memory at once, which is more than there "
+                    "is: take smaller batches, or step() more often"
+                    + ("" if self._used[slab] > 0 else ", or give other tensors less memory")
+                )
+        return taken.handles
+
+    def _check_eager(self) -> None:
+        if torch.compiler.is_compiling():
+            raise RuntimeError(
+                "tables with device_cache= cannot be compiled, because Python moves their rows: "
+                "leave the lookup out of torch.compile, or use HostStore(cache=...)"
+            )
+
+    def _reserve(
+        self,
+        ids: Tensor,
+        offsets: Tensor,
+        tables: Sequence[int],
+        find: Callable[[], Tensor],
+    ) -> None:
+        """Reserve space in the store for all rows that a call may push out of host memory.
+
+        Raises:
+            DiskFullError: the store lacks space; nothing has changed.
+        """
+        # each id may bring a row to host memory, and push one there out of HBM
+        most = [2 * ids.numel() * int(self.holds(slab)) for slab in range(len(self._used))]
+        try:
+            self.host.run(self.host.below.reserve_saves, most)
+        except DiskFullError:
+            missing = self._missing_rows(ids, offsets, tables, find())
+            self.host.run(self.host.below.reserve_saves, [2 * rows for rows in missing])
+
+    def _missing_rows(
+        self, ids: Tensor, offsets: Tensor, tables: Sequence[int], handles: Tensor
+    ) -> list[int]:
+        """Return an upper bound of the rows without a slot, by slab."""
+        rows = [0] * len(self._used)
+        bags = (len(offsets) - 1) // len(tables) if len(offsets) > 0 else 0
+        ends = offsets[::bags].tolist() if bags > 0 else [0, len(ids)]
+        for table, begin, end in zip(tables, ends[:-1], ends[1:], strict=True):
+            slab = self.host.slab_of(table)
+            if not self.holds(slab):
+                continue
+            of = handles[begin:end]
+            places = self.tensors.places[slab][of.clamp(min=0) >> GENERATION_BITS]
+            rows[slab] += ids[begin:end][(of < 0) | (places <= 0)].unique().numel()
+        return rows
+
+    # -- moves ---------------------------------------------------------------------------------
+
+    def _move(self, moves: Tensor) -> Future[None] | None:
+        """Start to move rows between HBM and host memory; :meth:`_settle` ends the loads."""
+        if len(moves) == 0:
+            return None
+        saves = moves[:, Move.LOADS] == 0
+        saved = [
+            self._copied(slab, moves, (saves & (moves[:, Move.SLAB] == slab)).nonzero()[:, 0])
+            for slab in moves[saves, Move.SLAB].unique().tolist()
+        ]
+        for slab in moves[:, Move.SLAB].unique().tolist():
+            rows = moves[moves[:, Move.SLAB] == slab, Move.HANDLE] >> GENERATION_BITS
+            self._used_rows[slab] = max(self._used_rows[slab], int(rows.max()) + 1)
+        loaded, ended = self.host.exchange(moves, saved)
+        self._loading.append(loaded)
+        return ended
+
+    def _copied(self, slab: int, moves: Tensor, positions: Tensor) -> SavedRows:
+        numbers = moves[positions, Move.SLOT].to(self._device, non_blocking=True)
+        records = packed_rows(self._tensors(slab), numbers)
+        if records.device.type == "cpu":
+            return SavedRows(slab, positions, records, None)
+        copies = torch.empty(records.shape, dtype=records.dtype, pin_memory=True)
+        copies.copy_(records, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        return SavedRows(slab, positions, copies, copied)
+
+    @torch.no_grad()
+    def _settle(self) -> None:
+        """Copy the rows of all loads into their slots."""
+        while self._loading:
+            for slab, slots, generations, records in _result(self._loading.pop(0)):
+                numbers = slots.to(self._device, non_blocking=True)
+                copies = records.to(self._device, non_blocking=True)
+                unpack_rows(self._tensors(slab), numbers, copies)
+                live = generations.to(self._device, non_blocking=True)
+                self._rows.generations[slab].data.index_copy_(0, numbers, live)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.tensors.clock.device
+
+    def _tensors(self, slab: int) -> list[Tensor]:
+        """Return weights and optimizer state; changes are unseen by autograd, as those of ops."""
+        slabs = len(self._rows.weights)
+        tensors = [self._rows.weights[slab], *self._rows.state[slab::slabs]]
+        return [tensor.data for tensor in tensors]
+
+    # -- rows without a lookup -----------------------------------------------------------------
+
+    def _find(self, slab: int, handles: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the slots of rows from 0 on, and whether they are of these handles."""
+        places = self.tensors.places[slab][handles >> GENERATION_BITS].long() - 1
+        at = places.clamp(min=0)
+        return at, (places >= 0) & (self.tensors.slots[slab][at, Slot.OWNER] == handles + 1)
+
+    def read(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> Records:
+        self._settle()
+        at, own = self._find(slab, handles)
+        marks = self.tensors.slots[slab][at, Slot.MARKS]
+        found = own & (self._rows.generations[slab][at] == (marks & _GENERATIONS))
+        records = packed_rows(self._tensors(slab), at)
+        rest = ~own
+        if bool(rest.any()):
+            stored = self.host.run(
+                self.host.below.read, slab, table, ids[rest].cpu(), handles[rest].cpu()
+            )
+            records[rest] = stored.records.to(self._device)
+            found[rest] = stored.found.to(self._device)
+        return Records(records, found)
+
+    def write(self, slab: int, table: int, ids: Tensor, handles: Tensor, records: Tensor) -> None:
+        self._settle()
+        at, own = self._find(slab, handles)
+        rest = ~own
+        if bool(rest.any()):
+            copies = records[rest].cpu()
+            self.host.run(
+                self.host.below.write, slab, table, ids[rest].cpu(), handles[rest].cpu(), copies
+            )
+            self._make_stale(slab, handles[rest])
+            self._forget(slab, handles[rest])
+        if bool(own.any()):
+            at = at[own]
+            slots = self.tensors.slots[slab]
+            unpack_rows(self._tensors(slab), at, records[own])
+            live = (slots[at, Slot.MARKS] & _GENERATIONS).to(torch.int32)
+            self._rows.generations[slab].index_copy_(0, at, live)
+            slots[at, Slot.MARKS] |= _DIRTY
+
+    def erase(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> None:
+        self._settle()
+        self.host.run(self.host.below.erase, slab, table, ids.cpu(), handles.cpu())
+        slots = self.tensors.slots[slab]
+        at = self.tensors.places[slab][handles >> GENERATION_BITS].long() - 1
+        last = slots[at.clamp(min=0), Slot.USE] >> _EPOCH_SHIFT
+        epoch = self.tensors.clock[0, TierHead.EPOCH]
+        in_use = (at >= 0) & ((last - epoch).to(torch.int32) >= 0)
+        slots[at[in_use], Slot.MARKS] &= ~_DIRTY
+        self._forget(slab, handles[~in_use])
+
+    def _make_stale(self, slab: int, handles: Tensor) -> None:
+        """Make gradients of slots stale, as after a change of the row's owner."""
+        places = self.tensors.places[slab][handles >> GENERATION_BITS].long() - 1
+        at, slots = places[places >= 0], self.tensors.slots[slab]
+        marks = slots[at, Slot.MARKS]
+        following = ((marks & _GENERATIONS) % _GENERATIONS) + 1  # 0 means: no row
+        slots[at, Slot.MARKS] = (marks & ~_GENERATIONS) | following
+        self._rows.generations[slab][at] = following.to(torch.int32)
+
+    def _forget(self, slab: int, handles: Tensor) -> None:
+        """Take rows out of their slots without saving them."""
+        places = self.tensors.places[slab][handles >> GENERATION_BITS].long() - 1
+        self._clear_slots(slab, places[places >= 0])
+
+    def _clear_slots(self, slab: int, at: Tensor) -> None:
+        if at.numel() == 0:
+            return
+        slots, clock = self.tensors.slots[slab], self.tensors.clock[1 + slab]
+        rows = (slots[at, Slot.OWNER] - 1) >> GENERATION_BITS
+        self.tensors.places[slab][rows] = 0
+        slots[at, Slot.OWNER] = 0
+        slots[at, Slot.ID] = 0
+        slots[at, Slot.MARKS] &= _GENERATIONS
+        free = int(clock[Tier.FREE_COUNT])
+        self.tensors.free_slots[slab][free : free + len(at)] = at.to(torch.int32)
+        clock[Tier.FREE_COUNT] += len(at)
+
+    def rows_of(self, slab: int, numbers: Tensor) -> Tensor:
+        return (self.tensors.slots[slab][numbers, Slot.OWNER] - 1) >> GENERATION_BITS
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        return self._steps
+
+    def end_step(self, index: IndexTensors) -> None:
+        self.check()
+        self._steps += 1
+        ops.end_epoch_(self.tensors)
+        for slab in self.cached:
+            limit = self._limits[slab]
+            if self._used[slab] > limit + limit // _SLACK:
+                self._warn(slab, self._used[slab], limit)
+                self._shrink(slab)
+        ended = self.host.end_step(list(self._used_rows))
+        if not self._background:
+            ended.result()
+
+    def check(self) -> None:
+        self.host.check()
+
+    def _note_growth(self, moves: Tensor) -> None:
+        for slab in self.cached if len(moves) > 0 else ():
+            slots = moves[moves[:, Move.SLAB] == slab, Move.SLOT]
+            if slots.numel() > 0:
+                self._used[slab] = max(self._used[slab], int(slots.max()) + 1)
+            if self._used[slab] > self._limits[slab]:
+                self._limits[slab] = int(self.tensors.clock[1 + slab, Tier.LIMIT])
+
+    def _warn(self, slab: int, used: int, limit: int) -> None:
+        if used < 2 * self._warned:
+            return
+        self._warned = used
+        warnings.warn(
+            f"a step needed {used} rows in GPU memory at once, but device_cache is for {limit}: it "
+            "grew for that step. Give storage a larger device_cache, or take smaller batches, or "
+            "step() more often",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def _shrink(self, slab: int) -> None:
+        """Give back the memory of slots beyond the limit."""
+        limit = int(self.tensors.clock[1 + slab, Tier.LIMIT])
+        try:
+            self._save_changed(slab, limit)
+        except DiskFullError:
+            return  # rows stay in HBM until the disk has room
+        slots, clock = self.tensors.slots[slab], self.tensors.clock[1 + slab]
+        used = int(clock[Tier.USED])
+        taken = limit + (slots[limit:used, Slot.OWNER] > 0).nonzero()[:, 0]
+        self._clear_slots(slab, taken)
+        clock[Tier.USED] = limit
+        clock[Tier.CURSOR].clamp_(max=limit)
+        free = (slots[:limit, Slot.OWNER] <= 0).nonzero()[:, 0].flip(0)
+        self.tensors.free_slots[slab][: len(free)] = free.to(torch.int32)
+        clock[Tier.FREE_COUNT] = len(free)
+        ops.release_slots(self.tensors, slab, limit)
+        self._used[slab] = self._limits[slab] = limit
+
+    def flush(self) -> None:
+        """Save all changed rows to host memory.
+
+        Raises:
+            RuntimeError: the disk is full: rows that were not saved stay marked as changed. Or a
+                read or write has failed.
+        """
+        for slab in self.cached:
+            self._save_changed(slab, 0)
+
+    def _save_changed(self, slab: int, begin: int) -> None:
+        """Save the changed rows of slots from ``begin`` on."""
+        self._settle()
+        slots, clock = self.tensors.slots[slab], self.tensors.clock
+        used = int(clock[1 + slab, Tier.USED])
+        words = slots[begin:used]
+        written = self._rows.generations[slab][begin:used] == (words[:, Slot.MARKS] & _GENERATIONS)
+        dirty = (words[:, Slot.OWNER] > 0) & (words[:, Slot.MARKS] & _DIRTY != 0) & written
+        in_a_step = bool(clock[0, TierHead.TRAINING] != 0)
+        for at in (begin + dirty.nonzero()[:, 0]).split(_SAVED_AT_ONCE):
+            rows = [0] * len(self._used)
+            rows[slab] = len(at)
+            self.host.run(self.host.below.reserve_saves, rows)
+            ended = self._move(self._saves(slab, at))
+            self._settle()
+            if ended is not None:
+                ended.result()
+            # a backward of this step may still change the rows of its lookups
+            last = slots[at, Slot.USE] >> _EPOCH_SHIFT
+            past = (last - clock[0, TierHead.EPOCH]).to(torch.int32) < 0
+            slots[at[past] if in_a_step else at, Slot.MARKS] &= ~_DIRTY
+            clock[1 + slab, Tier.WRITTEN] += len(at)
+
+    def _saves(self, slab: int, at: Tensor) -> Tensor:
+        words = self.tensors.slots[slab][at].cpu()
+        moves = torch.zeros(len(at), MOVE_COLUMNS, dtype=torch.int64)
+        moves[:, Move.SLAB] = slab
+        moves[:, Move.SLOT] = at.cpu()
+        moves[:, Move.HANDLE] = words[:, Slot.OWNER] - 1
+        moves[:, Move.ID] = words[:, Slot.ID]
+        moves[:, Move.TABLE] = words[:, Slot.MARKS] >> _TABLE_SHIFT
+        moves[:, Move.GENERATION] = words[:, Slot.MARKS] & _GENERATIONS
+        return moves
+
+    def empty(self) -> None:
+        """Clear the cache in HBM; changes since the last save are lost."""
+        self._settle()
+        for slab in self.cached:
+            slots, clock = self.tensors.slots[slab], self.tensors.clock[1 + slab]
+            used = int(clock[Tier.USED])
+            self._clear_slots(slab, (slots[:used, Slot.OWNER] > 0).nonzero()[:, 0])
+            for column in (Tier.USED, Tier.CURSOR, Tier.FREE_COUNT, Tier.PORTION):
+                clock[column] = 0
+            self._used[slab] = 0
+
+    # -- memory --------------------------------------------------------------------------------
+
+    def used_slots(self, slab: int) -> int:
+        return int(self.tensors.clock[1 + slab, Tier.USED])
+
+    def rows_in_memory(self, slab: int, used_rows: int) -> int:
+        return self.used_slots(slab)
+
+    def kept_rows(self, slab: int, used_rows: int) -> int:
+        owners = self.tensors.slots[slab][: self.used_slots(slab), Slot.OWNER]
+        rows = (owners - 1) >> GENERATION_BITS
+        self._clear_slots(slab, ((owners > 0) & (rows >= used_rows)).nonzero()[:, 0])
+        return used_rows
+
+    def stats(self) -> StorageStats:
+        host = self.host.run(self.host.below.stats)
+        _, *clocks = self.tensors.clock.tolist()
+        total = {column: sum(clocks[slab][column] for slab in self.cached) for column in Tier}
+        return StorageStats(
+            slots=total[Tier.LIMIT],
+            cached=total[Tier.USED] - total[Tier.FREE_COUNT],
+            hits=total[Tier.HITS],
+            misses=total[Tier.MISSES],
+            prefetched=total[Tier.PREFETCHED],
+            evicted=total[Tier.EVICTED],
+            write_backs=total[Tier.WRITTEN],
+            host_slots=host.slots,
+            host_cached=host.cached,
+            host_hits=host.hits,
+            host_misses=host.misses,
+            host_evicted=host.evicted,
+            host_write_backs=host.write_backs,
+            reads=host.reads,
+            bytes_read=host.bytes_read,
+            bytes_written=host.bytes_written,
+            collected=host.collected,
+            stored=host.stored,
+            disk_bytes=host.disk_bytes,
+            queued=host.queued,
+            most_queued=host.most_queued,
+            waited=host.waited,
+        )
+
+
+def _result(future: Future[list[LoadedRows]]) -> list[LoadedRows]:
+    try:
+        return future.result()
+    finally:
+        del future  # the traceback of its error would keep it, and the tables, alive
+
+
+__all__ = ["DeviceTiers"]
