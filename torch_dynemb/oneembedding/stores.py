@@ -290,8 +290,8 @@ def make_cached_ssd_store_options(
     """Store rows on SSD with a memory cache of the rows in use; see :class:`torch_dynemb.SSDStore`.
 
     The files of a rank are in ``<path>/<rank>-<ranks>``, or in its own path of a list. They belong
-    to the running program; snapshots are stored beside them. Set the optimizer of the embedding before
-    its first lookup, because rows on disk include the optimizer state.
+    to the running program; snapshots are stored beside them. Set the optimizer of the embedding
+    before its first lookup, because rows on disk include the optimizer state.
 
     Args:
         cache_budget_mb: MiB of a GPU's memory for rows in use; 0 means 64 there. On the CPU it adds
