@@ -129,7 +129,7 @@ def plot(result: Result, path: Path) -> None:
         for axis in (above, below):
             axis.axvline(result.killed, color=RED, ls="--", lw=1)
         below.annotate(
-            "the trainer is killed, and started again",
+            "the trainer is killed, another one goes on",
             (result.killed, 0.55),
             xycoords=("data", "axes fraction"),
             xytext=(-4, -2),

@@ -2,8 +2,9 @@
 
     python -m tutorials.online.run
 
-The trainer is killed once, and started again. At the end the program prints the AUC of the answers,
-beside that of a model that is retrained each night, and draws both with the age of events.
+The trainer is killed once, and another one, which has waited for that, goes on. At the end the
+program prints the AUC of the answers beside that of a model that is retrained each night, and draws
+both with the age of events.
 """
 
 from __future__ import annotations
@@ -61,17 +62,16 @@ def run(folder: Path, *, days: float, day: float, rate: float, every_seconds: fl
                 raise RuntimeError(f"a program has ended while this one waits for {what}")
             time.sleep(0.005)
 
-    def start_trainer() -> subprocess.Popen[bytes]:
-        return start("trainer", events, log, "--every-seconds", every_seconds)
-
+    trains = ("trainer", events, log, "--every-seconds", every_seconds)
     try:
-        trainer, client = start_trainer(), Client(events, socket)
+        trainer, client = start(*trains), Client(events, socket)
         wait_for("the base of the log", (log / "base" / "manifest.json").exists)
+        standby = start(*trains, "--standby", stdin=subprocess.PIPE)
         start("server", log, socket)
         wait_for("the server", client.connect)
         writer = start("events", events, "--rate", rate, "--day", day, stdin=subprocess.PIPE)
         wait_for("events", lambda: count_of(events, COLUMNS) > 0)
-        began, killed = time.monotonic(), days - 0.5
+        began, killed = time.monotonic(), days / 2
         is_killed = False
         while (passed := (time.monotonic() - began) / day) < days:
             client.ask()
@@ -79,7 +79,10 @@ def run(folder: Path, *, days: float, day: float, rate: float, every_seconds: fl
                 trainer.kill()
                 trainer.wait()
                 running.remove(trainer)
-                trainer, is_killed = start_trainer(), True
+                assert standby.stdin is not None
+                standby.stdin.write(b"\n")
+                standby.stdin.flush()
+                trainer, is_killed = standby, True
             time.sleep(0.01)
         writer.communicate(b"\n")  # ends it
         wait_for("the trainer", lambda: trainer.poll() is not None)

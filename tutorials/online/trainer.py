@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,11 @@ def main() -> None:
     parser.add_argument("events", type=Path)
     parser.add_argument("log", type=Path)
     parser.add_argument("--every-seconds", type=float, default=0.5)
+    parser.add_argument("--standby", action="store_true", help="wait for a line before it trains")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.standby and not sys.stdin.readline():
+        return  # the input has ended
     train(options.events, options.log, options.every_seconds)
 
 

@@ -93,14 +93,7 @@ def redis_errors(owner: str, client: Any) -> Iterator[None]:
         raise ConnectionError(
             f"{owner}: {place} cannot be reached ({error}): start the server, then call again"
         ) from error
-    except exceptions.WatchError:
-        raise
     except exceptions.ResponseError as error:
-        if "Authentication" in type(error).__name__ or str(error).startswith("NOAUTH"):
-            raise PermissionError(
-                f"{owner}: {place} asks for a password: give a URL with user and password, "
-                "redis://USER:PASSWORD@host:6379/0, or a redis.Redis with them"
-            ) from error
         raise RuntimeError(f"{owner}: {place} refuses a command: {error}") from error
 
 
