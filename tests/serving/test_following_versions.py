@@ -93,7 +93,8 @@ def test_rows_in_other_forms_are_those_that_python_takes(
             publish(publisher)
     with serving.load(live_package.path, follow=log) as served:
         assert served.follower.update() == 2
-        expected = served.run(*inputs())
+        score, others = served.run(*inputs())
+    expected = [score, *others.values()]
     with versions_program.following(program, live_package.path, log) as follower:
         said = follower.update()
         assert said["versions"]["outputs"] == sum_of(expected)
