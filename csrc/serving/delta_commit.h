@@ -51,6 +51,15 @@ inline std::map<std::string, at::Tensor> tensors_of(const LogRecord& record) {
   return result;
 }
 
+// The rows of a record, in the form of its log (DeltaLog(rows=)).
+inline at::Tensor rows_in(const std::map<std::string, at::Tensor>& tensors) {
+  for (const char* form : {"weight.int8", "weight.fp16"}) {
+    const auto found = tensors.find(form);
+    if (found != tensors.end()) return found->second;
+  }
+  return tensors.at("weight");
+}
+
 constexpr size_t kMostTablesBytes = size_t{16} << 20;  // of JSON, for a hundred thousand tables
 
 // Changes of some columns of a table, from several ranks; a record each.
@@ -123,7 +132,7 @@ inline std::vector<std::pair<std::string, std::pair<int64_t, TablePiece>>> piece
     if (record.kind == kRows) {
       const auto tensors = tensors_of(record);
       TablePiece& piece = pieces.at(record.table).second.second;
-      piece.ids.push_back(tensors.at("id")), piece.rows.push_back(tensors.at("weight"));
+      piece.ids.push_back(tensors.at("id")), piece.rows.push_back(rows_in(tensors));
     } else if (record.kind == kErase) {
       pieces.at(record.table).second.second.removed.push_back(tensors_of(record).at("id"));
     } else if (record.kind < kRows || record.kind == kCommit || record.kind > kChangedCells) {

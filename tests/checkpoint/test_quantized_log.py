@@ -10,7 +10,7 @@ from checkpoint_content import ColumnShards
 from torch import Tensor
 
 import torch_dynemb as td
-from torch_dynemb import checkpoint, errors, ops, serving
+from torch_dynemb import checkpoint, errors, ops
 from torch_dynemb.checkpoint import Commit, DeltaLog
 from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.ops.columns import RowFormat
@@ -97,31 +97,6 @@ def test_followers_of_floats_get_the_rows_of_the_form(
     delta = kept.commits[-1].tables["embedding"]
     assert delta.rows.dtype == dtype
     assert (delta.quantized is not None) == (form == "int8")
-
-
-@pytest.mark.parametrize("kind", ["int8", "fp16", "int4", None])
-@pytest.mark.parametrize("form", FORMS)
-def test_live_tables_take_them(form: str, kind: str | None, tmp_path: Path) -> None:
-    if torch.get_default_device().type != "cpu":
-        pytest.skip("live tables are on the CPU")
-    model = table()
-    step(model, 0)
-    live = serving.live(model, rows=kind, headroom=100)  # type: ignore[arg-type]
-    with DeltaLog(tmp_path / "log", rows=form) as log:  # type: ignore[arg-type]
-        log.attach(model)
-        follower = checkpoint.follow(tmp_path / "log", live)
-        step(model, 10)
-        log.publish()
-    follower.update()
-    ids = torch.arange(10, 40)
-    rows = expected(rows_of(model, ids), form)
-    if kind == "int8" and form == "int8":
-        assert torch.equal(live(ids), rows)  # the bytes as published, not quantized twice
-    else:
-        frozen = td.freeze(table(), rows=kind)  # type: ignore[arg-type]
-        published = serving.live(frozen, rows=kind, headroom=100)  # type: ignore[arg-type]
-        published.frozen_tables.update("items", ids, rows)
-        assert torch.equal(live(ids), published(ids))
 
 
 def test_bytes(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def _row_records(
 
     def tensors_of(some: ChangedIds) -> dict[str, Tensor]:
         rows = copy_rows(tables, table, some, state=state, scores=scores)
-        return tensors_of_rows(in_form(part.name, rows, form))
+        return tensors_of_rows(in_form(part.name, rows, form), form)
 
     none = ChangedIds(changed.ids[:0], changed.handles[:0], changed.removed[:0])
     like = tensors_of(none)

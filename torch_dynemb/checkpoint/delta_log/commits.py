@@ -18,7 +18,7 @@ from torch_dynemb.checkpoint.delta_log.batch import (
     Record,
 )
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, rows_of, tables_of, tensors_of
-from torch_dynemb.checkpoint.delta_log.row_forms import as_floats, has_form
+from torch_dynemb.checkpoint.delta_log.row_forms import LOG_ROWS, as_floats, kind_of
 from torch_dynemb.checkpoint.entries import COUNT, ID, SKETCH
 from torch_dynemb.checkpoint.reading.column_shards import combined_by_row
 from torch_dynemb.errors import DamagedFileError
@@ -194,13 +194,12 @@ def checked_rows(logged: LoggedPart, payload: Tensor, *, forms: bool = False) ->
     Raises:
         KeyError, ValueError: it has other rows.
     """
-    rows, (name, table) = rows_of(payload), logged
-    count = _int64(name, rows.ids).shape
-    if forms and has_form(logged, rows.rows) and rows.rows.shape[:1] == count:
-        pass
-    elif rows.rows.dtype != table.column_dtype or rows.rows.shape != (*count, logged.part.columns):
+    rows, form = rows_of(payload, LOG_ROWS if forms else ())
+    name, count = logged.name, _int64(logged.name, rows.ids).shape
+    dtype, columns = kind_of(logged, form)
+    if rows.rows.dtype != dtype or rows.rows.shape != (*count, columns):
         raise ValueError(
-            f"table {name!r} of {logged.part.columns} columns of {table.dtype} has rows of "
+            f"table {name!r} of {columns} columns of {dtype} has rows of "
             f"{rows.rows.dtype} {tuple(rows.rows.shape)} for {rows.ids.numel()} ids"
         )
     scores = [_int64(name, of) for of in rows.scores.values()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart
@@ -46,19 +45,24 @@ def in_form(name: str, rows: ChangedRows, form: LogRows | None) -> ChangedRows:
     return rows._replace(rows=stored)
 
 
-def has_form(logged: LoggedPart, rows: Tensor) -> bool:
-    """Return whether the rows of a record are in a form of logs, but not that of their table.
+def kind_of(logged: LoggedPart, form: str | None) -> tuple[torch.dtype, int]:
+    """Return dtype and columns of the rows of a record.
 
     Args:
         logged: table in the batch.
-        rows: [n, columns].
+        form: form of the rows; None: that of the table.
+
+    Raises:
+        ValueError: the table has rows of 8 bits, which have no other form.
     """
-    columns, own = logged.part.columns, logged.table.column_dtype
-    if logged.table.packed or rows.dtype == own or rows.dim() != 2:
-        return False
-    if rows.dtype == torch.float16:
-        return int(rows.shape[1]) == columns
-    return rows.dtype == torch.uint8 and int(rows.shape[1]) == row_bytes(RowFormat.INT8, columns)
+    columns = logged.part.columns
+    if form is None:
+        return logged.table.column_dtype, columns
+    if logged.table.packed:
+        raise ValueError(f"table {logged.name!r} of rows of 8 bits has rows of {form}")
+    if form == "fp16":
+        return torch.float16, columns
+    return torch.uint8, row_bytes(RowFormat.INT8, columns)
 
 
 def as_floats(logged: LoggedPart, rows: ChangedRows) -> ChangedRows:
@@ -74,4 +78,4 @@ def as_floats(logged: LoggedPart, rows: ChangedRows) -> ChangedRows:
     return rows._replace(rows=values.to(dtype))
 
 
-__all__ = ["LOG_ROWS", "LogRows", "as_floats", "has_form", "in_form"]
+__all__ = ["LOG_ROWS", "LogRows", "as_floats", "in_form", "kind_of"]
