@@ -89,6 +89,28 @@ def test_random_events_are_those_of_the_formula(half_life: int) -> None:
     assert torch.allclose(found[seen], exact[seen], rtol=1e-4, atol=0)
 
 
+@pytest.mark.long
+def test_a_million_events_and_ten_million_of_one_id() -> None:
+    torch.manual_seed(0)
+    group = make_group(by_days())
+    for _ in range(100):
+        group.insert(0, torch.full((100_000,), -1))
+    assert counts(group, [-1]) == pytest.approx([1e7], rel=1e-4)
+    exact = torch.zeros(2000, dtype=torch.float64)
+    for hour in range(200):
+        group.clock.set_now(NOW + 3600 * hour)
+        ids = (torch.rand(5000) ** 4 * 2000).long()
+        group.insert(0, ids)
+        exact = exact * 2.0 ** (-1 / 24) + torch.bincount(ids, minlength=2000)
+    found = torch.tensor(counts(group, list(range(2000))), dtype=torch.float64)
+    assert torch.allclose(found, exact, rtol=1e-4, atol=0)
+    order = exact.argsort()
+    before, after = order[:-1], order[1:]
+    apart = exact[after] > exact[before] * (1 + 1e-4)
+    assert int(apart.sum()) > 1000
+    assert bool((found[after] > found[before])[apart].all())
+
+
 def test_ids_of_features_that_update_nothing_have_never_occurred() -> None:
     table = td.TableConfig(
         "ads",
