@@ -13,6 +13,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "programs"
 PYTHON = FOLDER / "bin" / "python"
+RAY_PYTHON = FOLDER / "ray" / "bin" / "python"
 # RecBole imports ray, and that pkg_resources, which setuptools had until 80
 PACKAGES = (
     "recbole==1.2.1",
@@ -21,18 +22,27 @@ PACKAGES = (
     "accelerate==1.15.0",
     "transformers==5.24.0",
 )
+# apart from RecBole, which wants a ray of 2023 that NumPy 2 cannot import
+RAY_PACKAGES = ("ray[train]==2.60.0",)
 DONE = FOLDER / "fetched.txt"
 
 
-def fetch() -> None:
-    """Make the environment anew and install the packages."""
-    subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", FOLDER], check=True)
-    site = sysconfig.get_path("purelib", vars={"base": str(FOLDER)})
+def fetch(python: Path, packages: tuple[str, ...]) -> None:
+    """Make an environment anew and install packages.
+
+    Args:
+        python: of the environment.
+        packages: with their versions.
+    """
+    folder = python.parents[1]
+    subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", folder], check=True)
+    site = sysconfig.get_path("purelib", vars={"base": str(folder)})
     Path(site, "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(PYTHON)]
-    subprocess.run([*pip, "install", "--quiet", *PACKAGES], check=True)
-    DONE.write_text("\n".join(PACKAGES) + "\n")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
+    subprocess.run([*pip, "install", "--quiet", *packages], check=True)
 
 
 if __name__ == "__main__":
-    fetch()
+    fetch(PYTHON, PACKAGES)
+    fetch(RAY_PYTHON, RAY_PACKAGES)
+    DONE.write_text("\n".join((*PACKAGES, *RAY_PACKAGES)) + "\n")
