@@ -20,6 +20,37 @@ host_mem = oneembedding.make_cached_host_mem_store_options
 ssd = oneembedding.make_cached_ssd_store_options
 
 
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("options", "on_cpu", "on_gpu"),
+    [
+        (host_mem(5, "a", 10), None, td.HostStore(cache=5 * MIB)),
+        (
+            ssd(5, "a", host_cache_budget_mb=100),
+            td.SSDStore("a/0-2", cache=105 * MIB),
+            td.SSDStore("a/0-2", cache=100 * MIB, device_cache=5 * MIB),
+        ),
+        (  # rows pass through host memory, whatever the budget is
+            ssd(5, "a"),
+            td.SSDStore("a/0-2", cache=5 * MIB),
+            td.SSDStore("a/0-2", cache=64 * MIB, device_cache=5 * MIB),
+        ),
+        (
+            ssd(0, "a", host_cache_budget_mb=100),
+            td.SSDStore("a/0-2", cache=100 * MIB),
+            td.SSDStore("a/0-2", cache=100 * MIB, device_cache=64 * MIB),
+        ),
+    ],
+)
+def test_caches_of_a_device(options: Any, on_cpu: Any, on_gpu: Any) -> None:
+    assert options.storage(0, 2) == options.storage(0, 2, torch.device("cpu")) == on_cpu
+    assert options.storage(0, 2, torch.device("cuda", 1)) == on_gpu
+    with pytest.raises(RuntimeError, match=r"made for cpu: construct .* device='cuda:1'"):
+        options.check_move("Embedding.to()", torch.device("cpu"), torch.device("cuda", 1))
+
+
 @pytest.mark.parametrize("name", ["", "..", "a/b", 3])
 def test_snapshots_have_names_of_folders(name: Any, tmp_path: Path) -> None:
     module = embedding(path=tmp_path)

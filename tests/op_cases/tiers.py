@@ -143,6 +143,11 @@ def staged_lookup() -> OpArguments:
     return (*tiers, *rows, ids, handles, offsets, None, tables, [4, 3, 4], int(Pooling.SUM))
 
 
+def records_to_stage() -> OpArguments:
+    *arguments, _, _ = planned(trains=False)
+    return (*arguments, torch.arange(len(arguments[5])) % 2 == 0)
+
+
 def full_cache() -> OpArguments:
     group, tiers = used_cache()
     *_, meta, ids, _, offsets, tables = arguments_of_ids(group, tiers)
@@ -192,5 +197,7 @@ REGISTERED: dict[str, Case] = {
     "stage_": lambda: planned(trains=True)[:-1],
     "staged_lookup_": lambda: staged_lookup(),
     "prefetch_": lambda: (*planned(trains=False, ahead=1)[:-2], 1),
+    "reserve_saves_": lambda: (empty_cache(make_group()).clock, [1, 0]),
+    "stage_records_": lambda: records_to_stage(),
     "store_submit": lambda: (empty_cache(make_group()).clock, torch.zeros(0, 7, dtype=torch.int64)),
 }

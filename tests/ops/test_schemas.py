@@ -341,15 +341,20 @@ dynemb::bind_group(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, T
     policy=None) -> ()
 dynemb::bind_tiers(Tensor buckets, Tensor[] places, Tensor[] slots, Tensor[] free_slots,
     Tensor(a!) tier_clock, Tensor[] weights, Tensor[] generations, Tensor[] state, float
-    fraction, int host_bytes) -> ()
+    fraction, int[] limits, int host_bytes) -> ()
 dynemb::cuda_architectures() -> int[]
 dynemb::end_epoch_(Tensor(a!) tier_clock) -> ()
 dynemb::end_step(Tensor buckets, Tensor tables, Tensor row_clock) -> ()
 dynemb::raise_device_errors(int device) -> ()
 dynemb::release_group(Tensor buckets, int[] table_buckets, int[] slab_rows) -> ()
+dynemb::release_slots(Tensor tier_clock, int slab, int slots) -> ()
 dynemb::reserve_cuda(int[] size, int dtype, int device) -> Tensor
 dynemb::split_bytes(Tensor buckets) -> int[]
-dynemb::split_rows(Tensor buckets, int[] slabs, int hbm_bytes, int host_bytes) -> ()""",
+dynemb::split_rows(Tensor buckets, int[] slabs, int hbm_bytes, int host_bytes) -> ()
+dynemb::take_slots_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!)[] free_slots,
+    Tensor(d!) tier_clock, Tensor meta, Tensor ids, Tensor handles, Tensor offsets, int[]
+    feature_tables, bool trains, int ahead) -> (Tensor handles, Tensor moves, Tensor
+    missing)""",
         )
 
     def test_storage(self) -> None:
@@ -397,6 +402,8 @@ dynemb::serve_apply_(Tensor(a!) buckets, Tensor(b!) tables, Tensor(c!)[] weights
         self.assertExpectedInline(
             listing(
                 "reserve_space_",
+                "reserve_saves_",
+                "stage_records_",
                 "stage_",
                 "staged_lookup_",
                 "prefetch_",
@@ -411,6 +418,10 @@ dynemb::serve_apply_(Tensor(a!) buckets, Tensor(b!) tables, Tensor(c!)[] weights
             """\
 dynemb::reserve_space_(Tensor(a!) tier_clock, Tensor buckets, Tensor(b!) tables, Tensor
     meta, Tensor ids, Tensor offsets, int[] feature_tables) -> ()
+dynemb::reserve_saves_(Tensor tier_clock, int[] rows) -> ()
+dynemb::stage_records_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!)[] free_slots,
+    Tensor(d!) tier_clock, Tensor meta, Tensor ids, Tensor handles, Tensor offsets, int[]
+    feature_tables, Tensor overwritten) -> Tensor
 dynemb::stage_(Tensor(a!)[] places, Tensor(b!)[] slots, Tensor(c!)[] free_slots,
     Tensor(d!) tier_clock, Tensor meta, Tensor ids, Tensor handles, Tensor offsets, int[]
     feature_tables, bool trains) -> Tensor

@@ -159,7 +159,7 @@ _MOVES_ROWS = (
     "moves rows in host memory: tables with storage are on the CPU, and so are their tensors"
 )
 _MOVE_OPS = ("plan_moves_", "take_dirty_", "shrink_cache_", "forget_rows_")
-_CACHE_OPS = ("stage_", "staged_lookup_", "prefetch_", *_MOVE_OPS)
+_CACHE_OPS = ("stage_", "staged_lookup_", "prefetch_", "stage_records_", *_MOVE_OPS)
 _RECORD_OPS = ("gather_records", "scatter_records_")
 _SERVES_HOST = (
     "works on host memory: live tables are on the CPU; a GPU serves frozen ones, by find and "
