@@ -26,7 +26,8 @@ MIB = 1 << 20
 @pytest.mark.parametrize(
     ("options", "on_cpu", "on_gpu"),
     [
-        (host_mem(5, "a", 10), None, td.HostStore(cache=5 * MIB)),
+        # on the CPU a HostStore is memory
+        (host_mem(5, "a", 10), td.HostStore(cache=5 * MIB), td.HostStore(cache=5 * MIB)),
         (
             ssd(5, "a", host_cache_budget_mb=100),
             td.SSDStore("a/0-2", cache=105 * MIB),
@@ -100,11 +101,3 @@ def test_rows_in_host_memory_are_one_tier_on_the_cpu() -> None:
     assert module(torch.arange(3)[None]).shape == (1, 3, 4)
     with pytest.raises(RuntimeError, match="caches of cached_host_mem were made for cpu: const"):
         module.to("meta")
-
-
-def test_rows_on_ssd_pass_through_host_memory_to_a_gpu() -> None:
-    on_gpu = ssd(3, "a", host_cache_budget_mb=100).storage(0, 1, torch.device("cuda"))
-    assert (on_gpu.device_cache, on_gpu.cache) == (3 << 20, 100 << 20)
-    least = ssd(0, "a", host_cache_budget_mb=2).storage(0, 1, torch.device("cuda"))
-    assert (least.device_cache, least.cache) == (64 << 20, 64 << 20)
-    assert ssd(3, "a", host_cache_budget_mb=2).storage(0, 1).cache == 5 << 20
