@@ -252,12 +252,13 @@ def test_rows_in_one_tensor_have_one_storage() -> None:
         td.TableGroup(tables, optimizer=None)
 
 
-def test_a_gpu_refuses_rows_on_disk(tmp_path: Path) -> None:
+def test_a_gpu_refuses_rows_on_disk_without_a_cache_of_its_own(tmp_path: Path) -> None:
     """The emulated device says that it is the CPU, so the check of the options stands for it."""
     from torch_dynemb.recis.tables.arguments import check_storage_on
 
-    with pytest.raises(ValueError, match="stores on disk are built for the CPU only: give device="):
+    with pytest.raises(ValueError, match="needs a cache of its own above a store: give device_ca"):
         check_storage_on("HashTable", td.SSDStore(tmp_path), "cuda")
+    check_storage_on("HashTable", td.SSDStore(tmp_path, device_cache="4GB"), "cuda")
     check_storage_on("HashTable", td.HostStore(), "cuda")
 
 

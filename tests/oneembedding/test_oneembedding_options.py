@@ -20,6 +20,38 @@ host_mem = oneembedding.make_cached_host_mem_store_options
 ssd = oneembedding.make_cached_ssd_store_options
 
 
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("options", "on_cpu", "on_gpu"),
+    [
+        # on the CPU a HostStore is memory
+        (host_mem(5, "a", 10), td.HostStore(cache=5 * MIB), td.HostStore(cache=5 * MIB)),
+        (
+            ssd(5, "a", host_cache_budget_mb=100),
+            td.SSDStore("a/0-2", cache=105 * MIB),
+            td.SSDStore("a/0-2", cache=100 * MIB, device_cache=5 * MIB),
+        ),
+        (  # rows pass through host memory, whatever the budget is
+            ssd(5, "a"),
+            td.SSDStore("a/0-2", cache=5 * MIB),
+            td.SSDStore("a/0-2", cache=64 * MIB, device_cache=5 * MIB),
+        ),
+        (
+            ssd(0, "a", host_cache_budget_mb=100),
+            td.SSDStore("a/0-2", cache=100 * MIB),
+            td.SSDStore("a/0-2", cache=100 * MIB, device_cache=64 * MIB),
+        ),
+    ],
+)
+def test_caches_of_a_device(options: Any, on_cpu: Any, on_gpu: Any) -> None:
+    assert options.storage(0, 2) == options.storage(0, 2, torch.device("cpu")) == on_cpu
+    assert options.storage(0, 2, torch.device("cuda", 1)) == on_gpu
+    with pytest.raises(RuntimeError, match=r"made for cpu: construct .* device='cuda:1'"):
+        options.check_move("Embedding.to()", torch.device("cpu"), torch.device("cuda", 1))
+
+
 @pytest.mark.parametrize("name", ["", "..", "a/b", 3])
 def test_snapshots_have_names_of_folders(name: Any, tmp_path: Path) -> None:
     module = embedding(path=tmp_path)
@@ -69,11 +101,3 @@ def test_rows_in_host_memory_are_one_tier_on_the_cpu() -> None:
     assert module(torch.arange(3)[None]).shape == (1, 3, 4)
     with pytest.raises(RuntimeError, match="caches of cached_host_mem were made for cpu: const"):
         module.to("meta")
-
-
-def test_rows_on_ssd_pass_through_host_memory_to_a_gpu() -> None:
-    on_gpu = ssd(3, "a", host_cache_budget_mb=100).storage(0, 1, torch.device("cuda"))
-    assert (on_gpu.device_cache, on_gpu.cache) == (3 << 20, 100 << 20)
-    least = ssd(0, "a", host_cache_budget_mb=2).storage(0, 1, torch.device("cuda"))
-    assert (least.device_cache, least.cache) == (64 << 20, 64 << 20)
-    assert ssd(3, "a", host_cache_budget_mb=2).storage(0, 1).cache == 5 << 20

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from torchrec.distributed.types import ShardingPlan
 
 import torch_dynemb as td
 from torch_dynemb.optim import OptimizerConfig
+from torch_dynemb.table.group_config import TIERED_ROW_BYTES
 from torch_dynemb.torchrec import (
     DynamicEmbeddingEnumerator,
     DynamicEmbeddingShardingPlanner,
@@ -148,6 +150,35 @@ def test_a_cache_in_hbm_counts_beside_all_rows_in_host_memory() -> None:
     assert bytes_beyond_hbm(cached) == bytes_beyond_hbm(split) == [1000 * row]
     extra = 1000 * 4 + 100 * (row + 4 + 36)
     assert cached.shards[0].storage.hbm == split.shards[0].storage.hbm + extra
+
+
+def test_caches_above_a_store_count_by_place(tmp_path: Path) -> None:
+    """100 slots of 36 bytes with their rows in HBM, 300 in host memory; the disk does not count."""
+    row = 3 * 16 * 4 + 4
+    storage = td.SSDStore(tmp_path, cache="300 rows", device_cache="100 rows")
+    stored, whole = (
+        {
+            device: options_of(
+                dynamic_enumerator(
+                    machine(device=device), {"a": DynamicTableConstraints(options)}, BATCH
+                ),
+                bags(a=10),
+                "a",
+                sharders=sharders(EmbOptimType.ADAM),
+            )["table_wise"]
+            .shards[0]
+            .storage
+            for device in ("cpu", "cuda")
+        }
+        for options in (
+            TableOptions(policy=td.Policy(capacity=1000), storage=of) for of in (storage, None)
+        )
+    )
+    on_host = 1000 * TIERED_ROW_BYTES + 300 * (row + 36)
+    in_hbm = 1000 * 4 + 100 * (row + 36)
+    assert stored["cuda"].ddr == on_host
+    assert stored["cuda"].hbm == whole["cuda"].hbm - 1000 * row + in_hbm
+    assert stored["cpu"].ddr == whole["cpu"].ddr - 1000 * row + on_host
 
 
 def test_words_of_a_row_never_count_as_host_memory() -> None:

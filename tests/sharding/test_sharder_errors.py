@@ -232,7 +232,7 @@ GIVEN: dict[str, tuple[tuple[Table, dict[str, Any]], tuple[Table, dict[str, Any]
     "storage of one": (
         (TABLE, stored(td.ExternalStore(RecordDict()))),
         (TABLE, stored(None)),
-        "options.storage differs between ranks: ExternalStore(record_dict.RecordDict, cache=0.25)",
+        "options.storage differs between ranks: ExternalStore(record_dict.RecordDict, cache=0.25, ",
     ),
     "an error of one": (
         (TABLE, {}),

@@ -32,6 +32,7 @@ from torch_dynemb.ops.tensors import IndexTensors
 from torch_dynemb.table.group_config import TIERED_ROW_BYTES
 from torch_dynemb.table.tables import Tables
 
+_LINE_ALIGNMENT = 16  # bytes, of what a kernel reads of a bucket at once
 _GENERATION_MASK = (1 << GENERATION_BITS) - 1
 
 
@@ -197,7 +198,10 @@ def _check_found(
     offsets = torch.tensor([0, ids.numel()], device=ids.device)
     table = entries["tables"][t : t + 1].contiguous()
     handles = stored - 1
-    index = IndexTensors.read_only(entries[entry], table, meta)
+    buckets = entries[entry]
+    if buckets.data_ptr() % _LINE_ALIGNMENT != 0:  # tensors of a file may begin anywhere
+        buckets = buckets.clone()
+    index = IndexTensors.read_only(buckets, table, meta)
     found = ops.find(index, ids, offsets, [0])
     if not torch.equal(found.handles, handles):
         raise _index_damage(entry, "has ids where no lookup finds them")
