@@ -93,7 +93,9 @@ class DeviceSlots:
         clock[Tier.FREE_COUNT] += len(at)
 
     def drop(self, slab: int, handles: Tensor) -> None:
-        """Forget rows without an owner. Those in lookups of this step keep their slots until it ends.
+        """Forget rows without an owner.
+
+        Those in lookups of this step keep their slots until it ends.
 
         Args:
             slab: a tiered one.

@@ -16,7 +16,7 @@ from torch_dynemb.ops.columns import GENERATION_BITS, MOVE_COLUMNS, Move, Slot, 
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.storage.tiers.cache_size import CacheSize
 from torch_dynemb.storage.tiers.device_slots import DeviceSlots
-from torch_dynemb.storage.tiers.host_cache import HostCache, LoadedRows, SavedRows
+from torch_dynemb.storage.tiers.host_cache import HostCache, LeavingRows, LoadedRows
 from torch_dynemb.storage.tiers.row_records import packed_rows, unpack_rows
 from torch_dynemb.storage.tiers.stats import StorageStats
 from torch_dynemb.storage.tiers.tiers import Records, Tiers
@@ -119,13 +119,12 @@ class DeviceTiers(Tiers):
         taken = ops.take_slots_(self.tensors, staged, trains=trains, ahead=ahead)
         self._move(taken.moves)
         self._note_growth(taken.moves)
-        for slab, needed in enumerate(taken.missing.tolist()):
+        for needed in taken.missing.tolist():
             if needed > 0:
                 self._settle()
                 raise DeviceMemoryError(
-                    f"a step needs {needed} rows in GPU memory at once, which is more than there "
-                    "is: take smaller batches, or step() more often"
-                    + ("" if self._used[slab] > 0 else ", or give other tensors less memory")
+                    f"device_cache: a step needs {needed} rows in GPU memory at once, which is "
+                    "more than there is: take smaller batches, or step() more often"
                 )
         return taken.handles
 
@@ -190,16 +189,16 @@ class DeviceTiers(Tiers):
         self._loading.append(loaded)
         return ended
 
-    def _copied(self, slab: int, moves: Tensor, positions: Tensor) -> SavedRows:
+    def _copied(self, slab: int, moves: Tensor, positions: Tensor) -> LeavingRows:
         numbers = moves[positions, Move.SLOT].to(self._slots.device, non_blocking=True)
         records = packed_rows(self._slots.rows(slab), numbers)
         if records.device.type == "cpu":
-            return SavedRows(slab, positions, records, None)
+            return LeavingRows(slab, positions, records, None)
         copies = torch.empty(records.shape, dtype=records.dtype, pin_memory=True)
         copies.copy_(records, non_blocking=True)
         copied = torch.cuda.Event()
         copied.record()
-        return SavedRows(slab, positions, copies, copied)
+        return LeavingRows(slab, positions, copies, copied)
 
     @torch.no_grad()
     def _settle(self) -> None:
