@@ -18,6 +18,7 @@ from torch_dynemb.checkpoint.redis.connection import (
     Server,
     check_keeps_keys,
     client_of,
+    lost_connection,
     place_of,
     redis_errors,
 )
@@ -158,7 +159,7 @@ class RedisRows:
                 "RedisRows.apply: no base is loaded: call follow(log), which loads it"
             )
         with redis_errors("RedisRows.apply", self._client):
-            self._check_own()
+            self._check_own(self._position)
             for name, delta in commit.tables.items():
                 if delta.ids.numel() + delta.removed.numel() == 0:
                     continue
@@ -166,7 +167,7 @@ class RedisRows:
                 self._remove(name, delta.removed)
                 self._write(name, delta.ids, delta.rows)
             position = _Position(self._position.base, commit.sequence, commit.chains)
-            self._advance(position)
+            self._advance(self._position, position)
 
     # -- base ----------------------------------------------------------------------------------
 
@@ -273,33 +274,34 @@ class RedisRows:
             found[b"base"].decode(), int(sequence) if sequence else None, tuple(map(int, chains))
         )
 
-    def _check_own(self) -> None:
-        """Raise InUseError if the position is not that which this object has written."""
-        assert self._position is not None
-        fields = _fields(self._position)
+    def _is_at(self, position: _Position) -> bool:
+        fields = _fields(position)
         found = self._client.hmget(self.name, list(fields))
-        if [value.encode() for value in fields.values()] != found:
-            raise self._taken()
+        return [value.encode() for value in fields.values()] == found
 
-    def _taken(self) -> InUseError:
-        return InUseError(
-            f"RedisRows.apply: {self!r} has another position than this program has written: stop "
-            "the other program that writes these rows, and call follow(log) again"
-        )
+    def _check_own(self, position: _Position) -> None:
+        """Raise InUseError if the server has another position than this object has written."""
+        if not self._is_at(position):
+            raise InUseError(
+                f"RedisRows.apply: {self!r} has another position than this program has written: "
+                "stop the other program that writes these rows, and call follow(log) again"
+            )
 
-    def _advance(self, position: _Position) -> None:
+    def _advance(self, former: _Position, position: _Position) -> None:
         """Write the next position, unless another program has written one."""
         from redis.exceptions import WatchError
 
         with self._client.pipeline() as pipe:
             pipe.watch(self.name)
-            self._check_own()
+            self._check_own(former)
             pipe.multi()
             pipe.hset(self.name, mapping=_fields(position))
             try:
                 pipe.execute()
-            except WatchError as error:
-                raise self._taken() from error
+            except WatchError as error:  # another program, or a lost connection
+                if not self._is_at(position):
+                    self._check_own(former)
+                    raise lost_connection("RedisRows.apply", self._client) from error
         self._position = position
 
 
