@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -117,6 +117,30 @@ def failing_after(
                 connection.can_read(timeout=60)  # the server has carried it out
             connection.disconnect()
             raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AbstractConnection, "send_packed_command", counted)
+        yield count
+
+
+@contextmanager
+def calling_before(
+    monkeypatch: pytest.MonkeyPatch, sends: int, act: Callable[[], None]
+) -> Iterator[list[int]]:
+    """Something happens before the n-th message to the server.
+
+    Yields:
+        The number of messages so far, without those of ``act``.
+    """
+    count, send = [0], AbstractConnection.send_packed_command
+
+    def counted(connection: Any, *args: Any, **options: Any) -> None:
+        count[0] += 1
+        if count[0] == sends:
+            with monkeypatch.context() as plain:
+                plain.setattr(AbstractConnection, "send_packed_command", send)
+                act()
+        send(connection, *args, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(AbstractConnection, "send_packed_command", counted)

@@ -14,7 +14,7 @@ import pytest
 import redis
 import torch
 from logged_models import Model, act, train
-from redis_server import Killed, RedisServer, failing_after
+from redis_server import Killed, RedisServer, calling_before, failing_after
 
 import torch_dynemb as td
 from torch_dynemb.checkpoint import Commit, DeltaLog, RedisRows, TableDelta
@@ -134,15 +134,50 @@ def test_a_connection_that_is_lost_at_any_time_is_made_again(
         train(model, generator)
         published(publisher)
         lost = redis.ConnectionError("lost")
-        with failing_after(monkeypatch, sends, lost, is_sent=is_sent) as count:
-            with suppress(ConnectionError):  # the built-in, not that of Redis
-                follower.update()
+        with (
+            failing_after(monkeypatch, sends, lost, is_sent=is_sent) as count,
+            suppress(ConnectionError),  # the built-in, not that of Redis
+        ):
+            follower.update()
         follower.update()
         assert rows_in(server, "clicks") == rows_of(model)
         if count[0] < sends:
             break
     assert sends > 8
     publisher.close()
+
+
+def test_a_program_that_was_paused_at_any_time_writes_nothing_more(
+    server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch_dynemb.checkpoint.redis.rows._ROWS", 32)
+    model, generator = Model(), torch.Generator(device="cpu").manual_seed(8)
+    train(model, generator)
+    publisher = start(model, tmp_path / "log")
+    for _ in range(2):
+        train(model, generator)
+        published(publisher)
+    publisher.close()
+    expected = rows_of(model)
+
+    def other_takes_over() -> None:
+        RedisRows(server.url, "clicks", shards=2).follow(tmp_path / "log").update()
+
+    refusals = []
+    for sends in itertools.count(1):
+        server.client().flushall()
+        with calling_before(monkeypatch, sends, other_takes_over) as count:
+            try:
+                RedisRows(server.url, "clicks", shards=2).follow(tmp_path / "log").update()
+                refusals.append(False)
+            except InUseError:
+                refusals.append(True)
+        assert rows_in(server, "clicks") == expected
+        if count[0] < sends:
+            break
+    # until it has locked the rows, it is the later one; and the last round was undisturbed
+    assert refusals[:-1] == sorted(refusals[:-1])
+    assert sum(refusals) > 20
 
 
 def test_rows_go_to_a_newer_base(server: RedisServer, tmp_path: Path) -> None:
@@ -197,7 +232,7 @@ def test_what_cannot_be_written_is_refused(server: RedisServer, tmp_path: Path) 
     train(model, generator)
     published(publisher)
     assert other.update() == 1
-    with pytest.raises(InUseError, match="stop the other program that writes these rows"):
+    with pytest.raises(InUseError, match="has another writer, which has called follow or load"):
         one.update()
     assert first.follow(tmp_path / "log").update() == 0  # goes on from what is there
     with pytest.raises(ValueError, match=r"shards is 8, but .* has 256 for each table"):

@@ -181,10 +181,12 @@ def test_a_connection_that_is_lost_at_any_time_loses_nothing(
     for sends in itertools.count(1):
         train(model, generator)
         lost = redis.ConnectionError("lost")
-        with failing_after(monkeypatch, sends, lost, is_sent=is_sent) as count:
-            with suppress(ConnectionError):  # the built-in, not that of Redis
-                log.publish()
-                log.flush()
+        with (
+            failing_after(monkeypatch, sends, lost, is_sent=is_sent) as count,
+            suppress(ConnectionError),  # the built-in, not that of Redis
+        ):
+            log.publish()
+            log.flush()
         if count[0] < sends:
             break
     assert sends >= 4  # watch, read, and the transaction
