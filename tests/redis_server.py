@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import redis
+from redis.connection import AbstractConnection
 
 KEPT = ("--appendonly", "yes", "--appendfsync", "always")
 PROGRAM = next(filter(None, map(shutil.which, ("redis-server", "valkey-server"))), None)
@@ -84,3 +85,63 @@ def running_server(*options: str) -> Iterator[RedisServer]:
             yield server
         finally:
             server.kill()
+
+
+class Killed(BaseException):
+    """In place of SIGKILL, after which nothing of a program runs."""
+
+
+@contextmanager
+def failing_after(
+    monkeypatch: pytest.MonkeyPatch, sends: int, error: BaseException, *, is_sent: bool = False
+) -> Iterator[list[int]]:
+    """The connection ends at the n-th message to the server, before or after it is sent.
+
+    Args:
+        sends: n, from 1.
+        error: what the program sees.
+        is_sent: the server gets the message, but its answer is lost.
+
+    Yields:
+        The number of messages so far.
+    """
+    count, send = [0], AbstractConnection.send_packed_command
+
+    def counted(connection: Any, *args: Any, **options: Any) -> None:
+        count[0] += 1
+        fails = count[0] == sends
+        if is_sent or not fails:
+            send(connection, *args, **options)
+        if fails:
+            if is_sent:
+                connection.can_read(timeout=60)  # the server has carried it out
+            connection.disconnect()
+            raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AbstractConnection, "send_packed_command", counted)
+        yield count
+
+
+@contextmanager
+def calling_before(
+    monkeypatch: pytest.MonkeyPatch, sends: int, act: Callable[[], None]
+) -> Iterator[list[int]]:
+    """Something happens before the n-th message to the server.
+
+    Yields:
+        The number of messages so far, without those of ``act``.
+    """
+    count, send = [0], AbstractConnection.send_packed_command
+
+    def counted(connection: Any, *args: Any, **options: Any) -> None:
+        count[0] += 1
+        if count[0] == sends:
+            with monkeypatch.context() as plain:
+                plain.setattr(AbstractConnection, "send_packed_command", send)
+                act()
+        send(connection, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AbstractConnection, "send_packed_command", counted)
+        yield count

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
+import redis
 import torch
 from logged_models import Model, act, train
-from redis.connection import AbstractConnection
-from redis_server import RedisServer
+from redis_server import Killed, RedisServer, calling_before, failing_after
 
 import torch_dynemb as td
 from torch_dynemb.checkpoint import Commit, DeltaLog, RedisRows, TableDelta
@@ -95,27 +94,6 @@ def test_rows_are_those_of_the_model_at_every_commit(server: RedisServer, tmp_pa
     publisher.close()
 
 
-class Killed(BaseException):
-    """In place of SIGKILL, after which nothing of a program runs."""
-
-
-@contextmanager
-def killed_after(monkeypatch: pytest.MonkeyPatch, sends: int) -> Iterator[list[int]]:
-    """The program ends before its n-th message to the server. Yields the number of messages."""
-    count, send = [0], AbstractConnection.send_packed_command
-
-    def counted(connection: Any, *args: Any, **options: Any) -> None:
-        count[0] += 1
-        if count[0] == sends:
-            connection.disconnect()
-            raise Killed
-        send(connection, *args, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(AbstractConnection, "send_packed_command", counted)
-        yield count
-
-
 def test_a_follower_that_is_killed_at_any_time_goes_on(
     server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +108,7 @@ def test_a_follower_that_is_killed_at_any_time_goes_on(
     expected, kills, sends = rows_of(model), 0, 1
     while True:
         try:
-            with killed_after(monkeypatch, sends) as count:
+            with failing_after(monkeypatch, sends, Killed()) as count:
                 RedisRows(server.url, "clicks", shards=2).follow(tmp_path / "log").update()
             break
         except Killed:
@@ -142,6 +120,64 @@ def test_a_follower_that_is_killed_at_any_time_goes_on(
             sends += 1
     assert kills == count[0] > 20
     assert rows_in(server, "clicks") == expected
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_a_connection_that_is_lost_at_any_time_is_made_again(
+    server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_sent: bool
+) -> None:
+    model, generator = Model(), torch.Generator(device="cpu").manual_seed(7)
+    train(model, generator)
+    publisher = start(model, tmp_path / "log")
+    follower = RedisRows(server.client(), "clicks", shards=2).follow(tmp_path / "log")
+    for sends in itertools.count(1):
+        train(model, generator)
+        published(publisher)
+        lost = redis.ConnectionError("lost")
+        with (
+            failing_after(monkeypatch, sends, lost, is_sent=is_sent) as count,
+            suppress(ConnectionError),  # the built-in, not that of Redis
+        ):
+            follower.update()
+        follower.update()
+        assert rows_in(server, "clicks") == rows_of(model)
+        if count[0] < sends:
+            break
+    assert sends > 8
+    publisher.close()
+
+
+def test_a_program_that_was_paused_at_any_time_writes_nothing_more(
+    server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch_dynemb.checkpoint.redis.rows._ROWS", 32)
+    model, generator = Model(), torch.Generator(device="cpu").manual_seed(8)
+    train(model, generator)
+    publisher = start(model, tmp_path / "log")
+    for _ in range(2):
+        train(model, generator)
+        published(publisher)
+    publisher.close()
+    expected = rows_of(model)
+
+    def other_takes_over() -> None:
+        RedisRows(server.url, "clicks", shards=2).follow(tmp_path / "log").update()
+
+    refusals = []
+    for sends in itertools.count(1):
+        server.client().flushall()
+        with calling_before(monkeypatch, sends, other_takes_over) as count:
+            try:
+                RedisRows(server.url, "clicks", shards=2).follow(tmp_path / "log").update()
+                refusals.append(False)
+            except InUseError:
+                refusals.append(True)
+        assert rows_in(server, "clicks") == expected
+        if count[0] < sends:
+            break
+    # until it has locked the rows, it is the later one; and the last round was undisturbed
+    assert refusals[:-1] == sorted(refusals[:-1])
+    assert sum(refusals) > 20
 
 
 def test_rows_go_to_a_newer_base(server: RedisServer, tmp_path: Path) -> None:
@@ -196,7 +232,7 @@ def test_what_cannot_be_written_is_refused(server: RedisServer, tmp_path: Path) 
     train(model, generator)
     published(publisher)
     assert other.update() == 1
-    with pytest.raises(InUseError, match="stop the other program that writes these rows"):
+    with pytest.raises(InUseError, match="has another writer, which has called follow or load"):
         one.update()
     assert first.follow(tmp_path / "log").update() == 0  # goes on from what is there
     with pytest.raises(ValueError, match=r"shards is 8, but .* has 256 for each table"):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import redis
 import torch
 from logged_models import Model, act, content, train
-from redis_server import RedisServer, running_server
+from redis_server import RedisServer, failing_after, running_server
 
 import torch_dynemb as td
 from torch_dynemb.checkpoint import (
@@ -164,6 +167,33 @@ def test_a_server_that_is_gone_stops_no_training(own_server: RedisServer, tmp_pa
     log.close()
     sequence, copy = replayed(own_server, tmp_path / "base")
     assert sequence == 2
+    assert content(copy, state=False) == content(model, state=False)
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_a_connection_that_is_lost_at_any_time_loses_nothing(
+    server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_sent: bool
+) -> None:
+    model, generator = trained()
+    td.checkpoint.save(tmp_path / "base", model)
+    log = DeltaLog(RedisSink(server.client(), "log"))
+    log.attach(model, base=tmp_path / "base")
+    for sends in itertools.count(1):
+        train(model, generator)
+        lost = redis.ConnectionError("lost")
+        with (
+            failing_after(monkeypatch, sends, lost, is_sent=is_sent) as count,
+            suppress(ConnectionError),  # the built-in, not that of Redis
+        ):
+            log.publish()
+            log.flush()
+        if count[0] < sends:
+            break
+    assert sends >= 4  # watch, read, and the transaction
+    sequence = log.publish()
+    log.close()
+    reached, copy = replayed(server, tmp_path / "base")
+    assert reached == sequence
     assert content(copy, state=False) == content(model, state=False)
 
 

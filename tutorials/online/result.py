@@ -123,9 +123,11 @@ def plot(result: Result, path: Path) -> None:
         below.plot(middles, result.age_p99, color=BLUE, ls="--", label="p99")
         below.plot(middles, result.age_p50, color=BLUE, label="p50")
         below.set_yscale("log")
+        below.set_yticks([0.2, 0.5, 1, 2, 5, 10], ["0.2", "0.5", "1", "2", "5", "10"])
+        below.minorticks_off()
         below.set_title("Seconds from an event to the first answer that knows it")
         below.set_xlabel(f"simulated days, of {result.day:g} seconds")
-        below.set_xticks(range(int(result.days[-1]) + 2))
+        below.set_xticks(range(round(result.days[-1]) + 1))
         for axis in (above, below):
             axis.axvline(result.killed, color=RED, ls="--", lw=1)
         below.annotate(

@@ -85,10 +85,12 @@ def run(folder: Path, *, days: float, day: float, rate: float, every_seconds: fl
                 trainer, is_killed = standby, True
             time.sleep(0.01)
         writer.communicate(b"\n")  # ends it
-        wait_for("the trainer", lambda: trainer.poll() is not None)
-        while client.answers[-1][1] < count_of(events, COLUMNS):  # the last commit
+
+        def knows_all() -> bool:
             client.ask()
-            time.sleep(0.01)
+            return client.answers[-1][1] == count_of(events, COLUMNS)
+
+        wait_for("the last commit", knows_all)
     finally:
         for process in running:
             process.kill()

@@ -97,6 +97,13 @@ def redis_errors(owner: str, client: Any) -> Iterator[None]:
         raise RuntimeError(f"{owner}: {place} refuses a command: {error}") from error
 
 
+def lost_connection(owner: str, client: Any) -> ConnectionError:
+    """Return the error of a transaction that may or may not have been carried out."""
+    return ConnectionError(
+        f"{owner}: the connection to {place_of(client)} was lost during a write: call again"
+    )
+
+
 def check_keeps_keys(owner: str, client: Any) -> None:
     """Raise ValueError if a server evicts keys when its memory is full.
 
@@ -113,4 +120,4 @@ def check_keeps_keys(owner: str, client: Any) -> None:
         )
 
 
-__all__ = ["Server", "check_keeps_keys", "client_of", "place_of", "redis_errors"]
+__all__ = ["Server", "check_keeps_keys", "client_of", "lost_connection", "place_of", "redis_errors"]

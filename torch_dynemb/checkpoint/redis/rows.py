@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Callable
+from functools import partial
 from os import PathLike
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -18,6 +21,7 @@ from torch_dynemb.checkpoint.redis.connection import (
     Server,
     check_keeps_keys,
     client_of,
+    lost_connection,
     place_of,
     redis_errors,
 )
@@ -51,8 +55,8 @@ class RedisRows:
 
     A commit is written in pieces, and its number last. A program that is killed in between, and
     started again, writes that commit again: rows are the same then. A reader may see rows of a
-    commit before others; each row is whole. Only one program may write, and a second one gets an
-    InUseError.
+    commit before others; each row is whole. The last program that calls :meth:`follow` or
+    :meth:`load` is the writer: an earlier one gets an InUseError, and writes nothing more.
 
     Args:
         server: URL such as ``"redis://host:6379/0"``, or a ``redis.Redis``. Its
@@ -81,7 +85,8 @@ class RedisRows:
             if shards & (shards - 1):
                 raise ValueError(f"RedisRows: shards is {shards}, expected a power of two")
         self._shards = shards
-        self._position: _Position | None = None  # as this object has written or read it last
+        self._writer: bytes | None = None  # in the hash of the name while no other program writes
+        self._base = ""
 
     def __repr__(self) -> str:
         return f"RedisRows({place_of(self._client)}, name={self.name!r})"
@@ -118,10 +123,12 @@ class RedisRows:
             NoRoomError, OSError, RuntimeError: the server fails.
         """
         sinks = sinks_of(log)
+        self._read()
+        self._lock()
         position = self._read()
         if position is None:
             position = self._load(str(base_of("RedisRows.follow", log, base)))
-        self._position = position
+        self._base = position.base
         if position.sequence is None:
             reader = LogReader(sinks, base=position.base, sequence=None)
         else:
@@ -153,20 +160,17 @@ class RedisRows:
             NoRoomError, OSError, RuntimeError: the server fails. The number is that before, and the
                 next update writes the commit again.
         """
-        if self._position is None:
+        if self._writer is None:
             raise RuntimeError(
                 "RedisRows.apply: no base is loaded: call follow(log), which loads it"
             )
         with redis_errors("RedisRows.apply", self._client):
-            self._check_own()
             for name, delta in commit.tables.items():
-                if delta.ids.numel() + delta.removed.numel() == 0:
-                    continue
-                self._client.sadd(f"{self.name}:tables", name)
-                self._remove(name, delta.removed)
-                self._write(name, delta.ids, delta.rows)
-            position = _Position(self._position.base, commit.sequence, commit.chains)
-            self._advance(position)
+                if delta.ids.numel() + delta.removed.numel() > 0:
+                    self._change(partial(_add_table, self.name, name))
+                    self._remove(name, delta.removed)
+                    self._write(name, delta.ids, delta.rows)
+            self._advance(_Position(self._base, commit.sequence, commit.chains))
 
     # -- base ----------------------------------------------------------------------------------
 
@@ -186,7 +190,7 @@ class RedisRows:
             NoRoomError, OSError, RuntimeError: the server fails.
         """
         self._read()
-        self._position = self._load(checkpoint)
+        self._base = self._load(checkpoint).base
 
     def _load(self, checkpoint: str | PathLike[str]) -> _Position:
         with (
@@ -201,28 +205,28 @@ class RedisRows:
             for name, table in saved.tables.items():
                 _check_dtype(name, PACKED if table.packed else str(table.dtype))
             check_keeps_keys("RedisRows.load", self._client)
+            self._lock()
             self._clear()
             shards = _SHARDS if self._shards is None else self._shards
             self._shards = shards
-            self._client.hset(self.name, mapping={"version": VERSION, "shards": shards})
+            layout = {"version": VERSION, "shards": shards}
+            self._change(lambda pipe: pipe.hset(self.name, mapping=layout))
             for name, table in saved.tables.items():
-                self._client.sadd(f"{self.name}:tables", name)
+                self._change(partial(_add_table, self.name, name))
                 for batch in table.batches(_ROWS, state=False, scores=False):
                     self._write(name, batch.ids, batch.rows)
             position = _Position(saved.uuid, None, ())
-            self._client.hset(self.name, mapping=_fields(position))
+            self._advance(position)
         return position
 
     def _clear(self) -> None:
         """Remove all rows; the position first."""
-        self._client.hdel(self.name, "base", "sequence", "chains")
-        found = self._client.hget(self.name, "shards")
+        self._change(lambda pipe: pipe.hdel(self.name, "base", "sequence", "chains"))
+        shards = range(int(self._client.hget(self.name, "shards") or 0))
         for table in self._client.smembers(f"{self.name}:tables"):
-            with self._client.pipeline(transaction=False) as pipe:
-                for shard in range(int(found or 0)):
-                    pipe.unlink(self._key(table.decode(), shard))
-                pipe.execute()
-        self._client.delete(self.name, f"{self.name}:tables")
+            keys = [self._key(table.decode(), shard) for shard in shards]
+            self._change(partial(_unlink, keys))
+        self._change(lambda pipe: pipe.unlink(f"{self.name}:tables"))
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -237,10 +241,14 @@ class RedisRows:
 
     def _send(self, command: str, table: str, ids: Tensor, rows: Tensor | None = None) -> None:
         assert self._shards is not None
-        with self._client.pipeline(transaction=False) as pipe:
-            for shard, items in by_shard(ids, self._shards, rows):
+        fields = list(by_shard(ids, self._shards, rows))
+
+        def queue(pipe: Any) -> None:
+            for shard, items in fields:
                 pipe.execute_command(command, self._key(table, shard), *items)
-            pipe.execute()
+
+        if fields:
+            self._change(queue)
 
     def _key(self, table: str, shard: int) -> str:
         return f"{self.name}:{table}:{shard}"
@@ -251,7 +259,7 @@ class RedisRows:
         """Return the position in the server; None: whole rows are missing."""
         with redis_errors("RedisRows", self._client):
             found = self._client.hgetall(self.name)
-        if not found:
+        if b"version" not in found:
             return None
         if int(found.get(b"version", 0)) != VERSION:
             raise UnsupportedFormatError(
@@ -273,34 +281,48 @@ class RedisRows:
             found[b"base"].decode(), int(sequence) if sequence else None, tuple(map(int, chains))
         )
 
-    def _check_own(self) -> None:
-        """Raise InUseError if the position is not that which this object has written."""
-        assert self._position is not None
-        fields = _fields(self._position)
-        found = self._client.hmget(self.name, list(fields))
-        if [value.encode() for value in fields.values()] != found:
-            raise self._taken()
-
-    def _taken(self) -> InUseError:
-        return InUseError(
-            f"RedisRows.apply: {self!r} has another position than this program has written: stop "
-            "the other program that writes these rows, and call follow(log) again"
-        )
+    def _lock(self) -> None:
+        """Lock the rows for this program, in place of another program."""
+        writer = uuid.uuid4().hex
+        with redis_errors("RedisRows", self._client):
+            self._client.hset(self.name, "writer", writer)
+        self._writer = writer.encode()
 
     def _advance(self, position: _Position) -> None:
-        """Write the next position, unless another program has written one."""
+        """Write the position, after the rows that belong to it."""
+        self._change(lambda pipe: pipe.hset(self.name, mapping=_fields(position)))
+
+    def _change(self, queue: Callable[[Any], object]) -> None:
+        """Run commands as one transaction, if this is still the writer.
+
+        So a program that was paused while another one took over changes nothing any more.
+        """
         from redis.exceptions import WatchError
 
+        taken = InUseError(
+            f"RedisRows: {self!r} has another writer, which has called follow or load later: stop "
+            "one of both programs"
+        )
         with self._client.pipeline() as pipe:
-            pipe.watch(self.name)
-            self._check_own()
-            pipe.multi()
-            pipe.hset(self.name, mapping=_fields(position))
             try:
+                pipe.watch(self.name)
+                if pipe.hget(self.name, "writer") != self._writer:
+                    raise taken
+                pipe.multi()
+                queue(pipe)
                 pipe.execute()
-            except WatchError as error:
-                raise self._taken() from error
-        self._position = position
+            except WatchError as error:  # another program, or a lost connection
+                if self._client.hget(self.name, "writer") != self._writer:
+                    raise taken from error
+                raise lost_connection("RedisRows", self._client) from error
+
+
+def _unlink(keys: list[str], pipe: Any) -> None:
+    pipe.unlink(*keys)
+
+
+def _add_table(name: str, table: str, pipe: Any) -> None:
+    pipe.sadd(f"{name}:tables", table)
 
 
 def _fields(position: _Position) -> dict[str, str]:

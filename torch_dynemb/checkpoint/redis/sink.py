@@ -11,6 +11,7 @@ from torch_dynemb.checkpoint.redis.connection import (
     Server,
     check_keeps_keys,
     client_of,
+    lost_connection,
     place_of,
     redis_errors,
 )
@@ -182,8 +183,10 @@ class RedisSink:
                 pipe.multi()
                 queue(pipe, int(places or 0))
                 pipe.execute()
-            except WatchError as error:
-                raise taken from error
+            except WatchError as error:  # another writer, or a lost connection
+                if self._client.hget(self._writer, "epoch") != str(self._epoch).encode():
+                    raise taken from error
+                raise lost_connection(owner, self._client) from error
 
     # -- reading -------------------------------------------------------------------------------
 
