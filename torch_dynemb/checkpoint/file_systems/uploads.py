@@ -8,13 +8,30 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from threading import BoundedSemaphore
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from torch_dynemb.checkpoint.file_systems.locations import Location, Url
 from torch_dynemb.checkpoint.files.disk import Disk
 
 PART_BYTES = 16 << 20  # of a file in one request, and of the parts of a larger one
 _AT_ONCE = 3  # parts in flight, beside the one that is filled: 64 MiB
+
+
+class DiskLimits(NamedTuple):
+    """Sizes of files.
+
+    Attributes:
+        file_bytes: most bytes of a file of rows.
+        block_bytes: bytes of a block with a checksum; None: the default.
+        open_files: most files that are written at once.
+    """
+
+    file_bytes: int
+    block_bytes: int | None
+    open_files: int
+
+
+_LOCAL_LIMITS = DiskLimits(2 << 30, None, 256)
 
 
 class _Upload:
@@ -127,9 +144,6 @@ class UrlDisk(Disk):
         with suppress(OSError):
             _url(path).store.remove(str(path))
 
-    def prefix(self, folder: Location) -> str:
-        return f"{folder.name}/"
-
     def _send_part(self, upload: _Upload) -> None:
         if upload.stream is None:
             upload.stream = upload.url.store.stream(str(upload.url), PART_BYTES)
@@ -175,6 +189,13 @@ def disk_of(path: Location, local: Disk) -> Disk:
     return UrlDisk() if isinstance(path, Url) else local
 
 
+def limits_of(disk: Disk) -> DiskLimits:
+    """Return the sizes of files on a disk."""
+    if isinstance(disk, UrlDisk):
+        return DiskLimits(disk.file_bytes, disk.block_bytes, disk.open_files)
+    return _LOCAL_LIMITS
+
+
 def new_file(path: Location) -> BinaryIO:
     """Create a file that is written from front to back.
 
@@ -195,4 +216,4 @@ def _url(path: Location) -> Url:
     return path
 
 
-__all__ = ["PART_BYTES", "UrlDisk", "disk_of", "new_file"]
+__all__ = ["PART_BYTES", "DiskLimits", "UrlDisk", "disk_of", "limits_of", "new_file"]

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.file_systems.byte_files import open_file
 from torch_dynemb.checkpoint.file_systems.locations import Location
+from torch_dynemb.checkpoint.file_systems.uploads import limits_of
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.tensor_file import (
     StoredTensor,
@@ -63,7 +64,7 @@ class ChecksummedWriter:
 
     def __init__(self, disk: Disk, path: Location, block_bytes: int | None = None) -> None:
         self._disk, self._path = disk, path
-        self._block_bytes = block_bytes or disk.block_bytes or BLOCK_BYTES
+        self._block_bytes = block_bytes or limits_of(disk).block_bytes or BLOCK_BYTES
         with space_errors(path):
             self._file = disk.create(path)
         self._open = True

@@ -15,16 +15,7 @@ class Disk:
     """The file system. Every change that a save makes goes through one of these methods.
 
     :class:`UrlDisk` has them for URLs.
-
-    Attributes:
-        file_bytes: most bytes of a file of rows.
-        block_bytes: bytes of a block with a checksum; None: the default.
-        open_files: most files that are written at once.
     """
-
-    file_bytes: int = 2 << 30
-    block_bytes: int | None = None
-    open_files: int = 256
 
     def make_folder(self, path: Location) -> None:
         """Create a folder unless it exists."""
@@ -76,14 +67,6 @@ class Disk:
     def exchange(self, first: Location, second: Location) -> bool:
         """Exchange the names of two folders atomically. Return False if that is unsupported."""
         return exchange(local(first), local(second))
-
-    def prefix(self, folder: Location) -> str:
-        """Return what precedes the names of files in a manifest.
-
-        Args:
-            folder: folder of the files, while a checkpoint is written.
-        """
-        return ""
 
     def remove(self, path: Location) -> None:
         """Remove a folder that this library created, with its content. It may be missing already.

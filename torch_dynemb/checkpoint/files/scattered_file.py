@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.file_systems.locations import Location
+from torch_dynemb.checkpoint.file_systems.uploads import limits_of
 from torch_dynemb.checkpoint.files.checksummed_files import BLOCK_BYTES, FileChecksums, space_errors
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape, as_bytes, header_of, raw
@@ -58,7 +59,7 @@ class ScatteredFile:
     def __init__(self, disk: Disk, path: Location, tensors: Sequence[TensorShape]) -> None:
         header = header_of(tensors)
         self._disk, self._path = disk, path
-        self._block = disk.block_bytes or BLOCK_BYTES
+        self._block = limits_of(disk).block_bytes or BLOCK_BYTES
         self._tails: dict[str, _Tail] = {}
         self._pieces: dict[int, list[_Run]] = {}  # by block
         self._bytes = len(header)

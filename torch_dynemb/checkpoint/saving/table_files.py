@@ -23,7 +23,8 @@ from torch_dynemb.checkpoint.entries import (
     sketch_file,
     state_entry,
 )
-from torch_dynemb.checkpoint.file_systems.locations import Location
+from torch_dynemb.checkpoint.file_systems.locations import Location, prefix_of
+from torch_dynemb.checkpoint.file_systems.uploads import limits_of
 from torch_dynemb.checkpoint.files.checksummed_files import (
     ChecksummedWriter,
     FileChecksums,
@@ -212,7 +213,7 @@ class Folder:
         self._ended.append(writer)
         if len(self._ended) > _MOST_ENDED:
             self._ended.pop(0).sync()
-        within = self.disk.prefix(self.path) + name
+        within = prefix_of(self.path) + name
         return SavedFile(within, rows, sums.bytes, sums.block_bytes, list(sums.sums))
 
     def __enter__(self) -> Folder:
@@ -270,7 +271,7 @@ def _write_part(
     sections = _id_sections(source, part, table)
     values = _value_sections(source, part, table)
     row_bytes = sum(of.shape.bytes for of in (*sections, *values)) // max(1, table.count)
-    most = max(1, min(FILE_BYTES, folder.disk.file_bytes) // max(1, row_bytes))
+    most = max(1, min(FILE_BYTES, limits_of(folder.disk).file_bytes) // max(1, row_bytes))
     starts = range(0, max(1, table.count), most)
     files = []
     for k, begin in enumerate(starts):

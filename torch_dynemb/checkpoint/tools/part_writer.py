@@ -10,7 +10,8 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.entries import ID, WEIGHT, rows_file, score_entry, state_entry
-from torch_dynemb.checkpoint.file_systems.locations import Location
+from torch_dynemb.checkpoint.file_systems.locations import Location, prefix_of
+from torch_dynemb.checkpoint.file_systems.uploads import limits_of
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.scattered_file import ScatteredFile
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape
@@ -50,7 +51,7 @@ class TensorFiles(NamedTuple):
     def saved(self, name: str, file: ScatteredFile, rows: int) -> SavedFile:
         """Finish a file. Return its manifest entry."""
         sums = file.finish()
-        within = self.disk.prefix(self.path) + name
+        within = prefix_of(self.path) + name
         return SavedFile(within, rows, sums.bytes, sums.block_bytes, list(sums.sums))
 
 
@@ -93,7 +94,7 @@ class PartWriter:
         self.ids_crc32c = 0
         self._most = max(
             1,
-            min(FILE_BYTES, files.disk.file_bytes)
+            min(FILE_BYTES, limits_of(files.disk).file_bytes)
             // max(1, sum(of.bytes for of in self._tensors(1))),
         )
         self._file: ScatteredFile | None = None

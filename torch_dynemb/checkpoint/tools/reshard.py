@@ -23,8 +23,8 @@ from torch_dynemb.checkpoint.entries import (
     counts_file,
     sketch_file,
 )
-from torch_dynemb.checkpoint.file_systems.locations import Location, checked_location
-from torch_dynemb.checkpoint.file_systems.uploads import disk_of
+from torch_dynemb.checkpoint.file_systems.locations import Location, checked_location, prefix_of
+from torch_dynemb.checkpoint.file_systems.uploads import disk_of, limits_of
 from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader, ChecksummedWriter
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape
@@ -287,7 +287,7 @@ def _copy(folder: Location, files: TensorFiles, file: SavedFile, progress: Progr
             writer.close()
     finally:
         reader.close()
-    return replace(file, path=files.disk.prefix(files.path) + name)
+    return replace(file, path=prefix_of(files.path) + name)
 
 
 def _write_table(files: TensorFiles, split: Split, progress: Progress) -> SavedTable:
@@ -337,7 +337,7 @@ def _write_rows(files: TensorFiles, split: Split, progress: Progress) -> list[Pa
     sizes = _sizes(split, table.id_batches(_IDS_AT_ONCE))
     of_state = _state_columns(table, split.columns)
     shards = list(zip(split.columns, of_state, strict=True))
-    at_once = max(1, min(_FILES_AT_ONCE, files.disk.open_files) // len(shards))
+    at_once = max(1, min(_FILES_AT_ONCE, limits_of(files.disk).open_files) // len(shards))
     done: list[PartWriter] = []
     for begin in range(0, parts, at_once):
         numbers = range(begin, min(begin + at_once, parts))
@@ -389,7 +389,7 @@ def _write_counts(files: TensorFiles, split: Split) -> list[SavedFile]:
     first = range(table.embedding_dim)
     names = [counts_file(table.name, number, parts, first) for number in range(parts)]
     written: list[SavedFile] = []
-    at_once = min(_FILES_AT_ONCE, files.disk.open_files)
+    at_once = min(_FILES_AT_ONCE, limits_of(files.disk).open_files)
     for begin in range(0, parts, at_once):
         numbers = range(begin, min(begin + at_once, parts))
         with ExitStack() as stack:
