@@ -10,7 +10,7 @@ from op_cases.groups import Case, OpArguments, flat_call, make_group, pooled_cal
 from op_cases.rows import QUANTIZED
 from torch_dynemb import ops
 from torch_dynemb.ops import LIVE_FORMATS, ServedTensors
-from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.ops.columns import Pooling, RowFormat
 from torch_dynemb.serving import FrozenTables, LiveTables
 
 FORMATS = [name for name in LIVE_FORMATS if name != "int4"]  # table b has three columns
@@ -44,9 +44,13 @@ def lookup_arguments(
     return *read, *asked, tables.formats, tables.free is not None
 
 
-def apply_arguments(rows: str | None, ids: list[int], erased: list[int]) -> OpArguments:
+def apply_arguments(
+    rows: str | None, ids: list[int], erased: list[int], *, quantized: bool = False
+) -> OpArguments:
     live = live_tensors(rows)
     values = torch.arange(float(4 * len(ids))).reshape(-1, 4)
+    if quantized:
+        values = ops.quantize_rows(values, RowFormat.INT8)
     return (
         live.buckets,
         live.tables,
@@ -99,5 +103,6 @@ CASES: dict[str, dict[str, Case]] = {
         "none": partial(apply_arguments, None, [], []),
         "refused": partial(apply_arguments, None, list(range(100, 120)), [4]),
         **{name: partial(apply_arguments, name, [3, 70], [4, 5]) for name in FORMATS},
+        "quantized": partial(apply_arguments, "int8", [3, 70, 3], [4, 5], quantized=True),
     },
 }

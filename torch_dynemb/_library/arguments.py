@@ -22,10 +22,12 @@ class Expected(NamedTuple):
     Attributes:
         dtype: of its elements.
         dims: number of its dimensions.
+        or_bytes: whether it may also be uint8.
     """
 
     dtype: torch.dtype | None
     dims: int | None
+    or_bytes: bool = False
 
 
 _INT64 = torch.int64
@@ -79,7 +81,7 @@ _OTHERWISE = {
     ("ids_concat", "offsets"): _ANY_ROW,
     ("set_scores_", "values"): _WORDS,
     ("combine_scores_", "values"): _WORDS,
-    ("serve_apply_", "values"): _FLOAT_ROWS,
+    ("serve_apply_", "values"): _FLOAT_ROWS._replace(or_bytes=True),
     ("serve_apply_", "ids"): _WORDS,
     ("serve_apply_", "weights"): _WORD_ROWS,
     ("mod", "values"): Expected(_INT64, None),
@@ -283,7 +285,8 @@ def _check_tensor(op: str, name: str, entry: str, tensor: Tensor) -> None:
     expected = _OTHERWISE.get((op, name)) or (_IN_LISTS.get(name) if entry != name else None)
     if expected is None:
         expected = _ROW_WEIGHTS if name == "weights" else _TENSORS.get(name, _ANY)
-    if expected.dtype is not None and tensor.dtype != expected.dtype:
+    bytes_given = expected.or_bytes and tensor.dtype == torch.uint8
+    if expected.dtype is not None and tensor.dtype != expected.dtype and not bytes_given:
         dtype = _dtype_name(tensor.dtype)
         _refuse(op, f"{entry} has dtype {dtype}, expected {_dtype_name(expected.dtype)}")
     if expected.dims is not None and tensor.dim() != expected.dims:

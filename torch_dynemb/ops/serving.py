@@ -136,7 +136,8 @@ def serve_apply_(
         live: the tables; buckets, tables, weights and free change.
         table: number of the table.
         ids: int64 [n]; the last row counts if an id occurs several times.
-        values: float32 [n, dim], their rows.
+        values: float32 [n, dim], their rows; or uint8 [n, bytes], rows that are quantized in the
+            format of the table (``quantize_rows``).
         erased: int64 [m]; missing ids and those of ``ids`` are skipped.
 
     Returns:

@@ -117,7 +117,7 @@ class LiveState(NamedTuple):
         Args:
             table: number of the table.
             ids: int64 [n].
-            values: float32 [n, dim].
+            values: float32 [n, dim], or uint8 [n, bytes] as tables of 8 bits and less store them.
             erased: int64 [m]; ids that are also in ``ids`` stay.
 
         Raises:

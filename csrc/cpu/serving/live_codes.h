@@ -23,4 +23,12 @@ inline bool pack_live_row(Storage format, const float* values, int64_t dim, int6
   return is_finite(load_row_scale(format, codes + code_bytes(format, dim)).scale);
 }
 
+// The same for values that are quantized in this format.
+inline bool copy_live_row(Storage format, const uint8_t* values, int64_t dim, int64_t* row) {
+  std::memset(row, 0, 8 * static_cast<size_t>(live_row_words(format, dim)));
+  std::memcpy(row + kLiveHeaderWords, values, static_cast<size_t>(live_value_bytes(format, dim)));
+  const RowScale scale = load_row_scale(format, values + code_bytes(format, dim));
+  return is_finite(scale.scale) && is_finite(scale.bias);
+}
+
 }  // namespace dynemb::cpu

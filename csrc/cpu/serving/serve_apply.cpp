@@ -31,23 +31,31 @@ Tensor serve_apply_(Tensor buckets, Tensor tables, std::vector<Tensor> weights, 
   check_table_number(op, table, live.index.table_count);
   check_ids(op, "ids", ids);
   check_ids(op, "erased", erased);
-  check_tensor(op, "values", values, ScalarType::Float);
   const int64_t* m = live.meta_row(table);
+  const LiveTable view = live_table(live, table);
+  const bool packed_values = is_quantized(view.format) && values.scalar_type() == ScalarType::Byte;
+  check_tensor(op, "values", values, packed_values ? ScalarType::Byte : ScalarType::Float);
   check_size(op, "values", values, 0, ids.numel());
-  check_size(op, "values", values, 1, m[kMetaDim]);
+  check_size(op, "values", values, 1,
+             packed_values ? live_value_bytes(view.format, view.dim) : m[kMetaDim]);
   const auto* id = static_cast<const int64_t*>(ids.data_ptr());
   for (int64_t i = 0; m[kMetaHasPadding] != 0 && i < ids.numel(); ++i) {
     DYNEMB_CHECK(id[i] != m[kMetaPaddingId], "dynemb::", op, ": ids[", i, "] is ", id[i],
                  ", the padding id of table ", table, ", which has no row: leave it out");
   }
-  const LiveTable view = live_table(live, table);
   Scratch<int64_t> packed;
   packed.resize(static_cast<size_t>(ids.numel() * view.row_words));
-  const auto* value = static_cast<const float*>(values.data_ptr());
   for (int64_t i = 0; i < ids.numel(); ++i) {
-    DYNEMB_CHECK(pack_live_row(view.format, value + i * view.dim, view.dim,
-                               packed.data() + i * view.row_words),
-                 "dynemb::", op, ": values[", i, "], the row of id ", id[i],
+    int64_t* row = packed.data() + i * view.row_words;
+    const bool held =
+        packed_values ? copy_live_row(view.format,
+                                      static_cast<const uint8_t*>(values.data_ptr()) +
+                                          i * live_value_bytes(view.format, view.dim),
+                                      view.dim, row)
+                      : pack_live_row(view.format,
+                                      static_cast<const float*>(values.data_ptr()) + i * view.dim,
+                                      view.dim, row);
+    DYNEMB_CHECK(held, "dynemb::", op, ": values[", i, "], the row of id ", id[i],
                  ", has NaN, infinity or a range that no scale of its format holds (int4: values "
                  "up to 65504): leave the id out, or make tables with rows of floats");
   }
