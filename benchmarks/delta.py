@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from common.command import is_selected, parser, positive
@@ -129,6 +130,34 @@ def publishing(of: Measured) -> Iterator[Row]:
     )
 
 
+def quantized(of: Measured) -> Iterator[Row]:
+    """Yield the size of commits in other forms of rows, and the stall of training."""
+    known = of.known()
+    for form, target in FORMS.items():
+        bag, path = of.bag(), of.folder / f"rows of {form}"
+        waited, log = [], DeltaLog(path, rows=form)
+        log.attach(bag)
+        for _ in range(of.rounds + 1):
+            ids = known[torch.randperm(of.ids)[: of.changed]]
+            bag.group.insert_or_assign(0, ids, torch.randn(len(ids), DIM))
+            began = time.perf_counter()
+            log.publish()
+            waited.append(time.perf_counter() - began)
+            log.flush()
+        log.close()
+        written = sum(file.stat().st_size for file in path.glob("r*/*.delta"))
+        rows = of.changed * len(waited)
+        yield quantity(
+            BENCH,
+            f"{FORM} {form}",
+            written / rows / (8 + 4 * DIM),
+            "x of id and row",
+            target=target,
+            rows=rows,
+            publish_s=statistics.median(waited[1:]),
+        )
+
+
 def applying(of: Measured) -> Iterator[Row]:
     """Yield the time of a row that followers apply, of known and of new ids."""
     known = of.known()
@@ -184,12 +213,16 @@ def delay(of: Measured) -> Iterator[Row]:
 RECORDING = "a training step, changes recorded"
 PUBLISH = "publish of a tenth of the rows, beside training"
 BYTES = "bytes of a delta"
+FORM = "bytes of a delta, rows of"
+# a byte or two a column, with 8 of the id and 8 of scale and bias, beside 8 + 256
+FORMS: dict[Literal["int8", "fp16"], float] = {"int8": 0.31, "fp16": 0.53}
 APPLY = "applied rows of known ids"
 APPLY_NEW = "applied rows of new ids"
 DELAY = "from step() to a changed answer"
 CASES: dict[str, Callable[[Measured], Iterator[Row]]] = {
     RECORDING: recording,
     f"{PUBLISH}; {BYTES}": publishing,
+    FORM: quantized,
     f"{APPLY}; {APPLY_NEW}": applying,
     DELAY: delay,
 }

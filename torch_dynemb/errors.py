@@ -18,6 +18,12 @@ from pathlib import Path
 import torch
 
 
+def _place(path: object) -> Path | str:
+    """Return a path, or the text of a URL."""
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else str(path)
+    return text if "://" in text else Path(text)
+
+
 class DynembError(Exception):
     """Base of all errors of this library that a program can act on.
 
@@ -25,11 +31,11 @@ class DynembError(Exception):
 
     Args:
         *args: arguments of the built-in: a message, or number, message and file name.
-        path: file or folder that the error is about; None: none.
+        path: file or folder that the error is about, or its URL; None: none.
         tables: names of the tables that it is about.
 
     Attributes:
-        path: see the argument.
+        path: a ``Path``, or the text of a URL.
         tables: see the argument.
 
     Example:
@@ -46,11 +52,11 @@ class DynembError(Exception):
     def __init__(
         self,
         *args: object,
-        path: str | os.PathLike[str] | None = None,
+        path: object = None,
         tables: Iterable[str] = (),
     ) -> None:
         # args were set by __new__; torch.compile traces no call of Exception.__init__
-        self.path = None if path is None else Path(path)
+        self.path = None if path is None else _place(path)
         self.tables = tuple(tables)
 
 
@@ -92,12 +98,12 @@ class DiskFullError(NoRoomError, OSError):
     def __init__(
         self,
         *args: object,
-        path: str | os.PathLike[str] | None = None,
+        path: object = None,
         tables: Iterable[str] = (),
     ) -> None:
         OSError.__init__(self, *args)
         name = self.filename if path is None else path
-        self.path = None if name is None else Path(name)
+        self.path = None if name is None else _place(name)
         self.tables = tuple(tables)
 
 

@@ -15,6 +15,7 @@
 
 #include "serving/delta_batch.h"
 #include "serving/json.h"
+#include "serving/row_forms.h"
 #include "serving/safetensors.h"
 
 namespace dynemb::serving {
@@ -24,7 +25,7 @@ struct TableDelta {
   int64_t embedding_dim;
   std::string dtype;   // of its rows, as a checkpoint names it
   at::Tensor ids;      // int64 [n], distinct: new ids, and ids with changed rows
-  at::Tensor rows;     // [n, embedding_dim]
+  at::Tensor rows;     // floats [n, embedding_dim]; of one rank with rows="int8": uint8 [n, bytes]
   at::Tensor removed;  // int64 [m], removed ids
 };
 
@@ -48,6 +49,15 @@ inline std::map<std::string, at::Tensor> tensors_of(const LogRecord& record) {
     result.emplace(section.name, std::move(values));
   }
   return result;
+}
+
+// The rows of a record, in the form of its log (DeltaLog(rows=)).
+inline at::Tensor rows_in(const std::map<std::string, at::Tensor>& tensors) {
+  for (const char* form : {"weight.int8", "weight.fp16"}) {
+    const auto found = tensors.find(form);
+    if (found != tensors.end()) return found->second;
+  }
+  return tensors.at("weight");
 }
 
 constexpr size_t kMostTablesBytes = size_t{16} << 20;  // of JSON, for a hundred thousand tables
@@ -92,7 +102,7 @@ inline TableDelta whole(const std::string& name, std::map<int64_t, TablePiece> p
       throw std::runtime_error("ranks that share the columns of table '" + name +
                                "' have other ids");
     }
-    rows.push_back(delta.rows.index_select(0, order));
+    rows.push_back(as_floats(delta.rows, piece.columns).index_select(0, order));
   }
   result.rows = at::cat(rows, 1);
   return result;
@@ -122,7 +132,7 @@ inline std::vector<std::pair<std::string, std::pair<int64_t, TablePiece>>> piece
     if (record.kind == kRows) {
       const auto tensors = tensors_of(record);
       TablePiece& piece = pieces.at(record.table).second.second;
-      piece.ids.push_back(tensors.at("id")), piece.rows.push_back(tensors.at("weight"));
+      piece.ids.push_back(tensors.at("id")), piece.rows.push_back(rows_in(tensors));
     } else if (record.kind == kErase) {
       pieces.at(record.table).second.second.removed.push_back(tensors_of(record).at("id"));
     } else if (record.kind < kRows || record.kind == kCommit || record.kind > kChangedCells) {

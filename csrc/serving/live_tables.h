@@ -18,9 +18,11 @@
 #include "core/columns.h"
 #include "core/rows/pooling.h"
 #include "core/rows/quantized.h"
+#include "core/serving/live_row.h"
 #include "serving/json.h"
 #include "serving/manifest.h"
 #include "serving/ops.h"
+#include "serving/row_forms.h"
 
 namespace dynemb::serving {
 
@@ -148,6 +150,9 @@ class LiveTables {
     int64_t meta_of(int64_t table, int column) const {
       return meta.const_data_ptr<int64_t>()[table * kMetaColumns + column];
     }
+    Storage storage_of(int64_t table) const {
+      return static_cast<Storage>(formats.at(meta_of(table, kMetaSlab)));
+    }
   };
 
   std::pair<const Group*, int64_t> find(const char* method, const std::string& table) const {
@@ -186,12 +191,21 @@ class LiveTables {
     const c10::InferenceMode guard;
     const at::Tensor counts =
         detail::call("dynemb::serve_apply_", group.buckets, group.tables, group.rows, group.free,
-                     group.meta, number, ids.contiguous(), rows.to(at::kFloat).contiguous(),
-                     erased.contiguous(), group.formats)
+                     group.meta, number, ids.contiguous(),
+                     as_stored(group, number, rows).contiguous(), erased.contiguous(),
+                     group.formats)
             .toTensor();
     const int64_t* count = counts.const_data_ptr<int64_t>();
     if (count[3] > count[4]) throw NoHeadroom(group.names[number], count[3], count[4]);
     return {count[0], count[1], count[2]};
+  }
+
+  // Rows as the op takes them: those of a log with rows="int8" as they are, if the table stores
+  // such rows; others as floats.
+  static at::Tensor as_stored(const Group& group, int64_t number, const at::Tensor& rows) {
+    const bool same = group.storage_of(number) == Storage::kInt8;
+    if (same && detail::is_quantized_rows(rows)) return rows;
+    return detail::as_floats(rows, group.meta_of(number, kMetaDim)).to(at::kFloat);
   }
 
   // Throws if apply() would refuse a change, before any change is made.
@@ -200,8 +214,10 @@ class LiveTables {
     const int64_t dim = group->meta_of(number, kMetaDim);
     check_ids("follow", "ids", change.ids);
     check_ids("follow", "removed", change.removed);
-    if (!change.rows.is_floating_point() || change.rows.dim() != 2 ||
-        change.rows.size(0) != change.ids.numel() || change.rows.size(1) != dim) {
+    const bool packed = detail::is_quantized_rows(change.rows);
+    if ((!packed && !change.rows.is_floating_point()) || change.rows.dim() != 2 ||
+        change.rows.size(0) != change.ids.numel() ||
+        change.rows.size(1) != (packed ? live_value_bytes(Storage::kInt8, dim) : dim)) {
       throw std::runtime_error("follow: the rows of table '" + change.table +
                                "' should be floats, " + std::to_string(dim) + " for each id");
     }
@@ -222,8 +238,11 @@ class LiveTables {
       const int64_t wanted = missing(*group, number, change.ids) - gone;
       if (wanted > free) throw NoHeadroom(change.table, wanted, free);
     }
-    if (!can_hold(static_cast<Storage>(group->formats.at(group->meta_of(number, kMetaSlab))),
-                  change.rows)) {
+    const Storage storage = group->storage_of(number);
+    const at::Tensor values = detail::as_floats(change.rows, dim);
+    const bool held = packed && storage == Storage::kInt8 ? values.isfinite().all().item<bool>()
+                                                          : can_hold(storage, values);
+    if (!held) {
       throw std::runtime_error("follow: the commit has rows of table '" + change.table +
                                "' with NaN, infinity, or a range that no scale of quantized rows "
                                "holds (int4: values up to 65504): nothing has been applied. "

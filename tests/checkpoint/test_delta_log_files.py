@@ -15,7 +15,7 @@ from started import start_server
 from torch_dynemb import errors
 from torch_dynemb.checkpoint import DamagedFileError, DirectorySink
 from torch_dynemb.checkpoint.delta_log import batch as batch_format
-from torch_dynemb.checkpoint.delta_log.directory import rank_folders
+from torch_dynemb.checkpoint.delta_log.rank_sinks import rank_folders
 from torch_dynemb.checkpoint.delta_log.reader import batch_of
 from torch_dynemb.checkpoint.files.disk import Disk
 

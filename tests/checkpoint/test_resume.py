@@ -124,8 +124,8 @@ def test_new_bases_while_training_goes_on(tmp_path: Path) -> None:
     for step in range(5, 8):  # the first publish after its end names the base, the next one drops
         change(model, step)
         log.publish(state={"step": step})
-        if log._new_base is not None:
-            log._new_base.handle.wait()
+        if log._bases.new is not None:
+            log._bases.new.handle.wait()
     log.close()
     assert [of.name for of in path.glob("base*")] == ["base-00000000000000000005"]
     kept = sorted(int(of.stem) for of in path.glob("r*/*.delta"))

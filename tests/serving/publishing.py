@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 import torch
@@ -25,7 +25,11 @@ INPUTS = features(32, 400, seed=5)
 
 
 def new_trainer(
-    package: Package, log: Path, *, segment_bytes: int = 64 << 20
+    package: Package,
+    log: Path,
+    *,
+    segment_bytes: int = 64 << 20,
+    rows: Literal["int8", "fp16"] | None = None,
 ) -> tuple[SmallModel, td.checkpoint.DeltaLog]:
     """A model with the content of the package, and the log to which it publishes.
 
@@ -33,12 +37,13 @@ def new_trainer(
         package: the live one that tests share.
         log: directory of the log.
         segment_bytes: from how many bytes on its files get no more batches.
+        rows: form of the rows in the log.
     """
     model = small_model(seed=1, many=0)
     td.checkpoint.load(base_of(package.path), model)
     sink = td.checkpoint.DirectorySink(log / "r000-of-001", segment_bytes=segment_bytes)
     # with what trainers resume from, which servers skip
-    publisher = td.checkpoint.DeltaLog(sink, resume=True)
+    publisher = td.checkpoint.DeltaLog(sink, resume=rows is None, rows=rows)
     publisher.attach(model, base=base_of(package.path))
     return model, publisher
 

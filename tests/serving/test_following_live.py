@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from publishing import FailingChanges
 from torch import Tensor
 
 import torch_dynemb as td
-from torch_dynemb import checkpoint, serving
+from torch_dynemb import checkpoint, ops, serving
 from torch_dynemb.checkpoint import DeltaLog, follow
+from torch_dynemb.ops.columns import RowFormat
 
 pytestmark = pytest.mark.cpu_only("live tables are on the CPU")
 
@@ -248,3 +250,37 @@ def test_a_live_copy_takes_the_rows_of_increments(tmp_path: Path) -> None:
     assert follower.update() == 1
     asked = torch.arange(22)
     assert torch.equal(served(asked), model.eval()(asked))
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp16", "int4", None])
+@pytest.mark.parametrize("form", ["int8", "fp16"])
+def test_rows_in_other_forms(
+    form: Literal["int8", "fp16"], kind: Literal["int8", "fp16", "int4"] | None, tmp_path: Path
+) -> None:
+    """Rows of int8 are taken as they are by tables of int8, and as floats by others."""
+    torch.manual_seed(0)
+    model = td.DynamicEmbedding(16, optimizer=td.SGD(lr=0.1), name="items")
+    model(torch.arange(30)).sum().backward()
+    model.optimizer.step()
+    served = serving.live(model, rows=kind, headroom=100)
+    expected = serving.live(model, rows=kind, headroom=100)
+    with DeltaLog(tmp_path / "log", rows=form) as log:
+        log.attach(model)
+        follower = follow(tmp_path / "log", served)
+        ids = torch.arange(10, 40)
+        rows = model(ids)
+        (rows * torch.randn_like(rows)).sum().backward()
+        model.optimizer.step()
+        log.publish()
+    assert follower.update() == 1
+    values = model.eval()(ids).detach()
+    if form == "fp16":
+        values = values.half().float()
+    else:
+        packed = ops.quantize_rows(values, RowFormat.INT8)
+        values = ops.dequantize_rows(packed, RowFormat.INT8, 16)
+    if form == kind == "int8":
+        assert torch.equal(served(ids), values)  # not quantized a second time
+    else:
+        expected.frozen_tables.update("items", ids, values)
+        assert torch.equal(served(ids), expected(ids))

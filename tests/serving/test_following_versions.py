@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 import torch
@@ -79,6 +79,26 @@ def test_each_commit_is_a_version_with_the_bits_of_the_trainer(
         again.process.kill()  # a restart has the rows of the package, and takes all commits
     with versions_program.following(program, live_package.path, log) as again:
         assert again.update()["versions"]["outputs"] == expected[f"{VERSION}+8"]
+
+
+@pytest.mark.parametrize("rows", ["int8", "fp16"])
+def test_rows_in_other_forms_are_those_that_python_takes(
+    live_package: Package, program: Path, tmp_path: Path, rows: Literal["int8", "fp16"]
+) -> None:
+    log = tmp_path / "log"
+    model, publisher = new_trainer(live_package, log, rows=rows)
+    with publisher:
+        for number in range(1, 3):
+            train(model, number)
+            publish(publisher)
+    with serving.load(live_package.path, follow=log) as served:
+        assert served.follower.update() == 2
+        score, others = served.run(*inputs())
+    expected = [score, *others.values()]
+    with versions_program.following(program, live_package.path, log) as follower:
+        said = follower.update()
+        assert said["versions"]["outputs"] == sum_of(expected)
+        assert said["model"]["pooled"] == sum_of([expected[1]])
 
 
 def test_parts_that_ranks_have_of_tables_are_put_together(

@@ -34,6 +34,11 @@ PACKED = "packed int8"
 _LONGEST_FOLDER = 120  # characters; file systems take 255 bytes
 
 
+def weight_entry(form: str | None) -> str:
+    """Return the name of the rows in a batch: those of the table, or in a form of a log."""
+    return WEIGHT if form is None else f"{WEIGHT}.{form}"
+
+
 def state_entry(name: str) -> str:
     """Return the name of an optimizer state tensor."""
     return f"state.{name}"
@@ -181,4 +186,5 @@ __all__ = [
     "sketch_file",
     "state_entry",
     "table_folder",
+    "weight_entry",
 ]

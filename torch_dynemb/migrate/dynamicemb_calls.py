@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_dynemb.argument_checks import described, flag
-from torch_dynemb.checkpoint.manifest.places import checked_path
+from torch_dynemb.checkpoint.file_systems.locations import checked_path
 from torch_dynemb.checkpoint.manifest.whole_tables import check_whole
 from torch_dynemb.checkpoint.parts import TablePart, end_steps, parts_of
 from torch_dynemb.checkpoint.plain_torch import plain_torch

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch_dynemb import checkpoint
 from torch_dynemb.argument_checks import described, integer, integers
 from torch_dynemb.checkpoint import CheckpointTable
+from torch_dynemb.checkpoint.file_systems.locations import checked_path
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.oneembedding.keys import key_type_of, keys_of
 from torch_dynemb.oneembedding.oneflow_snapshot import is_oneflow_table, oneflow_table
@@ -247,6 +248,8 @@ def checked_paths(owner: str, paths: object) -> list[Path]:
         raise TypeError(f"{owner}: paths is {described(paths)}, expected a list of paths")
     if not paths:
         raise ValueError(f"{owner}: paths is empty, expected at least one folder")
+    for path in paths:
+        checked_path(owner, path)  # no URL
     given = [Path(os.fspath(path)) for path in paths]
     ranks = [match for path in given if (match := RANK_FOLDER.fullmatch(path.name))]
     for match in ranks:

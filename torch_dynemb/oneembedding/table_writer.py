@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torch_dynemb.argument_checks import described, integer
 from torch_dynemb.checkpoint.entries import NO_GROUP
+from torch_dynemb.checkpoint.file_systems.locations import local
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.manifest.places import check_replaceable, check_unclaimed, claimed
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedDense, SavedPart, SavedTable
@@ -83,7 +84,7 @@ class PersistentTableWriter:
         self._uuid = uuids.uuid4().hex
         self._closed = False
         self._claim = ExitStack()
-        self._unfinished = self._claim.enter_context(claimed(_DISK, folder, self._uuid))
+        self._unfinished = local(self._claim.enter_context(claimed(_DISK, folder, self._uuid)))
         self._spools = [
             KeyValueSpool(self._unfinished, number, value_type, target.layout.width)
             for number in range(len(target.tables))

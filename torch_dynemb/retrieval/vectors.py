@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from torch_dynemb.argument_checks import described, text
+from torch_dynemb.checkpoint.file_systems.locations import checked_path
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.table.group import TableGroup
 
@@ -61,6 +62,7 @@ def export_vectors(
     group, number = _found(owner, model, text(f"{owner}: table", table))
     if format not in ("npy", "faiss"):
         raise ValueError(f"{owner}: format is {described(format)}, expected 'npy' or 'faiss'")
+    checked_path(owner, path)
     target = Path(path)
     if os.path.lexists(target):
         raise FileExistsError(f"{owner}: {target} exists: choose another path, or remove it")

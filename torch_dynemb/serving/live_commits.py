@@ -62,7 +62,13 @@ def check_values(change: TableChange) -> None:
         )
     number = state.names.index(table)
     code = state.tensors.formats[int(state.tensors.meta[number, Meta.SLAB])]
-    if code in _QUANTIZED and bool(stored_rows(delta.rows, _QUANTIZED[code]).lost.any()):
+    if _as_published(change) is not None:
+        lost = ~delta.rows.isfinite().all(1)
+    elif code in _QUANTIZED:
+        lost = stored_rows(delta.rows, _QUANTIZED[code]).lost
+    else:
+        return
+    if bool(lost.any()):
         raise RuntimeError(
             f"follow: the commit has rows of table {table!r} with NaN, infinity, or a range that "
             "no scale of quantized rows holds (int4: values up to 65504): nothing has been "
@@ -73,8 +79,19 @@ def check_values(change: TableChange) -> None:
 def take(change: TableChange) -> None:
     """Apply a checked commit to a live table."""
     state, table, delta = change
-    if not change.empty:
+    quantized = _as_published(change)
+    if quantized is not None and not change.empty:
+        state.apply(state.names.index(table), delta.ids, quantized.contiguous(), delta.removed)
+    elif not change.empty:
         state.update("follow", table, delta.ids, delta.rows, delta.removed)
+
+
+def _as_published(change: TableChange) -> Tensor | None:
+    """Return the rows of a commit as a live table stores them; None if it stores others."""
+    state, table, delta = change
+    number = state.names.index(table)
+    code = state.tensors.formats[int(state.tensors.meta[number, Meta.SLAB])]
+    return delta.quantized if code == ops.LIVE_FORMATS["int8"] else None
 
 
 def _missing(change: TableChange, ids: Tensor) -> int:

@@ -145,7 +145,12 @@ def _reverse_of(change: TableChange) -> TableChange:
     rows = _rows_or(0.0, change, ids)
     there = (rows == _rows_or(1.0, change, ids)).all(1) | rows.isnan().any(1)
     before = delta._replace(
-        dtype="float32", ids=ids[there], rows=rows[there], removed=ids[~there], scores={}
+        dtype="float32",
+        ids=ids[there],
+        rows=rows[there],
+        removed=ids[~there],
+        scores={},
+        quantized=None,
     )
     return change._replace(delta=before)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from os import PathLike
-from pathlib import Path
 
 from torch import Tensor, nn
 
@@ -12,10 +11,11 @@ from torch_dynemb.argument_checks import described
 from torch_dynemb.checkpoint.delta_log.bases import base_folder, newest_base
 from torch_dynemb.checkpoint.delta_log.batch import Batch
 from torch_dynemb.checkpoint.delta_log.comparison import differing_ids, touched_ids
-from torch_dynemb.checkpoint.delta_log.directory import rank_folders
 from torch_dynemb.checkpoint.delta_log.folding import can_resume
 from torch_dynemb.checkpoint.delta_log.own_log import OwnLog
+from torch_dynemb.checkpoint.delta_log.rank_sinks import rank_folders
 from torch_dynemb.checkpoint.delta_log.recorded import RecordedModel
+from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.loading.table_plan import resumed_plan
 from torch_dynemb.checkpoint.manifest.whole_tables import check_whole
 from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
@@ -25,14 +25,14 @@ from torch_dynemb.checkpoint.together import Ranks
 
 
 def checked_parts(
-    ranks: Ranks, model: nn.Module, log: Path | None, *, optimizer_state: bool, resume: bool
+    ranks: Ranks, model: nn.Module, log: Location | None, *, optimizer_state: bool, resume: bool
 ) -> tuple[list[TablePart], dict[str, int], bool]:
     """Check the model of a log. All ranks call it.
 
     Args:
         ranks: ranks that share the model.
         model: model to publish.
-        log: directory of the log; None if it is elsewhere.
+        log: place of the log; None if it is elsewhere.
         optimizer_state: whether optimizer state of rows will be published.
         resume: whether training will resume from the log.
 
@@ -88,9 +88,9 @@ def find_base(
     ranks: Ranks,
     recorded: RecordedModel,
     *,
-    log: Path | None,
+    log: Location | None,
     base: str | PathLike[str] | None,
-    save: Callable[[Path], None],
+    save: Callable[[Location], None],
 ) -> None:
     """Find the base of a log, and what followers lack; or save a first base. All ranks call it.
 
@@ -98,7 +98,7 @@ def find_base(
         own: log of this rank, which gets the base.
         ranks: ranks that share the model.
         recorded: the model, which gets the ids that the next publish must check.
-        log: directory of the log; None if it is elsewhere.
+        log: place of the log; None if it is elsewhere.
         base: path of the base; None: the one in the directory.
         save: saves the model as a checkpoint.
 
@@ -118,10 +118,10 @@ def find_base(
         if own.sequence == 0:
             first = base_folder(log, 0)
             save(first)
-            own.base, own.base_sequence = uuid_of(first), 0
+            own.base, own.base_sequence = uuid_of(str(first)), 0
             ranks.run(lambda: recorded.begin(saved=True))
             return
-        path = newest_base(log, ranks.run(own.bases))
+        path = str(newest_base(log, ranks.run(own.bases)))
     uuid = ranks.run(lambda: uuid_of(path))
     own.base, own.base_sequence = uuid, ranks.run(lambda: own.sequence_of(uuid))
 

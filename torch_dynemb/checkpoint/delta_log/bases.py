@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from pathlib import Path
 
 from torch_dynemb.checkpoint.entries import MANIFEST
+from torch_dynemb.checkpoint.file_systems.locations import Location
+from torch_dynemb.checkpoint.file_systems.uploads import disk_of
 from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.checkpoint.files.presence import is_file, names_in
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 
 _DISK = Disk()
 _NAME = re.compile(r"base(?:-(\d{20}))?")
 
 
-def base_folder(log: Path, sequence: int) -> Path:
+def base_folder(log: Location, sequence: int) -> Location:
     """Return the folder of a base.
 
     Args:
@@ -27,19 +29,19 @@ def base_folder(log: Path, sequence: int) -> Path:
     return log / ("base" if sequence == 0 else f"base-{sequence:020}")
 
 
-def base_folders(log: Path) -> dict[int, Path]:
+def base_folders(log: Location) -> dict[int, Location]:
     """Return the existing bases by the number of their commit, ascending.
 
     Args:
         log: directory of the log.
     """
-    names = [path.parent.name for path in log.glob(f"base*/{MANIFEST}")]
-    found = {name: _NAME.fullmatch(name) for name in names}
-    numbers = sorted((int(match[1] or 0), name) for name, match in found.items() if match)
-    return {number: log / name for number, name in numbers}
+    found = (_NAME.fullmatch(name) for name in names_in(log))
+    numbers = sorted((int(match[1] or 0), match[0]) for match in found if match)
+    bases = {number: log / name for number, name in numbers}
+    return {number: base for number, base in bases.items() if is_file(base / MANIFEST)}
 
 
-def newest_base(log: Path, known: Collection[str]) -> Path:
+def newest_base(log: Location, known: Collection[str]) -> Location:
     """Return the newest base that the commits of a log name, or the first one.
 
     A newer base that no commit names was saved by a process that died too early.
@@ -52,13 +54,13 @@ def newest_base(log: Path, known: Collection[str]) -> Path:
     for folder in reversed(folders.values()):
         if not known:
             return folder
-        with open_checkpoint(folder) as saved:
+        with open_checkpoint(str(folder)) as saved:
             if saved.uuid in known:
                 return folder
     return base_folder(log, 0)
 
 
-def remove_bases(log: Path, *, before: int = 0, after: int | None = None) -> None:
+def remove_bases(log: Location, *, before: int = 0, after: int | None = None) -> None:
     """Remove bases of commits that are dropped or rolled back.
 
     Args:
@@ -68,7 +70,7 @@ def remove_bases(log: Path, *, before: int = 0, after: int | None = None) -> Non
     """
     for number, folder in base_folders(log).items():
         if number < before or (after is not None and number > after):
-            _DISK.remove(folder)
+            disk_of(folder, _DISK).remove(folder)
 
 
 __all__ = ["base_folder", "base_folders", "newest_base", "remove_bases"]

@@ -15,6 +15,7 @@ from torch_dynemb.checkpoint.delta_log.payloads import (
     payload_bytes,
     tensors_of_rows,
 )
+from torch_dynemb.checkpoint.delta_log.row_forms import LogRows, in_form
 from torch_dynemb.checkpoint.entries import COUNT, ID, NO_GROUP
 from torch_dynemb.checkpoint.entries import SKETCH as CELLS
 from torch_dynemb.checkpoint.manifest.records import SavedPart
@@ -84,7 +85,13 @@ def logged_part(
 
 
 def changed_records(
-    part: TablePart, number: int, changed: ChangedIds, *, state: bool, scores: Sequence[str]
+    part: TablePart,
+    number: int,
+    changed: ChangedIds,
+    *,
+    state: bool,
+    scores: Sequence[str],
+    form: LogRows | None = None,
 ) -> Iterator[Pieces]:
     """Make records of changed rows and removed ids. Rows are read when they are written.
 
@@ -94,14 +101,20 @@ def changed_records(
         changed: its changes.
         state: whether the records have optimizer state.
         scores: names of the scores in the records.
+        form: form of the rows; None: that of the table.
     """
-    yield from _row_records(part, number, changed, state, scores)
+    yield from _row_records(part, number, changed, state, scores, form)
     if changed.removed.numel() > 0:
         yield Pieces.of(ERASE, number, of_tensors({ID: changed.removed.cpu()}))
 
 
 def _row_records(
-    part: TablePart, number: int, changed: ChangedIds, state: bool, scores: Sequence[str]
+    part: TablePart,
+    number: int,
+    changed: ChangedIds,
+    state: bool,
+    scores: Sequence[str],
+    form: LogRows | None,
 ) -> Iterator[Pieces]:
     tables, table = part.group.tables, part.table
     split = len(part.columns) < part.embedding_dim
@@ -112,14 +125,16 @@ def _row_records(
     def read(places: Tensor) -> Callable[[], Sequence[Tensor]]:
         def make() -> Sequence[Tensor]:
             some = ChangedIds(changed.ids[places], changed.handles[places], places[:0])
-            return of_tensors(
-                tensors_of_rows(copy_rows(tables, table, some, state=state, scores=scores))
-            )
+            return of_tensors(tensors_of(some))
 
         return make
 
+    def tensors_of(some: ChangedIds) -> dict[str, Tensor]:
+        rows = copy_rows(tables, table, some, state=state, scores=scores)
+        return tensors_of_rows(in_form(part.name, rows, form), form)
+
     none = ChangedIds(changed.ids[:0], changed.handles[:0], changed.removed[:0])
-    like = tensors_of_rows(copy_rows(tables, table, none, state=state, scores=scores))
+    like = tensors_of(none)
     # the same number of rows in the records of all columns
     most = max(1, _RECORD_BYTES // (4 * part.embedding_dim * (len(like) - len(scores))))
     for places in order.split(most):

@@ -18,6 +18,7 @@ from torch_dynemb.checkpoint.delta_log.batch import (
     Record,
 )
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, rows_of, tables_of, tensors_of
+from torch_dynemb.checkpoint.delta_log.row_forms import LOG_ROWS, as_floats, kind_of
 from torch_dynemb.checkpoint.entries import COUNT, ID, SKETCH
 from torch_dynemb.checkpoint.reading.column_shards import combined_by_row
 from torch_dynemb.errors import DamagedFileError
@@ -39,6 +40,9 @@ class TableDelta(NamedTuple):
         optimizer: name of the optimizer of the rows; None if the log has no optimizer state.
         optimizer_steps: number of its updates.
         scores: int64 [n] by name, scores in the log.
+        quantized: uint8 [n, embedding_dim + 8], the rows of a log with ``rows="int8"`` as
+            published, which ``rows`` has as floats; None: other rows, or those of several column
+            shards.
     """
 
     embedding_dim: int
@@ -50,6 +54,7 @@ class TableDelta(NamedTuple):
     optimizer: str | None
     optimizer_steps: int
     scores: dict[str, Tensor]
+    quantized: Tensor | None = None
 
 
 class Commit(NamedTuple):
@@ -114,7 +119,7 @@ def _pieces_of(records: Sequence[Record]) -> list[_Piece]:
     for record in records:
         if record.kind == ROWS:
             piece = pieces[record.table]
-            piece.rows.append(checked_rows(piece.logged, record.payload))
+            piece.rows.append(checked_rows(piece.logged, record.payload, forms=True))
         elif record.kind == ERASE:
             removed = checked_ids(pieces[record.table].logged.name, record.payload)
             pieces[record.table] = pieces[record.table]._replace(removed=removed)
@@ -175,21 +180,23 @@ def _int64(name: str, ids: Tensor) -> Tensor:
     return ids
 
 
-def checked_rows(logged: LoggedPart, payload: Tensor) -> ChangedRows:
+def checked_rows(logged: LoggedPart, payload: Tensor, *, forms: bool = False) -> ChangedRows:
     """Return the rows of a record, checked against the description of their table.
 
     Args:
         logged: table in the batch.
         payload: uint8 [n].
+        forms: whether they may have a form of logs in place of that of the table.
 
     Raises:
         KeyError, ValueError: it has other rows.
     """
-    rows, (name, table) = rows_of(payload), logged
-    count = _int64(name, rows.ids).shape
-    if rows.rows.dtype != table.column_dtype or rows.rows.shape != (*count, logged.part.columns):
+    rows, form = rows_of(payload, LOG_ROWS if forms else ())
+    name, count = logged.name, _int64(logged.name, rows.ids).shape
+    dtype, columns = kind_of(logged, form)
+    if rows.rows.dtype != dtype or rows.rows.shape != (*count, columns):
         raise ValueError(
-            f"table {name!r} of {logged.part.columns} columns of {table.dtype} has rows of "
+            f"table {name!r} of {columns} columns of {dtype} has rows of "
             f"{rows.rows.dtype} {tuple(rows.rows.shape)} for {rows.ids.numel()} ids"
         )
     scores = [_int64(name, of) for of in rows.scores.values()]
@@ -226,6 +233,8 @@ def _delta(pieces: Sequence[_Piece], whole: bool, by_shard: bool) -> TableDelta:
         (first, _joined([rows for piece in of for rows in piece.rows], of[0].logged))
         for first, of in sorted(by_columns.items())
     ]
+    only = shards[0][1].rows if len(shards) == 1 else None
+    shards = [(first, as_floats(by_columns[first][0].logged, rows)) for first, rows in shards]
     if len(shards) > 1:
         shards = [(first, _sorted(rows)) for first, rows in shards]
     rows = whole_rows(name, [of for _, of in shards], by_shard=by_shard)
@@ -240,6 +249,7 @@ def _delta(pieces: Sequence[_Piece], whole: bool, by_shard: bool) -> TableDelta:
         None if table.optimizer is None else str(table.optimizer["name"]),
         steps,
         rows.scores,
+        only if only is not None and only.dtype == torch.uint8 else None,
     )
 
 
@@ -280,6 +290,8 @@ def _joined(rows: Sequence[ChangedRows], logged: LoggedPart) -> ChangedRows:
     if not rows:
         none = torch.empty(0, logged.part.columns, dtype=logged.table.column_dtype)
         return ChangedRows(torch.empty(0, dtype=torch.int64), none, {}, {})
+    if len({of.rows.dtype for of in rows}) > 1:
+        rows = [as_floats(logged, of) for of in rows]
     first = rows[0]
     return ChangedRows(
         torch.cat([of.ids for of in rows]),

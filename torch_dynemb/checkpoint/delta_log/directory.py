@@ -16,16 +16,15 @@ from pathlib import Path
 from torch_dynemb.argument_checks import integer
 from torch_dynemb.checkpoint.delta_log.batch import COMMIT_BYTES
 from torch_dynemb.checkpoint.delta_log.segment import Placed, Segment
-from torch_dynemb.checkpoint.entries import rank_folder, segment_file
+from torch_dynemb.checkpoint.entries import segment_file
+from torch_dynemb.checkpoint.file_systems.locations import checked_path
 from torch_dynemb.checkpoint.files.checksummed_files import space_errors
 from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.manifest.places import checked_path
 from torch_dynemb.errors import InUseError
 
 _DISK = Disk()
 _NAME = re.compile(r"(\d{20})\.delta")
 _LOCK = "lock"
-_MOST_RANKS = 1 << 16
 
 
 class DirectorySink:
@@ -322,32 +321,4 @@ os.register_at_fork(
 )
 
 
-def rank_folders(path: Path) -> list[Path]:
-    """List the directories of all ranks, by rank; empty if nothing is written yet.
-
-    Args:
-        path: directory of the log.
-
-    Raises:
-        ValueError: it has logs of different numbers of ranks.
-    """
-    try:
-        names = os.listdir(path)
-    except FileNotFoundError:
-        return []
-    found = [re.fullmatch(r"r(\d+)-of-(\d+)", name) for name in names]
-    counts = {int(match[2]) for match in found if match}
-    if max(counts, default=0) > _MOST_RANKS:
-        raise ValueError(
-            f"DeltaLog: {path} has a folder of a log of {max(counts)} ranks, expected at most "
-            f"{_MOST_RANKS}: remove it"
-        )
-    if len(counts) > 1:
-        raise ValueError(
-            f"DeltaLog: {path} has logs of {sorted(counts)} ranks: publish to a new directory when "
-            "the number of ranks changes"
-        )
-    return [path / rank_folder(rank, count) for count in counts for rank in range(count)]
-
-
-__all__ = ["DirectorySink", "rank_folders"]
+__all__ = ["DirectorySink"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from functools import partial
-from os import PathLike, fspath
-from pathlib import Path
+from os import PathLike
 from typing import Literal
 
 from torch import nn
@@ -19,6 +18,8 @@ from torch_dynemb.checkpoint.delta_log.reader import LogReader, batch_of, sinks_
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
 from torch_dynemb.checkpoint.delta_log.targets import FollowTarget, WholeTarget, target_of
 from torch_dynemb.checkpoint.entries import MANIFEST
+from torch_dynemb.checkpoint.file_systems.locations import Location, is_url, location_of
+from torch_dynemb.checkpoint.files.presence import is_file
 from torch_dynemb.checkpoint.loading.load import load
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
@@ -201,8 +202,8 @@ def follow(
     state if the log has it and the optimizer is the same. Other scores stay its own.
 
     Args:
-        log: directory of the log, or of an increment; or a sink, or the sinks of all ranks that
-            write it.
+        log: directory or URL of the log, or directory of an increment; or a sink, or the sinks of
+            all ranks that write it.
         model: model or target that applies the commits. It must have the content of the base, or of
             a commit.
         base: path of the checkpoint with the content of the model; default: the only base in the
@@ -244,9 +245,15 @@ def follow(
     """
     check_dense("follow", dense)
     sinks, target = sinks_of(log), target_of(model)
-    if dense == "follow" and isinstance(log, str | PathLike) and (Path(log) / MANIFEST).exists():
+    increment = isinstance(log, str | PathLike) and is_file(location_of("follow", log) / MANIFEST)
+    if increment and is_url(log):
         raise ValueError(
-            f"follow: {fspath(log)} is an increment, with the dense state outside its commit: give "
+            f"follow: {log} is an increment at a URL, which followers do not read: copy it to a "
+            "local disk, or follow a DeltaLog"
+        )
+    if increment and dense == "follow":
+        raise ValueError(
+            f"follow: {log} is an increment, with the dense state outside its commit: give "
             "dense='keep', and load the dense state from checkpoint.open(path).dense()"
         )
     if sequence is not None:
@@ -257,7 +264,7 @@ def follow(
             )
         integer("follow: sequence", sequence, least=0, what="int or None")
         return Follower(LogReader(sinks, base=None, sequence=sequence), target, dense=dense)
-    with open_checkpoint(base_of("follow", log, base)) as saved:
+    with open_checkpoint(str(base_of("follow", log, base))) as saved:
         return Follower(LogReader(sinks, base=saved.uuid, sequence=None), target, dense=dense)
 
 
@@ -285,7 +292,7 @@ def replay(
         NewBaseNeededError: the log does not continue from the base.
         Exception: as :func:`torch_dynemb.checkpoint.load` and :meth:`Follower.update`.
     """
-    path = base_of("replay", log, base)
+    path = str(base_of("replay", log, base))
     load(path, model)
     follower = follow(log, model, base=path)
     follower.update(until=until)
@@ -298,7 +305,7 @@ def replay(
     return reached
 
 
-def base_of(owner: str, log: Log, base: str | PathLike[str] | None) -> Path:
+def base_of(owner: str, log: Log, base: str | PathLike[str] | None) -> Location:
     """Return the given checkpoint, or the one in the directory of a log.
 
     Args:
@@ -308,13 +315,13 @@ def base_of(owner: str, log: Log, base: str | PathLike[str] | None) -> Path:
         base: the given checkpoint.
     """
     if base is not None:
-        return Path(fspath(base))
+        return location_of(owner, base)
     if not isinstance(log, str | PathLike):
         raise ValueError(
             f"{owner}: base is None, but the log is not in a directory, which could have one: give "
             "the path of the checkpoint that the log begins with"
         )
-    path = Path(fspath(log))
+    path = location_of(owner, log)
     if owner != "follow":
         first = next(iter(sinks_of(log)()), None)
         batches = [] if first is None else first.read(0)

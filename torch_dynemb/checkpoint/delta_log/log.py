@@ -5,45 +5,39 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from os import PathLike, fspath
-from pathlib import Path
+from contextlib import contextmanager
+from os import PathLike
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
-from torch_dynemb.argument_checks import described, flag, integer, number
-from torch_dynemb.checkpoint.delta_log.attaching import checked_parts, find_base, uuid_of
-from torch_dynemb.checkpoint.delta_log.bases import (
-    base_folder,
-    base_folders,
-    newest_base,
-    remove_bases,
-)
-from torch_dynemb.checkpoint.delta_log.changed_parts import combine_columns
-from torch_dynemb.checkpoint.delta_log.directory import DirectorySink
-from torch_dynemb.checkpoint.delta_log.new_base import NewBase, Retention
-from torch_dynemb.checkpoint.delta_log.own_log import OwnLog, Writing
+from torch_dynemb.argument_checks import described, flag, integer
+from torch_dynemb.checkpoint.delta_log.attaching import find_base
+from torch_dynemb.checkpoint.delta_log.bases import base_folders, newest_base, remove_bases
+from torch_dynemb.checkpoint.delta_log.new_base import BaseSaves, Retention
+from torch_dynemb.checkpoint.delta_log.options import LogOptions
+from torch_dynemb.checkpoint.delta_log.own_log import OwnLog
 from torch_dynemb.checkpoint.delta_log.position import LogPosition
-from torch_dynemb.checkpoint.delta_log.program_state import ProgramState
-from torch_dynemb.checkpoint.delta_log.published_ids import Filter, PublishedIds
+from torch_dynemb.checkpoint.delta_log.program_state import ProgramState, given_state
+from torch_dynemb.checkpoint.delta_log.published_ids import PublishedIds
+from torch_dynemb.checkpoint.delta_log.publishing import Publishing, attached
+from torch_dynemb.checkpoint.delta_log.rank_sinks import LockedSink, sink_of
 from torch_dynemb.checkpoint.delta_log.reader import sinks_of
 from torch_dynemb.checkpoint.delta_log.recorded import RecordedModel
 from torch_dynemb.checkpoint.delta_log.resumed import load_commits
+from torch_dynemb.checkpoint.delta_log.row_forms import LogRows
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
 from torch_dynemb.checkpoint.entries import rank_folder
+from torch_dynemb.checkpoint.file_systems.locations import Location, checked_location
 from torch_dynemb.checkpoint.loading.load import LoadReport
-from torch_dynemb.checkpoint.manifest.places import checked_path
-from torch_dynemb.checkpoint.parts import end_steps, groups_of
+from torch_dynemb.checkpoint.parts import groups_of
 from torch_dynemb.checkpoint.plain_torch import plain_torch
-from torch_dynemb.checkpoint.saving.save import check_saveable, save
-from torch_dynemb.checkpoint.threads import one_thread
+from torch_dynemb.checkpoint.saving.save import save
 from torch_dynemb.checkpoint.together import ranks_of
 from torch_dynemb.errors import ForkedProcessError, InUseError
 from torch_dynemb.policy.keep import Keep
 from torch_dynemb.process.forked import watch
-from torch_dynemb.process.interrupts import defer_signals
 
 
 class DeltaLog:
@@ -59,7 +53,7 @@ class DeltaLog:
     one number on all ranks. They call all methods together.
 
     Args:
-        log: directory of the log, which ranks share, or a :class:`DeltaSink` of this rank.
+        log: directory or URL of the log, which ranks share, or a :class:`DeltaSink` of this rank.
         every_steps: number of calls after which :meth:`step` publishes.
         every_seconds: seconds after which :meth:`step` publishes. If ranks share the model, they
             ask the first rank in every step.
@@ -70,6 +64,10 @@ class DeltaLog:
             tables, or a dict by table name. A commit removes ids that a rule no longer keeps, and
             ids that are past their ttl. Each commit scans the index. Bases are whole checkpoints;
             the first commit after a base removes its other ids. Default: all ids.
+        rows: form of the published rows: ``"int8"``, with a scale for each row as
+            :func:`torch_dynemb.freeze` makes them, or ``"fp16"``. Live tables of int8 take rows of
+            int8 as they are; other followers get floats. Bases have the rows of the tables.
+            Default: the dtype of each table.
         resume: publish everything that training needs to go on from a commit with :func:`resume`.
             That is also optimizer state, all scores, changed counts of admission, clocks, seeds,
             and the ``state`` of the program.
@@ -109,51 +107,35 @@ class DeltaLog:
         dense: bool = True,
         tables: Collection[str] | None = None,
         keep: Keep | None = None,
+        rows: LogRows | None = None,
         resume: bool = False,
         retain: int | str | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        self._filter = Filter.of(tables, keep)
-        self._published: PublishedIds | None = None
         self._ranks, self._process_group = ranks_of(process_group), process_group
-        self._every_steps, self._every_seconds = every_steps, every_seconds
-        if every_steps is not None:
-            integer("DeltaLog: every_steps", every_steps, least=1, what="int or None")
-        if every_seconds is not None and not number("DeltaLog: every_seconds", every_seconds) > 0:
-            raise ValueError(f"DeltaLog: every_seconds is {every_seconds}, expected more than 0")
-        self._resumes = flag("DeltaLog: resume", resume)
-        self._optimizer_state = flag("DeltaLog: optimizer_state", optimizer_state) or resume
-        self._dense = flag("DeltaLog: dense", dense)
-        if resume and not dense:
-            raise ValueError(
-                "DeltaLog: resume is True and dense is False, but training goes on with the dense "
-                "state, too: leave dense out"
-            )
-        if resume and self._filter.is_partial:
-            partial = f"tables is {tables!r}" if keep is None else f"keep is {keep!r}"
-            raise ValueError(
-                f"DeltaLog: resume is True and {partial}, but training goes on with all rows: give "
-                "followers a log of their own"
-            )
-        self._retention = Retention(retain)
-        self._new_base: NewBase | None = None
-        self._former = 0  # last commit in the base before the newest one
-        self._path: Path | None = None
+        self._options = LogOptions.of(
+            every_steps=every_steps,
+            every_seconds=every_seconds,
+            optimizer_state=optimizer_state,
+            dense=dense,
+            tables=tables,
+            keep=keep,
+            resume=resume,
+            rows=rows,
+        )
+        retention = Retention(retain)
+        self._path: Location | None = None
         if isinstance(log, str | PathLike):
-            self._path = checked_path("DeltaLog: log", log)
-            log = DirectorySink(self._path / rank_folder(self._ranks.rank, self._ranks.size))
+            self._path = checked_location("DeltaLog: log", log)
+            log = sink_of(self._path / rank_folder(self._ranks.rank, self._ranks.size))
         elif not isinstance(log, DeltaSink):
             raise TypeError(
                 f"DeltaLog: log is {described(log)}, expected a path, or a sink with append, read, "
                 "truncate and drop_after"
             )
         self._own = OwnLog(log, self._ranks.rank, self._ranks.size)
-        self._model: nn.Module | None = None
-        self._recorded: RecordedModel | None = None
-        self._tables: dict[str, int] = {}  # columns of the model's tables, over all ranks
-        self._split = False  # whether ranks share the columns of a table
-        self._writing: Writing | None = None
-        self._sequence, self._has_leftovers = 0, False
+        self._bases = BaseSaves(self._own, self._ranks, process_group, self._path, retention)
+        self._publishing: Publishing | None = None
         self._steps, self._published_at = 0, 0.0
         self._one = threading.RLock()  # held by the thread in a call
         self.forked = False  # True in a child, which has neither the lock nor the writing thread
@@ -162,7 +144,7 @@ class DeltaLog:
     @property
     def sequence(self) -> int:
         """Number of the last commit, which a thread may still be writing; 0 if there is none."""
-        return self._sequence
+        return self._own.published
 
     # -- a model -------------------------------------------------------------------------------
 
@@ -206,8 +188,8 @@ class DeltaLog:
         with self._alone("attach"):
             given = self._given("attach", state)
 
-            def find(recorded: RecordedModel) -> None:
-                self._find_base(model, recorded, base, given)
+            def find(recorded: RecordedModel, published: PublishedIds | None) -> None:
+                self._find_base(model, recorded, published, base, given)
 
             self._attach(model, find)
 
@@ -215,7 +197,7 @@ class DeltaLog:
         self, model: nn.Module, base: str | PathLike[str] | None, progress: bool | None
     ) -> LoadReport:
         """Load the last commit into a model, and attach the model; see :func:`resume`."""
-        if not self._resumes:
+        if not self._options.resume:
             raise ValueError(
                 "checkpoint.resume: the DeltaLog was constructed without resume=True, so its "
                 "commits cannot be resumed from: give resume=True"
@@ -229,16 +211,16 @@ class DeltaLog:
         ranks, own = self._ranks, self._own
         reports: list[LoadReport] = []
 
-        def find(recorded: RecordedModel) -> None:
+        def find(recorded: RecordedModel, published: PublishedIds | None) -> None:
             path = base
             if path is None:
                 assert self._path is not None
                 if not ranks.gather(own.sequence > 0 or bool(base_folders(self._path)))[0]:
-                    self._find_base(model, recorded, None, None)
+                    self._find_base(model, recorded, published, None, None)
                     reports.append(LoadReport(own.base, {}, None, (), ()))
                     return
-                path = newest_base(self._path, ranks.run(own.bases))
-            sinks = sinks_of(own.sink if self._path is None else self._path)
+                path = str(newest_base(self._path, ranks.run(own.bases)))
+            sinks = sinks_of(own.sink if self._path is None else str(self._path))
             report = load_commits(ranks, path, sinks, model, recorded.parts, progress)
             own.base = report.uuid
             own.base_sequence = ranks.run(lambda: own.sequence_of(report.uuid))
@@ -253,62 +235,31 @@ class DeltaLog:
         self,
         model: nn.Module,
         recorded: RecordedModel,
+        published: PublishedIds | None,
         base: str | PathLike[str] | None,
         state: Mapping[str, Any] | None,
     ) -> None:
         ranks = self._ranks
 
-        def save_base(path: Path) -> None:
-            save(path, model, state=state, process_group=self._process_group)
+        def save_base(path: Location) -> None:
+            save(str(path), model, state=state, process_group=self._process_group)
 
         reading = ranks.run(lambda: recorded.guard("DeltaLog.attach"))
         find_base(self._own, ranks, recorded, log=self._path, base=base, save=save_base)
-        if self._published is not None:
-            self._published.begin()
+        if published is not None:
+            published.begin()
         ranks.run(reading.check)
 
-    def _attach(self, model: nn.Module, find: Callable[[RecordedModel], None]) -> None:
-        ranks = self._ranks
-        if self._recorded is not None:
+    def _attach(
+        self,
+        model: nn.Module,
+        find: Callable[[RecordedModel, PublishedIds | None], None],
+    ) -> None:
+        if self._publishing is not None:
             raise RuntimeError("DeltaLog.attach: the log already has a model: close() it first")
-        parts_here, columns, split = checked_parts(
-            ranks,
-            model,
-            self._path,
-            optimizer_state=self._optimizer_state,
-            resume=self._resumes,
-        )
-        parts = ranks.run(lambda: self._filter.chosen(parts_here, columns))
-        recorded, self._published = None, None
-        try:
-            ranks.run(self._own.begin_writing)
-            ends = ranks.gather(self._own.sequence)
-            if min(ends) < max(ends):  # some ranks lack this commit, so no follower has read it
-                ranks.run(lambda: self._own.drop_after(min(ends)))
-            self._sequence = min(ends)
-            end_steps(parts)
-            if self._filter.keep is not None:
-                self._published = PublishedIds(parts, self._filter.keep, ranks)
-            recorded = ranks.run(
-                lambda: RecordedModel(
-                    model,
-                    parts,
-                    name=f"delta log {self._path or id(self._own.sink)}",
-                    optimizer_state=self._optimizer_state,
-                    dense=self._dense,
-                    resume=self._resumes,
-                    rank=ranks.rank,
-                    published=self._published,
-                )
-            )
-            find(recorded)
-        except BaseException:
-            if recorded is not None:
-                recorded.stop()
-            self._own.stop_writing()
-            raise
-        self._model, self._recorded = model, recorded
-        self._tables, self._split = columns, split
+        own, ranks = self._own, self._ranks
+        recorded = attached(own, ranks, self._options, self._path, model, find)
+        self._publishing = Publishing(own, ranks, recorded)
         self._steps, self._published_at = 0, time.monotonic()
 
     # -- publishing ----------------------------------------------------------------------------
@@ -326,14 +277,13 @@ class DeltaLog:
         Raises:
             Exception: as :meth:`publish`.
         """
-        self._attached("step")
+        publishing, options = self._attached("step"), self._options
         self._steps += 1
-        due = self._every_steps is not None and self._steps % self._every_steps == 0
-        if self._every_seconds is not None:
-            passed = time.monotonic() - self._published_at >= self._every_seconds
+        due = options.every_steps is not None and self._steps % options.every_steps == 0
+        if options.every_seconds is not None:
+            passed = time.monotonic() - self._published_at >= options.every_seconds
             due |= self._ranks.gather(passed)[0]
-        failed = self._writing is not None and self._writing.failed()
-        if not due and not (failed and self._ranks.size == 1):
+        if not due and not (publishing.failed() and self._ranks.size == 1):
             return None
         return self.publish(step, state=state)
 
@@ -361,6 +311,8 @@ class DeltaLog:
             InUseError: another thread trains the model or calls the log. The next publish includes
                 these changes.
             NewBaseNeededError: the tables or their content were replaced.
+            HostMemoryError: the commit does not fit into memory; the next publish includes these
+                changes, too.
             Exception: error of the thread that wrote the commit before. That commit does not exist,
                 and the next publish includes its changes.
         """
@@ -368,32 +320,17 @@ class DeltaLog:
             return self._publish(step, self._given("publish", state))
 
     def _publish(self, step: int | None, state: Mapping[str, Any] | None) -> int:
-        recorded = self._attached("publish")
-        parts = recorded.parts
+        publishing = self._attached("publish")
         if step is None:
-            step = max((group.steps for group in groups_of(parts)), default=self._steps)
+            groups = groups_of(publishing.recorded.parts)
+            step = max((group.steps for group in groups), default=self._steps)
         step = integer("DeltaLog.publish: step", step, least=0, what="int or None")
-        self._flush()
-        self._take_base()
-        try:
-            self._ranks.run(self._check_between_steps)
-            end_steps(parts)
-            with one_thread():
-                if self._published is not None:
-                    self._published.choose()
-                changes = self._ranks.run(recorded.read)
-                if self._split:
-                    combine_columns(self._ranks, parts, groups_of(parts), changes)
-                changed = self._ranks.run(lambda: recorded.copied(changes, state))
-        except BaseException:
-            recorded.give_back()
-            raise
-        with defer_signals():
-            self._writing = Writing(self._own, changed, step)
-            self._sequence += 1
+        publishing.flush()
+        self._bases.take(self.truncate)
+        sequence = publishing.publish(step, state)
         self._published_at = time.monotonic()
-        self._retention.published(self._sequence)
-        return self._sequence
+        self._bases.retention.published(sequence)
+        return sequence
 
     @plain_torch()
     def flush(self) -> None:
@@ -404,24 +341,7 @@ class DeltaLog:
                 includes its changes.
         """
         with self._alone("flush"):
-            self._flush()
-
-    def _flush(self) -> None:
-        recorded, writing = self._attached("flush"), self._writing
-        if writing is None:
-            return
-        try:
-            self._ranks.run(writing.wait)
-        except Exception:
-            self._writing = None
-            self._sequence -= 1
-            self._has_leftovers = True  # also if this rank has written it
-            recorded.give_back()
-            with suppress(Exception):  # the next publish tries again, and raises the error
-                self._ranks.run(self._drop)
-            raise
-        self._writing = None
-        recorded.written()
+            self._attached("flush").flush()
 
     def position(self) -> LogPosition:
         """Return the position of the model in the log, once the last commit is written.
@@ -432,43 +352,14 @@ class DeltaLog:
             RuntimeError: the log has no model.
             Exception: as :meth:`flush`.
         """
-        self._attached("position")
+        publishing, own = self._attached("position"), self._own
         self.flush()
-        own = self._own
         sequence = None if own.sequence == 0 else own.sequence
-        return LogPosition(own.base, sequence, own.chain, own.rank, dict(self._tables))
+        return LogPosition(own.base, sequence, own.chain, own.rank, dict(publishing.tables))
 
     def _given(self, call: str, state: ProgramState) -> Mapping[str, Any] | None:
         """Return the values of ``state=``. All ranks call it."""
-
-        def value() -> Mapping[str, Any] | None:
-            if state is None:
-                return None
-            if not self._resumes:
-                raise ValueError(
-                    f"DeltaLog.{call}: state is given, but the log was constructed without "
-                    "resume=True, so its commits have none: give DeltaLog(resume=True)"
-                )
-            given = state() if callable(state) else state
-            if not isinstance(given, Mapping):
-                raise TypeError(
-                    f"DeltaLog.{call}: state is {described(given)}, expected a dict, or a function "
-                    "that returns one"
-                )
-            return given
-
-        return self._ranks.run(value)
-
-    def _check_between_steps(self) -> None:
-        for group in groups_of(self._attached("publish").parts):
-            check_saveable("DeltaLog.publish", group)
-        self._drop()
-
-    def _drop(self) -> None:
-        """Remove what a failed publish may have left."""
-        if self._has_leftovers:
-            self._own.drop_after(self._sequence)
-            self._has_leftovers = False
+        return self._ranks.run(lambda: given_state(call, state, resume=self._options.resume))
 
     def save(
         self,
@@ -502,77 +393,18 @@ class DeltaLog:
         with self._alone("save"):
             flag("DeltaLog.save: asynchronous", asynchronous)
             given = self._given("save", state)
-            sequence = self._save(path, given, asynchronous)
+            publishing = self._attached("save")
+
+            def publish() -> int:
+                number = self._publish(None, given)
+                publishing.flush()
+                return number
+
+            sequence = self._bases.save(publishing, path, given, asynchronous, publish)
             if not asynchronous:
-                self._publish(None, given)  # names the new base
-                self._flush()
-                self._take_base()
+                publish()  # names the new base
+                self._bases.take(self.truncate)
             return sequence
-
-    def _save(
-        self,
-        path: str | PathLike[str] | None,
-        state: Mapping[str, Any] | None,
-        asynchronous: bool,
-    ) -> int:
-        recorded = self._attached("save")
-        assert self._model is not None
-        if path is None and self._path is None:
-            raise ValueError(
-                "DeltaLog.save: path is None, but the log is not in a directory: give a path"
-            )
-        if self._new_base is not None and self._new_base.first is None:
-            self._ranks.run(self._new_base.handle.wait)
-        sequence = self._publish(None, state)
-        self._flush()
-        log = self._path
-        if path is not None:
-            target = Path(fspath(path))
-        else:
-            assert log is not None
-            target = base_folder(log, sequence)
-        handle = save(
-            target,
-            self._model,
-            state=state,
-            asynchronous=asynchronous,
-            process_group=self._process_group,
-        )
-        try:
-            self._ranks.run(recorded.check_unchanged)
-        except BaseException:  # the checkpoint matches no commit
-            handle.wait()
-            if path is None and log is not None:
-                self._ranks.on_first(lambda: remove_bases(log, after=sequence - 1))
-            raise
-        if self._published is not None:
-            self._published.begin()
-        self._new_base = NewBase(handle, target, sequence)
-        return sequence
-
-    def _take_base(self) -> None:
-        """Make a new base the base of the log once it is whole, and then drop old commits."""
-        new, own, log = self._new_base, self._own, self._path
-        if new is None:
-            return
-        if new.first is None:
-            if not all(self._ranks.gather(new.handle.done())):
-                return
-            try:
-                self._ranks.run(new.handle.wait)
-                uuid = self._ranks.run(lambda: uuid_of(new.path))
-            except BaseException:
-                self._new_base = None
-                raise
-            self._former = own.base_sequence
-            own.base, own.base_sequence, new.first = uuid, new.sequence, own.sequence + 1
-        elif own.sequence >= new.first:  # followers find the base
-            kept = self._retention.first(last=own.sequence, base=new.sequence, former=self._former)
-            kept = self._ranks.gather(kept)[0]
-            self.truncate(kept)
-            if log is not None:
-                self._ranks.on_first(lambda: remove_bases(log, before=kept - 1))
-            self._new_base = None
 
     def truncate(self, before: int) -> None:
         """Drop commits at the beginning. A directory drops whole files only.
@@ -607,7 +439,7 @@ class DeltaLog:
             OSError: the sink fails.
         """
         sequence = integer("DeltaLog.rollback: sequence", sequence, least=0)
-        if self._recorded is not None:
+        if self._publishing is not None:
             raise RuntimeError(
                 "DeltaLog.rollback: the log has a model, and its changes would be lost: close() "
                 "the log, roll back, load the model, and attach it again"
@@ -616,7 +448,7 @@ class DeltaLog:
         def drop() -> None:
             try:
                 # not begin_writing(): the removed commits may be damaged
-                if isinstance(self._own.sink, DirectorySink):
+                if isinstance(self._own.sink, LockedSink):
                     self._own.sink.lock()
                 found = next(self._own.batches(max(1, sequence)), None)
                 if found is None or found.head.sequence != max(1, sequence):
@@ -628,7 +460,7 @@ class DeltaLog:
                 self._own.stop_writing()
 
         self._ranks.run(drop)
-        self._sequence, log = sequence, self._path
+        self._own.published, log = sequence, self._path
         if log is not None:
             self._ranks.on_first(lambda: remove_bases(log, after=sequence))
 
@@ -638,18 +470,19 @@ class DeltaLog:
         Raises:
             Exception: error of the writing thread; the log is closed anyway.
         """
-        if self._recorded is None:
+        publishing = self._publishing
+        if publishing is None:
             return
         if self.forked:
-            self._model, self._recorded, self._writing = None, None, None
+            self._publishing = None
             return
         with self._alone("close"):
             try:
                 self.flush()
             finally:
-                self._recorded.stop()
-                self._model, self._recorded, self._writing = None, None, None
-                self._new_base = None
+                publishing.recorded.stop()
+                self._publishing = None
+                self._bases.new = None
                 self._own.stop_writing()
 
     def __enter__(self) -> DeltaLog:
@@ -675,8 +508,8 @@ class DeltaLog:
         finally:
             self._one.release()
 
-    def _attached(self, method: str) -> RecordedModel:
-        if self._recorded is None:
+    def _attached(self, method: str) -> Publishing:
+        if self._publishing is None:
             raise RuntimeError(f"DeltaLog.{method}: the log has no model: call attach(model) first")
         if self.forked:
             raise ForkedProcessError(
@@ -684,7 +517,7 @@ class DeltaLog:
                 "there, or attach the log to a model of this process, in another directory",
                 path=self._path,
             )
-        return self._recorded
+        return self._publishing
 
 
 __all__ = ["DeltaLog"]

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from os import PathLike
+from typing import Any
+
+import torch.distributed as dist
 
 from torch_dynemb.argument_checks import described, duration, integer
+from torch_dynemb.checkpoint.delta_log.attaching import uuid_of
+from torch_dynemb.checkpoint.delta_log.bases import base_folder, remove_bases
+from torch_dynemb.checkpoint.delta_log.own_log import OwnLog
+from torch_dynemb.checkpoint.delta_log.publishing import Publishing
+from torch_dynemb.checkpoint.file_systems.locations import Location, location_of
 from torch_dynemb.checkpoint.saving.handle import SaveHandle
+from torch_dynemb.checkpoint.saving.save import save
+from torch_dynemb.checkpoint.together import Ranks
 
 
 @dataclass
@@ -22,7 +33,7 @@ class NewBase:
     """
 
     handle: SaveHandle
-    path: Path
+    path: Location
     sequence: int
     first: int | None = None
 
@@ -82,4 +93,110 @@ class Retention:
         return max(0, min(kept, base + 1))
 
 
-__all__ = ["NewBase", "Retention"]
+class BaseSaves:
+    """Writer of new bases of a log, which drops old commits and bases.
+
+    Args:
+        own: log of this rank.
+        ranks, process_group: ranks that share the model.
+        log: directory of the log; None if it is elsewhere.
+        retention: commits that stay before a base.
+
+    Attributes:
+        new: base that is saved, or that commits do not name yet; None: none.
+    """
+
+    def __init__(
+        self,
+        own: OwnLog,
+        ranks: Ranks,
+        process_group: dist.ProcessGroup | None,
+        log: Location | None,
+        retention: Retention,
+    ) -> None:
+        self._own, self._ranks, self._process_group = own, ranks, process_group
+        self._log, self.retention = log, retention
+        self._former = 0  # last commit in the base before the newest one
+        self.new: NewBase | None = None
+
+    def save(
+        self,
+        publishing: Publishing,
+        path: str | PathLike[str] | None,
+        state: Mapping[str, Any] | None,
+        asynchronous: bool,
+        publish: Callable[[], int],
+    ) -> int:
+        """Publish, and save a base; see :meth:`DeltaLog.save`.
+
+        Args:
+            publishing: the attached model.
+            path, state, asynchronous: see :meth:`DeltaLog.save`.
+            publish: publishes, and waits until the commit is in the log.
+
+        Returns:
+            Number of the last commit that the base includes.
+        """
+        log = self._log
+        if path is None and log is None:
+            raise ValueError(
+                "DeltaLog.save: path is None, but the log is not in a directory: give a path"
+            )
+        if self.new is not None and self.new.first is None:
+            self._ranks.run(self.new.handle.wait)
+        sequence = publish()
+        target: Location
+        if path is not None:
+            target = location_of("DeltaLog.save", path)
+        else:
+            assert log is not None
+            target = base_folder(log, sequence)
+        handle = save(
+            str(target),
+            publishing.model,
+            state=state,
+            asynchronous=asynchronous,
+            process_group=self._process_group,
+        )
+        try:
+            self._ranks.run(publishing.recorded.check_unchanged)
+        except BaseException:  # the checkpoint matches no commit
+            handle.wait()
+            if path is None and log is not None:
+                self._ranks.on_first(lambda: remove_bases(log, after=sequence - 1))
+            raise
+        if publishing.published is not None:
+            publishing.published.begin()
+        self.new = NewBase(handle, target, sequence)
+        return sequence
+
+    def take(self, truncate: Callable[[int], None]) -> None:
+        """Make a new base the base of the log once it is whole, and then drop old commits.
+
+        Args:
+            truncate: drops commits; see :meth:`DeltaLog.truncate`.
+        """
+        new, own, log = self.new, self._own, self._log
+        if new is None:
+            return
+        if new.first is None:
+            if not all(self._ranks.gather(new.handle.done())):
+                return
+            try:
+                self._ranks.run(new.handle.wait)
+                uuid = self._ranks.run(lambda: uuid_of(str(new.path)))
+            except BaseException:
+                self.new = None
+                raise
+            self._former = own.base_sequence
+            own.base, own.base_sequence, new.first = uuid, new.sequence, own.sequence + 1
+        elif own.sequence >= new.first:  # followers find the base
+            kept = self.retention.first(last=own.sequence, base=new.sequence, former=self._former)
+            kept = self._ranks.gather(kept)[0]
+            truncate(kept)
+            if log is not None:
+                self._ranks.on_first(lambda: remove_bases(log, before=kept - 1))
+            self.new = None
+
+
+__all__ = ["BaseSaves", "NewBase", "Retention"]

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 
 from torch_dynemb.checkpoint.delta_log.batch import Batch, Head, encoded
-from torch_dynemb.checkpoint.delta_log.directory import DirectorySink
+from torch_dynemb.checkpoint.delta_log.rank_sinks import LockedSink
 from torch_dynemb.checkpoint.delta_log.reader import batch_of
 from torch_dynemb.checkpoint.delta_log.recorded import Changed
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
@@ -28,13 +28,14 @@ class OwnLog:
         base_sequence: number of the last commit that it includes.
         sequence: number of the last batch.
         chain: chain after it.
+        published: number of the last commit, which a thread may still be writing.
         rank: rank of this process.
     """
 
     def __init__(self, sink: DeltaSink, rank: int, ranks: int) -> None:
         self.sink, self.rank, self._ranks = sink, rank, ranks
         self.base, self.base_sequence, self.sequence = "", 0, 0
-        self.chain = 0
+        self.chain, self.published = 0, 0
 
     def begin_writing(self) -> None:
         """Lock the log for writing, if the sink supports that, and find its end.
@@ -45,13 +46,13 @@ class OwnLog:
             ValueError: the last batch is of another rank.
             OSError: the sink fails.
         """
-        if isinstance(self.sink, DirectorySink):
+        if isinstance(self.sink, LockedSink):
             self.sink.lock()
         self._find_end()
 
     def stop_writing(self) -> None:
         """Stop being the writer."""
-        if isinstance(self.sink, DirectorySink):
+        if isinstance(self.sink, LockedSink):
             self.sink.close()
 
     def batches(self, from_sequence: int) -> Iterator[Batch]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from torch_dynemb.checkpoint.delta_log.batch import TABLES, Pieces, as_tensor
-from torch_dynemb.checkpoint.entries import ID, WEIGHT, score_entry, state_entry
+from torch_dynemb.checkpoint.entries import ID, score_entry, state_entry, weight_entry
 from torch_dynemb.checkpoint.files.tensor_file import (
     TensorShape,
     header_bytes,
@@ -78,34 +78,40 @@ def payload_bytes(like: Mapping[str, Tensor], rows: int) -> int:
     return len(_header_of(like, rows)) + row_bytes * rows
 
 
-def tensors_of_rows(rows: ChangedRows) -> dict[str, Tensor]:
+def tensors_of_rows(rows: ChangedRows, form: str | None = None) -> dict[str, Tensor]:
     """Return the tensors of a record of rows, by name.
 
     Args:
         rows: rows of a table.
+        form: form of the rows; None: that of the table.
     """
-    tensors = {ID: rows.ids, WEIGHT: rows.rows}
+    tensors = {ID: rows.ids, weight_entry(form): rows.rows}
     tensors |= {state_entry(name): values for name, values in rows.state.items()}
     return tensors | {score_entry(name): values for name, values in rows.scores.items()}
 
 
-def rows_of(payload: Tensor) -> ChangedRows:
+def rows_of(payload: Tensor, forms: Sequence[str] = ()) -> tuple[ChangedRows, str | None]:
     """Decode a record of rows, as views.
 
     Args:
         payload: uint8 [n], of a record of rows.
+        forms: forms that the rows may have, beside that of the table.
+
+    Returns:
+        The rows, and their form; None: that of the table.
 
     Raises:
         KeyError, ValueError: it is not such a payload.
     """
     tensors = tensors_of(payload)
+    form = next((of for of in forms if weight_entry(of) in tensors), None)
     state = {
         name.removeprefix(_STATE): of for name, of in tensors.items() if name.startswith(_STATE)
     }
     scores = {
         name.removeprefix(_SCORE): of for name, of in tensors.items() if name.startswith(_SCORE)
     }
-    return ChangedRows(tensors[ID], tensors[WEIGHT], state, scores)
+    return ChangedRows(tensors[ID], tensors[weight_entry(form)], state, scores), form
 
 
 def tensors_of(payload: Tensor) -> dict[str, Tensor]:

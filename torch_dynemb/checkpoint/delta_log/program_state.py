@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from torch_dynemb.argument_checks import described
 from torch_dynemb.checkpoint.delta_log.batch import STATE as KIND
 from torch_dynemb.checkpoint.delta_log.batch import Pieces, as_tensor
 from torch_dynemb.checkpoint.delta_log.payloads import check_size, of_tensors, tensors_of
@@ -20,6 +21,34 @@ from torch_dynemb.checkpoint.saving.dense_state import filled, state_source
 ProgramState = Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None
 
 _VALUES = "values"  # names of tensors begin with "state"
+
+
+def given_state(call: str, state: ProgramState, *, resume: bool) -> Mapping[str, Any] | None:
+    """Return the values of ``state=``.
+
+    Args:
+        call: method of the log, for errors.
+        state: the argument.
+        resume: whether training can resume from the log.
+
+    Raises:
+        TypeError: it is not a dict.
+        ValueError: it is given to a log without ``resume=True``.
+    """
+    if state is None:
+        return None
+    if not resume:
+        raise ValueError(
+            f"DeltaLog.{call}: state is given, but the log was constructed without "
+            "resume=True, so its commits have none: give DeltaLog(resume=True)"
+        )
+    given = state() if callable(state) else state
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"DeltaLog.{call}: state is {described(given)}, expected a dict, or a function "
+            "that returns one"
+        )
+    return given
 
 
 def of_state(state: Any, rank: int) -> Pieces:
@@ -64,4 +93,4 @@ def state_of(payload: Tensor) -> Any:
         raise ValueError(f"the state of the program cannot be rebuilt: {error!r}") from error
 
 
-__all__ = ["ProgramState", "of_state", "state_of"]
+__all__ = ["ProgramState", "given_state", "of_state", "state_of"]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from os import PathLike, fspath
-from pathlib import Path
+from os import PathLike
 
 from torch_dynemb.checkpoint.delta_log.batch import (
     Batch,
@@ -13,8 +12,9 @@ from torch_dynemb.checkpoint.delta_log.batch import (
     chain_of,
     decoded,
 )
-from torch_dynemb.checkpoint.delta_log.directory import DirectorySink, rank_folders
+from torch_dynemb.checkpoint.delta_log.rank_sinks import rank_sinks
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink, EndingSink
+from torch_dynemb.checkpoint.file_systems.locations import location_of
 from torch_dynemb.errors import DamagedFileError, NewBaseNeededError
 
 
@@ -166,20 +166,14 @@ def sinks_of(log: object) -> Callable[[], Sequence[DeltaSink]]:
     """Return a function that finds the sinks of all ranks of a log.
 
     Args:
-        log: directory of a log, or a sink, or the sinks of all ranks.
+        log: directory or URL of a log, or a sink, or the sinks of all ranks.
 
     Raises:
         TypeError: it is none of these.
     """
     if isinstance(log, str | PathLike):
-        path = Path(fspath(log))
-
-        def find() -> list[DeltaSink]:
-            folders = rank_folders(path)
-            there = all(folder.is_dir() for folder in folders)
-            return [DirectorySink(folder) for folder in folders] if there else []
-
-        return find
+        place = location_of("delta log", log)
+        return lambda: rank_sinks(place)
     given: list[DeltaSink] = []
     for sink in log if isinstance(log, list | tuple) else [log]:
         if not isinstance(sink, DeltaSink):

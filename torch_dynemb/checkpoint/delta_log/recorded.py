@@ -8,15 +8,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torch_dynemb import ops
 from torch_dynemb.checkpoint.delta_log.admission_changes import AdmissionChanges
 from torch_dynemb.checkpoint.delta_log.batch import DENSE, Pieces
 from torch_dynemb.checkpoint.delta_log.changed_parts import changed_records, ids_now, logged_part
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, of_tables, of_tensors
 from torch_dynemb.checkpoint.delta_log.program_state import of_state
 from torch_dynemb.checkpoint.delta_log.published_ids import PublishedIds
+from torch_dynemb.checkpoint.delta_log.row_forms import LogRows
 from torch_dynemb.checkpoint.parts import TablePart, groups_of
 from torch_dynemb.checkpoint.saving.dense_state import dense_source, dense_state
-from torch_dynemb.errors import NewBaseNeededError
+from torch_dynemb.errors import HostMemoryError, NewBaseNeededError
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.changes import (
     ChangedIds,
@@ -89,6 +91,8 @@ class RecordedModel:
             waits for admission.
         rank: rank of this process.
         published: ids to copy; None: all.
+        form: form of the copied rows; None: that of the tables.
+        copies: copies of a commit in memory until it is written.
 
     Attributes:
         parts: tables of the model on this rank.
@@ -110,8 +114,10 @@ class RecordedModel:
         resume: bool,
         rank: int,
         published: PublishedIds | None = None,
+        form: LogRows | None = None,
+        copies: int = 2,
     ) -> None:
-        self._published = published
+        self._published, self._form, self._copies = published, form, copies
         self._model, self.parts, self._name = model, list(parts), name
         self.optimizer_state, self._dense, self._rank = optimizer_state, dense, rank
         self.resume = resume
@@ -207,16 +213,19 @@ class RecordedModel:
         Raises:
             TypeError: ``state`` has values that cannot be saved.
             InUseError: another thread changes the tables now. Nothing counts as published then.
+            HostMemoryError: the commit does not fit into memory, likewise.
         """
         groups, reading = groups_of(self.parts), self._reading
         assert reading is not None
         of_program = of_state(state, self._rank) if self.resume else None
         try:
             with reading:
-                of_parts = [
-                    self._copied(number, changes[groups.index(part.group)].tables[part.table])
+                planned = [
+                    self._planned(number, changes[groups.index(part.group)].tables[part.table])
                     for number, part in enumerate(self.parts)
                 ]
+                self._check_memory(planned)
+                of_parts = [self._copied(number, of) for number, of in enumerate(planned)]
                 dense = self._dense_now() if self._dense else {}
         except BaseException:
             for of_part in self._waiting:
@@ -273,7 +282,8 @@ class RecordedModel:
             )
         return read_changes(group.tables, reader)
 
-    def _copied(self, number: int, changed: ChangedIds) -> ChangedPart:
+    def _planned(self, number: int, changed: ChangedIds) -> ChangedPart:
+        """Return the changes of a part with records that are not read yet."""
         part, state = self.parts[number], self.optimizer_state
         if self._published is not None:
             touched = torch.cat([changed.ids, changed.removed])
@@ -283,16 +293,32 @@ class RecordedModel:
                 tables = part.group.tables
                 handles = find(tables, *one_table(tables, part.table, ids)).handles
                 changed = ChangedIds(ids, handles, removed)
-        records = changed_records(part, number, changed, state=state, scores=self.scores_of(part))
+        records = changed_records(
+            part, number, changed, state=state, scores=self.scores_of(part), form=self._form
+        )
         return ChangedPart(
             logged_part(part, self._rank, number, changed, state=state),
             changed.ids.cpu(),
             changed.removed.cpu(),
-            [
-                *(of.read() for of in records),
-                *(of for waiting in self._waiting[number : number + 1] for of in waiting.records()),
-            ],
+            list(records),
         )
+
+    def _check_memory(self, planned: Sequence[ChangedPart]) -> None:
+        """Raise HostMemoryError if a commit does not fit into memory."""
+        size = sum(record.bytes for part in planned for record in part.records)
+        free = ops.available_memory()
+        if self._copies * size > free:
+            raise HostMemoryError(
+                f"DeltaLog.publish: the commit has {size} bytes and takes {self._copies * size} "
+                f"of memory until it is written, but {free} are free: nothing was published, and "
+                "the next publish has these changes, too. Publish more often, on a machine with "
+                "more memory, or save a new base and attach the log to it",
+                tables=[part.logged.name for part in planned if part.records],
+            )
+
+    def _copied(self, number: int, planned: ChangedPart) -> ChangedPart:
+        waiting = [of for part in self._waiting[number : number + 1] for of in part.records()]
+        return planned._replace(records=[*(of.read() for of in planned.records), *waiting])
 
     def scores_of(self, part: TablePart) -> Sequence[str]:
         """Return the names of the scores that a log has of a table.

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from os import PathLike
-from pathlib import Path
 
 from torch import nn
 
 from torch_dynemb.checkpoint.delta_log.folding import Folding
 from torch_dynemb.checkpoint.delta_log.reader import LogReader
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
+from torch_dynemb.checkpoint.file_systems.locations import Location, checked_location
 from torch_dynemb.checkpoint.loading.load import LoadReport, load_parts
 from torch_dynemb.checkpoint.manifest.file import check_full
-from torch_dynemb.checkpoint.manifest.places import checked_path, located
+from torch_dynemb.checkpoint.manifest.places import located
 from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.checkpoint.parts import TablePart, groups_of
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
@@ -52,11 +52,11 @@ def load_commits(
         Exception: as :func:`resume`. The model is unchanged then.
     """
 
-    def prepare() -> tuple[Path, Manifest]:
+    def prepare() -> tuple[Location, Manifest]:
         check_none_running()
         for group in groups_of(parts):
             check_saveable(_CALL, group)
-        folder, manifest = located(checked_path(_CALL, base))
+        folder, manifest = located(checked_location(_CALL, base))
         check_full(_CALL, folder, manifest)
         return folder, manifest
 
@@ -68,7 +68,7 @@ def load_commits(
 
     def folded(until: int | None) -> Folding:
         reader = LogReader(sinks, base=manifest.uuid, sequence=None)
-        with open_checkpoint(folder) as saved, one_thread():
+        with open_checkpoint(str(folder)) as saved, one_thread():
             result = Folding(saved, parts)
             for batches in reader.read(until):
                 result.add(batches)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Any
+
+from torch_dynemb.checkpoint.file_systems.locations import Location, Url
 
 MOST_BYTES = 256 << 20
 _MOST_CONTAINERS = 4_000_000  # lists and objects
 _MOST_VALUES = 32_000_000
 
 
-def json_of(path: Path, most_bytes: int = MOST_BYTES) -> Any:
+def json_of(path: Location, most_bytes: int = MOST_BYTES) -> Any:
     """Return the content of a JSON file.
 
     Args:
@@ -27,6 +28,11 @@ def json_of(path: Path, most_bytes: int = MOST_BYTES) -> Any:
         ValueError: it is not JSON, or exceeds a limit.
         OSError: it cannot be read.
     """
+    if isinstance(path, Url):
+        text = path.store.read(str(path), 0, most_bytes + 1)
+        if len(text) > most_bytes:
+            raise ValueError(f"it has more than {most_bytes} bytes, the most that are read")
+        return parsed(text)
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > most_bytes:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,9 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.checkpoint.file_systems.byte_files import open_file
+from torch_dynemb.checkpoint.file_systems.locations import Location
+from torch_dynemb.checkpoint.file_systems.uploads import limits_of
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.tensor_file import (
     StoredTensor,
@@ -32,6 +35,8 @@ from torch_dynemb.errors import DamagedFileError, DiskFullError
 Files = TypeVar("Files", bound="ChecksummedReaders")
 
 BLOCK_BYTES = 8 << 20
+_OPENED_AT_ONCE = 16
+_AHEAD_BYTES = 16 << 20  # requested at once where nothing reads ahead
 
 
 class FileChecksums(NamedTuple):
@@ -54,12 +59,12 @@ class ChecksummedWriter:
     Args:
         disk: the file system.
         path: the file, which must not exist yet.
-        block_bytes: size of a block; default: 8 MiB.
+        block_bytes: size of a block; default: that of the disk, 8 MiB for a local one.
     """
 
-    def __init__(self, disk: Disk, path: Path, block_bytes: int | None = None) -> None:
+    def __init__(self, disk: Disk, path: Location, block_bytes: int | None = None) -> None:
         self._disk, self._path = disk, path
-        self._block_bytes = BLOCK_BYTES if block_bytes is None else block_bytes
+        self._block_bytes = block_bytes or limits_of(disk).block_bytes or BLOCK_BYTES
         with space_errors(path):
             self._file = disk.create(path)
         self._open = True
@@ -102,6 +107,7 @@ class ChecksummedWriter:
         rest = self._bytes % self._block_bytes
         if rest != 0:
             self._end_block(rest)
+        self._disk.end(self._file)
         return FileChecksums(self._bytes, self._block_bytes, tuple(self._sums))
 
     def sync(self) -> None:
@@ -131,7 +137,7 @@ _REMEDIES = {
 
 
 @contextmanager
-def space_errors(path: Path, written: int = 0) -> Iterator[None]:
+def space_errors(path: Location, written: int = 0) -> Iterator[None]:
     """Add sizes and a remedy to errors of a full disk.
 
     Args:
@@ -145,7 +151,7 @@ def space_errors(path: Path, written: int = 0) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _REMEDIES:
+        if error.errno not in _REMEDIES or not isinstance(path, Path):
             raise
         place = next(folder for folder in path.parents if folder.is_dir())
         raise DiskFullError(
@@ -177,7 +183,7 @@ class ChecksummedReader:
 
     def __init__(
         self,
-        path: Path,
+        path: Location,
         sums: FileChecksums,
         *,
         checked: bool = True,
@@ -186,26 +192,12 @@ class ChecksummedReader:
     ) -> None:
         self.path, self._sums, self._checked = path, sums, checked
         self._verified = set() if verified is None else verified
-        try:
-            # O_NONBLOCK: return at once if the path is a FIFO without a writer
-            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except (FileNotFoundError, NotADirectoryError):
-            raise DamagedFileError(f"{path}: the file is missing", path=path) from None
+        self._file = open_file(path, sums.bytes, sums.block_bytes)
         self._open = True
         self._at = 0  # in the file
         self._sum = 0  # of the block from its beginning to there
         self._scratch: Tensor | None = None
         try:
-            status = os.fstat(self._file)
-            if not stat.S_ISREG(status.st_mode):
-                raise DamagedFileError(f"{path}: it is not a regular file", path=path)
-            size = status.st_size
-            if size != sums.bytes:
-                raise DamagedFileError(
-                    f"{path}: the file has {size} bytes, expected {sums.bytes}: it was cut off or "
-                    "written to",
-                    path=path,
-                )
             self.tensors = self._read_header() if has_header else {}
         except BaseException:
             self.close()
@@ -257,6 +249,16 @@ class ChecksummedReader:
         """
         self._read(number * self._block, out)
 
+    def expect_blocks(self, number: int) -> None:
+        """Prepare for reads of whole blocks, from one on.
+
+        Args:
+            number: number of the block.
+        """
+        begin = number * self._block
+        if begin % _AHEAD_BYTES < self._block:
+            self._file.expect(begin, _AHEAD_BYTES)
+
     def read_bytes(self, begin: int, size: int) -> Tensor:
         """Return unchecked bytes, uint8 [n]; fewer at the end of the file.
 
@@ -275,6 +277,7 @@ class ChecksummedReader:
 
     def _read(self, begin: int, out: Tensor) -> None:
         """Read bytes from an offset on; a checked block from its beginning."""
+        self._file.expect(begin, out.numel())
         done = 0
         while done < out.numel():
             at = begin + done
@@ -304,13 +307,23 @@ class ChecksummedReader:
             room = min(end - self._at, self._block - self._at % self._block)
             self._take(self._scratch[:room])
 
+    def skip_to_end(self) -> None:
+        """Check the file from the last byte that was read to its end.
+
+        Raises:
+            DamagedFileError: a block is damaged.
+        """
+        while self._at < self._sums.bytes:
+            self._file.expect(self._at, _AHEAD_BYTES)
+            self._skip_to(min(self._at + _AHEAD_BYTES, self._sums.bytes))
+
     def _fill(self, out: Tensor, begin: int) -> None:
         """Read unchecked bytes from an offset on."""
         view = raw(out)
         done = 0
         while done < len(view):
             try:
-                count = os.preadv(self._file, [view[done:]], begin + done)
+                count = self._file.read_into(view[done:], begin + done)
             except OSError as error:
                 raise OSError(error.errno, error.strerror, str(self.path)) from error
             if count == 0:
@@ -352,7 +365,7 @@ class ChecksummedReader:
         """Close the file."""
         if self._open:
             self._open = False
-            os.close(self._file)
+            self._file.close()
 
 
 class ChecksummedReaders:
@@ -391,7 +404,39 @@ class ChecksummedReaders:
             self.close()
 
 
-def read_tensors(path: Path, sums: FileChecksums) -> dict[str, Tensor]:
+def open_readers(
+    paths: Sequence[Location], make: Callable[[int], ChecksummedReader]
+) -> list[ChecksummedReader]:
+    """Open several files. Those of a URL are opened at once, because each has to be asked for.
+
+    Args:
+        paths: the files.
+        make: opens the file of a number.
+
+    Raises:
+        DamagedFileError: one of them is damaged; the others are closed.
+    """
+    if len(paths) < 2 or isinstance(paths[0], Path):
+        opened: list[ChecksummedReader] = []
+        try:
+            opened += (make(number) for number in range(len(paths)))
+        except BaseException:
+            for reader in opened:
+                reader.close()
+            raise
+        return opened
+    with ThreadPoolExecutor(min(len(paths), _OPENED_AT_ONCE), "checkpoint opening") as pool:
+        futures = [pool.submit(make, number) for number in range(len(paths))]
+    failed = next((error for of in futures if (error := of.exception()) is not None), None)
+    if failed is None:
+        return [future.result() for future in futures]
+    for future in futures:
+        if future.exception() is None:
+            future.result().close()
+    raise failed
+
+
+def read_tensors(path: Location, sums: FileChecksums) -> dict[str, Tensor]:
     """Return all tensors of a file, by name.
 
     Raises:
@@ -409,7 +454,7 @@ def read_tensors(path: Path, sums: FileChecksums) -> dict[str, Tensor]:
     return tensors
 
 
-def check_file(path: Path, sums: FileChecksums) -> None:
+def check_file(path: Location, sums: FileChecksums) -> None:
     """Check a whole file.
 
     Raises:
@@ -417,7 +462,7 @@ def check_file(path: Path, sums: FileChecksums) -> None:
     """
     reader = ChecksummedReader(path, sums)
     try:
-        reader._skip_to(sums.bytes)
+        reader.skip_to_end()
     finally:
         reader.close()
 
@@ -436,6 +481,7 @@ __all__ = [
     "FileChecksums",
     "check_file",
     "checksum_of_bytes",
+    "open_readers",
     "read_tensors",
     "space_errors",
 ]

@@ -5,22 +5,25 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import suppress
-from pathlib import Path
 
 from torch_dynemb.checkpoint.entries import MANIFEST, UNFINISHED
+from torch_dynemb.checkpoint.file_systems.locations import Location, local
 from torch_dynemb.checkpoint.files.exchange import exchange
 
 
 class Disk:
-    """The file system. Every change that a save makes goes through one of these methods."""
+    """The file system. Every change that a save makes goes through one of these methods.
 
-    def make_folder(self, path: Path) -> None:
+    :class:`UrlDisk` has them for URLs.
+    """
+
+    def make_folder(self, path: Location) -> None:
         """Create a folder unless it exists."""
-        path.mkdir(exist_ok=True)
+        local(path).mkdir(exist_ok=True)
 
-    def create(self, path: Path) -> int:
+    def create(self, path: Location) -> int:
         """Create an empty file. Return its descriptor."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        return os.open(local(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def write(self, file: int, data: memoryview) -> int:
         """Append some bytes. Return how many were written."""
@@ -38,6 +41,9 @@ class Disk:
         """
         os.posix_fadvise(file, begin, size, os.POSIX_FADV_DONTNEED)
 
+    def end(self, file: int) -> None:
+        """Note that all bytes of a file are written. A disk needs no such note."""
+
     def sync(self, file: int) -> None:
         """Wait until a file is on the disk."""
         os.fsync(file)
@@ -46,29 +52,30 @@ class Disk:
         """Close a file."""
         os.close(file)
 
-    def sync_folder(self, path: Path) -> None:
+    def sync_folder(self, path: Location) -> None:
         """Wait until the names in a folder are on the disk."""
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = os.open(local(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
 
-    def rename(self, source: Path, target: Path) -> None:
+    def rename(self, source: Location, target: Location) -> None:
         """Rename a file or a folder atomically."""
-        source.rename(target)
+        local(source).rename(local(target))
 
-    def exchange(self, first: Path, second: Path) -> bool:
+    def exchange(self, first: Location, second: Location) -> bool:
         """Exchange the names of two folders atomically. Return False if that is unsupported."""
-        return exchange(first, second)
+        return exchange(local(first), local(second))
 
-    def remove(self, path: Path) -> None:
+    def remove(self, path: Location) -> None:
         """Remove a folder that this library created, with its content. It may be missing already.
 
         The manifest becomes the mark of an unfinished checkpoint first, and the mark is removed
         last. So what an interrupted removal leaves is never mistaken for a checkpoint or a user's
         folder.
         """
+        path = local(path)
         mark = path / UNFINISHED
         with suppress(OSError):
             (path / MANIFEST).rename(mark)

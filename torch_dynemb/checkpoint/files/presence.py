@@ -10,9 +10,11 @@ import os
 import stat
 from pathlib import Path
 
+from torch_dynemb.checkpoint.file_systems.locations import Location, Url
 
-def is_file(path: Path) -> bool:
-    """Return whether a path is a regular file.
+
+def is_file(path: Location) -> bool:
+    """Return whether a path is a regular file, or a URL that of a file.
 
     Args:
         path: the path.
@@ -20,29 +22,52 @@ def is_file(path: Path) -> bool:
     Raises:
         OSError: the file system cannot answer.
     """
+    if isinstance(path, Url):
+        return path.store.is_file(str(path))
     return stat.S_ISREG(_mode(path))
 
 
-def is_folder(path: Path) -> bool:
+def is_folder(path: Location) -> bool:
     """Return whether a path is a folder; see :func:`is_file`.
 
     Args:
         path: the path.
     """
+    if isinstance(path, Url):
+        return path.store.exists(str(path)) and not is_file(path)
     return stat.S_ISDIR(_mode(path))
 
 
-def is_there(path: Path) -> bool:
+def is_there(path: Location) -> bool:
     """Return whether a path exists, as a dangling link too; see :func:`is_file`.
 
     Args:
         path: the path.
     """
+    if isinstance(path, Url):
+        return path.store.exists(str(path))
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
+
+
+def names_in(folder: Location) -> set[str]:
+    """Return the names in a folder; empty if it does not exist.
+
+    Args:
+        folder: the folder.
+
+    Raises:
+        OSError: the file system cannot answer.
+    """
+    if isinstance(folder, Url):
+        return folder.store.names(str(folder))
+    try:
+        return set(os.listdir(folder))
+    except FileNotFoundError:
+        return set()
 
 
 def _mode(path: Path) -> int:
@@ -52,4 +77,4 @@ def _mode(path: Path) -> int:
         return 0
 
 
-__all__ = ["is_file", "is_folder", "is_there"]
+__all__ = ["is_file", "is_folder", "is_there", "names_in"]

@@ -7,12 +7,13 @@ a block is combined from those of its pieces. Nothing is read back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb.checkpoint.file_systems.locations import Location
+from torch_dynemb.checkpoint.file_systems.uploads import limits_of
 from torch_dynemb.checkpoint.files.checksummed_files import BLOCK_BYTES, FileChecksums, space_errors
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape, as_bytes, header_of, raw
@@ -55,9 +56,10 @@ class ScatteredFile:
         tensors: its tensors, in order.
     """
 
-    def __init__(self, disk: Disk, path: Path, tensors: Sequence[TensorShape]) -> None:
+    def __init__(self, disk: Disk, path: Location, tensors: Sequence[TensorShape]) -> None:
         header = header_of(tensors)
         self._disk, self._path = disk, path
+        self._block = limits_of(disk).block_bytes or BLOCK_BYTES
         self._tails: dict[str, _Tail] = {}
         self._pieces: dict[int, list[_Run]] = {}  # by block
         self._bytes = len(header)
@@ -95,8 +97,8 @@ class ScatteredFile:
             )
         done = 0
         while done < data.numel():
-            block, inside = divmod(tail.at, BLOCK_BYTES)
-            part = data[done : done + BLOCK_BYTES - inside]
+            block, inside = divmod(tail.at, self._block)
+            part = data[done : done + self._block - inside]
             pieces = self._pieces.setdefault(block, [])
             piece = next((of for of in pieces if of.begin + of.bytes == tail.at), None)
             if piece is None:
@@ -111,8 +113,8 @@ class ScatteredFile:
 
     def _begin_sync(self, block: int) -> None:
         """Start writing a complete block to the disk."""
-        begin = block * BLOCK_BYTES
-        size = min(BLOCK_BYTES, self._bytes - begin)
+        begin = block * self._block
+        size = min(self._block, self._bytes - begin)
         if sum(piece.bytes for piece in self._pieces[block]) == size:
             self._disk.begin_sync(self._file, begin, size)
 
@@ -159,7 +161,8 @@ class ScatteredFile:
             for piece in others:
                 total = joined_crc32c(total, piece.sum, piece.bytes)
             sums.append(total)
-        return FileChecksums(self._bytes, BLOCK_BYTES, tuple(sums))
+        self._disk.end(self._file)
+        return FileChecksums(self._bytes, self._block, tuple(sums))
 
     def close(self) -> None:
         """Close the file, complete or not."""

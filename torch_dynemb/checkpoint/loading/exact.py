@@ -7,13 +7,13 @@ group can load.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torch_dynemb.checkpoint.entries import NO_GROUP, WEIGHT, state_entry
+from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.files.checksummed_files import read_tensors
 from torch_dynemb.checkpoint.loading.group import GroupLoad
 from torch_dynemb.checkpoint.loading.part import Stream
@@ -150,7 +150,7 @@ class ExactLoad(GroupLoad):
 
     # -- index -----------------------------------------------------------------------------------
 
-    def _read_state(self, path: Path, saved: SavedGroup) -> dict[str, Tensor]:
+    def _read_state(self, path: Location, saved: SavedGroup) -> dict[str, Tensor]:
         """Read and check the group's file. Names are those of this group's slabs."""
         tables = self._tables
         state = read_tensors(path, saved.file.sums)

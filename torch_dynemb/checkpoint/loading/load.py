@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch import nn
 
 from torch_dynemb.argument_checks import described, flag
+from torch_dynemb.checkpoint.file_systems.locations import Location, checked_location
 from torch_dynemb.checkpoint.files.checksummed_files import check_file
 from torch_dynemb.checkpoint.loading.exact import ExactLoad, saved_group_of
 from torch_dynemb.checkpoint.loading.group import GroupLoad, RowsLoad
@@ -24,7 +23,7 @@ from torch_dynemb.checkpoint.loading.table_plan import (
     resumed_plan,
 )
 from torch_dynemb.checkpoint.manifest.file import check_full
-from torch_dynemb.checkpoint.manifest.places import checked_path, is_replaced, located
+from torch_dynemb.checkpoint.manifest.places import is_replaced, located
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedTable
 from torch_dynemb.checkpoint.manifest.whole_tables import check_whole
 from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
@@ -105,7 +104,7 @@ def load(
     save. Hyper-parameters of optimizers stay the model's.
 
     Args:
-        path: path of the checkpoint; see :func:`save`.
+        path: path or URL of the checkpoint; see :func:`save`.
         model: model with tables of the saved names and columns.
         strict: whether checkpoint and model must have the same tables, parameters and buffers;
             False: load what both have.
@@ -134,8 +133,8 @@ def load(
     """
     ranks = ranks_of(process_group)
 
-    def prepare() -> tuple[Path, Manifest, list[TablePart]]:
-        target = checked_path("checkpoint.load", path)
+    def prepare() -> tuple[Location, Manifest, list[TablePart]]:
+        target = checked_location("checkpoint.load", path)
         if not isinstance(model, nn.Module):
             raise TypeError(
                 f"checkpoint.load: model is {described(model)}, expected a torch.nn.Module"
@@ -156,7 +155,7 @@ def load(
         folder, manifest, parts = ranks.run(prepare)
         ranks.agree(
             "checkpoint.load",
-            path=os.fspath(path),
+            path=str(path),
             uuid=manifest.uuid,
             strict=strict,
             optimizer_state=optimizer_state,
@@ -210,7 +209,7 @@ def _as_saved(part: TablePart, saved: SavedTable) -> bool:
 def load_parts(
     ranks: Ranks,
     call: str,
-    folder: Path,
+    folder: Location,
     manifest: Manifest,
     parts: Sequence[TablePart],
     model: nn.Module,
@@ -289,7 +288,7 @@ def load_parts(
 
 def _load_tables(
     ranks: Ranks,
-    folder: Path,
+    folder: Location,
     manifest: Manifest,
     plans: Sequence[TablePlan],
     finish: Callable[[], None],

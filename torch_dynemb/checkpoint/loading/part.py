@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from torch_dynemb.checkpoint.entries import (
     score_entry,
     state_entry,
 )
+from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.loading.later import LaterTable
 from torch_dynemb.checkpoint.loading.row_reading import Chosen, ReadTarget, RowReading, places_of
 from torch_dynemb.checkpoint.loading.table_plan import TablePlan
@@ -65,7 +65,7 @@ class Stream:
         verified: by file, blocks with checksums already compared.
     """
 
-    folder: Path
+    folder: Location
     progress: Progress
     checked: bool = True
     verified: dict[str, set[int]] = field(default_factory=dict)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from torch_dynemb.checkpoint.entries import FORMAT, FULL, MANIFEST, VERSION
+from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.files.bounded_json import json_of
 from torch_dynemb.checkpoint.files.checksummed_files import checksum_of_bytes
 from torch_dynemb.checkpoint.files.presence import is_file
@@ -23,7 +23,7 @@ from torch_dynemb.checkpoint.manifest.records import (
 from torch_dynemb.errors import DamagedFileError, UnsupportedFormatError
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Location) -> Manifest:
     """Read the manifest of a checkpoint.
 
     Raises:
@@ -61,7 +61,7 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def read_content(folder: Path) -> dict[str, Any]:
+def read_content(folder: Location) -> dict[str, Any]:
     """Read the JSON of a manifest, complete or not, of any version.
 
     Raises:
@@ -83,7 +83,7 @@ def read_content(folder: Path) -> dict[str, Any]:
     return content
 
 
-def check_full(call: str, folder: Path, manifest: Manifest) -> None:
+def check_full(call: str, folder: Location, manifest: Manifest) -> None:
     """Raise ValueError for an increment.
 
     Args:

@@ -10,6 +10,8 @@ A save removes only what a save wrote. A folder counts as left behind only if
 * it has the manifest of a checkpoint, or the file of a claim that has ended.
 
 Other files in a checkpoint move into the one that replaces it.
+
+A URL has no names to exchange: see ``url_places.py``.
 """
 
 from __future__ import annotations
@@ -20,38 +22,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from torch_dynemb.argument_checks import described
 from torch_dynemb.checkpoint.entries import MANIFEST, is_own
+from torch_dynemb.checkpoint.file_systems.locations import Location, Url, local
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.presence import is_file, is_folder, is_there
 from torch_dynemb.checkpoint.manifest.claim import Claim, Writer, remove_begun, writer_of
 from torch_dynemb.checkpoint.manifest.file import read_content, read_manifest
 from torch_dynemb.checkpoint.manifest.records import Manifest
+from torch_dynemb.checkpoint.manifest.url_places import UUID, has_foreign_files
 from torch_dynemb.errors import DamagedFileError, InUseError, UnsupportedFormatError
 from torch_dynemb.process.interrupts import defer_signals
 
 _ATTEMPTS = 100  # of a loader, if saves replace the checkpoint meanwhile
 
 
-def checked_path(owner: str, path: object) -> Path:
-    """Return a path from a user, with links resolved.
-
-    Raises:
-        TypeError: it is not a path.
-    """
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"{owner}: path is {described(path)}, expected a str or a Path")
-    return Path(os.path.realpath(os.fspath(path)))
-
-
-def unfinished(path: Path, uuid: str) -> Path:
+def unfinished(path: Location, uuid: str) -> Location:
     """Return the folder of a checkpoint while it is written."""
+    if isinstance(path, Url):
+        return path / uuid
     return path.with_name(f"{path.name}.tmp-{uuid}")
 
 
-def check_replaceable(path: Path) -> None:
+def check_replaceable(path: Location) -> None:
     """Raise FileExistsError if the path exists but is not a checkpoint."""
-    if not is_there(path):
+    if not is_taken(path):
         return
     why = f"it has no {MANIFEST}"
     if is_file(path / MANIFEST):
@@ -66,10 +60,16 @@ def check_replaceable(path: Path) -> None:
     )
 
 
-def check_unclaimed(path: Path) -> None:
-    """Raise InUseError while another call writes a checkpoint there."""
-    for folder in [path, *left_behind(path)]:
-        _check_unclaimed(path, folder)
+def is_taken(path: Location) -> bool:
+    """Return whether a path exists. Files of dead saves at a URL do not count."""
+    return has_foreign_files(path) if isinstance(path, Url) else is_there(path)
+
+
+def check_unclaimed(path: Location) -> None:
+    """Raise InUseError while another call writes a checkpoint there. A URL has no claims."""
+    if isinstance(path, Path):
+        for folder in [path, *left_behind(path)]:
+            _check_unclaimed(path, folder)
 
 
 def _check_unclaimed(path: Path, folder: Path) -> None:
@@ -82,7 +82,7 @@ def _check_unclaimed(path: Path, folder: Path) -> None:
         )
 
 
-def located(path: Path) -> tuple[Path, Manifest]:
+def located(path: Location) -> tuple[Location, Manifest]:
     """Return the folder of the last whole checkpoint, and its manifest.
 
     Raises:
@@ -91,6 +91,8 @@ def located(path: Path) -> tuple[Path, Manifest]:
         UnsupportedFormatError: it has another format version.
         OSError: it cannot be read.
     """
+    if isinstance(path, Url):
+        return path, read_manifest(path)
     for _ in range(_ATTEMPTS):
         # in this order: a save may replace it meanwhile
         with suppress(FileNotFoundError):
@@ -107,7 +109,7 @@ def located(path: Path) -> tuple[Path, Manifest]:
     )
 
 
-def is_replaced(folder: Path, uuid: str) -> bool:
+def is_replaced(folder: Location, uuid: str) -> bool:
     """Return whether the checkpoint that is read was replaced or removed.
 
     Args:
@@ -171,7 +173,7 @@ def make_parents(disk: Disk, path: Path) -> None:
 
 
 @contextmanager
-def claimed(disk: Disk, path: Path, uuid: str) -> Iterator[Path]:
+def claimed(disk: Disk, path: Location, uuid: str) -> Iterator[Location]:
     """Create the folder in which a checkpoint is written, and claim it within the context.
 
     What dead saves left is put in its place or removed.
@@ -185,7 +187,10 @@ def claimed(disk: Disk, path: Path, uuid: str) -> Iterator[Path]:
         InUseError: another call writes it.
         OSError: the disk is full, or fails.
     """
-    folder = unfinished(path, uuid)
+    if isinstance(path, Url):
+        yield path / uuid
+        return
+    folder = local(unfinished(path, uuid))
     make_parents(disk, path)
     claim = _claim_of_new(disk, folder)
     try:
@@ -310,21 +315,31 @@ def _files_of_others(folder: Path) -> list[Path]:
             if not is_own("", name):
                 found.append(Path(name))
             continue
-        inner = sorted(os.listdir(path))
+        if UUID.fullmatch(name):  # copied from a URL
+            inner = [Path(of, within) for of in os.listdir(path) for within in _inner(path / of)]
+        else:
+            inner = [Path(of) for of in _inner(path)]
         found += [
             Path(name, of)
-            for of in inner
-            if not is_own(name, of) or not is_file(path / of) or (path / of).is_symlink()
+            for of in sorted(inner)
+            if not is_own((path / of).parent.name, of.name)
+            or not is_file(path / of)
+            or (path / of).is_symlink()
         ]
     return found
+
+
+def _inner(path: Path) -> list[str]:
+    """List the names in a folder; the folder itself, as ``.``, if it is a file."""
+    return os.listdir(path) if is_folder(path) and not path.is_symlink() else ["."]
 
 
 __all__ = [
     "check_replaceable",
     "check_unclaimed",
-    "checked_path",
     "claimed",
     "is_replaced",
+    "is_taken",
     "left_behind",
     "located",
     "make_parents",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -30,6 +29,7 @@ from torch_dynemb.checkpoint.delta_log.commits import (
     whole_rows,
 )
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, tables_of
+from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader
 from torch_dynemb.checkpoint.manifest.check import check_parts
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedFile, SavedPart, SavedTable
@@ -62,7 +62,7 @@ class ChangesFile:
         DamagedFileError: it is missing or damaged.
     """
 
-    def __init__(self, folder: Path, file: SavedFile) -> None:
+    def __init__(self, folder: Location, file: SavedFile) -> None:
         self.path, self._file = folder / file.path, file
         reader = self.reader()
         try:
@@ -116,7 +116,7 @@ class ChangesFile:
             ) from error
 
 
-def changes_of(folder: Path, manifest: Manifest) -> tuple[list[ChangesFile], Manifest]:
+def changes_of(folder: Location, manifest: Manifest) -> tuple[list[ChangesFile], Manifest]:
     """Open the batches of an increment. Return its manifest with the tables that they describe.
 
     Args:

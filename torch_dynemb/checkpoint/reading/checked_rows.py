@@ -6,11 +6,11 @@ It keeps one block for each tensor that is read: a table of any size takes a few
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor, as_bytes
 from torch_dynemb.checkpoint.manifest.records import SavedFile
@@ -29,7 +29,7 @@ class _CheckedFile:
         DamagedFileError: it is missing, or its header is damaged.
     """
 
-    def __init__(self, path: Path, file: SavedFile) -> None:
+    def __init__(self, path: Location, file: SavedFile) -> None:
         self._reader = ChecksummedReader(path, file.sums)
         self._block_bytes, self._bytes = file.block_bytes, file.bytes
         self._blocks: dict[str, tuple[int, Tensor]] = {}  # by tensor: number and values
@@ -101,7 +101,7 @@ class CheckedRows:
         files: files of the part, one after another.
     """
 
-    def __init__(self, folder: Path, files: Sequence[SavedFile]) -> None:
+    def __init__(self, folder: Location, files: Sequence[SavedFile]) -> None:
         self._folder, self._files = folder, list(files)
         self._begins = [sum(file.rows for file in files[:k]) for k in range(len(files))]
         self._open: dict[int, _CheckedFile] = {}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from torch_dynemb.checkpoint.entries import MANIFEST
+from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader, ChecksummedReaders
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
 from torch_dynemb.checkpoint.manifest.records import SavedDense, SavedEntry
@@ -86,7 +86,7 @@ def _give(model: nn.Module, state: dict[str, Any], shards: list[tuple[Tensor, Te
         model.load_state_dict(state, strict=False)
 
 
-def read_dense(folder: Path, saved: SavedDense, model: nn.Module, *, strict: bool) -> DenseLoad:
+def read_dense(folder: Location, saved: SavedDense, model: nn.Module, *, strict: bool) -> DenseLoad:
     """Read the dense state for a model.
 
     Args:
@@ -133,7 +133,7 @@ def read_dense(folder: Path, saved: SavedDense, model: nn.Module, *, strict: boo
     return DenseLoad(state, shards)
 
 
-def read_all(folder: Path, saved: SavedDense) -> dict[str, Any]:
+def read_all(folder: Location, saved: SavedDense) -> dict[str, Any]:
     """Read the dense state of any model, as whole CPU tensors.
 
     Raises:
@@ -142,7 +142,9 @@ def read_all(folder: Path, saved: SavedDense) -> dict[str, Any]:
     return {**_tensors(folder, saved), **(saved.values or {})}
 
 
-def dense_shapes(folder: Path, saved: SavedDense) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+def dense_shapes(
+    folder: Location, saved: SavedDense
+) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """Return dtypes and shapes of the whole dense tensors. Only headers are read.
 
     Raises:
@@ -153,7 +155,7 @@ def dense_shapes(folder: Path, saved: SavedDense) -> dict[str, tuple[torch.dtype
         return {name: files.shape(entries) for name, entries in saved.entries.items()}
 
 
-def read_state(folder: Path, saved: SavedDense) -> Any:
+def read_state(folder: Location, saved: SavedDense) -> Any:
     """Read the ``state`` that the program gave to ``save``.
 
     Raises:
@@ -169,7 +171,7 @@ def read_state(folder: Path, saved: SavedDense) -> Any:
         ) from error
 
 
-def _tensors(folder: Path, saved: SavedDense) -> dict[str, Tensor]:
+def _tensors(folder: Location, saved: SavedDense) -> dict[str, Tensor]:
     """Read all tensors by name."""
     with _Files(folder, saved) as files:
         tensors = {name: files.whole(name, entries) for name, entries in saved.entries.items()}
@@ -180,7 +182,7 @@ def _tensors(folder: Path, saved: SavedDense) -> dict[str, Tensor]:
 class _Files(ChecksummedReaders):
     """Files of the dense state."""
 
-    def __init__(self, folder: Path, saved: SavedDense) -> None:
+    def __init__(self, folder: Location, saved: SavedDense) -> None:
         super().__init__()
         self._folder = folder
         try:

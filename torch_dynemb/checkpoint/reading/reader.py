@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
-from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
 import torch
 
 from torch_dynemb.checkpoint.entries import DELTA
+from torch_dynemb.checkpoint.file_systems.locations import Location, checked_location
 from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader
-from torch_dynemb.checkpoint.manifest.places import checked_path, is_replaced, located
+from torch_dynemb.checkpoint.manifest.places import is_replaced, located
 from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
@@ -38,7 +38,7 @@ class Checkpoint:
         manifest: its manifest.
 
     Attributes:
-        folder: folder of the checkpoint.
+        folder: path or URL of the checkpoint.
         manifest: list of its files and their content.
         uuid: unique id of the checkpoint.
         kind: ``"full"``, or ``"delta"``: an increment, with tables of changed ids.
@@ -50,7 +50,7 @@ class Checkpoint:
         DamagedFileError: a batch of an increment is damaged or missing.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Location, manifest: Manifest) -> None:
         self._readers: list[Closes] = []
         self._closed = False
         batches: list[ChangesFile] = []
@@ -150,6 +150,7 @@ class Checkpoint:
                 try:
                     for number in range(len(file.crc32c)):
                         size = min(file.block_bytes, file.bytes - number * file.block_bytes)
+                        reader.expect_blocks(number)
                         reader.read_block(number, buffer[:size])
                         bar.update(size)
                 finally:
@@ -180,7 +181,7 @@ def open(path: str | PathLike[str]) -> Checkpoint:  # noqa: A001
     Only the manifest is read, and the places of records in an increment.
 
     Args:
-        path: path of the checkpoint; see :func:`torch_dynemb.checkpoint.save`.
+        path: path or URL of the checkpoint; see :func:`torch_dynemb.checkpoint.save`.
 
     Returns:
         Access to its content.
@@ -204,7 +205,7 @@ def open(path: str | PathLike[str]) -> Checkpoint:  # noqa: A001
         3
         >>> folder.cleanup()
     """
-    return Checkpoint(*located(checked_path("checkpoint.open", path)))
+    return Checkpoint(*located(checked_location("checkpoint.open", path)))
 
 
 __all__ = ["Checkpoint", "open"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -17,7 +16,12 @@ from torch_dynemb.checkpoint.entries import (
     score_entry,
     state_entry,
 )
-from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader, ChecksummedReaders
+from torch_dynemb.checkpoint.file_systems.locations import Location
+from torch_dynemb.checkpoint.files.checksummed_files import (
+    ChecksummedReader,
+    ChecksummedReaders,
+    open_readers,
+)
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
 from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart, SavedTable
 from torch_dynemb.errors import DamagedFileError
@@ -89,7 +93,7 @@ class SavedRows(ChecksummedReaders):
 
     def __init__(
         self,
-        folder: Path,
+        folder: Location,
         files: Sequence[SavedFile],
         *,
         checked: bool,
@@ -99,13 +103,16 @@ class SavedRows(ChecksummedReaders):
         super().__init__()
         self._begins: list[int] = []
         self.count = 0
+        paths = [folder / file.path for file in files]
+
+        def opened(number: int) -> ChecksummedReader:
+            file = files[number]
+            known = None if verified is None else verified.setdefault(file.path, set())
+            return ChecksummedReader(paths[number], file.sums, checked=checked, verified=known)
+
+        self._readers += open_readers(paths, opened)
         try:
-            for file in files:
-                known = None if verified is None else verified.setdefault(file.path, set())
-                reader = ChecksummedReader(
-                    folder / file.path, file.sums, checked=checked, verified=known
-                )
-                self._readers.append(reader)
+            for file, reader in zip(files, self._readers, strict=True):
                 self._begins.append(self.count)
                 self.count += file.rows
                 _check_tensors(reader, file.rows, self._readers[0], kinds)

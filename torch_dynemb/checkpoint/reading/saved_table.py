@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from torch_dynemb.argument_checks import flag, integer
 from torch_dynemb.checkpoint.entries import COUNT, ID, SKETCH, WEIGHT, score_entry, state_entry
+from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart, SavedTable
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.checked_rows import CheckedRows
@@ -75,7 +75,7 @@ class CheckpointFiles(NamedTuple):
             ``with``.
     """
 
-    folder: Path
+    folder: Location
     opened: Opening
 
 

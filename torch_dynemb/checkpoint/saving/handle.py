@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
+from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.errors import BackgroundError, ForkedProcessError, InUseError
 from torch_dynemb.process.forked import watch
 from torch_dynemb.table.background import BackgroundWork
@@ -21,16 +21,16 @@ class SaveHandle:
     logged.
 
     Args:
-        path: path of the checkpoint.
+        path: path or URL of the checkpoint.
 
     Attributes:
-        path: path of the checkpoint.
+        path: path or URL of the checkpoint.
         forked: whether this process got the handle from its parent, which runs the thread.
     """
 
     forked = False
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Location) -> None:
         self.path = path
         self._work = BackgroundWork(f"the asynchronous checkpoint {path}")
         # not Thread.join() and is_alive(): in Python 3.11, a Ctrl-C in join() makes a running

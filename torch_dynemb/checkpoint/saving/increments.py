@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike
-from pathlib import Path
 from typing import NamedTuple
 
 from torch import nn
@@ -19,7 +18,8 @@ from torch_dynemb.checkpoint.delta_log.changed_parts import (
 )
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, of_tables
 from torch_dynemb.checkpoint.entries import rank_folder, segment_file
-from torch_dynemb.checkpoint.manifest.places import checked_path, located
+from torch_dynemb.checkpoint.file_systems.locations import Location, checked_location
+from torch_dynemb.checkpoint.manifest.places import located
 from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedTable
 from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
 from torch_dynemb.checkpoint.saving.table_files import Folder
@@ -154,7 +154,7 @@ def _reader(group: TableGroup) -> ChangeReader | None:
 
 
 def parent_of(
-    since: str | PathLike[str], target: Path, groups: Sequence[TableGroup], asynchronous: bool
+    since: str | PathLike[str], target: Location, groups: Sequence[TableGroup], asynchronous: bool
 ) -> str:
     """Return the uuid of the checkpoint that an increment continues.
 
@@ -170,13 +170,13 @@ def parent_of(
         FileNotFoundError, DamagedFileError: it is not a checkpoint.
         NewBaseNeededError: the changes since then are unknown.
     """
-    path = checked_path("checkpoint.save", since)
+    path = checked_location("checkpoint.save", since)
     if asynchronous:
         raise ValueError(
             "checkpoint.save: asynchronous=True with since= is not built: save an increment "
             "without asynchronous=True, or a whole checkpoint in the background"
         )
-    if path.resolve() == target.resolve():
+    if path == target:
         raise ValueError(
             f"checkpoint.save: since is {path}, which the increment would replace: give another "
             "path"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import uuid as uuids
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -17,13 +15,19 @@ from torch import nn
 
 from torch_dynemb.argument_checks import described, flag
 from torch_dynemb.checkpoint.entries import DELTA, DENSE, FULL, MANIFEST, NO_GROUP, STATE
+from torch_dynemb.checkpoint.file_systems.locations import (
+    Location,
+    Url,
+    checked_location,
+    local,
+)
+from torch_dynemb.checkpoint.file_systems.uploads import disk_of
 from torch_dynemb.checkpoint.files.bounded_json import check_values
 from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedWriter, space_errors
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.manifest.places import (
     check_replaceable,
     check_unclaimed,
-    checked_path,
     claimed,
     put_in_place,
     unfinished,
@@ -37,6 +41,7 @@ from torch_dynemb.checkpoint.manifest.records import (
     SavedPart,
     SavedTable,
 )
+from torch_dynemb.checkpoint.manifest.url_places import finish_at_url
 from torch_dynemb.checkpoint.manifest.whole_tables import check_same_ids, check_whole, together
 from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.checkpoint.plain_torch import plain_torch
@@ -118,8 +123,9 @@ def save(
     as a whole or not at all: after a crash, the checkpoint from before is still there.
 
     Args:
-        path: path of the checkpoint. An existing one is replaced once the new one is whole. Ranks
-            on several machines need a path on a shared file system.
+        path: path of the checkpoint, or its URL, such as ``s3://bucket/last``. An existing one is
+            replaced once the new one is whole. Ranks on several machines need a path on a shared
+            file system, or a URL.
         model: any module with tables of this library; also a sharded one.
         process_group: ranks that save together; default: all.
         asynchronous: write in a thread while training goes on. Rows on a GPU are first copied to
@@ -173,10 +179,9 @@ def save(
         >>> folder.cleanup()
     """
     ranks = ranks_of(process_group)
-    disk = _DISK
 
-    def prepare() -> tuple[Path, list[TablePart], str | None]:
-        target = checked_path("checkpoint.save", path)
+    def prepare() -> tuple[Location, list[TablePart], str | None]:
+        target = checked_location("checkpoint.save", path)
         if not isinstance(model, nn.Module):
             raise TypeError(
                 f"checkpoint.save: model is {described(model)}, expected a torch.nn.Module"
@@ -199,7 +204,8 @@ def save(
         return target, parts, parent_of(since, target, groups_of(parts), asynchronous)
 
     target, parts, parent = ranks.run(prepare)
-    ranks.agree("checkpoint.save", path=os.fspath(path), asynchronous=asynchronous, parent=parent)
+    disk = disk_of(target, _DISK)
+    ranks.agree("checkpoint.save", path=str(path), asynchronous=asynchronous, parent=parent)
     gathered = ranks.gather(([(ranks.rank, part.shard) for part in parts], uuids.uuid4().hex))
     check_whole([place for places, _ in gathered for place in places])
     uuid = gathered[0][1]
@@ -339,7 +345,7 @@ def _bytes_of_orders(source: ModelSource) -> int:
 def write_checkpoint(
     ranks: Ranks,
     disk: Disk,
-    target: Path,
+    target: Location,
     uuid: str,
     source: ModelSource,
     progress: bool | None,
@@ -365,7 +371,7 @@ def write_checkpoint(
 
     def write() -> _Written:
         with reading or nullcontext():
-            return _write_files(ranks, disk, folder, source, progress)
+            return _write_files(ranks, disk, folder, source, target.name, progress)
 
     with ExitStack() as claim:
 
@@ -390,7 +396,12 @@ def write_checkpoint(
 
 
 def _write_copies(
-    ranks: Ranks, disk: Disk, target: Path, uuid: str, source: ModelSource, progress: bool | None
+    ranks: Ranks,
+    disk: Disk,
+    target: Location,
+    uuid: str,
+    source: ModelSource,
+    progress: bool | None,
 ) -> None:
     """Write a checkpoint of pinned rows, then unpin them."""
     try:
@@ -400,14 +411,18 @@ def _write_copies(
 
 
 def _write_files(
-    ranks: Ranks, disk: Disk, folder: Path, source: ModelSource, progress: bool | None
+    ranks: Ranks,
+    disk: Disk,
+    folder: Location,
+    source: ModelSource,
+    name: str,
+    progress: bool | None,
 ) -> _Written:
     total = sum(_bytes_of(group) for group in source.groups)
     total += sum(p.values.numel() * p.values.element_size() for r in source.dense for p in r.pieces)
     groups: list[SavedGroup] = []
     tables: list[tuple[str, SavedTable]] = []
     changes: list[SavedFile] = []
-    name = folder.name.rpartition(".tmp-")[0]
     with (
         one_thread(),
         progress_bar(f"saving {name}", total, progress) as bar,
@@ -482,8 +497,14 @@ def _dense_of(
     return saved
 
 
-def finish_folder(disk: Disk, folder: Path, target: Path, uuid: str, manifest: Manifest) -> None:
+def finish_folder(
+    disk: Disk, folder: Location, target: Location, uuid: str, manifest: Manifest
+) -> None:
     """Turn a folder of files into a checkpoint."""
+    if isinstance(target, Url):
+        finish_at_url(disk, target, uuid, manifest)
+        return
+    folder = local(folder)
     for file in manifest.files():
         path = folder / file.path
         size = path.stat().st_size if path.exists() else 0

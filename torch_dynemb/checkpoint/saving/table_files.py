@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
@@ -24,6 +23,8 @@ from torch_dynemb.checkpoint.entries import (
     sketch_file,
     state_entry,
 )
+from torch_dynemb.checkpoint.file_systems.locations import Location, prefix_of
+from torch_dynemb.checkpoint.file_systems.uploads import limits_of
 from torch_dynemb.checkpoint.files.checksummed_files import (
     ChecksummedWriter,
     FileChecksums,
@@ -112,7 +113,7 @@ class Folder:
     """
 
     disk: Disk
-    path: Path
+    path: Location
     rank: int
     ranks: int
     progress: Progress
@@ -212,7 +213,8 @@ class Folder:
         self._ended.append(writer)
         if len(self._ended) > _MOST_ENDED:
             self._ended.pop(0).sync()
-        return SavedFile(name, rows, sums.bytes, sums.block_bytes, list(sums.sums))
+        within = prefix_of(self.path) + name
+        return SavedFile(within, rows, sums.bytes, sums.block_bytes, list(sums.sums))
 
     def __enter__(self) -> Folder:
         return self
@@ -269,7 +271,7 @@ def _write_part(
     sections = _id_sections(source, part, table)
     values = _value_sections(source, part, table)
     row_bytes = sum(of.shape.bytes for of in (*sections, *values)) // max(1, table.count)
-    most = max(1, FILE_BYTES // max(1, row_bytes))
+    most = max(1, min(FILE_BYTES, limits_of(folder.disk).file_bytes) // max(1, row_bytes))
     starts = range(0, max(1, table.count), most)
     files = []
     for k, begin in enumerate(starts):

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from torch import nn
 
 from torch_dynemb.argument_checks import described
+from torch_dynemb.checkpoint.file_systems.locations import checked_path
 from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
 from torch_dynemb.storage.tiers.ssd import KEPT_FOLDER, SSDTiers
 from torch_dynemb.table.group import TableGroup
@@ -92,7 +93,7 @@ def first_store(call: str, model: nn.Module | str | os.PathLike[str]) -> Path | 
         TypeError: it is neither.
     """
     if isinstance(model, str | os.PathLike):
-        return Path(os.path.realpath(os.fspath(model)))
+        return checked_path(call, model)
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"{call}: model is {described(model)}, expected a torch.nn.Module or the path of a "

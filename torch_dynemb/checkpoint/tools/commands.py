@@ -8,10 +8,10 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from torch_dynemb.checkpoint import inspect as inspection
+from torch_dynemb.checkpoint.file_systems.locations import Url, location_of
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.tools.account import account, described
 from torch_dynemb.checkpoint.tools.export import export
@@ -87,7 +87,7 @@ def _parser(more: Sequence[Callable[[Any], None]]) -> argparse.ArgumentParser:
         description="Describe the tables in a file of torch.save, or in a checkpoint.",
     )
     inspect.add_argument(
-        "path", type=Path, metavar="FILE", help="a file that torch.save wrote, or a checkpoint"
+        "path", metavar="FILE", help="a file that torch.save wrote, or a checkpoint"
     )
     inspect.set_defaults(run=_inspect_file)
     checkpoint = commands.add_parser(
@@ -107,7 +107,7 @@ def _add_checkpoint_commands(parser: argparse.ArgumentParser) -> None:
 
     def add(name: str, run: Command, what: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=what, description=f"{what}.")
-        command.add_argument("path", type=Path, metavar="PATH", help="of the checkpoint")
+        command.add_argument("path", metavar="PATH", help="path or URL of the checkpoint")
         command.set_defaults(run=run)
         return command
 
@@ -115,7 +115,7 @@ def _add_checkpoint_commands(parser: argparse.ArgumentParser) -> None:
     inspect.add_argument("--json", action="store_true", help="as JSON, with more detail")
     add("verify", _verify, "Read all files and compare them with their checksums")
     to = add("reshard", _reshard, "Rewrite it as another number of ranks would save it")
-    to.add_argument("out", type=Path, metavar="OUT", help="path of the new checkpoint")
+    to.add_argument("out", metavar="OUT", help="path or URL of the new checkpoint")
     to.add_argument(
         "--parts", type=_positive, required=True, metavar="N", help="ranks that load it"
     )
@@ -138,9 +138,9 @@ def _add_checkpoint_commands(parser: argparse.ArgumentParser) -> None:
         description="Merge a checkpoint and the increments that continue it into one.",
     )
     merging.add_argument(
-        "paths", type=Path, nargs="+", metavar="PATH", help="a whole checkpoint, then increments"
+        "paths", nargs="+", metavar="PATH", help="a whole checkpoint, then increments"
     )
-    merging.add_argument("out", type=Path, metavar="OUT", help="path of the new checkpoint")
+    merging.add_argument("out", metavar="OUT", help="path or URL of the new checkpoint")
     merging.add_argument(
         "--parts",
         type=_positive,
@@ -149,7 +149,7 @@ def _add_checkpoint_commands(parser: argparse.ArgumentParser) -> None:
     )
     merging.set_defaults(run=_merge)
     to = add("export", _export, "Write ids, rows and scores for other programs")
-    to.add_argument("out", type=Path, metavar="OUT", help="folder for the folders of the tables")
+    to.add_argument("out", metavar="OUT", help="folder or URL for the folders of the tables")
     to.add_argument(
         "--format",
         choices=("npz", "parquet"),
@@ -176,9 +176,9 @@ def _positive(text: str) -> int:
 
 
 def _inspect_file(arguments: argparse.Namespace) -> None:
-    path: Path = arguments.path
-    if path.is_dir():
-        with open_checkpoint(path) as saved:
+    path = location_of("inspect", arguments.path)
+    if isinstance(path, Url) or path.is_dir():
+        with open_checkpoint(arguments.path) as saved:
             print(described(account(saved)))
         return
     print("\n\n".join(inspection.describe(group) for group in inspection.load(path)))

@@ -17,9 +17,17 @@ from torch import Tensor
 
 from torch_dynemb.argument_checks import flag
 from torch_dynemb.checkpoint.entries import score_entry, state_entry, table_folder
+from torch_dynemb.checkpoint.file_systems.locations import (
+    Location,
+    Url,
+    checked_location,
+    local,
+)
+from torch_dynemb.checkpoint.file_systems.uploads import disk_of, new_file
 from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.checkpoint.files.presence import is_there
 from torch_dynemb.checkpoint.manifest.file import check_full
-from torch_dynemb.checkpoint.manifest.places import checked_path, unfinished
+from torch_dynemb.checkpoint.manifest.places import unfinished
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
@@ -50,7 +58,7 @@ class _Format(Protocol):
     batch_bytes: int
     batches: int
 
-    def create(self, path: Path) -> AbstractContextManager[_Appends]: ...
+    def create(self, path: Location) -> AbstractContextManager[_Appends]: ...
 
 
 class _NpzWriter:
@@ -67,13 +75,13 @@ class _Npz:
         self.suffix, self.batch_bytes, self.batches = ".npz", _NPZ_BYTES, 1
 
     @contextmanager
-    def create(self, path: Path) -> Iterator[_NpzWriter]:
-        with path.open("xb") as file:
+    def create(self, path: Location) -> Iterator[_NpzWriter]:
+        with new_file(path) as file:
             yield _NpzWriter(self._numpy, file)
 
 
 class _ParquetWriter:
-    def __init__(self, arrow: Any, parquet: Any, path: Path) -> None:
+    def __init__(self, arrow: Any, parquet: Any, path: Location) -> None:
         self._arrow, self._parquet, self._path = arrow, parquet, path
         self._writer: Any = None
         self._file: BinaryIO | None = None
@@ -82,7 +90,7 @@ class _ParquetWriter:
         table = self._arrow.table({name: self._array(of) for name, of in columns.items()})
         if self._writer is None:
             # values of rows seldom repeat, so no dictionary; Arrow opens only UTF-8 paths itself
-            self._file = self._path.open("xb")
+            self._file = new_file(self._path)
             self._writer = self._parquet.ParquetWriter(
                 self._file, table.schema, use_dictionary=False
             )
@@ -125,7 +133,7 @@ class _Parquet:
         self._parquet = _needed("pyarrow.parquet", "parquet")
         self.suffix, self.batch_bytes, self.batches = ".parquet", _GROUP_BYTES, _GROUPS
 
-    def create(self, path: Path) -> AbstractContextManager[_ParquetWriter]:
+    def create(self, path: Location) -> AbstractContextManager[_ParquetWriter]:
         return closing(_ParquetWriter(self._arrow, self._parquet, path))
 
 
@@ -166,7 +174,8 @@ def export(
 
     Args:
         path: path of the checkpoint.
-        out: folder to create. It must not exist, and appears as a whole or not at all.
+        out: folder to create, or its URL. It must not exist, and appears as a whole or not at all:
+            at a URL, ``tables.json`` is written last.
         file_format: ``"npz"``, which needs numpy, or ``"parquet"``, which needs pyarrow.
         tables: names of the tables to write; default: all.
         state: also write optimizer state.
@@ -195,7 +204,7 @@ def export(
     if file_format not in ("npz", "parquet"):
         raise ValueError(f"export: file_format is {file_format!r}, expected 'npz' or 'parquet'")
     flag("export: state", state)
-    target = checked_path("export", out)
+    target = checked_location("export", out)
     writer: _Format = _Npz() if file_format == "npz" else _Parquet()
     with open_checkpoint(path) as source:
         check_full("export", source.folder, source.manifest)
@@ -211,28 +220,34 @@ def export(
                 f"export: table {packed[0]!r} has rows of 8 bits, packed into columns that other "
                 f"programs cannot read: give tables without {packed}"
             )
-        if target.exists():
+        if is_there(target):
             raise FileExistsError(f"export: {target} exists already: give another path")
-        folder = unfinished(target, uuids.uuid4().hex)
+        # at a URL, the summary is what appears last
+        disk = disk_of(target, _DISK)
+        folder = target if isinstance(target, Url) else unfinished(target, uuids.uuid4().hex)
         chosen = [source.tables[name] for name in names]
         total = sum(table.ids * _id_bytes(table, state) for table in chosen)
         try:
-            _DISK.make_folder(folder)
+            disk.make_folder(folder)
             with progress_bar(f"exporting {source.folder.name}", total, progress) as bar:
                 summary = {}
                 for table in chosen:
                     files = _write_table(folder, table, writer, state, bar.update)
                     summary[table.name] = {**_summary(table, state), "files": files}
             text = json.dumps({"checkpoint": source.uuid, "tables": summary}, indent=2)
-            (folder / SUMMARY).write_text(text + "\n")
-            _sync(folder / SUMMARY)
+            if isinstance(target, Url):
+                target.store.put(str(target / SUMMARY), f"{text}\n".encode())
+                return
+            summary_file = local(folder / SUMMARY)
+            summary_file.write_text(text + "\n")
+            _sync(summary_file)
             for inner in {folder, *(folder / table_folder(name) for name in names)}:
-                _DISK.sync_folder(inner)
-            _DISK.rename(folder, target)
-            _DISK.sync_folder(target.parent)
+                disk.sync_folder(inner)
+            disk.rename(folder, target)
+            disk.sync_folder(target.parent)
         except BaseException:
             with defer_signals():
-                _DISK.remove(folder)
+                disk.remove(folder)
             raise
 
 
@@ -242,13 +257,13 @@ def _id_bytes(table: CheckpointTable, state: bool) -> int:
 
 
 def _write_table(
-    folder: Path, table: CheckpointTable, writer: _Format, state: bool, progress: Any
+    folder: Location, table: CheckpointTable, writer: _Format, state: bool, progress: Any
 ) -> int:
     """Write the files of a table. Return their number."""
     size = max(1, writer.batch_bytes // _id_bytes(table, state))
     batches = table.batches(size, state=state)
     inner = folder / table_folder(table.name)
-    _DISK.make_folder(inner)
+    disk_of(inner, _DISK).make_folder(inner)
     batch: SavedBatch | None = next(batches, None) or _empty(table, state)
     files = 0
     while batch is not None:
@@ -261,7 +276,8 @@ def _write_table(
                 progress(batch.ids.numel() * _id_bytes(table, state))
                 batch = None  # freed before the next one is read
                 batch = next(batches, None)
-        _sync(path)
+        if isinstance(path, Path):
+            _sync(path)
         files += 1
     return files
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from torch_dynemb.argument_checks import described, integer
 from torch_dynemb.checkpoint.entries import DELTA
+from torch_dynemb.checkpoint.file_systems.locations import checked_location
 from torch_dynemb.checkpoint.manifest.file import check_full
-from torch_dynemb.checkpoint.manifest.places import checked_path
 from torch_dynemb.checkpoint.manifest.records import SavedPart, SavedTable
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.merged_ids import outside
@@ -48,7 +48,8 @@ def merge(
     Args:
         paths: a whole checkpoint, then increments (:func:`save` with ``since=``), each of which
             continues the one before it.
-        out: path of the new checkpoint. It must not exist, and appears as a whole or not at all.
+        out: path or URL of the new checkpoint. It must not exist, and appears as a whole or not
+            at all.
         parts: number of ranks that will load it; see :func:`reshard`. Default: as many as saved the
             last one.
         progress: show a progress bar; default: if the standard error is a terminal.
@@ -66,7 +67,7 @@ def merge(
     """
     if isinstance(paths, str | bytes) or not isinstance(paths, Sequence) or len(paths) == 0:
         raise TypeError(f"merge: paths is {described(paths)}, expected a list of paths")
-    target = checked_path("merge", out)
+    target = checked_location("merge", out)
     with ExitStack() as stack:
         chain = [stack.enter_context(open_checkpoint(path)) for path in paths]
         _check_chain(chain)

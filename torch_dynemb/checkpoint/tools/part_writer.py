@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -11,6 +10,8 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.entries import ID, WEIGHT, rows_file, score_entry, state_entry
+from torch_dynemb.checkpoint.file_systems.locations import Location, prefix_of
+from torch_dynemb.checkpoint.file_systems.uploads import limits_of
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.scattered_file import ScatteredFile
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape
@@ -28,7 +29,7 @@ class TensorFiles(NamedTuple):
     """
 
     disk: Disk
-    path: Path
+    path: Location
 
     def create(self, name: str, tensors: Sequence[TensorShape]) -> ScatteredFile:
         """Create a file; its name is relative to the checkpoint."""
@@ -43,15 +44,15 @@ class TensorFiles(NamedTuple):
         try:
             for of, values in tensors:
                 file.append(of, values.contiguous())
-            return saved_file(name, file, rows)
+            return self.saved(name, file, rows)
         finally:
             file.close()
 
-
-def saved_file(name: str, file: ScatteredFile, rows: int) -> SavedFile:
-    """Finish a file. Return its manifest entry."""
-    sums = file.finish()
-    return SavedFile(name, rows, sums.bytes, sums.block_bytes, list(sums.sums))
+    def saved(self, name: str, file: ScatteredFile, rows: int) -> SavedFile:
+        """Finish a file. Return its manifest entry."""
+        sums = file.finish()
+        within = prefix_of(self.path) + name
+        return SavedFile(within, rows, sums.bytes, sums.block_bytes, list(sums.sums))
 
 
 class PartOfTable(NamedTuple):
@@ -74,7 +75,7 @@ class PartOfTable(NamedTuple):
 
 
 class PartWriter:
-    """Writer of the rows of a part into files of at most 2 GiB.
+    """Writer of the rows of a part into files of bounded size.
 
     Args:
         files: destination.
@@ -91,7 +92,11 @@ class PartWriter:
         self._to, self._table, self.part = files, table, part
         self.files: list[SavedFile] = []
         self.ids_crc32c = 0
-        self._most = max(1, FILE_BYTES // max(1, sum(of.bytes for of in self._tensors(1))))
+        self._most = max(
+            1,
+            min(FILE_BYTES, limits_of(files.disk).file_bytes)
+            // max(1, sum(of.bytes for of in self._tensors(1))),
+        )
         self._file: ScatteredFile | None = None
         self._name = ""
         self._rows = self._written = 0  # rows of the file: expected and written
@@ -158,7 +163,7 @@ class PartWriter:
 
     def _end_file(self) -> None:
         assert self._file is not None
-        self.files.append(saved_file(self._name, self._file, self._rows))
+        self.files.append(self._to.saved(self._name, self._file, self._rows))
         self._file = None
         self._done += self._rows
 
@@ -179,4 +184,4 @@ class PartWriter:
             self._file.close()
 
 
-__all__ = ["PartOfTable", "PartWriter", "TensorFiles", "saved_file"]
+__all__ = ["PartOfTable", "PartWriter", "TensorFiles"]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -24,12 +23,13 @@ from torch_dynemb.checkpoint.entries import (
     counts_file,
     sketch_file,
 )
+from torch_dynemb.checkpoint.file_systems.locations import Location, checked_location, prefix_of
+from torch_dynemb.checkpoint.file_systems.uploads import disk_of, limits_of
 from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader, ChecksummedWriter
 from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.presence import is_there
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape
 from torch_dynemb.checkpoint.manifest.file import check_full
-from torch_dynemb.checkpoint.manifest.places import checked_path, claimed
+from torch_dynemb.checkpoint.manifest.places import claimed, is_taken
 from torch_dynemb.checkpoint.manifest.records import (
     Manifest,
     SavedFile,
@@ -48,7 +48,6 @@ from torch_dynemb.checkpoint.tools.part_writer import (
     PartOfTable,
     PartWriter,
     TensorFiles,
-    saved_file,
 )
 from torch_dynemb.distributed.owners import slots_of
 from torch_dynemb.ops.columns import SKETCH_ROWS, TABLE_COLUMNS, Table
@@ -111,7 +110,8 @@ def reshard(
 
     Args:
         path: path of the checkpoint.
-        out: path of the new checkpoint. It must not exist, and appears as a whole or not at all.
+        out: path or URL of the new checkpoint. It must not exist, and appears as a whole or not
+            at all.
         parts: number of ranks that will load it. Ids are assigned to as many parts by
             :func:`torch_dynemb.ops.id_owners`.
         columns: most column shards of each part, with multiples of 4 columns; 1: whole rows;
@@ -141,7 +141,7 @@ def reshard(
     parts = integer("reshard: parts", parts, least=1)
     columns = None if columns is None else integer("reshard: columns", columns, least=1)
     slots = None if slots is None else integer("reshard: slots", slots, least=parts)
-    target = checked_path("reshard", out)
+    target = checked_location("reshard", out)
     with open_checkpoint(path) as source:
         check_full("reshard", source.folder, source.manifest)
         splits = {
@@ -216,7 +216,7 @@ def _state_columns(
 def write_parts(
     doing: str,
     source: Checkpoint,
-    target: Path,
+    target: Location,
     splits: Mapping[str, Split],
     parts: int,
     progress: bool | None,
@@ -236,35 +236,41 @@ def write_parts(
         DamagedFileError: a file is damaged or missing.
         OSError: the disk is full, or fails. In all cases nothing is left of it.
     """
-    if is_there(target):
+    if is_taken(target):
         raise FileExistsError(f"{target} exists already: give another path")
-    uuid = uuids.uuid4().hex
+    uuid, disk = uuids.uuid4().hex, disk_of(target, _DISK)
     files_of_dense = [*source.manifest.dense.files, *source.manifest.state.files]
     total = sum(split.table.ids * split.table.row_bytes for split in splits.values())
     total += sum(file.bytes for file in files_of_dense)
-    with claimed(_DISK, target, uuid) as folder:
-        if is_there(target):  # put in place from what a dead save left
+    with claimed(disk, target, uuid) as folder:
+        if is_taken(target):  # put in place from what a dead save left
             raise FileExistsError(f"{target} exists already: give another path")
         try:
-            files = TensorFiles(_DISK, folder)
+            files = TensorFiles(disk, folder)
             with progress_bar(f"{doing} {source.folder.name}", total, progress) as bar:
                 tables = {
                     name: _write_table(files, split, bar.update) for name, split in splits.items()
                 }
-                for file in files_of_dense:
-                    _copy(source.folder, files, file, bar.update)
-            before = source.manifest
-            manifest = Manifest(uuid, FULL, None, parts, tables, [], before.dense, before.state)
-            finish_folder(_DISK, folder, target, uuid, manifest)
+                copied = {
+                    file.path: _copy(source.folder, files, file, bar.update)
+                    for file in files_of_dense
+                }
+            dense, state = (
+                replace(of, files=[copied[file.path] for file in of.files])
+                for of in (source.manifest.dense, source.manifest.state)
+            )
+            manifest = Manifest(uuid, FULL, None, parts, tables, [], dense, state)
+            finish_folder(disk, folder, target, uuid, manifest)
         except BaseException:
             with defer_signals():
-                _DISK.remove(folder)
+                disk.remove(folder)
             raise
 
 
-def _copy(folder: Path, files: TensorFiles, file: SavedFile, progress: Progress) -> None:
-    """Copy a file, block by block."""
-    path = files.path / file.path
+def _copy(folder: Location, files: TensorFiles, file: SavedFile, progress: Progress) -> SavedFile:
+    """Copy a file, block by block. Return its manifest entry."""
+    name = "/".join(file.path.split("/")[-2:])  # without the prefix of a URL
+    path = files.path / name
     files.disk.make_folder(path.parent)
     reader = ChecksummedReader(folder / file.path, file.sums)
     try:
@@ -281,6 +287,7 @@ def _copy(folder: Path, files: TensorFiles, file: SavedFile, progress: Progress)
             writer.close()
     finally:
         reader.close()
+    return replace(file, path=prefix_of(files.path) + name)
 
 
 def _write_table(files: TensorFiles, split: Split, progress: Progress) -> SavedTable:
@@ -330,7 +337,7 @@ def _write_rows(files: TensorFiles, split: Split, progress: Progress) -> list[Pa
     sizes = _sizes(split, table.id_batches(_IDS_AT_ONCE))
     of_state = _state_columns(table, split.columns)
     shards = list(zip(split.columns, of_state, strict=True))
-    at_once = max(1, _FILES_AT_ONCE // len(shards))
+    at_once = max(1, min(_FILES_AT_ONCE, limits_of(files.disk).open_files) // len(shards))
     done: list[PartWriter] = []
     for begin in range(0, parts, at_once):
         numbers = range(begin, min(begin + at_once, parts))
@@ -382,8 +389,9 @@ def _write_counts(files: TensorFiles, split: Split) -> list[SavedFile]:
     first = range(table.embedding_dim)
     names = [counts_file(table.name, number, parts, first) for number in range(parts)]
     written: list[SavedFile] = []
-    for begin in range(0, parts, _FILES_AT_ONCE):
-        numbers = range(begin, min(begin + _FILES_AT_ONCE, parts))
+    at_once = min(_FILES_AT_ONCE, limits_of(files.disk).open_files)
+    for begin in range(0, parts, at_once):
+        numbers = range(begin, min(begin + at_once, parts))
         with ExitStack() as stack:
             opened = {}
             for number in numbers:
@@ -395,7 +403,7 @@ def _write_counts(files: TensorFiles, split: Split) -> list[SavedFile]:
                     opened[number].append(ID, batch.ids[places])
                     opened[number].append(COUNT, batch.counts[places])
             for number, file in opened.items():
-                written.append(saved_file(names[number], file, sizes[number]))
+                written.append(files.saved(names[number], file, sizes[number]))
     return written
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
-from os import PathLike, fspath
-from pathlib import Path
+from os import PathLike
 from typing import NamedTuple
 
 from torch_dynemb.argument_checks import described
@@ -67,7 +65,7 @@ def position_of(base: str | PathLike[str] | LogPosition) -> LogPosition:
             f"serving.export: base is {described(base)}, expected the path of a checkpoint, what "
             "DeltaLog.position() gives, or None"
         )
-    with open_checkpoint(Path(os.path.abspath(fspath(base)))) as saved:
+    with open_checkpoint(base) as saved:
         dims = {name: table.embedding_dim for name, table in saved.tables.items()}
         return LogPosition(saved.uuid, None, 0, 0, dims)
 

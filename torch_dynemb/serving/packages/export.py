@@ -18,10 +18,11 @@ from torch.utils import _pytree as pytree
 from torch_dynemb._version import __version__
 from torch_dynemb.argument_checks import described, flag
 from torch_dynemb.checkpoint.delta_log.position import LogPosition
+from torch_dynemb.checkpoint.file_systems.locations import checked_path, local
 from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedWriter, FileChecksums
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.tensor_file import TensorShape, header_of
-from torch_dynemb.checkpoint.manifest.places import checked_path, make_parents, unfinished
+from torch_dynemb.checkpoint.manifest.places import make_parents, unfinished
 from torch_dynemb.checkpoint.parts import table_name
 from torch_dynemb.checkpoint.saving.dense_state import dense_state
 from torch_dynemb.nn.features import exports_for_compiled_code
@@ -157,7 +158,7 @@ def export(
     disk = Disk()
     make_parents(disk, target)
     name = uuid.uuid4().hex
-    folder = unfinished(target, name)
+    folder = local(unfinished(target, name))
     try:
         disk.make_folder(folder)
         _compiler().aoti_compile_and_package(

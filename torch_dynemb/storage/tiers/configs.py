@@ -70,6 +70,11 @@ class SSDStore:
             raise TypeError(
                 f"SSDStore: path is {described(self.path)}, expected the name of a directory"
             )
+        if "://" in str(self.path):
+            raise ValueError(
+                f"SSDStore: path is {self.path!r}, a URL, but stores lie on local disks: give a "
+                "directory there. Checkpoints and delta logs of its tables may lie at URLs"
+            )
         object.__setattr__(self, "path", str(Path(self.path)))
         set_cache(self, self.cache)
         disk = 0 if self.disk is None else parse_bytes("SSDStore: disk", self.disk)

@@ -1,0 +1,197 @@
+"""Delta logs at URLs: an object for each commit, one writer, followers and trainers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import fsspec
+import pytest
+import torch
+from changing_tables import train
+from checkpoint_content import same, trained_model
+from faulty_store import failing
+from table_content import content
+
+import torch_dynemb as td
+from torch_dynemb import checkpoint, errors
+from torch_dynemb.checkpoint import DeltaLog, resume
+from torch_dynemb.checkpoint.file_systems.object_store import ObjectStore
+
+pytestmark = pytest.mark.cpu_only("is about file systems")
+
+URL = "memory://bucket/log"
+STORE = fsspec.filesystem("memory")
+
+
+@pytest.fixture(autouse=True)
+def empty_store() -> Iterator[None]:
+    yield
+    STORE.store.clear()
+    STORE.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture(params=["conditional", "epoch"])
+def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A store with conditional PUTs, and one that does not obey the condition."""
+    if request.param == "epoch":
+        monkeypatch.setattr(ObjectStore, "create", ObjectStore.put)
+    return str(request.param)
+
+
+def items() -> td.DynamicEmbedding:
+    torch.manual_seed(0)
+    return td.DynamicEmbedding(4, name="items", optimizer=td.Adam(lr=0.1))
+
+
+def step(table: td.DynamicEmbedding, first: int) -> None:
+    table(torch.arange(first, first + 20)).square().sum().backward()
+    table.optimizer.step()
+
+
+def batches() -> list[str]:
+    return sorted(name.rpartition("/")[2] for name in STORE.store if name.endswith(".delta"))
+
+
+def test_followers_and_trainers_go_on_from_a_url(store: str) -> None:
+    model = trained_model(ids=200)
+    log = DeltaLog(URL, resume=True, retain=2)
+    assert resume(log, model).state is None
+    followed = trained_model(ids=200)
+    follower = checkpoint.follow(URL, followed)
+    assert follower.update() == 0
+    for number in range(1, 4):
+        train(model["tables"], number)
+        assert log.publish(state={"number": number}) == number
+        log.flush()
+        assert follower.update() == 1
+        assert follower.update() == 0
+        resumed = trained_model(steps=1, ids=20)
+        assert resume(URL, resumed).state == {"number": number}
+        assert same(content(resumed), content(model))
+        assert content(followed, state=False) == content(model, state=False)
+    assert batches() == [f"{number:020}.delta" for number in range(1, 4)]
+    assert log.save(state={"number": 3}) == 4
+    train(model["tables"], 5)
+    log.publish(state={"number": 6})
+    log.publish(state={"number": 7})  # names the base, and drops commits
+    log.close()
+    assert len(batches()) < 7
+    assert follower.update() == 4
+    again = trained_model(steps=1, ids=20)
+    log = DeltaLog(URL, resume=True)
+    assert resume(log, again).state == {"number": 7}
+    assert same(content(again), content(model))
+    log.close()
+    with pytest.raises(ValueError, match="the log has no such commit"):
+        DeltaLog(URL, resume=True).rollback(2)
+    DeltaLog(URL, resume=True).rollback(6)
+    assert resume(URL, again).state == {"number": 6}
+    with pytest.raises(errors.NewBaseNeededError, match="rolled back"):
+        follower.update()
+
+
+def test_live_tables_follow_a_url() -> None:
+    table = items()
+    with DeltaLog(URL) as log:
+        log.attach(table)
+        live = td.serving.live(table, headroom=100)
+        follower = checkpoint.follow(URL, live)
+        step(table, 0)
+        log.publish()
+    assert follower.update() == 1
+    ids = torch.arange(20)
+    assert torch.equal(live(ids), table.eval()(ids))
+
+
+def test_a_second_publisher_is_refused(store: str) -> None:
+    one, other = items(), items()
+    step(one, 0)
+    logs = [DeltaLog(URL), DeltaLog(URL)]
+    logs[0].attach(one)
+    logs[1].attach(other)
+    step(other, 100)
+    logs[1].publish()
+    logs[1].flush()
+    written = {name: STORE.cat(name) for name in STORE.store}
+    step(one, 200)
+    logs[0].publish()
+    for _ in range(2):
+        with pytest.raises(errors.InUseError, match="has another writer"):
+            logs[0].flush() if _ == 0 else logs[0].publish()
+    assert {name: STORE.cat(name) for name in STORE.store} == written
+    logs[0].close()
+    logs[1].publish()
+    logs[1].close()
+    assert len(batches()) == 2
+
+
+def test_a_publisher_in_between_is_refused_by_the_number() -> None:
+    table = items()
+    log = DeltaLog(URL)
+    log.attach(table)
+    step(table, 0)
+    STORE.pipe_file(f"{URL}/r000-of-001/{1:020}.delta", b"of another publisher")
+    log.publish()
+    for call in (log.flush, log.publish):
+        with pytest.raises(errors.InUseError, match="another writer has written"):
+            call()
+    log.close()
+    assert STORE.cat(f"{URL}/r000-of-001/{1:020}.delta") == b"of another publisher"
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_failed_commit_is_published_again(store: str, done: bool, at: int) -> None:
+    table = items()
+    log = DeltaLog(URL)
+    log.attach(table)
+    copy = items()
+    follower = checkpoint.follow(URL, copy)
+    step(table, 0)
+    # also while what the failure has left is removed
+    with failing(1, done=done, calls=("create", "put")), failing(at, calls=("remove_files",)):
+        log.publish()
+        with pytest.raises(OSError, match="the store has failed"):
+            log.flush()
+    step(table, 10)
+    log.publish()
+    step(table, 30)
+    log.publish()
+    log.close()
+    follower.update()
+    assert follower.sequence == 2
+    assert content(copy, state=False) == content(table, state=False)
+
+
+def test_a_request_that_the_client_has_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    create = ObjectStore.create
+
+    def repeated(store: ObjectStore, url: str, data: bytes) -> None:
+        create(store, url, data)
+        create(store, url, data)  # the first answer was lost
+
+    table = items()
+    with DeltaLog(URL) as log:
+        log.attach(table)
+        monkeypatch.setattr(ObjectStore, "create", repeated)
+        step(table, 0)
+        log.publish()
+        log.flush()
+    assert len(batches()) == 1
+
+
+def test_increments_are_not_followed_at_a_url() -> None:
+    table = items()
+    checkpoint.record_changes(table)
+    step(table, 0)
+    checkpoint.save("memory://bucket/whole", table)
+    step(table, 9)
+    checkpoint.save("memory://bucket/more", table, since="memory://bucket/whole")
+    with pytest.raises(ValueError, match="copy it to a local disk"):
+        checkpoint.follow("memory://bucket/more", table, base="memory://bucket/whole")
+
+
+def test_the_store_offers_a_condition_only_if_it_is_obeyed() -> None:
+    assert ObjectStore(STORE).offers_create
+    hdfs = type("Hdfs", (fsspec.AbstractFileSystem,), {"protocol": "hdfs"})()
+    assert not ObjectStore(hdfs).offers_create

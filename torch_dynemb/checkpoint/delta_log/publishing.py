@@ -1,0 +1,197 @@
+"""A model that is attached to a delta log: its recorded changes, and the commits of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from torch_dynemb.checkpoint.delta_log.attaching import checked_parts
+from torch_dynemb.checkpoint.delta_log.changed_parts import combine_columns
+from torch_dynemb.checkpoint.delta_log.options import LogOptions
+from torch_dynemb.checkpoint.delta_log.own_log import OwnLog, Writing
+from torch_dynemb.checkpoint.delta_log.published_ids import PublishedIds
+from torch_dynemb.checkpoint.delta_log.recorded import RecordedModel
+from torch_dynemb.checkpoint.delta_log.row_forms import LogRows
+from torch_dynemb.checkpoint.entries import PACKED
+from torch_dynemb.checkpoint.file_systems.locations import Location, Url
+from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of
+from torch_dynemb.checkpoint.saving.save import check_saveable
+from torch_dynemb.checkpoint.threads import one_thread
+from torch_dynemb.checkpoint.together import Ranks
+from torch_dynemb.process.interrupts import defer_signals
+
+
+class AttachedModel(NamedTuple):
+    """A model with recorded changes.
+
+    Attributes:
+        model: the model.
+        recorded: its recorded changes.
+        published: ids that followers have; None: all.
+        tables: columns of its tables by name, over all ranks.
+        split: whether ranks share the columns of a table.
+    """
+
+    model: nn.Module
+    recorded: RecordedModel
+    published: PublishedIds | None
+    tables: dict[str, int]
+    split: bool
+
+
+def attached(
+    own: OwnLog,
+    ranks: Ranks,
+    options: LogOptions,
+    path: Location | None,
+    model: nn.Module,
+    find_base: Callable[[RecordedModel, PublishedIds | None], None],
+) -> AttachedModel:
+    """Take a log as its writer, and record the changes of a model. All ranks call it.
+
+    Args:
+        own: log of this rank.
+        ranks: ranks that share the model.
+        options: options of the log.
+        path: directory of the log; None if it is elsewhere.
+        model: model to publish.
+        find_base: finds the base of the log.
+
+    Raises:
+        Exception: as :meth:`DeltaLog.attach`. Nothing is recorded then.
+    """
+    parts_here, columns, split = checked_parts(
+        ranks, model, path, optimizer_state=options.optimizer_state, resume=options.resume
+    )
+    ranks.run(lambda: _check_form(parts_here, options.rows))
+    parts = ranks.run(lambda: options.filter.chosen(parts_here, columns))
+    recorded, published = None, None
+    try:
+        ranks.run(own.begin_writing)
+        ends = ranks.gather(own.sequence)
+        if min(ends) < max(ends):  # some ranks lack this commit, so no follower has read it
+            ranks.run(lambda: own.drop_after(min(ends)))
+        own.published = min(ends)
+        end_steps(parts)
+        if options.filter.keep is not None:
+            published = PublishedIds(parts, options.filter.keep, ranks)
+        recorded = ranks.run(
+            lambda: RecordedModel(
+                model,
+                parts,
+                name=f"delta log {path or id(own.sink)}",
+                optimizer_state=options.optimizer_state,
+                dense=options.dense,
+                resume=options.resume,
+                rank=ranks.rank,
+                published=published,
+                form=options.rows,
+                copies=3 if isinstance(path, Url) else 2,  # a store gets one that it may keep
+            )
+        )
+        find_base(recorded, published)
+    except BaseException:
+        if recorded is not None:
+            recorded.stop()
+        own.stop_writing()
+        raise
+    return AttachedModel(model, recorded, published, columns, split)
+
+
+def _check_form(parts: Sequence[TablePart], form: LogRows | None) -> None:
+    """Raise ValueError if rows of a table cannot be published in a form."""
+    packed = [part.name for part in parts if part.dtype == PACKED]
+    if form is not None and packed:
+        raise ValueError(
+            f"DeltaLog.attach: rows is {form!r}, but tables {packed} are trained with rows of 8 "
+            "bits, which are published as they are: leave rows out"
+        )
+
+
+class Publishing:
+    """Publisher of an attached model, with a thread that writes commits.
+
+    Args:
+        own: log of this rank.
+        ranks: ranks that share the model.
+        attached: the model.
+
+    Attributes:
+        model, recorded, published, tables: see :class:`AttachedModel`.
+    """
+
+    def __init__(self, own: OwnLog, ranks: Ranks, attached: AttachedModel) -> None:
+        self._own, self._ranks = own, ranks
+        self.model, self.recorded = attached.model, attached.recorded
+        self.published, self.tables = attached.published, attached.tables
+        self._split = attached.split
+        self._writing: Writing | None = None
+        self._has_leftovers = False
+
+    def failed(self) -> bool:
+        """Return whether the thread has ended with an error."""
+        return self._writing is not None and self._writing.failed()
+
+    def publish(self, step: int, state: Mapping[str, Any] | None) -> int:
+        """Copy the changes, and start the thread that writes them. The last commit is written.
+
+        Args:
+            step: training step.
+            state: see :meth:`DeltaLog.publish`.
+
+        Returns:
+            Number of the commit.
+        """
+        recorded, parts = self.recorded, self.recorded.parts
+        try:
+            self._ranks.run(self._check_between_steps)
+            end_steps(parts)
+            with one_thread():
+                if self.published is not None:
+                    self.published.choose()
+                changes = self._ranks.run(recorded.read)
+                if self._split:
+                    combine_columns(self._ranks, parts, groups_of(parts), changes)
+                changed = self._ranks.run(lambda: recorded.copied(changes, state))
+        except BaseException:
+            recorded.give_back()
+            raise
+        with defer_signals():
+            self._writing = Writing(self._own, changed, step)
+            self._own.published += 1
+        return self._own.published
+
+    def flush(self) -> None:
+        """Wait until the last commit is in the log; see :meth:`DeltaLog.flush`."""
+        writing = self._writing
+        if writing is None:
+            return
+        try:
+            self._ranks.run(writing.wait)
+        except Exception:
+            self._writing = None
+            self._own.published -= 1
+            self._has_leftovers = True  # also if this rank has written it
+            self.recorded.give_back()
+            with suppress(Exception):  # the next publish tries again, and raises the error
+                self._ranks.run(self._drop)
+            raise
+        self._writing = None
+        self.recorded.written()
+
+    def _check_between_steps(self) -> None:
+        for group in groups_of(self.recorded.parts):
+            check_saveable("DeltaLog.publish", group)
+        self._drop()
+
+    def _drop(self) -> None:
+        """Remove what a failed publish may have left."""
+        if self._has_leftovers:
+            self._own.drop_after(self._own.published)
+            self._has_leftovers = False
+
+
+__all__ = ["AttachedModel", "Publishing", "attached"]

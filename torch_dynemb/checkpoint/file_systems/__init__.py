@@ -1,0 +1,1 @@
+"""Places of checkpoints and logs: local paths, and URLs of fsspec."""
