@@ -11,6 +11,7 @@ from seeding import seeded
 from torch import Tensor
 
 import torch_dynemb as td
+from torch_dynemb.recis import HashTable
 from torch_dynemb.table.sampling import draw_by_count, draw_uniform
 
 pytestmark = pytest.mark.any_device
@@ -259,6 +260,29 @@ def test_a_loss_meets_other_lookups_of_its_table() -> None:
         items.optimizer.step()
         changes.append(items.group.read(0, ids) - before)
     torch.testing.assert_close(*changes, rtol=1e-4, atol=1e-5)
+
+
+def test_a_hash_table_of_recis_is_trained_alike() -> None:
+    ids, rows = torch.arange(KNOWN), torch.randn(KNOWN, DIM, generator=seeded(6))
+    table = HashTable([DIM], name="items", device=torch.get_default_device())
+    plain = td.DynamicEmbedding(DIM, name="items", optimizer=td.SGD(lr=1.0))
+    changes = []
+    for items, optimizer in (
+        (plain, plain.optimizer),
+        (table, table.set_optimizer(td.SGD(lr=1.0))),
+    ):
+        items.group.insert_or_assign(0, ids, rows)
+        for loss in (
+            td.SampledSoftmaxLoss(items, correction=None, temperature=TEMPERATURE),
+            td.FullSoftmaxLoss(items, temperature=TEMPERATURE),
+        ):
+            loss(query_of(3), torch.tensor([1, 5, 1])).backward()
+            optimizer.step()
+        changes.append(items.group.read(0, ids) - rows)
+        drawn = td.SampledSoftmaxLoss(items, negatives=UNIFORM)(query_of(1), torch.tensor([2]))
+        assert float(drawn.detach()) > 0
+    torch.testing.assert_close(*changes)
+    assert bool(changes[0].any(1).all())
 
 
 def test_autocast_computes_scores_in_bfloat16() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from tutorials.dlrm.sweeps.style import BLUE, GREEN, GREY, ORANGE, PURPLE, STYLE, WIDTH
 from tutorials.sequence.sasrec.train import Quality
@@ -34,6 +35,7 @@ def plot(path: Path, curves: Mapping[str, list[Quality]], best: Quality) -> None
             of.axhline(reached, color="black", ls=":", lw=1, label="planted probabilities")
             of.set_title(f"{title} of the next item, by time")
             of.set_xlabel("epoch")
+            of.xaxis.set_major_locator(MaxNLocator(integer=True))
             of.set_ylim(bottom=0)
         axes[0].legend(fontsize="small", loc="lower right")
         figure.savefig(path, format="png")
