@@ -119,7 +119,7 @@ def check_caller(owner: str, tables: Sequence[str], ranks: RankGroup | None) -> 
     for frame in _callers():
         module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
         if module.startswith(_DCP):
-            if function == "_get_model_state_dict" and frame.f_locals["info"].full_state_dict:
+            if getattr(frame.f_locals.get("info"), "full_state_dict", False):
                 raise RuntimeError(
                     f"{have}: full_state_dict=True asks for that of all ranks on the first: leave "
                     "it out, so that torch.distributed.checkpoint saves each rank's rows, or "
