@@ -15,7 +15,8 @@ from torch_dynemb.errors import DeviceMemoryError, DiskFullError
 from torch_dynemb.ops.columns import GENERATION_BITS, MOVE_COLUMNS, Move, Slot, Tier, TierHead
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.storage.tiers.cache_size import CacheSize
-from torch_dynemb.storage.tiers.host_cache import HostCache, LoadedRows, SavedRows
+from torch_dynemb.storage.tiers.device_slots import DeviceSlots
+from torch_dynemb.storage.tiers.host_cache import HostCache, LeavingRows, LoadedRows
 from torch_dynemb.storage.tiers.row_records import packed_rows, unpack_rows
 from torch_dynemb.storage.tiers.stats import StorageStats
 from torch_dynemb.storage.tiers.tiers import Records, Tiers
@@ -65,6 +66,7 @@ class DeviceTiers(Tiers):
         # Work of the thread is done before the store is closed.
         self._end = weakref.finalize(self, host.end)
         self._rows = rows
+        self._slots = DeviceSlots(tensors, rows)
         self._background = background
         self._steps = 0
         self._warned = 0
@@ -117,13 +119,12 @@ class DeviceTiers(Tiers):
         taken = ops.take_slots_(self.tensors, staged, trains=trains, ahead=ahead)
         self._move(taken.moves)
         self._note_growth(taken.moves)
-        for slab, needed in enumerate(taken.missing.tolist()):
+        for needed in taken.missing.tolist():
             if needed > 0:
                 self._settle()
                 raise DeviceMemoryError(
-                    f"a step needs {needed} rows in GPU memory at once, which is more than there "
-                    "is: take smaller batches, or step() more often"
-                    + ("" if self._used[slab] > 0 else ", or give other tensors less memory")
+                    f"device_cache: a step needs {needed} rows in GPU memory at once, which is "
+                    "more than there is: take smaller batches, or step() more often"
                 )
         return taken.handles
 
@@ -188,76 +189,60 @@ class DeviceTiers(Tiers):
         self._loading.append(loaded)
         return ended
 
-    def _copied(self, slab: int, moves: Tensor, positions: Tensor) -> SavedRows:
-        numbers = moves[positions, Move.SLOT].to(self._device, non_blocking=True)
-        records = packed_rows(self._tensors(slab), numbers)
+    def _copied(self, slab: int, moves: Tensor, positions: Tensor) -> LeavingRows:
+        numbers = moves[positions, Move.SLOT].to(self._slots.device, non_blocking=True)
+        records = packed_rows(self._slots.rows(slab), numbers)
         if records.device.type == "cpu":
-            return SavedRows(slab, positions, records, None)
+            return LeavingRows(slab, positions, records, None)
         copies = torch.empty(records.shape, dtype=records.dtype, pin_memory=True)
         copies.copy_(records, non_blocking=True)
         copied = torch.cuda.Event()
         copied.record()
-        return SavedRows(slab, positions, copies, copied)
+        return LeavingRows(slab, positions, copies, copied)
 
     @torch.no_grad()
     def _settle(self) -> None:
         """Copy the rows of all loads into their slots."""
         while self._loading:
             for slab, slots, generations, records in _result(self._loading.pop(0)):
-                numbers = slots.to(self._device, non_blocking=True)
-                copies = records.to(self._device, non_blocking=True)
-                unpack_rows(self._tensors(slab), numbers, copies)
-                live = generations.to(self._device, non_blocking=True)
+                numbers = slots.to(self._slots.device, non_blocking=True)
+                copies = records.to(self._slots.device, non_blocking=True)
+                unpack_rows(self._slots.rows(slab), numbers, copies)
+                live = generations.to(self._slots.device, non_blocking=True)
                 self._rows.generations[slab].data.index_copy_(0, numbers, live)
-
-    @property
-    def _device(self) -> torch.device:
-        return self.tensors.clock.device
-
-    def _tensors(self, slab: int) -> list[Tensor]:
-        """Return weights and optimizer state; changes are unseen by autograd, as those of ops."""
-        slabs = len(self._rows.weights)
-        tensors = [self._rows.weights[slab], *self._rows.state[slab::slabs]]
-        return [tensor.data for tensor in tensors]
 
     # -- rows without a lookup -----------------------------------------------------------------
 
-    def _find(self, slab: int, handles: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the slots of rows from 0 on, and whether they are of these handles."""
-        places = self.tensors.places[slab][handles >> GENERATION_BITS].long() - 1
-        at = places.clamp(min=0)
-        return at, (places >= 0) & (self.tensors.slots[slab][at, Slot.OWNER] == handles + 1)
-
     def read(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> Records:
         self._settle()
-        at, own = self._find(slab, handles)
+        at, own = self._slots.find(slab, handles)
         marks = self.tensors.slots[slab][at, Slot.MARKS]
         found = own & (self._rows.generations[slab][at] == (marks & _GENERATIONS))
-        records = packed_rows(self._tensors(slab), at)
+        records = packed_rows(self._slots.rows(slab), at)
         rest = ~own
         if bool(rest.any()):
             stored = self.host.run(
                 self.host.below.read, slab, table, ids[rest].cpu(), handles[rest].cpu()
             )
-            records[rest] = stored.records.to(self._device)
-            found[rest] = stored.found.to(self._device)
+            records[rest] = stored.records.to(self._slots.device)
+            found[rest] = stored.found.to(self._slots.device)
         return Records(records, found)
 
     def write(self, slab: int, table: int, ids: Tensor, handles: Tensor, records: Tensor) -> None:
         self._settle()
-        at, own = self._find(slab, handles)
+        at, own = self._slots.find(slab, handles)
         rest = ~own
         if bool(rest.any()):
             copies = records[rest].cpu()
             self.host.run(
                 self.host.below.write, slab, table, ids[rest].cpu(), handles[rest].cpu(), copies
             )
-            self._make_stale(slab, handles[rest])
-            self._forget(slab, handles[rest])
+            self._slots.make_stale(slab, handles[rest])
+            self._slots.forget(slab, handles[rest])
         if bool(own.any()):
             at = at[own]
             slots = self.tensors.slots[slab]
-            unpack_rows(self._tensors(slab), at, records[own])
+            unpack_rows(self._slots.rows(slab), at, records[own])
             live = (slots[at, Slot.MARKS] & _GENERATIONS).to(torch.int32)
             self._rows.generations[slab].index_copy_(0, at, live)
             slots[at, Slot.MARKS] |= _DIRTY
@@ -265,40 +250,7 @@ class DeviceTiers(Tiers):
     def erase(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> None:
         self._settle()
         self.host.run(self.host.below.erase, slab, table, ids.cpu(), handles.cpu())
-        slots = self.tensors.slots[slab]
-        at = self.tensors.places[slab][handles >> GENERATION_BITS].long() - 1
-        last = slots[at.clamp(min=0), Slot.USE] >> _EPOCH_SHIFT
-        epoch = self.tensors.clock[0, TierHead.EPOCH]
-        in_use = (at >= 0) & ((last - epoch).to(torch.int32) >= 0)
-        slots[at[in_use], Slot.MARKS] &= ~_DIRTY
-        self._forget(slab, handles[~in_use])
-
-    def _make_stale(self, slab: int, handles: Tensor) -> None:
-        """Make gradients of slots stale, as after a change of the row's owner."""
-        places = self.tensors.places[slab][handles >> GENERATION_BITS].long() - 1
-        at, slots = places[places >= 0], self.tensors.slots[slab]
-        marks = slots[at, Slot.MARKS]
-        following = ((marks & _GENERATIONS) % _GENERATIONS) + 1  # 0 means: no row
-        slots[at, Slot.MARKS] = (marks & ~_GENERATIONS) | following
-        self._rows.generations[slab][at] = following.to(torch.int32)
-
-    def _forget(self, slab: int, handles: Tensor) -> None:
-        """Take rows out of their slots without saving them."""
-        places = self.tensors.places[slab][handles >> GENERATION_BITS].long() - 1
-        self._clear_slots(slab, places[places >= 0])
-
-    def _clear_slots(self, slab: int, at: Tensor) -> None:
-        if at.numel() == 0:
-            return
-        slots, clock = self.tensors.slots[slab], self.tensors.clock[1 + slab]
-        rows = (slots[at, Slot.OWNER] - 1) >> GENERATION_BITS
-        self.tensors.places[slab][rows] = 0
-        slots[at, Slot.OWNER] = 0
-        slots[at, Slot.ID] = 0
-        slots[at, Slot.MARKS] &= _GENERATIONS
-        free = int(clock[Tier.FREE_COUNT])
-        self.tensors.free_slots[slab][free : free + len(at)] = at.to(torch.int32)
-        clock[Tier.FREE_COUNT] += len(at)
+        self._slots.drop(slab, handles)
 
     def rows_of(self, slab: int, numbers: Tensor) -> Tensor:
         return (self.tensors.slots[slab][numbers, Slot.OWNER] - 1) >> GENERATION_BITS
@@ -355,7 +307,7 @@ class DeviceTiers(Tiers):
         slots, clock = self.tensors.slots[slab], self.tensors.clock[1 + slab]
         used = int(clock[Tier.USED])
         taken = limit + (slots[limit:used, Slot.OWNER] > 0).nonzero()[:, 0]
-        self._clear_slots(slab, taken)
+        self._slots.clear(slab, taken)
         clock[Tier.USED] = limit
         clock[Tier.CURSOR].clamp_(max=limit)
         free = (slots[:limit, Slot.OWNER] <= 0).nonzero()[:, 0].flip(0)
@@ -414,7 +366,7 @@ class DeviceTiers(Tiers):
         for slab in self.cached:
             slots, clock = self.tensors.slots[slab], self.tensors.clock[1 + slab]
             used = int(clock[Tier.USED])
-            self._clear_slots(slab, (slots[:used, Slot.OWNER] > 0).nonzero()[:, 0])
+            self._slots.clear(slab, (slots[:used, Slot.OWNER] > 0).nonzero()[:, 0])
             for column in (Tier.USED, Tier.CURSOR, Tier.FREE_COUNT, Tier.PORTION):
                 clock[column] = 0
             self._used[slab] = 0
@@ -430,7 +382,7 @@ class DeviceTiers(Tiers):
     def kept_rows(self, slab: int, used_rows: int) -> int:
         owners = self.tensors.slots[slab][: self.used_slots(slab), Slot.OWNER]
         rows = (owners - 1) >> GENERATION_BITS
-        self._clear_slots(slab, ((owners > 0) & (rows >= used_rows)).nonzero()[:, 0])
+        self._slots.clear(slab, ((owners > 0) & (rows >= used_rows)).nonzero()[:, 0])
         return used_rows
 
     def stats(self) -> StorageStats:

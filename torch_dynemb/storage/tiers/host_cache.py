@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,7 +27,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class SavedRows(NamedTuple):
+class LeavingRows(NamedTuple):
     """Rows of a slab that leave the GPU.
 
     Attributes:
@@ -97,8 +98,8 @@ class HostCache:
         """
         if self.forked:
             raise ForkedProcessError(
-                "a forked process cannot use the store of its parent, because it lacks the "
-                "store's thread: start processes with the method spawn"
+                f"device_cache: process {os.getpid()} is a fork of the one that made the tables, "
+                "and lacks the thread of their store: start processes with the method spawn"
             )
         return self._thread.submit(torch.no_grad()(call), *args, **kwargs)
 
@@ -126,7 +127,7 @@ class HostCache:
             )
 
     def exchange(
-        self, moves: Tensor, saved: Sequence[SavedRows]
+        self, moves: Tensor, saved: Sequence[LeavingRows]
     ) -> tuple[Future[list[LoadedRows]], Future[None]]:
         """Start to take rows that leave the GPU, and to load others.
 
@@ -186,7 +187,7 @@ class HostCache:
             records.pin_memory() if self._pinned else records,
         )
 
-    def _save(self, saved: Sequence[SavedRows], places: Tensor) -> None:
+    def _save(self, saved: Sequence[LeavingRows], places: Tensor) -> None:
         for slab, positions, records, copied in saved:
             if copied is not None:
                 copied.synchronize()
@@ -198,4 +199,4 @@ class HostCache:
             self.below.tensors.slots[slab][numbers, Slot.MARKS] |= _DIRTY
 
 
-__all__ = ["HostCache", "LoadedRows", "SavedRows"]
+__all__ = ["HostCache", "LeavingRows", "LoadedRows"]
