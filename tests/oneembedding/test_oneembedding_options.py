@@ -26,7 +26,8 @@ MIB = 1 << 20
 @pytest.mark.parametrize(
     ("options", "on_cpu", "on_gpu"),
     [
-        (host_mem(5, "a", 10), None, td.HostStore(cache=5 * MIB)),
+        # on the CPU a HostStore is memory
+        (host_mem(5, "a", 10), td.HostStore(cache=5 * MIB), td.HostStore(cache=5 * MIB)),
         (
             ssd(5, "a", host_cache_budget_mb=100),
             td.SSDStore("a/0-2", cache=105 * MIB),
@@ -98,5 +99,5 @@ def test_a_snapshot_with_state_wants_the_optimizer_first(tmp_path: Path) -> None
 def test_rows_in_host_memory_are_one_tier_on_the_cpu() -> None:
     module = embedding(store_options=host_mem(1, "nowhere", 100))
     assert module(torch.arange(3)[None]).shape == (1, 3, 4)
-    with pytest.raises(RuntimeError, match="caches of cached_host_mem were made for cpu"):
+    with pytest.raises(RuntimeError, match="caches of cached_host_mem were made for cpu: const"):
         module.to("meta")
