@@ -24,7 +24,10 @@ LEFT_OUT = {
     **dict.fromkeys(tagged_ops("gpu"), _GPU),
     **dict.fromkeys(tagged_ops("store"), _STORE),
     **dict.fromkeys(
-        ("reserve_space_", "stage_", "staged_lookup_", "prefetch_", "read_blocks", "store_submit"),
+        (
+            *("reserve_space_", "reserve_saves_", "stage_", "stage_records_", "staged_lookup_"),
+            *("prefetch_", "read_blocks", "store_submit"),
+        ),
         _STORE,
     ),
 }

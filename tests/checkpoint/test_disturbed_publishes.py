@@ -13,7 +13,7 @@ import torch
 
 import torch_dynemb as td
 from torch_dynemb.checkpoint import DeltaLog, follow, load
-from torch_dynemb.checkpoint.delta_log import changed_parts, recorded
+from torch_dynemb.checkpoint.delta_log import changed_parts, new_base, recorded
 from torch_dynemb.checkpoint.delta_log import log as log_module
 
 pytestmark = pytest.mark.cpu_only("threads of the CPU")
@@ -94,8 +94,8 @@ def test_a_log_does_not_begin_beside_training(
             log.publish()
     log.attach(model)
     with monkeypatch.context() as patch:
-        save = log_module.save
-        patch.setattr(log_module, "save", beside(save, lambda: step(model), late=False))
+        save = new_base.save
+        patch.setattr(new_base, "save", beside(save, lambda: step(model), late=False))
         with pytest.raises(RuntimeError, match="another thread trains or changes"):
             log.save()
     assert [path.name for path in (tmp_path / "log").glob("base*")] == ["base"]

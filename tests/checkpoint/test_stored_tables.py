@@ -208,7 +208,7 @@ def test_an_asynchronous_save_of_an_external_store_is_refused(
     checkpoint.load(trained, model)
     with pytest.raises(
         RuntimeError,
-        match=r"asynchronous=True.*'scored'.*ExternalStore or a cache.*save without asynchr",
+        match=r"asynchronous=True.*'scored'.*ExternalStore cannot pin.*save without asynchr",
     ):
         checkpoint.save(tmp_path / "later", model, asynchronous=True)
     assert not (tmp_path / "later").exists()

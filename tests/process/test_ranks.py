@@ -148,7 +148,7 @@ def test_values_are_described_alike_in_every_process() -> None:
         "{'a': [None, torch.int8], 'b': [1, 2.5]}"
     )
     assert comparable({3, 1, 2}) == "{1, 2, 3}"
-    assert comparable(td.AdmitFrequent(2)) == "AdmitFrequent(threshold=2)"
+    assert comparable(td.AdmitByChance(0.5)) == "AdmitByChance(probability=0.5)"
     assert comparable(functools.partial(first_rows, 1)) == (
         "partial([test_ranks.first_rows, [1], {}])"
     )

@@ -167,7 +167,8 @@ GIVEN: dict[str, tuple[tuple[Table, dict[str, Any]], tuple[Table, dict[str, Any]
     "admission": (
         (TABLE, policy(admission=td.AdmitFrequent(2))),
         (TABLE, policy(admission=td.AdmitByChance(0.5))),
-        "options.policy.admission differs between ranks: AdmitFrequent(threshold=2) on rank 0; "
+        "options.policy.admission differs between ranks: AdmitFrequent(threshold=2, "
+        "half_life=None, half_life_steps=None) on rank 0; "
         "AdmitByChance(probability=0.5) on rank 1",
     ),
     "refused": (

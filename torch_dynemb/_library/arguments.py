@@ -176,9 +176,10 @@ _IN_HOST_MEMORY = {
     ("crc32c", "data"): "sums bytes in host memory: copy to the CPU first, with .cpu()",
     ("read_blocks", "path"): _READS_FILES,
     ("read_blocks", "offsets"): _READS_FILES,
+    ("reserve_saves_", "tier_clock"): _MOVES_ROWS,
     **{
         (op, name): _MOVES_ROWS
-        for op in _MOVE_OPS
+        for op in ("stage_records_", *_MOVE_OPS)
         for name in ("places", "slots", "free_slots", "tier_clock")
     },
     **{

@@ -85,7 +85,7 @@ def reserve_saves_(tier_clock: Tensor, rows: Sequence[int]) -> None:
     The next call that moves rows uses the space.
 
     Args:
-        tier_clock: of a store (:func:`store_open`).
+        tier_clock: int64 [1 + slabs, columns], of a store (:func:`store_open`).
         rows: for each slab, the most rows that will come into the cache.
 
     Raises:
