@@ -74,7 +74,7 @@ def kill_often(path: Path, times: int) -> None:
 
 
 def test_killed_at_some_time(tmp_path: Path) -> None:
-    kill_often(tmp_path / "log", 4)
+    kill_often(tmp_path / "log", 3)
 
 
 @pytest.mark.long

@@ -66,17 +66,10 @@ SMALL = {
     "serving": ["--ids", "100", "--calls", "2", "--only", "Python, B=1 "],
     "dcp_load": ["--megabytes", "1", "--only", "Adam D=16, 1 rank"],
 }
-SLOW = (  # 9 seconds and more each
-    *(
-        "dcp_load",
-        "feature_ops",
-        "freshness",
-        "lifecycle",
-        "optimizers",
-        "serving",
-        "torchrec_step",
-    ),
-    *("freshness", "two_ranks"),
+SLOW = (  # 5 seconds and more each
+    *("assign", "checkpoint", "dcp_load", "feature_ops", "freshness", "lifecycle"),
+    *("live_serving", "optimizers", "overhead", "retrieval", "serving", "torchrec_step"),
+    "two_ranks",
 )
 
 

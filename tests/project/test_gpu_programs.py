@@ -248,6 +248,7 @@ def test_graphs_are_replayed_in_turn_and_their_steps_end(monkeypatch: pytest.Mon
     assert seen["peer"] == [(0, "a"), (1, "b")] * 3
 
 
+@pytest.mark.long
 def test_the_experiments_compile() -> None:
     experiments = module("experiments")
     try:
