@@ -259,8 +259,8 @@ def _disk(bench: str, peer: str, *cases: str) -> list[Cell | None]:
     ]
 
 
-def _figure(bench: str, case: str, unit: str) -> list[Cell | None]:
-    return [None, Cell(bench, (case,), "target", "value", unit)]
+def _figure(bench: str, unit: str, *cases: str) -> list[Cell | None]:
+    return [None, Cell(bench, cases, "target", "value", unit)]
 
 
 _TIERED = "training step, Adam D=64, cache {}"
@@ -299,7 +299,22 @@ DISKS = Table(
         ),
         (
             "publish of 100,000 rows: stall",
-            _figure("delta", "publish of a tenth of the rows, beside training", "s"),
+            _figure("delta", "s", "publish of a tenth of the rows, beside training"),
+        ),
+        (
+            "training while publishing each half second / without",
+            _figure("freshness", "", "training while publishing / without"),
+        ),
+        (
+            "event to an answer that reflects it, p99",
+            _figure("freshness", "s", "event to answer, p99"),
+        ),
+        (
+            "20 kills of trainer and server: events lost, counted twice, mixed answers",
+            _figure(
+                *("freshness", ""),
+                *("events lost", "events counted twice", "answers of two versions"),
+            ),
         ),
         (
             "reads of 4 KB, io_uring / fio",
