@@ -26,6 +26,7 @@ from torch_dynemb.storage.tiers import Storage
 IDS = 240  # several times what a cache holds
 STEPS = 12
 SLOTS = 64  # the fewest that a cache may have
+GPU_KINDS = ("hbm", "cache", "cache above a disk")
 _SEEN_LATELY = FilterHook("GlobalStepFilter", {"filter_step": 7, "filter_interval": 2})
 
 
@@ -56,7 +57,10 @@ def storage_of(kind: str, path: str) -> Storage | None:
         return td.HostStore(cache=cache)
     if kind == "dict":
         return td.ExternalStore(RecordDict(), cache=cache)
-    return td.SSDStore(path, cache=cache, segment="64KiB", disk="64MB", io="threads")
+    above = cache if kind == "cache above a disk" else None
+    return td.SSDStore(
+        path, cache=cache, segment="64KiB", disk="64MB", io="threads", device_cache=above
+    )
 
 
 def features(storage: Storage | None) -> dict[str, EmbeddingOption]:
@@ -94,11 +98,11 @@ def trained(rank: int, kind: str, path: str, prefetching: bool) -> Trained:
     """Trains an engine on batches of this rank.
 
     Args:
-        kind: of storage; see :func:`storage_of`; "hbm" and "cache" are of the emulated GPU.
+        kind: of storage; see :func:`storage_of`; those of ``GPU_KINDS`` are emulated.
         path: of the files.
         prefetching: rows of the next batch are prefetched.
     """
-    with emulated_cuda() if kind in ("hbm", "cache") else nullcontext():
+    with emulated_cuda() if kind in GPU_KINDS else nullcontext():
         return _trained(rank, kind, path, prefetching)
 
 

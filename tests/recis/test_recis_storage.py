@@ -55,11 +55,13 @@ def test_tiered_engines_over_two_ranks(two_ranks: Ranks, tmp_path: Path) -> None
         assert all(stats.prefetched > 0 for stats in one.stats)
 
 
-def test_rows_beneath_a_cache_on_gpus(two_ranks: Ranks) -> None:
-    plain, cached = (two_ranks.run(trained, kind, "", True) for kind in ("hbm", "cache"))
-    for one, other in zip(cached, plain, strict=True):
-        check_same(one, other)
-        assert all(stats.prefetched > 0 for stats in one.stats)
+def test_rows_beneath_a_cache_on_gpus(two_ranks: Ranks, tmp_path: Path) -> None:
+    plain = two_ranks.run(trained, "hbm", "", True)
+    for kind in ("cache", "cache above a disk"):
+        cached = two_ranks.run(trained, kind, str(tmp_path / "rows"), True)
+        for one, other in zip(cached, plain, strict=True):
+            check_same(one, other)
+            assert all(stats.prefetched > 0 for stats in one.stats)
 
 
 def test_gradients_that_are_given_reach_rows_on_the_disk() -> None:

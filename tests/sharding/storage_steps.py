@@ -45,6 +45,7 @@ STEPS = 16
 SAMPLES = 6
 TABLES = {"rows": "ad", "whole": "user"}  # by name its feature; each is pooled and per id
 SLOTS = 64  # the fewest that a cache may have
+GPU_KINDS = ("hbm", "cache", "cache above a disk")
 
 
 class Model(nn.Module):
@@ -103,7 +104,10 @@ def storage_of(kind: str, path: str) -> Storage | None:
         return td.HostStore(hbm="1MB")
     if kind == "dict":
         return td.ExternalStore(RecordDict(), cache=cache)
-    return td.SSDStore(path, cache=cache, segment="64KiB", disk="64MB", io="threads")
+    above = cache if kind == "cache above a disk" else None
+    return td.SSDStore(
+        path, cache=cache, segment="64KiB", disk="64MB", io="threads", device_cache=above
+    )
 
 
 def model_of(storage: Storage | None, *, dedup: bool = False) -> DistributedModelParallel:
@@ -177,11 +181,11 @@ def trained(rank: int, kind: str, path: str, prefetching: bool, dedup: bool) -> 
     """Trains a model.
 
     Args:
-        kind: of storage; see :func:`storage_of`; "hbm" and "cache" are of the emulated GPU.
+        kind: of storage; see :func:`storage_of`; those of ``GPU_KINDS`` are emulated.
         path: of the files.
         prefetching: with the pipeline that prefetches.
     """
-    with emulated_cuda() if kind in ("hbm", "cache") else nullcontext():
+    with emulated_cuda() if kind in GPU_KINDS else nullcontext():
         return _trained(rank, kind, path, prefetching, dedup)
 
 

@@ -81,13 +81,15 @@ def test_rows_beyond_hbm_are_plain_memory_on_the_cpu(two_ranks: Ranks) -> None:
         assert of_rank.stats == [None] * len(of_rank.stats)
 
 
-def test_rows_beneath_a_cache_on_gpus(two_ranks: Ranks) -> None:
-    plain, cached = (two_ranks.run(trained, kind, "", True, False) for kind in ("hbm", "cache"))
-    for of_rank, alone in zip(cached, plain, strict=True):
-        check_same(of_rank, alone)
-        for stats in of_rank.stats:
-            assert stats.evicted > 0
-            assert stats.prefetched > 0
+def test_rows_beneath_a_cache_on_gpus(two_ranks: Ranks, tmp_path: Path) -> None:
+    plain = two_ranks.run(trained, "hbm", "", True, False)
+    for kind in ("cache", "cache above a disk"):
+        cached = two_ranks.run(trained, kind, str(tmp_path / "rows"), True, False)
+        for of_rank, alone in zip(cached, plain, strict=True):
+            check_same(of_rank, alone)
+            for stats in of_rank.stats:
+                assert stats.evicted > 0
+                assert stats.prefetched > 0
 
 
 def test_tables_with_different_storage_share_no_kernel(one_rank: None) -> None:
