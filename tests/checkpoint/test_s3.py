@@ -11,7 +11,7 @@ import pytest
 import s3fs
 import torch
 from checkpoint_content import RowPart, same, saved_content, trained_model
-from faulty_store import failing
+from failing_bucket import failing
 from ranks import Ranks
 from s3_server import Environ, S3Server, options_of, s3_server
 from table_content import content

@@ -9,7 +9,7 @@ import pytest
 import torch
 from changing_tables import train
 from checkpoint_content import same, trained_model
-from faulty_store import failing
+from failing_bucket import failing
 from table_content import content
 
 import torch_dynemb as td

@@ -14,7 +14,7 @@ import pytest
 import torch
 from changing_tables import dense_files, train
 from checkpoint_content import same, saved_content, trained_model
-from faulty_store import Dead, failing
+from failing_bucket import Dead, failing
 from fsspec.implementations.memory import MemoryFileSystem
 
 import torch_dynemb as td

@@ -155,6 +155,7 @@ def accelerate(
             models = len(list(Path(folder).glob("model*")))
             return {"error": str(error), "models": models, "rank": accelerator.process_index}
     result = {"loss": loss_of(clicks), "ids": len(clicks.ids), "rank": accelerator.process_index}
+    accelerator.wait_for_everyone()
     accelerator.end_training()
     return result
 
@@ -172,3 +173,6 @@ PROGRAMS: dict[str, Callable[..., dict[str, Any]]] = {
 if __name__ == "__main__":
     torch.set_num_threads(1)
     print(json.dumps(PROGRAMS[sys.argv[1]](*sys.argv[2:])))
+    if dist.is_initialized():
+        dist.barrier()  # a thread of Gloo that wants Python's lock gets it here, not at the end
+        dist.destroy_process_group()
