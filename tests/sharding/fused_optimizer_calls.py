@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from jagged_batches import Batch, batches_of_ranks, keyed_jagged
@@ -291,6 +292,18 @@ def _norm_of_all(model: Any, norm_type: float) -> float:
     dist.all_gather_object(of_ranks, mine)
     dense = [p.grad.flatten() for n, p in model.named_parameters() if "over" in n]
     return float(torch.cat([*dense, *(g for of in of_ranks for g in of)]).norm(norm_type))
+
+
+def scaling_refused(rank: int) -> bool:
+    """Whether rows are as before a backward of a scaled loss, which raises on every rank."""
+    options = {t.name: TableOptions(initializer=td.Normal(), split=True) for t in TABLES[:1]}
+    model = sharded(TABLES[:1], options=options, optimizer=td.SGD(lr=0.1))
+    features = keyed_jagged(batches_of_ranks("plain", ["a", "b"], 2, 0)[rank], "plain")
+    loss = torch.stack([of.square().sum() for of in model(features).values()]).sum()
+    before = _rows(model)
+    with pytest.raises(RuntimeError, match=r"GradScaler: ranks share the rows of .*bfloat16"):
+        torch.amp.GradScaler("cpu").scale(loss).backward()
+    return _rows(model) == before
 
 
 def clipping_refused(rank: int) -> None:

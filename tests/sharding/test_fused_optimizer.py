@@ -15,6 +15,7 @@ from fused_optimizer_calls import (
     names,
     reads,
     saved_and_loaded,
+    scaling_refused,
     untrained,
 )
 from ranks import Ranks
@@ -108,3 +109,7 @@ def test_one_norm_over_the_gradients_of_all_ranks(two_ranks: Ranks, norm_type: f
 def test_gradients_that_are_gone_cannot_be_clipped(two_ranks: Ranks) -> None:
     for traceback in two_ranks.errors(clipping_refused):
         assert "Collection updates its rows in backward, so their gradients are gone" in traceback
+
+
+def test_scaled_losses_are_refused_because_a_rank_sees_its_own_infinities(two_ranks: Ranks) -> None:
+    assert two_ranks.run(scaling_refused) == [True, True]

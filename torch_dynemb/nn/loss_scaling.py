@@ -145,9 +145,15 @@ def _check_backward(scaler: weakref.ref[GradScaler]) -> None:
             f"{names_of(reached)} by gradients that are multiplied by the scale: {_REMEDY}. No row "
             "has changed"
         )
-    for module in split_modules():
-        if _is_reached(module.grad_anchor):
-            module.optimizer.scaled_by = scaler
+    split = [module for module in split_modules() if _is_reached(module.grad_anchor)]
+    if alone := [module for module in split if not module.shares_infinities]:
+        raise RuntimeError(
+            f"GradScaler: ranks share the rows of {names_of(alone)}, and each would look for "
+            "infinities in its own gradients alone, so ranks could skip different steps: train "
+            "with autocast(dtype=torch.bfloat16), which needs no scaler. No row has changed"
+        )
+    for module in split:
+        module.optimizer.scaled_by = scaler
 
 
 def _is_reached(anchor: Tensor) -> bool:

@@ -515,6 +515,11 @@ class TableModule(nn.Module):
         process_group = process_group_of(self.sharing_ranks)
         return None if process_group is None else SharedRows(process_group, self._group.device)
 
+    @property
+    def shares_infinities(self) -> bool:
+        """Whether all ranks that share the rows learn of an infinity that GradScaler finds."""
+        return True
+
     def _most_backwards(self) -> int:
         return FORGOTTEN_SPLIT_STEPS if self._group.config.split else FORGOTTEN_STEPS
 

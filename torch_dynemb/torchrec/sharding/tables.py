@@ -14,6 +14,7 @@ from torchrec.types import DataType
 
 from torch_dynemb import ops
 from torch_dynemb.distributed.owners import policy_of_share, share_of
+from torch_dynemb.distributed.ranks import default_group
 from torch_dynemb.initializers import Uniform
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.ops.columns import SKETCH_ROWS, Pooling
@@ -331,6 +332,12 @@ class ShardTables(TableModule):
 
     def _is_shared(self) -> bool:
         return True
+
+    @property
+    def shares_infinities(self) -> bool:
+        """Whether this process has all ranks' rows: shards do not know the ranks of the others."""
+        world = default_group()
+        return world is None or world.size() == 1
 
 
 def pooling_of_kernel(pooling: PoolingType, ids: IdSlots) -> Pooling:
