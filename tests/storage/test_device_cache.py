@@ -93,6 +93,18 @@ def test_micro_batches_and_changes_from_outside(store: str, tmp_path: Path) -> N
         pair.check()
 
 
+def test_an_id_that_is_erased_twice_in_a_call_has_one_slot(tmp_path: Path) -> None:
+    with emulated_cuda():
+        pair = Pair(tables(), td.Adam(lr=0.1), stored(tmp_path, "python"))
+        pair.train(Batch(0, 40, 1))
+        for _ in range(3):  # then no slot is in use
+            pair.step()
+        pair.groups(lambda group: [group.erase(t, Batch(9, 20, 0).ids()) for t in range(3)])
+        pair.train(Batch(0, 60, 1))
+        pair.step()
+        pair.check()
+
+
 @pytest.mark.parametrize("store", ["python", FILES])
 @pytest.mark.parametrize("kind", KINDS)
 @given(calls=st.lists(CALLS, min_size=4, max_size=20), slots=st.sampled_from([6, 64]))

@@ -68,17 +68,17 @@ class DeviceSlots:
         """Take rows out of their slots without saving them.
 
         Args:
-            slab, handles: as for :meth:`find`.
+            slab, handles: as for :meth:`find`; a row may occur several times.
         """
         places = self._tensors.places[slab][handles >> GENERATION_BITS].long() - 1
-        self.clear(slab, places[places >= 0])
+        self.clear(slab, places[places >= 0].unique())
 
     def clear(self, slab: int, at: Tensor) -> None:
         """Take the rows out of slots without saving them.
 
         Args:
             slab: a tiered one.
-            at: int64 [n], slots with rows.
+            at: int64 [n], different slots with rows.
         """
         if at.numel() == 0:
             return

@@ -91,7 +91,7 @@ class HostTiers(Tiers):
         slots = self.tensors.slots[slab]
         places, at = self._places(slab, handles)
         own = (places >= 0) & (slots[at, Slot.OWNER] == handles + 1)
-        self._forget(slab, places[(places >= 0) & ~own])
+        self._forget(slab, places[(places >= 0) & ~own].unique())
         numbers = torch.where(own, at, self._homes(slab, handles))
         unpack_rows(self._tensors(slab), numbers, records)
         live = torch.where(own, slots[at, Slot.MARKS], handles) & _GENERATIONS
