@@ -18,7 +18,7 @@ from torch_dynemb.storage.tiers.cache_size import CacheSize
 from torch_dynemb.storage.tiers.device_slots import DeviceSlots
 from torch_dynemb.storage.tiers.host_cache import HostCache, LeavingRows, LoadedRows
 from torch_dynemb.storage.tiers.row_records import packed_rows, unpack_rows
-from torch_dynemb.storage.tiers.stats import StorageStats
+from torch_dynemb.storage.tiers.stats import StorageStats, cache_counts
 from torch_dynemb.storage.tiers.tiers import Records, Tiers
 
 _GENERATIONS = (1 << GENERATION_BITS) - 1
@@ -388,15 +388,8 @@ class DeviceTiers(Tiers):
     def stats(self) -> StorageStats:
         host = self.host.run(self.host.below.stats)
         _, *clocks = self.tensors.clock.tolist()
-        total = {column: sum(clocks[slab][column] for slab in self.cached) for column in Tier}
         return StorageStats(
-            slots=total[Tier.LIMIT],
-            cached=total[Tier.USED] - total[Tier.FREE_COUNT],
-            hits=total[Tier.HITS],
-            misses=total[Tier.MISSES],
-            prefetched=total[Tier.PREFETCHED],
-            evicted=total[Tier.EVICTED],
-            write_backs=total[Tier.WRITTEN],
+            **cache_counts(lambda column: sum(clocks[slab][column] for slab in self.cached)),
             host_slots=host.slots,
             host_cached=host.cached,
             host_hits=host.hits,

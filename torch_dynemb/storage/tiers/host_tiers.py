@@ -13,7 +13,7 @@ from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.storage.tiers.copied_rows import CopiedRows, CopiedSlab
 from torch_dynemb.storage.tiers.host_store import HostStore
 from torch_dynemb.storage.tiers.row_records import packed_rows, unpack_rows
-from torch_dynemb.storage.tiers.stats import StorageStats
+from torch_dynemb.storage.tiers.stats import StorageStats, cache_counts
 from torch_dynemb.storage.tiers.tiers import Records, Tiers
 
 _GENERATIONS = (1 << GENERATION_BITS) - 1
@@ -201,15 +201,8 @@ class HostTiers(Tiers):
 
     def stats(self) -> StorageStats:
         head, *clocks = self.tensors.clock.tolist()
-        total = {column: sum(clocks[slab][column] for slab in self.cached) for column in Tier}
         return StorageStats(
-            slots=total[Tier.LIMIT],
-            cached=total[Tier.USED] - total[Tier.FREE_COUNT],
-            hits=total[Tier.HITS],
-            misses=total[Tier.MISSES],
-            prefetched=total[Tier.PREFETCHED],
-            evicted=total[Tier.EVICTED],
-            write_backs=total[Tier.WRITTEN],
+            **cache_counts(lambda column: sum(clocks[slab][column] for slab in self.cached)),
             in_place=head[TierHead.IN_PLACE],
             reads=head[TierHead.LOADED],
             bytes_read=head[TierHead.LOADED_BYTES],

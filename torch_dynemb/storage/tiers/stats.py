@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+
+from torch_dynemb.ops.columns import Tier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,4 +67,21 @@ class StorageStats:
         return asdict(self)
 
 
-__all__ = ["StorageStats"]
+def cache_counts(count: Callable[[Tier], int]) -> dict[str, int]:
+    """Return what a cache counts, by fields of :class:`StorageStats`.
+
+    Args:
+        count: returns a column of the clock, summed over the slabs of the cache.
+    """
+    return {
+        "slots": count(Tier.LIMIT),
+        "cached": count(Tier.USED) - count(Tier.FREE_COUNT),
+        "hits": count(Tier.HITS),
+        "misses": count(Tier.MISSES),
+        "prefetched": count(Tier.PREFETCHED),
+        "evicted": count(Tier.EVICTED),
+        "write_backs": count(Tier.WRITTEN),
+    }
+
+
+__all__ = ["StorageStats", "cache_counts"]

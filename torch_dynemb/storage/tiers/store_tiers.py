@@ -24,7 +24,7 @@ from torch_dynemb.ops.columns import (
 )
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.storage.tiers.cache_size import LEAST_SLOTS, CacheSize
-from torch_dynemb.storage.tiers.stats import StorageStats
+from torch_dynemb.storage.tiers.stats import StorageStats, cache_counts
 from torch_dynemb.storage.tiers.tiers import Records, Tiers
 
 _GENERATIONS = (1 << GENERATION_BITS) - 1
@@ -291,21 +291,10 @@ class StoreTiers(Tiers):
         return (self.tensors.slots[slab][numbers, Slot.OWNER] - 1) >> GENERATION_BITS
 
     def stats(self) -> StorageStats:
-        columns = {
-            "slots": Tier.LIMIT,
-            "hits": Tier.HITS,
-            "misses": Tier.MISSES,
-            "prefetched": Tier.PREFETCHED,
-            "evicted": Tier.EVICTED,
-            "write_backs": Tier.WRITTEN,
-        }
-        counts = {
-            name: sum(self._clock[self._at(slab, column)] for slab in self.cached)
-            for name, column in columns.items()
-        }
-        free = sum(self._clock[self._at(slab, Tier.FREE_COUNT)] for slab in self.cached)
-        cached = sum(self.used_slots(slab) for slab in self.cached) - free
-        return StorageStats(cached=cached, **counts, **self._store_stats())
+        counts = cache_counts(
+            lambda column: sum(self._clock[self._at(slab, column)] for slab in self.cached)
+        )
+        return StorageStats(**counts, **self._store_stats())
 
     def _store_stats(self) -> dict[str, Any]:
         """Return the fields of :class:`StorageStats` that the store counts."""
