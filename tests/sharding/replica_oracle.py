@@ -121,8 +121,9 @@ def expected(group: TableGroup, table: int, base: Shard, groups: list[Shard]) ->
     over = 0 if bound is None else max(0, len(result.entries) - bound)
     if over:
         deciding = group.scores.deciding(table)
+        evicts = policy.full(budget=False) == "evict"
         order = sorted(
-            result.entries.items(),
+            (of for of in result.entries.items() if evicts or of[0] not in base.entries),
             key=lambda of: (of[1].scores[deciding], of[1].scores["step"], of[0]),
         )
         for id, _ in order[:over]:

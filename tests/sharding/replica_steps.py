@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from record_dict import RecordDict
 from replica_oracle import Shard, decayed_to_counts, expected, shard_of
 from sharded_models import Model, Table, kernels, module_plan
+from table_content import content
 from torch import nn
 from torchrec import KeyedJaggedTensor
-from torchrec.distributed.types import ShardingPlan
+from torchrec.distributed.types import ShardingPlan, ShardingStrategy
 
 import torch_dynemb as td
 from torch_dynemb.torchrec import (
@@ -218,3 +221,305 @@ def change(model: DynamicDMPCollection, case: Case, kind: str, number: int, seed
 def _erase(model: nn.Module, every: int) -> None:
     for group, table in shards(model):
         group.remove(table, predicate=lambda ids, _: ids % every == 0)
+
+
+# -- wrong arguments -----------------------------------------------------------------------------
+
+ROWS = (Table("rows", 8, ("a",)),)
+
+
+def refused(rank: int, kind: str) -> str:
+    """The error of a construction or a call that all ranks refuse, and that changes nothing."""
+    options = {"rows": DEFAULT}
+    more: dict[str, Any] = {}
+    optimizer: Any = td.SGD(lr=0.1)
+    tables = ROWS
+    if kind == "size":
+        more["sharding_group_size"] = 3
+    elif kind == "size of one rank":
+        more["sharding_group_size"] = 4 if rank == 1 else GROUP
+    elif kind == "world":
+        more["world_size"] = 8
+    elif kind == "plan":
+        more["sharding_group_size"] = 1
+    elif kind == "plan of one rank":
+        tables = (Table("rows", 8, ("a",), sharding="table_wise" if rank == 2 else "row_wise"),)
+    elif kind == "options of one rank":
+        options = {"rows": TableOptions(policy=td.Policy(capacity=100 + rank // 3))}
+    elif kind == "strategy":
+        more["sharding_strategy"] = ShardingStrategy.FULLY_SHARDED
+    elif kind == "8-bit":
+        optimizer = td.Adam(lr=0.1, state_dtype=torch.uint8)
+    elif kind == "sketch":
+        rule = td.AdmitFrequentSketch(2, memory=1 << 10)
+        options = {"rows": TableOptions(policy=td.Policy(admission=rule))}
+    elif kind == "modules":
+        more["submodule_configs"] = [object()]
+    elif kind == "group":
+        more["global_pg"] = None
+    try:
+        replicated(tables, options=options, optimizer=optimizer, **more)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was refused"
+
+
+def refused_calls(rank: int) -> list[str]:
+    """Errors of calls in a wrong moment; then training goes on and syncs."""
+    options = {
+        "rows": TableOptions(initializer=td.Normal(), split=True),
+        "full": TableOptions(policy=td.Policy(capacity=16, on_full="error", score="step")),
+    }
+    tables = (*ROWS, Table("full", 8, ("b",), sharding="table_wise"))
+    model = replicated(tables, options=options, optimizer=td.SGD(lr=0.1))
+    number = model.replica_group.rank()
+    errors = []
+
+    def refuses(call: Callable[[], Any]) -> None:
+        before = [shard_of(*of) for of in shards(model)]
+        try:
+            call()
+        except (RuntimeError, NotImplementedError, ValueError) as error:
+            errors.append(f"{type(error).__name__}: {error}")
+        for (group, table), of in zip(shards(model), before, strict=True):
+            assert_same(shard_of(group, table), of, group.names[table])
+
+    refuses(lambda: model.sync(include_optimizer_state=False))
+    refuses(model.state_dict)
+    refuses(lambda: model.load_state_dict({}))
+    outputs = model(batch_of(tables, 8, rank))
+    sum(of.sum() for of in outputs.values()).backward()
+    if number == 1:
+        model.fused_optimizer.step()
+    refuses(model.sync)  # gradients of group 0 are pending
+    model.fused_optimizer.zero_grad() if number == 0 else None
+    model.sync()
+    check_equal(model)
+    for group, table in shards(model):
+        if group.names[table] == "full":
+            group.insert(table, torch.arange(100 * (number + 1), 100 * (number + 1) + 8))
+    refuses(model.sync)  # both groups have room for their ids, but not for those of both
+    for group, table in shards(model):
+        if group.names[table] == "full":
+            group.remove(table, predicate=lambda ids, _: ids >= 200)
+    model.sync()
+    check_equal(model)
+    return errors
+
+
+# -- other tables and the dense part -------------------------------------------------------------
+
+
+class Scored(nn.Module):
+    """A model with a dense part, which DistributedDataParallel averages."""
+
+    def __init__(self, model: Model, width: int) -> None:
+        super().__init__()
+        self.bags = model.bags
+        self.dense = nn.Linear(width, 1)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        scores: torch.Tensor = self.dense(self.bags(features).values()).squeeze(1)
+        return scores
+
+
+def static_beside_dynamic(rank: int) -> list[Any]:
+    """Train static tables, dynamic ones and a dense part; return what a sync has made equal."""
+    tables = (
+        Table("rows", 8, ("a",)),
+        Table("static", 8, ("b",), dynamic=False, num_embeddings=24),
+    )
+    fused = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1}
+    model = Model(tables, False)
+    sharder = DynamicEmbeddingBagCollectionSharder(
+        options={"rows": DEFAULT}, optimizer=td.RowWiseAdagrad(lr=0.1), fused_params=fused
+    )
+    plan = ShardingPlan({"bags": module_plan(model.bags, tables, sharder, ranks=GROUP)})
+    torch.manual_seed(0)
+    job = DynamicDMPCollection(
+        Scored(model, 16),
+        device=torch.device("cpu"),
+        plan=plan,
+        world_size=dist.get_world_size(),
+        sharding_group_size=GROUP,
+        global_pg=dist.group.WORLD,
+        sharders=[sharder],
+    )
+    optimizer = torch.optim.SGD(job.module.dense.parameters(), lr=0.1)
+    (static,) = job._default_ctx.weights_by_dtype.values()
+    means = []
+    for turn in range(2):
+        for step in range(2):
+            seed = 100 * turn + 10 * rank + step
+            job(batch_of(tables, 24, seed)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            job.fused_optimizer.step()
+        of_groups = replicas_of(job, [of.clone() for of in static])
+        job.sync()
+        check_equal(job)
+        means += [
+            (sum(of) / 2 - own).abs().max().item()
+            for *of, own in zip(*of_groups, static, strict=True)
+        ]
+    dense = [of.tolist() for of in _of_all(job.module.dense.weight.detach())]
+    return [means, dense, [of.tolist() for of in replicas_of(job, static[0].clone())]]
+
+
+def synced_bytes(rank: int, ids: int, touched: int) -> tuple[int, int]:
+    """Bytes that a rank sends to sync a dynamic table, and a static one of the same rows.
+
+    Args:
+        ids: of both tables, and state per row.
+        touched: ids that one step looks up in each group.
+    """
+    tables = (Table("rows", 16, ("a",), num_embeddings=ids),)
+    static = (replace(tables[0], dynamic=False),)
+    fused = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1}
+    ours = replicated(tables, optimizer=td.RowWiseAdagrad(lr=0.1))
+    theirs = replicated(static, fused_params=fused, custom_all_reduce=_counted)
+    for model in (ours, theirs):
+        first = KeyedJaggedTensor(["a"], torch.arange(ids), lengths=torch.tensor([ids]))
+        model(first)["a"].sum().backward()
+        model.fused_optimizer.step()
+        model.sync()
+        some = torch.arange(touched) * (ids // touched)
+        model(KeyedJaggedTensor(["a"], some, lengths=torch.tensor([touched])))["a"].sum().backward()
+        model.fused_optimizer.step()
+        _reduced.clear()
+        model.sync()
+    check_equal(ours)
+    assert ours.last_sync is not None
+    # a ring all-reduce sends each byte 2 (n - 1) / n times
+    groups = ours.replica_group.size()
+    return ours.last_sync.sent_bytes, sum(_reduced) * 2 * (groups - 1) // groups
+
+
+_reduced: list[int] = []
+
+
+def _counted(tensors: list[torch.Tensor]) -> None:
+    _reduced.extend(tensor.nbytes for tensor in tensors)
+
+
+# -- checkpoints ---------------------------------------------------------------------------------
+
+SAVED = (
+    Table("rows", 8, ("a",)),
+    Table("whole", 8, ("b",), sharding="table_wise"),
+    Table("columns", 8, ("c",), sharding="column_wise"),
+)
+COUNTED = {
+    "rows": TableOptions(
+        initializer=td.Normal(),
+        policy=td.Policy(score="frequency", admission=td.AdmitFrequent(2)),
+    ),
+}
+
+
+def saves_and_loads(rank: int, path: str) -> dict[str, Any]:
+    """Save a model of two groups from the first one, and load it in both, and in a group alone."""
+
+    def job() -> DynamicDMPCollection:
+        return replicated(SAVED, options=COUNTED, optimizer=td.Adam(lr=0.1))
+
+    model = job()
+    for step in range(3):
+        train(model, SAVED, 24, 10 * rank + step)
+    model.sync()
+    saved = check_equal(model)
+    result: dict[str, Any] = {}
+    try:
+        td.checkpoint.save(f"{path}/wrong", model)
+    except ValueError as error:
+        result["save"] = str(error)
+    if model.in_first_group:
+        td.checkpoint.save(f"{path}/right", model, process_group=model.sharding_group)
+    dist.barrier()
+    loaded = job()
+    train(loaded, SAVED, 24, 7 + rank)  # content that the load replaces
+    loaded.sync()
+    td.checkpoint.load(f"{path}/right", loaded, process_group=loaded.sharding_group)
+    for found, of in zip(check_equal(loaded), saved, strict=True):
+        found.clock = of.clock if found.clock[2] == of.clock[2] else found.clock
+        assert_same(found, of, "loaded")
+    for both in (model, loaded):
+        train(both, SAVED, 24, 1000 + rank)
+        both.sync()
+    for found, of in zip(check_equal(loaded), check_equal(model), strict=True):
+        assert_same(found, of, "trained on")
+    # in one group alone
+    if model.in_first_group:
+        td.checkpoint.load(f"{path}/right", loaded, process_group=loaded.sharding_group)
+    train(loaded, SAVED, 24, 2000 + rank)
+    try:
+        loaded.sync()
+    except ValueError as error:
+        result["load"] = str(error)
+    result["rows"] = sum(group.size(table) for group, table in shards(model))
+    return result
+
+
+def logs(rank: int, path: str) -> dict[str, Any]:
+    """The first group publishes each sync to a delta log, which a model of that group follows."""
+    model = replicated(SAVED, options=COUNTED, optimizer=td.Adam(lr=0.1))
+    other = replicated(SAVED, options=COUNTED, optimizer=td.Adam(lr=0.1))
+    result: dict[str, Any] = {"rows": []}
+    try:
+        td.checkpoint.DeltaLog(f"{path}/wrong", every_steps=1).attach(model)
+    except ValueError as error:
+        result["attach"] = str(error)
+    log = follower = None
+    if model.in_first_group:
+        log = td.checkpoint.DeltaLog(
+            f"{path}/log", every_steps=1, process_group=model.sharding_group
+        )
+        log.attach(model)
+        td.checkpoint.load(f"{path}/log/base", other, process_group=other.sharding_group)
+        follower = td.checkpoint.follow(f"{path}/log", other)
+    for turn in range(3):
+        train(model, SAVED, 24, 100 * turn + 10 * rank)
+        model.sync()
+        if log is not None and follower is not None:
+            log.step()
+            log.flush()
+            follower.update()
+            assert content(other, state=False) == content(model, state=False)
+        result["rows"].append(sum(group.size(table) for group, table in shards(model)))
+    if log is not None:
+        log.close()
+    dist.barrier()
+    return result
+
+
+# -- tiers ---------------------------------------------------------------------------------------
+
+
+def stored_as_in_memory(rank: int, path: str) -> list[int]:
+    """Rows below a cache, on a disk or in a store of the user, have the bits of those in memory."""
+    tables = tuple(replace(of, features=(of.name[0],)) for of in SAVED)
+    kinds: dict[str, Any] = {
+        "memory": None,
+        "disk": td.SSDStore(f"{path}/rows", cache=1 << 16),
+        "dict": td.ExternalStore(RecordDict(), cache=1 << 16),
+    }
+    found = {}
+    for kind, storage in kinds.items():
+        options = {
+            of.name: TableOptions(
+                initializer=td.Normal(), storage=storage, policy=td.Policy(score="frequency")
+            )
+            for of in tables
+        }
+        model = replicated(tables, options=options, optimizer=td.Adam(lr=0.1))
+        for turn in range(3):
+            train(model, tables, 24, 100 * turn + 10 * rank)
+            if turn == 1 and model.in_first_group:
+                _erase(model, every=3)
+            model.sync()
+            check_equal(model)
+        found[kind] = [shard_of(*of) for of in shards(model)]
+    for kind in found.keys() - {"memory"}:
+        for own, of in zip(found[kind], found["memory"], strict=True):
+            assert_same(own, of, kind)
+    return [len(of) for of in found.values()]

@@ -77,6 +77,7 @@ class CountUpdate:
     def _set(self, counted: CountedIds) -> None:
         tables = self._tables
         counters = tables.config.layout.counters[self._table]
+        assert counters is not None
         none = counted.ids[counted.counts == 0]
         if none.numel() > 0:
             flat, offsets, _ = one_table(tables, self._table, none)

@@ -182,7 +182,8 @@ def _differing(before: CountedIds | None, now: CountedIds | None, ids: Tensor) -
     if before is None or now is None:
         return ids[:0]
     either = torch.cat([before.ids, now.ids]).unique()
-    return either[counts_among(before, either) != counts_among(now, either)]
+    result: Tensor = either[counts_among(before, either) != counts_among(now, either)]
+    return result
 
 
 def _lost(before: Tensor, changes: Changes, slab: int) -> Tensor:
@@ -191,7 +192,8 @@ def _lost(before: Tensor, changes: Changes, slab: int) -> Tensor:
     both = min(before.shape[0], now.shape[0])
     left = torch.ones_like(before[:, 0], dtype=torch.bool)
     left[:both] = (before[:both, :2] != now[:both, :2]).any(1)
-    return before[left & (before[:, 1] > 0)]
+    lost: Tensor = before[left & (before[:, 1] > 0)]
+    return lost
 
 
 def _digest(tables: Tables) -> int:
