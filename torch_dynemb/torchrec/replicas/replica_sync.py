@@ -25,7 +25,7 @@ _BASE, _TABLE = 3, 4
 
 
 class SyncStats(NamedTuple):
-    """What a sync of dynamic tables has moved, on this rank.
+    """Numbers of a sync of dynamic tables, on this rank.
 
     Attributes:
         ids: touched ids of this rank's shards, over all sharding groups.
