@@ -13,9 +13,8 @@ def measured(work: Callable[..., None], ranks: int, results: int, *more: Any) ->
     """Start processes, and yield the measurements of rank 0.
 
     Args:
-        work: called with a pipe, its rank, the path of a file for the process group, and ``more``;
-            it sends a result at a time, on other ranks "", a traceback as text, and None at the
-            end.
+        work: called with a pipe, its rank, the path of a file for the process group, and ``more``.
+            It sends each result (on other ranks ""), and None at the end, or a traceback as text.
         ranks: number of processes.
         results: number of results.
 

@@ -420,12 +420,20 @@ COUNTED = {
 def saves_and_loads(rank: int, path: str) -> dict[str, Any]:
     """Save a model of two groups from the first one, and load it in both, and in a group alone."""
 
+    tables = (*SAVED, Table("static", 8, ("d",), dynamic=False, num_embeddings=24))
+    fused = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1}
+
     def job() -> DynamicDMPCollection:
-        return replicated(SAVED, options=COUNTED, optimizer=td.Adam(lr=0.1))
+        optimizer = td.Adam(lr=0.1)
+        return replicated(tables, options=COUNTED, optimizer=optimizer, fused_params=fused)
+
+    def static_of(model: DynamicDMPCollection) -> list[torch.Tensor]:
+        (weights,) = model._default_ctx.weights_by_dtype.values()
+        return [weight.clone() for weight in weights]
 
     model = job()
     for step in range(3):
-        train(model, SAVED, 24, 10 * rank + step)
+        train(model, tables, 24, 10 * rank + step)
     model.sync()
     saved = check_equal(model)
     result: dict[str, Any] = {}
@@ -437,21 +445,23 @@ def saves_and_loads(rank: int, path: str) -> dict[str, Any]:
         td.checkpoint.save(f"{path}/right", model, process_group=model.sharding_group)
     dist.barrier()
     loaded = job()
-    train(loaded, SAVED, 24, 7 + rank)  # content that the load replaces
+    train(loaded, tables, 24, 7 + rank)  # content that the load replaces
     loaded.sync()
     td.checkpoint.load(f"{path}/right", loaded, process_group=loaded.sharding_group)
     for found, of in zip(check_equal(loaded), saved, strict=True):
         found.clock = of.clock if found.clock[2] == of.clock[2] else found.clock
         assert_same(found, of, "loaded")
+    for weight, of in zip(static_of(loaded), static_of(model), strict=True):
+        assert torch.equal(weight, of)
     for both in (model, loaded):
-        train(both, SAVED, 24, 1000 + rank)
+        train(both, tables, 24, 1000 + rank)
         both.sync()
     for found, of in zip(check_equal(loaded), check_equal(model), strict=True):
         assert_same(found, of, "trained on")
     # in one group alone
     if model.in_first_group:
         td.checkpoint.load(f"{path}/right", loaded, process_group=loaded.sharding_group)
-    train(loaded, SAVED, 24, 2000 + rank)
+    train(loaded, tables, 24, 2000 + rank)
     try:
         loaded.sync()
     except ValueError as error:
