@@ -19,6 +19,9 @@ from torchrec import KeyedJaggedTensor
 from torchrec.distributed.types import ShardingPlan, ShardingStrategy
 
 import torch_dynemb as td
+from torch_dynemb.checkpoint.parts import parts_of
+from torch_dynemb.recis import DynamicEmbedding, EmbeddingOption
+from torch_dynemb.table.tables import exported
 from torch_dynemb.torchrec import (
     DynamicDMPCollection,
     DynamicEmbeddingBagCollectionSharder,
@@ -366,33 +369,33 @@ def static_beside_dynamic(rank: int) -> list[Any]:
     return [means, dense, [of.tolist() for of in replicas_of(job, static[0].clone())]]
 
 
-def synced_bytes(rank: int, ids: int, touched: int) -> tuple[int, int]:
+def synced_bytes(rank: int, ids: int, touched: Sequence[int]) -> list[tuple[int, int]]:
     """Bytes that a rank sends to sync a dynamic table, and a static one of the same rows.
 
     Args:
-        ids: of both tables, and state per row.
-        touched: ids that one step looks up in each group.
+        ids: of both tables, with a value of state per row.
+        touched: ids that each group trains before a sync.
     """
     tables = (Table("rows", 16, ("a",), num_embeddings=ids),)
     static = (replace(tables[0], dynamic=False),)
     fused = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1}
     ours = replicated(tables, optimizer=td.RowWiseAdagrad(lr=0.1))
     theirs = replicated(static, fused_params=fused, custom_all_reduce=_counted)
-    for model in (ours, theirs):
-        first = KeyedJaggedTensor(["a"], torch.arange(ids), lengths=torch.tensor([ids]))
-        model(first)["a"].sum().backward()
-        model.fused_optimizer.step()
-        model.sync()
-        some = torch.arange(touched) * (ids // touched)
-        model(KeyedJaggedTensor(["a"], some, lengths=torch.tensor([touched])))["a"].sum().backward()
-        model.fused_optimizer.step()
+    result = []
+    for count in (ids, *touched):
+        some = torch.arange(count) * (ids // max(count, 1))
+        features = KeyedJaggedTensor(["a"], some, lengths=torch.tensor([count]))
         _reduced.clear()
-        model.sync()
-    check_equal(ours)
-    assert ours.last_sync is not None
-    # a ring all-reduce sends each byte 2 (n - 1) / n times
-    groups = ours.replica_group.size()
-    return ours.last_sync.sent_bytes, sum(_reduced) * 2 * (groups - 1) // groups
+        for model in (ours, theirs):
+            model(features)["a"].sum().backward()
+            model.fused_optimizer.step()
+            model.sync()
+        check_equal(ours)
+        assert ours.last_sync is not None
+        # a ring all-reduce sends each byte 2 (n - 1) / n times
+        groups = ours.replica_group.size()
+        result.append((ours.last_sync.sent_bytes, sum(_reduced) * 2 * (groups - 1) // groups))
+    return result[1:]
 
 
 _reduced: list[int] = []
@@ -400,6 +403,63 @@ _reduced: list[int] = []
 
 def _counted(tensors: list[torch.Tensor]) -> None:
     _reduced.extend(tensor.nbytes for tensor in tensors)
+
+
+class WithRecis(nn.Module):
+    """A collection of TorchRec beside a module of RecIS, or one of torch_dynemb.nn."""
+
+    def __init__(self, model: Model, items: nn.Module) -> None:
+        super().__init__()
+        self.bags, self.items = model.bags, items
+        self.dense = nn.Linear(8, 1)
+
+    def forward(self, features: KeyedJaggedTensor, ids: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.dense(self.bags(features).values()[:2] + self.items(ids))
+        return scores
+
+
+def recis_beside(rank: int, kind: str) -> list[Any]:
+    """Train RecIS's module, which all ranks share, beside a table that sharding groups copy.
+
+    Returns:
+        The ids of RecIS's table on each rank; or an error.
+    """
+    model = Model(ROWS, False)
+    sharder = DynamicEmbeddingBagCollectionSharder(
+        options={"rows": DEFAULT}, optimizer=td.SGD(lr=0.1)
+    )
+    plan = ShardingPlan({"bags": module_plan(model.bags, ROWS, sharder, ranks=GROUP)})
+    items: Any
+    if kind == "recis":
+        option = EmbeddingOption(embedding_dim=8, shared_name="items", combiner="sum")
+        items = DynamicEmbedding(option)
+    else:
+        items = td.DynamicEmbeddingBag(8, mode="sum", optimizer=td.SGD(lr=0.1))
+    assert dist.group.WORLD is not None
+    job = DynamicDMPCollection(
+        WithRecis(model, items),
+        device=torch.device("cpu"),
+        plan=plan,
+        world_size=dist.get_world_size(),
+        sharding_group_size=GROUP,
+        global_pg=dist.group.WORLD,
+        sharders=[sharder],
+    )
+    try:
+        for step in range(2):
+            ids = torch.arange(8).view(2, 4) + 4 * rank + step
+            job(batch_of(ROWS, 24, 10 * rank + step), ids).square().sum().backward()
+            job.fused_optimizer.step()
+    except td.errors.ReplicatedTableError as error:
+        return [str(error)]
+    job.sync()
+    check_equal(job)
+    return [
+        id
+        for part in parts_of(items)
+        for batch in exported(part.group.tables, part.table, 1 << 20)
+        for id in batch.ids.tolist()
+    ]
 
 
 # -- checkpoints ---------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from ranks import Ranks
 from replica_steps import (
     Case,
     logs,
+    recis_beside,
     refused,
     refused_calls,
     saves_and_loads,
@@ -56,7 +57,7 @@ REFUSED = {
     "options of one rank": "table 'rows': options.policy.capacity differs between ranks",
     "strategy": "NotImplementedError: EmbeddingBagCollection: sharding_strategy is FULLY_SHARDED",
     "8-bit": "NotImplementedError: DynamicDMPCollection: tables ['rows'] have 8-bit state",
-    "sketch": "admission AdmitFrequentSketch(threshold=2, memory=1024, halve_every=None), the",
+    "sketch": "has admission AdmitFrequentSketch(threshold=2, memory=512, halve_every=None), the",
     "modules": "NotImplementedError: DynamicDMPCollection: submodule_configs is given, but over",
     "group": "TypeError: DynamicDMPCollection: global_pg is None, expected a ProcessGroup",
 }
@@ -89,14 +90,14 @@ def test_static_tables_are_synced_by_torchrec(four_ranks: Ranks) -> None:
 
 def test_bytes_are_those_of_touched_rows(four_ranks: Ranks) -> None:
     ids = 2000
-    sent = {touched: four_ranks.run(synced_bytes, ids, touched)[0] for touched in (0, 20, 200)}
-    nothing, few, more = (ours for ours, _ in sent.values())
-    # a touched id takes its id, and twice its row, state and flags: there and back, half each
-    assert nothing < 200
-    assert 8.5 * (few - nothing) < more - nothing < 11.5 * (few - nothing)
-    assert all(theirs == 68 * ids // 2 for _, theirs in sent.values())
-    assert few < 0.03 * sent[20][1]
-    assert more < 0.25 * sent[200][1]
+    for of_rank in four_ranks.run(synced_bytes, ids, (0, 20, 200)):
+        nothing, few, more = (ours for ours, _ in of_rank)
+        assert nothing < 200
+        assert 8 * (few - nothing) < more - nothing < 12 * (few - nothing)
+        # rows of 16 columns and a value of state, half of them on each rank of a group
+        assert [theirs for _, theirs in of_rank] == 3 * [4 * 17 * ids // 2]
+        assert few < 0.02 * of_rank[1][1]
+        assert more < 0.15 * of_rank[2][1]
 
 
 def test_first_group_saves_and_all_load(four_ranks: Ranks, tmp_path: Path) -> None:
@@ -117,6 +118,14 @@ def test_delta_log_of_the_first_group(four_ranks: Ranks, tmp_path: Path) -> None
 @pytest.mark.long
 def test_stored_rows(four_ranks: Ranks, tmp_path: Path) -> None:
     assert all(min(sizes) > 0 for sizes in four_ranks.run(stored_as_in_memory, str(tmp_path)))
+
+
+@pytest.mark.long
+def test_recis_modules_share_rows_over_all_ranks(four_ranks: Ranks) -> None:
+    of_ranks = four_ranks.run(recis_beside, "recis")
+    assert sorted(id for ids in of_ranks for id in ids) == list(range(21))
+    for (error,) in four_ranks.run(recis_beside, "replicated"):
+        assert "process_group" in error
 
 
 OPTIMIZERS: dict[str, td.OptimizerConfig] = {

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.remote_device import _remote_device
 from torchrec.distributed.model_parallel import DistributedModelParallel, DMPCollection
 from torchrec.distributed.types import ShardingEnv2D, ShardingPlan
 
@@ -91,6 +92,17 @@ class DynamicDMPCollection(DMPCollection, _SyncedModelParallel):  # type: ignore
             ranks_of(global_pg),
         )
         self._last_sync: SyncStats | None = None
+
+    def _remap_sharding_plan(self, plan: ShardingPlan, *arguments: Any, **named: Any) -> None:
+        """Write the ranks of this rank's sharding group into the plan, as DMPCollection does."""
+        super()._remap_sharding_plan(plan, *arguments, **named)
+        if self._tables_device.type != "cpu":
+            return
+        for of_module in plan.plan.values():
+            for sharding in dict(of_module).values():
+                for shard in getattr(sharding.sharding_spec, "shards", None) or []:
+                    # DMPCollection numbers devices, but there is one CPU
+                    shard.placement = _remote_device(f"rank:{shard.placement.rank()}/cpu")
 
     @property
     def _device(self) -> torch.device:
