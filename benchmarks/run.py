@@ -43,6 +43,7 @@ BENCHMARKS = (
     "optimizers",
     "retrieval",
     "torchrec_step",
+    "replica_sync",
     "feature_ops",
     "ragged",
     "dcp_load",

@@ -8,10 +8,6 @@ forward, backward and fused update.
 from __future__ import annotations
 
 import importlib.util
-import multiprocessing
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from common.command import is_selected, parser, positive
@@ -20,41 +16,6 @@ from common.report import Report, Row, compare
 BENCH = "torchrec_step"
 TARGET = 1.1
 PEER = "TorchRec's fused static tables"
-
-
-def measured(sizes: Any, wanted: list[tuple[str, str, str, int, float]]) -> Iterator[Any]:
-    """Start the ranks, and yield rank 0's measurement of each comparison.
-
-    Raises:
-        RuntimeError: with the traceback of a rank that failed.
-    """
-    from sharded import ranks
-
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as directory:
-        store = str(Path(directory) / "store")
-        pipes, processes = [], []
-        for rank in range(ranks.WORLD_SIZE):
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(
-                target=ranks.work, args=(theirs, rank, store, sizes, wanted), daemon=True
-            )
-            process.start()
-            theirs.close()
-            pipes.append(ours)
-            processes.append(process)
-        try:
-            for _ in range(len(wanted) + 1):
-                answers = [pipe.recv() for pipe in reversed(pipes)]
-                failed = [answer for answer in answers if isinstance(answer, str) and answer]
-                if failed:
-                    raise RuntimeError(f"a rank failed:\n{failed[0]}")
-                if answers[-1] is not None:
-                    yield answers[-1]
-        finally:
-            for process in processes:
-                process.join(timeout=5)
-                process.kill()
 
 
 def row(sizes: Any, case: str, kind: str, share: float, bag: int, result: Any) -> Row:
@@ -104,7 +65,8 @@ def main() -> None:
         if importlib.util.find_spec(package) is None:
             raise SystemExit(f"{package} is not installed: `make bench` installs the peers")
     from sharded.collections import SHARDINGS, Sizes
-    from sharded.ranks import DYNAMIC, case_name
+    from sharded.processes import measured
+    from sharded.ranks import DYNAMIC, WORLD_SIZE, case_name, work
 
     sizes = Sizes(
         tables=options.tables,
@@ -126,7 +88,7 @@ def main() -> None:
         if is_selected(options.only, f"{case_name(sharding, optimizer, bag, share)}, {kind}", PEER)
     ]
     report = Report(as_json=options.json, cases=len(wanted))
-    results = measured(sizes, wanted)
+    results = measured(work, WORLD_SIZE, len(wanted), sizes, wanted)
     for sharding, optimizer, kind, bag, share in wanted:
         case = case_name(sharding, optimizer, bag, share)
         report.start(f"{case}, {kind}")

@@ -50,6 +50,7 @@ SMALL = {
         *("--tables", "2", "--rows", "500", "--batch", "8", "--dim", "8", "--bags", "2"),
         *("--only", "SGD L=2, dynamic", "--only", "row_wise SGD L=2, 1 %"),
     ],
+    "replica_sync": ["--ids", "500", "--dim", "8", "--only", "10 %"],
     "feature_ops": ["--features", "3", "--rows", "20", "--calls", "1"],
     "ragged": ["--features", "3", "--dim", "4", "--rows", "50"],
     "checkpoint": ["--ids", "26000"],
@@ -68,8 +69,8 @@ SMALL = {
 }
 SLOW = (  # 5 seconds and more each
     *("assign", "checkpoint", "dcp_load", "feature_ops", "freshness", "lifecycle"),
-    *("live_serving", "optimizers", "overhead", "retrieval", "serving", "torchrec_step"),
-    "two_ranks",
+    *("live_serving", "optimizers", "overhead", "replica_sync", "retrieval", "serving"),
+    *("torchrec_step", "two_ranks"),
 )
 
 
@@ -96,7 +97,7 @@ def test_prints_one_json_line_per_case(
     if name == "index" and not HAS_ABSL:
         pytest.skip("libabsl-dev is not installed; index.py compares with its hash map")
     if (
-        name in ("dcp_load", "lifecycle", "torchrec_step", "two_ranks")
+        name in ("dcp_load", "lifecycle", "replica_sync", "torchrec_step", "two_ranks")
         and importlib.util.find_spec("torchrec") is None
     ):
         pytest.skip(f"torchrec, which {name}.py compares with, is missing")
@@ -220,8 +221,9 @@ def test_an_unknown_benchmark_is_named(
         run(monkeypatch, "run", "speed")
     expected = (
         "NAME='speed': expected one of index, train_step, growth, scale, overhead, dlrm, "
-        "two_ranks, lifecycle, assign, optimizers, retrieval, torchrec_step, feature_ops, ragged, "
-        "dcp_load, checkpoint, delta, freshness, tiers, live_serving, serving, quantized_rows, ops"
+        "two_ranks, lifecycle, assign, optimizers, retrieval, torchrec_step, replica_sync, "
+        "feature_ops, ragged, dcp_load, checkpoint, delta, freshness, tiers, live_serving, "
+        "serving, quantized_rows, ops"
     )
     assert expected in capsys.readouterr().err
 

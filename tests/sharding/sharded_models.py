@@ -134,11 +134,22 @@ def _grid(hosts: int) -> Any:
 
 
 def generator(
-    sharding: str, kernel: str, number: int, columns: tuple[int, ...] | None = None
+    sharding: str,
+    kernel: str,
+    number: int,
+    columns: tuple[int, ...] | None = None,
+    *,
+    ranks: int | None = None,
 ) -> Any:
-    """How construct_module_sharding_plan shards the ``number``-th table."""
-    ranks = dist.get_world_size()
-    hosts = ranks // int(os.environ["LOCAL_WORLD_SIZE"])
+    """How construct_module_sharding_plan shards the ``number``-th table.
+
+    Args:
+        ranks: that share the table, all on one node; None: all ranks.
+    """
+    hosts = 1
+    if ranks is None:
+        ranks = dist.get_world_size()
+        hosts = ranks // int(os.environ["LOCAL_WORLD_SIZE"])
     generate = {
         "table_wise": lambda: table_wise(rank=number % ranks),
         "row_wise": row_wise,
@@ -168,18 +179,26 @@ def _kernel(table: Table) -> str:
     return "dense" if table.sharding == "data_parallel" else "fused"
 
 
-def module_plan(module: nn.Module, tables: Sequence[Table], sharder: Any) -> Any:
-    """The plan of a collection."""
+def module_plan(
+    module: nn.Module, tables: Sequence[Table], sharder: Any, *, ranks: int | None = None
+) -> Any:
+    """The plan of a collection.
+
+    Args:
+        ranks: that share the tables, all on one node; None: all ranks.
+    """
     generators = {
-        table.name: generator(table.sharding, _kernel(table), number, table.columns_per_rank)
+        table.name: generator(
+            table.sharding, _kernel(table), number, table.columns_per_rank, ranks=ranks
+        )
         for number, table in enumerate(tables)
     }
     return construct_module_sharding_plan(
         module,
         generators,
         sharder=sharder,
-        local_size=int(os.environ["LOCAL_WORLD_SIZE"]),
-        world_size=dist.get_world_size(),
+        local_size=ranks or int(os.environ["LOCAL_WORLD_SIZE"]),
+        world_size=ranks or dist.get_world_size(),
         device_type="cpu",
     )
 

@@ -6,15 +6,17 @@ import dataclasses
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import flag, integer
-from torch_dynemb.ops.columns import EVICTED_COLUMNS, Evicted
+from torch_dynemb.ops.columns import EVICTED_COLUMNS, Evicted, Table
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.storage.static_tensors import mark_static
 from torch_dynemb.table.host_state import EvictedIds, EvictionCallback, EvictionRecords
 from torch_dynemb.table.row_access import readable
-from torch_dynemb.table.tables import Tables
+from torch_dynemb.table.scores import deciding_score, stored_scores
+from torch_dynemb.table.tables import Tables, one_table
 
 
 class _Owner(Protocol):
@@ -153,4 +155,60 @@ def keep_evicted_rows(tables: Tables, before: int) -> None:
             tables.evictions.rows[t].append(ops.embedding_inference(rows, batch, handles))
 
 
-__all__ = ["Evictions", "keep_evicted_rows", "record_as", "take_evicted"]
+def evicted_ids(tables: Tables, table: int, ids: Tensor) -> EvictedIds:
+    """Copy what records of evictions have of ids, before they are removed.
+
+    Args:
+        tables: of the group.
+        table: its number.
+        ids: int64 [n]; those that the table lacks are skipped.
+    """
+    ids = ids[ops.find(tables.index, *one_table(tables, table, ids)).handles >= 0]
+    deciding = deciding_score(tables, table)
+    scores = torch.zeros_like(ids)
+    if deciding != "none":
+        scores = stored_scores(tables, table, ids, None).scores
+    if tables.evictions.rows is None:
+        return EvictedIds(ids, scores, None)
+    flat, offsets, features = one_table(tables, table, ids)
+    found = ops.find(tables.index, flat, offsets, features).handles
+    rows, handles = readable(tables, table, flat, found)
+    dim = tables.config.tables[table].embedding_dim
+    batch = ops.LookupBatch.of_rows(flat, offsets, features, dim)
+    return EvictedIds(ids, scores, ops.embedding_inference(rows, batch, handles))
+
+
+def record_as_evicted(tables: Tables, table: int, evicted: EvictedIds) -> None:
+    """Count erased ids of a table as evicted, and record them if evictions are recorded.
+
+    Args:
+        tables: of the group.
+        table: its number.
+        evicted: result of :func:`evicted_ids` from before they were erased.
+    """
+    count, records = evicted.ids.numel(), tables.index.evicted
+    tables.index.tables[table, Table.ERASED] -= count
+    tables.index.tables[table, Table.EVICTED] += count
+    room = records.shape[0] - 1
+    if room == 0 or count == 0:
+        return
+    used = int(records[0, 0])
+    kept = min(count, room - used)
+    of_ids = records[1 + used : 1 + used + kept]
+    of_ids[:, Evicted.TABLE] = table
+    of_ids[:, Evicted.ID] = evicted.ids[:kept]
+    of_ids[:, Evicted.SCORE] = evicted.scores[:kept]
+    records[0, 0] += kept
+    records[0, 1] += count - kept
+    if tables.evictions.rows is not None and evicted.rows is not None:
+        tables.evictions.rows[table].append(evicted.rows[:kept])
+
+
+__all__ = [
+    "Evictions",
+    "evicted_ids",
+    "keep_evicted_rows",
+    "record_as",
+    "record_as_evicted",
+    "take_evicted",
+]

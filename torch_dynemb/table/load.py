@@ -48,11 +48,11 @@ from torch_dynemb.table.before import Before
 from torch_dynemb.table.content import CountedIds, score_names
 from torch_dynemb.table.state import recount
 from torch_dynemb.table.tables import Tables, exported, one_table, used_bytes
+from torch_dynemb.table.waiting_counts import write_counts
 
 _IDS_AT_ONCE = 1 << 20
 _GENERATIONS = (1 << GENERATION_BITS) - 1
 _INDEX_BYTES = 2 * 8 * BUCKET_WORDS // BUCKET_WIDTH  # per id, in an index that is half full
-_LOOKUPS = [Table.FOUND, Table.MISSED, Table.REJECTED, Table.NOT_ADMITTED, Table.DEFAULT_SERVED]
 
 
 class RowBlock(NamedTuple):
@@ -236,7 +236,7 @@ class RowLoader:
         slab, count = tables.config.slab_of(table), self._counts[table]
         ops.grow_(index, table, count)
         if counted is not None and counted.ids.numel() > 0:
-            _write_counts(tables, table, counted)
+            write_counts(tables, table, counted)
         free = index.slabs[slab, Slab.FREE_COUNT].clone()
         # makes new ids take the written rows
         index.slabs[slab, Slab.FREE_COUNT] = 0
@@ -404,22 +404,6 @@ def undone_after_error(loaders: Iterable[RowLoader]) -> Iterator[Callable[[], No
             for loader in begun:
                 loader.undo()
         raise
-
-
-def _write_counts(tables: Tables, table: int, counted: CountedIds) -> None:
-    """Write counts of ids without a row, also of ids without room; no count exists yet."""
-    counters = tables.config.layout.counters[table]
-    assert counters is not None
-    policy = tables.index.policy.clone()
-    policy[table, PolicyColumn.THRESHOLD] = 1 << 62  # beyond any count
-    flat, offsets, features = one_table(tables, table, counted.ids.to(tables.device))
-    before = tables.index.tables[table, _LOOKUPS]
-    index = tables.index._replace(policy=policy)
-    ops.find_or_insert_(index, flat, offsets, None, features, features)
-    tables.index.tables[table, _LOOKUPS] = before  # nothing has been looked up
-    # stored like handles, where 0 means an empty slot
-    counts = counted.counts.to(tables.device) - 1
-    ops.set_handles_(tables.index, flat, offsets, [counters], counts)
 
 
 __all__ = ["RowBlock", "RowLoader", "check_ids", "undone_after_error"]

@@ -12,6 +12,8 @@ from torch_dynemb.torchrec.planning.planner import (
     dynamic_enumerator,
 )
 from torch_dynemb.torchrec.quantization import quantization_mapping
+from torch_dynemb.torchrec.replicas.dmp_collection import DynamicDMPCollection
+from torch_dynemb.torchrec.replicas.replica_sync import SyncStats
 from torch_dynemb.torchrec.sharders import (
     DynamicEmbeddingBagCollectionSharder,
     DynamicEmbeddingCollectionSharder,
@@ -22,6 +24,7 @@ from torch_dynemb.torchrec.state.stager import Stager
 from torch_dynemb.torchrec.whole_tables import TableRows, table_rows
 
 __all__ = [
+    "DynamicDMPCollection",
     "DynamicEmbeddingBagCollectionSharder",
     "DynamicEmbeddingCollectionSharder",
     "DynamicEmbeddingEnumerator",
@@ -35,6 +38,7 @@ __all__ = [
     "LocalShard",
     "PrefetchTrainPipeline",
     "Stager",
+    "SyncStats",
     "TableOptions",
     "TableRows",
     "collective_plan",

@@ -15,6 +15,7 @@ from torch_dynemb.nn.module_kinds import RowOptimizers, SharedRows
 from torch_dynemb.table.dense_state import leaves_tables_out
 from torch_dynemb.torchrec.planning.options import is_dynamic
 from torch_dynemb.torchrec.planning.plans import PLAN, KernelPlan, ModulePlan
+from torch_dynemb.torchrec.planning.sharding_groups import SyncedEnv2D, sharding_group
 from torch_dynemb.torchrec.sharding.batches import copied
 from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
 from torch_dynemb.torchrec.sharding.optimizer import shown_parameter
@@ -104,7 +105,7 @@ class DynamicPart:
             list(self.kernels()),
             prefix=f"{self.tables_attribute}.",
             parameters={config.name: tables[config.name].weight for config in dynamic},
-            process_group=env.process_group,
+            process_group=sharding_group(env),
             device=torch.device("cpu") if device is None else device,
         )
 
@@ -113,6 +114,7 @@ class DynamicPart:
                 for name in state.shown:
                     destination.pop(start + name, None)
                 return
+            self._check_one_group("state_dict")
             if env.output_dtensor:
                 raise NotImplementedError(
                     "state_dict: dynamic tables are saved as ShardedTensor, not as DTensor: set "
@@ -130,12 +132,24 @@ class DynamicPart:
             unexpected: list[str],
             errors: list[str],
         ) -> None:
+            if not leaves_tables_out():
+                self._check_one_group("load_state_dict")
             # torch passes strict=True to hooks, whatever the caller gave
             state.load(state_dict, start, self._strict_load, missing, unexpected, errors)
 
         self._keeps_state = True
         self._register_state_dict_hook(save)  # type: ignore[attr-defined]
         self._register_load_state_dict_pre_hook(load)  # type: ignore[attr-defined]
+
+    def _check_one_group(self, call: str) -> None:
+        """Raise NotImplementedError if several sharding groups have the tables."""
+        if isinstance(self._env, SyncedEnv2D):
+            tables = [config.name for config in self._configs(dynamic=True)]
+            raise NotImplementedError(
+                f"{call}: tables {tables} are dynamic, and each sharding group of a "
+                "DynamicDMPCollection has all their rows: save and load the model with "
+                "torch_dynemb.checkpoint and process_group=model.sharding_group"
+            )
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, **more: Any
@@ -191,7 +205,7 @@ class DynamicPart:
 
     def row_optimizers(self) -> RowOptimizers:
         """Return the optimizers of the rows on this rank, one per kernel."""
-        ranks = self._env.process_group
+        ranks = sharding_group(self._env)
         shared = None
         if ranks is not None and ranks.size() > 1:
             shared = SharedRows(ranks, self._device)

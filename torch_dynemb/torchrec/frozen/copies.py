@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -25,6 +26,7 @@ from torch_dynemb.torchrec.frozen.modules import (
 )
 from torch_dynemb.torchrec.frozen.static_weights import static_weights
 from torch_dynemb.torchrec.planning.options import TableOptions
+from torch_dynemb.torchrec.planning.sharding_groups import sharding_group
 from torch_dynemb.torchrec.sharding.tables import row_dtype_of
 
 
@@ -56,7 +58,7 @@ def frozen_collection(source: Any, choices: Choices) -> nn.Module | None:
     pooled = isinstance(source, ShardedEmbeddingBagCollection)
     configs = source._embedding_bag_configs if pooled else source._embedding_configs
     device = torch.device("cpu") if source._device is None else source._device
-    process_group = source._env.process_group
+    process_group: dist.ProcessGroup | None = sharding_group(source._env)
     if process_group is not None and process_group.size() == 1:
         process_group = None
     plan = source.plan_of_tables if isinstance(source, DynamicPart) else None

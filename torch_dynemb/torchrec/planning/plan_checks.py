@@ -13,9 +13,11 @@ from torchrec.distributed.types import (
     ParameterSharding,
     ShardingEnv,
     ShardingEnv2D,
+    ShardingStrategy,
     ShardingType,
 )
 
+from torch_dynemb.checkpoint.together import ranks_of
 from torch_dynemb.distributed.agreement import (
     Described,
     Option,
@@ -26,6 +28,7 @@ from torch_dynemb.distributed.agreement import (
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.storage.tiers import needs_device_cache
 from torch_dynemb.torchrec.planning.options import TableOptions, is_dynamic, planned_options
+from torch_dynemb.torchrec.planning.sharding_groups import SyncedEnv2D, sharding_group
 
 _KERNELS = [kernel.value for kernel in EmbeddingComputeKernel]
 _CONFIG = (
@@ -37,7 +40,8 @@ _CONFIG = (
     "weight_init_min",
     "weight_init_max",
 )
-_SHARDING = ("sharding_type", "compute_kernel", "ranks", "sharding_spec")
+_SHARDING = ("sharding_type", "compute_kernel")
+_PLACES = ("ranks", "sharding_spec")  # which sharding groups have each for itself
 
 
 def check_where(owner: str, env: ShardingEnv | None, device: torch.device | None) -> None:
@@ -121,17 +125,30 @@ def check_scores_from_weights(
         )
 
 
-def check_one_world(
+def check_groups_synced(
     owner: str, env: ShardingEnv, shardings: Mapping[str, ParameterSharding]
 ) -> None:
-    """Raise ValueError if groups of ranks would copy dynamic tables, as in DMPCollection."""
+    """Check that sharding groups keep dynamic tables equal.
+
+    Raises:
+        ValueError: the groups of TorchRec's DMPCollection would train diverging copies.
+        NotImplementedError: the strategy keeps a part of the weights on each group.
+    """
     dynamic = [name for name, sharding in shardings.items() if is_dynamic(sharding)]
-    if dynamic and isinstance(env, ShardingEnv2D):
+    if not dynamic or not isinstance(env, ShardingEnv2D):
+        return
+    if not isinstance(env, SyncedEnv2D):
         raise ValueError(
-            f"{owner}: env is a ShardingEnv2D, but tables {dynamic} are dynamic, and each "
-            "group of ranks would train its own diverging copy: give DistributedModelParallel "
-            "ShardingEnv.from_process_group(torch.distributed.group.WORLD), or make the tables "
-            "static"
+            f"{owner}: env is a {type(env).__name__}, but tables {dynamic} are dynamic, and each "
+            "group of ranks would train its own diverging copy: construct "
+            "torch_dynemb.torchrec.DynamicDMPCollection, without submodule_configs for their "
+            "module, or make the tables static"
+        )
+    if env.sharding_strategy == ShardingStrategy.FULLY_SHARDED:
+        raise NotImplementedError(
+            f"{owner}: sharding_strategy is FULLY_SHARDED, which divides weights among sharding "
+            f"groups, but tables {dynamic} are dynamic: give ShardingStrategy.DEFAULT or "
+            "PER_MODULE, or make the tables static"
         )
 
 
@@ -189,6 +206,7 @@ def check_ranks_agree(
     """
     alike: Described = {Option("", name): comparable(value) for name, value in flags.items()}
     alike[Option("", "tables")] = comparable([config.name for config in configs])
+    places: Described = {}
     in_backward = _in_backward(module)
     for config in configs:
         table = config.name
@@ -197,6 +215,8 @@ def check_ranks_agree(
         sharding = shardings.get(table)
         for name in _SHARDING:
             alike[Option(table, name)] = comparable(getattr(sharding, name, None))
+        for name in _PLACES:
+            places[Option(table, name)] = comparable(getattr(sharding, name, None))
         planned = None if sharding is None else planned_options(sharding)
         given = {"planned options": planned, "options": options.get(table)}
         for prefix, of_table in given.items():
@@ -210,6 +230,12 @@ def check_ranks_agree(
     # nccl sends objects from the current device, which may differ from that of the tables
     on_gpu = device is not None and torch.device(device).type == "cuda"
     with torch.cuda.device(device) if on_gpu else nullcontext():
+        if sharding_group(env) is env.process_group:
+            alike |= places
+        else:
+            ranks_of(env.process_group).run(
+                lambda: check_agreement(owner, places, sharding_group(env))
+            )
         check_agreement(owner, alike, env.process_group)
 
 
@@ -225,7 +251,7 @@ def _in_backward(module: nn.Module) -> dict[str, Any]:
 
 
 __all__ = [
-    "check_one_world",
+    "check_groups_synced",
     "check_plan",
     "check_ranks_agree",
     "check_scores_from_weights",

@@ -24,7 +24,7 @@ from torch_dynemb.torchrec.planning.fused_params import (
 )
 from torch_dynemb.torchrec.planning.options import TableOptions, is_dynamic, planned_options
 from torch_dynemb.torchrec.planning.plan_checks import (
-    check_one_world,
+    check_groups_synced,
     check_plan,
     check_ranks_agree,
     check_scores_from_weights,
@@ -212,7 +212,7 @@ def module_plan(
     )
     names = [config.name for config in configs]
     check_plan(owner, names, shardings)
-    check_one_world(owner, env, shardings)
+    check_groups_synced(owner, env, shardings)
     pooled_after = use_index_dedup and owner == "EmbeddingBagCollection"
     of_tables = options_by_table(
         f"{owner} with use_index_dedup" if pooled_after else owner,

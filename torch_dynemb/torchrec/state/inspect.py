@@ -12,6 +12,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torch_dynemb.distributed.ranks import from_all_ranks
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.shards import TableShard
+from torch_dynemb.torchrec.planning.sharding_groups import sharding_group
 from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
 
 
@@ -66,11 +67,14 @@ def table_sizes(model: nn.Module, process_group: dist.ProcessGroup | None = None
 
     Args:
         model: sharded.
-        process_group: of the ranks that share the model; default: all ranks.
+        process_group: of the ranks that share the model; default: those of a
+            DistributedModelParallel, in 2D parallelism of its sharding group, else all ranks.
 
     Raises:
         ValueError: the model has no sharded collection with dynamic tables.
     """
+    if process_group is None and isinstance(model, DistributedModelParallel):
+        process_group = sharding_group(model._env)
     here: dict[str, int] = {}
     for local in local_shards(model):
         if local.shard.first_column == 0:

@@ -1,0 +1,320 @@
+"""The steps of a sync of all dynamic tables of a model, in one order on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torch_dynemb.checkpoint.together import Ranks
+from torch_dynemb.ops.columns import Clock
+from torch_dynemb.ops.pending import PendingGradients
+from torch_dynemb.policy.admission import AdmitFrequentSketch
+from torch_dynemb.process.interrupts import defer_signals
+from torch_dynemb.torchrec.replicas.common_base import CommonBase
+from torch_dynemb.torchrec.replicas.peer_exchange import PeerExchange, part_of
+from torch_dynemb.torchrec.replicas.table_merge import Clocks, TableMerge
+from torch_dynemb.torchrec.sharding.tables import ShardTables
+
+# Numbers in a header: of a group of tables its digest, step and time; of a table its updates, and
+# its touched, removed and waiting ids.
+_BASE, _TABLE = 3, 4
+
+
+class SyncStats(NamedTuple):
+    """Numbers of a sync of dynamic tables, on this rank.
+
+    Attributes:
+        ids: touched ids of this rank's shards, over all sharding groups.
+        removed: ids that were removed because no group touched them and some removed them.
+        evicted: ids that this rank had and that exceeded a capacity.
+        sent_bytes: bytes sent to the other ranks of the replica group.
+    """
+
+    ids: int
+    removed: int
+    evicted: int
+    sent_bytes: int
+
+
+class ReplicaSync:
+    """Sync of the dynamic tables on this rank with those of its replica group.
+
+    Args:
+        shards: the tables on this rank, in the order of the model's modules.
+        replica_group: ranks that have the same shards.
+        everyone: all ranks.
+
+    Raises:
+        NotImplementedError: a table has what a sync cannot merge.
+        RuntimeError: rows lie in a store that records no changes.
+    """
+
+    def __init__(
+        self, shards: Sequence[ShardTables], replica_group: dist.ProcessGroup, everyone: Ranks
+    ) -> None:
+        self._shards, self._group, self._everyone = list(shards), replica_group, everyone
+        everyone.run(self._check_mergeable)
+        self._bases = everyone.run(lambda: [CommonBase(of.group) for of in self._shards])
+
+    def _check_mergeable(self) -> None:
+        for of in self._shards:
+            config = of.group.config
+            state = () if config.optimizer is None else config.optimizer.state
+            packed = [tensor.name for tensor in state if tensor.dtype == torch.uint8]
+            if packed:
+                raise NotImplementedError(
+                    f"DynamicDMPCollection: tables {config.names} have 8-bit state {packed}, which "
+                    "has no mean over sharding groups: give the optimizer state_dtype=torch."
+                    "float32 or torch.bfloat16"
+                )
+            for table in config.tables:
+                if isinstance(table.policy.admission, AdmitFrequentSketch):
+                    raise NotImplementedError(
+                        f"DynamicDMPCollection: table {table.name!r} has admission "
+                        f"{table.policy.admission!r}, the counts of which cannot be merged over "
+                        "sharding groups: choose AdmitFrequent"
+                    )
+
+    def renew_replaced(self) -> None:
+        """Take loaded content as the base, before training changes it."""
+        for base in self._bases:
+            base.renew_if_replaced()
+
+    @torch.no_grad()
+    def run(self, state: bool) -> SyncStats:
+        """Make the tables of all groups equal. All ranks call it between two training steps.
+
+        Args:
+            state: whether optimizer state is synced, too.
+
+        Raises:
+            NotImplementedError: ``state`` is False.
+            RuntimeError: gradients are pending, memory is short, or a disk fails.
+            NoRoomError: the ids of all groups exceed the capacity of a table that does not evict.
+            ValueError: groups loaded different content. After an error on one rank all ranks raise
+                it, and the tables are unchanged.
+        """
+        together = self._everyone.run
+        together(lambda: self._begin(state))
+        exchange = PeerExchange(self._group)
+        merges = together(self._touched)
+        headers = self._headers(exchange, merges)
+        together(lambda: self._check_digests(headers))
+        clocks = self._clocks(merges, headers)
+        self._unite(exchange, merges, headers)
+        records = together(lambda: [(of.records(), of.waiting_records()) for of in merges])
+        merged = _merged(exchange, merges, clocks, records)
+
+        def prepare() -> None:
+            for of, clock, (rows, waiting) in zip(merges, clocks, merged, strict=True):
+                of.prepare(rows, waiting, clock)
+
+        together(prepare)
+        self._apply(merges)
+        evicted = sum(of.finish() for of in merges)
+        self._set_clocks(headers)
+        for base in self._bases:
+            base.renew()
+            base.digest = 0
+        return SyncStats(
+            sum(of.ids.numel() for of in merges),
+            sum(of.removed.numel() for of in merges),
+            evicted,
+            exchange.sent_bytes,
+        )
+
+    def _check(self, state: bool) -> None:
+        for of in self._shards:
+            if not state:
+                raise NotImplementedError(
+                    f"sync: include_optimizer_state is {state}, but tables {of.group.names} are "
+                    "dynamic, and their rows are synced with their optimizer state: leave it out"
+                )
+            tables = of.group.tables
+            tables.check_own()
+            pending = tables.rows.pending
+            if pending and int(PendingGradients.of(pending).counts[:, 0].sum()) > 0:
+                raise RuntimeError(
+                    f"sync: tables {tables.config.names} have pending gradients: call step() of "
+                    "the model's fused_optimizer, or zero_grad(), before sync()"
+                )
+
+    def _begin(self, state: bool) -> None:
+        self._check(state)
+        for of in self._shards:
+            of.end_begun_step()
+        self.renew_replaced()
+
+    def _touched(self) -> list[TableMerge]:
+        return [
+            TableMerge(base, table, touched)
+            for base in self._bases
+            for table, touched in enumerate(base.touched())
+        ]
+
+    def _headers(self, exchange: PeerExchange, merges: Sequence[TableMerge]) -> Tensor:
+        """Return digests, clocks and counts of the tables, int64 [sharding groups, numbers]."""
+        numbers: list[int] = []
+        for base in self._bases:
+            clock = base.group.tables.index.clock
+            numbers += [base.digest, int(clock[Clock.STEP]), int(clock[Clock.NOW])]
+        for of in merges:
+            numbers += [of.updates, *(ids.numel() for ids in of.touched)]
+        if not numbers:
+            return torch.empty(exchange.size, 0, dtype=torch.int64)
+        mine = torch.tensor([numbers], dtype=torch.int64, device=self._shards[0].group.device)
+        return torch.cat(exchange.to_all(mine, [1] * exchange.size)).cpu()
+
+    def _check_digests(self, headers: Tensor) -> None:
+        for number, base in enumerate(self._bases):
+            if headers[:, _BASE * number].unique().numel() > 1:
+                raise ValueError(
+                    f"sync: tables {base.group.names} were loaded since the last sync, with "
+                    "another content in each sharding group, or not in all of them: load the same "
+                    "checkpoint in all groups. Nothing has been synced"
+                )
+
+    def _clocks(self, merges: Sequence[TableMerge], headers: Tensor) -> list[Clocks]:
+        """Return the latest clocks of all groups, by table."""
+        latest = headers.amax(0).tolist()
+        result: list[Clocks] = []
+        for number, base in enumerate(self._bases):
+            _, step, now = latest[_BASE * number : _BASE * (number + 1)]
+            for _ in base.group.names:
+                at = _BASE * len(self._bases) + _TABLE * len(result)
+                result.append(Clocks(step, now, latest[at]))
+        return result
+
+    def _unite(self, exchange: PeerExchange, merges: Sequence[TableMerge], headers: Tensor) -> None:
+        """Send touched, removed and waiting ids of all tables to all groups."""
+        if not merges:
+            return
+        counts = headers[:, _BASE * len(self._bases) :].reshape(-1, len(merges), _TABLE)
+        sizes = counts[:, :, 1:].reshape(exchange.size, -1)
+        mine = torch.cat([ids for of in merges for ids in of.touched])
+        of_groups = exchange.to_all(mine, sizes.sum(1).tolist())
+        pieces = [
+            ids.split(of_group.tolist()) for ids, of_group in zip(of_groups, sizes, strict=True)
+        ]
+        for number, of in enumerate(merges):
+            ids, removed, waiting = (
+                [group[3 * number + kind] for group in pieces] for kind in range(3)
+            )
+            of.unite(ids, removed, waiting)
+
+    def _apply(self, merges: Sequence[TableMerge]) -> None:
+        """Apply all updates, or none on any rank."""
+        begun: list[TableMerge] = []
+
+        def apply() -> None:
+            for of in merges:
+                begun.append(of)
+                of.apply()
+
+        with defer_signals():
+            try:
+                self._everyone.run(apply)
+            except BaseException:
+                for of in reversed(begun):
+                    of.undo()
+                raise
+
+    def _set_clocks(self, headers: Tensor) -> None:
+        for number, base in enumerate(self._bases):
+            tables = base.group.tables
+            _, step, now = headers.amax(0)[_BASE * number : _BASE * (number + 1)].tolist()
+            tables.index.clock[Clock.STEP], tables.index.clock[Clock.NOW] = step, now
+            tables.host.steps = step
+
+
+def _merged(
+    exchange: PeerExchange,
+    merges: Sequence[TableMerge],
+    clocks: Sequence[Clocks],
+    records: Sequence[tuple[Tensor, Tensor]],
+) -> list[tuple[Tensor, Tensor]]:
+    """Merge the records of all groups: each rank merges a part of the ids, for all others.
+
+    Args:
+        exchange: of the replica group.
+        merges, clocks: by table.
+        records: this group's records of rows, and waiting counts, by table.
+
+    Returns:
+        Merged records of rows, uint8 [n, bytes], and waiting counts, int64 [k], by table.
+    """
+    if not merges:
+        return []
+
+    def parts(rank: int) -> list[tuple[slice, slice]]:
+        return [
+            (
+                part_of(of.ids.numel(), rank, exchange.size),
+                part_of(of.waiting.numel(), rank, exchange.size),
+            )
+            for of in merges
+        ]
+
+    mine = parts(exchange.rank)
+    sent = [
+        torch.cat(
+            [
+                piece.reshape(-1).view(torch.uint8)
+                for (rows, counts), (part, waiting) in zip(records, parts(rank), strict=True)
+                for piece in (rows[part], counts[waiting])
+            ]
+        )
+        for rank in range(exchange.size)
+    ]
+    own = sent[exchange.rank].numel()
+    received = exchange.to_each(sent, [own] * exchange.size)
+    widths = [rows.shape[1] for rows, _ in records]
+    by_group = [_pieces(of, widths, mine) for of in received]
+    result = []
+    for number, (of, clock) in enumerate(zip(merges, clocks, strict=True)):
+        of_groups = [group[number] for group in by_group]
+        part, waiting = mine[number]
+        rows = of.merged([rows for rows, _ in of_groups], part, clock)
+        counts = of.merged_waiting([counts for _, counts in of_groups], waiting, clock)
+        result.append((rows, counts))
+    widths = [rows.shape[1] for rows, _ in result]
+    flat = [piece.reshape(-1).view(torch.uint8) for pair in result for piece in pair]
+    sizes = [
+        sum(
+            (part.stop - part.start) * width + (waiting.stop - waiting.start) * 8
+            for width, (part, waiting) in zip(widths, parts(rank), strict=True)
+        )
+        for rank in range(exchange.size)
+    ]
+    of_ranks = exchange.to_all(torch.cat(flat), sizes)
+    by_rank = [_pieces(of, widths, parts(rank)) for rank, of in enumerate(of_ranks)]
+    return [
+        (
+            torch.cat([of_rank[number][0] for of_rank in by_rank]),
+            torch.cat([of_rank[number][1] for of_rank in by_rank]),
+        )
+        for number in range(len(merges))
+    ]
+
+
+def _pieces(
+    data: Tensor, widths: Sequence[int], parts: Sequence[tuple[slice, slice]]
+) -> list[tuple[Tensor, Tensor]]:
+    """Separate bytes into records uint8 [m, width] and counts int64 [k] of each table."""
+    result, begin = [], 0
+    for width, (part, waiting) in zip(widths, parts, strict=True):
+        count, waits = part.stop - part.start, waiting.stop - waiting.start
+        end = begin + count * width
+        rows, counts = data[begin:end], data[end : end + 8 * waits]
+        # a copy, because the bytes may be unaligned
+        aligned = torch.empty_like(counts).copy_(counts).view(torch.int64)
+        result.append((rows.view(count, width), aligned))
+        begin = end + 8 * waits
+    return result
+
+
+__all__ = ["ReplicaSync", "SyncStats"]

@@ -1,0 +1,272 @@
+"""Merge of one table of several sharding groups: records, values, and the update of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.policy.half_life import time_of
+from torch_dynemb.table.content import CountedIds, optimizer_steps, score_names
+from torch_dynemb.table.evictions import evicted_ids, record_as_evicted
+from torch_dynemb.table.lookup import find
+from torch_dynemb.table.row_access import (
+    RowValues,
+    read_rows,
+    state_names,
+    with_initial_values,
+)
+from torch_dynemb.table.row_update import RowUpdate
+from torch_dynemb.table.tables import Tables, one_table
+from torch_dynemb.table.waiting_counts import CountUpdate
+from torch_dynemb.torchrec.replicas import merged_scores
+from torch_dynemb.torchrec.replicas.capacity import beyond_capacity
+from torch_dynemb.torchrec.replicas.common_base import CommonBase, Touched
+from torch_dynemb.torchrec.replicas.merged_scores import OfGroups
+from torch_dynemb.torchrec.replicas.peer_exchange import packed, unpacked
+
+_HERE = 1  # flags of a record
+_RESTARTED = 2
+
+
+class Clocks(NamedTuple):
+    """Clocks of a table.
+
+    Attributes:
+        step: training steps of its group.
+        now: seconds.
+        updates: of the table's optimizer.
+    """
+
+    step: int
+    now: int
+    updates: int
+
+
+class TableMerge:
+    """Merge of one table, from its touched ids to the update. Call the methods in their order.
+
+    Args:
+        base: of the table's group.
+        table: number of the table.
+        touched: ids of this group.
+    """
+
+    def __init__(self, base: CommonBase, table: int, touched: Touched) -> None:
+        self._base, self._table, self.touched = base, table, touched
+        tables = self._tables
+        self._words = score_names(tables, table)
+        config = tables.config.tables[table]
+        self._name = config.name
+        self._counts = tables.config.layout.counters[table] is not None
+        # a count that decays is not a number of occurrences
+        self._admitted = self._counts and config.policy.admission_ticks == 0
+        self._rows: RowUpdate | None = None
+        self._waiting: CountUpdate | None = None
+
+    @property
+    def _tables(self) -> Tables:
+        return self._base.group.tables
+
+    @property
+    def updates(self) -> int:
+        """Number of updates of the table's optimizer."""
+        return optimizer_steps(self._tables, self._table)
+
+    def unite(
+        self, ids: Sequence[Tensor], removed: Sequence[Tensor], waiting: Sequence[Tensor]
+    ) -> None:
+        """Take the touched ids of all groups.
+
+        Args:
+            ids, removed, waiting: as in :class:`Touched`, by group.
+        """
+        self.ids = torch.cat(list(ids)).unique()
+        gone = torch.cat(list(removed)).unique()
+        self.removed = gone[~torch.isin(gone, self.ids)]
+        counted = torch.cat(list(waiting)).unique()
+        self.waiting = counted[~torch.isin(counted, self.ids)]
+        self._handles = self._find(self.ids)
+        self._before = self._base.scores_of(self._table, self.ids, self._handles)
+        layout = self._tables.config.layout
+        columns = [layout.word(name) for name in self._words]
+        self._base_words = self._before.words[:, columns]
+
+    # -- records --------------------------------------------------------------------------------
+
+    def records(self) -> Tensor:
+        """Return this group's values of the united ids, uint8 [n, bytes]."""
+        ids, here = self.ids, self._handles >= 0
+        values = self._values()
+        flags = here * _HERE + self._before.restarted * _RESTARTED
+        scores = [self._score(ids, name) for name in self._words]
+        scores += [self._base.counts_of(self._table, ids)[1]] if self._admitted else []
+        of_rows = [values.weights, *(values.state[name] for name in self._state)]
+        self._like = [of[:0] for of in (*of_rows, *scores, flags.to(torch.uint8))]
+        return packed([*of_rows, *scores, flags.to(torch.uint8)])
+
+    def waiting_records(self) -> Tensor:
+        """Return this group's counts of the united waiting ids, int64 [k]."""
+        return self._base.counts_of(self._table, self.waiting)[1]
+
+    def merged(self, records: Sequence[Tensor], part: slice, clocks: Clocks) -> Tensor:
+        """Merge records of all groups, uint8 [m, bytes].
+
+        Args:
+            records: uint8 [m, bytes] of each group.
+            part: of the united ids, which they are for.
+            clocks: the latest of all groups.
+        """
+        groups = [unpacked(of, self._like) for of in records]
+        rows = 1 + len(self._state)
+        result = [merged_scores.mean_of([of[number] for of in groups]) for number in range(rows)]
+        flags = torch.stack([of[-1] for of in groups])
+        here, restarted = (flags & _HERE) > 0, (flags & _RESTARTED) > 0
+        known = self._before.known[part]
+        for number, name in enumerate(self._words):
+            values = torch.stack([of[rows + number] for of in groups])
+            of_word = OfGroups(values, here, restarted, self._base_words[part, number], known)
+            result.append(self._merged_score(name, of_word, groups, part, clocks))
+        return packed(result)
+
+    def merged_waiting(self, counts: Sequence[Tensor], part: slice, clocks: Clocks) -> Tensor:
+        """Merge counts of admission of all groups, int64 [m].
+
+        Args:
+            counts: int64 [m] of each group.
+            part: of the united waiting ids, which they are for.
+            clocks: the latest of all groups.
+        """
+        base, _ = self._base.counts_of(self._table, self.waiting[part])
+        ticks = self._tables.config.tables[self._table].policy.admission_ticks
+        now = time_of(ticks, step=clocks.step, now=clocks.now) if ticks else None
+        return merged_scores.waiting_counts(torch.stack(list(counts)), base, now)
+
+    def _merged_score(
+        self,
+        name: str,
+        of: OfGroups,
+        groups: Sequence[Sequence[Tensor]],
+        part: slice,
+        clocks: Clocks,
+    ) -> Tensor:
+        policy = self._tables.config.tables[self._table].policy
+        if name == "frequency":
+            none = torch.zeros_like(of.base)
+            waiting = [group[-2] if self._admitted else none for group in groups]
+            base = self._base.counts_of(self._table, self.ids[part])[0] if self._admitted else none
+            return merged_scores.frequency(of, torch.stack(waiting), base)
+        if name == "decayed":
+            ticks = policy.half_life_ticks
+            now = time_of(ticks, step=clocks.step, now=clocks.now)
+            return merged_scores.decayed(of, now)
+        if name == "custom" and policy.combine == "sum":
+            return merged_scores.summed(of)
+        if name == "custom" and policy.combine == "last":
+            return merged_scores.last_given(of)
+        return merged_scores.latest(of)
+
+    # -- the update -----------------------------------------------------------------------------
+
+    def prepare(self, merged: Tensor, waiting: Tensor, clocks: Clocks) -> None:
+        """Prepare the update of the table, which changes nothing visible.
+
+        Args:
+            merged: uint8 [n, bytes], of all united ids.
+            waiting: int64 [k], counts of all united waiting ids.
+            clocks: the latest of all groups.
+
+        Raises:
+            NoRoomError: the ids of all groups exceed the capacity of a table that does not evict.
+            RuntimeError: memory is short.
+        """
+        tables, table, rows = self._tables, self._table, 1 + len(self._state)
+        weights, *others = unpacked(merged, self._like[: rows + len(self._words)])
+        state = dict(zip(self._state, others[: rows - 1], strict=True))
+        scores = dict(zip(self._words, others[rows - 1 :], strict=True))
+        dropped = beyond_capacity(tables, table, self.ids, scores, self._before.known, self.removed)
+        stays = ~torch.isin(self.ids, dropped)
+        self._evicted = evicted_ids(tables, table, dropped)
+        self._rows = RowUpdate(
+            f"sync: table {self._name!r}",
+            tables,
+            table,
+            self.ids[stays],
+            weights[stays],
+            state={name: of[stays] for name, of in state.items()},
+            scores={name: of[stays] for name, of in scores.items()},
+            gone=torch.cat([self.removed, dropped]),
+            steps=clocks.updates,
+        )
+        if self._counts:
+            # an id with a row waits no more
+            now = self._base.counts_of(table, self.ids)[1]
+            ids = torch.cat([self.waiting, self.ids[stays & (now > 0)]])
+            after = torch.cat([waiting, torch.zeros_like(ids[self.waiting.numel() :])])
+            before = self._base.counts_of(table, ids)[1]
+            self._waiting = CountUpdate(tables, table, CountedIds(ids, before), after)
+        self._rows.prepare()
+
+    def apply(self) -> None:
+        """Apply the update.
+
+        Raises:
+            RuntimeError: memory is short, or a disk fails.
+        """
+        assert self._rows is not None
+        self._rows.apply()
+        if self._waiting is not None:
+            self._waiting.apply()
+
+    def undo(self) -> None:
+        """Restore the table from before :meth:`apply`, wherever that failed."""
+        assert self._rows is not None
+        self._rows.undo()
+        if self._waiting is not None:  # after the rows: ids with a row are not counted
+            self._waiting.undo()
+
+    def finish(self) -> int:
+        """Record evicted ids; return how many there are."""
+        record_as_evicted(self._tables, self._table, self._evicted)
+        return self._evicted.ids.numel()
+
+    # -- values of this group -------------------------------------------------------------------
+
+    @property
+    def _state(self) -> list[str]:
+        return state_names(self._tables)
+
+    def _find(self, ids: Tensor) -> Tensor:
+        return find(self._tables, *one_table(self._tables, self._table, ids)).handles
+
+    def _score(self, ids: Tensor, name: str) -> Tensor:
+        tables = self._tables
+        flat, offsets, features = one_table(tables, self._table, ids)
+        word = tables.config.layout.word(name)
+        return ops.get_scores(tables.index, flat, offsets, features, word=word).scores
+
+    def _values(self) -> RowValues:
+        """Return rows and state of the united ids; initial ones of ids without a row."""
+        tables, table, ids = self._tables, self._table, self.ids
+        here = (self._handles >= 0).nonzero()[:, 0]
+        found = read_rows(tables, table, ids[here], self._handles[here])
+
+        def placed(values: Tensor) -> Tensor:
+            whole = values.new_zeros(ids.numel(), *values.shape[1:])
+            whole[here] = values
+            return whole
+
+        written = torch.zeros_like(ids, dtype=torch.bool)
+        written[here] = True
+        values = RowValues(
+            placed(found.weights),
+            {name: placed(of) for name, of in found.state.items()},
+            written,
+        )
+        return with_initial_values(tables, table, ids, values)
+
+
+__all__ = ["Clocks", "TableMerge"]
