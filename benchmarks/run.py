@@ -46,6 +46,7 @@ BENCHMARKS = (
     "feature_ops",
     "ragged",
     "dcp_load",
+    "live_resharding",
     "checkpoint",
     "delta",
     "freshness",

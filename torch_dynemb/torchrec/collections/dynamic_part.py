@@ -24,6 +24,10 @@ from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
 from torch_dynemb.torchrec.sharding.optimizer import TableOptimizer, shown_parameter
 from torch_dynemb.torchrec.state.module_state import ModuleState
 
+_MOVED = (
+    "the tables moved to other shards: use model.fused_optimizer, or list "
+    "torch_dynemb.table_optimizers(model) again"
+)
 _MODULE_PLAN = "torch_dynemb_plan"  # key of a plan in the fused_params of TorchRec's constructors
 
 
@@ -309,7 +313,7 @@ class DynamicPart:
         adopt(self, other)  # type: ignore[arg-type]
         for tables in moved:
             if not any(tables is of for of in stay):
-                tables.optimizer.retire()
+                tables.optimizer.retire(_MOVED)
                 tables.group.tables.retire()
 
     def update_shards(

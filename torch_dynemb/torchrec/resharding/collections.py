@@ -35,6 +35,7 @@ class Collection(Protocol):
     plan_of_tables: ModulePlan
     sharding_types: list[str]
     _state: ModuleState
+    forward: Any
 
     def kernels(self) -> Iterator[DynamicKernel]: ...
 
@@ -138,7 +139,8 @@ def _check_free(path: str, collection: Collection, moved: set[str]) -> None:
         collection: with the tables.
         moved: names of tables that move.
     """
-    if "forward" in vars(collection):
+    forward = vars(collection).get("forward")  # of a pipeline, unless it has detached the module
+    if forward is not None and getattr(forward, "__func__", None) is not type(collection).forward:
         raise RuntimeError(
             f"reshard: a pipeline runs {path!r}, and has sent ids of its next batches to the old "
             "shards: call detach() of the pipeline, and make a new one afterwards"
