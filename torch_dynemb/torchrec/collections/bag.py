@@ -46,6 +46,7 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
     tables_attribute = "embedding_bags"
     configs_attribute = "_embedding_bag_configs"
     shardings_attribute = "_embedding_shardings"
+    divides_dims = True
     _embedding_bag_configs: list[Any]
 
     def __init__(

@@ -63,6 +63,7 @@ class DynamicPart:
             the state dict begin with it.
         configs_attribute: name of the attribute that has their configs.
         shardings_attribute: name of the attribute that has TorchRec's shardings.
+        divides_dims: whether deduplicated tables of different dims are sharded apart.
         sharding_types: of dynamic tables.
         plan_of_tables: options of the dynamic tables, as the sharder was given them.
     """
@@ -70,6 +71,7 @@ class DynamicPart:
     tables_attribute: ClassVar[str]
     configs_attribute: ClassVar[str]
     shardings_attribute: ClassVar[str]
+    divides_dims: ClassVar[bool]
     sharding_types: list[str]
     plan_of_tables: ModulePlan
 
@@ -265,6 +267,28 @@ class DynamicPart:
             if not any(isinstance(of, TableOptimizer) and of.config == config for _, of in handles):
                 handles.append(("", TableOptimizer([], {}, config)))
         self._optim._optims[:] = handles
+
+    def beside(self, changed: Mapping[str, ParameterSharding]) -> set[str]:
+        """Return the dynamic tables that share a sharding with tables that move, before or after.
+
+        TorchRec looks up all tables of a sharding together, so :meth:`rebuilt` moves these, too.
+
+        Args:
+            changed: new shardings of the tables that move.
+        """
+        current, dims = self.module_sharding_plan, self.plan_of_tables.dedup and self.divides_dims
+
+        def kind(config: Any, sharding: ParameterSharding) -> tuple[str, int]:
+            return sharding.sharding_type, config.embedding_dim if dims else 0
+
+        configs = self._configs(dynamic=True)
+        kinds = {
+            kind(config, plan[config.name])
+            for config in configs
+            for plan in (current, changed)
+            if config.name in changed
+        }
+        return {of.name for of in configs if kind(of, current[of.name]) in kinds} - changed.keys()
 
     def rebuilt(self, changed: Mapping[str, ParameterSharding]) -> Any:
         """Construct the collection for another plan; its moved tables are empty.

@@ -52,6 +52,7 @@ class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection)
     tables_attribute = "embeddings"
     configs_attribute = "_embedding_configs"
     shardings_attribute = "_sharding_type_to_sharding"
+    divides_dims = False
     _embedding_configs: list[Any]
 
     def __init__(

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.types import ParameterSharding
 
+from torch_dynemb.checkpoint.parts import table_name
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.saving.handle import check_none_running
 from torch_dynemb.checkpoint.saving.save import check_saveable
@@ -18,6 +19,7 @@ from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.torchrec.planning.plans import ModulePlan
 from torch_dynemb.torchrec.resharding.moves import Move, ReshardedTable, move_tables
 from torch_dynemb.torchrec.resharding.plan_changes import (
+    check_storage,
     check_types,
     moved_tables,
     options_to_compare,
@@ -39,6 +41,8 @@ class Collection(Protocol):
 
     def kernels(self) -> Iterator[DynamicKernel]: ...
 
+    def beside(self, changed: Mapping[str, ParameterSharding]) -> set[str]: ...
+
     def rebuilt(self, changed: Mapping[str, ParameterSharding]) -> Any: ...
 
     def adopt(self, other: Any) -> None: ...
@@ -54,11 +58,13 @@ class _Change(NamedTuple):
         path: of the collection in the model.
         collection: with the old shards.
         moved: new shardings by table.
+        beside: tables that share a sharding with these; they move within their ranks.
     """
 
     path: str
     collection: Collection
     moved: dict[str, ParameterSharding]
+    beside: set[str]
 
 
 def reshard_collections(
@@ -84,7 +90,12 @@ def reshard_collections(
             for change in prepared:
                 rebuilt.append(change.collection.rebuilt(change.moved))
             moves = [
-                Move(change.path, change.collection._state, new._state, list(change.moved))
+                Move(
+                    change.path,
+                    change.collection._state,
+                    new._state,
+                    sorted(change.moved.keys() | change.beside),
+                )
                 for change, new in zip(prepared, rebuilt, strict=True)
             ]
             result = move_tables(moves, ranks) if moves else {}
@@ -96,7 +107,11 @@ def reshard_collections(
             rebuilt.clear()
             gc.collect()  # modules and optimizers of unused shards refer to each other
         ranks.gather(None)  # no rank looks ids up before all have their new shards
-    return result
+    return {
+        name: result[name]
+        for change in prepared
+        for name in (table_name(change.path, table) for table in change.moved)
+    }
 
 
 def _prepared(changes: Changes, ranks: Ranks) -> list[_Change]:
@@ -124,8 +139,10 @@ def _prepared(changes: Changes, ranks: Ranks) -> list[_Change]:
                 ranks_of_node=get_local_size(ranks.size),
             )
             if moved:
-                _check_free(path, collection, set(moved))
-                result.append(_Change(path, collection, moved))
+                change = _Change(path, collection, moved, collection.beside(moved))
+                check_storage(moved.keys() | change.beside, collection.plan_of_tables)
+                _check_free(path, collection, moved.keys() | change.beside)
+                result.append(change)
         return result
 
     return ranks.run(check)

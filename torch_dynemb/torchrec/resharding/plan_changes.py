@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +17,6 @@ from torch_dynemb.torchrec.sharding.shardings import BY_ROWS
 from torch_dynemb.torchrec.state.shard_places import places_of
 
 _COMPARED = ("sharding_type", "compute_kernel", "ranks", "sharding_spec")
-_NODE_TYPES = (
-    ShardingType.TABLE_ROW_WISE.value,
-    ShardingType.TABLE_COLUMN_WISE.value,
-    ShardingType.GRID_SHARD.value,
-)
 
 
 def check_types(path: str, changed: object) -> None:
@@ -106,12 +101,23 @@ def _check_options(name: str, sharding: ParameterSharding, plan: ModulePlan) -> 
             f"reshard: the plan has other TableOptions for table {name!r} than it lives with: keep "
             "its options, or leave them out"
         )
-    if options.storage is not None:
-        raise NotImplementedError(
-            f"reshard: table {name!r} has storage {options.storage}, rows of which do not move in "
-            "a running job: save with torch_dynemb.checkpoint.save, and load into a model with the "
-            "new plan"
-        )
+
+
+def check_storage(tables: Iterable[str], plan: ModulePlan) -> None:
+    """Raise NotImplementedError if rows of tables lie in a store.
+
+    Args:
+        tables: that move, or share a sharding with tables that do.
+        plan: with their options.
+    """
+    for name in sorted(tables):
+        storage = plan.options[name].storage
+        if storage is not None:
+            raise NotImplementedError(
+                f"reshard: table {name!r} has storage {storage}, and moves itself or has the "
+                "sharding type of a table that does; rows in a store stay where they are: save "
+                "with torch_dynemb.checkpoint.save, and load into a model with the new plan"
+            )
 
 
 def _check_shards(
@@ -163,12 +169,6 @@ def _check_shards(
             expected = list(range(ranks))
         if kind in BY_ROWS and of_columns != expected:
             raise ValueError(f"{table} is {kind} on ranks {of_columns}, expected {expected}")
-    nodes = {place.rank // ranks_of_node for place in places}
-    alone = kind in _NODE_TYPES and kind != ShardingType.GRID_SHARD.value
-    if alone and len(nodes) > 1:
-        raise ValueError(
-            f"{table} is {kind} on ranks {shown}, expected ranks of one node of {ranks_of_node}"
-        )
     if kind == ShardingType.TABLE_WISE.value and len(shown) != 1:
         raise ValueError(f"{table} is table_wise on ranks {shown}, expected one rank")
 
@@ -197,4 +197,10 @@ def options_to_compare(changed: Mapping[str, ParameterSharding]) -> dict[str, An
     }
 
 
-__all__ = ["check_types", "described_sharding", "moved_tables", "options_to_compare"]
+__all__ = [
+    "check_storage",
+    "check_types",
+    "described_sharding",
+    "moved_tables",
+    "options_to_compare",
+]
