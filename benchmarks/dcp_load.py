@@ -8,10 +8,8 @@ state dict, and ``model.load_state_dict``.
 from __future__ import annotations
 
 import importlib.util
-import multiprocessing
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from common.command import is_selected, parser, positive
 from common.report import Report, compare, quantity
@@ -21,48 +19,14 @@ PEER = "its dcp.load alone"
 MEMORY_TARGET = 1.2
 
 
-def measured(load: Any, path: str, rounds: int) -> list[Any]:
-    """Start the ranks; return what each of them measured.
-
-    Args:
-        path: of the checkpoint.
-        rounds: of loads; 0: the ranks save.
-
-    Raises:
-        RuntimeError: with the traceback of a rank that failed.
-    """
-    from sharded import loads
-
-    context = multiprocessing.get_context("spawn")
-    pipes, processes = [], []
-    for rank in range(load.ranks):
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(
-            target=loads.work, args=(theirs, rank, path, load, rounds), daemon=True
-        )
-        process.start()
-        theirs.close()
-        pipes.append(ours)
-        processes.append(process)
-    try:
-        answers = [pipe.recv() for pipe in pipes]
-        failed = [answer for answer in answers if isinstance(answer, str)]
-        if failed:
-            raise RuntimeError(f"a rank failed:\n{failed[0]}")
-        return answers
-    finally:
-        for process in processes:
-            process.join(timeout=5)
-            process.kill()
-
-
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--megabytes", type=positive, help="of a table (default 235)")
     options = arguments.parse_args()
     if importlib.util.find_spec("torchrec") is None:
         raise SystemExit("torchrec is not installed: `make bench` installs the peers")
-    from sharded.loads import STATES, Load
+    from sharded.loads import STATES, Load, work
+    from sharded.processes import run_ranks
 
     wanted = []
     table_bytes = 10**6 * (options.megabytes or (20 if options.quick else 235))
@@ -78,8 +42,10 @@ def main() -> None:
         report.start(case)
         with tempfile.TemporaryDirectory() as directory:
             path = str(Path(directory) / "checkpoint")
-            measured(load, path, 0)  # by processes of its own: the loads begin without its memory
-            ranks = measured(load, path, options.rounds)
+            run_ranks(
+                work, load.ranks, path, load, 0
+            )  # by processes of its own: the loads begin without its memory
+            ranks = run_ranks(work, load.ranks, path, load, options.rounds)
         first = ranks[0]
         rates = {
             "megabytes_a_second": load.table_bytes / 1e3 / first.whole.median_ms,

@@ -47,6 +47,7 @@ BENCHMARKS = (
     "feature_ops",
     "ragged",
     "dcp_load",
+    "live_resharding",
     "checkpoint",
     "delta",
     "freshness",

@@ -66,10 +66,12 @@ SMALL = {
     "live_serving": ["--ids", "2000", "--only", "D=16"],
     "serving": ["--ids", "100", "--calls", "2", "--only", "Python, B=1 "],
     "dcp_load": ["--megabytes", "1", "--only", "Adam D=16, 1 rank"],
+    "live_resharding": ["--ids", "2000", "--only", "table_wise to row_wise"],
 }
 SLOW = (  # 5 seconds and more each
     *("assign", "checkpoint", "dcp_load", "feature_ops", "freshness", "lifecycle"),
-    *("live_serving", "optimizers", "overhead", "replica_sync", "retrieval", "serving"),
+    *("live_resharding", "live_serving", "optimizers", "overhead", "replica_sync", "retrieval"),
+    "serving",
     *("torchrec_step", "two_ranks"),
 )
 
@@ -97,7 +99,15 @@ def test_prints_one_json_line_per_case(
     if name == "index" and not HAS_ABSL:
         pytest.skip("libabsl-dev is not installed; index.py compares with its hash map")
     if (
-        name in ("dcp_load", "lifecycle", "replica_sync", "torchrec_step", "two_ranks")
+        name
+        in (
+            "dcp_load",
+            "lifecycle",
+            "live_resharding",
+            "replica_sync",
+            "torchrec_step",
+            "two_ranks",
+        )
         and importlib.util.find_spec("torchrec") is None
     ):
         pytest.skip(f"torchrec, which {name}.py compares with, is missing")
@@ -222,8 +232,8 @@ def test_an_unknown_benchmark_is_named(
     expected = (
         "NAME='speed': expected one of index, train_step, growth, scale, overhead, dlrm, "
         "two_ranks, lifecycle, assign, optimizers, retrieval, torchrec_step, replica_sync, "
-        "feature_ops, ragged, dcp_load, checkpoint, delta, freshness, tiers, live_serving, "
-        "serving, quantized_rows, ops"
+        "feature_ops, ragged, dcp_load, live_resharding, checkpoint, delta, freshness, tiers, "
+        "live_serving, serving, quantized_rows, ops"
     )
     assert expected in capsys.readouterr().err
 

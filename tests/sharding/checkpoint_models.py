@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from seeding import seeded
-from sharded_models import Table, kernels, sharded
+from sharded_models import Table, kernels, plan_of, sharded
 from torch import Tensor, nn
 from torchrec import KeyedJaggedTensor
 
@@ -88,6 +88,11 @@ def _table(kind: Kind, side: int) -> Table:
         data_type=kind.dtypes[side],
         num_embeddings=VOCABULARY,
     )
+
+
+def plan_of_side(kinds: Sequence[Kind], side: int) -> Any:
+    """The plan of :func:`sharded_model`."""
+    return plan_of([_table(kind, side) for kind in kinds])
 
 
 def _policy(kind: Kind, side: int) -> td.Policy:

@@ -21,7 +21,7 @@ import torch_dynemb as td
 from torch_dynemb.distributed.owners import part_of
 from torch_dynemb.table import load
 from torch_dynemb.torchrec import LoadPlanner, Stager, TableOptions
-from torch_dynemb.torchrec.state import table_load
+from torch_dynemb.torchrec.state import row_exchange
 
 TABLES = [
     Table("ads", 8, ("viewed",)),
@@ -164,8 +164,8 @@ def load_large(rank: int, count: int, policy: td.Policy, stays: bool) -> tuple[i
         _swap_parts(state, rank)
     before = local_tensors(state)
     with (
-        mock.patch.object(table_load, "BLOCK_BYTES", 1 << 14),
-        mock.patch.object(table_load, "_IDS_OF_A_BLOCK", 1 << 11),
+        mock.patch.object(row_exchange, "BLOCK_BYTES", 1 << 14),
+        mock.patch.object(row_exchange, "IDS_OF_A_BLOCK", 1 << 11),
         mock.patch.object(load, "_IDS_AT_ONCE", 1 << 11),
         profile(use_cpu=True, profile_memory=True, use_kineto=True) as profiled,
     ):

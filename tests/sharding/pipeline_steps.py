@@ -277,13 +277,3 @@ def sizes(rank: int) -> tuple[dict[str, int], dict[str, int]]:
         for name in FEATURES
     }
     return table_sizes(model), distinct
-
-
-def reshard(rank: int) -> str:
-    model = model_of(dedup=False)
-    plan = {"users": model.module.pooled.module_sharding_plan["users"]}
-    try:
-        model.module.pooled.update_shards(plan, model._env, torch.device("cpu"))
-    except NotImplementedError as error:
-        return str(error)
-    return "nothing"

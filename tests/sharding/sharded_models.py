@@ -203,6 +203,21 @@ def module_plan(
     )
 
 
+def plan_of(tables: Sequence[Table], model: Model | None = None, sharders: Any = None) -> Any:
+    """The plan of a model with these tables, by collection."""
+    model = Model(tables, False) if model is None else model
+    if sharders is None:
+        sharders = DynamicEmbeddingBagCollectionSharder(), DynamicEmbeddingCollectionSharder()
+    plan = {}
+    if hasattr(model, "bags"):
+        of = [table for table in tables if table.pooling != "none"]
+        plan["bags"] = module_plan(model.bags, of, sharders[0])
+    if hasattr(model, "sequences"):
+        of = [table for table in tables if table.pooling == "none"]
+        plan["sequences"] = module_plan(model.sequences, of, sharders[1])
+    return plan
+
+
 def sharded(
     tables: Sequence[Table],
     *,
@@ -241,13 +256,7 @@ def sharded(
         )
         for kind in (DynamicEmbeddingBagCollectionSharder, DynamicEmbeddingCollectionSharder)
     ]
-    plan = {}
-    if hasattr(model, "bags"):
-        of = [table for table in tables if table.pooling != "none"]
-        plan["bags"] = module_plan(model.bags, of, sharders[0])
-    if hasattr(model, "sequences"):
-        of = [table for table in tables if table.pooling == "none"]
-        plan["sequences"] = module_plan(model.sequences, of, sharders[1])
+    plan = plan_of(tables, model, sharders)
     for name, planned in (planned_options or {}).items():
         plan["bags"][name].key_value_params = TableParams(options=planned)
     return DistributedModelParallel(

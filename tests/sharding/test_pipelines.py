@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pipeline_steps import losses, modes, quantized, reshard, semi_synchronous, sizes
+from pipeline_steps import losses, modes, quantized, semi_synchronous, sizes
 from ranks import Ranks
 
 pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
@@ -45,11 +45,6 @@ def test_lookups_follow_the_mode_of_the_model(two_ranks: Ranks) -> None:
         assert not any(reading)
         assert untouched == 0
         assert inserted > 0
-
-
-def test_moving_shards_of_a_live_model_is_refused(two_ranks: Ranks) -> None:
-    for message in two_ranks.run(reshard):
-        assert message.startswith("update_shards: tables ['users'] are dynamic")
 
 
 def test_sizes_of_tables_over_all_ranks(two_ranks: Ranks) -> None:

@@ -257,7 +257,9 @@ class TableModule(nn.Module):
     def _take_optimizer(self, changed: Tables, optimizer: FusedOptimizer | None) -> None:
         self._group.become(changed)
         if self._optimizer is not None:
-            self._optimizer.retire()
+            self._optimizer.retire(
+                "the tables got another optimizer by set_optimizer(): use module.optimizer"
+            )
         self._optimizer = optimizer
         self.trainable = True
         self.grad_anchor.requires_grad_(True)

@@ -113,7 +113,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._tables = len(names)
         self._config = config
         self._complete = False
-        self._retired = False
+        self._retired = ""
         # .data: autograd ignores writes to `hyper` between forward and backward
         hyper = rows.hyper.data
         groups = [
@@ -230,10 +230,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _end_step_with(self, closure: Callable[[], float] | None, now: int | None) -> float | None:
         if self._retired:
-            raise RuntimeError(
-                "optimizer: the tables got another optimizer by set_optimizer(): use "
-                "module.optimizer"
-            )
+            raise RuntimeError(f"optimizer: {self._retired}")
         if self.stepped_by is not None and not self._is_stepping:
             self._refuse_own_step(self.stepped_by())
         if now is not None and (isinstance(now, bool) or not isinstance(now, int)):
@@ -325,11 +322,15 @@ class FusedOptimizer(torch.optim.Optimizer):
     @property
     def is_retired(self) -> bool:
         """Whether the tables have got another optimizer."""
-        return self._retired
+        return self._retired != ""
 
-    def retire(self) -> None:
-        """Make :meth:`step` raise RuntimeError, after the tables got another optimizer."""
-        self._retired = True
+    def retire(self, why: str) -> None:
+        """Make :meth:`step` raise RuntimeError, after the tables got another optimizer.
+
+        Args:
+            why: of the message, with the remedy.
+        """
+        self._retired = why
 
     def updates_since_step(self) -> int:
         """Return how many backwards have updated the rows since the last :meth:`step`."""

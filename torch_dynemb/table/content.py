@@ -48,17 +48,41 @@ def score_names(tables: Tables, table: int) -> tuple[str, ...]:
     return score_words_of([tables.config.tables[table]], tables.config.memory_budget is not None)
 
 
-def _sorted_entries(tables: Tables, table: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the ids of an index table, ascending, with their handles and score words."""
+class TableEntries(NamedTuple):
+    """Ids of an index table, in the order of its slots.
+
+    Attributes:
+        ids: int64 [n].
+        handles: int64 [n]; of ids without a row, their counts less 1.
+        words: int64 [n, words], scores in the order of ``layout.score_words``.
+    """
+
+    ids: Tensor
+    handles: Tensor
+    words: Tensor
+
+    def ordered(self, order: Tensor) -> TableEntries:
+        """Return the same ids in another order, int64 [n]."""
+        return TableEntries(self.ids[order], self.handles[order], self.words[order])
+
+
+def read_entries(tables: Tables, table: int) -> TableEntries:
+    """Copy the ids of a table, or of a counter table."""
     batches = list(exported(tables, table, _BATCH))
     if not batches:
         none = torch.empty(0, dtype=torch.int64, device=tables.device)
-        return none, none, none.reshape(0, max(1, len(tables.config.layout.score_words)))
-    ids = torch.cat([batch.ids for batch in batches])
-    order = torch.argsort(ids)
-    handles = torch.cat([batch.handles for batch in batches])
-    scores = torch.cat([batch.scores for batch in batches])
-    return ids[order], handles[order], scores[order]
+        words = none.reshape(0, max(1, len(tables.config.layout.score_words)))
+        return TableEntries(none, none, words)
+    return TableEntries(
+        torch.cat([batch.ids for batch in batches]),
+        torch.cat([batch.handles for batch in batches]),
+        torch.cat([batch.scores for batch in batches]),
+    )
+
+
+def _sorted_entries(tables: Tables, table: int) -> TableEntries:
+    entries = read_entries(tables, table)
+    return entries.ordered(torch.argsort(entries.ids))
 
 
 def read_content(tables: Tables, table: int) -> TableContent:
@@ -96,9 +120,11 @@ def set_optimizer_steps(tables: Tables, table: int, steps: int) -> None:
 __all__ = [
     "CountedIds",
     "TableContent",
+    "TableEntries",
     "optimizer_steps",
     "read_content",
     "read_counts",
+    "read_entries",
     "score_names",
     "set_optimizer_steps",
 ]

@@ -2,6 +2,7 @@
 
 from torch_dynemb.torchrec import registration as _registration  # noqa: F401 - registers modules
 from torch_dynemb.torchrec.frozen import FrozenEmbeddingBagCollection, FrozenEmbeddingCollection
+from torch_dynemb.torchrec.new_plan import reshard
 from torch_dynemb.torchrec.pipelines import PrefetchTrainPipeline
 from torch_dynemb.torchrec.planning.estimators import DynamicPerfEstimator, DynamicStorageEstimator
 from torch_dynemb.torchrec.planning.options import DynamicTableConstraints, TableOptions
@@ -14,6 +15,7 @@ from torch_dynemb.torchrec.planning.planner import (
 from torch_dynemb.torchrec.quantization import quantization_mapping
 from torch_dynemb.torchrec.replicas.dmp_collection import DynamicDMPCollection
 from torch_dynemb.torchrec.replicas.replica_sync import SyncStats
+from torch_dynemb.torchrec.resharding.moves import ReshardedTable
 from torch_dynemb.torchrec.sharders import (
     DynamicEmbeddingBagCollectionSharder,
     DynamicEmbeddingCollectionSharder,
@@ -37,6 +39,7 @@ __all__ = [
     "LoadPlanner",
     "LocalShard",
     "PrefetchTrainPipeline",
+    "ReshardedTable",
     "Stager",
     "SyncStats",
     "TableOptions",
@@ -45,6 +48,7 @@ __all__ = [
     "dynamic_enumerator",
     "local_shards",
     "quantization_mapping",
+    "reshard",
     "table_rows",
     "table_sizes",
 ]

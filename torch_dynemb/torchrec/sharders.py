@@ -120,6 +120,21 @@ class _DynamicSharder:
             _warn_of_static_tables(type(self).__name__, list(params), module_fqn)
         return sharded
 
+    def reshard(
+        self,
+        sharded_module: Any,
+        changed_shard_to_params: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+    ) -> Any:
+        """Move tables of a sharded module; :meth:`DistributedModelParallel.reshard` calls it.
+
+        See :func:`torch_dynemb.torchrec.reshard`.
+        """
+        if len(changed_shard_to_params) > 0:
+            sharded_module.update_shards(changed_shard_to_params, env, device)
+        return sharded_module
+
     @property
     def choice(self) -> TableChoice:
         """Tables that become dynamic, and their options."""

@@ -44,6 +44,7 @@ from torch_dynemb.ops.columns import (
     Table,
 )
 from torch_dynemb.policy.half_life import waiting_with_half_life, with_half_life
+from torch_dynemb.table.capacity_choice import ids_with_room
 from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.load import RowBlock, RowLoader
 from torch_dynemb.table.records import record_bytes
@@ -147,9 +148,7 @@ class PartLoad:
                     check_counts(of.name, self._plan.later.state[of.name])
         self.count = sum(chosen.ids.numel() for chosen in self._chosen)
         self._read_scores()
-        bound = self._tables.config.capacity_bound(self._part.table)
-        if bound is not None and self.count > bound:
-            self._leave_out(bound)
+        self._leave_out()
         self._read_counts()
 
     def _choose(self, source: SavedPart | None, ids: Tensor) -> None:
@@ -203,22 +202,18 @@ class PartLoad:
                 now=self._now,
             )
 
-    def _leave_out(self, bound: int) -> None:
-        """Leave out the ids with the lowest scores, as the policy would evict them."""
-        deciding = self._part.config.policy.scores[0]
-        if deciding not in self._scores or self._part.config.policy.full(
-            budget=self._tables.config.memory_budget is not None
-        ) in ("error", "default"):
-            raise ValueError(
-                f"table {self._part.name!r} was saved with {self.count} ids for this part, but has "
-                f"room for {bound} and no score to choose by: give it a larger capacity"
-            )
+    def _leave_out(self) -> None:
+        """Leave out the ids that the part has no room for."""
+        bound = self._tables.config.capacity_bound(self._part.table)
+        if bound is None or self.count <= bound:
+            return
         ids = torch.cat([chosen.ids for chosen in self._chosen])
-        order = torch.argsort(ids)  # among equal scores, larger ids stay, as in an eviction
-        order = order[torch.argsort(self._scores[deciding][order], stable=True)]
-        kept = torch.zeros(self.count, dtype=torch.bool)
-        kept[order[self.count - bound :]] = True
-        self.evicted, begin = self.count - bound, 0
+        kept = ids_with_room(
+            self._tables, self._part.table, ids, self._scores, f"{self._where} was saved with"
+        )
+        if kept is None:
+            return
+        begin = 0
         for k, chosen in enumerate(self._chosen):
             end = begin + chosen.ids.numel()
             here = kept[begin:end].nonzero()[:, 0]
@@ -226,7 +221,8 @@ class PartLoad:
             self._chosen[k] = chosen._replace(ids=chosen.ids[here], places=places)
             begin = end
         self._scores = {word: values[kept] for word, values in self._scores.items()}
-        self.count = bound
+        self.evicted = self.count - int(kept.sum())
+        self.count -= self.evicted
 
     def _read_counts(self) -> None:
         if not self._plan.counts:

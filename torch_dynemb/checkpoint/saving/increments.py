@@ -84,8 +84,21 @@ def record_changes(model: nn.Module) -> None:
     if not groups:
         raise ValueError("record_changes: model has no tables of this library on this rank")
     for group in groups:
-        scored = bool(group.config.layout.score_words)
-        record_group_changes(group.tables, _READER, scores=scored)
+        keep_recording(group)
+
+
+def records_increments(group: TableGroup) -> bool:
+    """Return whether changes of a group are recorded for increments."""
+    return _reader(group) is not None
+
+
+def keep_recording(group: TableGroup) -> None:
+    """Record changes of a group that has the content of another one.
+
+    All of its ids count as changed: an increment needs a whole save, or a load, before it.
+    """
+    scored = bool(group.config.layout.score_words)
+    record_group_changes(group.tables, _READER, scores=scored)
 
 
 class Increment(NamedTuple):
@@ -253,7 +266,9 @@ __all__ = [
     "Increment",
     "count_from",
     "increment_of",
+    "keep_recording",
     "parent_of",
     "record_changes",
+    "records_increments",
     "write_changes",
 ]

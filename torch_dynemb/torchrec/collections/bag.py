@@ -18,9 +18,15 @@ from torch_dynemb.torchrec.collections.dynamic_part import (
     taken_plan,
     with_plan,
 )
+from torch_dynemb.torchrec.collections.rebuilding import Given, blueprint
 from torch_dynemb.torchrec.planning.choice import TableChoice
 from torch_dynemb.torchrec.planning.options import is_dynamic
-from torch_dynemb.torchrec.planning.plans import module_plan, plan_dynamic
+from torch_dynemb.torchrec.planning.plans import (
+    KeptInfos,
+    ModulePlan,
+    module_plan,
+    plan_dynamic,
+)
 from torch_dynemb.torchrec.sharding.batches import BatchCheck, scored_features
 from torch_dynemb.torchrec.sharding.dedup import DEDUPED, DedupInputDist
 from torch_dynemb.torchrec.sharding.means import mean_divisor, pooled_outputs
@@ -39,6 +45,8 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
 
     tables_attribute = "embedding_bags"
     configs_attribute = "_embedding_bag_configs"
+    shardings_attribute = "_embedding_shardings"
+    divides_dims = True
     _embedding_bag_configs: list[Any]
 
     def __init__(
@@ -52,16 +60,21 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
         choice: TableChoice,
         optimizer: OptimizerConfig | None,
         use_index_dedup: bool,
+        planned: ModulePlan | None = None,
         **more: Any,
     ) -> None:
-        plan = module_plan(
+        self.sharding_types = list(DEDUPED if use_index_dedup else POOLED)
+        self._given = Given(
+            blueprint(module), fused_params, choice, optimizer, use_index_dedup, more
+        )
+        plan = planned or module_plan(
             "EmbeddingBagCollection",
             module,
             module.embedding_bag_configs(),
             table_name_to_parameter_sharding,
             env,
             device,
-            sharding_types=list(DEDUPED if use_index_dedup else POOLED),
+            sharding_types=self.sharding_types,
             choice=choice,
             optimizer=optimizer,
             fused_params=fused_params,
@@ -69,6 +82,7 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
             codecs=more.get("qcomm_codecs_registry"),
             path=more.get("module_fqn"),
         )
+        self.plan_of_tables = plan
         super().__init__(
             module,
             table_name_to_parameter_sharding,
@@ -119,6 +133,9 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
         permute_embeddings: bool = False,
         qcomm_codecs_registry: dict[str, Any] | None = None,
     ) -> EmbeddingSharding[Any, Any, Any, Any]:
+        if isinstance(sharding_infos, KeptInfos):
+            kept: EmbeddingSharding[Any, Any, Any, Any] = sharding_infos.sharding
+            return kept
         sharding = sharding_infos[0].param_sharding
         if not is_dynamic(sharding):
             return super().create_embedding_bag_sharding(

@@ -11,16 +11,24 @@ from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from torch_dynemb.checkpoint.together import ranks_of
 from torch_dynemb.nn.module_kinds import RowOptimizers, SharedRows
+from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.table.dense_state import leaves_tables_out
+from torch_dynemb.torchrec.collections.rebuilding import Given, adopt, optimizers_unchanged
 from torch_dynemb.torchrec.planning.options import is_dynamic
-from torch_dynemb.torchrec.planning.plans import PLAN, KernelPlan, ModulePlan
+from torch_dynemb.torchrec.planning.plans import PLAN, KeptSharding, KernelPlan, ModulePlan
 from torch_dynemb.torchrec.planning.sharding_groups import SyncedEnv2D, sharding_group
+from torch_dynemb.torchrec.resharding.collections import check_static_move, reshard_collections
 from torch_dynemb.torchrec.sharding.batches import copied
 from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
-from torch_dynemb.torchrec.sharding.optimizer import shown_parameter
+from torch_dynemb.torchrec.sharding.optimizer import TableOptimizer, shown_parameter
 from torch_dynemb.torchrec.state.module_state import ModuleState
 
+_MOVED = (
+    "the tables moved to other shards: use model.fused_optimizer, or list "
+    "torch_dynemb.table_optimizers(model) again"
+)
 _MODULE_PLAN = "torch_dynemb_plan"  # key of a plan in the fused_params of TorchRec's constructors
 
 
@@ -41,6 +49,13 @@ def table_plans(infos: list[EmbeddingShardingInfo]) -> dict[str, KernelPlan]:
     return {info.embedding_config.name: info.fused_params[PLAN] for info in infos}
 
 
+def _without(shardings: Any, kept: Mapping[int, Any]) -> Any:
+    """Return shardings, a list or a dict, without some of them."""
+    if isinstance(shardings, dict):
+        return {kind: of for kind, of in shardings.items() if id(of) not in kept}
+    return [of for of in shardings if id(of) not in kept]
+
+
 class DynamicPart:
     """Dynamic tables of a sharded collection: state dict, kernels and training mode.
 
@@ -48,15 +63,26 @@ class DynamicPart:
         tables_attribute: name of the attribute that has the collection's tables by name. Entries of
             the state dict begin with it.
         configs_attribute: name of the attribute that has their configs.
+        shardings_attribute: name of the attribute that has TorchRec's shardings.
+        divides_dims: whether deduplicated tables of different dims are sharded apart.
+        sharding_types: of dynamic tables.
         plan_of_tables: options of the dynamic tables, as the sharder was given them.
     """
 
     tables_attribute: ClassVar[str]
     configs_attribute: ClassVar[str]
+    shardings_attribute: ClassVar[str]
+    divides_dims: ClassVar[bool]
+    sharding_types: list[str]
     plan_of_tables: ModulePlan
 
     _lookups: list[torch.nn.Module]
     module_sharding_plan: Mapping[str, ParameterSharding]
+    _sharding_types: list[str]
+    _optim: Any
+    _given: Given
+    _state: ModuleState
+    training: bool
     _keeps_state = False
     _strict_load = True
     _env: ShardingEnv
@@ -90,15 +116,16 @@ class DynamicPart:
             if not hasattr(tables[config.name], "weight"):  # its weight is on another rank
                 shown = shown_parameter((config.embedding_dim,), torch.empty(0))
                 tables[config.name].register_parameter("weight", shown)
+        if self.plan_of_tables.kept:  # static tables keep their rows
+            return
         with self._static_only():
             super().reset_parameters()  # type: ignore[misc]
 
     def _keep_state(self, plan: ModulePlan, env: ShardingEnv, device: torch.device | None) -> None:
-        """Install hooks that save and load the dynamic tables."""
-        self.plan_of_tables = plan
+        """Install hooks that save and load the dynamic tables, and handles of their optimizers."""
         tables = getattr(self, self.tables_attribute)
         dynamic = self._configs(dynamic=True)
-        state = ModuleState(
+        self._state = ModuleState(
             dynamic,
             plan,
             self.module_sharding_plan,
@@ -111,16 +138,16 @@ class DynamicPart:
 
         def save(module: Any, destination: dict[str, Any], start: str, _: Any) -> None:
             if leaves_tables_out():
-                for name in state.shown:
+                for name in self._state.shown:
                     destination.pop(start + name, None)
                 return
-            self._check_one_group("state_dict")
+            self.check_one_group("state_dict")
             if env.output_dtensor:
                 raise NotImplementedError(
                     "state_dict: dynamic tables are saved as ShardedTensor, not as DTensor: set "
                     "output_dtensor of the ShardingEnv to False"
                 )
-            for name, entry in state.entries().items():
+            for name, entry in self._state.entries().items():
                 destination[start + name] = entry
 
         def load(
@@ -133,15 +160,16 @@ class DynamicPart:
             errors: list[str],
         ) -> None:
             if not leaves_tables_out():
-                self._check_one_group("load_state_dict")
+                self.check_one_group("load_state_dict")
             # torch passes strict=True to hooks, whatever the caller gave
-            state.load(state_dict, start, self._strict_load, missing, unexpected, errors)
+            self._state.load(state_dict, start, self._strict_load, missing, unexpected, errors)
 
         self._keeps_state = True
+        self._keep_optimizers(plan)
         self._register_state_dict_hook(save)  # type: ignore[attr-defined]
         self._register_load_state_dict_pre_hook(load)  # type: ignore[attr-defined]
 
-    def _check_one_group(self, call: str) -> None:
+    def check_one_group(self, call: str) -> None:
         """Raise NotImplementedError if several sharding groups have the tables."""
         if isinstance(self._env, SyncedEnv2D):
             tables = [config.name for config in self._configs(dynamic=True)]
@@ -211,20 +239,141 @@ class DynamicPart:
             shared = SharedRows(ranks, self._device)
         return RowOptimizers([kernel.tables.optimizer for kernel in self.kernels()], shared)
 
-    def update_shards(self, changed_sharding_params: Any, *arguments: Any, **more: Any) -> None:
-        """Move shards of static tables, as TorchRec does.
+    # -- other shards ---------------------------------------------------------------------------
+
+    def _create_lookups(self) -> None:
+        """Create the lookups of all shardings that are not kept; an error of a rank is raised on
+        all."""
+        shardings = getattr(self, self.shardings_attribute)
+        kept = {id(of.sharding): of.lookup for of in self.plan_of_tables.kept}
+        kept = {number: kept[number] for number in map(id, self.shardings()) if number in kept}
+        setattr(self, self.shardings_attribute, _without(shardings, kept))
+        try:
+            ranks_of(self._env.process_group).run(super()._create_lookups)  # type: ignore[misc]
+        finally:
+            setattr(self, self.shardings_attribute, shardings)
+        created = iter(self._lookups)
+        self._lookups = [
+            kept[id(sharding)] if id(sharding) in kept else next(created)
+            for sharding in self.shardings()
+        ]
+
+    def init_data_parallel(self) -> None:
+        """Wrap data-parallel lookups, unless a former plan has done so."""
+        if not self.plan_of_tables.kept:
+            super().init_data_parallel()  # type: ignore[misc]
+
+    def shardings(self) -> list[Any]:
+        """Return TorchRec's shardings, one for each lookup."""
+        shardings = getattr(self, self.shardings_attribute)
+        return list(shardings.values() if isinstance(shardings, dict) else shardings)
+
+    def _keep_optimizers(self, plan: ModulePlan) -> None:
+        """Give ``fused_optimizer`` handles that stay when tables move, on every rank.
+
+        Schedulers and TorchRec's wrappers hold its param groups.
+        """
+        handles: list[tuple[str, Any]] = [
+            (key, of.handle() if isinstance(of, TableOptimizer) else of)
+            for key, of in self._optim._optims
+        ]
+        for config in plan.optimizers.values():
+            if not any(isinstance(of, TableOptimizer) and of.config == config for _, of in handles):
+                handles.append(("", TableOptimizer([], {}, config)))
+        self._optim._optims[:] = handles
+
+    def beside(self, changed: Mapping[str, ParameterSharding]) -> set[str]:
+        """Return the dynamic tables that share a sharding with tables that move, before or after.
+
+        TorchRec looks up all tables of a sharding together, so :meth:`rebuilt` moves these, too.
+
+        Args:
+            changed: new shardings of the tables that move.
+        """
+        current, dims = self.module_sharding_plan, self.plan_of_tables.dedup and self.divides_dims
+
+        def kind(config: Any, sharding: ParameterSharding) -> tuple[str, int]:
+            return sharding.sharding_type, config.embedding_dim if dims else 0
+
+        configs = self._configs(dynamic=True)
+        kinds = {
+            kind(config, plan[config.name])
+            for config in configs
+            for plan in (current, changed)
+            if config.name in changed
+        }
+        return {of.name for of in configs if kind(of, current[of.name]) in kinds} - changed.keys()
+
+    def rebuilt(self, changed: Mapping[str, ParameterSharding]) -> Any:
+        """Construct the collection for another plan; its moved tables are empty.
+
+        Other tables are those of this collection. All ranks call it together.
+
+        Args:
+            changed: new shardings of the tables that move.
 
         Raises:
-            NotImplementedError: a dynamic table would move.
+            Exception: of any rank, on all ranks.
         """
-        plan = self.module_sharding_plan
-        dynamic = [name for name in changed_sharding_params if is_dynamic(plan[name])]
-        if dynamic:
-            raise NotImplementedError(
-                f"update_shards: tables {dynamic} are dynamic; their shards cannot move in a live "
-                "model: save its state_dict and load it into one with another plan"
+        plan, given = self.plan_of_tables, self._given
+        old = zip(self._sharding_types, self.shardings(), self._lookups, strict=True)
+        kept = [
+            KeptSharding(plan.tables[kind], sharding, lookup)
+            for kind, sharding, lookup in old
+            if not changed.keys() & set(plan.tables[kind])
+        ]
+        with optimizers_unchanged(self._lookups):
+            return type(self)(
+                given.module,
+                {**self.module_sharding_plan, **changed},
+                self._env,
+                given.fused_params,
+                self._device,
+                choice=given.choice,
+                optimizer=given.optimizer,
+                use_index_dedup=given.use_index_dedup,
+                planned=plan.replanned(kept),
+                **given.more,
             )
-        super().update_shards(changed_sharding_params, *arguments, **more)  # type: ignore[misc]
+
+    def adopt(self, other: Any) -> None:
+        """Take the shards of a collection that :meth:`rebuilt` has constructed."""
+        moved = [kernel.tables for kernel in self.kernels()]
+        stay = [kernel.tables for kernel in other.kernels()]
+        other.train(self.training)
+        optimizers: list[TableOptimizer] = [kernel.fused_optimizer for kernel in other.kernels()]
+        seen: list[OptimizerConfig] = []
+        for _, handle in self._optim._optims:
+            if isinstance(handle, TableOptimizer):
+                first = handle.config not in seen
+                seen.append(handle.config)
+                handle.follow([of for of in optimizers if first and of.config == handle.config])
+        adopt(self, other)  # type: ignore[arg-type]
+        for tables in moved:
+            if not any(tables is of for of in stay):
+                tables.optimizer.retire(_MOVED)
+                tables.group.tables.retire()
+
+    def update_shards(
+        self, changed_sharding_params: Any, env: Any = None, device: Any = None
+    ) -> None:
+        """Move tables to other shards; all ranks call it together.
+
+        Static tables stay where they are, unless the collection has no dynamic ones: then TorchRec
+        moves them.
+
+        Args:
+            changed_sharding_params: new shardings by table; other tables stay.
+            env, device: as in TorchRec; those of the collection.
+
+        Raises:
+            Exception: as :func:`torch_dynemb.torchrec.reshard`.
+        """
+        if not any(map(is_dynamic, self.module_sharding_plan.values())):
+            check_static_move(self, changed_sharding_params)
+            super().update_shards(changed_sharding_params, env, device)  # type: ignore[misc]
+            return
+        reshard_collections({"": (self, changed_sharding_params)}, self._env.process_group)
 
     def train(self, mode: bool = True) -> Any:
         """Set training mode, also of the lookups, which TorchRec does not register as

@@ -18,9 +18,15 @@ from torch_dynemb.torchrec.collections.dynamic_part import (
     taken_plan,
     with_plan,
 )
+from torch_dynemb.torchrec.collections.rebuilding import Given, blueprint
 from torch_dynemb.torchrec.planning.choice import TableChoice
 from torch_dynemb.torchrec.planning.options import is_dynamic
-from torch_dynemb.torchrec.planning.plans import module_plan, plan_dynamic
+from torch_dynemb.torchrec.planning.plans import (
+    KeptInfos,
+    ModulePlan,
+    module_plan,
+    plan_dynamic,
+)
 from torch_dynemb.torchrec.sharding.batches import (
     BatchCheck,
     scored_features,
@@ -45,6 +51,8 @@ class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection)
 
     tables_attribute = "embeddings"
     configs_attribute = "_embedding_configs"
+    shardings_attribute = "_sharding_type_to_sharding"
+    divides_dims = False
     _embedding_configs: list[Any]
 
     def __init__(
@@ -58,16 +66,21 @@ class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection)
         choice: TableChoice,
         optimizer: OptimizerConfig | None,
         use_index_dedup: bool,
+        planned: ModulePlan | None = None,
         **more: Any,
     ) -> None:
-        plan = module_plan(
+        self.sharding_types = list(SEQUENCE)
+        self._given = Given(
+            blueprint(module), fused_params, choice, optimizer, use_index_dedup, more
+        )
+        plan = planned or module_plan(
             "EmbeddingCollection",
             module,
             module.embedding_configs(),
             table_name_to_parameter_sharding,
             env,
             device,
-            sharding_types=list(SEQUENCE),
+            sharding_types=self.sharding_types,
             choice=choice,
             optimizer=optimizer,
             fused_params=fused_params,
@@ -75,6 +88,7 @@ class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection)
             codecs=more.get("qcomm_codecs_registry"),
             path=more.get("module_fqn"),
         )
+        self.plan_of_tables = plan
         self._dynamic_options = plan.options
         self._feature_groups: list[FeatureGroups] = []
         super().__init__(
@@ -117,6 +131,9 @@ class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection)
         device: torch.device | None = None,
         qcomm_codecs_registry: dict[str, Any] | None = None,
     ) -> EmbeddingSharding[Any, Any, Any, Any]:
+        if isinstance(sharding_infos, KeptInfos):
+            kept: EmbeddingSharding[Any, Any, Any, Any] = sharding_infos.sharding
+            return kept
         sharding = sharding_infos[0].param_sharding
         if not is_dynamic(sharding):
             return super().create_embedding_sharding(

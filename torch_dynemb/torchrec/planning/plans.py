@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
@@ -50,6 +50,33 @@ class ModulePlace:
     ranks: int
 
 
+class KeptSharding(NamedTuple):
+    """A sharding that stays while other tables of its collection move.
+
+    Attributes:
+        tables: names of its tables.
+        sharding: TorchRec's sharding.
+        lookup: its lookup on this rank.
+    """
+
+    tables: list[str]
+    sharding: Any
+    lookup: Any
+
+
+class KeptInfos(list[EmbeddingShardingInfo]):
+    """TorchRec's descriptions of the tables of a sharding that stays.
+
+    Args:
+        infos: the descriptions.
+        sharding: the sharding.
+    """
+
+    def __init__(self, infos: Iterable[EmbeddingShardingInfo], sharding: Any) -> None:
+        super().__init__(infos)
+        self.sharding = sharding
+
+
 @dataclass(frozen=True)
 class ModulePlan:
     """Settings from a sharder for the dynamic tables of a module.
@@ -63,6 +90,8 @@ class ModulePlan:
         place: of the module.
         optimizers: of the dynamic tables by name, set by planning.
         output_dtypes: of the outputs of these tables.
+        tables: names of all tables by sharding, set by planning.
+        kept: shardings of a former plan that stay as they are.
     """
 
     options: Mapping[str, TableOptions]
@@ -73,6 +102,16 @@ class ModulePlan:
     place: ModulePlace
     optimizers: dict[str, OptimizerConfig] = field(default_factory=dict)
     output_dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    tables: dict[str, list[str]] = field(default_factory=dict)
+    kept: Sequence[KeptSharding] = ()
+
+    def replanned(self, kept: Sequence[KeptSharding]) -> ModulePlan:
+        """Return the plan of the same tables with other shards.
+
+        Args:
+            kept: shardings that stay as they are.
+        """
+        return replace(self, optimizers={}, output_dtypes={}, tables={}, kept=kept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,6 +306,11 @@ def plan_dynamic(
             separated[f"dynamic_{sharding_type}" if static else sharding_type] = dynamic
         for info in dynamic:
             info.fused_params = _planned_params(owner, info, plan)
+    for key, of_sharding in separated.items():
+        plan.tables[key] = [info.embedding_config.name for info in of_sharding]
+        for kept in plan.kept:
+            if plan.tables[key] == kept.tables:
+                separated[key] = KeptInfos(of_sharding, kept.sharding)
     return separated
 
 
@@ -293,4 +337,13 @@ def _planned_params(owner: str, info: EmbeddingShardingInfo, plan: ModulePlan) -
     }
 
 
-__all__ = ["PLAN", "KernelPlan", "ModulePlace", "ModulePlan", "module_plan", "plan_dynamic"]
+__all__ = [
+    "PLAN",
+    "KeptInfos",
+    "KeptSharding",
+    "KernelPlan",
+    "ModulePlace",
+    "ModulePlan",
+    "module_plan",
+    "plan_dynamic",
+]

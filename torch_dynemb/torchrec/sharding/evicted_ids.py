@@ -30,6 +30,10 @@ class RecordedIds:
     def __contains__(self, table: str) -> bool:
         return table in self._ids
 
+    def holds(self, table: str) -> bool:
+        """Return whether ids of a table were not taken yet."""
+        return bool(self._ids.get(table))
+
     def take(self, table: str) -> Tensor:
         """Take the distinct ids of a table, int64 [n], ascending, on the CPU."""
         kept, self._ids[table] = self._ids[table], []

@@ -61,7 +61,9 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
             for table in grouped_config.embedding_tables
         }
         self._optimizer = TableOptimizer(
-            self._tables, {f"{name}.weight": shown for name, shown in self._shown.items()}
+            [self._tables],
+            {f"{name}.weight": shown for name, shown in self._shown.items()},
+            fused_params["optimizer_config"],
         )
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer
 
-from torch_dynemb.optim.base import hyper_values
+from torch_dynemb.optim.base import OptimizerConfig, hyper_values
 from torch_dynemb.torchrec.planning.options import NOT_TRAINED
 from torch_dynemb.torchrec.sharding.tables import ShardTables
 
 
 class KernelParamGroup(dict[str, Any]):
-    """Hyper-parameters of all tables of a kernel; an assignment reaches the tables at once.
+    """Hyper-parameters of all tables of some kernels; an assignment reaches the tables at once.
 
     Without tables an assignment has no effect: schedulers also set rates of untrained tables.
     """
 
-    def __init__(self, entries: Mapping[str, Any], tables: ShardTables | None) -> None:
+    def __init__(self, entries: Mapping[str, Any], tables: Sequence[ShardTables]) -> None:
         super().__init__(entries)
         self._tables = tables
 
+    def follow(self, tables: Sequence[ShardTables], params: Iterable[nn.Parameter]) -> None:
+        """Belong to other tables from now on; values stay."""
+        self._tables = tables
+        super().__setitem__("params", list(params))
+
     def __setitem__(self, key: str, value: Any) -> None:
         if key != "params" and key in self:
-            for of_table in [] if self._tables is None else self._tables.optimizer.param_groups:
-                of_table[key] = value
+            for tables in self._tables:
+                for of_table in tables.optimizer.param_groups:
+                    of_table[key] = value
             if key == "lr":
                 (value,) = hyper_values(key, value)
         super().__setitem__(key, value)
@@ -40,7 +46,7 @@ class KernelParamGroup(dict[str, Any]):
 
 
 class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
-    """Optimizer of a kernel: backward updates rows, and :meth:`step` ends a training step.
+    """Optimizer of kernels: backward updates rows, and :meth:`step` ends a training step.
 
     Calling :meth:`step` is optional: a training forward after a backward ends the previous step. In
     split mode it is required: gradients are pending until :meth:`step` applies their sum.
@@ -49,17 +55,57 @@ class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
     hyper-parameters, which TorchRec saves after ``save_param_groups(True)``.
 
     Args:
-        tables: of a kernel, with one optimizer config.
+        tables: of kernels with the same optimizer config; may be empty, on a rank without them.
         params: by ``<table>.weight``: the parameter that TorchRec shows for the table.
+        config: optimizer config of the tables.
+        group: hyper-parameters, shared with another optimizer of the tables; default: those of the
+            config.
+
+    Attributes:
+        config: as given.
     """
 
-    def __init__(self, tables: ShardTables, params: Mapping[str, nn.Parameter]) -> None:
-        self._tables = tables
-        config = tables.group.config.optimizer
-        assert config is not None
-        entries = {"params": list(params.values()), **config.hyper()}
-        group = KernelParamGroup(entries, None if config == NOT_TRAINED else tables)
+    def __init__(
+        self,
+        tables: Sequence[ShardTables],
+        params: Mapping[str, nn.Parameter],
+        config: OptimizerConfig,
+        group: KernelParamGroup | None = None,
+    ) -> None:
+        self._tables, self.config = list(tables), config
+        if group is None:
+            entries = {"params": list(params.values()), **config.hyper()}
+            group = KernelParamGroup(entries, self._trained())
         super().__init__(dict(params), {}, [group])
+
+    def _trained(self) -> list[ShardTables]:
+        return [] if self.config == NOT_TRAINED else self._tables
+
+    @property
+    def group(self) -> KernelParamGroup:
+        """The hyper-parameters."""
+        (group,) = self.param_groups
+        assert isinstance(group, KernelParamGroup)
+        return group
+
+    def handle(self) -> TableOptimizer:
+        """Return an optimizer with the same tables and hyper-parameters.
+
+        The collection has it beside this one of the kernel, so that it can outlive the kernel.
+        """
+        return TableOptimizer(self._tables, self.params, self.config, self.group)
+
+    def follow(self, optimizers: Sequence[TableOptimizer]) -> None:
+        """Take the tables of other optimizers, which share this one's hyper-parameters then.
+
+        Args:
+            optimizers: of kernels with the same config; none: this one has no tables any more.
+        """
+        self._tables = [tables for of in optimizers for tables in of._tables]
+        self.params = {name: shown for of in optimizers for name, shown in of.params.items()}
+        self.group.follow(self._trained(), self.params.values())
+        for of in optimizers:
+            of.param_groups = [self.group]
 
     def step(self, closure: Any = None, *, now: int | None = None) -> None:
         """End a training step; see :meth:`torch_dynemb.FusedOptimizer.step`.
@@ -70,12 +116,14 @@ class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
         """
         if closure is not None:
             closure()
-        self._tables.end_step(now)
+        for tables in self._tables:
+            tables.end_step(now)
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Drop pending gradients, which exist in split mode only."""
-        if self._tables.group.config.split:
-            self._tables.optimizer.zero_grad()
+        for tables in self._tables:
+            if tables.group.config.split:
+                tables.optimizer.zero_grad()
 
     def set_optimizer_step(self, step: int) -> None:
         """Raise NotImplementedError: steps come from the state dict of the module."""

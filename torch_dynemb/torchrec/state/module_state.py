@@ -5,7 +5,7 @@ Both are collective: all ranks of the process group call them together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from torch_dynemb.torchrec.planning.plans import ModulePlan
 from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
 from torch_dynemb.torchrec.sharding.tables import row_dtype_of
 from torch_dynemb.torchrec.state.entry_checks import check_entries, is_entry, missing_entries
+from torch_dynemb.torchrec.state.row_exchange import ArrivedBlock, use_each
 from torch_dynemb.torchrec.state.shard_places import Place, places_of
 from torch_dynemb.torchrec.state.table_entry import TableEntry
 from torch_dynemb.torchrec.state.table_load import TableLoad
@@ -56,6 +57,12 @@ class ModuleState:
         kernels: on this rank.
         prefix: of their entries in the module's state dict, such as ``"embedding_bags."``.
         parameters: parameters without rows, which the module shows, by table name.
+        process_group: of all shards.
+        device: of the rows.
+
+    Attributes:
+        shapes: facts of the tables, by name.
+        kernels, process_group, device: as given.
     """
 
     def __init__(
@@ -72,11 +79,11 @@ class ModuleState:
     ) -> None:
         self._prefix = prefix
         self._parameters = parameters
-        self._process_group = process_group
-        self._device = device
+        self.process_group = process_group
+        self.device = device
         self._rank = dist.get_rank()
-        self._kernels = kernels
-        self._shapes = {
+        self.kernels = kernels
+        self.shapes = {
             config.name: _shape_of(config, plan, places_of(shardings[config.name]))
             for config in configs
         }
@@ -84,7 +91,7 @@ class ModuleState:
     @property
     def shown(self) -> list[str]:
         """Names of the parameters without rows in the module's state dict."""
-        return [f"{self._prefix}{name}.weight" for name in self._shapes]
+        return [f"{self._prefix}{name}.weight" for name in self.shapes]
 
     # -- saving ---------------------------------------------------------------------------------
 
@@ -94,10 +101,10 @@ class ModuleState:
         Raises:
             RuntimeError: rows lie in a store.
         """
-        for kernel in self._kernels:
+        for kernel in self.kernels:
             kernel.tables.group.tables.check_in_memory("state_dict")
             kernel.tables.group.materialize()
-        local = {name: list(self._local(shape)) for name, shape in self._shapes.items()}
+        local = {name: list(self.local(shape)) for name, shape in self.shapes.items()}
         contents = {
             name: [
                 (
@@ -121,9 +128,9 @@ class ModuleState:
             }
             for name, found in contents.items()
         }
-        gathered = from_all_ranks(here, self._process_group)
+        gathered = from_all_ranks(here, self.process_group)
         result: dict[str, TableEntry | Tensor] = {}
-        for name, shape in self._shapes.items():
+        for name, shape in self.shapes.items():
             known = {
                 Place(*place): numbers
                 for of_rank in gathered
@@ -142,15 +149,15 @@ class ModuleState:
                 contents[name],
                 {place: numbers[:2] for place, numbers in known.items()},
                 layout,
-                process_group=self._process_group,
-                device=self._device,
+                process_group=self.process_group,
+                device=self.device,
             )
             result |= {f"{self._prefix}{name}.{entry}": value for entry, value in saved.items()}
         return result
 
-    def _local(self, shape: TableShape) -> Iterator[LocalTable]:
+    def local(self, shape: TableShape) -> Iterator[LocalTable]:
         """Yield the shards of a table on this rank."""
-        for kernel in self._kernels:
+        for kernel in self.kernels:
             for t, shard in enumerate(kernel.tables.shards):
                 if shard.name != shape.name:
                     continue
@@ -187,14 +194,14 @@ class ModuleState:
                 state_dict[f"{prefix}{self._prefix}{name}.weight"] = parameter.detach()
             return
         given: dict[str, dict[str, Any]] = {}
-        for name in self._shapes:
+        for name in self.shapes:
             start = f"{prefix}{self._prefix}{name}."
             given[name] = {
                 key.removeprefix(start): state_dict.pop(key)
                 for key in list(state_dict)
                 if key.startswith(start)
             }
-            if self._shapes[name].optimizer == NOT_TRAINED:  # accepts a trained table
+            if self.shapes[name].optimizer == NOT_TRAINED:  # accepts a trained table
                 given[name] = {
                     entry: value
                     for entry, value in given[name].items()
@@ -208,7 +215,7 @@ class ModuleState:
         unknown: list[str] = []
         for name, found in given.items():
             start = f"{prefix}{self._prefix}{name}."
-            shape = self._shapes[name]
+            shape = self.shapes[name]
             try:
                 layout = Layout.of(name, found["layout"]) if "layout" in found else None
             except ValueError as error:
@@ -235,11 +242,11 @@ class ModuleState:
         try:
             for name, found in given.items():
                 loads[name] = TableLoad(
-                    self._shapes[name],
+                    self.shapes[name],
                     found,
                     layouts[name],
-                    process_group=self._process_group,
-                    device=self._device,
+                    process_group=self.process_group,
+                    device=self.device,
                 )
                 loads[name].check()
             self._check_ids(loads)
@@ -252,7 +259,7 @@ class ModuleState:
         """Return the differences between the ranks' states, which would make ranks wait forever."""
         entries = {Option(name, "entries"): comparable(sorted(of)) for name, of in given.items()}
         try:
-            check_agreement("load_state_dict", entries, self._process_group)
+            check_agreement("load_state_dict", entries, self.process_group)
         except ValueError as error:
             return [str(error)]
         return []
@@ -262,17 +269,17 @@ class ModuleState:
 
         def check() -> None:
             for name, load in loads.items():
-                for local in self._local(self._shapes[name]):
+                for local in self.local(self.shapes[name]):
                     check_ids(local.group.tables, local.table, load.arriving[local.place].ids)
 
-        ranks_of(self._process_group).run(check)
+        ranks_of(self.process_group).run(check)
 
     def _replace(
         self, loads: Mapping[str, TableLoad], layouts: Mapping[str, Layout | None]
     ) -> None:
         """Replace all tables while signals are deferred; all ranks raise an error of one rank."""
-        ranks = ranks_of(self._process_group)
-        local = {(name, of.place): of for name in loads for of in self._local(self._shapes[name])}
+        ranks = ranks_of(self.process_group)
+        local = {(name, of.place): of for name in loads for of in self.local(self.shapes[name])}
         groups = {id(of.group): of.group for of in local.values()}
         loaders = {
             number: RowLoader(
@@ -295,19 +302,31 @@ class ModuleState:
                 ids, counted = loads[name].arriving[place]
                 loaders[id(of.group)].publish(of.table, [ids], counted)
             for (name, _), of in local.items():
-                _set_clocks(of, self._shapes[name], layouts[name], loads[name])
+                _set_clocks(of, self.shapes[name], layouts[name], loads[name])
             for loader in loaders.values():
                 loader.end()
 
+        def writing(name: str) -> Callable[[ArrivedBlock], None]:
+            layout = layouts[name]
+            words = () if layout is None else layout.scores
+
+            def write(arrived: ArrivedBlock) -> None:
+                of = local[name, arrived.place]
+                loaders[id(of.group)].write(of.table, arrived.block, arrived.numbers, words)
+
+            return write
+
+        def written(failures: Sequence[Exception | None]) -> None:
+            for load in loads.values():
+                load.raise_failure()
+            for failure in failures:
+                if failure is not None:
+                    raise failure
+
         with defer_signals(), undone_after_error(loaders.values()) as done:
             ranks.run(begin)
-            for name, load in loads.items():
-                layout = layouts[name]
-                words = () if layout is None else layout.scores
-                for place, block in load.blocks():
-                    of = local[name, place]
-                    places = torch.searchsorted(load.arriving[place].ids, block.ids)
-                    loaders[id(of.group)].write(of.table, block, places, words)
+            failures = [use_each(load.blocks(), writing(name)) for name, load in loads.items()]
+            ranks.run(lambda: written(failures))
             ranks.run(publish)
             done()
 

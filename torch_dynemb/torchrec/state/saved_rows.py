@@ -19,7 +19,6 @@ from torch_dynemb.torchrec.state.shard_places import Place
 from torch_dynemb.torchrec.state.table_state import (
     Layout,
     TableShape,
-    splits_by_column,
     state_bounds,
     state_key,
 )
@@ -115,9 +114,6 @@ class StateDictRows:
         first = (0,) if layout is None else layout.first_columns
         ends = (*first[1:], shape.embedding_dim)
         self.columns = [Columns(*bounds) for bounds in zip(first, ends, strict=True)]
-        self._split = {"weight"} | {
-            state_key(tensor.name) for tensor in self.state if splits_by_column(tensor)
-        }
 
     def rows(self) -> list[list[Rows]]:
         """Return rows by saved column shard.
@@ -149,14 +145,6 @@ class StateDictRows:
             for name, columns in self._entries(k).items()
         }
         return Rows(torch.empty(0, dtype=torch.int64), values)
-
-    def cut(self, rows: Rows, begin: int, end: int) -> Rows:
-        """Return some columns of the rows of a saved column shard."""
-        values = {
-            name: value[:, begin:end] if name in self._split else value
-            for name, value in rows.values.items()
-        }
-        return rows._replace(values=values)
 
     def _entries(self, k: int) -> dict[str, Columns]:
         """Return the entries of a saved column shard, with its columns in them."""

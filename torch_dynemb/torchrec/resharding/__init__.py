@@ -1,0 +1,1 @@
+"""Moves of dynamic tables between the shards of two plans, in a running job."""

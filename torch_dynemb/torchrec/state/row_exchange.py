@@ -1,0 +1,366 @@
+"""Exchange of a table's rows between ranks: from the shards that have them to those of a plan.
+
+A table's rows come from column shards, and go to places: other column shards, each divided by ids.
+Rows travel in blocks of some megabytes. All ranks call everything here together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torch_dynemb.checkpoint.reading.column_shards import combined_by_row
+from torch_dynemb.distributed.exchange import move_rows, one_to_each
+from torch_dynemb.distributed.owners import part_of
+from torch_dynemb.distributed.ranks import from_all_ranks, rank_group
+from torch_dynemb.optim.base import StateTensor
+from torch_dynemb.table.load import RowBlock
+from torch_dynemb.torchrec.state.saved_rows import Columns, Rows
+from torch_dynemb.torchrec.state.shard_places import Place
+from torch_dynemb.torchrec.state.table_state import splits_by_column, state_key
+
+BLOCK_BYTES = 8 << 20  # that a rank receives at once
+MOST_BYTES = 64 << 20  # of blocks with few large rows
+_LEAST_ROWS = 1024
+IDS_OF_A_BLOCK = BLOCK_BYTES // 8
+# State with one value per row, by name and by source: the number of columns taken from that column
+# shard, and its values, [ids].
+_Pieces = dict[str, dict[int, tuple[int, Tensor]]]
+T = TypeVar("T")
+
+
+class RowBlocks(Protocol):
+    """Rows that this rank has.
+
+    Attributes:
+        ids: int64 [n].
+    """
+
+    @property
+    def ids(self) -> Tensor: ...
+
+    def blocks(self, size: int) -> Iterator[Rows]:
+        """Yield all rows, at most ``size`` at a time."""
+
+
+class Sent(NamedTuple):
+    """Rows to send.
+
+    Attributes:
+        here: those on this rank.
+        none: zero rows with the same entries.
+        sizes: rows of every part of every rank, by rank.
+        stays: by column shard of the places, whether no row leaves its rank.
+    """
+
+    here: Sequence[RowBlocks]
+    none: Rows
+    sizes: list[list[int]]
+    stays: dict[int, bool]
+
+    def exchanges(self, size: int) -> int:
+        """Return the number of block exchanges until all ranks have sent their rows."""
+        return max(sum(-(-part // size) for part in parts) for parts in self.sizes)
+
+
+class ArrivedBlock(NamedTuple):
+    """Rows that have come to a place of this rank.
+
+    Attributes:
+        place: the place.
+        block: the rows.
+        numbers: int64 [n], of the rows among the ids that the place takes, ascending.
+    """
+
+    place: Place
+    block: RowBlock
+    numbers: Tensor
+
+
+class RowExchange:
+    """Exchange of the rows of one table.
+
+    Args:
+        places: shards that get the rows.
+        columns: column shards that have them.
+        state: optimizer state of the rows.
+        process_group: of all shards.
+        device: of the rows.
+
+    Attributes:
+        failure: the first error of a source of rows on this rank. Other rows are not sent after it,
+            but the exchange goes on, because other ranks take part in it. Raise it afterwards, on
+            all ranks.
+        sent_bytes: sent by this rank to others.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        columns: Sequence[Columns],
+        state: Sequence[StateTensor],
+        *,
+        process_group: dist.ProcessGroup,
+        device: torch.device,
+    ) -> None:
+        ranks = rank_group(process_group)
+        assert ranks is not None
+        self._ranks, self._process_group, self._device = ranks, process_group, device
+        self._columns = columns
+        self._state = list(state)
+        self._split = {"weight"} | {
+            state_key(tensor.name) for tensor in state if splits_by_column(tensor)
+        }
+        self.places: dict[int, list[Place]] = {}
+        for place in places:
+            self.places.setdefault(place.column_shard, []).append(place)
+        self.failure: Exception | None = None
+        self.sent_bytes = 0
+
+    def raise_failure(self) -> None:
+        """Raise the error of a source of rows on this rank, if there was one."""
+        if self.failure is not None:
+            raise self.failure
+
+    def mine(self, number: int) -> Place | None:
+        """Return the place of this rank among those of a column shard; None: it has none."""
+        return next(
+            (place for place in self.places[number] if place.rank == self._ranks.rank), None
+        )
+
+    def overlapping(self, place: Place) -> list[tuple[int, int, int]]:
+        """Return (number, first column, end) of the sources that overlap a place's columns."""
+        found = []
+        for k, source in enumerate(self._columns):
+            begin = max(source.begin, place.first_column)
+            end = min(source.end, place.first_column + place.columns)
+            if begin < end:
+                found.append((k, begin, end))
+        return found
+
+    def sent(self, here: Sequence[RowBlocks], none: Rows) -> Sent:
+        """Announce rows to all ranks.
+
+        Args:
+            here: rows of this rank.
+            none: zero rows with the same entries.
+        """
+        stays = {number: self._all_mine(here, number) for number in self.places}
+        sizes = [part.ids.numel() for part in here]
+        gathered = from_all_ranks((stays, sizes), self._process_group)
+        return Sent(
+            here,
+            none,
+            [of_rank[1] for of_rank in gathered],
+            {number: all(of_rank[0][number] for of_rank in gathered) for number in self.places},
+        )
+
+    def collected(self, sent: Sent, number: int) -> Rows:
+        """Collect all rows that come to this rank.
+
+        Args:
+            sent: rows of all ranks.
+            number: column shard of the places.
+        """
+        parts = list(self._exchanged(sent, number, self._block_rows(sent.none)))
+        if len(parts) == 1:
+            return parts[0]
+        none = self._ready(sent.none, sent.none)
+        parts = [none, *parts]
+        return Rows(
+            torch.cat([part.ids for part in parts]),
+            {name: torch.cat([part.values[name] for part in parts]) for name in none.values},
+        )
+
+    def blocks(
+        self, sources: Sequence[Sent], arriving: Mapping[Place, Tensor]
+    ) -> Iterator[ArrivedBlock]:
+        """Yield blocks of rows for places of this rank, until all rows and columns have come.
+
+        Every rank must exhaust the iterator.
+
+        Args:
+            sources: rows by column shard that has them.
+            arriving: int64 [n] by place of this rank, ascending: the ids that it takes. Rows of
+                other ids are skipped.
+        """
+        for number, places in self.places.items():
+            mine = self.mine(number)
+            overlapping = self.overlapping(places[0])
+            whole = [tensor for tensor in self._state if not splits_by_column(tensor)]
+            merged: _Pieces = {}
+            for which, (k, begin, end) in enumerate(overlapping):
+                first = self._columns[k].begin
+                cut = slice(begin - first, end - first)
+                size = self._block_rows(self._cut(sources[k].none, cut))
+                for arrived in self._exchanged(sources[k], number, size, cut):
+                    if mine is None or arrived.ids.numel() == 0:
+                        continue
+                    ids = arriving[mine]
+                    rows, numbers = _taken(arrived, ids)
+                    state = {
+                        tensor.name: rows.values[state_key(tensor.name)] for tensor in self._state
+                    }
+                    if len(overlapping) > 1:
+                        for tensor in whole:
+                            of_row = state.pop(tensor.name)[:, 0]
+                            pieces = merged.setdefault(tensor.name, {})
+                            if which not in pieces:
+                                pieces[which] = end - begin, of_row.new_zeros(ids.shape)
+                            pieces[which][1][numbers] = of_row
+                    scores = rows.values.get("metadata") if which == 0 else None
+                    column = begin - places[0].first_column
+                    block = RowBlock(rows.ids, column, rows.values["weight"], state, scores)
+                    yield ArrivedBlock(mine, block, numbers)
+            if mine is not None and merged:
+                yield from self._merged_blocks(mine, arriving[mine], merged)
+
+    def _merged_blocks(self, mine: Place, ids: Tensor, merged: _Pieces) -> Iterator[ArrivedBlock]:
+        values = {
+            name: combined_by_row(list(pieces.values()))[:, None] for name, pieces in merged.items()
+        }
+        values["number"] = torch.arange(ids.numel(), device=ids.device)
+        for rows in Rows(ids, values).blocks(IDS_OF_A_BLOCK):
+            numbers = rows.values.pop("number")
+            nothing = torch.empty((rows.ids.numel(), 0), device=self._device)
+            block = RowBlock(rows.ids, 0, nothing, rows.values, None)
+            yield ArrivedBlock(mine, block, numbers)
+
+    # -- moves ----------------------------------------------------------------------------------
+
+    def _all_mine(self, rows: Sequence[RowBlocks], number: int) -> bool:
+        """Return whether all ids of this rank stay on it, for a column shard."""
+        places = self.places[number]
+        for part in rows:
+            for ids in part.ids.split(IDS_OF_A_BLOCK):
+                if not bool((self._ranks_of(ids, places) == self._ranks.rank).all()):
+                    return False
+        return True
+
+    def _cut(self, rows: Rows, columns: slice | None) -> Rows:
+        """Return some columns of rows; None: all."""
+        if columns is None:
+            return rows
+        values = {
+            name: value[:, columns] if name in self._split else value
+            for name, value in rows.values.items()
+        }
+        return rows._replace(values=values)
+
+    def _block_rows(self, none: Rows) -> int:
+        """Return the rows of a block; a rank may receive one block from every other rank."""
+        bytes_of_row = 8 + sum(
+            value.shape[1] * value.element_size() for value in none.values.values()
+        )
+        of_ranks = bytes_of_row * self._ranks.size
+        return max(1, min(_LEAST_ROWS, MOST_BYTES // of_ranks), BLOCK_BYTES // of_ranks)
+
+    def _exchanged(
+        self, sent: Sent, number: int, size: int, columns: slice | None = None
+    ) -> Iterator[Rows]:
+        """Send rows to the places of a column shard that own their ids; yield received rows."""
+        blocks = (block for rows in sent.here for block in rows.blocks(size))
+
+        def following() -> Rows | None:
+            try:
+                block = next(blocks, None)
+                return None if block is None else self._ready(self._cut(block, columns), sent.none)
+            except Exception as error:
+                self.failure = self.failure or error
+                blocks.close()
+                return None
+
+        none = self._ready(self._cut(sent.none, columns), sent.none)
+        if sent.stays[number]:
+            while (block := following()) is not None:
+                yield block
+            return
+        for _ in range(sent.exchanges(size)):
+            block = following()
+            yield self._exchange(none if block is None else block, self.places[number])
+
+    def _ready(self, rows: Rows, like: Rows) -> Rows:
+        """Return rows on the device and in the dtypes of the table."""
+        return Rows(
+            rows.ids.to(self._device).contiguous(),
+            {
+                name: value.to(device=self._device, dtype=like.values[name].dtype)
+                for name, value in rows.values.items()
+            },
+        )
+
+    def _ranks_of(self, ids: Tensor, places: list[Place]) -> Tensor:
+        """Return the rank of the place that owns each id."""
+        rank_of = torch.tensor([place.rank for place in places], device=ids.device)
+        if len(places) == 1:
+            return rank_of.expand(ids.shape)
+        return rank_of[part_of(ids.contiguous(), len(places))]
+
+    def _exchange(self, rows: Rows, places: list[Place]) -> Rows:
+        target = self._ranks_of(rows.ids, places)
+        order = torch.argsort(target, stable=True) if len(places) > 1 else None
+        lengths = torch.bincount(target, minlength=self._ranks.size)
+        sent, received = lengths.tolist(), one_to_each(lengths, self._ranks).tolist()
+        row_bytes = 8 + sum(value[:1].nbytes for value in rows.values.values())
+        self.sent_bytes += row_bytes * (sum(sent) - sent[self._ranks.rank])
+
+        def move(values: Tensor) -> Tensor:
+            sorted_values = values if order is None else values[order]
+            return move_rows(sorted_values, received, sent, self._ranks)
+
+        return Rows(
+            move(rows.ids), {name: move(value) for name, value in sorted(rows.values.items())}
+        )
+
+
+def use_each(items: Iterable[T], use: Callable[[T], None]) -> Exception | None:
+    """Call a function for each item, and exhaust the iterable also after it has raised.
+
+    Args:
+        items: of an exchange that other ranks take part in.
+        use: not called any more after an error.
+
+    Returns:
+        The error; None: there was none.
+    """
+    failure: Exception | None = None
+    for item in items:
+        if failure is None:
+            try:
+                use(item)
+            except Exception as error:
+                failure = error
+    return failure
+
+
+def _taken(rows: Rows, ids: Tensor) -> tuple[Rows, Tensor]:
+    """Return the rows of some ids, and their numbers among these ids.
+
+    Args:
+        rows: in any order.
+        ids: int64 [n], ascending.
+    """
+    numbers = torch.searchsorted(ids, rows.ids)
+    if ids.numel() == 0:
+        known = torch.zeros_like(rows.ids, dtype=torch.bool)
+    else:
+        known = ids[numbers.clamp(max=ids.numel() - 1)] == rows.ids
+    if bool(known.all()):
+        return rows, numbers
+    values = {name: value[known] for name, value in rows.values.items()}
+    return Rows(rows.ids[known], values), numbers[known]
+
+
+__all__ = [
+    "BLOCK_BYTES",
+    "IDS_OF_A_BLOCK",
+    "ArrivedBlock",
+    "RowBlocks",
+    "RowExchange",
+    "Sent",
+    "use_each",
+]
