@@ -27,6 +27,7 @@ from torch_dynemb.torchrec import (
     DynamicEmbeddingBagCollectionSharder,
     DynamicEmbeddingCollectionSharder,
     TableOptions,
+    reshard,
 )
 
 GROUP = 2  # ranks of a sharding group
@@ -290,6 +291,7 @@ def refused_calls(rank: int) -> list[str]:
     refuses(lambda: model.sync(include_optimizer_state=False))
     refuses(model.state_dict)
     refuses(lambda: model.load_state_dict({}))
+    refuses(lambda: reshard(model, model.plan))
     outputs = model(batch_of(tables, 8, rank))
     sum(of.sum() for of in outputs.values()).backward()
     if number == 1:

@@ -71,12 +71,13 @@ def test_refuses_on_all_ranks(four_ranks: Ranks, kind: str) -> None:
 
 def test_refused_calls_change_nothing(four_ranks: Ranks) -> None:
     for errors in four_ranks.run(refused_calls):
-        optimizer, state_dict, load, pending, full = errors
+        optimizer, state_dict, load, moved, pending, full = errors
         assert "sync: include_optimizer_state is False, but tables" in optimizer
         assert "state_dict: tables ['rows', 'full'] are dynamic, and each sharding group" in (
             state_dict
         )
         assert "load_state_dict: tables ['rows', 'full'] are dynamic" in load
+        assert "reshard: tables ['rows', 'full'] are dynamic, and each sharding group" in moved
         assert "sync: tables ['rows'] have pending gradients: call step()" in pending
         assert "sync: table 'full' has a capacity of 16 and on_full='error', but the" in full
 

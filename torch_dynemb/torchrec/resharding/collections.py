@@ -121,7 +121,8 @@ def _prepared(changes: Changes, ranks: Ranks) -> list[_Change]:
 
     def check_given() -> None:
         check_none_running()
-        for path, (_, changed) in changes.items():
+        for path, (collection, changed) in changes.items():
+            collection.check_one_group("reshard")
             check_types(path, changed)
 
     ranks.run(check_given)
@@ -130,7 +131,6 @@ def _prepared(changes: Changes, ranks: Ranks) -> list[_Change]:
     def check() -> list[_Change]:
         result = []
         for path, (collection, changed) in changes.items():
-            collection.check_one_group("reshard")
             configs = getattr(collection, collection.configs_attribute)
             moved = moved_tables(
                 collection.module_sharding_plan,
