@@ -43,6 +43,7 @@ BENCHMARKS = (
     "optimizers",
     "retrieval",
     "torchrec_step",
+    "scale_out",
     "feature_ops",
     "ragged",
     "dcp_load",

@@ -50,6 +50,9 @@ SMALL = {
         *("--tables", "2", "--rows", "500", "--batch", "8", "--dim", "8", "--bags", "2"),
         *("--only", "SGD L=2, dynamic", "--only", "row_wise SGD L=2, 1 %"),
     ],
+    "scale_out": [
+        *("--part", "bytes", "--part", "times", "--only", "table_wise, dedup, 2"),
+    ],
     "feature_ops": ["--features", "3", "--rows", "20", "--calls", "1"],
     "ragged": ["--features", "3", "--dim", "4", "--rows", "50"],
     "checkpoint": ["--ids", "26000"],
@@ -68,8 +71,8 @@ SMALL = {
 }
 SLOW = (  # 5 seconds and more each
     *("assign", "checkpoint", "dcp_load", "feature_ops", "freshness", "lifecycle"),
-    *("live_serving", "optimizers", "overhead", "retrieval", "serving", "torchrec_step"),
-    "two_ranks",
+    *("live_serving", "optimizers", "overhead", "retrieval", "scale_out", "serving"),
+    *("torchrec_step", "two_ranks"),
 )
 
 
@@ -96,7 +99,7 @@ def test_prints_one_json_line_per_case(
     if name == "index" and not HAS_ABSL:
         pytest.skip("libabsl-dev is not installed; index.py compares with its hash map")
     if (
-        name in ("dcp_load", "lifecycle", "torchrec_step", "two_ranks")
+        name in ("dcp_load", "lifecycle", "scale_out", "torchrec_step", "two_ranks")
         and importlib.util.find_spec("torchrec") is None
     ):
         pytest.skip(f"torchrec, which {name}.py compares with, is missing")
