@@ -44,6 +44,7 @@ BENCHMARKS = (
     "retrieval",
     "torchrec_step",
     "replica_sync",
+    "scale_out",
     "feature_ops",
     "ragged",
     "dcp_load",

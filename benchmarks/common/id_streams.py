@@ -72,6 +72,10 @@ class ZipfNumbers:
         """Return int64 [count]."""
         return self._number_of_rank[self._ranks(count)]
 
+    def restart(self, seed: int) -> None:
+        """Draw on from another seed; every number keeps its probability."""
+        self._generator.manual_seed(seed)
+
     def _ranks(self, count: int) -> Tensor:
         device = self._generator.device
         draws = torch.rand(count, dtype=torch.float64, generator=self._generator, device=device)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +82,43 @@ def training_step(
             of a batch is sent once.
     """
     stock, ours = OPTIMIZERS[optimizer]
+    sharder: Any
+    if dedup is None:
+        kernel = EmbeddingComputeKernel.FUSED.value
+        fused = {"optimizer": stock, "learning_rate": LEARNING_RATE, "eps": EPS}
+        sharder = EmbeddingBagCollectionSharder(fused_params=fused)
+    else:
+        kernel = DYNAMIC_KERNEL
+        more = {} if optimizer == "SGD" else {"eps": EPS}
+        sharder = dynamic_sharder(sizes, ours(lr=LEARNING_RATE, **more), dedup=dedup)
+    generators = {
+        name: row_wise(compute_kernel=kernel)
+        if sharding == "row_wise"
+        else table_wise(rank=t % WORLD_SIZE, compute_kernel=kernel)
+        for t, name in enumerate(sizes.names)
+    }
+    return step_of_plan(sizes, sharder, generators)
+
+
+def dynamic_sharder(sizes: Sizes, optimizer: Any, *, dedup: bool) -> Any:
+    """Return the sharder of dynamic tables."""
+    return DynamicEmbeddingBagCollectionSharder(
+        use_index_dedup=dedup,
+        options={name: TableOptions() for name in sizes.names},
+        optimizer=optimizer,
+    )
+
+
+def step_of_plan(
+    sizes: Sizes, sharder: Any, generators: Mapping[str, Any]
+) -> tuple[DistributedModelParallel, Step]:
+    """Return a collection with a sharding of each table, and one training step of it.
+
+    Args:
+        sizes: of the tables.
+        sharder: of the collection.
+        generators: of the sharding of each table, by name.
+    """
     module = EmbeddingBagCollection(
         tables=[
             EmbeddingBagConfig(
@@ -95,30 +133,12 @@ def training_step(
         ],
         device=torch.device("meta"),
     )
-    sharder: Any
-    if dedup is None:
-        kernel = EmbeddingComputeKernel.FUSED.value
-        fused = {"optimizer": stock, "learning_rate": LEARNING_RATE, "eps": EPS}
-        sharder = EmbeddingBagCollectionSharder(fused_params=fused)
-    else:
-        kernel = DYNAMIC_KERNEL
-        more = {} if optimizer == "SGD" else {"eps": EPS}
-        sharder = DynamicEmbeddingBagCollectionSharder(
-            use_index_dedup=dedup,
-            options={name: TableOptions() for name in sizes.names},
-            optimizer=ours(lr=LEARNING_RATE, **more),
-        )
     plan = construct_module_sharding_plan(
         module,
-        {
-            name: row_wise(compute_kernel=kernel)
-            if sharding == "row_wise"
-            else table_wise(rank=t % WORLD_SIZE, compute_kernel=kernel)
-            for t, name in enumerate(sizes.names)
-        },
+        dict(generators),
         sharder=sharder,
-        local_size=WORLD_SIZE,
-        world_size=WORLD_SIZE,
+        local_size=int(os.environ["LOCAL_WORLD_SIZE"]),
+        world_size=dist.get_world_size(),
         device_type="cpu",
     )
     model = DistributedModelParallel(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-from sharded.collections import WORLD_SIZE
 from torch import Tensor
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed.dist_data import KJTAllToAll
+
+INTEGERS, FLOATS = ("splits", "lengths", "ids"), ("rows", "gradients")
 
 
 class Sent(NamedTuple):
@@ -28,43 +31,95 @@ class Sent(NamedTuple):
     row_bytes: int
 
 
-def sent_by(step: Callable[[], None]) -> Sent:
-    """Run a step and count the bytes that the ranks send."""
-    ids = 0
-    number_bytes = {True: 0, False: 0}  # of floating-point numbers, of integers
+class _Counts:
+    """Bytes that this rank sends by kind, counted at the calls of torch.distributed."""
 
-    def count(sent: Tensor | list[Tensor], copies: float) -> None:
+    def __init__(self) -> None:
+        self.bytes: Counter[str] = Counter()
+        self.ids = 0
+        self._integers = 0  # exchanges of integers with known sizes: lengths, ids, lengths ...
+
+    def kind(self, tensor: Tensor, *, sized: bool) -> str:
+        if tensor.is_floating_point():
+            return FLOATS[torch._C._current_graph_task_id() != -1]  # in a backward or not
+        if not sized:
+            return "splits"
+        self._integers += 1
+        return ("lengths", "ids")[self._integers % 2 == 0]
+
+    def all_to_all(self, input: Tensor, sizes: list[int] | None, group: Any) -> None:
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        kind = self.kind(input, sized=sizes is not None)
+        sizes = [len(input) // ranks] * ranks if sizes is None else sizes
+        numbers = math.prod(input.shape[1:]) * (sum(sizes) - sizes[rank])
+        self.bytes[kind] += numbers * input.element_size()
+
+    def copies(self, sent: Tensor | list[Tensor], copies: float) -> None:
         for tensor in sent if isinstance(sent, list) else [sent]:
-            number_bytes[tensor.is_floating_point()] += int(tensor.nbytes * copies)
+            self.bytes[self.kind(tensor, sized=True)] += int(tensor.nbytes * copies)
 
-    def counting(name: str, place: int, argument: str, copies: float) -> Callable[..., Any]:
-        function = getattr(dist, name)
 
+def counted(step: Callable[[], None]) -> tuple[Counter[str], int]:
+    """Run a step; return the bytes that this rank sends by kind, and its ids.
+
+    Kinds are splits (sizes of what follows), lengths of bags, ids, rows (outputs of tables) and
+    gradients. Ids are those handed to the all-to-all.
+    """
+    counts = _Counts()
+    ranks = dist.get_world_size()
+    functions = {name: getattr(dist, name) for name in (*_COPIES, "all_to_all_single", "isend")}
+    forward = KJTAllToAll.forward
+
+    def all_to_all_single(
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: list[int] | None = None,
+        input_split_sizes: list[int] | None = None,
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        counts.all_to_all(input, input_split_sizes, group)
+        return functions["all_to_all_single"](
+            output, input, output_split_sizes, input_split_sizes, group, async_op
+        )
+
+    def isend(tensor: Tensor, *arguments: Any, **more: Any) -> Any:
+        counts.copies(tensor, 1)
+        return functions["isend"](tensor, *arguments, **more)
+
+    def counting(name: str, argument: str, copies: float) -> Callable[..., Any]:
         def call(*arguments: Any, **more: Any) -> Any:
-            count(arguments[place] if len(arguments) > place else more[argument], copies)
-            return function(*arguments, **more)
+            counts.copies(arguments[1] if len(arguments) > 1 else more[argument], copies)
+            return functions[name](*arguments, **more)
 
         return call
 
-    others = WORLD_SIZE - 1
-    sending = {  # place and name of what is sent, and how often it leaves the rank
-        "all_to_all_single": (1, "input", others / WORLD_SIZE),
-        "reduce_scatter": (1, "input_list", others / WORLD_SIZE),
-        "reduce_scatter_tensor": (1, "input", others / WORLD_SIZE),
-        "all_gather": (1, "tensor", others),
-        "all_gather_into_tensor": (1, "input_tensor", others),
-        "isend": (0, "tensor", 1),
-    }
-    forward = KJTAllToAll.forward
-
     def count_ids(self: KJTAllToAll, input: KeyedJaggedTensor) -> Any:
-        nonlocal ids
-        ids += input.values().numel()
+        counts.ids += input.values().numel()
         return forward(self, input)
 
-    patched = {name: counting(name, *more) for name, more in sending.items()}
+    patched: dict[str, Any] = {
+        name: counting(name, argument, (ranks - 1) / (1 if gathers else ranks))
+        for name, (argument, gathers) in _COPIES.items()
+    }
+    patched |= {"all_to_all_single": all_to_all_single, "isend": isend}
     with mock.patch.multiple(dist, **patched), mock.patch.object(KJTAllToAll, "forward", count_ids):
         step()
-    total = torch.tensor([ids, number_bytes[False], number_bytes[True]])
+    return counts.bytes, counts.ids
+
+
+_COPIES = {  # name of the argument that is sent, and whether all others get a copy of it
+    "reduce_scatter": ("input_list", False),
+    "reduce_scatter_tensor": ("input", False),
+    "all_gather": ("tensor", True),
+    "all_gather_into_tensor": ("input_tensor", True),
+}
+
+
+def sent_by(step: Callable[[], None]) -> Sent:
+    """Run a step and count the bytes that the ranks send."""
+    by_kind, ids = counted(step)
+    of_kinds = [sum(by_kind[kind] for kind in kinds) for kinds in (INTEGERS, FLOATS)]
+    total = torch.tensor([ids, *of_kinds])
     dist.all_reduce(total)
     return Sent(*total.tolist())

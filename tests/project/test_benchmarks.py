@@ -51,6 +51,9 @@ SMALL = {
         *("--only", "SGD L=2, dynamic", "--only", "row_wise SGD L=2, 1 %"),
     ],
     "replica_sync": ["--ids", "500", "--dim", "8", "--only", "10 %"],
+    "scale_out": [
+        *("--part", "bytes", "--part", "times", "--only", "table_wise, dedup, 2"),
+    ],
     "feature_ops": ["--features", "3", "--rows", "20", "--calls", "1"],
     "ragged": ["--features", "3", "--dim", "4", "--rows", "50"],
     "checkpoint": ["--ids", "26000"],
@@ -71,8 +74,11 @@ SMALL = {
 SLOW = (  # 5 seconds and more each
     *("assign", "checkpoint", "dcp_load", "feature_ops", "freshness", "lifecycle"),
     *("live_resharding", "live_serving", "optimizers", "overhead", "replica_sync", "retrieval"),
-    "serving",
-    *("torchrec_step", "two_ranks"),
+    *("scale_out", "serving", "torchrec_step", "two_ranks"),
+)
+TORCHREC = (
+    *("dcp_load", "lifecycle", "live_resharding", "replica_sync", "scale_out", "torchrec_step"),
+    "two_ranks",
 )
 
 
@@ -98,18 +104,7 @@ def test_prints_one_json_line_per_case(
 ) -> None:
     if name == "index" and not HAS_ABSL:
         pytest.skip("libabsl-dev is not installed; index.py compares with its hash map")
-    if (
-        name
-        in (
-            "dcp_load",
-            "lifecycle",
-            "live_resharding",
-            "replica_sync",
-            "torchrec_step",
-            "two_ranks",
-        )
-        and importlib.util.find_spec("torchrec") is None
-    ):
+    if name in TORCHREC and importlib.util.find_spec("torchrec") is None:
         pytest.skip(f"torchrec, which {name}.py compares with, is missing")
     if name == "tiers" and shutil.which("fio") is None:
         pytest.skip("fio, which tiers.py compares with, is not installed")
@@ -232,8 +227,8 @@ def test_an_unknown_benchmark_is_named(
     expected = (
         "NAME='speed': expected one of index, train_step, growth, scale, overhead, dlrm, "
         "two_ranks, lifecycle, assign, optimizers, retrieval, torchrec_step, replica_sync, "
-        "feature_ops, ragged, dcp_load, live_resharding, checkpoint, delta, freshness, tiers, "
-        "live_serving, serving, quantized_rows, ops"
+        "scale_out, feature_ops, ragged, dcp_load, live_resharding, checkpoint, delta, freshness, "
+        "tiers, live_serving, serving, quantized_rows, ops"
     )
     assert expected in capsys.readouterr().err
 

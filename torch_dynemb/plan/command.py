@@ -12,8 +12,13 @@ from typing import Any
 
 from torch_dynemb.plan.choices import row_formats
 from torch_dynemb.plan.counting import KEPT, IdCounter
+from torch_dynemb.plan.growth import distinct_ids
 from torch_dynemb.plan.outcome import Wishes, outcome
 from torch_dynemb.plan.plot import check_plot, plot
+from torch_dynemb.plan.ranks.grammar import rank_counts
+from torch_dynemb.plan.ranks.options import add_rank_options, rank_wishes
+from torch_dynemb.plan.ranks.outcome import modelled
+from torch_dynemb.plan.ranks.plot import plot_ranks
 from torch_dynemb.plan.replay.options import add_replay_options, replay_wishes
 from torch_dynemb.plan.replay.outcome import replayed
 from torch_dynemb.plan.replay.plot import plot_replay
@@ -82,10 +87,11 @@ def add_command(commands: Any) -> None:
     )
     add(
         "--ranks",
-        type=_positive,
-        default=1,
+        type=rank_counts,
+        default=[1],
         metavar="N",
-        help="number of ranks that share the ids (default: 1)",
+        help="number of ranks that share the ids (default: 1); with --link a list such as "
+        "8,64,1024, of which choices and replay take the first",
     )
     add(
         "--keep",
@@ -100,9 +106,11 @@ def add_command(commands: Any) -> None:
         "--plot",
         type=Path,
         metavar="FILE",
-        help="draw growth and coverage, or the replay if there is one; needs matplotlib",
+        help="draw growth and coverage, or the replay or the ranks if there are any; needs "
+        "matplotlib",
     )
     add_replay_options(parser, _positive)
+    add_rank_options(parser, _positive)
     parser.set_defaults(run=run)
 
 
@@ -130,7 +138,12 @@ def run(arguments: argparse.Namespace) -> None:
     total = None if arguments.total is None else _total(arguments.total)
     columns = None if arguments.columns is None else arguments.columns.split(",")
     replay = replay_wishes(arguments)
+    scale = rank_wishes(arguments)
     if replay is not None and arguments.plot is not None:
+        if scale is not None:
+            raise ValueError(
+                "--plot draws the replay or the ranks: leave --replay or --link out, and plan again"
+            )
         check_plot(arguments.plot)  # a replay takes minutes
     names, batches = read_lines(
         arguments.data,
@@ -158,14 +171,19 @@ def run(arguments: argparse.Namespace) -> None:
                 f"{', '.join(arguments.data)}: no line has an id in {', '.join(names)}; name with "
                 "--columns those that have"
             )
-        wishes = Wishes(rows, _times(total, counts[names[0]].lines), arguments.ranks, memory)
-        plan = outcome(arguments.data, counts, missing, wishes)
-        plan["replay"] = None
+        times, ranks = _times(total, counts[names[0]].lines), arguments.ranks[0]
+        plan = outcome(arguments.data, counts, missing, Wishes(rows, times, ranks, memory))
+        plan["replay"] = plan["scale"] = None
+        if scale is not None:
+            later = {name: distinct_ids(column, times) for name, column in counts.items()}
+            plan["scale"] = modelled(counts, later, rows[0], scale)
         if replay is not None and recording is not None:
             recording.close()
-            plan["replay"] = replayed(recording, counts, rows[0], arguments.ranks, replay)
+            plan["replay"] = replayed(recording, counts, rows[0], ranks, replay)
     if arguments.plot is not None and plan["replay"] is not None:
         plot_replay(plan["replay"], arguments.plot)
+    elif arguments.plot is not None and plan["scale"] is not None:
+        plot_ranks(plan["scale"], arguments.plot)
     elif arguments.plot is not None:
         plot(plan, arguments.plot)
     if arguments.json:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch_dynemb.checkpoint.lines import aligned, in_bytes
 from torch_dynemb.plan.choices import EVICT, FILES
+from torch_dynemb.plan.ranks.report import rank_parts
 from torch_dynemb.plan.replay.report import replay_parts
 from torch_dynemb.plan.report_parts import Part, count, percent, share
 
@@ -67,6 +68,8 @@ def parts(plan: Mapping[str, Any]) -> Iterator[Part]:
     yield _suggestion(plan)
     if plan["replay"] is not None:
         yield from replay_parts(plan["replay"])
+    if plan["scale"] is not None:
+        yield from rank_parts(plan["scale"])
 
 
 def _sample(plan: Mapping[str, Any]) -> Part:

@@ -1,0 +1,120 @@
+"""Processes of scale_out.py: ranks count the bytes of steps, and time them and their links."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from sharded.collections import Sizes, dynamic_sharder, jagged, step_of_plan
+from sharded.placed import generators_of
+from sharded.sent import counted
+from sharded.stream import Stream
+
+import torch_dynemb as td
+from torch_dynemb.plan.ranks.layouts import Cluster, Piece, Sharding
+
+_BATCHES = 4  # different batches, used in turn
+
+
+class Case(NamedTuple):
+    """A sharding of a stream's tables.
+
+    Attributes:
+        sharding: type of all tables.
+        dedup: whether ids are sent once.
+        pieces: places of the tables.
+        stream: of the ids.
+        dim: columns.
+        batch: lines of a rank.
+    """
+
+    sharding: Sharding
+    dedup: bool
+    pieces: list[Piece]
+    stream: Stream
+    dim: int
+    batch: int
+
+
+def run_case(case: Case, cluster: Cluster, rounds: int) -> tuple[dict[str, int], list[float]]:
+    """Train; return the bytes that this rank sends in a step by kind, and the seconds of rounds.
+
+    Bytes are means of several batches. A round lasts until the last rank is done.
+    """
+    stream = case.stream
+    sizes = Sizes(
+        stream.tables, stream.rows, case.dim, case.batch, (stream.bag,), 0.0, rounds, _BATCHES
+    )
+    sharder = dynamic_sharder(sizes, td.RowWiseAdagrad(lr=0.01), dedup=case.dedup)
+    generators = generators_of(case.sharding, case.pieces, cluster, sizes.names)
+    _, step = step_of_plan(sizes, sharder, generators)
+    batches = []
+    for number in range(_BATCHES):
+        ids, lengths = stream.lines(case.batch, seed=number * cluster.ranks + dist.get_rank())
+        batches.append((torch.cat(ids), lengths.flatten()))
+
+    def steps() -> None:
+        for ids, lengths in batches:
+            step(jagged(sizes, ids, lengths))
+
+    steps()
+    sent, _ = counted(steps)
+    seconds = [_timed(steps) / _BATCHES for _ in range(rounds)]
+    return {kind: count // _BATCHES for kind, count in sent.items()}, seconds
+
+
+def links(bytes_to_each: int, rounds: int) -> float:
+    """Return the seconds of an all-to-all with so many bytes to each rank."""
+    ranks = dist.get_world_size()
+    sent = torch.zeros(ranks * bytes_to_each // 4)
+    received = torch.empty_like(sent)
+    calls = max(1, (1 << 20) // max(bytes_to_each, 1 << 14))
+
+    def exchange() -> None:
+        for _ in range(calls):
+            dist.all_to_all_single(received, sent)
+
+    exchange()
+    return min(_timed(exchange) / calls for _ in range(rounds))
+
+
+def _timed(run: Callable[[], None]) -> float:
+    dist.barrier()
+    begin = time.perf_counter()
+    run()
+    dist.barrier()
+    return time.perf_counter() - begin
+
+
+def work(pipe: Connection, rank: int, store: str, cluster: Cluster) -> None:
+    """Run the process of a rank: it calls functions with their arguments until there are no more.
+
+    Each answer is a result, or a traceback as text.
+    """
+    os.environ.update(
+        LOCAL_WORLD_SIZE=str(cluster.local),
+        LOCAL_RANK=str(rank % cluster.local),
+        RANK=str(rank),
+        WORLD_SIZE=str(cluster.ranks),
+    )
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=cluster.ranks
+        )
+        while (call := pipe.recv()) is not None:
+            function, arguments = call
+            result: Any = function(*arguments)
+            gc.collect()
+            pipe.send(result)
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:  # the parent reports it
+        pipe.send(traceback.format_exc())

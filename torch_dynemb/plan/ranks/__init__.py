@@ -1,0 +1,1 @@
+"""Model of a training step on many ranks: bytes, imbalance, memory and time by sharding type."""
