@@ -6,8 +6,6 @@ gradients are -1.
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from killing_disk import KillingDisk
 from table_content import content
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -22,7 +21,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import torch_dynemb as td
 from torch_dynemb.checkpoint import DeltaLog, DirectorySink, LoadReport, resume
-from torch_dynemb.checkpoint.files.disk import Disk
 
 EVENTS, BATCH, EVERY_STEPS = 480, 8, 3
 
@@ -123,32 +121,8 @@ def train(path: Path, say: Callable[[int], object], kill_at: int = 0, workers: i
     return model
 
 
-class _KillingDisk(Disk):
-    """A disk with a call that ends the process; a write is half done then."""
-
-    def __init__(self, kill_at: int) -> None:
-        self._left = kill_at
-
-    def __getattribute__(self, name: str) -> Any:
-        if not name.startswith("_") and hasattr(Disk, name):
-            self._left -= 1
-            if self._left == 0:
-                return _killed if name not in ("write", "write_at") else _torn
-        return super().__getattribute__(name)
-
-
-def _killed(*arguments: Any) -> Any:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _torn(file: int, data: memoryview, *begin: int) -> Any:
-    half = data[: len(data) // 2]
-    os.pwrite(file, half, *begin) if begin else os.write(file, half)
-    _killed()
-
-
 def _kill_at(number: int, log: DeltaLog) -> None:
-    disk = _KillingDisk(number)
+    disk = KillingDisk(number)
     for name in ("saving.save", "delta_log.bases"):
         sys.modules[f"torch_dynemb.checkpoint.{name}"]._DISK = disk  # type: ignore[attr-defined]
     assert isinstance(log._own.sink, DirectorySink)

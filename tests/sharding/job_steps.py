@@ -15,6 +15,7 @@ from tutorials.dlrm import options, report, train
 from tutorials.dlrm.data import Position
 from tutorials.dlrm.job import ranks
 from tutorials.dlrm.job.checkpoint import Checkpoints
+from tutorials.dlrm.job.commits import Commits
 from tutorials.dlrm.job.sharded_model import ShardedModel
 from tutorials.dlrm.loop import Point
 
@@ -42,6 +43,20 @@ def interrupted_job(rank: int, arguments: list[str]) -> None:
             raise KeyboardInterrupt
 
     with mock.patch.object(Checkpoints, "save", save_and_stop), suppress(KeyboardInterrupt):
+        job(rank, arguments)
+
+
+def committed_job(rank: int, arguments: list[str], steps: int) -> None:
+    """The job until so many steps are committed."""
+    after_step = Commits.after_step
+
+    def commit_and_stop(commits: Commits, position: Position) -> None:
+        after_step(commits, position)
+        if commits._progress.step == steps:
+            commits._log.flush()
+            raise KeyboardInterrupt
+
+    with mock.patch.object(Commits, "after_step", commit_and_stop), suppress(KeyboardInterrupt):
         job(rank, arguments)
 
 

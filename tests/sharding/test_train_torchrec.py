@@ -15,6 +15,7 @@ import pytest
 import torch
 from job_steps import (
     Outcome,
+    committed_job,
     interrupted_job,
     job,
     job_of_one_process,
@@ -149,6 +150,25 @@ def test_interrupted_job_goes_on(
         assert "--seed: 0 in the checkpoint, 1 now" in message
 
 
+def test_a_job_goes_on_from_its_last_commit(
+    two_ranks: Ranks, folders: list[str], tmp_path: Path
+) -> None:
+    arguments = [*SMALL, *folders, "--optimizer", "adam", "--checkpoint-every", "3"]
+    expected = job_of_one_process(arguments)
+    arguments += ["--out", str(tmp_path)]
+    commits = [*arguments, "--commit-every", "1", "--resume"]
+    two_ranks.run(committed_job, [*commits, "--sharding", "row_wise"], 2)
+    two_ranks.run(committed_job, [*commits, "--sharding", "column_wise"], 4)  # behind a new base
+    assert [path.name for path in tmp_path.glob("*/*")] == ["2"]
+    (tmp_path / "commits" / "3" / "base.tmp").mkdir(parents=True)  # from a start that was killed
+    result, _ = two_ranks.run(job, [*commits, "--sharding", "table_wise"])
+    assert_same(result, expected)
+    assert [path.name for path in tmp_path.glob("*/*")] == ["4"]
+    for good, message in two_ranks.outcomes(job, [*arguments, "--resume"]):
+        assert not good
+        assert "has commits of the run: add --commit-every" in message
+
+
 @pytest.mark.usefixtures("one_rank")
 def test_one_rank_goes_on_with_what_two_have_saved(
     two_ranks: Ranks, folders: list[str], tmp_path: Path
@@ -252,6 +272,9 @@ def refused(*arguments: str) -> str:
         ("--sharding auto", "argument --sharding: auto is about many processes: add --torchrec"),
         ("--torchrec --compile", "argument --compile: not with --torchrec"),
         ("--torchrec --accumulate 2", "argument --accumulate: 2 not with --torchrec"),
+        ("--timeout 9", "argument --timeout: 9.0 is about many processes: add --torchrec"),
+        ("--publish a --commit-every 9", "argument --publish: a not with --commit-every"),
+        ("--storage ssd --commit-every 9", "argument --commit-every: 9 not with --storage ssd"),
         ("--torchrec --nproc 0", "argument --nproc: expected an integer from 1 on, got '0'"),
     ],
 )

@@ -72,7 +72,8 @@ SHARDINGS = (
 _FREE_ON_RESUME = (
     *("out", "samples_folder", "resume", "baseline", "quantize", "export", "progress_interval"),
     *("storage", "cache", "storage_path", "disk"),
-    *("async_checkpoint", "publish", "publish_every", "nproc", "sharding"),
+    *("async_checkpoint", "publish", "publish_every", "commit_every"),
+    *("nproc", "sharding", "timeout"),
 )
 
 
@@ -272,6 +273,13 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         help="how a table lies on the ranks: its ids or its columns on several, all of it on one, "
         "or, auto, as TorchRec's planner thinks fastest (default: auto with --torchrec)",
     )
+    add(
+        "--timeout",
+        type=_positive,
+        metavar="SECONDS",
+        help="that a rank waits for another one before it fails, such as one on a machine that has "
+        "vanished (default: 1800 with --torchrec)",
+    )
     add = parser.add_argument_group("output").add_argument
     add(
         "--out",
@@ -292,6 +300,14 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         action="store_true",
         help="write checkpoints from a copy in memory while training goes on; one that is due "
         "while the one before is still being written waits for it",
+    )
+    add(
+        "--commit-every",
+        type=at_least(1),
+        metavar="STEPS",
+        help="also write what has changed every so many steps; --resume then goes on from the last "
+        "commit, also on another number of ranks; checkpoints and commits lie in a folder named "
+        "commits in --out (default: checkpoints only)",
     )
     add(
         "--publish",
@@ -333,6 +349,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         parser.error(wrong)
     if opts.torchrec:
         opts.baseline, opts.sharding = False, opts.sharding or "auto"
+        opts.timeout = opts.timeout or 1800
     if opts.storage == "ssd":
         opts.cache = opts.cache or "25%"
         opts.storage_path = opts.storage_path or opts.out / "rows"
@@ -357,7 +374,7 @@ def _contradiction(opts: Options) -> str | None:
     """Return which options do not go together, and why."""
     given = vars(opts)
     for needed, is_given, names, about in (
-        ("--torchrec", opts.torchrec, ("nproc", "sharding"), "many processes"),
+        ("--torchrec", opts.torchrec, ("nproc", "sharding", "timeout"), "many processes"),
         (
             "--storage ssd",
             opts.storage == "ssd",
@@ -374,9 +391,15 @@ def _contradiction(opts: Options) -> str | None:
             f"argument --eviction: {opts.eviction} needs a table that can be full: "
             "give --capacity, too"
         )
-    refused = []
+    refused = [
+        (
+            opts.publish and opts.commit_every,
+            f"--publish: {opts.publish} not with --commit-every: models that serve can follow the "
+            "log of the commits",
+        )
+    ]
     if opts.torchrec:
-        refused = [
+        refused += [
             (opts.compile, "--compile: not with --torchrec: exchanging ids cannot be compiled"),
             (opts.quantize, "--quantize: not with --torchrec: evaluate in one process"),
             (opts.export, f"--export: {opts.export} not with --torchrec: export in one process"),
@@ -401,6 +424,11 @@ def _contradiction(opts: Options) -> str | None:
                 opts.publish,
                 f"--publish: {opts.publish} not with --storage ssd: changes of rows that lie in "
                 "files are not recorded",
+            ),
+            (
+                opts.commit_every,
+                f"--commit-every: {opts.commit_every} not with --storage ssd: changes of rows that "
+                "lie in files are not recorded, so take a smaller --checkpoint-every",
             ),
         ]
     return next((f"argument {why}" for wrong, why in refused if wrong), None)

@@ -65,8 +65,16 @@ class Checkpoints:
             The position of its reader; the beginning without a checkpoint.
 
         Raises:
-            CheckpointError: It is damaged, or its settings differ.
+            CheckpointError: It is damaged, its settings differ, or there are commits.
         """
+        commits = commits_of(self._opts)
+        if self._opts.resume and commits.exists():
+            raise CheckpointError(
+                f"{commits} has commits of the run: add --commit-every, or remove it"
+            )
+        return self._from_checkpoint()
+
+    def _from_checkpoint(self) -> Position:
         if not self._opts.resume:
             return Position()
         saved = read(self.path)
@@ -74,15 +82,9 @@ class Checkpoints:
             self._say(f"no checkpoint at {self.path}: beginning with the first line")
             return Position()
         check_same_settings(saved["settings"], self._settings)
-        with _remedy(self.path):
+        with remedy(self.path):
             saved = td.checkpoint.load(self.path, self._progress.model).state
-        for optimizer, state in zip(self._optimizers, saved["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
-        self._progress.load_state_dict(saved["progress"])
-        torch.set_rng_state(saved["rng"])
-        position = Position(*saved["position"])
-        self._say(f"resuming after line {position.line} from {self.path}")
-        return position
+        return self._take(saved, self.path)
 
     def after_step(self, position: Position) -> None:
         """Save after every so many steps, with the position of the reader."""
@@ -96,15 +98,29 @@ class Checkpoints:
             self.path,
             self._progress.model,
             asynchronous=self._opts.async_checkpoint,
-            state={
-                "settings": self._settings,
-                "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
-                "progress": self._progress.state_dict(),
-                "rng": torch.get_rng_state(),  # of the only generator that training uses
-                "position": tuple(position),
-            },
+            state=self._state(position),
             progress=False if self._quiet else None,
         )
+
+    def _state(self, position: Position) -> dict[str, Any]:
+        """Return all but the model, of all ranks, which must call this together."""
+        return {
+            "settings": self._settings,
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "progress": self._progress.state_dict(),
+            "rng": torch.get_rng_state(),  # of the only generator that training uses
+            "position": tuple(position),
+        }
+
+    def _take(self, state: Mapping[str, Any], path: Path) -> Position:
+        """Take over a state of :meth:`_state` that was at a path; return its position."""
+        for optimizer, of_optimizer in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(of_optimizer)
+        self._progress.load_state_dict(state["progress"])
+        torch.set_rng_state(state["rng"])
+        position = Position(*state["position"])
+        self._say(f"resuming after line {position.line} from {path}")
+        return position
 
     def _wait(self) -> None:
         if self._last is not None:
@@ -127,6 +143,12 @@ def path_of(opts: Namespace) -> Path:
     return path
 
 
+def commits_of(opts: Namespace) -> Path:
+    """Return the folder of the logs of a job with ``--commit-every``."""
+    path: Path = opts.out / "commits"
+    return path
+
+
 def read(path: Path) -> dict[str, Any] | None:
     """Return the state of the run that wrote a checkpoint; None: nothing is there.
 
@@ -134,7 +156,7 @@ def read(path: Path) -> dict[str, Any] | None:
         CheckpointError: It is damaged.
     """
     try:
-        with _remedy(path), td.checkpoint.open(path) as saved:
+        with remedy(path), td.checkpoint.open(path) as saved:
             state: dict[str, Any] = saved.state
     except FileNotFoundError:
         return None
@@ -144,6 +166,9 @@ def read(path: Path) -> dict[str, Any] | None:
 def report_interruption(opts: Namespace) -> None:
     """Say on stderr, once for all ranks, from where a job goes on that Ctrl-C has ended."""
     if os.environ.get("RANK", "0") != "0":
+        return
+    if opts.commit_every:
+        print("interrupted; --resume goes on from the last commit", file=sys.stderr)
         return
     path = path_of(opts)
     saved = read(path)
@@ -155,7 +180,7 @@ def report_interruption(opts: Namespace) -> None:
 
 
 @contextmanager
-def _remedy(path: Path) -> Iterator[None]:
+def remedy(path: Path) -> Iterator[None]:
     """Say what to do about a damaged checkpoint."""
     try:
         yield

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from argparse import Namespace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -74,7 +75,7 @@ def run(opts: Namespace) -> dict[str, Any] | None:
 
 
 def work(opts: Namespace) -> dict[str, Any] | None:
-    """Return be a rank: join the others and train; the result is rank 0's."""
+    """Join the other ranks and train; return the result on rank 0."""
     silence()
     torch.set_num_threads(max(1, opts.threads // int(os.environ["LOCAL_WORLD_SIZE"])))
     device = torch.device(opts.device)
@@ -82,7 +83,8 @@ def work(opts: Namespace) -> dict[str, Any] | None:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     try:
-        dist.init_process_group("nccl" if opts.device == "cuda" else "gloo")
+        backend = "nccl" if opts.device == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=opts.timeout))
         try:
             return train(opts, device)
         finally:

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from tutorials.dlrm import options
 from tutorials.dlrm.data import CriteoReader, DataError
 from tutorials.dlrm.job.checkpoint import Checkpoints
+from tutorials.dlrm.job.commits import Commits
 from tutorials.dlrm.job.files import check_paths, count_lines
 from tutorials.dlrm.job.generate import generate
 from tutorials.dlrm.job.planted import PlantedConfig
@@ -102,7 +103,8 @@ def train(
     quiet = rank > 0
     sizes = [path.stat().st_size for path in data.paths]
     settings = options.settings_of_job(opts) | {"lines": data.lines, "file sizes": sizes}
-    with Checkpoints(opts, progress, optimizers, settings, quiet=quiet) as checkpoints:
+    kind = Commits if opts.commit_every else Checkpoints
+    with kind(opts, progress, optimizers, settings, quiet=quiet) as checkpoints:
         start = checkpoints.resume()
         samples = reader(start=start, stop_line=data.train_lines)
         with (
