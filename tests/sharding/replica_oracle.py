@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -107,7 +107,7 @@ def expected(group: TableGroup, table: int, base: Shard, groups: list[Shard]) ->
         if not any(touched):
             if all(of is not None for of in now):
                 assert before is not None
-                result.entries[id] = before
+                result.entries[id] = _in_counts(before, policy.half_life_ticks, clock)
             continue
         fresh = _initial(group, table, id)
         found = [fresh if of is None else of for of in now]
@@ -191,8 +191,17 @@ def _score(
     return max(now)
 
 
+def _in_counts(entry: Entry, half_life: int, clock: tuple[int, int, int]) -> Entry:
+    """An entry with its decayed score as a count."""
+    copied = replace(entry, scores=dict(entry.scores))
+    decayed_to_counts(Shard({0: copied}), half_life, clock)
+    return copied
+
+
 def decayed_to_counts(shard: Shard, half_life: int, clock: tuple[int, int, int]) -> None:
     """Turn decayed scores into counts as of a clock, which may be compared with a tolerance."""
+    if half_life == 0:
+        return
     time = time_of(half_life, step=clock[0], now=clock[1])
     for entry in shard.entries.values():
         if "decayed" in entry.scores:

@@ -231,8 +231,12 @@ def _erase(model: nn.Module, every: int) -> None:
 ROWS = (Table("rows", 8, ("a",)),)
 
 
-def refused(rank: int, kind: str) -> str:
-    """The error of a construction or a call that all ranks refuse, and that changes nothing."""
+def refused(rank: int, kind: str, path: str) -> str:
+    """The error of a construction that all ranks refuse.
+
+    Args:
+        path: of files of rows.
+    """
     options = {"rows": DEFAULT}
     more: dict[str, Any] = {}
     optimizer: Any = td.SGD(lr=0.1)
@@ -256,6 +260,10 @@ def refused(rank: int, kind: str) -> str:
     elif kind == "sketch":
         rule = td.AdmitFrequentSketch(2, memory=1 << 10)
         options = {"rows": TableOptions(policy=td.Policy(admission=rule))}
+    elif kind == "disk":
+        options = {"rows": TableOptions(storage=td.SSDStore(path, cache=1 << 16))}
+    elif kind == "dict":
+        options = {"rows": TableOptions(storage=td.ExternalStore(RecordDict(), cache=1 << 16))}
     elif kind == "modules":
         more["submodule_configs"] = [object()]
     elif kind == "group":
@@ -405,56 +413,59 @@ def _counted(tensors: list[torch.Tensor]) -> None:
     _reduced.extend(tensor.nbytes for tensor in tensors)
 
 
-class WithRecis(nn.Module):
-    """A collection of TorchRec beside a module of RecIS, or one of torch_dynemb.nn."""
+class WithItems(nn.Module):
+    """A collection of TorchRec, and a module of RecIS in the same model."""
 
-    def __init__(self, model: Model, items: nn.Module) -> None:
+    def __init__(self, model: Scored, items: nn.Module) -> None:
         super().__init__()
-        self.bags, self.items = model.bags, items
-        self.dense = nn.Linear(8, 1)
+        self.scored, self.items = model, items
 
     def forward(self, features: KeyedJaggedTensor, ids: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.dense(self.bags(features).values()[:2] + self.items(ids))
+        scores: torch.Tensor = self.scored(features)[:2] + self.items(ids).sum(1)
         return scores
 
 
-def recis_beside(rank: int, kind: str) -> list[Any]:
+def recis_beside(rank: int) -> tuple[str, list[int]]:
     """Train RecIS's module, which all ranks share, beside a table that sharding groups copy.
 
     Returns:
-        The ids of RecIS's table on each rank; or an error.
+        The error of a model that has both, and the ids of RecIS's table on this rank.
     """
-    model = Model(ROWS, False)
     sharder = DynamicEmbeddingBagCollectionSharder(
         options={"rows": DEFAULT}, optimizer=td.SGD(lr=0.1)
     )
-    plan = ShardingPlan({"bags": module_plan(model.bags, ROWS, sharder, ranks=GROUP)})
-    items: Any
-    if kind == "recis":
-        option = EmbeddingOption(embedding_dim=8, shared_name="items", combiner="sum")
-        items = DynamicEmbedding(option)
-    else:
-        items = td.DynamicEmbeddingBag(8, mode="sum", optimizer=td.SGD(lr=0.1))
     assert dist.group.WORLD is not None
-    job = DynamicDMPCollection(
-        WithRecis(model, items),
-        device=torch.device("cpu"),
-        plan=plan,
-        world_size=dist.get_world_size(),
-        sharding_group_size=GROUP,
-        global_pg=dist.group.WORLD,
-        sharders=[sharder],
-    )
+
+    def job_of(model: nn.Module, path: str, bags: Any) -> DynamicDMPCollection:
+        assert dist.group.WORLD is not None
+        return DynamicDMPCollection(
+            model,
+            device=torch.device("cpu"),
+            plan=ShardingPlan({path: module_plan(bags, ROWS, sharder, ranks=GROUP)}),
+            world_size=dist.get_world_size(),
+            sharding_group_size=GROUP,
+            global_pg=dist.group.WORLD,
+            sharders=[sharder],
+        )
+
+    items = DynamicEmbedding(EmbeddingOption(embedding_dim=8, shared_name="items", combiner="sum"))
+    inside = Scored(Model(ROWS, False), 8)
+    together = job_of(WithItems(inside, items), "scored.bags", inside.bags)
+    ids = torch.arange(8).view(2, 4) + 4 * rank
+    error = ""
     try:
-        for step in range(2):
-            ids = torch.arange(8).view(2, 4) + 4 * rank + step
-            job(batch_of(ROWS, 24, 10 * rank + step), ids).square().sum().backward()
-            job.fused_optimizer.step()
-    except td.errors.ReplicatedTableError as error:
-        return [str(error)]
+        together(batch_of(ROWS, 24, rank), ids)
+    except td.errors.ReplicatedTableError as raised:
+        error = str(raised)
+    alone = Scored(Model(ROWS, False), 8)
+    job = job_of(alone, "bags", alone.bags)
+    for step in range(2):
+        scores = job(batch_of(ROWS, 24, 10 * rank + step))[:2] + items(ids + step).sum(1)
+        scores.square().sum().backward()
+        job.fused_optimizer.step()
     job.sync()
     check_equal(job)
-    return [
+    return error, [
         id
         for part in parts_of(items)
         for batch in exported(part.group.tables, part.table, 1 << 20)
@@ -560,36 +571,3 @@ def logs(rank: int, path: str) -> dict[str, Any]:
         log.close()
     dist.barrier()
     return result
-
-
-# -- tiers ---------------------------------------------------------------------------------------
-
-
-def stored_as_in_memory(rank: int, path: str) -> list[int]:
-    """Rows below a cache, on a disk or in a store of the user, have the bits of those in memory."""
-    tables = tuple(replace(of, features=(of.name[0],)) for of in SAVED)
-    kinds: dict[str, Any] = {
-        "memory": None,
-        "disk": td.SSDStore(f"{path}/rows", cache=1 << 16),
-        "dict": td.ExternalStore(RecordDict(), cache=1 << 16),
-    }
-    found = {}
-    for kind, storage in kinds.items():
-        options = {
-            of.name: TableOptions(
-                initializer=td.Normal(), storage=storage, policy=td.Policy(score="frequency")
-            )
-            for of in tables
-        }
-        model = replicated(tables, options=options, optimizer=td.Adam(lr=0.1))
-        for turn in range(3):
-            train(model, tables, 24, 100 * turn + 10 * rank)
-            if turn == 1 and model.in_first_group:
-                _erase(model, every=3)
-            model.sync()
-            check_equal(model)
-        found[kind] = [shard_of(*of) for of in shards(model)]
-    for kind in found.keys() - {"memory"}:
-        for own, of in zip(found[kind], found["memory"], strict=True):
-            assert_same(own, of, kind)
-    return [len(of) for of in found.values()]

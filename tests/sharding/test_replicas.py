@@ -16,7 +16,6 @@ from replica_steps import (
     refused_calls,
     saves_and_loads,
     static_beside_dynamic,
-    stored_as_in_memory,
     synced_bytes,
     syncs_as_expected,
 )
@@ -58,14 +57,16 @@ REFUSED = {
     "strategy": "NotImplementedError: EmbeddingBagCollection: sharding_strategy is FULLY_SHARDED",
     "8-bit": "NotImplementedError: DynamicDMPCollection: tables ['rows'] have 8-bit state",
     "sketch": "has admission AdmitFrequentSketch(threshold=2, memory=512, halve_every=None), the",
+    "disk": "NotImplementedError: DynamicDMPCollection: tables ['rows'] have storage SSDStore(",
+    "dict": "DynamicDMPCollection: tables ['rows'] have storage ExternalStore(",
     "modules": "NotImplementedError: DynamicDMPCollection: submodule_configs is given, but over",
     "group": "TypeError: DynamicDMPCollection: global_pg is None, expected a ProcessGroup",
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_refuses_on_all_ranks(four_ranks: Ranks, kind: str) -> None:
-    for error in four_ranks.run(refused, kind):
+def test_refuses_on_all_ranks(four_ranks: Ranks, kind: str, tmp_path: Path) -> None:
+    for error in four_ranks.run(refused, kind, str(tmp_path)):
         assert REFUSED[kind] in error
 
 
@@ -116,16 +117,10 @@ def test_delta_log_of_the_first_group(four_ranks: Ranks, tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_stored_rows(four_ranks: Ranks, tmp_path: Path) -> None:
-    assert all(min(sizes) > 0 for sizes in four_ranks.run(stored_as_in_memory, str(tmp_path)))
-
-
-@pytest.mark.long
 def test_recis_modules_share_rows_over_all_ranks(four_ranks: Ranks) -> None:
-    of_ranks = four_ranks.run(recis_beside, "recis")
-    assert sorted(id for ids in of_ranks for id in ids) == list(range(21))
-    for (error,) in four_ranks.run(recis_beside, "replicated"):
-        assert "process_group" in error
+    of_ranks = four_ranks.run(recis_beside)
+    assert sorted(id for _, ids in of_ranks for id in ids) == list(range(21))
+    assert all("HashTable: the table is inside DistributedData" in error for error, _ in of_ranks)
 
 
 OPTIMIZERS: dict[str, td.OptimizerConfig] = {

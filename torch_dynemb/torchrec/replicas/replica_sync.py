@@ -50,7 +50,7 @@ class ReplicaSync:
 
     Raises:
         NotImplementedError: a table has what a sync cannot merge.
-        RuntimeError: rows lie in a store that records no changes.
+        RuntimeError: the tables have eight readers of changes.
     """
 
     def __init__(
@@ -70,6 +70,13 @@ class ReplicaSync:
                     f"DynamicDMPCollection: tables {config.names} have 8-bit state {packed}, which "
                     "has no mean over sharding groups: give the optimizer state_dtype=torch."
                     "float32 or torch.bfloat16"
+                )
+            tiers = of.group.tables.tiers
+            if tiers is not None and not tiers.records_changes:
+                raise NotImplementedError(
+                    f"DynamicDMPCollection: tables {config.names} have storage {config.storage}, "
+                    "which does not record which rows change: keep the rows in memory, or in a "
+                    "HostStore on a GPU"
                 )
             for table in config.tables:
                 if isinstance(table.policy.admission, AdmitFrequentSketch):
