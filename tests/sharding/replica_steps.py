@@ -6,12 +6,13 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from record_dict import RecordDict
-from replica_oracle import Shard, decayed_to_counts, expected, shard_of
+from replica_oracle import Shard, decayed_to_counts, expected, shard_of, waiting_count
 from sharded_models import Model, Table, kernels, module_plan
 from table_content import content
 from torch import nn
@@ -22,6 +23,7 @@ import torch_dynemb as td
 from torch_dynemb.checkpoint.parts import parts_of
 from torch_dynemb.recis import DynamicEmbedding, EmbeddingOption
 from torch_dynemb.table.tables import exported
+from torch_dynemb.table.waiting_counts import CountUpdate
 from torch_dynemb.torchrec import (
     DynamicDMPCollection,
     DynamicEmbeddingBagCollectionSharder,
@@ -31,6 +33,19 @@ from torch_dynemb.torchrec import (
 
 GROUP = 2  # ranks of a sharding group
 DEFAULT = TableOptions(initializer=td.Normal())
+
+
+SHARDED = (
+    Table("rows", 8, ("a",)),
+    Table("whole", 8, ("b",), sharding="table_wise"),
+    Table("columns", 8, ("c",), sharding="column_wise"),
+)
+COUNTED = {
+    "rows": TableOptions(
+        initializer=td.Normal(),
+        policy=td.Policy(score="frequency", admission=td.AdmitFrequent(2)),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -173,9 +188,8 @@ def syncs_as_expected(rank: int, case: Case) -> list[int]:
         try:
             before = check_equal(model)
             for (group, table), found, want in zip(shards(model), before, wanted, strict=True):
-                ticks = group.config.tables[table].policy.half_life_ticks
                 name = f"round {turn} ({kind}) of {group.names[table]}"
-                _compare(found, want, ticks, name)
+                _compare(found, want, group.config.tables[table].policy, name)
         except AssertionError as error:  # the others would wait
             failures.append(f"round {turn} ({kind}): {error}")
         if any(replicas_of(model, bool(failures))):
@@ -192,7 +206,14 @@ def _of_all(value: Any) -> list[Any]:
     return gathered
 
 
-def _compare(found: Shard, wanted: Shard, ticks: int, what: str) -> None:
+def _compare(found: Shard, wanted: Shard, policy: td.Policy, what: str) -> None:
+    if policy.admission_ticks:
+        assert found.counts.keys() == wanted.counts.keys(), (what, found.counts, wanted.counts)
+        for id, count in wanted.counts.items():
+            own = waiting_count(found.counts[id], policy.admission_ticks, wanted.clock)
+            assert abs(own - count) <= 10, (what, id, own, count)
+        wanted.counts = found.counts
+    ticks = policy.half_life_ticks
     if ticks == 0:
         assert_same(found, wanted, what)
         return
@@ -200,16 +221,19 @@ def _compare(found: Shard, wanted: Shard, ticks: int, what: str) -> None:
     exact = {id: dict(entry.scores) for id, entry in found.entries.items()}
     decayed_to_counts(found, ticks, wanted.clock)
     for id, entry in wanted.entries.items():
-        own = found.entries[id].scores
-        near = abs(own["decayed"] - entry.scores.pop("decayed")) <= 10
-        assert near, (what, id, own, entry)
-        own.pop("decayed")
+        scores = found.entries[id].scores
+        near = abs(scores["decayed"] - entry.scores.pop("decayed")) <= 10
+        assert near, (what, id, scores, entry)
+        scores.pop("decayed")
         assert found.entries[id].same(entry), (what, id)
         found.entries[id].scores = exact[id]
 
 
 def change(model: DynamicDMPCollection, case: Case, kind: str, number: int, seed: int) -> None:
     """What a rank does between two syncs."""
+    for group, table in shards(model):
+        if group.config.tables[table].policy.custom is not None:
+            group.scores.set_batch(table, seed // 10 % 7)  # by sharding group and turn
     trains = {"train": (0, 1), "one group": (1,), "remove": (0, 1), "readmit": (0, 1)}
     if kind == "remove" and number == 0:
         _erase(model, every=3)
@@ -316,6 +340,33 @@ def refused_calls(rank: int) -> list[str]:
     model.sync()
     check_equal(model)
     return errors
+
+
+def fails_on_one_rank(rank: int) -> tuple[str, int]:
+    """A sync that fails on one rank, in its last table, changes nothing on any rank."""
+    model = replicated(SHARDED, options=COUNTED, optimizer=td.Adam(lr=0.1))
+    for turn in range(2):
+        train(model, SHARDED, 24, 100 * turn + 10 * rank)
+        if turn == 0:
+            model.sync()
+    before = [shard_of(*of) for of in shards(model)]
+    apply = CountUpdate.apply
+
+    def failing(update: CountUpdate) -> None:
+        apply(update)
+        if rank == 2:
+            raise MemoryError("no memory on rank 2")
+
+    error = ""
+    with mock.patch.object(CountUpdate, "apply", failing):
+        try:
+            model.sync()
+        except MemoryError as raised:
+            error = str(raised)
+    for (group, table), of in zip(shards(model), before, strict=True):
+        assert_same(shard_of(group, table), of, group.names[table])
+    model.sync()
+    return error, sum(len(of.entries) for of in check_equal(model))
 
 
 # -- other tables and the dense part -------------------------------------------------------------
@@ -475,23 +526,11 @@ def recis_beside(rank: int) -> tuple[str, list[int]]:
 
 # -- checkpoints ---------------------------------------------------------------------------------
 
-SAVED = (
-    Table("rows", 8, ("a",)),
-    Table("whole", 8, ("b",), sharding="table_wise"),
-    Table("columns", 8, ("c",), sharding="column_wise"),
-)
-COUNTED = {
-    "rows": TableOptions(
-        initializer=td.Normal(),
-        policy=td.Policy(score="frequency", admission=td.AdmitFrequent(2)),
-    ),
-}
-
 
 def saves_and_loads(rank: int, path: str) -> dict[str, Any]:
     """Save a model of two groups from the first one, and load it in both, and in a group alone."""
 
-    tables = (*SAVED, Table("static", 8, ("d",), dynamic=False, num_embeddings=24))
+    tables = (*SHARDED, Table("static", 8, ("d",), dynamic=False, num_embeddings=24))
     fused = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1}
 
     def job() -> DynamicDMPCollection:
@@ -543,8 +582,8 @@ def saves_and_loads(rank: int, path: str) -> dict[str, Any]:
 
 def logs(rank: int, path: str) -> dict[str, Any]:
     """The first group publishes each sync to a delta log, which a model of that group follows."""
-    model = replicated(SAVED, options=COUNTED, optimizer=td.Adam(lr=0.1))
-    other = replicated(SAVED, options=COUNTED, optimizer=td.Adam(lr=0.1))
+    model = replicated(SHARDED, options=COUNTED, optimizer=td.Adam(lr=0.1))
+    other = replicated(SHARDED, options=COUNTED, optimizer=td.Adam(lr=0.1))
     result: dict[str, Any] = {"rows": []}
     try:
         td.checkpoint.DeltaLog(f"{path}/wrong", every_steps=1).attach(model)
@@ -559,7 +598,7 @@ def logs(rank: int, path: str) -> dict[str, Any]:
         td.checkpoint.load(f"{path}/log/base", other, process_group=other.sharding_group)
         follower = td.checkpoint.follow(f"{path}/log", other)
     for turn in range(3):
-        train(model, SAVED, 24, 100 * turn + 10 * rank)
+        train(model, SHARDED, 24, 100 * turn + 10 * rank)
         model.sync()
         if log is not None and follower is not None:
             log.step()

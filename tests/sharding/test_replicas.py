@@ -10,6 +10,7 @@ import torch
 from ranks import Ranks
 from replica_steps import (
     Case,
+    fails_on_one_rank,
     logs,
     recis_beside,
     refused,
@@ -80,6 +81,12 @@ def test_refused_calls_change_nothing(four_ranks: Ranks) -> None:
         assert "load_state_dict: tables ['rows', 'full'] are dynamic" in load
         assert "sync: tables ['rows'] have pending gradients: call step()" in pending
         assert "sync: table 'full' has a capacity of 16 and on_full='error', but the" in full
+
+
+def test_a_failing_rank_changes_nothing(four_ranks: Ranks) -> None:
+    for error, ids in four_ranks.run(fails_on_one_rank):
+        assert error == "no memory on rank 2"
+        assert ids > 0
 
 
 def test_static_tables_are_synced_by_torchrec(four_ranks: Ranks) -> None:
@@ -154,6 +161,11 @@ POLICIES = {
     "decayed": td.Policy(score="decayed", half_life_steps=3),
     "ttl": td.Policy(ttl=1000),
     "no row for new ids": td.Policy(score="step", capacity=12, on_full="default"),
+    "custom": td.Policy(score="custom"),
+    "largest": td.Policy(score=td.Custom(combine="max")),
+    "sum": td.Policy(score=td.Custom(combine="sum"), capacity=12),
+    "decayed sum": td.Policy(score=td.Custom(combine="decayed_sum", half_life_steps=3)),
+    "decayed admission": td.Policy(admission=td.AdmitFrequent(2, half_life_steps=2)),
     "admission": td.Policy(admission=td.AdmitFrequent(2), score=("frequency", "step")),
 }
 
