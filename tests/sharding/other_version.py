@@ -24,6 +24,13 @@ def main(directory: str) -> None:
     from frozen_steps import frozen, quantized_by_torchrec
     from pipeline_steps import losses, semi_synchronous
     from ranks import Ranks
+    from replica_steps import Case as Case2D
+    from replica_steps import (
+        refused,
+        saves_and_loads,
+        static_beside_dynamic,
+        syncs_as_expected,
+    )
     from sharded_models import Table
     from sharded_training import Case, trains_as_unsharded
     from storage_steps import trained as trained_stored
@@ -31,6 +38,7 @@ def main(directory: str) -> None:
     from test_chosen_tables import check_ways
     from test_clocks import BAGS, check_shards
     from test_frozen_models import check, pooled, unpooled
+    from test_replicas import OPTIONS, REFUSED, SHARDINGS
     from test_table_rows import TWO_RANKS
     from test_table_rows import check as check_rows
     from torch.testing import assert_close
@@ -66,6 +74,20 @@ def main(directory: str) -> None:
         with TemporaryDirectory() as folder:
             for of in ranks.run(save_and_load, f"{folder}/saved"):
                 assert_close(of.loaded, of.trained, rtol=0, atol=0)
+    finally:
+        ranks.stop()
+    ranks = Ranks(4, local_size=2)
+    try:
+        case = Case2D(SHARDINGS, OPTIONS, rounds=("train", "one group", "remove", "train"))
+        ranks.run(syncs_as_expected, case)
+        for means, _, static in ranks.run(static_beside_dynamic):
+            assert max(means) < 1e-6
+            assert static[0] == static[1]
+        for kind in ("strategy", "plan of one rank"):
+            for error in ranks.run(refused, kind, ""):
+                assert REFUSED[kind] in error
+        with TemporaryDirectory() as folder:
+            ranks.run(saves_and_loads, folder)
     finally:
         ranks.stop()
 

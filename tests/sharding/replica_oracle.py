@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torch_dynemb.ops.columns import WAITING_BASE
 from torch_dynemb.policy.half_life import counts_of, time_of
 from torch_dynemb.table.content import optimizer_steps, read_content, read_counts, score_names
 from torch_dynemb.table.group import TableGroup
@@ -107,7 +108,7 @@ def expected(group: TableGroup, table: int, base: Shard, groups: list[Shard]) ->
         if not any(touched):
             if all(of is not None for of in now):
                 assert before is not None
-                result.entries[id] = before
+                result.entries[id] = _in_counts(before, policy.half_life_ticks, clock)
             continue
         fresh = _initial(group, table, id)
         found = [fresh if of is None else of for of in now]
@@ -131,11 +132,22 @@ def expected(group: TableGroup, table: int, base: Shard, groups: list[Shard]) ->
     for id in {id for of in (base, *groups) for id in of.counts}:
         if any(id in of.entries for of in groups) and id in _merged_ids(base, groups):
             continue
-        before = base.counts.get(id, 0)
-        count = before + sum(of.counts.get(id, 0) - before for of in groups)
+        ticks = policy.admission_ticks
+        before = waiting_count(base.counts.get(id, 0), ticks, clock)
+        count = before
+        for of in groups:
+            count += waiting_count(of.counts.get(id, 0), ticks, clock) - before
         if count > 0:
             result.counts[id] = count
     return result
+
+
+def waiting_count(stored: int, half_life: int, clock: tuple[int, int, int]) -> int:
+    """A count of admission in occurrences; with a half-life, in millionths as of a clock."""
+    if half_life == 0 or stored == 0:
+        return stored
+    time = time_of(half_life, step=clock[0], now=clock[1])
+    return round(1e6 * float(counts_of(torch.tensor(stored - WAITING_BASE), time)))
 
 
 def _merged_ids(base: Shard, groups: list[Shard]) -> set[Id]:
@@ -186,13 +198,22 @@ def _score(
         ]
         return (before or 0) + sum(added)
     if name == "custom" and policy.combine == "last":
-        changed = [of for of in now if of != before]
+        changed = [of.scores[name] for of in here if of.restarted or of.scores[name] != before]
         return max(changed) if changed else int(before or 0)
     return max(now)
 
 
+def _in_counts(entry: Entry, half_life: int, clock: tuple[int, int, int]) -> Entry:
+    """An entry with its decayed score as a count."""
+    copied = replace(entry, scores=dict(entry.scores))
+    decayed_to_counts(Shard({0: copied}), half_life, clock)
+    return copied
+
+
 def decayed_to_counts(shard: Shard, half_life: int, clock: tuple[int, int, int]) -> None:
     """Turn decayed scores into counts as of a clock, which may be compared with a tolerance."""
+    if half_life == 0:
+        return
     time = time_of(half_life, step=clock[0], now=clock[1])
     for entry in shard.entries.values():
         if "decayed" in entry.scores:
@@ -226,4 +247,4 @@ def _mean(values: list[Tensor]) -> Tensor:
     return (total / len(values)).to(values[0].dtype)
 
 
-__all__ = ["Entry", "Shard", "decayed_to_counts", "expected", "shard_of"]
+__all__ = ["Entry", "Shard", "decayed_to_counts", "expected", "shard_of", "waiting_count"]

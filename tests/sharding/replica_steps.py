@@ -6,12 +6,13 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from record_dict import RecordDict
-from replica_oracle import Shard, decayed_to_counts, expected, shard_of
+from replica_oracle import Shard, decayed_to_counts, expected, shard_of, waiting_count
 from sharded_models import Model, Table, kernels, module_plan
 from table_content import content
 from torch import nn
@@ -22,6 +23,7 @@ import torch_dynemb as td
 from torch_dynemb.checkpoint.parts import parts_of
 from torch_dynemb.recis import DynamicEmbedding, EmbeddingOption
 from torch_dynemb.table.tables import exported
+from torch_dynemb.table.waiting_counts import CountUpdate
 from torch_dynemb.torchrec import (
     DynamicDMPCollection,
     DynamicEmbeddingBagCollectionSharder,
@@ -32,6 +34,19 @@ from torch_dynemb.torchrec import (
 
 GROUP = 2  # ranks of a sharding group
 DEFAULT = TableOptions(initializer=td.Normal())
+
+
+SHARDED = (
+    Table("rows", 8, ("a",)),
+    Table("whole", 8, ("b",), sharding="table_wise"),
+    Table("columns", 8, ("c",), sharding="column_wise"),
+)
+COUNTED = {
+    "rows": TableOptions(
+        initializer=td.Normal(),
+        policy=td.Policy(score="frequency", admission=td.AdmitFrequent(2)),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -174,9 +189,8 @@ def syncs_as_expected(rank: int, case: Case) -> list[int]:
         try:
             before = check_equal(model)
             for (group, table), found, want in zip(shards(model), before, wanted, strict=True):
-                ticks = group.config.tables[table].policy.half_life_ticks
                 name = f"round {turn} ({kind}) of {group.names[table]}"
-                _compare(found, want, ticks, name)
+                _compare(found, want, group.config.tables[table].policy, name)
         except AssertionError as error:  # the others would wait
             failures.append(f"round {turn} ({kind}): {error}")
         if any(replicas_of(model, bool(failures))):
@@ -193,7 +207,14 @@ def _of_all(value: Any) -> list[Any]:
     return gathered
 
 
-def _compare(found: Shard, wanted: Shard, ticks: int, what: str) -> None:
+def _compare(found: Shard, wanted: Shard, policy: td.Policy, what: str) -> None:
+    if policy.admission_ticks:
+        assert found.counts.keys() == wanted.counts.keys(), (what, found.counts, wanted.counts)
+        for id, count in wanted.counts.items():
+            own = waiting_count(found.counts[id], policy.admission_ticks, wanted.clock)
+            assert abs(own - count) <= 10, (what, id, own, count)
+        wanted.counts = found.counts
+    ticks = policy.half_life_ticks
     if ticks == 0:
         assert_same(found, wanted, what)
         return
@@ -201,16 +222,19 @@ def _compare(found: Shard, wanted: Shard, ticks: int, what: str) -> None:
     exact = {id: dict(entry.scores) for id, entry in found.entries.items()}
     decayed_to_counts(found, ticks, wanted.clock)
     for id, entry in wanted.entries.items():
-        own = found.entries[id].scores
-        near = abs(own["decayed"] - entry.scores.pop("decayed")) <= 10
-        assert near, (what, id, own, entry)
-        own.pop("decayed")
+        scores = found.entries[id].scores
+        near = abs(scores["decayed"] - entry.scores.pop("decayed")) <= 10
+        assert near, (what, id, scores, entry)
+        scores.pop("decayed")
         assert found.entries[id].same(entry), (what, id)
         found.entries[id].scores = exact[id]
 
 
 def change(model: DynamicDMPCollection, case: Case, kind: str, number: int, seed: int) -> None:
     """What a rank does between two syncs."""
+    for group, table in shards(model):
+        if group.config.tables[table].policy.custom is not None:
+            group.scores.set_batch(table, seed // 10 % 7)  # by sharding group and turn
     trains = {"train": (0, 1), "one group": (1,), "remove": (0, 1), "readmit": (0, 1)}
     if kind == "remove" and number == 0:
         _erase(model, every=3)
@@ -232,8 +256,12 @@ def _erase(model: nn.Module, every: int) -> None:
 ROWS = (Table("rows", 8, ("a",)),)
 
 
-def refused(rank: int, kind: str) -> str:
-    """The error of a construction or a call that all ranks refuse, and that changes nothing."""
+def refused(rank: int, kind: str, path: str) -> str:
+    """The error of a construction that all ranks refuse.
+
+    Args:
+        path: of files of rows.
+    """
     options = {"rows": DEFAULT}
     more: dict[str, Any] = {}
     optimizer: Any = td.SGD(lr=0.1)
@@ -257,6 +285,10 @@ def refused(rank: int, kind: str) -> str:
     elif kind == "sketch":
         rule = td.AdmitFrequentSketch(2, memory=1 << 10)
         options = {"rows": TableOptions(policy=td.Policy(admission=rule))}
+    elif kind == "disk":
+        options = {"rows": TableOptions(storage=td.SSDStore(path, cache=1 << 16))}
+    elif kind == "dict":
+        options = {"rows": TableOptions(storage=td.ExternalStore(RecordDict(), cache=1 << 16))}
     elif kind == "modules":
         more["submodule_configs"] = [object()]
     elif kind == "group":
@@ -310,6 +342,33 @@ def refused_calls(rank: int) -> list[str]:
     model.sync()
     check_equal(model)
     return errors
+
+
+def fails_on_one_rank(rank: int) -> tuple[str, int]:
+    """A sync that fails on one rank, in its last table, changes nothing on any rank."""
+    model = replicated(SHARDED, options=COUNTED, optimizer=td.Adam(lr=0.1))
+    for turn in range(2):
+        train(model, SHARDED, 24, 100 * turn + 10 * rank)
+        if turn == 0:
+            model.sync()
+    before = [shard_of(*of) for of in shards(model)]
+    apply = CountUpdate.apply
+
+    def failing(update: CountUpdate) -> None:
+        apply(update)
+        if rank == 2:
+            raise MemoryError("no memory on rank 2")
+
+    error = ""
+    with mock.patch.object(CountUpdate, "apply", failing):
+        try:
+            model.sync()
+        except MemoryError as raised:
+            error = str(raised)
+    for (group, table), of in zip(shards(model), before, strict=True):
+        assert_same(shard_of(group, table), of, group.names[table])
+    model.sync()
+    return error, sum(len(of.entries) for of in check_equal(model))
 
 
 # -- other tables and the dense part -------------------------------------------------------------
@@ -407,56 +466,59 @@ def _counted(tensors: list[torch.Tensor]) -> None:
     _reduced.extend(tensor.nbytes for tensor in tensors)
 
 
-class WithRecis(nn.Module):
-    """A collection of TorchRec beside a module of RecIS, or one of torch_dynemb.nn."""
+class WithItems(nn.Module):
+    """A collection of TorchRec, and a module of RecIS in the same model."""
 
-    def __init__(self, model: Model, items: nn.Module) -> None:
+    def __init__(self, model: Scored, items: nn.Module) -> None:
         super().__init__()
-        self.bags, self.items = model.bags, items
-        self.dense = nn.Linear(8, 1)
+        self.scored, self.items = model, items
 
     def forward(self, features: KeyedJaggedTensor, ids: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.dense(self.bags(features).values()[:2] + self.items(ids))
+        scores: torch.Tensor = self.scored(features)[:2] + self.items(ids).sum(1)
         return scores
 
 
-def recis_beside(rank: int, kind: str) -> list[Any]:
+def recis_beside(rank: int) -> tuple[str, list[int]]:
     """Train RecIS's module, which all ranks share, beside a table that sharding groups copy.
 
     Returns:
-        The ids of RecIS's table on each rank; or an error.
+        The error of a model that has both, and the ids of RecIS's table on this rank.
     """
-    model = Model(ROWS, False)
     sharder = DynamicEmbeddingBagCollectionSharder(
         options={"rows": DEFAULT}, optimizer=td.SGD(lr=0.1)
     )
-    plan = ShardingPlan({"bags": module_plan(model.bags, ROWS, sharder, ranks=GROUP)})
-    items: Any
-    if kind == "recis":
-        option = EmbeddingOption(embedding_dim=8, shared_name="items", combiner="sum")
-        items = DynamicEmbedding(option)
-    else:
-        items = td.DynamicEmbeddingBag(8, mode="sum", optimizer=td.SGD(lr=0.1))
     assert dist.group.WORLD is not None
-    job = DynamicDMPCollection(
-        WithRecis(model, items),
-        device=torch.device("cpu"),
-        plan=plan,
-        world_size=dist.get_world_size(),
-        sharding_group_size=GROUP,
-        global_pg=dist.group.WORLD,
-        sharders=[sharder],
-    )
+
+    def job_of(model: nn.Module, path: str, bags: Any) -> DynamicDMPCollection:
+        assert dist.group.WORLD is not None
+        return DynamicDMPCollection(
+            model,
+            device=torch.device("cpu"),
+            plan=ShardingPlan({path: module_plan(bags, ROWS, sharder, ranks=GROUP)}),
+            world_size=dist.get_world_size(),
+            sharding_group_size=GROUP,
+            global_pg=dist.group.WORLD,
+            sharders=[sharder],
+        )
+
+    items = DynamicEmbedding(EmbeddingOption(embedding_dim=8, shared_name="items", combiner="sum"))
+    inside = Scored(Model(ROWS, False), 8)
+    together = job_of(WithItems(inside, items), "scored.bags", inside.bags)
+    ids = torch.arange(8).view(2, 4) + 4 * rank
+    error = ""
     try:
-        for step in range(2):
-            ids = torch.arange(8).view(2, 4) + 4 * rank + step
-            job(batch_of(ROWS, 24, 10 * rank + step), ids).square().sum().backward()
-            job.fused_optimizer.step()
-    except td.errors.ReplicatedTableError as error:
-        return [str(error)]
+        together(batch_of(ROWS, 24, rank), ids)
+    except td.errors.ReplicatedTableError as raised:
+        error = str(raised)
+    alone = Scored(Model(ROWS, False), 8)
+    job = job_of(alone, "bags", alone.bags)
+    for step in range(2):
+        scores = job(batch_of(ROWS, 24, 10 * rank + step))[:2] + items(ids + step).sum(1)
+        scores.square().sum().backward()
+        job.fused_optimizer.step()
     job.sync()
     check_equal(job)
-    return [
+    return error, [
         id
         for part in parts_of(items)
         for batch in exported(part.group.tables, part.table, 1 << 20)
@@ -466,23 +528,11 @@ def recis_beside(rank: int, kind: str) -> list[Any]:
 
 # -- checkpoints ---------------------------------------------------------------------------------
 
-SAVED = (
-    Table("rows", 8, ("a",)),
-    Table("whole", 8, ("b",), sharding="table_wise"),
-    Table("columns", 8, ("c",), sharding="column_wise"),
-)
-COUNTED = {
-    "rows": TableOptions(
-        initializer=td.Normal(),
-        policy=td.Policy(score="frequency", admission=td.AdmitFrequent(2)),
-    ),
-}
-
 
 def saves_and_loads(rank: int, path: str) -> dict[str, Any]:
     """Save a model of two groups from the first one, and load it in both, and in a group alone."""
 
-    tables = (*SAVED, Table("static", 8, ("d",), dynamic=False, num_embeddings=24))
+    tables = (*SHARDED, Table("static", 8, ("d",), dynamic=False, num_embeddings=24))
     fused = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1}
 
     def job() -> DynamicDMPCollection:
@@ -534,8 +584,8 @@ def saves_and_loads(rank: int, path: str) -> dict[str, Any]:
 
 def logs(rank: int, path: str) -> dict[str, Any]:
     """The first group publishes each sync to a delta log, which a model of that group follows."""
-    model = replicated(SAVED, options=COUNTED, optimizer=td.Adam(lr=0.1))
-    other = replicated(SAVED, options=COUNTED, optimizer=td.Adam(lr=0.1))
+    model = replicated(SHARDED, options=COUNTED, optimizer=td.Adam(lr=0.1))
+    other = replicated(SHARDED, options=COUNTED, optimizer=td.Adam(lr=0.1))
     result: dict[str, Any] = {"rows": []}
     try:
         td.checkpoint.DeltaLog(f"{path}/wrong", every_steps=1).attach(model)
@@ -550,7 +600,7 @@ def logs(rank: int, path: str) -> dict[str, Any]:
         td.checkpoint.load(f"{path}/log/base", other, process_group=other.sharding_group)
         follower = td.checkpoint.follow(f"{path}/log", other)
     for turn in range(3):
-        train(model, SAVED, 24, 100 * turn + 10 * rank)
+        train(model, SHARDED, 24, 100 * turn + 10 * rank)
         model.sync()
         if log is not None and follower is not None:
             log.step()
@@ -562,36 +612,3 @@ def logs(rank: int, path: str) -> dict[str, Any]:
         log.close()
     dist.barrier()
     return result
-
-
-# -- tiers ---------------------------------------------------------------------------------------
-
-
-def stored_as_in_memory(rank: int, path: str) -> list[int]:
-    """Rows below a cache, on a disk or in a store of the user, have the bits of those in memory."""
-    tables = tuple(replace(of, features=(of.name[0],)) for of in SAVED)
-    kinds: dict[str, Any] = {
-        "memory": None,
-        "disk": td.SSDStore(f"{path}/rows", cache=1 << 16),
-        "dict": td.ExternalStore(RecordDict(), cache=1 << 16),
-    }
-    found = {}
-    for kind, storage in kinds.items():
-        options = {
-            of.name: TableOptions(
-                initializer=td.Normal(), storage=storage, policy=td.Policy(score="frequency")
-            )
-            for of in tables
-        }
-        model = replicated(tables, options=options, optimizer=td.Adam(lr=0.1))
-        for turn in range(3):
-            train(model, tables, 24, 100 * turn + 10 * rank)
-            if turn == 1 and model.in_first_group:
-                _erase(model, every=3)
-            model.sync()
-            check_equal(model)
-        found[kind] = [shard_of(*of) for of in shards(model)]
-    for kind in found.keys() - {"memory"}:
-        for own, of in zip(found[kind], found["memory"], strict=True):
-            assert_same(own, of, kind)
-    return [len(of) for of in found.values()]

@@ -53,8 +53,8 @@ class DynamicDMPCollection(DMPCollection, _SyncedModelParallel):  # type: ignore
         TypeError, ValueError: a wrong argument, or ranks were given different ones. All ranks
             raise, before anything is constructed.
         NotImplementedError: ``sharding_strategy`` is FULLY_SHARDED and a table is dynamic, or
-            ``submodule_configs`` is given over gloo.
-        RuntimeError: rows of a table lie in a store that records no changes.
+            ``submodule_configs`` is given over gloo; or a dynamic table has 8-bit state, an
+            AdmitFrequentSketch, an SSDStore or an ExternalStore.
 
     Example:
         In the README of this package.

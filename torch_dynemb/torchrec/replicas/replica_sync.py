@@ -16,7 +16,7 @@ from torch_dynemb.policy.admission import AdmitFrequentSketch
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.torchrec.replicas.common_base import CommonBase
 from torch_dynemb.torchrec.replicas.peer_exchange import PeerExchange, part_of
-from torch_dynemb.torchrec.replicas.table_merge import Clocks, TableMerge
+from torch_dynemb.torchrec.replicas.table_merge import LatestClocks, TableMerge
 from torch_dynemb.torchrec.sharding.tables import ShardTables
 
 # Numbers in a header: of a group of tables its digest, step and time; of a table its updates, and
@@ -50,7 +50,7 @@ class ReplicaSync:
 
     Raises:
         NotImplementedError: a table has what a sync cannot merge.
-        RuntimeError: rows lie in a store that records no changes.
+        RuntimeError: the tables have eight readers of changes.
     """
 
     def __init__(
@@ -70,6 +70,13 @@ class ReplicaSync:
                     f"DynamicDMPCollection: tables {config.names} have 8-bit state {packed}, which "
                     "has no mean over sharding groups: give the optimizer state_dtype=torch."
                     "float32 or torch.bfloat16"
+                )
+            tiers = of.group.tables.tiers
+            if tiers is not None and not tiers.records_changes:
+                raise NotImplementedError(
+                    f"DynamicDMPCollection: tables {config.names} have storage {config.storage}, "
+                    "which does not record which rows change: keep the rows in memory, or in a "
+                    "HostStore on a GPU"
                 )
             for table in config.tables:
                 if isinstance(table.policy.admission, AdmitFrequentSketch):
@@ -178,15 +185,15 @@ class ReplicaSync:
                     "checkpoint in all groups. Nothing has been synced"
                 )
 
-    def _clocks(self, merges: Sequence[TableMerge], headers: Tensor) -> list[Clocks]:
+    def _clocks(self, merges: Sequence[TableMerge], headers: Tensor) -> list[LatestClocks]:
         """Return the latest clocks of all groups, by table."""
         latest = headers.amax(0).tolist()
-        result: list[Clocks] = []
+        result: list[LatestClocks] = []
         for number, base in enumerate(self._bases):
             _, step, now = latest[_BASE * number : _BASE * (number + 1)]
             for _ in base.group.names:
                 at = _BASE * len(self._bases) + _TABLE * len(result)
-                result.append(Clocks(step, now, latest[at]))
+                result.append(LatestClocks(step, now, latest[at]))
         return result
 
     def _unite(self, exchange: PeerExchange, merges: Sequence[TableMerge], headers: Tensor) -> None:
@@ -234,7 +241,7 @@ class ReplicaSync:
 def _merged(
     exchange: PeerExchange,
     merges: Sequence[TableMerge],
-    clocks: Sequence[Clocks],
+    clocks: Sequence[LatestClocks],
     records: Sequence[tuple[Tensor, Tensor]],
 ) -> list[tuple[Tensor, Tensor]]:
     """Merge the records of all groups: each rank merges a part of the ids, for all others.

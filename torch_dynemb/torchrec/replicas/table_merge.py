@@ -32,8 +32,8 @@ _HERE = 1  # flags of a record
 _RESTARTED = 2
 
 
-class Clocks(NamedTuple):
-    """Clocks of a table.
+class LatestClocks(NamedTuple):
+    """LatestClocks of a table.
 
     Attributes:
         step: training steps of its group.
@@ -112,7 +112,7 @@ class TableMerge:
         """Return this group's counts of the united waiting ids, int64 [k]."""
         return self._base.counts_of(self._table, self.waiting)[1]
 
-    def merged(self, records: Sequence[Tensor], part: slice, clocks: Clocks) -> Tensor:
+    def merged(self, records: Sequence[Tensor], part: slice, clocks: LatestClocks) -> Tensor:
         """Merge records of all groups, uint8 [m, bytes].
 
         Args:
@@ -132,7 +132,7 @@ class TableMerge:
             result.append(self._merged_score(name, of_word, groups, part, clocks))
         return packed(result)
 
-    def merged_waiting(self, counts: Sequence[Tensor], part: slice, clocks: Clocks) -> Tensor:
+    def merged_waiting(self, counts: Sequence[Tensor], part: slice, clocks: LatestClocks) -> Tensor:
         """Merge counts of admission of all groups, int64 [m].
 
         Args:
@@ -151,7 +151,7 @@ class TableMerge:
         of: OfGroups,
         groups: Sequence[Sequence[Tensor]],
         part: slice,
-        clocks: Clocks,
+        clocks: LatestClocks,
     ) -> Tensor:
         policy = self._tables.config.tables[self._table].policy
         if name == "frequency":
@@ -171,7 +171,7 @@ class TableMerge:
 
     # -- the update -----------------------------------------------------------------------------
 
-    def prepare(self, merged: Tensor, waiting: Tensor, clocks: Clocks) -> None:
+    def prepare(self, merged: Tensor, waiting: Tensor, clocks: LatestClocks) -> None:
         """Prepare the update of the table, which changes nothing visible.
 
         Args:
@@ -269,4 +269,4 @@ class TableMerge:
         return with_initial_values(tables, table, ids, values)
 
 
-__all__ = ["Clocks", "TableMerge"]
+__all__ = ["LatestClocks", "TableMerge"]
