@@ -103,7 +103,8 @@ def test_an_error_of_a_rank_leaves_all_as_they_were(two_ranks: Ranks, tmp_path: 
 def test_schedulers_of_before_reach_the_new_shards(two_ranks: Ranks, kind: str) -> None:
     """Also on a rank that had no table."""
     found = two_ranks.run(rates_of_schedulers, kind)
-    rates = [0.1 * 0.5**step for step in range(4)]
+    # TorchRec's warmup sets a rate in step(), for the iteration that ends
+    rates = [0.1, 0.1, 0.05, 0.025] if kind == "torchrec" else [0.1, 0.05, 0.025, 0.0125]
     for rank, seen in enumerate(found):
         for step, (of_tables, shown) in enumerate(seen):
             assert list(shown) == [pytest.approx(rates[step])], (rank, step)

@@ -263,6 +263,12 @@ class DynamicPart:
         if not self.plan_of_tables.kept:
             super().init_data_parallel()  # type: ignore[misc]
 
+    @property
+    def wraps_apart(self) -> bool:
+        """Whether TorchRec wraps data-parallel lookups by :meth:`init_data_parallel`, as newer
+        versions do."""
+        return hasattr(super(), "init_data_parallel")
+
     def shardings(self) -> list[Any]:
         """Return TorchRec's shardings, one for each lookup."""
         shardings = getattr(self, self.shardings_attribute)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch.distributed as dist
 from torchrec.distributed.comm import get_local_size
-from torchrec.distributed.types import ParameterSharding
+from torchrec.distributed.types import ParameterSharding, ShardingType
 
 from torch_dynemb.checkpoint.parts import table_name
 from torch_dynemb.checkpoint.plain_torch import plain_torch
@@ -36,6 +36,7 @@ class Collection(Protocol):
     module_sharding_plan: Mapping[str, ParameterSharding]
     plan_of_tables: ModulePlan
     sharding_types: list[str]
+    wraps_apart: bool
     _state: ModuleState
     forward: Any
 
@@ -164,6 +165,16 @@ def _check_free(path: str, collection: Collection, moved: set[str]) -> None:
         raise RuntimeError(
             f"reshard: a pipeline runs {path!r}, and has sent ids of its next batches to the old "
             "shards: call detach() of the pipeline, and make a new one afterwards"
+        )
+    replicated = [
+        name
+        for name, of in collection.module_sharding_plan.items()
+        if of.sharding_type == ShardingType.DATA_PARALLEL.value
+    ]
+    if replicated and not collection.wraps_apart:
+        raise NotImplementedError(
+            f"reshard: tables {replicated} are data_parallel, and this TorchRec would wrap them in "
+            "DistributedDataParallel again: give them a collection of their own"
         )
     if getattr(collection, "enable_embedding_update", False):
         raise NotImplementedError(

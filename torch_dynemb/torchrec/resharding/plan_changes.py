@@ -114,9 +114,10 @@ def check_storage(tables: Iterable[str], plan: ModulePlan) -> None:
         storage = plan.options[name].storage
         if storage is not None:
             raise NotImplementedError(
-                f"reshard: table {name!r} has storage {storage}, and moves itself or has the "
-                "sharding type of a table that does; rows in a store stay where they are: save "
-                "with torch_dynemb.checkpoint.save, and load into a model with the new plan"
+                f"reshard: table {name!r} has storage {type(storage).__name__}, and moves itself "
+                "or has the sharding type of a table that does; rows in a store stay where they "
+                "are: save with torch_dynemb.checkpoint.save, and load into a model with the new "
+                "plan"
             )
 
 
