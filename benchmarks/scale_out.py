@@ -36,6 +36,7 @@ from torch_dynemb.plan.sizes import PlannedRow
 BENCH = "scale_out"
 PARTS = ("bytes", "costs", "times", "routing")
 BYTES_TARGET, TIME_TARGET, ROUTING_TARGET = 0.02, 0.25, 0.03  # relative errors
+CORES = 2
 _NO_LINKS = Links(float("inf"), float("inf"), 0.0)
 
 
@@ -139,7 +140,7 @@ def wishes_of(
     setting: Setting, cluster: Cluster, links: Links = _NO_LINKS, costs: OpCosts = MEASURED
 ) -> RankWishes:
     """Return what the plan is asked for; ranks of this machine share two cores."""
-    cores = max(1, 2 // cluster.nodes)  # of a node
+    cores = max(1, CORES // cluster.nodes)  # of a node
     return RankWishes(
         [cluster.ranks],
         setting.batch * cluster.ranks,
@@ -240,52 +241,91 @@ def bytes_rows(
                 )
 
 
-def measured_links(ranks: Ranks, rounds: int) -> Links:
+def measured_links(ranks: Ranks, rounds: int, clock: str) -> Links:
     """Return the latency of a message and the rate of a rank, while all ranks send."""
     from sharded.scaling import links
 
     others = ranks.cluster.ranks - 1
     small, large = 256, 4 << 20
-    times = [max(ranks.run(links, size, 3 + rounds)) for size in (small, large)]
+    times = [seconds_of(ranks.run(links, size, 3 + rounds), clock) for size in (small, large)]
     rate = others * (large - small) / (times[1] - times[0])
     return Links(rate, rate, max(0.0, times[0] / others))
 
 
-def fitted_costs(settings: Sequence[Setting], rounds: int, report: Report) -> OpCosts:
-    """Fit the costs of a rank's own work to steps on two ranks: least squares of relative errors.
+def seconds_of(answers: Sequence[tuple[Any, list[Any]]], clock: str) -> float:
+    """Return the time of the fastest round.
 
-    No cost is negative: the most negative one is left out until there is none.
+    Args:
+        answers: of all ranks: something, and its rounds.
+        clock: ``"wall"``, or ``"processor"``: that of the slowest rank, or of all on two cores.
     """
+    rounds = list(zip(*(timed for _, timed in answers), strict=True))
+    if clock == "wall":
+        return float(min(ranks[0].wall for ranks in rounds))
+    spent = [[rank.processor for rank in ranks] for ranks in rounds]
+    return float(min(max(*ranks, sum(ranks) / CORES) for ranks in spent))
+
+
+class Measured(NamedTuple):
+    """A step on two ranks.
+
+    Attributes:
+        case: its name.
+        seconds: that it took.
+        links: seconds of its exchanges, as predicted.
+        work: 1, and the work of the rank with the most.
+    """
+
+    case: str
+    seconds: float
+    links: float
+    work: list[float]
+
+
+def measured_steps(
+    settings: Sequence[Setting], rounds: int, clock: str, report: Report
+) -> list[Measured]:
+    """Time steps on two ranks."""
     from sharded.scaling import run_case
 
-    cluster = CLUSTERS[2]
-    equations, names = [], ["step", *Work._fields]
+    cluster, found = CLUSTERS[2], []
     with started(cluster) as ranks:
-        links = measured_links(ranks, rounds)
+        links = measured_links(ranks, rounds, clock)
         for setting in settings:
             for sharding, dedup in VARIANTS:
                 if sharding not in DEDUPED:
                     continue
-                report.start(f"costs: {_name(sharding, dedup, 2, setting)}")
-                case = case_for(setting, cluster, sharding, dedup=dedup)
-                answers = ranks.run(run_case, case, cluster, rounds)
-                seconds = min(answers[0][1])
+                case = f"fit: {_name(sharding, dedup, 2, setting)}"
+                report.start(case)
+                asked = case_for(setting, cluster, sharding, dedup=dedup)
+                answers = ranks.run(run_case, asked, cluster, rounds)
                 _, step = modelled_step(
                     *(_sample(setting), _row(setting), wishes_of(setting, cluster), 2, sharding),
                     dedup=dedup,
                 )
                 waited = sum(exchange.seconds(links) for exchange in step.exchanges)
                 work = [1.0, *(float(amount.max()) for amount in step.work)]
-                equations.append(([amount / seconds for amount in work], 1 - waited / seconds))
-    amounts = torch.tensor([amount for amount, _ in equations], dtype=torch.float64)
-    shares = torch.tensor([[share] for _, share in equations], dtype=torch.float64)
+                found.append(Measured(case, seconds_of(answers, clock), waited, work))
+    return found
+
+
+def fitted_costs(measured: Sequence[Measured]) -> OpCosts:
+    """Fit the costs of a rank's own work to steps: least squares of relative errors.
+
+    No cost is negative: the most negative one is left out until there is none.
+    """
+    names = ["step", *Work._fields]
+    amounts = torch.tensor(
+        [[amount / step.seconds for amount in step.work] for step in measured], dtype=torch.float64
+    )
+    shares = torch.tensor([[1 - step.links / step.seconds] for step in measured]).double()
     left = list(range(len(names)))
     while True:
-        scale = amounts[:, left].norm(dim=0)
+        scale = amounts[:, left].norm(dim=0).clamp(min=1e-300)
         found = torch.linalg.lstsq(amounts[:, left] / scale, shares).solution[:, 0] / scale
         if float(found.min()) >= 0:
             break
-        del left[int(found.argmin())]
+        del left[int((found * scale).argmin())]
     costs = dict.fromkeys(names, 0.0)
     costs |= {names[number]: float(cost) for number, cost in zip(left, found, strict=True)}
     return OpCosts(
@@ -295,8 +335,28 @@ def fitted_costs(settings: Sequence[Setting], rounds: int, report: Report) -> Op
     )
 
 
+def cost_rows(measured: Sequence[Measured], costs: OpCosts) -> Iterator[Row]:
+    """Return the costs, and the errors of the fit."""
+    for name, cost in asdict(costs).items():
+        if name != "source":
+            yield quantity(BENCH, f"cost: {name}", cost, name.rpartition("_")[2])
+    for step in measured:
+        amounts = (torch.tensor([amount], dtype=torch.float64) for amount in step.work[1:])
+        predicted = step.links + float(costs.seconds(Work(*amounts)))
+        yield quantity(
+            BENCH,
+            step.case,
+            abs(predicted / step.seconds - 1),
+            "relative error",
+            measured_ms=1e3 * step.seconds,
+            predicted_ms=1e3 * predicted,
+            predicted_links_ms=1e3 * step.links,
+            **dict(zip(Work._fields, step.work[1:], strict=True)),
+        )
+
+
 def times_rows(
-    settings: Sequence[Setting], costs: OpCosts, rounds: int, only: Sequence[str]
+    settings: Sequence[Setting], costs: OpCosts, rounds: int, clock: str, only: Sequence[str]
 ) -> Iterator[Row | str]:
     """Compare the predicted time of steps with the measured one."""
     from sharded.scaling import run_case
@@ -312,14 +372,17 @@ def times_rows(
         if not wanted:
             continue
         with started(cluster) as ranks:
-            links = measured_links(ranks, rounds)
+            links = measured_links(ranks, rounds, clock)
             for setting, sharding, dedup in wanted:
                 case = f"time: {_name(sharding, dedup, number, setting)}"
                 yield case
                 answers = ranks.run(
-                    run_case, case_for(setting, cluster, sharding, dedup=dedup), cluster, rounds
+                    run_case,
+                    case_for(setting, cluster, sharding, dedup=dedup),
+                    cluster,
+                    rounds,
                 )
-                seconds = min(answers[0][1])
+                seconds = seconds_of(answers, clock)
                 predicted = planned_case(
                     setting, cluster, sharding, dedup=dedup, links=links, costs=costs
                 )["seconds"]
@@ -364,6 +427,13 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--part", choices=PARTS, action="append", help="(default all)")
     arguments.add_argument("--costs", type=Path, metavar="FILE", help="write the costs to FILE")
+    arguments.add_argument(
+        "--clock",
+        choices=("wall", "processor"),
+        default="wall",
+        help="processor: time of the ranks' processors, divided by the cores, without waiting; for "
+        "a machine that other programs use (default wall)",
+    )
     options = arguments.parse_args()
     if importlib.util.find_spec("torchrec") is None:
         raise SystemExit("torchrec is not installed: `make bench` installs the peers")
@@ -375,16 +445,14 @@ def main() -> None:
     costs = MEASURED
     if "costs" in parts:
         fitted = [QUICK, QUICK._replace(dim=16)] if options.quick else FITTED
-        costs = fitted_costs(fitted, options.rounds, report)
-        for name, cost in asdict(costs).items():
-            if name != "source":
-                unit = name.rpartition("_")[2]
-                report.add(quantity(BENCH, f"cost: {name}", cost, unit))
+        measured = measured_steps(fitted, options.rounds, options.clock, report)
+        costs = fitted_costs(measured)
+        report.take(cost_rows(measured, costs))
         if options.costs is not None:
             options.costs.write_text(json.dumps(asdict(costs), indent=1) + "\n")
     if "times" in parts:
         tested = [QUICK._replace(batch=128)] if options.quick else TESTED
-        report.take(times_rows(tested, costs, options.rounds, options.only))
+        report.take(times_rows(tested, costs, options.rounds, options.clock, options.only))
     if "routing" in parts:
         setting = QUICK if options.quick else BYTES._replace(batch=64)
         report.take(routing_rows(setting, 64 if options.quick else 1024, 5))

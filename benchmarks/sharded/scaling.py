@@ -43,10 +43,17 @@ class Case(NamedTuple):
     batch: int
 
 
-def run_case(case: Case, cluster: Cluster, rounds: int) -> tuple[dict[str, int], list[float]]:
-    """Train; return the bytes that this rank sends in a step by kind, and the seconds of rounds.
+class Round(NamedTuple):
+    """Seconds of a call in a round: until the last rank was done, and of this rank's processor."""
 
-    Bytes are means of several batches. A round lasts until the last rank is done.
+    wall: float
+    processor: float
+
+
+def run_case(case: Case, cluster: Cluster, rounds: int) -> tuple[dict[str, int], list[Round]]:
+    """Train; return the bytes that this rank sends in a step by kind, and the time of rounds.
+
+    Bytes are means of several batches.
     """
     stream = case.stream
     sizes = Sizes(
@@ -66,12 +73,12 @@ def run_case(case: Case, cluster: Cluster, rounds: int) -> tuple[dict[str, int],
 
     steps()
     sent, _ = counted(steps)
-    seconds = [_timed(steps) / _BATCHES for _ in range(rounds)]
-    return {kind: count // _BATCHES for kind, count in sent.items()}, seconds
+    timed = _timed(steps, _BATCHES, rounds)
+    return {kind: count // _BATCHES for kind, count in sent.items()}, timed
 
 
-def links(bytes_to_each: int, rounds: int) -> float:
-    """Return the seconds of an all-to-all with so many bytes to each rank."""
+def links(bytes_to_each: int, rounds: int) -> tuple[None, list[Round]]:
+    """Return the time of an all-to-all with so many bytes to each rank."""
     ranks = dist.get_world_size()
     sent = torch.zeros(ranks * bytes_to_each // 4)
     received = torch.empty_like(sent)
@@ -82,15 +89,20 @@ def links(bytes_to_each: int, rounds: int) -> float:
             dist.all_to_all_single(received, sent)
 
     exchange()
-    return min(_timed(exchange) / calls for _ in range(rounds))
+    return None, _timed(exchange, calls, rounds)
 
 
-def _timed(run: Callable[[], None]) -> float:
-    dist.barrier()
-    begin = time.perf_counter()
-    run()
-    dist.barrier()
-    return time.perf_counter() - begin
+def _timed(run: Callable[[], None], calls: int, rounds: int) -> list[Round]:
+    """Return the time of a call in each round, which has so many."""
+    timed = []
+    for _ in range(rounds):
+        dist.barrier()
+        wall, processor = time.perf_counter(), time.process_time()
+        run()
+        dist.barrier()
+        spent = time.perf_counter() - wall, time.process_time() - processor
+        timed.append(Round(spent[0] / calls, spent[1] / calls))
+    return timed
 
 
 def work(pipe: Connection, rank: int, store: str, cluster: Cluster) -> None:

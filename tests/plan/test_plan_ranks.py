@@ -286,7 +286,8 @@ def test_memory_is_that_of_the_tables(sharding: Sharding) -> None:
     assert 16 * case["memory"]["mean"] == pytest.approx(whole, rel=1e-3)
     assert case["memory"]["fullest"] >= case["memory"]["mean"]
     if sharding == "table_wise":
-        assert case["memory"]["fullest"] == in_memory(ROW, 8000, ranks=1).memory
+        largest = in_memory(ROW, 8000, ranks=1).memory
+        assert case["memory"]["fullest"] == pytest.approx(largest, rel=1e-3)
 
 
 def test_time_is_that_of_work_and_links() -> None:
@@ -294,12 +295,14 @@ def test_time_is_that_of_work_and_links() -> None:
     alone = case_of(columns, ROW, wishes([8], 800), 8, "table_wise", dedup=False)["seconds"]
     crowded = wishes([8], 800, cores=2)
     shared = case_of(columns, ROW, crowded, 8, "table_wise", dedup=False)["seconds"]
-    assert shared["own_work"] == pytest.approx(4 * alone["own_work"])
     assert shared["links"] == alone["links"]
     # the owner: 1 ms, 100 ids of its own, 800 lengths beside 100 that it sends, 800 ids with 32
     # bytes each, as many of the outputs and 3,200 of its own, and 800 rows of 36 bytes
     work = 1e6 + 100 + 900 + 800 + 800 * 32 + (800 * 32 + 100 * 32) + 800 * 36
     assert alone["own_work"] == pytest.approx(1e-9 * work, rel=1e-6)
+    # two cores do all of it, and of seven ranks 100 ids, lengths and bags each
+    all_work = work + 7 * (1e6 + 100 + 100 + 100 * 32)
+    assert shared["own_work"] == pytest.approx(1e-9 * all_work / 2, rel=1e-6)
     # splits, lengths, ids, rows, gradients: of one owner, to seven others
     sizes = 24 + 4 * 100 + 8 * 100 + 2 * 32 * 100
     assert alone["links"] == pytest.approx(5 * 7e-5 + 7 * sizes / 2e9, rel=1e-6)

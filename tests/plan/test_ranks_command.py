@@ -97,7 +97,7 @@ def test_options_of_the_cluster(
     plain = seconds()
     assert seconds("--latency", "1ms")["links"] > 0.05
     assert seconds("--node-link", "1Mb")["links"] > plain["links"]
-    assert seconds("--cores", 4)["own_work"] == pytest.approx(2 * plain["own_work"])
+    assert 1.5 < seconds("--cores", 4)["own_work"] / plain["own_work"] <= 2
     one_node = ("--ranks-per-node", 16)
     assert seconds(*one_node, "--link", "1Mb", "--node-link", "400Gb") == seconds(*one_node)
     costs = asdict(MEASURED) | {name: 0 for name in asdict(MEASURED) if name.endswith("_ns")}

@@ -24,6 +24,7 @@ class ColumnDemand:
         hot: int64 [n], frequent ids.
         hot_shares: float64 [n], their shares of the lookups.
         collision: sum of the squared shares of all other ids.
+        ids_by_count: float64 [n] each, numbers of occurrences, and of the ids that have them.
     """
 
     counts: IdCounts
@@ -31,6 +32,7 @@ class ColumnDemand:
     hot: Tensor
     hot_shares: Tensor
     collision: float
+    ids_by_count: tuple[Tensor, Tensor]
     _distinct: dict[float, float] = field(default_factory=dict, repr=False)  # by lines
 
     @property
@@ -48,7 +50,12 @@ class ColumnDemand:
             lines: at least 0.
         """
         if lines not in self._distinct:
-            self._distinct[lines] = _distinct(self.counts, lines / self.counts.lines)
+            share = lines / self.counts.lines
+            if share > 1:
+                self._distinct[lines] = distinct_ids(self.counts, share).expected
+            else:
+                occurrences, ids = self.ids_by_count
+                self._distinct[lines] = float((ids * (1 - (1 - share) ** occurrences)).sum())
         return self._distinct[lines]
 
     def loads(self, parts: int, lines: int, senders: int | None) -> tuple[Tensor, Tensor]:
@@ -102,15 +109,9 @@ def column_demand(counts: IdCounts, total: float) -> ColumnDemand:
     collision = float((counts.weights[~is_hot] * others * (others - 1)).sum()) / pairs
     hot = counts.ids[is_hot].contiguous()
     shares = counts.counts[is_hot].double() / max(counts.lookups, 1)
-    return ColumnDemand(counts, total, hot, shares, collision)
-
-
-def _distinct(counts: IdCounts, share: float) -> float:
-    """Return the distinct ids in a share of the sample's lines, or in a multiple of them."""
-    if share > 1:
-        return distinct_ids(counts, share).expected
-    missed = (1 - share) ** counts.counts.double()
-    return float((counts.weights * (1 - missed)).sum())
+    occurrences, places = counts.counts.unique(return_inverse=True)
+    ids = torch.zeros(len(occurrences), dtype=torch.float64).index_add_(0, places, counts.weights)
+    return ColumnDemand(counts, total, hot, shares, collision, (occurrences.double(), ids))
 
 
 __all__ = ["ColumnDemand", "column_demand"]

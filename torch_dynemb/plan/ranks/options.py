@@ -48,12 +48,6 @@ class RankWishes:
         """Return so many ranks."""
         return Cluster(ranks, self.node_size)
 
-    def crowding(self, ranks: int) -> float:
-        """Return the ranks that share a core, at least 1."""
-        if self.cores is None:
-            return 1.0
-        return max(1.0, self.cluster(ranks).local / self.cores)
-
     def is_even(self, ranks: int) -> bool:
         """Return whether so many ranks fill their nodes, and share the batch evenly."""
         return ranks % self.cluster(ranks).local == 0 and self.batch % ranks == 0

@@ -159,14 +159,14 @@ def _memory(
     pieces: Sequence[Piece], columns: Sequence[ColumnDemand], row: PlannedRow, ranks: int
 ) -> Tensor:
     """Return the bytes of tables on each rank, with even shares of shared ids."""
-    ids: dict[tuple[int, range], float] = {}
-    for piece in pieces:
-        key = (piece.width, piece.ranks)
-        ids[key] = ids.get(key, 0.0) + columns[piece.table].total
     memory = torch.zeros(ranks, dtype=torch.float64)
-    for (width, place), total in ids.items():
-        size = in_memory(replace(row, dim=width), total, ranks=len(place)).memory
-        memory[place.start : place.stop] += size
+    bytes_of_id: dict[int, float] = {}  # by width
+    for piece in pieces:
+        if piece.width not in bytes_of_id:
+            part = replace(row, dim=piece.width)
+            bytes_of_id[piece.width] = in_memory(part, 1_000_000, ranks=1).memory / 1e6
+        ids = columns[piece.table].total / len(piece.ranks)
+        memory[piece.ranks.start : piece.ranks.stop] += ids * bytes_of_id[piece.width]
     return memory
 
 
@@ -199,7 +199,10 @@ def _seconds(step: Step, busiest: float, wishes: RankWishes, ranks: int) -> dict
     work = step.work._replace(
         ids_received=step.work.ids_received * beyond, row_bytes=step.work.row_bytes * beyond
     )
-    own = float(wishes.costs.seconds(work).max()) * wishes.crowding(ranks)
+    own = float(wishes.costs.seconds(work).max())
+    if wishes.cores is not None:
+        of_nodes = wishes.costs.seconds(step.work).view(-1, wishes.cluster(ranks).local).sum(1)
+        own = max(own, float(of_nodes.max()) / wishes.cores)
     links = sum(exchange.seconds(wishes.links) for exchange in step.exchanges)
     return {"own_work": own, "links": links}
 
