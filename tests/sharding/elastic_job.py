@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import sys
@@ -80,9 +79,10 @@ def agent(
         arguments: of the job.
         moments: when ranks are killed, in this order.
     """
+    import tutorials.dlrm.job.sharded_model  # noqa: F401, once for all ranks
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    multiprocessing.set_forkserver_preload(["tutorials.dlrm.job.rank_imports"])
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=len(RANKS),
@@ -99,7 +99,7 @@ def agent(
         },
         local_addr="localhost",
         max_restarts=len(moments) + 2,
-        start_method="forkserver",
+        start_method="fork",  # imports take seconds
     )
     elastic_launch(config, rank)(folder, machine, os.getpid(), arguments, moments)
 
@@ -111,6 +111,12 @@ def rank(
     from tutorials.dlrm import options
     from tutorials.dlrm.job import ranks, workflow
 
+    # TorchRec takes the machines to have equally many: here each rank has one of its own
+    os.environ["LOCAL_WORLD_SIZE"] = "1"
+    if os.environ.get("TRY_DUMP"):
+        import faulthandler
+
+        faulthandler.dump_traceback_later(int(os.environ["TRY_DUMP"]), repeat=True)
     files = Files(folder)
     opts = options.parse([*arguments, "--torchrec", "--resume", "--out", str(files.out)])
     life = Life(files, machine, agent, moments)

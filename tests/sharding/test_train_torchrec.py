@@ -256,6 +256,9 @@ def test_what_torchrun_must_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     assert "add --torchrec" in refused()
     assert "leave --nproc out" in refused("--torchrec", "--nproc", "2")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in refused("--torchrec")
 
 
 def refused(*arguments: str) -> str:

@@ -107,6 +107,7 @@ def train(opts: Namespace, device: torch.device) -> dict[str, Any] | None:
     from tutorials.dlrm.job.sharded_model import ShardedModel  # TorchRec, which takes seconds
 
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    _check_machines(world_size)
     # Ranks of a machine that find no samples wait for one of them to make some.
     data = workflow.open_data(opts, quiet=rank > 0)
     model = ShardedModel(opts, table_policies(opts, data.paths, data.train_lines), device)
@@ -193,6 +194,17 @@ def check_alone() -> None:
         )
 
 
+def _check_machines(world_size: int) -> None:
+    """Raise ValueError on all ranks if machines have different numbers of them."""
+    sizes = [0] * world_size
+    dist.all_gather_object(sizes, int(os.environ["LOCAL_WORLD_SIZE"]))
+    if len(set(sizes)) > 1:
+        raise ValueError(
+            f"torchrun has started {min(sizes)} ranks on a machine and {max(sizes)} on another: "
+            "TorchRec needs as many on each: give all of them the same --nproc-per-node"
+        )
+
+
 def _nproc(opts: Namespace) -> int:
     nproc: int = opts.nproc or (torch.cuda.device_count() if opts.device == "cuda" else 1)
     return nproc
@@ -215,6 +227,12 @@ def _check(opts: Namespace) -> None:
                 "give torchrun --nproc-per-node"
             )
         local_size = int(os.environ["LOCAL_WORLD_SIZE"])
+        restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+        if restarts != "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            raise ValueError(
+                f"torchrun --max-restarts {restarts}: ranks that start again would read addresses "
+                "of those before: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun"
+            )
     if opts.device == "cuda":
         if not torch.cuda.is_available():
             raise ValueError("--device cuda: torch finds no CUDA device; use --device cpu")
