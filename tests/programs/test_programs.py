@@ -20,6 +20,16 @@ fetched = pytest.mark.skipif(
 
 HERE = Path(__file__).parent
 HANGS_S = 1200  # the longest program takes 70 s of an idle core
+# test files of TorchRec name a backend alone
+BASES_OF_TORCHREC = """
+from torchrec.distributed.test_utils import test_model_parallel, test_model_parallel_base
+
+class Shardings(test_model_parallel._ModelParallelBase):
+    backend = "nccl"
+
+class StateDicts(test_model_parallel_base.ModelParallelStateDictBase):
+    backend = "gloo"
+"""
 
 
 def run(folder: Path, *command: str, ranks: int = 1, python: Path = PYTHON) -> str:
@@ -138,3 +148,27 @@ def test_dlrm_of_torchrec_learns_raw_ids(tmp_path: Path) -> None:
     for of_rank, without_collisions in zip(static, dynamic, strict=True):
         assert without_collisions["auc"] > of_rank["auc"] + 0.02  # 0.923 and 0.870
         assert without_collisions["ids"] == 2000
+
+
+@pytest.mark.parametrize("tables", ["static", "dynamic"])
+def test_tests_of_torchrec_run_with_other_tables(tmp_path: Path, tables: str) -> None:
+    folder = tmp_path / "torchrec" / "distributed" / "tests"
+    folder.mkdir(parents=True)
+    (folder / "test_sequence_model.py").write_text("class TestEmbeddingCollectionSharder: ...\n")
+    (folder / "test_bases.py").write_text(BASES_OF_TORCHREC)
+    wanted = ["prefix", "test_sharding_rw", "params_and_buffers"]
+    command = [str(HERE / "torchrec_tests.py"), str(tmp_path), tables, *wanted, "--json", "of.json"]
+    if tables == "static":
+        run(tmp_path, *command)
+    else:
+        with pytest.raises(AssertionError):  # the program reports a failure to its caller
+            run(tmp_path, *command)
+    found = json.loads((tmp_path / "of.json").read_text())
+    outcomes = {name.rpartition(".")[2]: of["outcome"] for name, of in found.items()}
+    assert outcomes == {
+        "test_load_state_dict_prefix": "passed",
+        "test_sharding_rw": "passed",
+        # a dynamic table has more entries in state_dict() than parameters
+        "test_params_and_buffers": "passed" if tables == "static" else "failed",
+    }
+    assert tables == "static" or "weight_id" in found[next(reversed(found))]["why"]

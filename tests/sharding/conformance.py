@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 from unittest import mock
@@ -15,7 +15,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from sharded_models import generator, kernels
+from sharded_models import generator
+from static_rows import insert_static_rows
 from torch import Tensor, nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan
@@ -26,12 +27,13 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from uneven_gather import uneven_gather
 
 import torch_dynemb as td
-from torch_dynemb import ops
 from torch_dynemb.torchrec import DynamicEmbeddingBagCollectionSharder, TableOptions
 
 # imported by TorchRec's test, for a name that it uses elsewhere; the wheels do not have it
 _MISSING = "torchrec.distributed.tests.test_sequence_model"
 
+# a host has no tables if there is one table, and several hosts
+ONE_TABLE = "one table, constant_vbe"
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "variable_batch": {"variable_batch_size": True},
@@ -106,7 +108,8 @@ def conforms(
         sys.modules[_MISSING].TestEmbeddingCollectionSharder = object  # type: ignore[attr-defined]
         from torchrec.distributed.test_utils import test_sharding
 
-    tables = _tables(pooling)
+    of_case = CASES["constant_vbe" if case == ONE_TABLE else case]
+    tables = _tables(pooling, count=1 if case == ONE_TABLE else 4)
     # the batches that TorchRec generates with a size per feature have no weights
     weighted = None if case.endswith("vbe") else _tables("sum", "weighted_", 2)
     fused_params = {"learning_rate": 0.1}
@@ -130,7 +133,7 @@ def conforms(
     def copied(local: dict[str, Any], whole: dict[str, Tensor], **more: Any) -> None:
         dynamic = kernel != "fused"
         if dynamic:
-            _insert(sharded[0], whole)
+            insert_static_rows(sharded[0], whole)
         copy(
             {k: v for k, v in local.items() if not (dynamic and "embedding_bags." in k)},
             whole,
@@ -157,19 +160,5 @@ def conforms(
             optim=EmbOptimType.EXACT_SGD,
             local_size=local_size,
             random_seed=3,
-            **CASES[case],
+            **of_case,
         )
-
-
-def _insert(model: nn.Module, whole: Mapping[str, Tensor]) -> None:
-    """Inserts row i of a static table as that of id i, on the ranks that have it."""
-    weights = {name.split(".")[-2]: of for name, of in whole.items() if name.endswith(".weight")}
-    for kernel in kernels(model):
-        tables = kernel.tables
-        for t, shard in enumerate(tables.shards):
-            rows = weights[shard.name].detach()
-            ids = torch.arange(len(rows))
-            part, _, parts = shard.ids
-            mine = torch.tensor([id % 2**64 % parts == part for id in ops.mix_ids(ids).tolist()])
-            columns = slice(shard.columns.start, shard.columns.stop)
-            tables.group.insert_or_assign(t, ids[mine], rows[mine][:, columns].contiguous())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conformance import CASES, conforms
+from conformance import CASES, ONE_TABLE, conforms
 from ranks import Ranks
 from sharded_models import BAG_SHARDINGS, FOUR_RANKS
 
@@ -30,6 +30,10 @@ COMBINATIONS = [
 @pytest.mark.parametrize(("sharding", "case"), COMBINATIONS)
 def test_dynamic_tables(ranks: Ranks, sharding: str, pooling: str, case: str) -> None:
     ranks.run(conforms, sharding, pooling, case, "customized_kernel", 2)
+
+
+def test_hosts_without_tables(four_ranks: Ranks) -> None:
+    four_ranks.run(conforms, "table_row_wise", "sum", ONE_TABLE, "customized_kernel", 2)
 
 
 @pytest.mark.parametrize("sharding", ["row_wise", "column_wise"])

@@ -307,7 +307,8 @@ BATCH_REFUSES = {
         for dtype in ("float32", "bool", "int8", "uint8")
     },
     "missing": "KeyError: {}: features lacks ['f_b']; it has ['f_a', 'f_c']: every batch has all",
-    "twice": "ValueError: {}: keys of features are ['f_a', 'f_b', 'f_a'], expected every key once",
+    "twice": "ValueError: {}: keys must be unique, but those of features are "
+    "['f_a', 'f_b', 'f_a'], expected every key once",
     "too long": f"ValueError: {{}}: lengths of features {KEYS} are from 1 to 5, expected 0 to 4, ",
     "longer": f"ValueError: {{}}: lengths of features {KEYS} add up to 5 from position 0, but "
     "there are 4 ids: lengths must add up to their number, and offsets go from 0 to it",

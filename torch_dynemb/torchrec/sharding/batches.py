@@ -88,7 +88,11 @@ class BatchCheck:
                 "features, those without ids with lengths of 0"
             )
         if len(set(keys)) != len(keys):
-            raise ValueError(f"{self._owner}: keys of features are {keys}, expected every key once")
+            # the words of TorchRec's own check
+            raise ValueError(
+                f"{self._owner}: keys must be unique, but those of features are {keys}, expected "
+                "every key once"
+            )
 
     def _check_weights(self, batch: KeyedJaggedTensor, trains: bool) -> None:
         weights = batch.weights_or_none()

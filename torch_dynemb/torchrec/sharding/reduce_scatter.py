@@ -65,6 +65,8 @@ class GlooVariableReduceScatter(VariableBatchPooledEmbeddingsReduceScatter):  # 
             sum(bags * dim for bags, dim in zip(of_rank, embedding_dims, strict=True))
             for of_rank in batch_size_per_rank_per_feature
         ]
+        if not sizes:  # a host without tables
+            sizes = [0] * self._pg.size()
         return _Sums(local_embs, sizes, self._pg)
 
 
