@@ -79,8 +79,9 @@ def agent(
         arguments: of the job.
         moments: when ranks are killed, in this order.
     """
-    import tutorials.dlrm.job.sharded_model  # noqa: F401, once for all ranks
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    import tutorials.dlrm.job.sharded_model  # noqa: F401, once for all ranks
 
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     config = LaunchConfig(

@@ -77,7 +77,10 @@ def main(directory: str) -> None:
     finally:
         ranks.stop()
     ranks = Ranks(4, local_size=2)
+    grid = tuple(replace(table, sharding="grid_shard") for table in bags)
     try:
+        for kind in ("plain", "vbe", "late_vbe"):
+            ranks.run(trains_as_unsharded, Case(grid, kind))
         case = Case2D(SHARDINGS, OPTIONS, rounds=("train", "one group", "remove", "train"))
         ranks.run(syncs_as_expected, case)
         for means, _, static in ranks.run(static_beside_dynamic):
