@@ -79,18 +79,18 @@ def model_of(sizes: Sizes, *, dynamic: bool, **more: Any) -> DynamicDMPCollectio
         more: other arguments of the model.
     """
     config = EmbeddingBagConfig(
-        name="items", embedding_dim=sizes.dim, num_embeddings=sizes.rows, feature_names=["item"]
+        name="ads", embedding_dim=sizes.dim, num_embeddings=sizes.rows, feature_names=["ad"]
     )
     module = EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
     sharder: Any = DynamicEmbeddingBagCollectionSharder(
-        options={"items": TableOptions()} if dynamic else None,
+        options={"ads": TableOptions()} if dynamic else None,
         optimizer=td.RowWiseAdagrad(lr=0.01),
         fused_params={"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.01},
     )
     kernel = DYNAMIC_KERNEL if dynamic else EmbeddingComputeKernel.FUSED.value
     plan = construct_module_sharding_plan(
         module,
-        {"items": row_wise(compute_kernel=kernel)},
+        {"ads": row_wise(compute_kernel=kernel)},
         sharder=sharder,
         local_size=GROUP,
         world_size=GROUP,
@@ -110,7 +110,7 @@ def model_of(sizes: Sizes, *, dynamic: bool, **more: Any) -> DynamicDMPCollectio
 
 def train(model: DynamicDMPCollection, ids: torch.Tensor) -> None:
     """Train each id once."""
-    output = model(KeyedJaggedTensor(["item"], ids, lengths=torch.ones_like(ids))).values()
+    output = model(KeyedJaggedTensor(["ad"], ids, lengths=torch.ones_like(ids))).values()
     output.backward(torch.ones_like(output))
     model.fused_optimizer.step()
 

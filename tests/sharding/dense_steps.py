@@ -108,5 +108,6 @@ def two_dimensions(rank: int, kinds: Sequence[Kind]) -> str:
     """What is raised for dynamic tables of several groups of ranks."""
     env = object.__new__(ShardingEnv2D)
     vars(env).update(vars(ShardingEnv.from_process_group(dist.group.WORLD)))
+    env.sharding_pg = env.process_group
     with mock.patch.object(ShardingEnv, "from_process_group", return_value=env):
         return raised_by(lambda: sharded_model(kinds, 0, "sgd"))

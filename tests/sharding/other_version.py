@@ -24,13 +24,10 @@ def main(directory: str) -> None:
     from frozen_steps import frozen, quantized_by_torchrec
     from pipeline_steps import losses, semi_synchronous
     from ranks import Ranks
+    from replica_checkpoint_steps import saves_and_loads
+    from replica_dense_steps import static_beside_dynamic
     from replica_steps import Case as Case2D
-    from replica_steps import (
-        refused,
-        saves_and_loads,
-        static_beside_dynamic,
-        syncs_as_expected,
-    )
+    from replica_steps import refused, syncs_as_expected
     from sharded_models import Table
     from sharded_training import Case, trains_as_unsharded
     from storage_steps import trained as trained_stored

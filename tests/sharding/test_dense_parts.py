@@ -76,7 +76,7 @@ def test_groups_of_ranks_with_copies_are_refused(two_ranks: Ranks) -> None:
     for raised in two_ranks.run(two_dimensions, KINDS[-1:]):
         assert raised == (
             "ValueError: EmbeddingBagCollection: env is a ShardingEnv2D, but tables ['dynamic'] "
-            "are dynamic, and each group of ranks would train its own diverging copy: give "
-            "DistributedModelParallel ShardingEnv.from_process_group(torch.distributed.group.WORLD)"
-            ", or make the tables static"
+            "are dynamic, and each group of ranks would train its own diverging copy: construct "
+            "torch_dynemb.torchrec.DynamicDMPCollection, without submodule_configs for their "
+            "module, or make the tables static"
         )

@@ -8,18 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import Ranks
-from replica_steps import (
-    Case,
-    fails_on_one_rank,
-    logs,
-    recis_beside,
-    refused,
-    refused_calls,
-    saves_and_loads,
-    static_beside_dynamic,
-    synced_bytes,
-    syncs_as_expected,
-)
+from replica_checkpoint_steps import logs, saves_and_loads
+from replica_dense_steps import recis_beside, static_beside_dynamic, synced_bytes
+from replica_steps import Case, fails_on_one_rank, refused, refused_calls, syncs_as_expected
 from sharded_models import Table
 
 import torch_dynemb as td

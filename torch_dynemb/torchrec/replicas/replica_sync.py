@@ -106,7 +106,8 @@ class ReplicaSync:
                 it, and the tables are unchanged.
         """
         together = self._everyone.run
-        together(lambda: self._begin(state))
+        together(lambda: self._check(state))
+        together(self._begin)
         exchange = PeerExchange(self._group)
         merges = together(self._touched)
         headers = self._headers(exchange, merges)
@@ -121,12 +122,13 @@ class ReplicaSync:
                 of.prepare(rows, waiting, clock)
 
         together(prepare)
-        self._apply(merges)
-        evicted = sum(of.finish() for of in merges)
-        self._set_clocks(headers)
-        for base in self._bases:
-            base.renew()
-            base.digest = 0
+        with defer_signals():  # updated tables and their new base belong together
+            self._apply(merges)
+            evicted = sum(of.finish() for of in merges)
+            self._set_clocks(headers)
+            for base in self._bases:
+                base.renew()
+                base.digest = 0
         return SyncStats(
             sum(of.ids.numel() for of in merges),
             sum(of.removed.numel() for of in merges),
@@ -150,8 +152,7 @@ class ReplicaSync:
                     "the model's fused_optimizer, or zero_grad(), before sync()"
                 )
 
-    def _begin(self, state: bool) -> None:
-        self._check(state)
+    def _begin(self) -> None:
         for of in self._shards:
             of.end_begun_step()
         self.renew_replaced()
@@ -214,7 +215,7 @@ class ReplicaSync:
             of.unite(ids, removed, waiting)
 
     def _apply(self, merges: Sequence[TableMerge]) -> None:
-        """Apply all updates, or none on any rank."""
+        """Apply all updates, or none on any rank; the caller defers signals."""
         begun: list[TableMerge] = []
 
         def apply() -> None:
@@ -222,13 +223,12 @@ class ReplicaSync:
                 begun.append(of)
                 of.apply()
 
-        with defer_signals():
-            try:
-                self._everyone.run(apply)
-            except BaseException:
-                for of in reversed(begun):
-                    of.undo()
-                raise
+        try:
+            self._everyone.run(apply)
+        except BaseException:
+            for of in reversed(begun):
+                of.undo()
+            raise
 
     def _set_clocks(self, headers: Tensor) -> None:
         for number, base in enumerate(self._bases):
