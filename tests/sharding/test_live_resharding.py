@@ -125,6 +125,7 @@ def test_static_tables_and_handles_stay(two_ranks: Ranks) -> None:
         assert "the tables moved to other shards" in found.pop("refused")
         assert found == {
             "volume": 1.5,
+            "keys": True,
             "fixed": True,
             "copied": True,
             "params": [f"bags.embedding_bags.{name}.weight" for name in ("fixed", "rows", "whole")],
@@ -133,8 +134,8 @@ def test_static_tables_and_handles_stay(two_ranks: Ranks) -> None:
         }
 
 
-REFUSED: dict[str, tuple[str, str]] = {
-    "model": ("TypeError", "model is a Linear"),
+REFUSED = {
+    "model": ("TypeError", "model is Linear(in_features=1"),
     "plan": ("TypeError", "plan is 5"),
     "module plan": ("TypeError", "the plan of 'bags' is 5"),
     "module": ("ValueError", "the plan has module 'other'"),

@@ -9,6 +9,7 @@ import torch
 from torchrec.distributed.embedding_sharding import EmbeddingSharding, EmbeddingShardingInfo
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
+from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from torch_dynemb.distributed.gloo_threads import let_senders_finish
 from torch_dynemb.optim.base import OptimizerConfig
@@ -192,6 +193,34 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
             if isinstance(dist, DedupInputDist):
                 ctx.sharding_contexts[i] = dist.take_context()
         return sent
+
+    def output_names(self) -> list[str]:
+        """Return the names of outputs in the order of TorchRec's shardings."""
+        return list(self._embedding_names)
+
+    def output_dist(self, ctx: Any, output: Any) -> Any:
+        """Send pooled rows back to the ranks of the samples."""
+        return self._in_order(super().output_dist(ctx, output))
+
+    def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
+        """Look up the ids that arrived and send pooled rows back."""
+        return self._in_order(super().compute_and_output_dist(ctx, input))
+
+    def _in_order(self, awaitable: Any) -> Any:
+        """Give outputs the order from before tables moved: dense layers read them by columns."""
+        order = self._output_order
+        if order is not None:
+            awaitable.callbacks.append(lambda outputs: _reordered(outputs, order))
+        return awaitable
+
+
+def _reordered(outputs: KeyedTensor, keys: list[str]) -> KeyedTensor:
+    parts = outputs.to_dict()
+    return KeyedTensor(
+        keys=keys,
+        length_per_key=[parts[key].shape[1] for key in keys],
+        values=torch.cat([parts[key] for key in keys], dim=1),
+    )
 
 
 __all__ = ["ShardedDynamicEmbeddingBagCollection"]

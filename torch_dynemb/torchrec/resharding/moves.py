@@ -90,11 +90,20 @@ def move_tables(moves: Sequence[Move], ranks: Ranks) -> dict[str, ReshardedTable
     tables = list(moved.values())
     for table in tables:
         table.check()
-    ranks.run(lambda: [table.prepare() for table in tables])
+
+    def prepare() -> None:
+        for table in tables:
+            table.prepare()
+
+    def choose() -> dict[int, RowLoader]:
+        for table in tables:
+            table.choose()
+        return _loaders(tables)
+
+    ranks.run(prepare)
     for table in tables:
         table.send_ids()
-    ranks.run(lambda: [table.choose() for table in tables])
-    loaders = ranks.run(lambda: _loaders(tables))
+    loaders = ranks.run(choose)
 
     def begin() -> None:
         for loader in loaders.values():

@@ -65,6 +65,8 @@ class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
         config: as given.
     """
 
+    params: dict[str, nn.Parameter]
+
     def __init__(
         self,
         tables: Sequence[ShardTables],
