@@ -24,7 +24,7 @@ class KernelParamGroup(dict[str, Any]):
         self._tables = tables
 
     def follow(self, tables: Sequence[ShardTables], params: Iterable[nn.Parameter]) -> None:
-        """Belong to other tables from now on; values stay."""
+        """Set the tables that assignments reach; values stay."""
         self._tables = tables
         super().__setitem__("params", list(params))
 
