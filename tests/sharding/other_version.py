@@ -28,6 +28,7 @@ def main(directory: str) -> None:
     from replica_dense_steps import static_beside_dynamic
     from replica_steps import Case as Case2D
     from replica_steps import refused, syncs_as_expected
+    from reshard_steps import moved_and_loaded
     from sharded_models import Table
     from sharded_training import Case, trains_as_unsharded
     from storage_steps import trained as trained_stored
@@ -35,6 +36,8 @@ def main(directory: str) -> None:
     from test_chosen_tables import check_ways
     from test_clocks import BAGS, check_shards
     from test_frozen_models import check, pooled, unpooled
+    from test_live_resharding import check as check_moves
+    from test_live_resharding import kinds_of
     from test_replicas import OPTIONS, REFUSED, SHARDINGS
     from test_table_rows import TWO_RANKS
     from test_table_rows import check as check_rows
@@ -68,7 +71,16 @@ def main(directory: str) -> None:
         assert ranks.run(quantized_by_torchrec, dynamic) == [True, True]
         check_ways(ranks.run(trained_ways))
         check_rows(ranks.run(streamed, TWO_RANKS, "rowwise"), {of.name: of.dim for of in TWO_RANKS})
+        moving = kinds_of(
+            [
+                ("table_wise", "row_wise", "sum"),
+                ("row_wise", "column_wise", "sum"),
+                ("column_wise", "table_wise", "none"),
+            ]
+        )
         with TemporaryDirectory() as folder:
+            path = f"{folder}/before"
+            check_moves(ranks.run(moved_and_loaded, moving, "adam", path), moving)
             for of in ranks.run(save_and_load, f"{folder}/saved"):
                 assert_close(of.loaded, of.trained, rtol=0, atol=0)
     finally:

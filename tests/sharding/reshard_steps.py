@@ -121,10 +121,11 @@ def moved_and_loaded(
 ) -> Moved:
     """Moves a model's tables, and loads what it had saved before into one with the other plan."""
     names = names_of(kinds)
-    model = sharded_model(kinds, 0, optimizer)
+    model, other = (sharded_model(kinds, side, optimizer) for side in (0, 1))
+    for of in (model, other):  # its gradients are sums in the order of outputs, which may differ
+        of.module.over.requires_grad_(False)
     train(Bare(model), rank, names, BEFORE, ahead[rank % 2])
     td.checkpoint.save(path, model)
-    other = sharded_model(kinds, 1, optimizer)
     report = td.checkpoint.load(path, other)
     tables = reshard(model, ShardingPlan(plan_of_side(kinds, 1)))
     unequal = _unequal(model, other, "moved")
@@ -289,6 +290,14 @@ def rates_of_schedulers(rank: int, kind: str) -> list[tuple[set[float], set[floa
     return seen
 
 
+def _keys(model: Any) -> list[str]:
+    features = [feature for table in TABLES for feature in table.features]
+    batch = batches_of_ranks("plain", features, dist.get_world_size(), 0, vocabulary=7)[0]
+    with torch.no_grad():
+        outputs = model.module.bags(keyed_jagged(batch, "plain"))
+    return list(outputs.keys())
+
+
 def beside_static_tables(rank: int) -> dict[str, Any]:
     """A move by TorchRec's own entry, with static tables in the collection."""
     moved, stays = _model(TABLES), _model(TABLES)
@@ -297,6 +306,7 @@ def beside_static_tables(rank: int) -> dict[str, Any]:
             _step(model, TABLES, rank, step)
             model.fused_optimizer.step()
     old = [weakref.ref(kernel.tables.group) for kernel in kernels(moved)]
+    keys = _keys(moved)
     listed = td.table_optimizers(moved)
     handle = moved.fused_optimizer
     fixed = moved.module.bags.embedding_bags["fixed"].weight
@@ -309,6 +319,7 @@ def beside_static_tables(rank: int) -> dict[str, Any]:
     gc.collect()
     found: dict[str, Any] = {
         "volume": volume,
+        "keys": keys == _keys(moved) != moved.module.bags.output_names(),
         "types": _types(moved),
         "freed": [of() is None for of in old],
         "refused": refused,

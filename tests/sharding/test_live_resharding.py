@@ -61,7 +61,7 @@ def check(found: list[Moved], kinds: tuple[Kind, ...]) -> None:
             assert (table.ids, table.evicted) == of.loaded[name], name
             assert table.ids > 5, name
             assert table.bytes > 0, name
-    assert sum(ids for of in found for ids in of.first) > 100
+    assert sum(ids for of in found for ids in of.first) > 30 * len(kinds) // 2
 
 
 def test_tables_move_as_a_save_and_a_load(four_ranks: Ranks, tmp_path: Path) -> None:
@@ -125,6 +125,7 @@ def test_static_tables_and_handles_stay(two_ranks: Ranks) -> None:
         assert "the tables moved to other shards" in found.pop("refused")
         assert found == {
             "volume": 1.5,
+            "keys": True,
             "fixed": True,
             "copied": True,
             "params": [f"bags.embedding_bags.{name}.weight" for name in ("fixed", "rows", "whole")],
@@ -133,8 +134,8 @@ def test_static_tables_and_handles_stay(two_ranks: Ranks) -> None:
         }
 
 
-REFUSED: dict[str, tuple[str, str]] = {
-    "model": ("TypeError", "model is a Linear"),
+REFUSED = {
+    "model": ("TypeError", "model is Linear(in_features=1"),
     "plan": ("TypeError", "plan is 5"),
     "module plan": ("TypeError", "the plan of 'bags' is 5"),
     "module": ("ValueError", "the plan has module 'other'"),

@@ -166,11 +166,11 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
 
     def output_dist(self, ctx: Any, output: Any) -> Any:
         """Send bags back to the ranks of their samples."""
-        return _cut_sample(ctx, super().output_dist(ctx, output))
+        return self._in_order(_cut_sample(ctx, super().output_dist(ctx, output)))
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
         """Look up the ids that arrived and send their bags back."""
-        return _cut_sample(ctx, super().compute_and_output_dist(ctx, input))
+        return self._in_order(_cut_sample(ctx, super().compute_and_output_dist(ctx, input)))
 
     def _checked(self, ctx: Any, features: Any) -> KeyedJaggedTensor:
         """Check the batch of this rank."""
@@ -224,6 +224,17 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
             self._inverse_indices_permute_indices = None
             self._create_inverse_indices_permute_indices(inverse_indices)
 
+    def output_names(self) -> list[str]:
+        """Return the names of outputs in the order of TorchRec's shardings."""
+        return list(self._embedding_names)
+
+    def _in_order(self, awaitable: Any) -> Any:
+        """Give outputs the order from before tables moved: dense layers read them by columns."""
+        order = self._output_order
+        if order is not None:
+            awaitable.callbacks.append(lambda outputs: _reordered(outputs, order))
+        return awaitable
+
 
 def _cut_sample(ctx: Any, awaitable: Any) -> Any:
     """Remove the sample that :func:`with_one_sample` has added."""
@@ -237,6 +248,15 @@ def _cut_sample(ctx: Any, awaitable: Any) -> Any:
             )
         )
     return awaitable
+
+
+def _reordered(outputs: KeyedTensor, keys: list[str]) -> KeyedTensor:
+    parts = outputs.to_dict()
+    return KeyedTensor(
+        keys=keys,
+        length_per_key=[parts[key].shape[1] for key in keys],
+        values=torch.cat([parts[key] for key in keys], dim=1),
+    )
 
 
 __all__ = ["ShardedDynamicEmbeddingBagCollection"]

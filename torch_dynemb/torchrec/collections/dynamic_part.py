@@ -96,6 +96,8 @@ class DynamicPart:
     _given: Given
     _state: ModuleState
     training: bool
+    output_names: Callable[[], list[str]]  # in the order of TorchRec's outputs
+    _output_order: list[str] | None = None  # of outputs; None: that of output_names
     _keeps_state = False
     _strict_load = True
     _env: ShardingEnv
@@ -391,8 +393,9 @@ class DynamicPart:
             for kind, sharding, lookup in old
             if not changed.keys() & set(plan.tables[kind])
         ]
+        construct: Any = type(self)
         with optimizers_unchanged(self._lookups):
-            return type(self)(
+            return construct(
                 given.module,
                 {**self.module_sharding_plan, **changed},
                 self._env,
@@ -417,7 +420,9 @@ class DynamicPart:
                 first = handle.config not in seen
                 seen.append(handle.config)
                 handle.follow([of for of in optimizers if first and of.config == handle.config])
+        order = self._output_order or self.output_names()
         adopt(self, other)  # type: ignore[arg-type]
+        self._output_order = None if order == self.output_names() else order
         for tables in moved:
             if not any(tables is of for of in stay):
                 tables.optimizer.retire(_MOVED)

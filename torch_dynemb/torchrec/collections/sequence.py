@@ -177,13 +177,25 @@ class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection)
         """Bring a batch on its way, as TorchRec does."""
         return super().input_dist(ctx, features)
 
+    def output_names(self) -> list[str]:
+        """Return the names of outputs in the order of TorchRec's shardings."""
+        of_shardings = self._embedding_names_per_sharding
+        return list(dict.fromkeys(name for names in of_shardings for name in names))
+
     def output_dist(self, ctx: Any, output: Any) -> Any:
         """Send rows back to the ranks that asked for them."""
-        return _cut_sample(ctx, super().output_dist(ctx, output))
+        return self._in_order(_cut_sample(ctx, super().output_dist(ctx, output)))
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
         """Look up the ids that arrived and send their rows back."""
-        return _cut_sample(ctx, super().compute_and_output_dist(ctx, input))
+        return self._in_order(_cut_sample(ctx, super().compute_and_output_dist(ctx, input)))
+
+    def _in_order(self, awaitable: Any) -> Any:
+        """Give outputs the order from before tables moved."""
+        order = self._output_order
+        if order is not None:
+            awaitable.callbacks.append(lambda outputs: {name: outputs[name] for name in order})
+        return awaitable
 
     def _create_hash_size_info(self, feature_names: list[str], ctx: Any = None) -> None:
         """Set what dedup needs of the shardings; TorchRec's version needs GPUs and ids below

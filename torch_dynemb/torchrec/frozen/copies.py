@@ -114,6 +114,9 @@ def frozen_collection(source: Any, choices: Choices) -> nn.Module | None:
 
 def _names_of_outputs(source: Any, *, pooled: bool) -> list[str]:
     """Return the output names of a sharded collection, in their order."""
+    moved: list[str] | None = getattr(source, "_output_order", None)
+    if moved is not None:
+        return moved
     if pooled:
         return list(source._embedding_names)
     shardings = source._sharding_type_to_sharding.values()

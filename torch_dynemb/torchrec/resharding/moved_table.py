@@ -168,7 +168,7 @@ class MovedTable:
             ]
 
     def send_ids(self) -> None:
-        """Announce rows, and send ids, scores, counts and sketches to the ranks of new shards."""
+        """Send ids, scores, counts and sketches to the ranks of new shards; rows follow."""
         for columns in self._columns:
             rows = [of for local, of in self._here if _first_column(local) == columns.begin]
             self._sources.append(self._exchange.sent(rows, self._no_rows(columns)))

@@ -90,11 +90,20 @@ def move_tables(moves: Sequence[Move], ranks: Ranks) -> dict[str, ReshardedTable
     tables = list(moved.values())
     for table in tables:
         table.check()
-    ranks.run(lambda: [table.prepare() for table in tables])
+
+    def prepare() -> None:
+        for table in tables:
+            table.prepare()
+
+    def choose() -> dict[int, RowLoader]:
+        for table in tables:
+            table.choose()
+        return _loaders(tables)
+
+    ranks.run(prepare)
     for table in tables:
         table.send_ids()
-    ranks.run(lambda: [table.choose() for table in tables])
-    loaders = ranks.run(lambda: _loaders(tables))
+    loaders = ranks.run(choose)
 
     def begin() -> None:
         for loader in loaders.values():
@@ -132,18 +141,12 @@ def move_tables(moves: Sequence[Move], ranks: Ranks) -> dict[str, ReshardedTable
 
 def _loaders(tables: Sequence[MovedTable]) -> dict[int, RowLoader]:
     """Return a loader for each group of new shards."""
-    groups = _groups(tables)
     return {
         number: RowLoader(
             group.tables,
-            {
-                new.local.table: table.count(new.local)
-                for table in tables
-                for new in table.new
-                if new.local.group is group
-            },
+            {new.local.table: table.count(new.local) for table, new in _shards_of(group, tables)},
         )
-        for number, group in groups.items()
+        for number, group in _groups(tables).items()
     }
 
 
@@ -151,24 +154,29 @@ def _groups(tables: Sequence[MovedTable]) -> dict[int, TableGroup]:
     return {id(new.local.group): new.local.group for table in tables for new in table.new}
 
 
+def _shards_of(
+    group: TableGroup, tables: Sequence[MovedTable]
+) -> list[tuple[MovedTable, NewShard]]:
+    """Return the new shards of a group by number: rows lie in that order after a load, too."""
+    found = [(table, new) for table in tables for new in table.new if new.local.group is group]
+    return sorted(found, key=lambda of: of[1].local.table)
+
+
 def _publish(tables: Sequence[MovedTable], loaders: dict[int, RowLoader]) -> None:
     """Give the new shards of this rank their ids, and continue clocks."""
-    for table in tables:
-        for new in table.new:
-            table.publish(new, loaders[id(new.local.group)])
     for number, group in _groups(tables).items():
-        here = [table for table in tables if any(of.local.group is group for of in table.new)]
-        facts = [of for table in here for of in table.facts]
+        shards = _shards_of(group, tables)
+        for table, new in shards:
+            table.publish(new, loaders[number])
+        facts = [of for table, _ in shards for of in table.facts]
         index = group.tables.index
         index.clock[Clock.STEP] = max(of.step for of in facts)
         if group.config.keeps_time:
             now = max(of.now for of in facts) or int(index.clock[Clock.NOW])
             TableClock(group.tables).set_now(now)
-        for table in here:
-            for new in table.new:
-                if new.local.group is group:
-                    steps = table.optimizer_steps(new.shard)
-                    set_optimizer_steps(group.tables, new.local.table, steps)
+        for table, new in shards:
+            steps = table.optimizer_steps(new.shard)
+            set_optimizer_steps(group.tables, new.local.table, steps)
         loaders[number].end()
         if any(of.records_changes for of in facts):
             keep_recording(group)

@@ -24,7 +24,7 @@ class KernelParamGroup(dict[str, Any]):
         self._tables = tables
 
     def follow(self, tables: Sequence[ShardTables], params: Iterable[nn.Parameter]) -> None:
-        """Belong to other tables from now on; values stay."""
+        """Set the tables that assignments reach; values stay."""
         self._tables = tables
         super().__setitem__("params", list(params))
 
@@ -64,6 +64,8 @@ class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
     Attributes:
         config: as given.
     """
+
+    params: dict[str, nn.Parameter]
 
     def __init__(
         self,

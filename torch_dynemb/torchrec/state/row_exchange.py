@@ -143,7 +143,7 @@ class RowExchange:
         return found
 
     def sent(self, here: Sequence[RowBlocks], none: Rows) -> Sent:
-        """Announce rows to all ranks.
+        """Tell all ranks how many rows each one sends.
 
         Args:
             here: rows of this rank.
