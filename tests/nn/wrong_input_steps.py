@@ -25,15 +25,18 @@ def _step(model: Model, number: int, rank: int) -> tuple[list[float], Any]:
     """Train a batch; return its outputs and the rows of this rank."""
     out = model(*batch_of(number, range(4 * rank, 4 * rank + 4)))
     out.square().mean().backward()
-    for optimizer in td.table_optimizers(model).values():
+    for optimizer in td.table_optimizers(model):
         optimizer.step()
     return out.tolist(), content(model)
 
 
 def refused(rank: int) -> dict[str, str]:
     """What all ranks raise if the input of rank 1 is wrong, by case; good batches go on."""
-    torch.manual_seed(7)
-    model, alike = Model(dist.group.WORLD), Model(dist.group.WORLD)
+    models = []
+    for _ in range(2):
+        torch.manual_seed(7)  # of the tables; a model sets another one
+        models.append(Model(dist.group.WORLD))
+    model, alike = models
     assert _step(model, 0, rank) == _step(alike, 0, rank)
     before = content(model)
     ids, offsets = torch.arange(6), torch.tensor([0, 2, 4])

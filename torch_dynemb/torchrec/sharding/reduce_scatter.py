@@ -64,10 +64,8 @@ class GlooVariableReduceScatter(VariableBatchPooledEmbeddingsReduceScatter):  # 
             return super().forward(local_embs, batch_size_per_rank_per_feature, embedding_dims)
         sizes = [
             sum(bags * dim for bags, dim in zip(of_rank, embedding_dims, strict=True))
-            for of_rank in batch_size_per_rank_per_feature
-        ]
-        if not sizes:  # a host without tables
-            sizes = [0] * self._pg.size()
+            for of_rank in batch_size_per_rank_per_feature or [[]] * self._pg.size()
+        ]  # a node without tables has no features
         return _Sums(local_embs, sizes, self._pg)
 
 
