@@ -9,6 +9,7 @@ import pytest
 import torch
 from ranks import Ranks
 from shared_row_steps import Model, content, refused, saved, trained, unnamed_and_limited
+from wrong_input_steps import refused as refused_input
 
 import torch_dynemb as td
 from torch_dynemb import ops
@@ -74,3 +75,31 @@ def test_unnamed_tables_capacities_and_norms(two_ranks: Ranks) -> None:
     # 20 rows with a gradient of 1 / 2 for each of 4 columns
     assert [of["norm"] for of in results] == pytest.approx([(20 * 4 / 4) ** 0.5] * 2)
     assert all(of["twin"] for of in results)
+
+
+INPUT_REFUSES = {
+    "floats": "TypeError: {}DynamicEmbedding: input has dtype torch.float32, expected int64 or",
+    "a list": "TypeError: {}DynamicEmbedding: input is a list, expected a Tensor of ids",
+    "no offsets": "ValueError: {}DynamicEmbeddingBag: offsets is None, expected where each bag",
+    "float offsets": "TypeError: {}DynamicEmbeddingBag: offsets has dtype torch.float32, expected",
+    "decreasing": "RuntimeError: {}offsets[2] is 2, less than offsets[1] = 4: offsets must not ",
+    "from 1": "RuntimeError: {}offsets are from 1 to 6, expected 0 to 6, the number of ids: ",
+    "past the end": "RuntimeError: {}offsets[3] is 6, less than offsets[2] = 7: offsets must not",
+    "few weights": "ValueError: {}DynamicEmbeddingBag: per_sample_weights has shape (5,), expected",
+    "missing": "KeyError: {}DynamicEmbeddingBagCollection: features lacks ['friend', 'ad']; it has",
+    "other sizes": "ValueError: {}DynamicEmbeddingBagCollection: feature 'ad' has 2 bags, but",
+    "float feature": "TypeError: {}DynamicEmbeddingBagCollection: feature 'ad': input has dtype ",
+    "jagged": "RuntimeError: {}offsets[4], of feature 'friend', is 2, less than offsets[3] = 3: ",
+    "missing rows": "KeyError: {}DynamicEmbeddingCollection: features lacks ['b']; it has ['a']",
+    "float rows": "TypeError: {}DynamicEmbeddingCollection: feature 'b': input has dtype torch.fl",
+    "no dict": "TypeError: {}DynamicEmbeddingCollection: features is a Tensor, expected a dict of",
+    "scores": "ValueError: {}DynamicEmbedding: scores are given, but lookups of a table with proce",
+    "in evaluation": "TypeError: {}DynamicEmbedding: input has dtype torch.float32, expected int64",
+}
+
+
+def test_all_ranks_refuse_the_wrong_input_of_one(two_ranks: Ranks) -> None:
+    for found in two_ranks.run(refused_input):
+        assert found.keys() == INPUT_REFUSES.keys()
+        for name, message in INPUT_REFUSES.items():
+            assert found[name].startswith(message.format("rank 1: ")), (name, found[name])

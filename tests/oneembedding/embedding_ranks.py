@@ -50,6 +50,28 @@ def trained(rank: int, size: int, path: Path | None = None) -> tuple[list[Tensor
     return outputs, content(module)
 
 
+def wrong_input(rank: int) -> list[str]:
+    """What all ranks raise if the ids of rank 1 are wrong; training goes on."""
+    (module, optimizer), (alike, other) = model(), model()
+    ids = SAMPLES[0, part(rank, 2)]
+    wrong = [(ids.float(),), (ids[:, :2],), (ids, ids[:1]), (ids, ids + 3)]
+    found = []
+    for arguments in wrong:
+        for call in (module, module.prefetch):
+            try:
+                call(*(arguments if rank == 1 else (ids,)))
+                found.append("nothing")
+            except Exception as error:
+                found.append(f"{type(error).__name__}: {error.args[0]}")
+    assert not content(module)
+    outputs = [
+        torch.stack(train(of, by, range(2), part(rank, 2), 2.0))
+        for of, by in ((module, optimizer), (alike, other))
+    ]
+    assert torch.equal(*outputs)
+    return found
+
+
 def loaded(rank: int, size: int, path: Path) -> tuple[list[Tensor], Rows, Rows]:
     """Content of a snapshot, and what comes of it when training goes on."""
     module, optimizer = model(path)

@@ -17,6 +17,7 @@ from embedding_ranks import (
     other_seed,
     states,
     trained,
+    wrong_input,
 )
 from ranks import Ranks
 
@@ -77,6 +78,16 @@ def test_snapshots_load_on_another_number_of_ranks(two_ranks: Ranks, tmp_path: P
 def test_ranks_that_differ_all_raise(two_ranks: Ranks, function: object, error: str) -> None:
     for traceback in two_ranks.errors(function):
         assert error in traceback
+
+
+def test_all_ranks_refuse_the_wrong_ids_of_one(two_ranks: Ranks) -> None:
+    first, second = two_ranks.run(wrong_input)
+    assert first == second
+    assert len(first) == 8
+    for call, name in enumerate(["", ".prefetch"]):
+        owner = f": rank 1: MultiTableMultiColumnEmbedding{name}: "
+        kinds = [text.split(owner)[0] for text in first[call::2]]
+        assert kinds == ["TypeError", "ValueError", "ValueError", "ValueError"]
 
 
 def test_paths_are_one_for_each_rank(two_ranks: Ranks, tmp_path: Path) -> None:

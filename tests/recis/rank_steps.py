@@ -247,6 +247,37 @@ def different_options(rank: int) -> dict[str, str]:
     return raised
 
 
+def wrong_input(rank: int, samples: list[range]) -> dict[str, str]:
+    """What all ranks raise if the input of rank 1 is wrong, by case; good batches go on."""
+    torch.manual_seed(SEED)
+    engine, alike = EmbeddingEngine(features()), EmbeddingEngine(features())
+    one, one_alike = (DynamicEmbedding(option("one")) for _ in range(2))
+    good = batch(samples[rank], 0)
+    ids = torch.arange(4)[:, None]
+    found = {}
+
+    def note(case: str, module: Any, wrong: Any, good: Any) -> None:
+        try:
+            module(*(wrong if rank == 1 else good))
+            found[case] = "nothing"
+        except Exception as error:
+            found[case] = f"{type(error).__name__}: {error.args[0]}"
+
+    note("no dict", engine, ([],), (good,))
+    note("missing", engine, ({},), (good,))
+    note("floats", engine, ({**good, "wide": ids.float()},), (good,))
+    note("a list", engine, ({**good, "candidate": [1]},), (good,))
+    note("one: floats", one, (ids.float(),), (ids,))
+    note("one: weights", one, (ids, torch.rand(2)), (ids, torch.rand(4, 1)))
+    note("one: a list", one, ([1],), (ids,))
+    for table in engine.tables.values():
+        assert all(len(table.ids(child)) == 0 for child in table.children_hashtable)
+    outputs = [of(good)["clicked"].tolist() for of in (engine, alike)]
+    assert outputs[0] == outputs[1]
+    assert torch.equal(one(ids), one_alike(ids))
+    return found
+
+
 def overlapped(rank: int, samples: list[range]) -> list[dict[str, torch.Tensor]]:
     """Ids of the next batch travel while the last one is computed."""
     torch.manual_seed(SEED)

@@ -21,6 +21,7 @@ from rank_steps import (
     scored,
     times,
     trained,
+    wrong_input,
 )
 from ranks import Ranks
 
@@ -203,6 +204,24 @@ def test_ranks_with_different_options_all_raise(two_ranks: Ranks) -> None:
         "ranks share the tables, so give all of them the same",
         "sizes": "",
     }
+
+
+INPUT_REFUSES = {
+    "no dict": "TypeError: {}EmbeddingEngine: input_features is [], expected a dict of ids by fea",
+    "missing": "KeyError: {}EmbeddingEngine: input_features lacks ['clicked', 'candidate', ",
+    "floats": "TypeError: {}EmbeddingEngine: feature 'wide': input has dtype torch.float32, exp",
+    "a list": "TypeError: {}EmbeddingEngine: feature 'candidate' is a list, expected a Tensor or",
+    "one: floats": "TypeError: {}DynamicEmbedding 'one': input_ids: input has dtype torch.float32",
+    "one: weights": "ValueError: {}DynamicEmbedding 'one': input_ids: weights has shape (2,), exp",
+    "one: a list": "TypeError: {}DynamicEmbedding 'one': input_ids is a list, expected a Tensor ",
+}
+
+
+def test_all_ranks_refuse_the_wrong_input_of_one(two_ranks: Ranks) -> None:
+    for found in two_ranks.run(wrong_input, [range(6), range(6, 12)]):
+        assert found.keys() == INPUT_REFUSES.keys()
+        for name, message in INPUT_REFUSES.items():
+            assert found[name].startswith(message.format("rank 1: ")), (name, found[name])
 
 
 def test_ids_of_the_next_batch_travel_meanwhile(two_ranks: Ranks) -> None:

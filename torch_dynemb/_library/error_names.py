@@ -94,7 +94,7 @@ def name_feature(error: RuntimeError, features: Sequence[str], bags: int) -> Non
     """Add the feature's name to an error about an offset that counts over all features.
 
     Args:
-        error: the op's error.
+        error: the op's error, unchanged if it has a name already.
         features: their names, in the order of their bags.
         bags: of all features.
     """
@@ -102,7 +102,7 @@ def name_feature(error: RuntimeError, features: Sequence[str], bags: int) -> Non
         return
     message = error.args[0]
     found = _OFFSET.search(message)
-    if found is None:
+    if found is None or message.startswith(", of feature", found.end()):
         return
     bag = max(int(found[1]) - 1, 0)  # the bag that ends at this offset
     name = features[min(bag // (bags // len(features)), len(features) - 1)]

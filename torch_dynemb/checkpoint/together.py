@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from torch_dynemb.distributed.agreement import Option, check_agreement, comparable
+from torch_dynemb.distributed.failures import sendable
 from torch_dynemb.distributed.ranks import default_group, from_all_ranks
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class Ranks(NamedTuple):
             result = work()
         except Exception as error:
             failure = error
-        failures = self.gather(None if failure is None else _sendable(failure))
+        failures = self.gather(None if failure is None else sendable(failure))
         if failure is not None:
             raise failure
         for rank, of_rank in enumerate(failures):
@@ -140,15 +140,6 @@ def _be_in_as_many_groups(ranks: Ranks) -> None:
     count = len(distributed_c10d._world.pg_names)
     for _ in range(max(ranks.gather(count)) - count):
         dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
-
-
-def _sendable(error: Exception) -> Exception:
-    """Return the error, or a RuntimeError with its text if it cannot be pickled."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
 
 
 __all__ = ["Ranks", "background_ranks", "ranks_of"]

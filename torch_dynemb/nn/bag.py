@@ -11,7 +11,6 @@ from torch_dynemb.nn.embedding import SingleTable, static_rows
 from torch_dynemb.nn.features import any_batch
 from torch_dynemb.nn.inputs import (
     as_ops_take_them,
-    flat_scores,
     flat_weights,
     integer_ids,
     integer_offsets,
@@ -146,10 +145,8 @@ class DynamicEmbeddingBag(SingleTable):
             ReplicatedTableError: in training, each rank would train its own copy of the table.
         """
         return self._lookup(
-            self._batch(input, offsets, per_sample_weights),
-            scores=None
-            if scores is None
-            else flat_scores("DynamicEmbeddingBag", scores, input, self.table.policy.combine),
+            self._requested(self._batch, input, offsets, per_sample_weights),
+            scores=None if scores is None else self._scores_of(scores, input),
         )
 
     def prefetch(self, input: Tensor, offsets: Tensor | None = None, *, ahead: int = 1) -> None:

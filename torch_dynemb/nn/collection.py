@@ -15,6 +15,7 @@ from torch_dynemb.nn.inputs import pooling_of
 from torch_dynemb.nn.options import ModuleOptions
 from torch_dynemb.nn.static_arguments import advises
 from torch_dynemb.nn.table_module import TableModule
+from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table import extension as table_extension
 from torch_dynemb.table.config import TableConfig, check_tables
@@ -72,6 +73,16 @@ class Collection(TableModule):
                 if layout.rows
             ],
         )
+
+    def _dims_of_features(self) -> list[int]:
+        return self.feature_dims
+
+    def _check_bags(self, batch: LookupBatch) -> None:
+        try:
+            super()._check_bags(batch)
+        except RuntimeError as error:
+            name_feature(error, self.feature_names, batch.offsets.shape[0] - 1)
+            raise
 
     def _set_features(self, features: NamedFeatures) -> None:
         self.feature_names = features.names
@@ -171,7 +182,7 @@ class DynamicEmbeddingBagCollection(BagsOfFeatures, Collection):
             KeyError: a feature is missing.
             TypeError, ValueError, RuntimeError: as in :meth:`DynamicEmbeddingBag.forward`.
         """
-        batch = self._batch(features, self._pooling)
+        batch = self._requested(self._batch, features, self._pooling)
         try:
             return self._lookup(batch, feature_policies=self.feature_policies)
         except RuntimeError as error:
@@ -237,7 +248,8 @@ class DynamicEmbeddingCollection(RowsOfFeatures, Collection):
             KeyError: a feature is missing.
             TypeError, ValueError, RuntimeError: as in :meth:`DynamicEmbedding.forward`.
         """
-        rows = self._lookup(self._batch(features), feature_policies=self.feature_policies)
+        batch = self._requested(self._batch, features)
+        rows = self._lookup(batch, feature_policies=self.feature_policies)
         return self._split(rows, features)
 
     def prefetch(self, features: Mapping[str, Tensor], *, ahead: int = 1) -> None:

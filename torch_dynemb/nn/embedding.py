@@ -89,6 +89,18 @@ class SingleTable(TableModule):
         self._group.reserve(0, ids.numel())
         self._group.insert_or_assign(0, ids, weight)
 
+    def _scores_of(self, scores: Tensor, input: Tensor) -> Tensor:
+        """Check the custom scores of the ids of a lookup; return them as a vector."""
+        owner = type(self).__name__
+        if process_group_of(self._ranks) is not None:
+            self._fail_lookup(
+                ValueError(
+                    f"{owner}: scores are given, but lookups of a table with process_group do not "
+                    "send them to other ranks: leave scores out"
+                )
+            )
+        return flat_scores(owner, scores, input, self.table.policy.combine)
+
     def _exported(self) -> tuple[Tensor, Tensor]:
         batches = list(self._group.export(0))
         if not batches:
@@ -216,10 +228,8 @@ class DynamicEmbedding(SingleTable):
                     ops.find_and_read_rows(tables.index, tables.rows, input, tables.one_bag)
                 )
         rows = self._lookup(
-            self._batch(flat_ids("DynamicEmbedding", input)),
-            scores=None
-            if scores is None
-            else flat_scores("DynamicEmbedding", scores, input, self.table.policy.combine),
+            self._requested(self._batch_of, input),
+            scores=None if scores is None else self._scores_of(scores, input),
         )
         return rows_in_shape(rows, input, self.embedding_dim)
 
@@ -243,10 +253,11 @@ class DynamicEmbedding(SingleTable):
             RuntimeError: the storage has failed, or this process is a fork of the one that made
                 the table.
         """
-        self._prefetch(self._batch(flat_ids("DynamicEmbedding", input)), ahead)
+        self._prefetch(self._batch_of(input), ahead)
 
-    def _batch(self, ids: Tensor) -> LookupBatch:
-        """Ask for a row for each id, int64 [n]."""
+    def _batch_of(self, input: Tensor) -> LookupBatch:
+        """Ask for a row for each id."""
+        ids = flat_ids("DynamicEmbedding", input)
         one_bag = self._group.tables.one_bag
         # for few ids LookupBatch.of_rows() would take a measurable part of the call
         return LookupBatch(ids, one_bag, None, [0], [self.embedding_dim], Pooling.NONE)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.distributed.exchange import all_to_all, arrived, one_to_each
-from torch_dynemb.distributed.ranks import RankGroup
+from torch_dynemb.distributed.failures import FAILED, raise_together
+from torch_dynemb.distributed.ranks import RankGroup, process_group_of
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.table.given_scores import scores_of_distinct
 from torch_dynemb.table.group import TableGroup
@@ -89,6 +90,30 @@ def _sizes(lengths: Tensor, total: int | None = None) -> list[int]:
     return result
 
 
+def fail_exchange(
+    group: TableGroup, children: int, ranks: RankGroup, failure: Exception
+) -> NoReturn:
+    """Raise the error of a rank that cannot start its exchange, on all ranks that start theirs.
+
+    Args:
+        group: the tables of the exchange.
+        children: of the exchange.
+        ranks: that share the tables.
+        failure: the error of this rank.
+
+    Raises:
+        Exception: of the class of ``failure``.
+    """
+    columns = children + (group.clock.proposed is not None)
+    sizes = torch.full((ranks.size, columns), FAILED, dtype=torch.int64, device=group.device)
+    with torch.no_grad():
+        one_to_each(sizes, ranks)
+    process_group = process_group_of(ranks)
+    assert process_group is not None
+    raise_together(failure, process_group)
+    raise failure
+
+
 class IdExchange:
     """Ids on their way: from construction until :meth:`rows`, other work can be done.
 
@@ -99,6 +124,9 @@ class IdExchange:
         children: their numbers.
         ranks: that share the table.
         scores: custom scores of the ids, int64 or float64 [N], on all ranks or on none.
+
+    Raises:
+        Exception: another rank has called :func:`fail_exchange`; of the class of its error.
     """
 
     def __init__(
@@ -125,6 +153,7 @@ class IdExchange:
             self._proposals = None if proposed is None else received[:, -1]
             self._sent = _sizes(distinct.lengths, distinct.ids.shape[0])
             self._received = _sizes(self._received_lengths)
+            self._check_all_send()
             self._ids = all_to_all(distinct.ids, self._received, self._sent, ranks)
             self._counts = None
             if table.counts_occurrences:
@@ -134,6 +163,13 @@ class IdExchange:
                 combine = table.group.config.tables[children[0]].policy.combine
                 of_ids = scores_of_distinct(scores, distinct.inverse, distinct.ids, combine)
                 self._scores = all_to_all(of_ids, self._received, self._sent, ranks)
+
+    def _check_all_send(self) -> None:
+        """Raise the error of a rank that does not take part; compiled code checks sizes itself."""
+        if not torch.compiler.is_compiling() and min(self._received) < 0:
+            process_group = process_group_of(self._ranks)
+            assert process_group is not None
+            raise_together(None, process_group)
 
     def _arrived(self) -> LookupBatch:
         """Ask for the rows of the ids that came here, those of each child of each rank together."""
@@ -187,4 +223,4 @@ class IdExchange:
         return senders.to(torch.float32).reciprocal()[:, None]
 
 
-__all__ = ["Arrived", "IdExchange", "SharedTable"]
+__all__ = ["Arrived", "IdExchange", "SharedTable", "fail_exchange"]

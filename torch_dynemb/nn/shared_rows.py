@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ from torch_dynemb.argument_checks import described
 from torch_dynemb.distributed.agreement import Described, Option, check_agreement, options_of
 from torch_dynemb.distributed.owners import policy_of_share, slots_of
 from torch_dynemb.distributed.ranks import RankGroup, process_group_of, rank_group
-from torch_dynemb.nn.id_exchange import IdExchange
+from torch_dynemb.nn.id_exchange import IdExchange, fail_exchange
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim import OptimizerConfig
@@ -145,6 +145,23 @@ class RowsHere(NamedTuple):
         self.group.prefetch(*batch.index_arguments)
 
 
+def fail_lookup(
+    group: TableGroup, dims: Sequence[int], ranks: RankGroup, failure: Exception
+) -> NoReturn:
+    """Raise an error on all ranks that call :func:`lookup_of_ranks` meanwhile.
+
+    Args:
+        group: the part of the tables on this rank.
+        dims: columns of the features of the lookup.
+        ranks: that share the tables.
+        failure: the error of this rank.
+
+    Raises:
+        Exception: of the class of ``failure``.
+    """
+    fail_exchange(group, dims.count(min(dims)), ranks, failure)  # features of the first exchange
+
+
 def lookup_of_ranks(
     here: RowsHere, batch: LookupBatch, ranks: RankGroup, *, trains: bool
 ) -> Tensor:
@@ -235,10 +252,35 @@ def _without_padding(group: TableGroup, batch: LookupBatch) -> LookupBatch:
     )
 
 
+def check_bags(batch: LookupBatch) -> None:
+    """Check the offsets of a batch before its ids are sent; on a GPU, only its kernels do.
+
+    Raises:
+        RuntimeError: offsets do not ascend from 0 to the number of ids.
+    """
+    offsets, count = batch.offsets, batch.ids.shape[0]
+    if batch.pooling == Pooling.NONE or offsets.device.type != "cpu":
+        return
+    lengths = offsets.diff()
+    if bool((lengths < 0).any()):
+        wrong = int((lengths < 0).nonzero()[0])
+        raise RuntimeError(
+            f"offsets[{wrong + 1}] is {int(offsets[wrong + 1])}, less than offsets[{wrong}] = "
+            f"{int(offsets[wrong])}: offsets must not decrease"
+        )
+    if int(offsets[0]) != 0 or int(offsets[-1]) != count:
+        raise RuntimeError(
+            f"offsets are from {int(offsets[0])} to {int(offsets[-1])}, expected 0 to {count}, the "
+            "number of ids: offsets have one element per bag and that number at the end"
+        )
+
+
 __all__ = [
     "ID_SLOTS",
     "RowsHere",
     "are_own",
+    "check_bags",
+    "fail_lookup",
     "lookup_of_ranks",
     "own_configs",
     "own_slots",

@@ -6,7 +6,7 @@ import copy
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from torch_dynemb import ops
+from torch_dynemb._library.error_names import name_tables
 from torch_dynemb.argument_checks import flag
 from torch_dynemb.distributed.ranks import RankGroup, default_group, process_group_of
 from torch_dynemb.distributed.seed import common_start
@@ -34,6 +35,8 @@ from torch_dynemb.nn.replication import (
 )
 from torch_dynemb.nn.shared_rows import (
     RowsHere,
+    check_bags,
+    fail_lookup,
     lookup_of_ranks,
     own_configs,
     own_slots,
@@ -310,7 +313,7 @@ class TableModule(nn.Module):
             trains: False: as in evaluation, but per_sample_weights may get a gradient.
         """
         if process_group_of(self._ranks) is not None:
-            return self._lookup_of_ranks(batch, scores=scores, trains=trains)
+            return self._lookup_of_ranks(batch, trains=trains)
         return self._lookup_here(
             batch,
             feature_policies=feature_policies,
@@ -320,19 +323,47 @@ class TableModule(nn.Module):
             trains=trains,
         )
 
-    def _lookup_of_ranks(
-        self, batch: LookupBatch, *, scores: Tensor | None, trains: bool
-    ) -> Tensor:
+    def _lookup_of_ranks(self, batch: LookupBatch, *, trains: bool) -> Tensor:
         """Look up ids of which other ranks have the rows; see :meth:`_lookup`."""
-        if scores is not None:
-            raise ValueError(
-                f"{type(self).__name__}: scores are given, but lookups of a table with "
-                "process_group do not send them to other ranks: leave scores out"
-            )
         assert self._ranks is not None
         self._check_call(self._anchor())
         here = RowsHere(self._group, self.learns, self._look_up_own)
         return self._as_output(lookup_of_ranks(here, batch, self._ranks, trains=trains))
+
+    def _requested(self, make: Callable[..., LookupBatch], *input: Any) -> LookupBatch:
+        """Make the batch of a forward; if one rank cannot, all ranks raise its error.
+
+        Compiled code raises on that rank alone.
+
+        Args:
+            make: checks the input.
+            *input: of the forward.
+        """
+        if process_group_of(self._ranks) is None or torch.compiler.is_compiling():
+            return make(*input)
+        try:
+            batch = make(*input)
+            self._check_bags(batch)
+        except Exception as error:
+            self._fail_lookup(error)
+        return batch
+
+    def _check_bags(self, batch: LookupBatch) -> None:
+        try:
+            check_bags(batch)
+        except RuntimeError as error:
+            name_tables(error, self._group.config.names)
+            raise
+
+    def _fail_lookup(self, failure: Exception) -> NoReturn:
+        """Raise an error on all ranks that share the rows, in place of a lookup of them."""
+        if process_group_of(self._ranks) is None or torch.compiler.is_compiling():
+            raise failure
+        assert self._ranks is not None
+        fail_lookup(self._group, self._dims_of_features(), self._ranks, failure)
+
+    def _dims_of_features(self) -> list[int]:
+        return [table.embedding_dim for table in self._group.config.tables]
 
     def _look_up_own(self, batch: LookupBatch, counts: Tensor | None, trains: bool) -> Tensor:
         """Look up ids that this rank has, for any rank; float32 rows."""

@@ -16,7 +16,7 @@ from torch_dynemb.distributed.agreement import Described, Option, check_agreemen
 from torch_dynemb.distributed.owners import share_of, slots_of
 from torch_dynemb.distributed.ranks import RankGroup, process_group_of, rank_group
 from torch_dynemb.initializers import Initializer
-from torch_dynemb.nn.id_exchange import IdExchange
+from torch_dynemb.nn.id_exchange import IdExchange, fail_exchange
 from torch_dynemb.nn.optimized_later import OptimizedLater
 from torch_dynemb.oneembedding.ids_by_table import IdsByTable, keys_by_table
 from torch_dynemb.oneembedding.initializers import DEFAULT_INITIALIZER
@@ -128,9 +128,7 @@ class Embedding(OptimizedLater):
             RuntimeError: the embedding has no optimizer, and either gradients of an earlier lookup
                 are pending or its rows are on SSD.
         """
-        given = self._by_table(type(self).__name__, ids, table_ids)
-        self._check_optimized()
-        exchange = self._exchange(given)
+        given, exchange = self._sent(type(self).__name__, ids, table_ids, trains=True)
         if exchange is None:
             rows = self.lookup(given.batch(self.embedding_dim))
         else:
@@ -153,23 +151,41 @@ class Embedding(OptimizedLater):
             RuntimeError: the store has failed, the embedding has no optimizer yet, or this process
                 is a fork of the one that created the tables.
         """
-        given = self._by_table(f"{type(self).__name__}.prefetch", ids, table_ids)
-        exchange = self._exchange(given)
+        owner = f"{type(self).__name__}.prefetch"
+        given, exchange = self._sent(owner, ids, table_ids, trains=False)
         if exchange is None:
             self.prefetch_lookup(given.batch(self.embedding_dim))
         else:
             exchange.prefetch()
 
-    def _by_table(self, owner: str, ids: Tensor, table_ids: Tensor | None) -> IdsByTable:
-        return keys_by_table(owner, ids, table_ids, self.key_type, self.num_tables)
+    def _sent(
+        self, owner: str, ids: Tensor, table_ids: Tensor | None, *, trains: bool
+    ) -> tuple[IdsByTable, IdExchange | None]:
+        """Send ids to the ranks that own them; if the ids of one rank are wrong, all ranks raise.
 
-    def _exchange(self, given: IdsByTable) -> IdExchange | None:
-        """Send ids to the ranks that own them; return None if this process owns all."""
-        if process_group_of(self.rank_group) is None:
-            return None
+        Args:
+            owner: prefix of errors.
+            ids, table_ids: of :meth:`forward`.
+            trains: whether gradients may follow.
+
+        Returns:
+            The ids, and their exchange; None if this process owns all.
+        """
+        several = process_group_of(self.rank_group) is not None
+        try:
+            given = keys_by_table(owner, ids, table_ids, self.key_type, self.num_tables)
+            if trains:
+                self._check_optimized()
+        except Exception as error:
+            if not several or torch.compiler.is_compiling():
+                raise
+            assert self.rank_group is not None
+            fail_exchange(self.group, self.num_tables, self.rank_group, error)
+        if not several:
+            return given, None
         assert self.rank_group is not None
         children = list(range(self.num_tables))
-        return IdExchange(self, given.ids, given.offsets, children, self.rank_group)
+        return given, IdExchange(self, given.ids, given.offsets, children, self.rank_group)
 
     def lookup(
         self,

@@ -12,7 +12,7 @@ from torch_dynemb.argument_checks import described
 from torch_dynemb.distributed.agreement import check_agreement
 from torch_dynemb.distributed.ranks import process_group_of, rank_group
 from torch_dynemb.recis.embedding.bags import Ids
-from torch_dynemb.recis.embedding.joint_lookup import JointLookup, Runtime
+from torch_dynemb.recis.embedding.joint_lookup import JointLookup, Runtime, fail_lookup
 from torch_dynemb.recis.embedding.options import EmbeddingOption
 from torch_dynemb.recis.embedding.physical_table import hash_table_of
 from torch_dynemb.recis.embedding.prepared import PreparedLookup, finished
@@ -89,7 +89,11 @@ class DynamicEmbedding(nn.Module):
             TypeError, ValueError: dtypes, shapes or devices do not match, or weights are given
                 beside a dict.
         """
-        requests = requests_of("DynamicEmbedding", self.emb_opt, input_ids, input_weights)
+        try:
+            requests = requests_of("DynamicEmbedding", self.emb_opt, input_ids, input_weights)
+        except Exception as error:
+            fail_lookup(self.hashtable, len(self.emb_opt.children), self._group, error)
+            raise
         lookup = JointLookup(self.hashtable, self._runtime, list(requests.values()), self._group)
         return PreparedLookup([(list(requests), lookup)], {})
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch_dynemb.argument_checks import described
 from torch_dynemb.distributed.ranks import RankGroup
 from torch_dynemb.recis.embedding.bags import bags_of, scores_of
-from torch_dynemb.recis.embedding.joint_lookup import JointLookup, Request, Runtime
+from torch_dynemb.recis.embedding.joint_lookup import JointLookup, Request, Runtime, fail_lookup
 from torch_dynemb.recis.embedding.options import EmbeddingOption
 from torch_dynemb.recis.embedding.prepared import PreparedLookup
 from torch_dynemb.recis.tables.frozen_table import FrozenHashTable
@@ -47,7 +47,31 @@ class FeatureLookups(nn.Module):
     _runtimes: dict[tuple[str, str], Runtime]
 
     def _prepared(self, input_features: Mapping[str, Any]) -> PreparedLookup:
-        """Prepare the lookups of all features; those over several ranks start to send ids."""
+        """Prepare the lookups of all features; those over several ranks start to send ids.
+
+        If the input of one rank is wrong, all ranks raise its error; compiled code raises alone.
+        """
+        try:
+            requests = self._requests(input_features)
+        except Exception as error:
+            for (table, _), names in self._lookups.items():  # the others start with the first one
+                children = len({self._features[name].child for name in names})
+                fail_lookup(self._table(table), children, self._ranks[table], error)
+            raise
+        lookups = [
+            (names, JointLookup(self._table(key[0]), self._runtimes[key], of, self._ranks[key[0]]))
+            for (key, names), of in zip(self._lookups.items(), requests, strict=True)
+        ]
+        passed = {k: v for k, v in input_features.items() if k not in self._features}
+        return PreparedLookup(lookups, passed)
+
+    def _table(self, name: str) -> HashTable | FrozenHashTable:
+        table = self.tables[name]
+        assert isinstance(table, HashTable | FrozenHashTable)
+        return table
+
+    def _requests(self, input_features: Mapping[str, Any]) -> list[list[Request]]:
+        """Check the input and return the requests of each lookup."""
         if not isinstance(input_features, Mapping):
             raise TypeError(
                 f"EmbeddingEngine: input_features is {described(input_features)}, expected a dict "
@@ -61,11 +85,9 @@ class FeatureLookups(nn.Module):
             raise KeyError(
                 f"EmbeddingEngine: input_features lacks {missing}; it has {list(input_features)}"
             )
-        lookups = []
-        for key, names in self._lookups.items():
-            table, _ = key
-            hash_table = self.tables[table]
-            assert isinstance(hash_table, HashTable | FrozenHashTable)
+        of_lookups = []
+        for (table, _), names in self._lookups.items():
+            hash_table = self._table(table)
             requests = []
             for name in names:
                 _, child, option = self._features[name]
@@ -85,10 +107,8 @@ class FeatureLookups(nn.Module):
                         decays=policy.combine == "decayed_sum",
                     )
                 requests.append(Request(child, bags, option.tile_len, scores))
-            lookup = JointLookup(hash_table, self._runtimes[key], requests, self._ranks[table])
-            lookups.append((names, lookup))
-        passed = {k: v for k, v in input_features.items() if k not in self._features}
-        return PreparedLookup(lookups, passed)
+            of_lookups.append(requests)
+        return of_lookups
 
 
 __all__ = ["FeatureLookup", "FeatureLookups"]

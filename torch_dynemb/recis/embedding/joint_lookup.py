@@ -13,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from torch_dynemb import ops
 from torch_dynemb.distributed.ranks import RankGroup
-from torch_dynemb.nn.id_exchange import Arrived, IdExchange
+from torch_dynemb.nn.id_exchange import Arrived, IdExchange, fail_exchange
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.recis.embedding.bags import Bags
@@ -250,6 +250,28 @@ class JointLookup:
         return results
 
 
+def fail_lookup(
+    table: HashTable | FrozenHashTable, children: int, ranks: RankGroup | None, failure: Exception
+) -> None:
+    """Raise an error on all ranks that make a joint lookup meanwhile.
+
+    Does nothing if the table is of this process alone, and in compiled code.
+
+    Args:
+        table: of the rows.
+        children: number of children of the requests.
+        ranks: that share the table, or None.
+        failure: the error of this rank.
+
+    Raises:
+        Exception: of the class of ``failure``.
+    """
+    if ranks is None or ranks.size == 1 or torch.compiler.is_compiling():
+        return
+    assert isinstance(table, HashTable)  # a frozen table has all rows
+    fail_exchange(table.group, children, ranks, failure)
+
+
 def _look_up_own(table: HashTable, runtime: Runtime, ids: Arrived) -> Tensor:
     """Look up ids that came from any rank."""
     return table.lookup(
@@ -309,4 +331,4 @@ def _joined_weights(bags: list[Bags]) -> Tensor | None:
     return _joined(weights)
 
 
-__all__ = ["JointLookup", "Request", "Runtime"]
+__all__ = ["JointLookup", "Request", "Runtime", "fail_lookup"]
