@@ -27,6 +27,7 @@ def run(out: Path, kills: list[int]) -> dict[str, Any]:
     command = [fetch_ray(), HERE / "ray_train_run.py", out, json.dumps(kills), *SMALL]
     root = str(HERE.parents[1])
     environment = os.environ | {"PYTHONPATH": root, "RAY_USAGE_STATS_ENABLED": "0"}
+    environment["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(HANGS_S)  # of a loaded machine
     done = subprocess.run(
         list(map(str, command)),
         cwd=root,
