@@ -3,7 +3,6 @@
 Ray starts a worker for each rank of a gloo group. If a worker or its machine dies, Ray ends the
 others and starts all of them again: they go on from the last checkpoint that was reported to it.
 
-    pip install "ray[train]"
     python -m tutorials.ray_train --workers 2 --samples 200000 --checkpoint-every 20
 """
 
@@ -15,17 +14,20 @@ import os
 from pathlib import Path
 from typing import Any
 
-import ray
-import ray.train
 import torch
-from ray.train.torch import TorchTrainer
 
 import torch_dynemb as td
 from tutorials.dlrm import options
 from tutorials.dlrm.data import Position
 from tutorials.dlrm.job.checkpoint import check_same_settings
 from tutorials.dlrm.job.ranks import RankPass
+from tutorials.dlrm.job.sharded_model import ShardedModel
 from tutorials.dlrm.job.workflow import bar_of, open_data, reader_of
+
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # listen on loopback only
+import ray
+import ray.train
+from ray.train.torch import TorchTrainer
 
 
 def train(config: dict[str, Any]) -> None:
@@ -34,9 +36,6 @@ def train(config: dict[str, Any]) -> None:
     Args:
         config: ``arguments`` of the DLRM job; ``--out`` is a folder that all machines share.
     """
-    # here, since TorchRec takes seconds, and the process that starts Ray does without
-    from tutorials.dlrm.job.sharded_model import ShardedModel
-
     context, last = ray.train.get_context(), ray.train.get_checkpoint()
     rank, ranks = context.get_world_rank(), context.get_world_size()
     if last is not None and Path(last.path).name == "final":
@@ -68,8 +67,7 @@ def train(config: dict[str, Any]) -> None:
         ray.train.report(
             {"samples": progress.samples, "ids": model.figures().ids, **more},
             checkpoint=ray.train.Checkpoint(path) if rank == 0 else None,
-            # the ranks have written it where it belongs
-            checkpoint_upload_mode=ray.train.CheckpointUploadMode.NO_UPLOAD,
+            checkpoint_upload_mode=ray.train.CheckpointUploadMode.NO_UPLOAD,  # it lies in its place
         )
 
     def after_step(position: Position) -> None:

@@ -15,6 +15,12 @@ pytestmark = [pytest.mark.cpu_only("programs, in processes of their own"), pytes
 
 HERE = Path(__file__).parent
 HANGS_S = 1200
+# Ray's processes may start slowly on a loaded machine
+PATIENT = {
+    "RAY_raylet_start_wait_time_s": str(HANGS_S),
+    "RAY_agent_register_timeout_ms": str(1000 * HANGS_S),
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(HANGS_S),
+}
 EVERY = 4  # steps between checkpoints
 SMALL = [
     *("--samples", "3000", "--held-out", "0.1", "--batch-size", "128", "--embedding-dim", "4"),
@@ -26,7 +32,7 @@ def run(out: Path, kills: list[int]) -> dict[str, Any]:
     """Run the tutorial; return what it prints last."""
     command = [fetch_ray(), HERE / "ray_train_run.py", out, json.dumps(kills), *SMALL]
     root = str(HERE.parents[1])
-    environment = os.environ | {"PYTHONPATH": root, "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = os.environ | {"PYTHONPATH": root, "RAY_USAGE_STATS_ENABLED": "0"} | PATIENT
     done = subprocess.run(
         list(map(str, command)),
         cwd=root,

@@ -96,7 +96,7 @@ def agent(
             "is_host": False,
             "keep_alive_interval": 1,
             "keep_alive_max_attempt": 5,
-            "last_call_timeout": 1,
+            "last_call_timeout": 3,
         },
         local_addr="localhost",
         max_restarts=len(moments) + 2,
@@ -112,12 +112,10 @@ def rank(
     from tutorials.dlrm import options
     from tutorials.dlrm.job import ranks, workflow
 
+    for number in (signal.SIGTERM, signal.SIGINT):  # forks have the handlers of their agent
+        signal.signal(number, signal.SIG_DFL)
     # TorchRec takes the machines to have equally many: here each rank has one of its own
     os.environ["LOCAL_WORLD_SIZE"] = "1"
-    if os.environ.get("TRY_DUMP"):
-        import faulthandler
-
-        faulthandler.dump_traceback_later(int(os.environ["TRY_DUMP"]), repeat=True)
     files = Files(folder)
     opts = options.parse([*arguments, "--torchrec", "--resume", "--out", str(files.out)])
     life = Life(files, machine, agent, moments)

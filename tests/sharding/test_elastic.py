@@ -39,7 +39,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(samples: Path, *more: str) -> list[str]:
     # counts of occurrences, and room for all ids
     policy = ["--capacity", "200000", "--eviction", "lfu"]
-    model = ["--embedding-dim", "4", "--threads", "1", "--log-every", "1", "--lr", "0.05"]
+    model = ["--embedding-dim", "8", "--threads", "1", "--log-every", "1", "--optimizer", "adagrad"]
     return [str(samples), "--batch-size", str(BATCH), *model, *policy, *more]
 
 
@@ -104,17 +104,16 @@ def run(folder: Path, arguments: list[str], moments: list[Moment]) -> dict[str, 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("saves", "calls"),
+    ("saves", "calls", "kills"),
     [
-        (f"--checkpoint-every {EVERY}", 12),
-        (f"--checkpoint-every {EVERY} --async-checkpoint --sharding column_wise", 12),
-        (f"--checkpoint-every {4 * EVERY} --commit-every {EVERY}", 4),
+        (f"--checkpoint-every {EVERY}", 12, 20),
+        (f"--checkpoint-every {EVERY} --async-checkpoint --sharding column_wise", 12, 6),
+        (f"--checkpoint-every {4 * EVERY} --commit-every {EVERY}", 4, 20),
     ],
 )
 def test_ranks_are_killed_again_and_again(
-    samples: Path, tmp_path: Path, saves: str, calls: int
+    samples: Path, tmp_path: Path, saves: str, calls: int, kills: int
 ) -> None:
-    kills = 20
     chosen = moments(kills, 1, calls)
     assert {moment.where for moment in chosen} == {"step", "forward", "save"}
     arguments = command(samples, *saves.split())
