@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -22,8 +22,10 @@ import torch.distributed as dist
 import torchrec.distributed
 import torchrec.test_utils
 from hypothesis import HealthCheck, Phase, settings
-from torch import Tensor, nn
-from torchrec.distributed import model_parallel, train_pipeline
+from torch import Tensor
+from torchrec.distributed import train_pipeline
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.types import ShardingType
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent))
@@ -80,6 +82,9 @@ def _patch_tests(dynamic: bool) -> None:
 
     if dynamic:
         torchrec_dynamic.patch_collections(test_sequence_model)
+    else:
+        name = "TestEmbeddingCollectionSharder"
+        torchrec_dynamic.replace_class(test_sequence_model, name, _on_cpu)
 
     from torchrec.distributed.test_utils import emb_sharder
 
@@ -95,6 +100,7 @@ def _patch_tests(dynamic: bool) -> None:
     mesh = test_sharding.create_device_mesh_for_2D
     test_sharding.create_device_mesh_for_2D = lambda *given, **named: _Mesh(mesh(*given, **named))
     test_sharding.DeviceMesh = _cpu_mesh
+    test_sharding.DMPCollection = torchrec_dynamic.GROUPS
     test_sharding.TestEBCSharder = emb_sharder.TestEBCSharder
     # before the modules below, which import them
     if dynamic:
@@ -102,7 +108,6 @@ def _patch_tests(dynamic: bool) -> None:
         test_sharding.copy_state_dict = torchrec_dynamic.loads_rows(copy)
     else:
         test_sharding.create_test_sharder = _on_cpu(test_sharding.create_test_sharder)
-    test_sharding.DMPCollection = _groups_on_cpu()
 
     from torchrec.distributed.test_utils import test_model_parallel, test_model_parallel_base
 
@@ -156,25 +161,6 @@ class _Mesh:
         return _Averages(self._mesh.get_group(mesh_dim=mesh_dim))
 
 
-def _groups_on_cpu() -> type[nn.Module]:
-    """Return TorchRec's DMPCollection without its check of the device, and with sums by gloo."""
-    source = inspect.getsource(model_parallel.DMPCollection)
-    check = 'device.type == "cuda"'
-    assert source.count(check) == 1, "DMPCollection checks its device in another way"
-    names = dict(vars(model_parallel))
-    exec(source.replace(check, 'device.type in ("cpu", "cuda")'), names)
-
-    class GroupsOnCpu(names["DMPCollection"]):  # type: ignore[misc]
-        def _allreduce_tensors(
-            self, ctx: Any, tensors_dict: Mapping[Any, list[Tensor]], *_: Any
-        ) -> None:
-            mean = self._custom_all_reduce or _Averages(ctx.replica_pg).allreduce_coalesced
-            for tensors in tensors_dict.values():
-                mean(tensors)
-
-    return GroupsOnCpu
-
-
 def _without_nccl(set_up: Callable[..., None]) -> Callable[..., None]:
     def in_its_place(self: Any, backend: str = "nccl") -> None:
         set_up(self, backend="gloo")  # "nccl" would skip the test
@@ -192,16 +178,16 @@ def _with_cpu(set_up: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _on_cpu(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Give kernels in managed memory of GPUs their counterpart on CPUs.
+    """Give shards the one kernel that TorchRec's planner accepts on CPUs.
 
     Args:
-        stock: makes a sharder, given ``kernel_type``.
+        stock: makes a sharder, given ``sharding_type`` and ``kernel_type``.
     """
 
     def created(*given: Any, **named: Any) -> Any:
         arguments = inspect.signature(stock).bind(*given, **named).arguments
-        if arguments["kernel_type"].startswith("fused"):
-            arguments["kernel_type"] = "fused"
+        if arguments["sharding_type"] != ShardingType.DATA_PARALLEL.value:
+            arguments["kernel_type"] = EmbeddingComputeKernel.FUSED.value
         return stock(**arguments)
 
     return created

@@ -30,7 +30,8 @@ from torch_dynemb.torchrec.collections.dynamic_part import DynamicPart
 from torch_dynemb.torchrec.planning.options import DYNAMIC_KERNEL
 
 _DATA_PARALLEL = ShardingType.DATA_PARALLEL.value  # refused for dynamic tables
-_GROUPS = getattr(torch_dynemb.torchrec, "DynamicDMPCollection", None)
+# TorchRec's own asserts a GPU; ours runs on CPUs, and does the same for static tables
+GROUPS = getattr(torch_dynemb.torchrec, "DynamicDMPCollection", model_parallel.DMPCollection)
 _LAYOUT = ".layout"  # an entry that the state dict has for each dynamic table
 # as TorchRec's kernels, which look a table up twice before a backward
 OPTIONS = TableOptions(delayed_gradients="apply")
@@ -105,8 +106,6 @@ def patch_collections(test_sequence_model: Any) -> None:
 def patch_helpers(test_sharding: Any, test_model_parallel: Any, base: Any) -> None:
     """Patch TorchRec's modules of these names; ``base`` is ``test_model_parallel_base``."""
     test_sharding.EmbeddingShardingPlanner = planner
-    if _GROUPS is not None:
-        test_sharding.DMPCollection = _GROUPS
     shared = test_model_parallel.ModelParallelTestShared
     shared._test_sharding = _without_static_vbe(shared._test_sharding)
     test_model_parallel.EmbeddingBagCollectionSharder = DynamicDefaultBags
@@ -205,7 +204,7 @@ def _remembered(state_dict: Callable[..., dict[str, Any]]) -> Callable[..., dict
 
 def _in_groups(model: nn.Module) -> bool:
     """Return whether several groups of ranks have the tables, which refuses a state dict."""
-    return _GROUPS is not None and isinstance(model, _GROUPS)
+    return isinstance(model, GROUPS)
 
 
 def _counted(init: Callable[..., None]) -> Callable[..., None]:

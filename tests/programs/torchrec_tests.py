@@ -10,7 +10,6 @@ numbers by outcome. PATTERN is part of the name of a test.
 from __future__ import annotations
 
 import argparse
-import atexit
 import contextlib
 import importlib
 import io
@@ -96,8 +95,9 @@ def main() -> None:
     parser.add_argument("patterns", nargs="*")
     parser.add_argument("--json", type=Path, help="a file that gets the outcome of each test")
     arguments = parser.parse_args()
-    counts = Path(tempfile.mkstemp(prefix="torchrec_counts_")[1])
-    atexit.register(counts.unlink)
+    temporary = tempfile.TemporaryDirectory(prefix="torchrec_tests_")
+    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = temporary.name
+    counts = Path(temporary.name, "counts")
     torchrec_config.environment(arguments.folder.resolve(), arguments.tables, counts)
     torchrec_config.install_as_parent()
     # ranks fork from a process with TorchRec and the patches
@@ -118,6 +118,7 @@ def main() -> None:
         print(f"{how:8}{numbers}  {name}  {reason(why)}", flush=True)
         if arguments.json is not None:
             arguments.json.write_text(json.dumps(done, indent=1) + "\n")
+    temporary.cleanup()
     print(arguments.tables, dict(Counter(of["outcome"] for of in done.values())))
     sys.exit(any(of["outcome"] == "failed" for of in done.values()))
 
