@@ -34,9 +34,10 @@ DIM, BAG = 64, 16
 NEW_SHARE = 0.3
 KNOWN_BATCHES = 8  # batches of known ids, used in turn: never among the ones seen longest ago
 KNOWN, HAND, MCH = "our known ids", "reference kernel", "TorchRec MCH"
+LINES = "reference kernel that reads lines"
 CONSTANT = "our Constant rows"
 REFERENCE = "our Constant rows and reference Normal values"
-STEADY_PEERS = (KNOWN, HAND)
+STEADY_PEERS = (KNOWN, HAND, LINES)
 STEADY_TARGETS = {"find_or_insert": 2.5, "training step": 1.6}
 INITIAL_TARGET = 1.2  # Normal against Constant
 MCH_TARGETS = {1: 1 / 8, 10: 1 / 3}  # by steps from eviction to eviction
@@ -171,6 +172,9 @@ def steady_rows(sizes: Sizes, only: list[str]) -> Iterator[Row | str]:
                 STEADY_TARGETS[operation],
             )
             yield from (row for row in rows if is_selected(only, row["case"], row["peer"]))
+            case = steady_case(operation, score, threads)
+            if operation == "find_or_insert" and is_selected(only, case, LINES):
+                yield lines_row(case, evicting, batches, sizes, score)
             torch.set_num_threads(all_threads)
 
 
@@ -218,6 +222,27 @@ def steady_comparisons(
         ),
         compare(BENCH, case, ours, HAND, timings[HAND], **facts, reference_by_known=limit),
     ]
+
+
+def lines_row(case: str, evicting: FullTable, batches: Batches, sizes: Sizes, score: str) -> Row:
+    """Time lookups against a kernel that also reads which slots are free: our limit."""
+    hand = EvictingTable(
+        distinct_ids(0, sizes.capacity),
+        batch=sizes.batch,
+        frequent=score == "LFU",
+        reads_lines=True,
+    )
+    mixed = [batches.mixed(call) for call in range((sizes.rounds + 1) * sizes.calls)]
+    timings = interleave(
+        {
+            "ours": lambda call: evicting.look_up(mixed[call]),
+            LINES: lambda call: hand.look_up(mixed[call]),
+        },
+        rounds=sizes.rounds,
+        calls=sizes.calls,
+    )
+    facts = {"threads": torch.get_num_threads(), "capacity": sizes.capacity, "batch": sizes.batch}
+    return compare(BENCH, case, timings["ours"], LINES, timings[LINES], **facts)
 
 
 def initial_value_rows(sizes: Sizes, only: list[str]) -> Iterator[Row | str]:

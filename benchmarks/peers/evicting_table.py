@@ -23,14 +23,18 @@ class EvictingTable:
         ids: int64 [capacity], distinct: what it holds at first.
         batch: how many of them count as seen in one step.
         frequent: whether scores count lookups (LFU); otherwise they are steps (LRU).
+        reads_lines: whether the search for a victim reads which slots are free. Otherwise it takes
+            slots with a score of 0 for free, as an id that was last seen in step 0 has.
     """
 
-    def __init__(self, ids: Tensor, *, batch: int, frequent: bool) -> None:
+    def __init__(
+        self, ids: Tensor, *, batch: int, frequent: bool, reads_lines: bool = False
+    ) -> None:
         library = ctypes.CDLL(str(build_alone("evicting")))
         pointer, count = ctypes.c_void_p, ctypes.c_int64
         make = library.dynemb_peer_evicting_index
         make.restype = pointer
-        make.argtypes = [pointer, count, count, ctypes.c_int]
+        make.argtypes = [pointer, count, count, ctypes.c_int, ctypes.c_int]
         self._look_up = library.dynemb_peer_evicting_index_look_up
         self._look_up.argtypes = [pointer, pointer, count, pointer, ctypes.c_int]
         self._look_up.restype = None
@@ -41,7 +45,7 @@ class EvictingTable:
         self._step.argtypes = [pointer, pointer, count, count, pointer, pointer]
         self._step.argtypes += [ctypes.c_float, ctypes.c_int]
         self._step.restype = None
-        self._index = make(ids.data_ptr(), len(ids), batch, frequent)
+        self._index = make(ids.data_ptr(), len(ids), batch, frequent, reads_lines)
 
     def look_up(self, ids: Tensor) -> Tensor:
         """Return rows and generations of ids, int64 [N], of one step, on torch's threads."""

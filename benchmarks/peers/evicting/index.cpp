@@ -68,7 +68,9 @@ void insert(const Index& index, const Missing& missing, int64_t id, int64_t row)
   while (!put(index, bucket, id, row)) bucket = index.next(bucket);
 }
 
-// The slot with the least score in sight.
+// The slot with the least score in sight. kLines: free slots are those without a row, so that an
+// occupied one may have the score 0.
+template <bool kLines>
 int64_t find_victim(const Index& index, int64_t bucket) {
   const auto* scores = reinterpret_cast<const uint64_t*>(index.score(bucket));
   uint64_t best[kSlots];
@@ -76,8 +78,10 @@ int64_t find_victim(const Index& index, int64_t bucket) {
   std::fill_n(best, kSlots, UINT64_MAX);
   std::fill_n(place, kSlots, 0);
   for (int64_t k = 0; k < kVictims; ++k) {
+    const int64_t* line = index.line(bucket + k);
     for (int64_t s = 0; s < kSlots; ++s) {
-      const uint64_t score = scores[k * kSlots + s] - 1;  // empty slots come last
+      uint64_t score = scores[k * kSlots + s] - 1;  // empty slots come last
+      if (kLines) score = line[kSlots + s] == 0 ? UINT64_MAX : score + 1;
       place[s] = score < best[s] ? k : place[s];
       best[s] = score < best[s] ? score : best[s];
     }
@@ -143,12 +147,14 @@ void replace_victims(const Index& index, const int64_t* ids, int64_t* rows,
   for (int64_t m = 0; m < count + kTakenAhead; ++m) {
     if (m + kNewAhead < count) {
       const int64_t ahead = (*missing)[m + kNewAhead].bucket;
-      fetch(index.line(ahead));
+      const int64_t lines = index.reads_lines ? kVictims : 1;
+      for (int64_t k = 0; k < lines; ++k) fetch(index.line(ahead + k));
       for (int64_t k = 0; k < kVictims; k += 2) fetch(index.score(ahead + k));
     }
     if (m < count) {
       Missing& entry = (*missing)[m];
-      entry.victim = find_victim(index, entry.bucket);
+      entry.victim = index.reads_lines ? find_victim<true>(index, entry.bucket)
+                                       : find_victim<false>(index, entry.bucket);
       fetch(index.line(entry.victim / kSlots));
     }
     if (m < kTakenAhead) continue;
@@ -174,13 +180,14 @@ extern "C" {
 // seen `batch` by `batch`.
 __attribute__((visibility("default"))) void* dynemb_peer_evicting_index(const int64_t* ids,
                                                                         int64_t capacity,
-                                                                        int64_t batch,
-                                                                        int frequent) {
+                                                                        int64_t batch, int frequent,
+                                                                        int reads_lines) {
   auto* index = new Index;
   index->buckets = capacity * 10 / 7 / kSlots + 1;  // 70 % of the slots
   index->lines = zeros<int64_t>((index->buckets + kVictims) * 2 * kSlots);
   index->scores = zeros<int64_t>((index->buckets + kVictims) * kSlots);
   index->frequent = frequent != 0;
+  index->reads_lines = reads_lines != 0;
   index->weights = zeros<float>(capacity * kDim);
   index->squares = zeros<float>(capacity);
   std::fill_n(index->weights, capacity * kDim, kInitialValue);

@@ -22,9 +22,10 @@ struct Index {
   int64_t* scores;  // [buckets + kVictims, kSlots]; 0: an empty slot
   int64_t buckets;
   int64_t step;
-  bool frequent;   // scores count lookups; otherwise they are the step of the last one
-  float* weights;  // [rows, kDim]
-  float* squares;  // [rows]: sums of row-wise Adagrad
+  bool frequent;     // scores count lookups; otherwise they are the step of the last one
+  bool reads_lines;  // the search for a victim reads which slots are free, not only scores
+  float* weights;    // [rows, kDim]
+  float* squares;    // [rows]: sums of row-wise Adagrad
 
   uint64_t hash(int64_t id) const {
     uint64_t x = static_cast<uint64_t>(id);

@@ -12,25 +12,27 @@ constexpr int64_t kWaitingBase = int64_t{1024} << kDecayBits;
 // Logarithms are rounded: a count admits from a millionth below the threshold on.
 constexpr int64_t kThresholdSlack = int64_t{1} << 10;
 
-// What a counter stores after further occurrences. `stored`: before them; 0: no counter.
-DYNEMB_HD int64_t add_waiting(const int64_t* policy, const int64_t* clock, int64_t stored,
-                              int64_t occurrences) {
+// The logarithm of an occurrence now; 0 without a half-life.
+DYNEMB_HD int64_t waiting_time(const int64_t* policy, const int64_t* clock) {
   const int64_t half_life = policy[kPolicyAdmissionHalfLife];
-  if (half_life == 0) return add_frequency(stored, occurrences);
+  return half_life == 0 ? 0 : decay_time_now(half_life, clock);
+}
+
+// What a counter stores after further occurrences. `time`: of waiting_time; `stored`: before them;
+// 0: no counter.
+DYNEMB_HD int64_t add_waiting(const int64_t* policy, int64_t time, int64_t stored,
+                              int64_t occurrences) {
+  if (policy[kPolicyAdmissionHalfLife] == 0) return add_frequency(stored, occurrences);
   if (occurrences <= 0) return stored;
-  const int64_t time = decay_time_now(half_life, clock);
   const int64_t added = kWaitingBase + decayed_occurrences(time, occurrences);
   const int64_t sum = stored > 0 ? add_decayed(stored, added) : added;
   return sum < kMaxCount ? sum : kMaxCount;
 }
 
-// Whether a stored count admits its id now.
-DYNEMB_HD bool admits(const int64_t* policy, const int64_t* clock, int64_t stored,
-                      int64_t threshold) {
-  const int64_t half_life = policy[kPolicyAdmissionHalfLife];
-  if (half_life == 0) return stored >= threshold;
-  const int64_t least = decayed_occurrences(decay_time_now(half_life, clock), threshold);
-  return stored >= kWaitingBase + least - kThresholdSlack;
+// The least stored count that admits its id now.
+DYNEMB_HD int64_t least_admitted(const int64_t* policy, int64_t time, int64_t threshold) {
+  if (policy[kPolicyAdmissionHalfLife] == 0) return threshold;
+  return kWaitingBase + decayed_occurrences(time, threshold) - kThresholdSlack;
 }
 
 // Initial frequency of an admitted id: all counted occurrences. Of a decayed count only the

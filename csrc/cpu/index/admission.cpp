@@ -9,6 +9,8 @@
 namespace dynemb::cpu {
 namespace {
 
+constexpr int64_t kLookahead = 16;
+
 // The count of an id before the call.
 int32_t sketch_count(const PolicyArgs& policies, const IndexArgs& index, const int32_t* sketch,
                      const NewId& entry) {
@@ -22,14 +24,25 @@ int32_t sketch_count(const PolicyArgs& policies, const IndexArgs& index, const i
   return count;
 }
 
-SlotPosition find_counter(const IndexArgs& index, const int64_t* policy, int64_t id) {
+// Number of the slot of an id's exact counter, or -1.
+int64_t find_counter(const IndexArgs& index, const int64_t* policy, int64_t id) {
   const TableView counters = index.table(policy[kPolicyCounterTable]);
-  return probe(counters, id, first_hash(id, counters.salt), 0);
+  const SlotPosition at = probe(counters, id, first_hash(id, counters.salt), 0);
+  return at.bucket < 0 ? -1 : at.bucket * kBucketWidth + at.slot;
+}
+
+// Starts loading the first bucket of an id's exact counter.
+void prefetch_counter(const IndexArgs& index, const PolicyArgs& policies, const NewId& entry) {
+  const int64_t* policy = policies.row(entry.policy);
+  if (policy[kPolicyAdmission] != kAdmitFrequent) return;
+  const TableView counters = index.table(policy[kPolicyCounterTable]);
+  prefetch_line(
+      counters.line(bucket_of(first_hash(entry.id, counters.salt), counters.bucket_count)));
 }
 
 int64_t& stored_count(const IndexArgs& index, const int64_t* policy, const NewId& entry) {
   const TableView counters = index.table(policy[kPolicyCounterTable]);
-  return counters.line(entry.counter_bucket)[kBucketWidth + entry.counter_slot];
+  return counters.line(entry.counter / kBucketWidth)[kBucketWidth + entry.counter % kBucketWidth];
 }
 
 void decide(const IndexArgs& index, const PolicyArgs& policies, const int32_t* sketch,
@@ -39,14 +52,13 @@ void decide(const IndexArgs& index, const PolicyArgs& policies, const int32_t* s
   bool admitted = true;
   switch (policy[kPolicyAdmission]) {
     case kAdmitFrequent: {
-      const SlotPosition at = find_counter(index, policy, entry->id);
-      if (at.bucket >= 0) {
-        entry->counter_bucket = at.bucket;
-        entry->counter_slot = at.slot;
-        entry->counted = stored_count(index, policy, *entry);
-      }
-      const int64_t count = add_waiting(policy, policies.clock, entry->counted, entry->occurrences);
-      admitted = admits(policy, policies.clock, count, threshold);
+      entry->counter = find_counter(index, policy, entry->id);
+      if (entry->has_counter()) entry->counted = stored_count(index, policy, *entry);
+      const WaitingNumbers& waiting = policies.waiting[entry->policy];
+      const int64_t count = add_waiting(policy, waiting.time, entry->counted, entry->occurrences);
+      admitted = count >= (threshold == policy[kPolicyThreshold]
+                               ? waiting.least_admitted
+                               : least_admitted(policy, waiting.time, threshold));
       break;
     }
     case kAdmitFrequentSketch: {
@@ -112,13 +124,12 @@ void collect_new_ids(const PolicyArgs& policies, const FeatureArgs& features, co
     entry.threshold_rank = threshold_rank(row);
     entry.occurrences = row[kPolicyUpdatesScores] != 0;
     entry.handle = kNoHandle;
-    entry.counter_bucket = -1;
+    entry.counter = -1;
     int64_t next = begin[i];
     for (int64_t m = misses.tile_begin[i]; m < misses.tile_begin[i + 1]; ++m) {
       if (misses.first[m] != m) continue;
       const int64_t at = position(i, tile, m);
       entry.id = features.ids[at];
-      entry.order = static_cast<int32_t>(m);
       entry.verdict = admit == nullptr || admit[at] ? kVerdictInsert : kVerdictRefuse;
       number[m] = static_cast<int32_t>(next);
       (*new_ids)[next++] = entry;
@@ -157,6 +168,7 @@ void decide_admission(const IndexArgs& index, const PolicyArgs& policies, const 
   constexpr int64_t kPart = 512;
   parallel_units((count + kPart - 1) / kPart, count, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin * kPart; i < std::min(end * kPart, count); ++i) {
+      if (i + kLookahead < count) prefetch_counter(index, policies, (*new_ids)[i + kLookahead]);
       NewId& entry = (*new_ids)[i];
       if (entry.verdict == kVerdictInsert) decide(index, policies, sketch, &entry);
     }
@@ -170,9 +182,7 @@ void refuse_without_room(const PolicyArgs& policies, NewId* entry) {
 }
 
 void find_counter_again(const IndexArgs& index, const PolicyArgs& policies, NewId* entry) {
-  const SlotPosition at = find_counter(index, policies.row(entry->policy), entry->id);
-  entry->counter_bucket = at.bucket;
-  entry->counter_slot = at.slot;
+  entry->counter = find_counter(index, policies.row(entry->policy), entry->id);
 }
 
 void note_admission(const IndexArgs& index, const PolicyArgs& policies, int32_t* sketch,
@@ -190,11 +200,12 @@ void note_admission(const IndexArgs& index, const PolicyArgs& policies, int32_t*
   if (!entry.has_counter()) return;
   if (entry.verdict == kVerdictCounted) {
     int64_t& stored = stored_count(index, policy, entry);
-    stored = add_waiting(policy, policies.clock, stored, entry.occurrences);
+    stored = add_waiting(policy, policies.waiting[entry.policy].time, stored, entry.occurrences);
   } else if (entry.verdict == kVerdictInsert) {
     const TableView counters = index.table(policy[kPolicyCounterTable]);
     int64_t* row = index.table_row(policy[kPolicyCounterTable]);
-    row[kTableTombstones] += clear_slot(counters, entry.counter_bucket, entry.counter_slot);
+    row[kTableTombstones] +=
+        clear_slot(counters, entry.counter / kBucketWidth, entry.counter % kBucketWidth);
     --row[kTableSize];
     row[kTableErased] = next_count(row[kTableErased]);
   }

@@ -9,23 +9,23 @@
 
 namespace dynemb::cpu {
 
-// An id that its table does not have, with the policy of the first feature that brings it.
-struct NewId {
+// An id that its table does not have, with the policy of the first feature that brings it. In one
+// line of the cache, because new ids are visited in the order of their buckets.
+struct alignas(64) NewId {
   int64_t id;
-  int32_t order;  // of its first miss
   int32_t table;
   int32_t policy;
   int32_t verdict;          // Verdict
+  int32_t occurrences;      // in lookups that update scores
   uint64_t expiry_rank;     // over all features that bring it
   uint64_t threshold_rank;  // likewise
-  int64_t occurrences;      // in lookups that update scores
   int64_t counted;          // what its counter or sketch has before the call
   int64_t handle;
-  int64_t counter_bucket;  // bucket of its exact counter; -1: none
-  int64_t counter_slot;
+  int64_t counter;  // number of the slot of its exact counter; -1: none
 
-  bool has_counter() const { return counter_bucket >= 0; }
+  bool has_counter() const { return counter >= 0; }
 };
+static_assert(sizeof(NewId) == 64, "a line");
 
 // Collects new ids in order of first occurrence; sets misses->new_id. `admit`: bool per id of the
 // call, or nullptr; an id is refused if it is false at all its occurrences.

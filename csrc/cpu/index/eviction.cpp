@@ -1,11 +1,10 @@
 #include "cpu/index/eviction.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/policy/counts.h"
-#include "cpu/index/eviction.h"
 #include "cpu/index/probe.h"
+#include "cpu/index/victim_search.h"
 #include "cpu/runtime/simd.h"
 
 namespace dynemb::cpu {
@@ -21,8 +20,8 @@ constexpr int64_t kWalks = 1 + kPartitions;
 
 // A new id that needs a victim.
 struct Evictor {
-  int64_t bucket;   // first of the buckets that it searches
-  int64_t* victim;  // the step word that it claimed last; two threads may swap this
+  int64_t bucket;  // first of the buckets that it searches
+  int64_t victim;  // number of the slot that it claimed last; two threads may swap this; -1: none
   int32_t table;
   int32_t order;  // of its claim: its number among the new ids
   bool failed;    // all victims are taken by others
@@ -68,7 +67,8 @@ void walk_partition(const Misses& misses, const std::vector<char>& needs_victim,
   const int hash_bits = all ? 0 : 6;
   const int64_t first = misses.begin[partition];
   const int64_t last = misses.begin[partition + 1];
-  std::vector<uint8_t> place(static_cast<size_t>(last - first));
+  std::vector<uint64_t> hashes(static_cast<size_t>(last - first));
+  const auto place_of = [&](uint64_t hash) { return hash << hash_bits >> (64 - kPlaceBits); };
   int32_t next[(1 << kPlaceBits) + 1] = {};
   const auto for_each_evictor = [&](const auto& visit) {
     for (int64_t i = first; i < last; ++i) {
@@ -82,18 +82,17 @@ void walk_partition(const Misses& misses, const std::vector<char>& needs_victim,
     }
   };
   for_each_evictor([&](int64_t i, int32_t, const Miss& miss, const TableView& table) {
-    const uint64_t hash = first_hash(miss.id, table.salt);
-    place[i] = static_cast<uint8_t>(hash << hash_bits >> (64 - kPlaceBits));
-    ++next[place[i] + 1];
+    hashes[i] = first_hash(miss.id, table.salt);
+    ++next[place_of(hashes[i]) + 1];
   });
   next[0] = static_cast<int32_t>(first + claims->end[0]);
   claims->begin[1 + partition] = next[0];
   for (int p = 0; p < 1 << kPlaceBits; ++p) next[p + 1] += next[p];
   claims->end[1 + partition] = next[1 << kPlaceBits];
   for_each_evictor([&](int64_t i, int32_t order, const Miss& miss, const TableView& table) {
-    const int32_t at = next[place[i]]++;
-    const int64_t bucket = bucket_of(first_hash(miss.id, table.salt), table.bucket_count);
-    claims->evictors[at] = {bucket, nullptr, miss.table, order, false};
+    const int32_t at = next[place_of(hashes[i])]++;
+    const int64_t bucket = bucket_of(hashes[i], table.bucket_count);
+    claims->evictors[at] = {bucket, -1, miss.table, order, false};
     claims->place[order] = at;
   });
 }
@@ -110,7 +109,7 @@ void walk_small_indexes(const std::vector<NewId>& new_ids, const std::vector<cha
     const uint64_t hash = first_hash(new_ids[i].id, table.salt);
     const int64_t at = claims->end[0]++;
     const int64_t bucket = bucket_of(hash, table.bucket_count);
-    claims->evictors[at] = {bucket, nullptr, new_ids[i].table, static_cast<int32_t>(i), false};
+    claims->evictors[at] = {bucket, -1, new_ids[i].table, static_cast<int32_t>(i), false};
     claims->place[i] = static_cast<int32_t>(at);
   }
 }
@@ -119,102 +118,31 @@ struct SearchJob {
   const Claims* claims;
   const Evictor* evictors;
   int64_t count;
-  int64_t ahead;   // number of evictors after these to prefetch buckets for
-  int64_t** best;  // out
+  int64_t ahead;  // number of evictors after these to prefetch buckets for
+  int64_t* best;  // out: slots, or -1
 };
-
-DYNEMB_INLINE Words4 four(int64_t word) { return Words4{word, word, word, word}; }
-DYNEMB_INLINE Words4 pick(Words4 mask, Words4 a, Words4 b) { return (mask & a) | (~mask & b); }
-
-// The best slot so far in each of four lanes; `at` counts slots, -1: none.
-struct BestFour {
-  Words4 score = four(0);
-  Words4 step = four(0);
-  Words4 id = four(0);
-  Words4 at = four(-1);
-
-  // Updates the lanes where `free` is set and the slot precedes the one kept.
-  template <bool kByStep>
-  DYNEMB_INLINE void take(Words4 free, const BestFour& slots) {
-    Words4 before;
-    if constexpr (kByStep) {
-      before = (slots.step < step) | ((slots.step == step) & (slots.id < id));
-    } else {
-      before = goes_before(slots, *this);
-    }
-    const Words4 taken = free & ((at < 0) | before);
-    if (!kByStep) score = pick(taken, slots.score, score);
-    step = pick(taken, slots.step, step);
-    id = pick(taken, slots.id, id);
-    at = pick(taken, slots.at, at);
-  }
-
-  template <bool kByStep>
-  DYNEMB_INLINE void take_shuffled(const BestFour& other, Words4 lanes) {
-    const BestFour shuffled{__builtin_shuffle(other.score, lanes),
-                            __builtin_shuffle(other.step, lanes),
-                            __builtin_shuffle(other.id, lanes), __builtin_shuffle(other.at, lanes)};
-    take<kByStep>(shuffled.at >= 0, shuffled);
-  }
-};
-
-// The best victim without an earlier claim: its step word, or nullptr. Other threads may claim it
-// meanwhile, which claim_victim detects. kByStep: the step is the score.
-template <bool kByStep>
-DYNEMB_INLINE int64_t* search_victim(const Claims& claims, const Evictor& evictor) {
-  const TableView& table = claims.tables[evictor.table];
-  const int64_t* policy = claims.policies[evictor.table];
-  const int64_t word = policy[kPolicyEvictionWord] * kBucketWidth;
-  const Words4 now = four(claims.step);
-  const Words4 order = four(evictor.order);
-  const Words4 newest = four(claims.step - policy[kPolicyProtectedSteps]);
-  const int buckets = victim_buckets(table.bucket_count);
-  BestFour best[2];  // for even and odd buckets: two independent chains
-  for (int k = 0; k < buckets; ++k) {
-    const int64_t bucket = claims.bucket(evictor, k);
-    const int64_t* line = table.line(bucket);
-    const int64_t* scores = table.score(bucket, 0);
-    for (int j = 0; j < kBucketWidth; j += 4) {
-      const Words4 seen = load_words(scores + j);
-      const Words4 claimed = seen < 0;
-      const Words4 claim = (seen ^ four(INT64_MIN)) >> 32;  // eviction_claim_order
-      // step_of, for claims only; unsigned, because claims are close to the least number
-      const auto ages =
-          reinterpret_cast<UnsignedWords4>(now) - reinterpret_cast<UnsignedWords4>(seen);
-      const Words4 age = reinterpret_cast<Words4>(ages) & four(0xffffffff);
-      const Words4 step = pick(claimed, now - age, seen);
-      const Words4 score = kByStep ? step : load_words(scores + word + j);
-      const int64_t at = k * kBucketWidth + j;
-      const BestFour slots{score, step, load_words(line + j), Words4{at, at + 1, at + 2, at + 3}};
-      const Words4 free = (load_words(line + kBucketWidth + j) != 0) & (step <= newest) &
-                          ~(claimed & (claim < order));
-      best[k % 2].take<kByStep>(free, slots);
-    }
-  }
-  best[0].take<kByStep>(best[1].at >= 0, best[1]);
-  best[0].take_shuffled<kByStep>(best[0], Words4{2, 3, 0, 1});
-  best[0].take_shuffled<kByStep>(best[0], Words4{1, 0, 3, 2});
-  const int64_t at = best[0].at[0];
-  if (at < 0) return nullptr;
-  return table.score(claims.bucket(evictor, at / kBucketWidth), at % kBucketWidth);
-}
 
 DYNEMB_INLINE void search_victims_body(const SearchJob& job) {
   const Claims& claims = *job.claims;
   for (int64_t i = 0; i < job.count; ++i) {
     if (i < job.ahead) claims.prefetch(job.evictors[job.count + i]);
     const Evictor& evictor = job.evictors[i];
+    const TableView& table = claims.tables[evictor.table];
     const int64_t* policy = claims.policies[evictor.table];
-    job.best[i] = policy[kPolicyEvictionWord] == kStepWord ? search_victim<true>(claims, evictor)
-                                                           : search_victim<false>(claims, evictor);
+    const VictimSearch search{table, claims.step, evictor.order,
+                              claims.step - policy[kPolicyProtectedSteps],
+                              policy[kPolicyEvictionWord]};
+    const int buckets = victim_buckets(table.bucket_count);
+    job.best[i] = search.word == kStepWord ? search_buckets<true>(search, evictor.bucket, buckets)
+                                           : search_buckets<false>(search, evictor.bucket, buckets);
   }
 }
 DYNEMB_SIMD_VARIANTS(search_victims, (const SearchJob& job), (job))
 
-int64_t* next_victim(const Claims& claims, const Evictor& evictor) {
+int64_t next_victim(const Claims& claims, const Evictor& evictor) {
   const int64_t exhausted = __atomic_load_n(&claims.exhausted[evictor.table], __ATOMIC_RELAXED);
-  if (evictor.order > exhausted) return nullptr;
-  int64_t* best;
+  if (evictor.order > exhausted) return -1;
+  int64_t best;
   search_victims({&claims, &evictor, 1, 0, &best});
   return best;
 }
@@ -227,11 +155,11 @@ Evictor* displaced_evictor(Claims* claims, int64_t word) {
   return place < 0 ? nullptr : &claims->evictors[place];
 }
 
-// Claims a victim for a new id, then for each id that it displaces. `word`: the best victim of an
-// earlier search, or nullptr.
-void claim_victim(Claims* claims, Evictor* evictor, int64_t* word) {
+// Claims a victim for a new id, then for each id that it displaces. `slot`: the best victim of an
+// earlier search, or -1.
+void claim_victim(Claims* claims, Evictor* evictor, int64_t slot) {
   for (;;) {
-    if (word == nullptr) {
+    if (slot < 0) {
       evictor->failed = true;
       if (claims->tables[evictor->table].bucket_count <= kWholeIndexBuckets) {
         __atomic_store_n(&claims->exhausted[evictor->table], int64_t{evictor->order},
@@ -239,6 +167,7 @@ void claim_victim(Claims* claims, Evictor* evictor, int64_t* word) {
       }
       return;
     }
+    int64_t* word = step_word(claims->tables[evictor->table], slot);
     int64_t seen = __atomic_load_n(word, __ATOMIC_RELAXED);
     int64_t claim = make_eviction_claim(evictor->order, step_of(seen, claims->step));
     while (seen > claim && !__atomic_compare_exchange_n(word, &seen, claim, true, __ATOMIC_RELAXED,
@@ -246,12 +175,12 @@ void claim_victim(Claims* claims, Evictor* evictor, int64_t* word) {
       claim = make_eviction_claim(evictor->order, step_of(seen, claims->step));
     }
     if (seen > claim) {
-      __atomic_store_n(&evictor->victim, word, __ATOMIC_RELAXED);
+      __atomic_store_n(&evictor->victim, slot, __ATOMIC_RELAXED);
       if (!is_eviction_claim(seen)) return;
       evictor = displaced_evictor(claims, seen);
       if (evictor == nullptr) return;
     }  // otherwise an earlier order came first
-    word = next_victim(*claims, *evictor);
+    slot = next_victim(*claims, *evictor);
   }
 }
 
@@ -267,7 +196,7 @@ void claim_in_order(Claims* claims, int64_t begin, int64_t end) {
 // Claims victims for the new ids of a partition.
 void claim_victims(Claims* claims, int64_t begin, int64_t end) {
   Evictor* evictors = claims->evictors.data();
-  int64_t* best[kSearched];
+  int64_t best[kSearched];
   for (int64_t i = begin; i < std::min(begin + kSearched, end); ++i) {
     claims->prefetch(evictors[i]);
   }
@@ -282,18 +211,16 @@ bool holds(const int64_t* word, int64_t order) {
   return is_eviction_claim(*word) && eviction_claim_order(*word) == order;
 }
 
-// Position of the claim of an order. Two threads may have claimed for it in turn and recorded the
+// The slot that an order has claimed. Two threads may have claimed for it in turn and recorded the
 // earlier slot last; then it is searched for.
-SlotPosition claimed_victim(const Claims& claims, const Evictor& evictor) {
+int64_t claimed_victim(const Claims& claims, const Evictor& evictor) {
   const TableView& table = claims.tables[evictor.table];
-  const int64_t* word = evictor.victim;
-  for (int i = 0; word == nullptr || !holds(word, evictor.order); ++i) {
-    if (i == kVictimBuckets * kBucketWidth) return {-1, -1};  // step words were negative before
-    word = table.score(claims.bucket(evictor, i / kBucketWidth), i % kBucketWidth);
+  int64_t slot = evictor.victim;
+  for (int i = 0; slot < 0 || !holds(step_word(table, slot), evictor.order); ++i) {
+    if (i == kVictimBuckets * kBucketWidth) return -1;  // step words were negative before
+    slot = claims.bucket(evictor, i / kBucketWidth) * kBucketWidth + i % kBucketWidth;
   }
-  const int64_t stride = kBucketWidth * table.score_words;
-  const int64_t place = word - table.scores;
-  return {place / stride, place % stride};
+  return slot;
 }
 
 // Result for the new ids of a walk, by table.
@@ -312,12 +239,11 @@ void take_victims(const Claims& claims, const PolicyArgs& policies, const Evicti
   for (int64_t i = begin; i < end; ++i) {
     if (i + kLookahead < end) {
       const Evictor& ahead = claims.evictors[i + kLookahead];
-      __builtin_prefetch(&(*new_ids)[ahead.order].handle, 1);
-      if (ahead.victim != nullptr) {
+      __builtin_prefetch(&(*new_ids)[ahead.order], 1);
+      if (ahead.victim >= 0) {
         const TableView& table = claims.tables[ahead.table];
-        const int64_t place = ahead.victim - table.scores;
-        prefetch_line_of(ahead.victim);
-        prefetch_line(table.line(place / (kBucketWidth * table.score_words)));
+        prefetch_line_of(step_word(table, ahead.victim));
+        prefetch_line(table.line(ahead.victim / kBucketWidth));
       }
     }
     const Evictor& evictor = claims.evictors[i];
@@ -331,11 +257,12 @@ void take_victims(const Claims& claims, const PolicyArgs& policies, const Evicti
     }
     ++outcome->evicted;
     const TableView& table = claims.tables[evictor.table];
-    const SlotPosition at = claimed_victim(claims, evictor);
-    if (at.bucket < 0) {
+    const int64_t victim = claimed_victim(claims, evictor);
+    if (victim < 0) {
       entry.verdict = kVerdictRefuse;
       continue;
     }
+    const SlotPosition at{victim / kBucketWidth, victim % kBucketWidth};
     const int64_t* line = table.line(at.bucket);
     const int64_t handle = decode_handle(line[kBucketWidth + at.slot]);
     if (!records.empty() && records[order] < log.records) {

@@ -32,26 +32,39 @@ void place_misses(const IndexArgs& index, const Misses& misses, const Fill& fill
   constexpr int64_t kLookahead = 16;
   std::vector<TableView> tables;
   for (int64_t t = 0; t < index.table_count; ++t) tables.push_back(index.table(t));
-  std::vector<std::vector<Entry>> rest(kPartitions);
+  // Kept between calls, unless large, as `misses` are.
+  static thread_local std::vector<std::vector<Entry>> kept(kPartitions);
+  std::vector<std::vector<Entry>>& rest = kept;
+  for (auto& entries : rest) entries.clear();
   std::vector<int64_t> reused(kPartitions * index.table_count, 0);
   const bool one_partition = misses.count() < kParallelWork;
   parallel_units(kPartitions, misses.count(), [&](int64_t part_begin, int64_t part_end) {
     for (int64_t p = part_begin; p < part_end; ++p) {
       const Miss* items = misses.items.data() + misses.begin[p];
       const int64_t count = misses.begin[p + 1] - misses.begin[p];
+      uint64_t hashes[kLookahead] = {};  // of the next ones
+      const auto fetch = [&](int64_t i) {
+        const Miss& miss = items[i];
+        if (miss.table < 0) return;
+        const TableView& table = tables[miss.table];
+        __builtin_prefetch(&misses.handle[miss.order]);
+        const uint64_t hash = first_hash(miss.id, table.salt);
+        hashes[i % kLookahead] = hash;
+        const int64_t bucket = bucket_of(hash, table.bucket_count);
+        prefetch_line(table.line(bucket));
+        if (table.scores != nullptr) prefetch_line_of(table.score(bucket, 0));
+      };
+      for (int64_t i = 0; i < std::min(kLookahead, count); ++i) fetch(i);
+      Entry entry{};
       for (int64_t i = 0; i < count; ++i) {
-        if (i + kLookahead < count && items[i + kLookahead].table >= 0) {
-          const Miss& ahead = items[i + kLookahead];
-          const TableView& table = tables[ahead.table];
-          __builtin_prefetch(&misses.handle[ahead.order]);
-          const int64_t bucket = bucket_of(first_hash(ahead.id, table.salt), table.bucket_count);
-          prefetch_line(table.line(bucket));
-          if (table.scores != nullptr) prefetch_line_of(table.score(bucket, 0));
-        }
+        entry.hash = hashes[i % kLookahead];
+        if (i + kLookahead < count) fetch(i + kLookahead);
         const Miss& miss = items[i];
         if (miss.table < 0) continue;
         const TableView& table = tables[miss.table];
-        Entry entry{first_hash(miss.id, table.salt), miss.id, 0, miss.table, miss.order, {}};
+        entry.key = miss.id;
+        entry.table = miss.table;
+        entry.order = miss.order;
         if (!fill(miss, &entry)) continue;
         const bool owned = one_partition || table.bucket_count % kPartitions == 0;
         if (!owned || !put_entry(table, bucket_of(entry.hash, table.bucket_count), entry,
@@ -66,7 +79,15 @@ void place_misses(const IndexArgs& index, const Misses& misses, const Fill& fill
       index.table_row(t)[kTableTombstones] -= reused[p * index.table_count + t];
     }
   }
-  place_entries(index, merge_by_order(rest, misses.count()));
+  const EntryList list = merge_by_order(rest, misses.count());
+  const bool all_owned =
+      one_partition || std::all_of(tables.begin(), tables.end(), [](const TableView& table) {
+        return table.bucket_count % kPartitions == 0;
+      });
+  all_owned ? place_displaced(index, list) : place_entries(index, list);
+  if (list.size() > ReleaseLarge::kKeptIds / 16) {
+    for (auto& entries : rest) std::vector<Entry>().swap(entries);
+  }
 }
 
 // Changes of a call, by table.
@@ -161,26 +182,40 @@ void plan_room(const IndexArgs& index, const PolicyArgs& policies,
   }
 }
 
-void set_scores(const int64_t* policy, const int64_t* clock, int words, const NewId& id,
-                int64_t* score) {
-  ScoreUpdate update = policy_update(policy, clock, id.table);
+// Changes of scores by policy, but for what depends on the table or the id.
+std::vector<ScoreUpdate> score_updates(const PolicyArgs& policies) {
+  std::vector<ScoreUpdate> updates;
+  for (size_t p = 0; p < policies.waiting.size(); ++p) {
+    updates.push_back(policy_update(policies.row(static_cast<int64_t>(p)), policies.clock, 0));
+  }
+  return updates;
+}
+
+void set_scores(const PolicyArgs& policies, const ScoreUpdate& of_policy, int words,
+                const NewId& id, int64_t* score) {
+  score[kStepWord] = of_policy.step;
+  if (words == 1) return;
+  ScoreUpdate update = of_policy;
+  update.custom = policies.clock[kClockHead + id.table];
   update.expires = ranked_expiry(id.expiry_rank);
+  const int64_t* policy = policies.row(id.policy);
   const int64_t frequency =
       admitted_frequency(policy, id.counted, id.occurrences, ranked_threshold(id.threshold_rank));
   for (int w = 0; w < words; ++w) score[w] = new_score(update, w, frequency);
 }
 
 // The first count of an id that is not admitted yet.
-Entry counter_of(const IndexArgs& index, const PolicyArgs& policies, const NewId& id) {
+Entry counter_of(const IndexArgs& index, const PolicyArgs& policies, const ScoreUpdate& update,
+                 const NewId& id) {
   const int64_t* policy = policies.row(id.policy);
   const int64_t counters = policy[kPolicyCounterTable];
   Entry entry{first_hash(id.id, index.table(counters).salt),
               id.id,
-              add_waiting(policy, policies.clock, 0, id.occurrences),
+              add_waiting(policy, policies.waiting[id.policy].time, 0, id.occurrences),
               static_cast<int32_t>(counters),
               0,
               {}};
-  set_scores(policy, policies.clock, index.score_words, id, entry.score);
+  set_scores(policies, update, index.score_words, id, entry.score);
   return entry;
 }
 
@@ -257,6 +292,7 @@ std::vector<Entry> count_new_ids(const IndexArgs& index, const PolicyArgs& polic
                                  int32_t* sketch, const Plan& plan,
                                  const std::vector<char>& needs_victim,
                                  std::vector<NewId>* new_ids) {
+  const std::vector<ScoreUpdate> updates = score_updates(policies);
   std::vector<Entry> counters;
   for (size_t i = 0; i < new_ids->size(); ++i) {
     NewId& entry = (*new_ids)[i];
@@ -268,7 +304,7 @@ std::vector<Entry> count_new_ids(const IndexArgs& index, const PolicyArgs& polic
       note_admission(index, policies, sketch, entry);
     }
     if (entry.verdict != kVerdictCount) continue;
-    counters.push_back(counter_of(index, policies, entry));
+    counters.push_back(counter_of(index, policies, updates[entry.policy], entry));
     ++index.table_row(counters.back().table)[kTableSize];
     ++index.table_row(counters.back().table)[kTableInserted];
   }
@@ -311,20 +347,19 @@ void insert_by_policy(const IndexArgs& index, const PolicyArgs& policies, int32_
     index.table_row(t)[kTableInserted] += inserted[t];
   }
   misses->handle.resize(misses->count());
+  const std::vector<ScoreUpdate> updates = score_updates(policies);
   constexpr int64_t kLookahead = 8;
   const Miss* const items_end = misses->items.data() + misses->items.size();
   place_misses(index, *misses, [&](const Miss& miss, Entry* entry) {
     const Miss* ahead = &miss + kLookahead;
     if (ahead < items_end) {
-      const NewId* new_id = new_ids.data() + misses->new_id[ahead->order];
-      __builtin_prefetch(new_id);
-      __builtin_prefetch(&new_id->handle);  // most span two lines
+      __builtin_prefetch(new_ids.data() + misses->new_id[ahead->order]);
     }
     const NewId& id = new_ids[misses->new_id[miss.order]];
     misses->handle[miss.order] = id.handle;
     if (id.verdict != kVerdictInsert) return false;
     entry->stored = encode_handle(id.handle);
-    set_scores(policies.row(id.policy), policies.clock, index.score_words, id, entry->score);
+    set_scores(policies, updates[id.policy], index.score_words, id, entry->score);
     return true;
   });
   if (new_ids.capacity() > ReleaseLarge::kKeptIds / 8) std::vector<NewId>().swap(new_ids);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cpu/gradient/radix_sort.h"
 #include "cpu/index/probe.h"
 
 namespace dynemb::cpu {
@@ -88,11 +89,19 @@ EntryList place_round(const std::vector<TableView>& tables, int64_t* reused,
 }  // namespace
 
 EntryList merge_by_order(const std::vector<std::vector<Entry>>& lists, int64_t orders) {
-  EntryList merged(orders, nullptr);
+  constexpr int kNumberBits = 32;
+  EntryList entries;
+  Scratch<uint64_t> items;  // orders and numbers in `entries`
   for (const auto& list : lists) {
-    for (const Entry& entry : list) merged[entry.order] = &entry;
+    for (const Entry& entry : list) {
+      items.push_back(static_cast<uint64_t>(entry.order) << kNumberBits | entries.size());
+      entries.push_back(&entry);
+    }
   }
-  merged.erase(std::remove(merged.begin(), merged.end(), nullptr), merged.end());
+  const int order_bits = 64 - __builtin_clzll(static_cast<uint64_t>(orders));
+  radix_sort(items, kNumberBits, kNumberBits + order_bits);
+  EntryList merged(entries.size());
+  for (size_t i = 0; i < merged.size(); ++i) merged[i] = entries[items[i] & UINT32_MAX];
   return merged;
 }
 
@@ -101,25 +110,6 @@ EntryList entry_list(const std::vector<Entry>& entries) {
   list.reserve(entries.size());
   for (const Entry& entry : entries) list.push_back(&entry);
   return list;
-}
-
-bool put_entry(const TableView& table, int64_t bucket, const Entry& entry,
-               int64_t* reused_tombstones) {
-  int64_t* line = table.line(bucket);
-  uint32_t free = 0;  // a bit for each slot
-  for (int slot = 0; slot < kBucketWidth; ++slot) {
-    free |= static_cast<uint32_t>(line[kBucketWidth + slot] == 0) << slot;
-  }
-  if (free == 0) return false;
-  const int slot = __builtin_ctz(free);
-  *reused_tombstones += line[slot] != 0;
-  line[slot] = entry.key;
-  line[kBucketWidth + slot] = entry.stored;
-  if (table.scores != nullptr) {
-    int64_t* score = table.score(bucket, slot);
-    for (int64_t w = 0; w < table.score_words; ++w) score[w * kBucketWidth] = entry.score[w];
-  }
-  return true;
 }
 
 void place_entries(const IndexArgs& index, const EntryList& entries) {

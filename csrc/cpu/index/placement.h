@@ -30,8 +30,24 @@ EntryList entry_list(const std::vector<Entry>& entries);
 
 // Puts the entry into the bucket's first free slot, empty or tombstone, and counts the latter;
 // false if the bucket is full.
-bool put_entry(const TableView& table, int64_t bucket, const Entry& entry,
-               int64_t* reused_tombstones);
+inline bool put_entry(const TableView& table, int64_t bucket, const Entry& entry,
+                      int64_t* reused_tombstones) {
+  int64_t* line = table.line(bucket);
+  uint32_t free = 0;  // a bit for each slot
+  for (int slot = 0; slot < kBucketWidth; ++slot) {
+    free |= static_cast<uint32_t>(line[kBucketWidth + slot] == 0) << slot;
+  }
+  if (free == 0) return false;
+  const int slot = __builtin_ctz(free);
+  *reused_tombstones += line[slot] != 0;
+  line[slot] = entry.key;
+  line[kBucketWidth + slot] = entry.stored;
+  if (table.scores != nullptr) {
+    int64_t* score = table.score(bucket, slot);
+    for (int64_t w = 0; w < table.score_words; ++w) score[w * kBucketWidth] = entry.score[w];
+  }
+  return true;
+}
 
 // Puts every entry into a free slot of its table: first candidate buckets, then second candidates
 // for the rest, then the buckets after them. Within a round a bucket takes its entries in the order

@@ -2,6 +2,7 @@
 
 #include "arguments/clocks.h"
 #include "arguments/policies.h"
+#include "core/policy/waiting.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -64,9 +65,14 @@ PolicyArgs policy_args(const IndexArgs& index, const FeatureArgs& features, cons
                  ", UNSCORED] is ", index.meta_row(t)[kMetaUnscored],
                  ": counted ids are in that table, which have neither rows nor scores");
   }
-  PolicyArgs policies{given.rows, given.clock, feature_policies};
+  PolicyArgs policies{given.rows, given.clock, feature_policies, {}};
   if (policies.empty()) return policies;
-  for (int64_t p = 0; p < given.count; ++p) check_policy(index, policies.row(p), p, given.cells);
+  for (int64_t p = 0; p < given.count; ++p) {
+    const int64_t* row = policies.row(p);
+    check_policy(index, row, p, given.cells);
+    const int64_t time = waiting_time(row, given.clock);
+    policies.waiting.push_back({time, least_admitted(row, time, row[kPolicyThreshold])});
+  }
   return policies;
 }
 

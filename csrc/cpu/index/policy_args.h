@@ -9,10 +9,17 @@
 
 namespace dynemb::cpu {
 
+// Numbers of a policy that are the same for all ids of a call (core/policy/waiting.h).
+struct WaitingNumbers {
+  int64_t time;
+  int64_t least_admitted;  // for the policy's own threshold
+};
+
 struct PolicyArgs {
   const int64_t* rows;  // nullptr: no table has a policy
   const int64_t* clock;
   std::vector<int64_t> of_feature;
+  std::vector<WaitingNumbers> waiting;  // by policy
 
   bool empty() const { return rows == nullptr; }
   const int64_t* row(int64_t policy) const { return rows + policy * kPolicyColumns; }

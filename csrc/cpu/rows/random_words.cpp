@@ -39,6 +39,7 @@ DYNEMB_SIMD_VARIANTS(make_words, (const WordsJob& job), (job))
 #if DYNEMB_X86
 
 typedef uint64_t UnsignedWords8 __attribute__((vector_size(64)));
+typedef uint64_t UnsignedWords4 __attribute__((vector_size(32)));
 
 DYNEMB_TARGET_V4 UnsignedWords8 product(uint32_t factor, UnsignedWords8 words) {
   return reinterpret_cast<UnsignedWords8>(
@@ -88,6 +89,52 @@ DYNEMB_TARGET_V4 void make_words_of(const WordsJob& job, int64_t begin) {
   }
 }
 
+DYNEMB_TARGET_V3 UnsignedWords4 product(UnsignedWords4 factor, UnsignedWords4 words) {
+  return reinterpret_cast<UnsignedWords4>(
+      _mm256_mul_epu32(reinterpret_cast<__m256i>(factor), reinterpret_cast<__m256i>(words)));
+}
+
+// The same with four blocks in a vector.
+template <int kVectors>
+DYNEMB_TARGET_V3 void make_words_of_four(const WordsJob& job, int64_t begin) {
+  const auto id = static_cast<uint64_t>(job.id);
+  const auto seed = static_cast<uint64_t>(job.seed);
+  const UnsignedWords4 zero = {};
+  const UnsignedWords4 factor0 = zero + 0xD2511F53ULL;
+  const UnsignedWords4 factor1 = zero + 0xCD9E8D57ULL;
+  UnsignedWords4 c0[kVectors], c1[kVectors], c2[kVectors], c3[kVectors];
+  for (int v = 0; v < kVectors; ++v) {
+    c0[v] = zero + id;
+    c1[v] = zero + (id >> 32);
+    c2[v] = UnsignedWords4{0, 1, 2, 3} + job.first_block + static_cast<uint64_t>(begin + 4 * v);
+    c3[v] = zero;
+  }
+  uint32_t k0 = static_cast<uint32_t>(seed);
+  uint32_t k1 = static_cast<uint32_t>(seed >> 32);
+#pragma GCC unroll 10
+  for (int round = 0; round < 10; ++round) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const UnsignedWords4 p0 = product(factor0, c0[v]);
+      const UnsignedWords4 p1 = product(factor1, c2[v]);
+      c0[v] = (p1 >> 32) ^ (c1[v] ^ k0);
+      c2[v] = (p0 >> 32) ^ (c3[v] ^ k1);
+      c1[v] = p1;
+      c3[v] = p0;
+    }
+    k0 += 0x9E3779B9U;
+    k1 += 0xBB67AE85U;
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+    const UnsignedWords4 front = (c0[v] & 0xffffffffULL) | c1[v] << 32;
+    const UnsignedWords4 back = (c2[v] & 0xffffffffULL) | c3[v] << 32;
+    const UnsignedWords4 blocks[2] = {__builtin_shuffle(front, back, UnsignedWords4{0, 4, 1, 5}),
+                                      __builtin_shuffle(front, back, UnsignedWords4{2, 6, 3, 7})};
+    std::memcpy(job.words + 4 * begin + 16 * v, blocks, sizeof blocks);
+  }
+}
+
 #endif
 
 }  // namespace
@@ -96,10 +143,16 @@ void random_words(int64_t seed, int64_t id, int64_t first_column, int64_t column
                   uint32_t* words) {
   const WordsJob job{seed, id, static_cast<uint32_t>(first_column / 4), (columns + 3) / 4, words};
 #if DYNEMB_X86
-  if (active_simd_level.load(std::memory_order_relaxed) == static_cast<int>(SimdLevel::kV4)) {
-    int64_t begin = 0;
+  const int level = active_simd_level.load(std::memory_order_relaxed);
+  int64_t begin = 0;
+  if (level == static_cast<int>(SimdLevel::kV4)) {
     for (; begin + 8 < job.blocks; begin += 16) make_words_of<2>(job, begin);
     if (begin < job.blocks) make_words_of<1>(job, begin);
+    return;
+  }
+  if (level == static_cast<int>(SimdLevel::kV3)) {
+    for (; begin + 4 < job.blocks; begin += 8) make_words_of_four<2>(job, begin);
+    if (begin < job.blocks) make_words_of_four<1>(job, begin);
     return;
   }
 #endif

@@ -30,8 +30,9 @@ __device__ __forceinline__ Decision decide(const IndexArgs& index, const PolicyA
       const bool known = at.stored != 0;
       const int64_t place = known ? pack_place({at.bucket, at.slot, at.never_full}) : -1;
       // without a counter `stored` is 0
-      const int64_t count = add_waiting(policy, policies.clock, at.stored, occurrences);
-      if (admits(policy, policies.clock, count, threshold)) return {kVerdictInsert, place};
+      const int64_t time = waiting_time(policy, policies.clock);
+      const int64_t count = add_waiting(policy, time, at.stored, occurrences);
+      if (count >= least_admitted(policy, time, threshold)) return {kVerdictInsert, place};
       return {verdict_without_room(policy, known, occurrences), place};
     }
     case kAdmitFrequentSketch: {
@@ -144,7 +145,8 @@ __global__ void give_admitted(PlacedIds placed, SlabArgs slabs, DedupeTable dedu
     if (has_row) {
       clear_counter(index, counter_table, place, plan.old_buckets[counter_table] == 0);
     } else if (verdict != kVerdictRefuse) {  // the counter of an id with a victim is cleared later
-      stored = add_waiting(policy, placed.policies.clock, stored, occurrences);
+      stored =
+          add_waiting(policy, waiting_time(policy, placed.policies.clock), stored, occurrences);
     }
   } else if (in_sketch && (verdict == kVerdictCounted || without_room)) {
     note_in_sketch(index, policy, t, features.ids[i],
@@ -158,7 +160,8 @@ __global__ void give_admitted(PlacedIds placed, SlabArgs slabs, DedupeTable dedu
   if (placed.expires != nullptr) placed.expires[order] = ranked_expiry(new_ids.expiry_ranks[slot]);
   placed.feature[order] = static_cast<int32_t>(inserted ? f : ~f);
   if (!inserted) {
-    placed.stored_word[order] = add_waiting(policy, placed.policies.clock, 0, occurrences);
+    placed.stored_word[order] =
+        add_waiting(policy, waiting_time(policy, placed.policies.clock), 0, occurrences);
   } else if (needs_victim) {
     placed.stored_word[order] = PlacedIds::kNeedsVictim;
   } else if (without_room) {

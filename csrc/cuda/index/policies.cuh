@@ -120,7 +120,8 @@ struct PlacedIds {
   // feature that brings it.
   __device__ __forceinline__ void count_instead(int64_t order, int64_t f) const {
     const int64_t* policy = policies.feature_row(f);
-    stored_word[order] = add_waiting(policy, policies.clock, 0, occurrences[order]);
+    stored_word[order] =
+        add_waiting(policy, waiting_time(policy, policies.clock), 0, occurrences[order]);
     if (stored_word[order] == kRefused) return;
     feature[order] = static_cast<int32_t>(~f);
     const int64_t counters = policy[kPolicyCounterTable];
