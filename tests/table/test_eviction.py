@@ -16,6 +16,7 @@ from whole_group import check_whole
 
 import torch_dynemb as td
 from torch_dynemb.ops.columns import Slab, Table
+from torch_dynemb.table.evictions import evicted_ids, record_as_evicted
 
 pytestmark = pytest.mark.any_device
 
@@ -390,3 +391,24 @@ def test_counts_of_the_row_table() -> None:
     row = group.index.tables[0]
     assert int(row[Table.SIZE]) == 20
     assert int(row[Table.REJECTED]) == 5  # all are protected in their own step
+
+
+def test_ids_that_are_erased_for_room_count_as_evicted() -> None:
+    policy = td.Policy(score="frequency", capacity=8)
+    group = td.TableGroup([td.TableConfig("ads", 4, policy=policy)], optimizer=td.SGD(lr=0.1))
+    group.insert(0, torch.tensor([1, 2, 3, 4]))
+    group.evicted.record(3, rows=True)
+    rows = group.read(0, torch.tensor([2, 3]))
+    evicted = evicted_ids(group.tables, 0, torch.tensor([2, 9, 3]))
+    group.erase(0, torch.tensor([2, 3]))
+    record_as_evicted(group.tables, 0, evicted)
+    counts = group.index.tables[0]
+    assert (int(counts[Table.ERASED]), int(counts[Table.EVICTED])) == (0, 2)
+    taken = group.evicted.take()["ads"]
+    assert taken.ids.tolist() == [2, 3]
+    assert taken.rows is not None
+    assert torch.equal(taken.rows, rows)
+    record_as_evicted(group.tables, 0, evicted)
+    record_as_evicted(group.tables, 0, evicted)  # beyond the room of the records
+    with pytest.raises(RuntimeError, match="1 evicted ids were not recorded"):
+        group.evicted.take()
