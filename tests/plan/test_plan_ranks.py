@@ -308,6 +308,19 @@ def test_time_is_that_of_work_and_links() -> None:
     assert alone["links"] == pytest.approx(5 * 7e-5 + 7 * sizes / 2e9, rel=1e-6)
 
 
+def test_columns_that_come_together_are_copied() -> None:
+    columns = [column(np.arange(1000))] * 2
+    asked = wishes([2], 200)
+    (_, whole), (pieces, apart) = (
+        modelled_step(columns, ROW, asked, 2, sharding, dedup=False)
+        for sharding in ("table_wise", "column_wise")
+    )
+    assert len(pieces) == 4
+    copied = 100 * 2 * 8 * 4  # bags of two tables
+    assert torch.equal(apart.work.output_bytes, whole.work.output_bytes + copied)
+    assert torch.equal(apart.work.ids_received, 2 * whole.work.ids_received)
+
+
 def test_what_stops_paying() -> None:
     columns = [column(np.arange(1000))]
     counts, later = {"id": columns[0].counts}, {"id": _Exactly(1000.0)}

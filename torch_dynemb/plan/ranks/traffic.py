@@ -99,6 +99,8 @@ def step_of(
     exchanges += there
     exchanges += [exchange.reverse("gradients") for exchange in reversed(there)]
     whole = sum(dim) * own
+    if len(pieces) > len(columns):
+        whole *= 2  # TorchRec brings the columns of a table together
     return Step(
         exchanges if ranks > 1 else [],
         ids,
