@@ -166,6 +166,7 @@ def test_wrong_calls_change_nothing(two_ranks: Ranks, tmp_path: Path) -> None:
         assert found == {"nothing": ("nothing", True), "the same": ("nothing", True)}
 
 
+@pytest.mark.long
 def test_pipelines_detach_before(two_ranks: Ranks) -> None:
     found: list[Any] = two_ranks.run(in_pipeline)
     for raised, moved, stays in found:
