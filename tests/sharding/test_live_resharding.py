@@ -140,7 +140,7 @@ REFUSED = {
     "module plan": ("TypeError", "the plan of 'bags' is 5"),
     "module": ("ValueError", "the plan has module 'other'"),
     "table": ("ValueError", "the plan has tables ['others']"),
-    "by rank": ("ValueError", "bags differs between ranks"),
+    "by rank": ("ValueError", "plan of 'bags' differs between ranks"),
     "module by rank": ("ValueError", "modules differs between ranks"),
     "type": ("ValueError", "has sharding_type 'data_parallel', expected one of ['table_wise'"),
     "kernel": ("ValueError", "has compute_kernel 'customized_kernel', but the plan has 'fused'"),

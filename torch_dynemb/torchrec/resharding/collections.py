@@ -124,7 +124,10 @@ def _prepared(changes: Changes, ranks: Ranks) -> list[_Change]:
             check_types(path, changed)
 
     ranks.run(check_given)
-    ranks.agree("reshard", **{path: options_to_compare(of) for path, (_, of) in changes.items()})
+    ranks.agree(
+        "reshard",
+        **{f"plan of {path!r}": options_to_compare(of) for path, (_, of) in changes.items()},
+    )
 
     def check() -> list[_Change]:
         result = []
