@@ -61,7 +61,7 @@ def check(found: list[Moved], kinds: tuple[Kind, ...]) -> None:
             assert (table.ids, table.evicted) == of.loaded[name], name
             assert table.ids > 5, name
             assert table.bytes > 0, name
-    assert sum(ids for of in found for ids in of.first) > 30 * len(kinds) // 2
+    assert sum(ids for of in found for ids in of.first) > 10 * len(kinds)
 
 
 def test_tables_move_as_a_save_and_a_load(four_ranks: Ranks, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ REFUSED = {
     "module plan": ("TypeError", "the plan of 'bags' is 5"),
     "module": ("ValueError", "the plan has module 'other'"),
     "table": ("ValueError", "the plan has tables ['others']"),
-    "by rank": ("ValueError", "bags differs between ranks"),
+    "by rank": ("ValueError", "plan of 'bags' differs between ranks"),
     "module by rank": ("ValueError", "modules differs between ranks"),
     "type": ("ValueError", "has sharding_type 'data_parallel', expected one of ['table_wise'"),
     "kernel": ("ValueError", "has compute_kernel 'customized_kernel', but the plan has 'fused'"),
@@ -166,6 +166,7 @@ def test_wrong_calls_change_nothing(two_ranks: Ranks, tmp_path: Path) -> None:
         assert found == {"nothing": ("nothing", True), "the same": ("nothing", True)}
 
 
+@pytest.mark.long
 def test_pipelines_detach_before(two_ranks: Ranks) -> None:
     found: list[Any] = two_ranks.run(in_pipeline)
     for raised, moved, stays in found:

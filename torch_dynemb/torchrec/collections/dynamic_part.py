@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -395,7 +396,7 @@ class DynamicPart:
         ]
         construct: Any = type(self)
         with optimizers_unchanged(self._lookups):
-            return construct(
+            rebuilt = construct(
                 given.module,
                 {**self.module_sharding_plan, **changed},
                 self._env,
@@ -407,6 +408,8 @@ class DynamicPart:
                 planned=plan.replanned(kept),
                 **given.more,
             )
+        rebuilt.plan_of_tables = replace(rebuilt.plan_of_tables, kept=())  # constructed: as any
+        return rebuilt
 
     def adopt(self, other: Any) -> None:
         """Take the shards of a collection that :meth:`rebuilt` has constructed."""

@@ -17,7 +17,7 @@ from torch_dynemb.checkpoint.saving.save import check_saveable
 from torch_dynemb.checkpoint.together import Ranks, ranks_of
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.torchrec.planning.plans import ModulePlan
-from torch_dynemb.torchrec.resharding.moves import Move, ReshardedTable, move_tables
+from torch_dynemb.torchrec.resharding.moves import CollectionMove, ReshardedTable, move_tables
 from torch_dynemb.torchrec.resharding.plan_changes import (
     check_storage,
     check_types,
@@ -29,7 +29,7 @@ from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
 from torch_dynemb.torchrec.state.module_state import ModuleState
 
 
-class Collection(Protocol):
+class MovableCollection(Protocol):
     """A sharded collection with dynamic tables; see ``collections/dynamic_part.py``."""
 
     configs_attribute: Any
@@ -65,7 +65,7 @@ class _Change(NamedTuple):
     """
 
     path: str
-    collection: Collection
+    collection: MovableCollection
     moved: dict[str, ParameterSharding]
     beside: set[str]
 
@@ -93,7 +93,7 @@ def reshard_collections(
             for change in prepared:
                 rebuilt.append(change.collection.rebuilt(change.moved))
             moves = [
-                Move(
+                CollectionMove(
                     change.path,
                     change.collection._state,
                     new._state,
@@ -127,7 +127,10 @@ def _prepared(changes: Changes, ranks: Ranks) -> list[_Change]:
             check_types(path, changed)
 
     ranks.run(check_given)
-    ranks.agree("reshard", **{path: options_to_compare(of) for path, (_, of) in changes.items()})
+    ranks.agree(
+        "reshard",
+        **{f"plan of {path!r}": options_to_compare(of) for path, (_, of) in changes.items()},
+    )
 
     def check() -> list[_Change]:
         result = []
@@ -152,7 +155,7 @@ def _prepared(changes: Changes, ranks: Ranks) -> list[_Change]:
     return ranks.run(check)
 
 
-def _check_free(path: str, collection: Collection, moved: set[str]) -> None:
+def _check_free(path: str, collection: MovableCollection, moved: set[str]) -> None:
     """Raise RuntimeError if tables are in use by something that would not follow them.
 
     Args:

@@ -46,7 +46,7 @@ class ReshardedTable(NamedTuple):
     bytes: int
 
 
-class Move(NamedTuple):
+class CollectionMove(NamedTuple):
     """Tables of a collection that move.
 
     Attributes:
@@ -65,7 +65,7 @@ class Move(NamedTuple):
         return table_name(self.path, table)
 
 
-def move_tables(moves: Sequence[Move], ranks: Ranks) -> dict[str, ReshardedTable]:
+def move_tables(moves: Sequence[CollectionMove], ranks: Ranks) -> dict[str, ReshardedTable]:
     """Fill the tables of new shards; all ranks call it together.
 
     Args:
@@ -189,7 +189,7 @@ class _Here:
         move: of a collection.
     """
 
-    def __init__(self, move: Move) -> None:
+    def __init__(self, move: CollectionMove) -> None:
         self.move = move
         self._tables: dict[int, ShardTables] = {}
         for state in (move.old, move.new):
@@ -267,4 +267,4 @@ class _Here:
         return [self._tables[number] for number in found]
 
 
-__all__ = ["Move", "ReshardedTable", "move_tables"]
+__all__ = ["CollectionMove", "ReshardedTable", "move_tables"]
