@@ -23,6 +23,8 @@ KINDS = (
     "vbe",
     "weighted_vbe",
 )
+# a rank without samples; a batch size per feature from the second step on
+OTHER_VBE = ("empty_vbe", "late_vbe")
 
 
 @dataclass(frozen=True)
@@ -87,16 +89,17 @@ def _batch(
     samples = BATCH
     if kind == "variable_batch":
         samples += 2 * rank + step
-    elif kind == "empty_rank" and rank == 1:
+    elif kind in ("empty_rank", "empty_vbe") and rank == 1:
         samples = 0
     ids: dict[str, list[Tensor]] = {}
-    inverse: dict[str, Tensor] | None = {} if kind.endswith("vbe") else None
+    variable = kind.endswith("vbe") and not (kind == "late_vbe" and step == 0)
+    inverse: dict[str, Tensor] | None = {} if variable else None
     for f, feature in enumerate(features):
         bags = samples
         if inverse is not None:
-            bags = 1 + (rank + f + step) % BATCH
+            bags = min(samples, 1 + (rank + f + step) % BATCH)
             # every bag belongs to some sample
-            others = torch.randint(0, bags, (samples - bags,), generator=random)
+            others = torch.randint(0, max(bags, 1), (samples - bags,), generator=random)
             inverse[feature] = torch.cat([torch.arange(bags), others])
         lengths = torch.randint(0, 4, (bags,), generator=random).tolist()
         if kind == "empty_bags" and step == 1:

@@ -68,6 +68,13 @@ def main(directory: str) -> None:
                 assert_close(of.loaded, of.trained, rtol=0, atol=0)
     finally:
         ranks.stop()
+    ranks = Ranks(4, 2)
+    grid = tuple(replace(table, sharding="grid_shard") for table in bags)
+    try:
+        for kind in ("plain", "vbe", "late_vbe"):
+            ranks.run(trains_as_unsharded, Case(grid, kind))
+    finally:
+        ranks.stop()
 
 
 if __name__ == "__main__":

@@ -177,6 +177,37 @@ def losses(rank: int, pipelined: bool, dedup: bool, free_features: bool = False)
     return result
 
 
+def refused(rank: int, dedup: bool) -> tuple[list[float], list[str]]:
+    """Scores of batches in a pipeline, and the errors of batches that rank 1 refuses.
+
+    The third batch and the first one after a reset are wrong.
+    """
+    model = model_of(dedup=dedup)
+    pipeline: Any = TrainPipelineSparseDist(
+        model, optimizer_of(model), torch.device("cpu"), execute_all_batches=True
+    )
+    good = batches(rank)
+    wrong = [
+        KeyedJaggedTensor(keys=FEATURES, values=of.values().double(), lengths=of.lengths())
+        for of in good
+    ]
+    if rank == 0:
+        wrong = good
+    scores: list[float] = []
+    errors = []
+    for stream in ([*good[:2], wrong[2], good[2]], [wrong[2], good[2]], good[2:]):
+        remaining = iter(stream)
+        try:
+            while True:
+                scores.append(float(pipeline.progress(remaining).square().mean()))
+        except StopIteration:
+            pass
+        except TypeError as error:
+            errors.append(str(error))
+            pipeline.reset()
+    return scores, errors
+
+
 @contextmanager
 def streams_of_cpu() -> Iterator[None]:
     """For pipelines of TorchRec that ask for streams of a GPU, and tie tensors to them."""

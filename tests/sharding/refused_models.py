@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from sharded_models import Model, Table, module_plan, sharded
+from sharded_models import Model, Table, kernels, module_plan, sharded
 from torch import nn
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed.fbgemm_qcomm_codec import QCommsConfig
 from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import JaggedTensor
+from unsharded_oracle import rows_by_id
 
 from torch_dynemb.torchrec import (
     DynamicEmbeddingBagCollectionSharder,
@@ -89,11 +90,16 @@ def _jagged(ids: torch.Tensor, **more: Any) -> KeyedJaggedTensor:
 def batch_refusals(
     rank: int, pooling: str, weighted: bool
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """What a collection raises for batches that are wrong: as the first one, and later.
+    """What a collection raises if the batch of the last rank is wrong: as the first one, and later.
 
-    All ranks get the same batches, so that all raise.
+    Afterwards it does what one does that has seen the good batches only.
     """
-    tables = (Table("a", 8, ("f_a",), pooling), Table("b", 8, ("f_b",), pooling))
+    tables = (
+        Table("a", 8, ("f_a",), pooling),
+        Table("b", 8, ("f_b",), pooling, "table_wise"),
+        Table("c", 8, ("f_b",), pooling, "column_wise"),
+        Table("static", 8, ("f_a",), pooling, "table_wise", dynamic=False),
+    )
     ids = torch.tensor([1, 2, 3, 4])
     given = {"weights": torch.rand(4)} if weighted else {}
     good = _jagged(ids, **given)
@@ -130,16 +136,63 @@ def batch_refusals(
         wrong["no weights"] = _jagged(ids)
         for name in ("twice", "number", "from 1"):
             del wrong[name]
+    ranks = dist.get_world_size()
+
+    def refused(model: Any) -> dict[str, str]:
+        batches = {name: batch if rank == ranks - 1 else good for name, batch in wrong.items()}
+        return {name: _raised(lambda batch=batch: model(batch)) for name, batch in batches.items()}
+
     model = sharded(tables, weighted=weighted)
-    first = {name: _raised(lambda batch=batch: model(batch)) for name, batch in wrong.items()}
-    assert all(of.shape[1] == 8 for of in model(good).values())
+    first = refused(model)
+    trained = _step(model, good)
     wrong["other order"] = _jagged(ids, keys=["f_b", "f_a"], **given)
-    later = {name: _raised(lambda batch=batch: model(batch)) for name, batch in wrong.items()}
+    wrong["other dtype"] = _jagged(ids.to(torch.int32), **given)
+    if not weighted:
+        wrong["weights here only"] = _jagged(ids, weights=torch.rand(4))
+    later = refused(model)
+    assert _rows(model) == trained
     # what comes of torch.tensor([])
     none = _jagged(
         torch.tensor([]),
         lengths=torch.zeros(4, dtype=torch.int64),
         **({"weights": torch.empty(0)} if weighted else {}),
     )
-    model(none if rank == 0 else good)
+    last = _step(model, none if rank == 0 else good)
+    alike = sharded(tables, weighted=weighted)
+    assert [_step(alike, good), _step(alike, none if rank == 0 else good)] == [trained, last]
     return first, later
+
+
+def refused_by_the_second(rank: int) -> list[str]:
+    """What is raised if the second collection of a model refuses the batch of rank 1.
+
+    The first one has looked its bags up by then, and their sums are on their way.
+    """
+    tables = (Table("a", 8, ("f_a",)), Table("b", 8, ("f_b",), "none"))
+    model, alike = sharded(tables), sharded(tables)
+    lengths = torch.tensor([2, 0, 1, 1])
+    batches = [_jagged(torch.arange(step, 4 + step), lengths=lengths) for step in range(3)]
+    raised = []
+    for batch in batches:
+        wrong = batch if rank == 0 else _jagged(torch.arange(4), keys=["f_a", "f_c"])
+        for _ in range(3):
+            pooled = model.module.bags(batch)
+            raised.append(_raised(lambda wrong=wrong: model.module.sequences(wrong)))
+            del pooled
+        assert _step(model, batch) == _step(alike, batch)
+    return raised
+
+
+def _step(model: Any, batch: KeyedJaggedTensor) -> list[dict[int, list[float]]]:
+    """Train a batch; return the rows of this rank."""
+    sum(of.square().sum() for of in model(batch).values()).backward()
+    model.fused_optimizer.step()
+    return _rows(model)
+
+
+def _rows(model: Any) -> list[dict[int, list[float]]]:
+    return [
+        {id: row.tolist() for id, row in rows_by_id(kernel.tables.group, t).items()}
+        for kernel in kernels(model)
+        for t in range(len(kernel.tables.shards))
+    ]

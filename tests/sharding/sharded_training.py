@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from jagged_batches import Batch, batches_of_ranks, keyed_jagged
+from jagged_batches import OTHER_VBE, Batch, batches_of_ranks, keyed_jagged
 from seeding import seeded
 from sharded_models import Table, kernels, output_names, sharded
 from torch import Tensor
@@ -20,7 +20,7 @@ from unsharded_oracle import Oracle, rows_by_id
 import torch_dynemb as td
 
 STEPS = 3
-UNEVEN = ("variable_batch", "empty_rank", "vbe", "weighted_vbe")
+UNEVEN = ("variable_batch", "empty_rank", "vbe", "weighted_vbe", *OTHER_VBE)
 ADAM = {"optimizer": EmbOptimType.ADAM, "learning_rate": 0.1}
 
 

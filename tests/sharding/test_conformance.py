@@ -17,17 +17,9 @@ def ranks(request: pytest.FixtureRequest, sharding: str) -> Ranks:
     return ranks
 
 
-# TorchRec cannot reduce a batch size per feature over a grid: see test_sharded_bags
-COMBINATIONS = [
-    (sharding, case)
-    for sharding in BAG_SHARDINGS
-    for case in CASES
-    if not (sharding == "grid_shard" and case.endswith("vbe"))
-]
-
-
 @pytest.mark.parametrize("pooling", ["sum", pytest.param("mean", marks=pytest.mark.long)])
-@pytest.mark.parametrize(("sharding", "case"), COMBINATIONS)
+@pytest.mark.parametrize("sharding", BAG_SHARDINGS)
+@pytest.mark.parametrize("case", CASES)
 def test_dynamic_tables(ranks: Ranks, sharding: str, pooling: str, case: str) -> None:
     ranks.run(conforms, sharding, pooling, case, "customized_kernel", 2)
 

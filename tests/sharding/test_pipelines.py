@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pipeline_steps import losses, modes, quantized, reshard, semi_synchronous, sizes
+from pipeline_steps import losses, modes, quantized, refused, reshard, semi_synchronous, sizes
 from ranks import Ranks
 
 pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
@@ -17,6 +17,21 @@ def test_pipelined_training_is_the_same(two_ranks: Ranks, dedup: bool) -> None:
         for one, other in zip(plain, pipelined, strict=True):
             assert len(one) == 5
             assert other == pytest.approx(one, rel=1e-5)
+
+
+@pytest.mark.parametrize("dedup", [False, True])
+def test_a_pipeline_goes_on_after_a_batch_that_a_rank_refuses(
+    two_ranks: Ranks, dedup: bool
+) -> None:
+    plain = two_ranks.run(losses, False, dedup)
+    for scores, (found, errors) in zip(plain, two_ranks.run(refused, dedup), strict=True):
+        assert found == pytest.approx(scores, rel=1e-5)
+        assert len(errors) == 2
+        for error in errors:
+            assert error.startswith(
+                "rank 1: EmbeddingBagCollection: ids of features ['ad', 'user', 'country'] have "
+                "dtype torch.float64, expected int64 or int32"
+            )
 
 
 def test_semi_synchronous_training_applies_delayed_gradients(two_ranks: Ranks) -> None:

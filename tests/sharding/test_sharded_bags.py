@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from jagged_batches import KINDS
+from jagged_batches import KINDS, OTHER_VBE
 from ranks import Ranks
 from sharded_models import BAG_SHARDINGS, FOUR_RANKS, Table
 from sharded_training import ADAM, Case, trains_as_unsharded
@@ -46,15 +46,31 @@ COMBINATIONS = [
 @pytest.mark.parametrize("sharding", BAG_SHARDINGS)
 def test_trains_as_unsharded(ranks: Ranks, sharding: str, kind: str, pooling: str) -> None:
     case = Case(tables(sharding, pooling), kind)
-    if sharding == "grid_shard" and kind.endswith("vbe"):
-        for error in ranks.errors(trains_as_unsharded, case):
-            assert (
-                "EmbeddingBagCollection: tables ['one', 'two', 'three'] are grid_shard, and "
-                "features has a batch size per feature, which TorchRec cannot reduce over a "
-                "grid: choose another sharding type, or one batch size for all features"
-            ) in error
-        return
     assert min(ranks.run(trains_as_unsharded, case)) > 0
+
+
+@pytest.mark.parametrize("kind", OTHER_VBE)
+@pytest.mark.parametrize(
+    "sharding",
+    [
+        pytest.param(sharding, marks=() if sharding == "grid_shard" else pytest.mark.long)
+        for sharding in BAG_SHARDINGS
+    ],
+)
+def test_batch_sizes_per_feature(ranks: Ranks, sharding: str, kind: str) -> None:
+    assert min(ranks.run(trains_as_unsharded, Case(tables(sharding, "mean"), kind))) > 0
+
+
+@pytest.mark.parametrize("kind", ["plain", "vbe"])
+def test_a_node_without_tables(four_ranks: Ranks, kind: str) -> None:
+    four_ranks.run(trains_as_unsharded, Case(tables("table_row_wise", "mean")[:1], kind))
+
+
+@pytest.mark.parametrize("kind", ["vbe", "weighted_vbe"])
+def test_a_grid_beside_other_shardings(four_ranks: Ranks, kind: str) -> None:
+    one, two, three = tables("grid_shard", "mean")
+    mixed = (replace(three, sharding="row_wise"), one, replace(two, sharding="column_wise"))
+    four_ranks.run(trains_as_unsharded, Case(mixed, kind))
 
 
 @pytest.mark.parametrize("sharding", BAG_SHARDINGS)

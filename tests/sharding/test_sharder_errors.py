@@ -13,7 +13,13 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMo
 from planner_cases import bags
 from ranks import Ranks
 from record_dict import RecordDict
-from refused_models import batch_refusals, refusal, refusals, sharder_refusals
+from refused_models import (
+    batch_refusals,
+    refusal,
+    refusals,
+    refused_by_the_second,
+    sharder_refusals,
+)
 from sharded_models import Table
 from torch import nn
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
@@ -308,11 +314,11 @@ BATCH_REFUSES = {
     },
     "missing": "KeyError: {}: features lacks ['f_b']; it has ['f_a', 'f_c']: every batch has all",
     "twice": "ValueError: {}: keys of features are ['f_a', 'f_b', 'f_a'], expected every key once",
-    "too long": f"ValueError: {{}}: lengths of features {KEYS} are from 1 to 5, expected 0 to 4, ",
+    "too long": "ValueError: {}: lengths of features ['f_b'] are from 1 to 5, expected 0 to 4, ",
     "longer": f"ValueError: {{}}: lengths of features {KEYS} add up to 5 from position 0, but "
     "there are 4 ids: lengths must add up to their number, and offsets go from 0 to it",
-    "negative": f"ValueError: {{}}: lengths of features {KEYS} are from -1 to 2, expected 0 to 4",
-    "decreasing": f"ValueError: {{}}: lengths of features {KEYS} are from -1 to 3, expected 0 to "
+    "negative": "ValueError: {}: lengths of features ['f_a'] are from -1 to 2, expected 0 to 4",
+    "decreasing": "ValueError: {}: lengths of features ['f_a'] are from -1 to 3, expected 0 to "
     "4, the number of ids: offsets must not decrease",
     "from 1": f"ValueError: {{}}: lengths of features {KEYS} add up to 2 from position 1, but ",
     "number": "ValueError: {}: features has 3 lengths, expected 2: 2 features * batch size 1",
@@ -320,23 +326,44 @@ BATCH_REFUSES = {
     "int weights": "TypeError: {}: weights of features have dtype torch.int64, expected float32",
     "few weights": "ValueError: {}: weights of features have shape (3,), expected that of the ids",
     "no inverse": "ValueError: {}: features has a batch size per feature, but no inverse_indices, ",
+    "other order": f"ValueError: {{}}: keys of features are ['f_b', 'f_a'], but those of the "
+    f"first batch were {KEYS}, and TorchRec finds features by position",
+    "weights here only": "ValueError: {}: features ['f_",
+    "other dtype": "ValueError: {}: features ['f_",
     "no weights": "ValueError: {}: features has no weights, but is_weighted is True: give weights=",
 }
 
 
-@pytest.mark.parametrize(("pooling", "weighted"), [("sum", False), ("sum", True), ("none", False)])
-def test_wrong_batches_are_refused_by_name(two_ranks: Ranks, pooling: str, weighted: bool) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "pooling", "weighted"),
+    [
+        ("two_ranks", "sum", False),
+        ("two_ranks", "sum", True),
+        ("two_ranks", "none", False),
+        pytest.param("four_ranks", "sum", False, marks=pytest.mark.long),
+        pytest.param("four_ranks", "none", False, marks=pytest.mark.long),
+    ],
+)
+def test_all_ranks_refuse_the_wrong_batch_of_one(
+    request: pytest.FixtureRequest, ranks: str, pooling: str, weighted: bool
+) -> None:
+    given: Ranks = request.getfixturevalue(ranks)
     owner = "EmbeddingCollection" if pooling == "none" else "EmbeddingBagCollection"
-    for first, later in two_ranks.run(batch_refusals, pooling, weighted):
-        other_order = later.pop("other order")
-        assert other_order.startswith(
-            f"ValueError: {owner}: keys of features are ['f_b', 'f_a'], but those of the first "
-            f"batch were {KEYS}, and TorchRec finds"
-        )
+    for first, later in given.run(batch_refusals, pooling, weighted):
         for raised in (first, later):
             assert len(raised) >= 17
             for name, message in raised.items():
-                assert message.startswith(BATCH_REFUSES[name].format(owner)), (name, message)
+                expected = BATCH_REFUSES[name].format(f"rank {given.world_size - 1}: {owner}")
+                assert message.startswith(expected), (name, message)
+
+
+def test_the_second_of_two_collections_refuses(two_ranks: Ranks) -> None:
+    for raised in two_ranks.run(refused_by_the_second):
+        assert len(raised) == 9
+        for message in raised:
+            assert message.startswith(
+                "KeyError: rank 1: EmbeddingCollection: features lacks ['f_b']; it has ['f_a', 'f"
+            )
 
 
 @pytest.mark.parametrize(

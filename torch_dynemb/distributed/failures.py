@@ -33,8 +33,12 @@ def raise_together(failure: Exception | None, process_group: dist.ProcessGroup) 
     failures = from_all_ranks(None if failure is None else sendable(failure), process_group)
     ranks = dist.get_process_group_ranks(process_group)
     for rank, of_rank in zip(ranks, failures, strict=True):
-        if of_rank is not None:
-            raise _named(of_rank, rank) from failure or RuntimeError(f"raised on rank {rank}")
+        if of_rank is None:
+            continue
+        named = _named(of_rank, rank)
+        if failure is not None:
+            raise named from failure
+        raise named from RuntimeError(f"raised on rank {rank}: its output has the traceback")
 
 
 def sendable(error: Exception) -> Exception:

@@ -9,6 +9,8 @@ import torch
 from torchrec.distributed.embedding_sharding import EmbeddingSharding, EmbeddingShardingInfo
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.jagged_tensor_validator import validate_keyed_jagged_tensor
 
 from torch_dynemb.distributed.gloo_threads import let_senders_finish
 from torch_dynemb.optim.base import OptimizerConfig
@@ -21,7 +23,11 @@ from torch_dynemb.torchrec.collections.dynamic_part import (
 from torch_dynemb.torchrec.planning.choice import TableChoice
 from torch_dynemb.torchrec.planning.options import is_dynamic
 from torch_dynemb.torchrec.planning.plans import module_plan, plan_dynamic
-from torch_dynemb.torchrec.sharding.batches import BatchCheck, scored_features
+from torch_dynemb.torchrec.sharding.batches import (
+    BatchCheck,
+    scored_features,
+    with_one_sample,
+)
 from torch_dynemb.torchrec.sharding.dedup import DEDUPED, DedupInputDist
 from torch_dynemb.torchrec.sharding.means import mean_divisor, pooled_outputs
 from torch_dynemb.torchrec.sharding.shardings import POOLED
@@ -37,6 +43,7 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
         module, table_name_to_parameter_sharding, env, fused_params, device, ...: as in TorchRec.
     """
 
+    module_kind = "EmbeddingBagCollection"
     tables_attribute = "embedding_bags"
     configs_attribute = "_embedding_bag_configs"
     _embedding_bag_configs: list[Any]
@@ -80,11 +87,7 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
         self._pooled_outputs = pooled_outputs(
             self._embedding_bag_configs, self.module_sharding_plan, plan
         )
-        self._grids = [
-            name
-            for name, sharding in self.module_sharding_plan.items()
-            if sharding.sharding_type == ShardingType.GRID_SHARD.value
-        ]
+        self._inverse_names: list[str] | None = None
         self._has_mean_pooling_callback = any(of.divided for of in self._pooled_outputs.values())
         self._check_batch = BatchCheck(
             "EmbeddingBagCollection",
@@ -140,19 +143,34 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
 
     def input_dist(self, ctx: Any, features: Any) -> Any:
         """Send ids to the ranks that own them."""
-        features = self._own(
-            self._check_batch(
-                features,
-                first=self._has_uninitialized_input_dist,
-                trains=self.training and torch.is_grad_enabled(),
-            )
+        return self._agreed(
+            ctx, lambda: self._checked(ctx, features), lambda checked: self._sent(ctx, checked)
         )
-        if self._grids and features.variable_stride_per_key():
-            raise NotImplementedError(
-                f"EmbeddingBagCollection: tables {self._grids} are grid_shard, and features has a "
-                "batch size per feature, which TorchRec cannot reduce over a grid: choose "
-                "another sharding type, or one batch size for all features"
-            )
+
+    def output_dist(self, ctx: Any, output: Any) -> Any:
+        """Send bags back to the ranks of their samples."""
+        return _cut_sample(ctx, super().output_dist(ctx, output))
+
+    def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
+        """Look up the ids that arrived and send their bags back."""
+        return _cut_sample(ctx, super().compute_and_output_dist(ctx, input))
+
+    def _checked(self, ctx: Any, features: Any) -> KeyedJaggedTensor:
+        """Check the batch of this rank."""
+        first = self._has_uninitialized_input_dist
+        trains = self.training and torch.is_grad_enabled()
+        checked = self._check_batch(features, first=first, trains=trains)
+        if first:  # TorchRec checks it, too, but after ranks have agreed
+            validate_keyed_jagged_tensor(checked, self._configs(dynamic=False))
+        checked = self._own(checked)
+        if checked.variable_stride_per_key() and checked.inverse_indices()[1].shape[1] == 0:
+            # TorchRec's outputs need a sample, and other ranks wait for the backward of this one
+            checked = with_one_sample(checked)
+            ctx.without_samples = True
+        return checked
+
+    def _sent(self, ctx: Any, features: KeyedJaggedTensor) -> Any:
+        """Bring a batch on its way, as TorchRec does."""
         divides = self._has_mean_pooling_callback
         # TorchRec checks the first batch against num_embeddings, which does not limit dynamic
         # tables
@@ -163,6 +181,8 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
                 sent = super().input_dist(ctx, features)
         finally:
             self._has_mean_pooling_callback = divides
+        if ctx.variable_batch_per_feature:
+            self._find_bags_of_outputs(ctx.inverse_indices)
         if divides:
             with torch.no_grad():
                 ctx.divisor = mean_divisor(
@@ -175,6 +195,31 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
             if isinstance(dist, DedupInputDist):
                 ctx.sharding_contexts[i] = dist.take_context()
         return sent
+
+    def _find_bags_of_outputs(self, inverse_indices: tuple[list[str], torch.Tensor]) -> None:
+        """Find the rows of ``inverse_indices`` for all outputs.
+
+        TorchRec does so for the first batch only, also if that has one batch size.
+        """
+        names = list(inverse_indices[0])
+        if names != self._inverse_names:
+            self._inverse_names = names
+            self._inverse_indices_permute_indices = None
+            self._create_inverse_indices_permute_indices(inverse_indices)
+
+
+def _cut_sample(ctx: Any, awaitable: Any) -> Any:
+    """Remove the sample that :func:`with_one_sample` has added."""
+    if getattr(ctx, "without_samples", False):
+        awaitable.callbacks.append(
+            lambda bags: KeyedTensor(
+                keys=bags.keys(),
+                length_per_key=bags.length_per_key(),
+                values=bags.values()[:0],
+                key_dim=bags.key_dim(),
+            )
+        )
+    return awaitable
 
 
 __all__ = ["ShardedDynamicEmbeddingBagCollection"]

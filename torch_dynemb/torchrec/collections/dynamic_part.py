@@ -7,14 +7,24 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
-from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
+import torch.distributed as dist
+from torchrec.distributed.embedding_sharding import (
+    EmbeddingShardingInfo,
+    KJTListSplitsAwaitable,
+)
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from torch_dynemb.distributed.failures import raise_together
 from torch_dynemb.nn.module_kinds import RowOptimizers, SharedRows
 from torch_dynemb.table.dense_state import leaves_tables_out
 from torch_dynemb.torchrec.planning.options import is_dynamic
 from torch_dynemb.torchrec.planning.plans import PLAN, KernelPlan, ModulePlan
+from torch_dynemb.torchrec.sharding.agreed_sizes import (
+    SizesUnderWay,
+    as_torchrec_waits,
+    leave_sizes,
+)
 from torch_dynemb.torchrec.sharding.batches import copied
 from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
 from torch_dynemb.torchrec.sharding.optimizer import shown_parameter
@@ -44,17 +54,20 @@ class DynamicPart:
     """Dynamic tables of a sharded collection: state dict, kernels and training mode.
 
     Attributes:
+        module_kind: name of the unsharded class.
         tables_attribute: name of the attribute that has the collection's tables by name. Entries of
             the state dict begin with it.
         configs_attribute: name of the attribute that has their configs.
         plan_of_tables: options of the dynamic tables, as the sharder was given them.
     """
 
+    module_kind: ClassVar[str]
     tables_attribute: ClassVar[str]
     configs_attribute: ClassVar[str]
     plan_of_tables: ModulePlan
 
     _lookups: list[torch.nn.Module]
+    _input_dists: list[torch.nn.Module]
     module_sharding_plan: Mapping[str, ParameterSharding]
     _keeps_state = False
     _strict_load = True
@@ -168,6 +181,56 @@ class DynamicPart:
             return super().load_state_dict(state_dict, strict, **more)  # type: ignore[misc]
         finally:
             self._strict_load = True
+
+    def _create_input_dist(self, *arguments: Any, **more: Any) -> None:
+        """Create TorchRec's input dists; ranks exchange the sizes of all of them at once."""
+        super()._create_input_dist(*arguments, **more)  # type: ignore[misc]
+        if self._several_ranks is not None:
+            for input_dist in self._input_dists:
+                leave_sizes(input_dist)
+
+    @property
+    def _several_ranks(self) -> dist.ProcessGroup | None:
+        """The ranks that exchange ids: those of a group in 2D parallelism; None: this rank only."""
+        ranks = getattr(self._env, "sharding_pg", self._env.process_group)
+        return None if ranks is None or ranks.size() == 1 else ranks
+
+    def _agreed(
+        self,
+        context: Any,
+        check: Callable[[], KeyedJaggedTensor],
+        send: Callable[[KeyedJaggedTensor], KJTListSplitsAwaitable],
+    ) -> KJTListSplitsAwaitable:
+        """Send a batch, unless a rank refuses its own: then all ranks raise its error.
+
+        They do so as the lookup of the batch begins, so a pipeline ends the batches before it.
+
+        Args:
+            context: of the batch.
+            check: returns the batch, or raises.
+            send: TorchRec's ``input_dist``, which sends nothing yet: see :func:`leave_sizes`.
+        """
+        ranks = self._several_ranks
+        if ranks is None:
+            return send(check())
+        sent = KJTListSplitsAwaitable([None] * len(self._lookups), context)
+        features: KeyedJaggedTensor | None = None
+        refused: Exception | None = None
+        try:
+            features = check()
+        except Exception as error:
+            refused = error
+        if self._has_uninitialized_input_dist:
+            raise_together(refused, ranks)  # all ranks make TorchRec's input dists, or none does
+        if features is not None:
+            try:
+                sent = send(features)
+            except Exception as error:
+                refused = error
+        requests = sent.awaitables if refused is None else refused
+        shardings = len(sent.awaitables)
+        under_way = SizesUnderWay(self.module_kind, requests, shardings, ranks, self._device)
+        return as_torchrec_waits(under_way, sent)
 
     def _own(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Return features in memory that no other module of a pipeline frees.

@@ -8,7 +8,7 @@ import torch
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import EmbeddingSharding, EmbeddingShardingInfo
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
-from torchrec.sparse.jagged_tensor import JaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from torch_dynemb.distributed.gloo_threads import let_senders_finish
 from torch_dynemb.optim.base import OptimizerConfig
@@ -43,6 +43,7 @@ class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection)
         module, table_name_to_parameter_sharding, env, fused_params, device, ...: as in TorchRec.
     """
 
+    module_kind = "EmbeddingCollection"
     tables_attribute = "embeddings"
     configs_attribute = "_embedding_configs"
     _embedding_configs: list[Any]
@@ -136,17 +137,27 @@ class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection)
 
     def input_dist(self, ctx: Any, features: Any) -> Any:
         """Send ids to the ranks that own them."""
-        features = self._own(
+        return self._agreed(
+            ctx, lambda: self._checked(ctx, features), lambda checked: self._sent(ctx, checked)
+        )
+
+    def _checked(self, ctx: Any, features: Any) -> KeyedJaggedTensor:
+        """Check the batch of this rank."""
+        checked = self._own(
             self._check_batch(
                 features,
                 first=self._has_uninitialized_input_dist,
                 trains=self.training and torch.is_grad_enabled(),
             )
         )
-        if not features.variable_stride_per_key() and features.stride() == 0:
+        if not checked.variable_stride_per_key() and checked.stride() == 0:
             # TorchRec's outputs need a sample, and other ranks wait for the backward of this one
-            features = with_one_sample(features)
+            checked = with_one_sample(checked)
             ctx.without_samples = True
+        return checked
+
+    def _sent(self, ctx: Any, features: KeyedJaggedTensor) -> Any:
+        """Bring a batch on its way, as TorchRec does."""
         return super().input_dist(ctx, features)
 
     def output_dist(self, ctx: Any, output: Any) -> Any:

@@ -139,6 +139,7 @@ class BatchCheck:
                     "inverse_indices, which map samples to bags: give both, or one batch "
                     "size for all features"
                 )
+            self._check_bags_of_samples(batch)
             bags, expected = sum(batch.stride_per_key()), "the sum of the batch sizes"
         else:
             stride = batch.stride()
@@ -154,8 +155,14 @@ class BatchCheck:
         if bags > 0:
             least, most = (int(length) for length in torch.aminmax(lengths))
             if least < 0 or most > ids.numel():
+                of_keys = lengths.split(batch.stride_per_key())
+                wrong = [
+                    key
+                    for key, of_key in zip(keys, of_keys, strict=True)
+                    if bool(((of_key < 0) | (of_key > ids.numel())).any())
+                ]
                 raise ValueError(
-                    f"{self._owner}: lengths of features {keys} are from {least} to {most}, "
+                    f"{self._owner}: lengths of features {wrong} are from {least} to {most}, "
                     f"expected 0 to {ids.numel()}, the number of ids: offsets must not decrease"
                 )
         total = int(lengths.sum())
@@ -167,6 +174,27 @@ class BatchCheck:
                 f"{begin}, but there are {ids.numel()} ids: lengths must add up to their number, "
                 "and offsets go from 0 to it"
             )
+
+    def _check_bags_of_samples(self, batch: KeyedJaggedTensor) -> None:
+        """Raise ValueError unless inverse_indices have a bag for each sample of each feature."""
+        names, bags = batch.inverse_indices()
+        lacking = [name for name in self._features if name not in names]
+        if lacking or bags.dim() != 2 or bags.shape[0] != len(names):
+            raise ValueError(
+                f"{self._owner}: inverse_indices has names {list(names)} and shape "
+                f"{tuple(bags.shape)}, expected a row for each of {self._features}"
+            )
+        if bags.device.type != "cpu" or bags.shape[1] == 0:
+            return
+        sizes = dict(zip(batch.keys(), batch.stride_per_key(), strict=True))
+        least, most = (of.tolist() for of in torch.aminmax(bags, dim=1))
+        for name, first, last in zip(names, least, most, strict=True):
+            size = sizes.get(name)
+            if size is not None and not 0 <= first <= last < size:
+                raise ValueError(
+                    f"{self._owner}: inverse_indices of feature {name!r} are from {first} to "
+                    f"{last}, expected 0 to {size - 1}, the bags of its batch"
+                )
 
 
 def scored_features(
@@ -207,9 +235,22 @@ def copied(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 
 def with_one_sample(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """Return a batch without samples as one empty sample."""
+    """Return a batch without samples as one empty sample, with a batch size per feature too."""
     keys = features.keys()
-    lengths = torch.zeros(len(keys), dtype=torch.int64, device=features.device())
+    if features.variable_stride_per_key():
+        sizes = features.stride_per_key()
+        lengths_of_keys = features.lengths().split(sizes)
+        names, bags = features.inverse_indices()
+        return KeyedJaggedTensor(
+            keys=keys,
+            values=features.values(),
+            weights=features.weights_or_none(),
+            lengths=torch.cat([of if of.numel() else of.new_zeros(1) for of in lengths_of_keys]),
+            stride_per_key_per_rank=[[max(size, 1)] for size in sizes],
+            inverse_indices=(names, bags.new_zeros(len(names), 1)),
+        )
+    # of the dtype that other ranks send
+    lengths = torch.zeros(len(keys), dtype=features.lengths().dtype, device=features.device())
     return KeyedJaggedTensor(
         keys=keys,
         values=features.values(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -63,8 +64,8 @@ class GlooVariableReduceScatter(VariableBatchPooledEmbeddingsReduceScatter):  # 
             return super().forward(local_embs, batch_size_per_rank_per_feature, embedding_dims)
         sizes = [
             sum(bags * dim for bags, dim in zip(of_rank, embedding_dims, strict=True))
-            for of_rank in batch_size_per_rank_per_feature
-        ]
+            for of_rank in batch_size_per_rank_per_feature or [[]] * self._pg.size()
+        ]  # a node without tables has no features
         return _Sums(local_embs, sizes, self._pg)
 
 
@@ -73,6 +74,7 @@ class _Sums(Awaitable[Tensor]):  # type: ignore[misc]
 
     def __init__(self, local: Tensor, sizes: list[int], process_group: dist.ProcessGroup) -> None:
         super().__init__()
+        self._works: list[dist.Work] = []
         self._local = local
         self._sizes = sizes
         self._process_group = process_group
@@ -84,9 +86,18 @@ class _Sums(Awaitable[Tensor]):  # type: ignore[misc]
         ]
         self._works = start_exchange(parts, self._parts, process_group)
 
-    def _wait_impl(self) -> Tensor:
-        for work in self._works:
+    def __del__(self) -> None:
+        """End the exchange of sums that are not used: the next one would receive its bytes."""
+        with suppress(RuntimeError):  # a rank has exited
+            self._end()
+
+    def _end(self) -> None:
+        works, self._works = self._works, []
+        for work in works:
             work.wait()
+
+    def _wait_impl(self) -> Tensor:
+        self._end()
         apply: Callable[..., Tensor] = _SumParts.apply
         return apply(self._local, self._parts, self._sizes, self._process_group)
 

@@ -35,6 +35,7 @@ from torch_dynemb.table.shards import IdSlots
 from torch_dynemb.torchrec.planning.plans import PLAN, KernelPlan
 from torch_dynemb.torchrec.sharding.agreed_time import TimeOfSharding
 from torch_dynemb.torchrec.sharding.batches import with_ids
+from torch_dynemb.torchrec.sharding.grid_output import GridOutputDist
 from torch_dynemb.torchrec.sharding.lookups import DynamicPooledLookup, DynamicSequenceLookup
 from torch_dynemb.torchrec.sharding.reduce_scatter import sum_by_exchange
 
@@ -195,6 +196,26 @@ class DynamicGridPooledSharding(_SumByRows, GridPooledEmbeddingSharding):  # typ
 
     _ids = DynamicTwRwPooledSharding._ids
     create_lookup = DynamicTwRwPooledSharding.create_lookup
+
+    def create_output_dist(self, device: torch.device | None = None) -> GridOutputDist:
+        output_dist = GridOutputDist(
+            GridPooledEmbeddingSharding.create_output_dist(self, device),
+            dim_sum_per_node=self._dim_sum_per_node(),
+            emb_dim_per_node_per_feature=self._emb_dim_per_node_per_feature(),
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
+        )
+        output_dist.register_forward_pre_hook(sum_by_exchange)
+        return output_dist
+
+    # column shards of a flat output, which the collection puts together; TorchRec has them from 1.9
+
+    def uncombined_embedding_dims(self) -> list[int]:
+        dims: list[int] = self._embedding_dims
+        return dims
+
+    def uncombined_embedding_names(self) -> list[str]:
+        names: list[str] = self._embedding_names
+        return names
 
 
 class DynamicTwSequenceSharding(_Timed, TwSequenceEmbeddingSharding):  # type: ignore[misc]
