@@ -11,7 +11,7 @@ import torch.distributed as dist
 from sharded.collections import WORLD_SIZE
 from torch import Tensor
 from torchrec import KeyedJaggedTensor
-from torchrec.distributed.dist_data import KJTAllToAll
+from torchrec.distributed.train_pipeline.runtime_forwards import KJTAllToAllForward
 
 
 class Sent(NamedTuple):
@@ -55,15 +55,18 @@ def sent_by(step: Callable[[], None]) -> Sent:
         "all_gather_into_tensor": (1, "input_tensor", others),
         "isend": (0, "tensor", 1),
     }
-    forward = KJTAllToAll.forward
+    forward = KJTAllToAllForward.__call__
 
-    def count_ids(self: KJTAllToAll, input: KeyedJaggedTensor) -> Any:
+    def count_ids(self: KJTAllToAllForward, input: KeyedJaggedTensor) -> Any:
         nonlocal ids
         ids += input.values().numel()
         return forward(self, input)
 
     patched = {name: counting(name, *more) for name, more in sending.items()}
-    with mock.patch.multiple(dist, **patched), mock.patch.object(KJTAllToAll, "forward", count_ids):
+    with (
+        mock.patch.multiple(dist, **patched),
+        mock.patch.object(KJTAllToAllForward, "__call__", count_ids),
+    ):
         step()
     total = torch.tensor([ids, number_bytes[False], number_bytes[True]])
     dist.all_reduce(total)
