@@ -15,12 +15,12 @@ from torchrec.distributed.sharding_plan import (
 )
 from torchrec.distributed.types import ShardingType
 
-from torch_dynemb.plan.ranks.layouts import Cluster, Piece, Sharding
+from torch_dynemb.plan.ranks.layouts import Cluster, PlacedColumns, Sharding
 from torch_dynemb.torchrec.planning.options import DYNAMIC_KERNEL
 
 
 def generators_of(
-    sharding: Sharding, pieces: Sequence[Piece], cluster: Cluster, names: Sequence[str]
+    sharding: Sharding, pieces: Sequence[PlacedColumns], cluster: Cluster, names: Sequence[str]
 ) -> Mapping[str, Any]:
     """Return how construct_module_sharding_plan shards each table.
 
@@ -36,7 +36,7 @@ def generators_of(
     }
 
 
-def _typed(sharding: Sharding, pieces: Sequence[Piece], cluster: Cluster) -> Any:
+def _typed(sharding: Sharding, pieces: Sequence[PlacedColumns], cluster: Cluster) -> Any:
     ranks = [piece.ranks.start for piece in pieces]
     generate = {
         "table_wise": lambda: table_wise(rank=ranks[0]),
@@ -56,7 +56,7 @@ def _typed(sharding: Sharding, pieces: Sequence[Piece], cluster: Cluster) -> Any
     return generated
 
 
-def _grid(pieces: Sequence[Piece]) -> Any:
+def _grid(pieces: Sequence[PlacedColumns]) -> Any:
     def generate(param: Any, local: int, world: int, device: str, sharder: Any) -> Any:
         offsets = _get_parameter_size_offsets(
             param, ShardingType.GRID_SHARD, local, world, col_wise_shard_dim=pieces[0].width

@@ -9,11 +9,11 @@ import torch
 
 from torch_dynemb import ops
 from torch_dynemb.distributed.owners import part_of
-from torch_dynemb.plan.ranks.layouts import Cluster, Piece
+from torch_dynemb.plan.ranks.layouts import Cluster, PlacedColumns
 
 
 def routed(
-    setting: Any, pieces: Sequence[Piece], cluster: Cluster, *, dedup: bool, steps: int
+    setting: Any, pieces: Sequence[PlacedColumns], cluster: Cluster, *, dedup: bool, steps: int
 ) -> float:
     """Return the ids of the fullest rank by the mean of all, on average over steps.
 

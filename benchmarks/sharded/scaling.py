@@ -18,7 +18,7 @@ from sharded.sent import counted
 from sharded.stream import Stream
 
 import torch_dynemb as td
-from torch_dynemb.plan.ranks.layouts import Cluster, Piece, Sharding
+from torch_dynemb.plan.ranks.layouts import Cluster, PlacedColumns, Sharding
 
 _BATCHES = 4  # different batches, used in turn
 
@@ -37,7 +37,7 @@ class Case(NamedTuple):
 
     sharding: Sharding
     dedup: bool
-    pieces: list[Piece]
+    pieces: list[PlacedColumns]
     stream: Stream
     dim: int
     batch: int

@@ -22,7 +22,7 @@ from torch_dynemb.plan.ranks.layouts import (
     DEDUPED,
     SHARDINGS,
     Cluster,
-    Piece,
+    PlacedColumns,
     Sharding,
     column_shards,
     least_columns,
@@ -69,12 +69,12 @@ def wishes(ranks: Sequence[int], batch: int, **more: Any) -> RankWishes:
 def test_places_of_tables() -> None:
     cluster, loads = Cluster(8, 4), [1.0, 5.0, 3.0]
     assert placed("row_wise", loads, 8, cluster, least=4) == [
-        Piece(table, 8, range(8)) for table in range(3)
+        PlacedColumns(table, 8, range(8)) for table in range(3)
     ]
     assert placed("table_wise", loads, 8, cluster, least=4) == [
-        Piece(0, 8, range(2, 3)),
-        Piece(1, 8, range(1)),
-        Piece(2, 8, range(1, 2)),
+        PlacedColumns(0, 8, range(2, 3)),
+        PlacedColumns(1, 8, range(1)),
+        PlacedColumns(2, 8, range(1, 2)),
     ]
     columns = placed("column_wise", loads, 8, cluster, least=4)
     assert [(piece.table, piece.width) for piece in columns] == [(t // 2, 4) for t in range(6)]
@@ -104,7 +104,11 @@ def test_the_least_columns_of_a_shard() -> None:
 
 
 def messages(
-    sharding: Sharding, pieces: Sequence[Piece], bags: Sequence[int], cluster: Cluster, own: int
+    sharding: Sharding,
+    pieces: Sequence[PlacedColumns],
+    bags: Sequence[int],
+    cluster: Cluster,
+    own: int,
 ) -> Counter[tuple[str, int, int]]:
     """Bytes by kind, sender and receiver, without dedup, of columns with as many ids for each owner
     as for any other."""
@@ -243,7 +247,7 @@ def drawn(lines: int, number: int, seed: int) -> torch.Tensor:
     return torch.from_numpy(zipf(lines, exponent, ids, 10 * seed + number)) * 2**32 + number
 
 
-def simulated(pieces: Sequence[Piece], ranks: int, *, dedup: bool) -> float:
+def simulated(pieces: Sequence[PlacedColumns], ranks: int, *, dedup: bool) -> float:
     """Ids of the fullest rank by the mean, on average over steps with ids that no sample has."""
     result = []
     for step in range(STEPS):

@@ -13,7 +13,7 @@ DEDUPED: tuple[Sharding, ...] = ("table_wise", "row_wise")  # that can send each
 _PLANNER_COLUMNS = 128  # least columns of a shard in TorchRec's planner
 
 
-class Piece(NamedTuple):
+class PlacedColumns(NamedTuple):
     """Columns of a table, on one rank or divided by id over several.
 
     Attributes:
@@ -76,7 +76,7 @@ def column_shards(dim: int, least: int, most_shards: int) -> int:
 
 def placed(
     sharding: Sharding, loads: Sequence[float], dim: int, cluster: Cluster, *, least: int
-) -> list[Piece]:
+) -> list[PlacedColumns]:
     """Place tables: the largest load first, each on the rank or node with the least load so far.
 
     This is the rule of Graham (1969), which TorchRec's planner follows, too.
@@ -90,7 +90,7 @@ def placed(
     """
     everywhere = range(cluster.ranks)
     if sharding == "row_wise":
-        return [Piece(table, dim, everywhere) for table in range(len(loads))]
+        return [PlacedColumns(table, dim, everywhere) for table in range(len(loads))]
     order = sorted(range(len(loads)), key=lambda table: (-loads[table], table))
     of_ranks, of_nodes = [0.0] * cluster.ranks, [0.0] * cluster.nodes
     pieces = []
@@ -116,7 +116,7 @@ def placed(
             homes = [range(rank, rank + 1) for rank in ranks]
             for rank in ranks:
                 of_ranks[rank] += loads[table] / shards
-        pieces += [Piece(table, dim // shards, home) for home in homes]
+        pieces += [PlacedColumns(table, dim // shards, home) for home in homes]
     return sorted(pieces, key=lambda piece: piece.table)
 
 
@@ -128,7 +128,7 @@ __all__ = [
     "DEDUPED",
     "SHARDINGS",
     "Cluster",
-    "Piece",
+    "PlacedColumns",
     "Sharding",
     "column_shards",
     "least_columns",

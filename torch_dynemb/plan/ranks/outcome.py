@@ -16,12 +16,12 @@ from torch_dynemb.plan.ranks.fullest import fullest
 from torch_dynemb.plan.ranks.layouts import (
     DEDUPED,
     SHARDINGS,
-    Piece,
+    PlacedColumns,
     Sharding,
     placed,
 )
 from torch_dynemb.plan.ranks.options import RankWishes
-from torch_dynemb.plan.ranks.traffic import Step, step_of
+from torch_dynemb.plan.ranks.traffic import ModelledStep, step_of
 from torch_dynemb.plan.sizes import PlannedRow, in_memory
 
 KINDS = ("splits", "lengths", "ids", "rows", "gradients")
@@ -124,7 +124,7 @@ def modelled_step(
     sharding: Sharding,
     *,
     dedup: bool,
-) -> tuple[list[Piece], Step]:
+) -> tuple[list[PlacedColumns], ModelledStep]:
     """Place tables; return their pieces, and the bytes and work of a step.
 
     Args:
@@ -156,7 +156,7 @@ def _compared(wishes: RankWishes) -> list[int]:
 
 
 def _memory(
-    pieces: Sequence[Piece], columns: Sequence[ColumnDemand], row: PlannedRow, ranks: int
+    pieces: Sequence[PlacedColumns], columns: Sequence[ColumnDemand], row: PlannedRow, ranks: int
 ) -> Tensor:
     """Return the bytes of tables on each rank, with even shares of shared ids."""
     memory = torch.zeros(ranks, dtype=torch.float64)
@@ -170,7 +170,7 @@ def _memory(
     return memory
 
 
-def _bytes(step: Step, *, sent: bool) -> dict[str, Any]:
+def _bytes(step: ModelledStep, *, sent: bool) -> dict[str, Any]:
     """Return the bytes of a rank by kind, on average, and all of the rank with the most."""
     of_ranks = torch.zeros_like(step.ids)
     means = dict.fromkeys(KINDS, 0.0)
@@ -193,7 +193,9 @@ def _relative(most: float, of_ranks: Tensor) -> float:
     return most / mean if mean else 1.0
 
 
-def _seconds(step: Step, busiest: float, wishes: RankWishes, ranks: int) -> dict[str, float]:
+def _seconds(
+    step: ModelledStep, busiest: float, wishes: RankWishes, ranks: int
+) -> dict[str, float]:
     """Return the time of the slowest rank's own work, and of the exchanges."""
     beyond = busiest / float(step.ids.max()) if busiest else 1.0
     work = step.work._replace(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.plan.ranks.demand import ColumnDemand
-from torch_dynemb.plan.ranks.layouts import Cluster, Piece
+from torch_dynemb.plan.ranks.layouts import Cluster, PlacedColumns
 from torch_dynemb.plan.ranks.links import Exchange, to_owners
 from torch_dynemb.plan.ranks.op_costs import Work
 
@@ -21,7 +21,7 @@ _ID_BYTES, _LENGTH_BYTES, _DISTINCT_LENGTH_BYTES, _OUTPUT_BYTES = 8, 4, 8, 4
 _SPLITS_BYTES = 3 * 8  # numbers of lengths, of ids and of lines, to each rank
 
 
-class Step(NamedTuple):
+class ModelledStep(NamedTuple):
     """A training step.
 
     Attributes:
@@ -42,14 +42,14 @@ class Step(NamedTuple):
 
 
 def step_of(
-    pieces: Sequence[Piece],
+    pieces: Sequence[PlacedColumns],
     columns: Sequence[ColumnDemand],
     cluster: Cluster,
     *,
     batch: int,
     row_bytes: int,
     dedup: bool,
-) -> Step:
+) -> ModelledStep:
     """Return the bytes and the work of a step.
 
     Args:
@@ -101,7 +101,7 @@ def step_of(
     whole = sum(dim) * own
     if len(pieces) > len(columns):
         whole *= 2  # TorchRec brings the columns of a table together
-    return Step(
+    return ModelledStep(
         exchanges if ranks > 1 else [],
         ids,
         variances,
@@ -149,4 +149,4 @@ def _pooled(columns: Sequence[ColumnDemand], dim: Sequence[int], lines: float) -
     )
 
 
-__all__ = ["Step", "step_of"]
+__all__ = ["ModelledStep", "step_of"]
