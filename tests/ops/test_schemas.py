@@ -631,7 +631,7 @@ def test_constants_are_those_of_cpp() -> None:
     assert constant("core/index/row_allocation.h", "kCommitStepBytes") == "int64_t{64} << 20"
     assert columns.COMMIT_STEP_BYTES == 64 << 20
     assert float(constant("core/columns.h", "kDecayByItself")) == columns.DECAY_BY_ITSELF
-    assert int(constant("core/serving/live_row.h", "kLiveHeaderWords")) == columns.LIVE_HEADER_WORDS
+    assert int(constant("core/columns.h", "kServedUnlocks")) == columns.SERVED_UNLOCKS
     assert int(constant("core/rows/storage.h", "kBlockColumns")) == base._BLOCK_COLUMNS
     assert int(constant("core/policy/decisions.h", "kMaxScoreWords")) == len((*SCORES, "expiry"))
     assert (columns.MAX_ROWS << columns.GENERATION_BITS) < 1 << 63
