@@ -215,6 +215,9 @@ class DynamicEmbedding(SingleTable):
                 return self._as_output(
                     ops.find_and_read_rows(tables.index, tables.rows, input, tables.one_bag)
                 )
+            trained = self._train_rows(input)
+            if trained is not None:
+                return trained
         rows = self._lookup(
             self._batch(flat_ids("DynamicEmbedding", input)),
             scores=None
