@@ -293,12 +293,26 @@ DYNEMB_DEFINE_OPS(m) {
 
   // find and a lookup for inference in one call, on the CPU, if all tables of the index have rows.
   // Without feature_tables and feature_dims there is one table and one feature. Omitted arguments
-  // make a small call faster: rows of one table need none.
+  // make a small call faster: rows of one table need none. Without include_last_offset, offsets of
+  // bags of one feature lack the number of ids at their end.
   host.def(
       "find_and_read(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights, "
       "Tensor[] generations, Tensor init_data, Tensor ids, Tensor offsets, "
       "Tensor? per_sample_weights=None, int[] feature_tables=[], int[] feature_dims=[], "
-      "int pooling=2) -> Tensor");
+      "int pooling=2, bool include_last_offset=True) -> Tensor");
+
+  // find_or_insert_ and embedding_forward in one call, on the CPU, for eager training. The tensors
+  // of a group, which change as in find_or_insert_, are those that bind_lookup got; they live until
+  // release_lookup.
+  host.def(
+      "bind_lookup(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor free_rows, "
+      "Tensor sketch, Tensor evicted, Tensor meta, Tensor policy, Tensor clock, Tensor[] weights, "
+      "Tensor[] generations, Tensor row_clock, Tensor init_data) -> int");
+  host.def("release_lookup(int lookup) -> ()");
+  host.def(
+      "insert_and_read(int lookup, Tensor ids, Tensor offsets, Tensor? per_sample_weights, "
+      "int[] feature_tables, int[] feature_dims, int pooling, int[] feature_policies) "
+      "-> (Tensor output, Tensor handles, Tensor updates)");
 
   // Served tables, on the CPU: ids are found and their rows read in one pass. Frozen tables, or
   // live ones beside a thread that updates them. weights and formats have an entry for each slab

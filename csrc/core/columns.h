@@ -125,6 +125,12 @@ enum LiveTableColumn : int {
   kLiveTableColumns = 16
 };
 
+// Column of the first row of `tables` of served tables, frozen or live: 1 if threads that hold
+// Python's lock may release it during a lookup.
+constexpr int kServedUnlocks = 15;
+static_assert(int{kTableDefaultServed} < kServedUnlocks && int{kLiveTableBatches} < kServedUnlocks,
+              "a column without other use");
+
 // `free` int64 [slabs, kLiveSlabColumns]: rows of live tables without an owner.
 enum LiveSlabColumn : int {
   kLiveSlabNextRow = 0,    // first row that has never had an owner

@@ -109,19 +109,46 @@ def find_and_read_arguments(kind: str, pooling: Pooling, *, stored: str = "adam"
     index, rows = group.index, group.rows
     found_in = (index.buckets, index.tables, index.meta)
     read = (rows.weights, rows.generations, rows.init_data)
-    return (*found_in, *read, call.ids, call.offsets, weights, call.tables, call.dims, int(pooling))
+    features = (weights, call.tables, call.dims, int(pooling), True)
+    return (*found_in, *read, call.ids, call.offsets, *features)
 
 
-def one_table_arguments() -> OpArguments:
-    """Its rows are read without a word about features."""
+def insert_and_read_arguments(kind: str, pooling: Pooling, *, stored: str = "adam") -> OpArguments:
+    group = make_group(optimizer=stored)
+    call = flat_call(group) if pooling == Pooling.NONE else pooled_call(group)
+    weights = None if pooling == Pooling.NONE else per_sample_weights(call, kind)
+    features = (weights, call.tables, call.dims, int(pooling), [])
+    return (ops.bind_lookup(group.index, group.rows), call.ids, call.offsets, *features)
+
+
+def bind_arguments() -> OpArguments:
+    group = make_group()
+    rows = group.rows
+    return (*group.index, rows.weights, rows.generations, rows.row_clock, rows.init_data)
+
+
+def bags_of_one_table_arguments() -> OpArguments:
+    """Offsets lack the number of ids at their end."""
+    given = list(one_table_arguments()[:-2])
+    given[7] = torch.tensor([0, 0, 2])
+    return (*given, int(Pooling.MEAN), False)
+
+
+def one_table() -> td.TableGroup:
     group = td.TableGroup(
         [td.TableConfig("a", 4)], optimizer=OPTIMIZERS["adam"], max_rows=64, seed=2
     )
     group.insert_or_assign(0, torch.arange(10), torch.linspace(-1, 1, 40).reshape(10, 4))
+    return group
+
+
+def one_table_arguments() -> OpArguments:
+    """Its rows are read without a word about features."""
+    group = one_table()
     index, rows = group.index, group.rows
     found_in = (index.buckets, index.tables, index.meta)
     read = (rows.weights, rows.generations, rows.init_data)
-    what_is_left_out = (None, [], [], int(Pooling.NONE))
+    what_is_left_out = (None, [], [], int(Pooling.NONE), True)
     return (*found_in, *read, torch.tensor([1, 70, 1]), group.tables.one_bag, *what_is_left_out)
 
 
@@ -297,9 +324,19 @@ CASES: dict[str, dict[str, Case]] = {
                     for kind, pooling in (("weighted", Pooling.MEAN), ("plain", Pooling.NONE))
                 },
             ),
-            ("find_and_read", find_and_read_arguments, {"one table": one_table_arguments}),
+            (
+                "find_and_read",
+                find_and_read_arguments,
+                {
+                    "one table": one_table_arguments,
+                    "bags of one table": bags_of_one_table_arguments,
+                },
+            ),
+            ("insert_and_read", insert_and_read_arguments, {}),
         )
     },
+    "bind_lookup": {"": bind_arguments},
+    "release_lookup": {"": lambda: (0,)},
     "quantize_rows": {
         f"{form} {dtype} {dim}".replace("torch.", ""): partial(quantize_arguments, form, dtype, dim)
         for form, dtype, dim in (

@@ -427,6 +427,116 @@ def test_rows_of_one_table_are_found_and_read_without_a_word_about_features() ->
     assert same_bits(ops.find_and_read_rows(group.index, group.rows, ids, none), expected)
 
 
+@pytest.mark.parametrize("last", [False, True])
+@POOLINGS
+def test_bags_of_one_table_are_found_and_read_with_offsets_as_given(
+    pooling: Pooling, last: bool
+) -> None:
+    group = make_group((4,), padding_idx=PADDING, eval_default="zeros")
+    if group.device.type != "cpu":
+        pytest.skip("find_and_read is an op of the CPU")
+    train(group, 0, torch.arange(0, 60, 3), torch.ones(20, 4))
+    call = random_call(group, [0], batch=6, longest=5)
+    expected = ops.find_and_read(group.index, group.rows, call.batch(pooling))
+    assert expected.any()
+    offsets = call.offsets if last else call.offsets[:-1].contiguous()
+    read = ops.find_and_read_bags(
+        group.index, group.rows, call.ids, offsets, pooling, include_last_offset=last
+    )
+    assert same_bits(read, expected)
+    none = call.ids[:0]
+    empty = ops.find_and_read_bags(
+        group.index, group.rows, none, none, pooling, include_last_offset=False
+    )
+    assert empty.shape == (0, 4)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("pooling", list(Pooling), ids=[pooling.name for pooling in Pooling])
+def test_one_op_inserts_and_reads_as_two_do(pooling: Pooling, weighted: bool) -> None:
+    """And its backward updates the same rows."""
+    groups = [make_group((4, 4), padding_idx=PADDING) for _ in range(2)]
+    if groups[0].device.type != "cpu":
+        pytest.skip("insert_and_read is an op of the CPU")
+    outcomes = []
+    for group, alone in zip(groups, (True, False), strict=True):
+        train(group, 0, torch.arange(0, 60, 3), torch.ones(20, 4))
+        group.erase(0, torch.arange(3))
+        call = random_call(group, [0, 1, 0], batch=5, longest=4)
+        weights = torch.linspace(-1, 1, call.ids.numel()).requires_grad_() if weighted else None
+        batch = call.batch(pooling, weights if pooling != Pooling.NONE else None)
+        anchor = torch.zeros(1, requires_grad=True)
+        code = group.config.optimizer_code
+        if alone:
+            assert ops.is_eager(batch.ids, batch.offsets)
+            number = ops.bind_lookup(group.index, group.rows)
+            output = ops.insert_and_embed(
+                group.rows, number, batch, anchor, optimizer=code, feature_policies=[]
+            )
+            ops.release_lookup(number)
+        else:
+            handles = group.find_or_insert(call.ids, call.offsets, call.tables)
+            output = ops.embedding(group.rows, batch, handles, anchor, optimizer=code)
+        inserted = snapshot(group)
+        output.backward(torch.linspace(-2, 1, output.numel()).reshape(output.shape))
+        gradient = None if weights is None else weights.grad
+        outcomes.append((output.detach(), gradient, inserted, snapshot(group)))
+    (one, one_gradient, one_inserted, one_state), (two, two_gradient, inserted, state) = outcomes
+    assert same_bits(one, two)
+    assert differences(one_inserted, inserted) == []
+    assert differences(one_state, state) == []
+    assert (one_gradient is None) == (two_gradient is None)
+    if one_gradient is not None and two_gradient is not None:
+        assert same_bits(one_gradient, two_gradient)
+
+
+def test_a_wrong_lookup_inserts_no_id() -> None:
+    group = make_group((4, 4))
+    if group.device.type != "cpu":
+        pytest.skip("insert_and_read is an op of the CPU")
+    number = ops.bind_lookup(group.index, group.rows)
+    ids, offsets = torch.arange(6), torch.tensor([0, 2, 6])
+    before = snapshot(group)
+    for features, message in [
+        ((None, [0, 1], [4, 5], 0, []), r"feature_dims\[1\] is 5, but its table has dim 4"),
+        ((torch.ones(5), [0, 1], [4, 4], 0, []), r"per_sample_weights.size\(0\) is 5, expected 6"),
+        ((None, [0, 2], [4, 4], 0, []), r"feature_tables\[1\] is 2"),
+    ]:
+        with pytest.raises(RuntimeError, match=rf"insert_and_read: {message}"):
+            torch.ops.dynemb.insert_and_read(number, ids, offsets, *features)
+        assert differences(before, snapshot(group)) == []
+    ops.release_lookup(number)
+    with pytest.raises(RuntimeError, match=rf"lookup is {number}, .* or which has been released"):
+        torch.ops.dynemb.insert_and_read(number, ids, offsets, None, [0, 1], [4, 4], 0, [])
+
+
+def test_modules_train_alike_whoever_sees_their_ops() -> None:
+    """Eager training is one op, unless something else observes the calls."""
+    policy = td.Policy(score="frequency", capacity=40)
+    outcomes = []
+    for watcher in (CountOps(), nullcontext()):
+        tables = [
+            td.TableConfig("a", 4, ["f", "g"], policy=policy, padding_idx=PADDING),
+            td.TableConfig("b", 3, ["h"], policy=policy),
+        ]
+        module = td.DynamicEmbeddingBagCollection(
+            tables, mode="mean", optimizer=td.Adam(lr=0.1), max_rows=200
+        )
+        outputs = []
+        for step in range(4):
+            ids = torch.arange(12) * (step + 3) % 50
+            features = td.KeyedJagged(["f", "g", "h"], ids, torch.tensor([0, 2, 3, 4, 7, 9, 12]))
+            with watcher:
+                output = module(features)
+                output.sum().backward()
+                module.optimizer.step()
+            outputs.append(output.detach())
+        outcomes.append((torch.stack(outputs), snapshot(module.group)))
+    (seen, seen_state), (unseen, state) = outcomes
+    assert same_bits(seen, unseen)
+    assert differences(seen_state, state) == []
+
+
 def test_features_of_several_tables_are_not_left_out() -> None:
     group = make_group((4, 4))
     if group.device.type != "cpu":

@@ -213,6 +213,9 @@ dynemb::feature_cross_ragged(Tensor[] x_values, Tensor[] x_offsets, Tensor[] y_v
             "embedding_forward",
             "embedding_inference",
             "find_and_read",
+            "bind_lookup",
+            "release_lookup",
+            "insert_and_read",
         )
         self.assertExpectedInline(
             shown,
@@ -237,7 +240,14 @@ dynemb::embedding_inference(Tensor[] weights, Tensor[] generations, Tensor meta,
 dynemb::find_and_read(Tensor buckets, Tensor tables, Tensor meta, Tensor[] weights,
     Tensor[] generations, Tensor init_data, Tensor ids, Tensor offsets, Tensor?
     per_sample_weights=None, int[] feature_tables=[], int[] feature_dims=[], int
-    pooling=2) -> Tensor""",
+    pooling=2, bool include_last_offset=True) -> Tensor
+dynemb::bind_lookup(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor
+    free_rows, Tensor sketch, Tensor evicted, Tensor meta, Tensor policy, Tensor clock,
+    Tensor[] weights, Tensor[] generations, Tensor row_clock, Tensor init_data) -> int
+dynemb::release_lookup(int lookup) -> ()
+dynemb::insert_and_read(int lookup, Tensor ids, Tensor offsets, Tensor?
+    per_sample_weights, int[] feature_tables, int[] feature_dims, int pooling, int[]
+    feature_policies) -> (Tensor output, Tensor handles, Tensor updates)""",
         )
 
     def test_quantized_rows(self) -> None:
@@ -631,7 +641,7 @@ def test_constants_are_those_of_cpp() -> None:
     assert constant("core/index/row_allocation.h", "kCommitStepBytes") == "int64_t{64} << 20"
     assert columns.COMMIT_STEP_BYTES == 64 << 20
     assert float(constant("core/columns.h", "kDecayByItself")) == columns.DECAY_BY_ITSELF
-    assert int(constant("core/serving/live_row.h", "kLiveHeaderWords")) == columns.LIVE_HEADER_WORDS
+    assert int(constant("core/columns.h", "kServedUnlocks")) == columns.SERVED_UNLOCKS
     assert int(constant("core/rows/storage.h", "kBlockColumns")) == base._BLOCK_COLUMNS
     assert int(constant("core/policy/decisions.h", "kMaxScoreWords")) == len((*SCORES, "expiry"))
     assert (columns.MAX_ROWS << columns.GENERATION_BITS) < 1 << 63

@@ -18,7 +18,13 @@ from torch.export import Dim
 
 import torch_dynemb as td
 from torch_dynemb import ops, serving
-from torch_dynemb.ops.columns import LiveTable, Meta, RowFormat
+from torch_dynemb.ops.columns import (
+    BUCKET_WIDTH,
+    GENERATION_BITS,
+    LiveTable,
+    Meta,
+    RowFormat,
+)
 
 pytestmark = pytest.mark.cpu_only("live tables are in the memory of the CPU")
 
@@ -385,6 +391,7 @@ def test_damaged_tables_are_told() -> None:
     """Not waited for: a reader that finds the same wrong row again and again gives up."""
     tables = live_bag(4, 20).frozen_tables
     tables.update("t", torch.arange(3), torch.ones(3, 4))
-    tables.tensors().weights[0][:, 1] += 2
+    stored = tables.tensors().buckets[:, BUCKET_WIDTH:]
+    stored += (stored > 0) * (1000 << GENERATION_BITS)
     with pytest.raises(RuntimeError, match=r"serve_lookup: table 't' is damaged: .* from id 0"):
         tables.lookup(ops.LookupBatch.of_rows(torch.arange(3), torch.arange(0), [0], 4))

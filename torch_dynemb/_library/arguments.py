@@ -239,6 +239,8 @@ _SAME_LENGTH: dict[str, tuple[tuple[str, ...], ...]] = {
     "embedding_inference": (_SLABS, _LOOKUP),
     "embedding_forward": (_SLABS, _LOOKUP),
     "find_and_read": (_SLABS, _LOOKUP),
+    "bind_lookup": (_SLABS,),
+    "insert_and_read": (_LOOKUP,),
     "reduce_grad": (_SLABS, _LOOKUP),
     "bag_weight_grad": (_SLABS, _LOOKUP),
     "accumulate_grad_": (_SLABS, _LOOKUP),

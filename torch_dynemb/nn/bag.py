@@ -10,6 +10,7 @@ from torch_dynemb import ops
 from torch_dynemb.nn.embedding import SingleTable, static_rows
 from torch_dynemb.nn.features import any_batch
 from torch_dynemb.nn.inputs import (
+    are_ready,
     as_ops_take_them,
     flat_weights,
     integer_ids,
@@ -144,6 +145,19 @@ class DynamicEmbeddingBag(SingleTable):
             ForkedProcessError: in training, this process is a fork of the one that made the table.
             ReplicatedTableError: in training, each rank would train its own copy of the table.
         """
+        if per_sample_weights is scores is None and are_ready(input) and are_ready(offsets):
+            tables = self._tables_to_read()
+            if tables is not None:  # nothing but the op: for few ids, more would take longer
+                return self._as_output(
+                    ops.find_and_read_bags(
+                        tables.index,
+                        tables.rows,
+                        input,
+                        offsets,
+                        self._pooling,
+                        include_last_offset=self.include_last_offset,
+                    )
+                )
         return self._lookup(
             self._requested(self._batch, input, offsets, per_sample_weights),
             scores=None if scores is None else self._scores_of(scores, input),

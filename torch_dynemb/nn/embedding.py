@@ -227,6 +227,9 @@ class DynamicEmbedding(SingleTable):
                 return self._as_output(
                     ops.find_and_read_rows(tables.index, tables.rows, input, tables.one_bag)
                 )
+            trained = self._train_rows(input)
+            if trained is not None:
+                return trained
         rows = self._lookup(
             self._requested(self._batch_of, input),
             scores=None if scores is None else self._scores_of(scores, input),

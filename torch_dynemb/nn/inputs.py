@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 from torch import Tensor
 from torch.compiler import is_exporting
@@ -22,8 +24,8 @@ def _check_dense(owner: str, given: Tensor) -> None:
         )
 
 
-def are_ready(numbers: Tensor) -> bool:
-    """Return whether ids or offsets are what ops of the CPU take."""
+def are_ready(numbers: Tensor | None) -> TypeGuard[Tensor]:
+    """Return whether ids or offsets are what ops of the CPU take; None is not."""
     return (
         isinstance(numbers, Tensor)
         and numbers.dtype is _INT64

@@ -296,6 +296,23 @@ class TableModule(nn.Module):
         tables = self._group.tables
         return tables if tables.read_by_one_op else None
 
+    def _train_rows(self, ids: Tensor) -> Tensor | None:
+        """Look rows of the one table up for training, if that is one op; see :meth:`_lookup`.
+
+        Args:
+            ids: int64 [n], as ops take them.
+        """
+        tables = self._group.tables
+        if self._ranks is not None or not ops.is_eager(ids, tables.one_bag):
+            return None
+        lookup = tables.row_lookup()
+        if lookup is None or tables.host.forked:
+            return None
+        anchor, learning = self._begin_lookup(ids, True)
+        if not learning:
+            return None
+        return self._as_output(ops.insert_and_embed_rows(lookup, ids, anchor))
+
     def _lookup(
         self,
         batch: LookupBatch,
@@ -388,10 +405,14 @@ class TableModule(nn.Module):
             batch, feature_policies, scores, counts, inserts, trains: as :meth:`_lookup`.
             converts: False: rows stay float32.
         """
-        anchor, learning = self._begin_lookup(batch, trains)
+        anchor, learning = self._begin_lookup(batch.ids, trains)
+        tables = self._group.tables
+        if learning and tables.trained_by_one_op and scores is None and counts is None and inserts:
+            rows = self._trained_by_one_op(tables, batch, anchor, feature_policies)
+            if rows is not None:
+                return self._as_output(rows) if converts else rows
         weights = batch.per_sample_weights
         weights_learn = weights is not None and weights.requires_grad and torch.is_grad_enabled()
-        tables = self._group.tables
         if not learning and not weights_learn:
             rows = table_lookup.find_and_read(tables, batch)
             return self._as_output(rows) if converts else rows
@@ -417,7 +438,34 @@ class TableModule(nn.Module):
             output.register_hook(functools.partial(_check_same_step, name, tiers, tiers.epoch))
         return self._as_output(output) if converts else output
 
-    def _begin_lookup(self, batch: LookupBatch, trains: bool) -> tuple[nn.Parameter, bool]:
+    def _trained_by_one_op(
+        self,
+        tables: Tables,
+        batch: LookupBatch,
+        anchor: nn.Parameter,
+        feature_policies: list[int] | None,
+    ) -> Tensor | None:
+        """Look rows up for training in one call of an op, if nothing observes the calls of ops."""
+        if not ops.is_eager(batch.ids, batch.offsets):
+            return None
+        if tables.host.forked:
+            tables.check_own()
+        config = tables.config
+        if config.layout.rows:
+            if repeats_a_forward(type(self).__name__):
+                return None
+            if feature_policies is None:
+                feature_policies = batch.feature_tables
+        return ops.insert_and_embed(
+            tables.rows,
+            tables.bound(),
+            batch,
+            anchor,
+            optimizer=config.optimizer_code,
+            feature_policies=feature_policies or [],
+        )
+
+    def _begin_lookup(self, ids: Tensor, trains: bool) -> tuple[nn.Parameter, bool]:
         """Check that the rows of this process can be looked up now.
 
         Returns:
@@ -438,7 +486,7 @@ class TableModule(nn.Module):
                 loss_scaling.check_not_scaled(type(self).__name__)
             # not on a GPU, where the count would have to be waited for; train(False) and state_dict
             # report
-            if not batch.ids.is_cuda:
+            if not ids.is_cuda:
                 self._count_lookup()
         return anchor, learning
 
@@ -475,7 +523,7 @@ class TableModule(nn.Module):
         Returns:
             Handles, int64 [N], and the anchor of their lookup in training, else None.
         """
-        anchor, learning = self._begin_lookup(batch, True)
+        anchor, learning = self._begin_lookup(batch.ids, True)
         if learning:
             return self._training_handles(batch), anchor
         tables = self._group.tables

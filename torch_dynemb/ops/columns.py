@@ -227,6 +227,10 @@ class LiveTable(IntEnum):
 
 LIVE_TABLE_COLUMNS = 16
 
+# Column of the first row of ``tables`` of served tables, frozen or live: 1 if threads that hold
+# Python's lock may release it during a lookup.
+SERVED_UNLOCKS = 15
+
 
 class LiveSlab(IntEnum):
     """Columns of ``free`` of live tables, int64 [slabs, 4]: rows without an owner."""
@@ -237,7 +241,6 @@ class LiveSlab(IntEnum):
 
 
 LIVE_SLAB_COLUMNS = 4
-LIVE_HEADER_WORDS = 2  # of a row, before its values
 
 
 class RowClock(IntEnum):

@@ -15,7 +15,6 @@ from torch_dynemb.errors import HostMemoryError
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     BUCKET_WORDS,
-    LIVE_HEADER_WORDS,
     LIVE_SLAB_COLUMNS,
     LIVE_TABLE_COLUMNS,
     MAX_ROWS,
@@ -101,7 +100,7 @@ class LiveTables(CountedTables):
         self._slots = [BUCKET_WIDTH * buckets for buckets in ranges]
         # one row more than ids: an update writes a new row before it frees the old one
         counts = [1] * len(self.formats)
-        words = [LIVE_HEADER_WORDS] * len(self.formats)
+        words = [0] * len(self.formats)
         for slab, dim, ids in zip(slab_of, dims, capacity, strict=True):
             counts[slab] += ids
             words[slab] = _row_words(self.formats[slab], dim)
@@ -303,7 +302,7 @@ def _formats(source: FrozenTables, rows: str | None) -> list[str]:
 
 def _row_words(code: int, dim: int) -> int:
     size = _FLOAT_BYTES[code] * dim if code in _FLOAT_BYTES else row_bytes(_QUANTIZED[code], dim)
-    return LIVE_HEADER_WORDS + 2 * -(-size // _ROW_ALIGNMENT)
+    return 2 * -(-size // _ROW_ALIGNMENT)
 
 
 __all__ = ["LiveTables"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -47,6 +48,7 @@ class Tables:
         one_bag: int64 [0], the offsets of a call with one feature without pooling.
         tiers: the cache and the store of tiered rows; None: all rows are in memory.
         read_by_one_op: whether ``find_and_read`` does a whole lookup for inference.
+        trained_by_one_op: whether ``insert_and_read`` does that of a training lookup.
     """
 
     config: GroupConfig
@@ -58,17 +60,44 @@ class Tables:
     one_bag: Tensor
     tiers: Tiers | None = None
     read_by_one_op: bool = field(init=False)
+    trained_by_one_op: bool = field(init=False)
+    _bound: int | None = field(init=False, default=None)
+    _row_lookup: ops.RowLookup | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        one_op = (
+        in_memory = (
             self.one_bag.is_cpu
             and self.index.meta is self.rows.meta  # no counters
             and self.tiers is None
-            and "expiry" not in self.config.layout.score_words
         )
-        object.__setattr__(self, "read_by_one_op", one_op)
+        read = in_memory and "expiry" not in self.config.layout.score_words
+        object.__setattr__(self, "read_by_one_op", read)
+        custom = any(table.policy.custom is not None for table in self.config.tables)
+        alone = not any(self.config.hooked) and not custom and self.evictions.rows is None
+        object.__setattr__(self, "trained_by_one_op", in_memory and alone)
         for meta in (self.index.meta, self.rows.meta):
             know_names(meta, self.config.names)
+
+    def bound(self) -> int:
+        """Return the number of these tensors for ``insert_and_embed``."""
+        if self._bound is not None:
+            return self._bound
+        number = ops.bind_lookup(self.index, self.rows)
+        weakref.finalize(self, ops.release_lookup, number).atexit = False
+        object.__setattr__(self, "_bound", number)
+        return number
+
+    def row_lookup(self) -> ops.RowLookup | None:
+        """Return a training lookup of rows of the one table; None: it is more than one op."""
+        if self._row_lookup is not None:
+            return self._row_lookup
+        config = self.config
+        if not self.trained_by_one_op or len(config.tables) != 1 or config.layout.rows:
+            return None
+        code = config.optimizer_code
+        lookup = ops.row_lookup(self.rows, self.bound(), self.one_bag, optimizer=code)
+        object.__setattr__(self, "_row_lookup", lookup)
+        return lookup
 
     @property
     def device(self) -> torch.device:

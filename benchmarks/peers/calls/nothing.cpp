@@ -52,13 +52,23 @@ std::tuple<Tensor, Tensor> embedding_forward(Tensors weights, Tensors /*generati
 Tensor find_and_read(Tensor /*buckets*/, Tensor /*tables*/, Tensor /*meta*/, Tensors weights,
                      Tensors /*generations*/, Tensor /*init_data*/, Tensor ids, Tensor offsets,
                      std::optional<Tensor> /*per_sample_weights*/, Numbers /*feature_tables*/,
-                     Numbers feature_dims, int64_t pooling) {
+                     Numbers feature_dims, int64_t pooling, bool include_last_offset) {
+  if (!include_last_offset) return empty({offsets.numel(), weights[0].size(1)}, ScalarType::Float);
   return output_of(ids, offsets, feature_dims, weights[0].size(1), pooling);
 }
 
+std::tuple<Tensor, Tensor, Tensor> insert_and_read(int64_t /*lookup*/, Tensor ids, Tensor offsets,
+                                                   std::optional<Tensor> /*per_sample_weights*/,
+                                                   Numbers /*feature_tables*/, Numbers feature_dims,
+                                                   int64_t pooling, Numbers /*feature_policies*/) {
+  return {output_of(ids, offsets, feature_dims, feature_dims[0], pooling),
+          empty({ids.numel()}, ScalarType::Long), empty({1}, ScalarType::Long)};
+}
+
 void sgd_backward_(Tensors /*weights*/, Tensors /*generations*/, Tensors /*state*/,
-                   Tensor /*row_clock*/, Tensor /*hyper*/, Tensor /*meta*/, Tensor /*init_data*/,
-                   Tensor /*grad_output*/, Tensor /*ids*/, Tensor /*handles*/, Tensor /*offsets*/,
+                   Tensors /*dirty_bits*/, Tensors /*copy_on_write*/, Tensor /*row_clock*/,
+                   Tensor /*hyper*/, Tensor /*meta*/, Tensor /*init_data*/, Tensor /*grad_output*/,
+                   Tensor /*ids*/, Tensor /*handles*/, Tensor /*offsets*/,
                    std::optional<Tensor> /*per_sample_weights*/, Tensor /*updates*/,
                    Numbers /*feature_tables*/, Numbers /*feature_dims*/, int64_t /*pooling*/) {}
 
@@ -69,5 +79,6 @@ STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
   m.impl("find_or_insert_", TORCH_BOX(&find_or_insert_));
   m.impl("embedding_forward", TORCH_BOX(&embedding_forward));
   m.impl("find_and_read", TORCH_BOX(&find_and_read));
+  m.impl("insert_and_read", TORCH_BOX(&insert_and_read));
   m.impl("sgd_backward_", TORCH_BOX(&sgd_backward_));
 }

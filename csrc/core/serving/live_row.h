@@ -1,16 +1,11 @@
 // Rows of live tables, which threads read while another one updates them.
 //
-// A row has the id of its owner and a generation, so that a reader can check that a copy belongs to
-// its id and is one whole version:
+// A row has the values of its id, and zeros up to 16 bytes. Values of 8 bits and less are a row of
+// core/rows/quantized.h, as in frozen tables: codes, then scale and bias. A row without an owner
+// has the number of the next free row, plus 1, and the generation of its last owner.
 //
-//   int64 id | int64 generation | values | zeros up to 16 bytes
-//
-// Values of 8 bits and less are a row of core/rows/quantized.h, as in frozen tables: codes, then
-// scale and bias.
-//
-// An even generation marks a whole row, an odd one a row that is being written or has no owner. A
-// handle (core/index/handle.h) names a row and the generation of the id's ownership. In a row
-// without an owner, the id field is the next free row.
+// A handle (core/index/handle.h) names a row and the generation of the id's ownership. Generations
+// are even.
 #pragma once
 
 #include "core/index/handle.h"
@@ -31,9 +26,9 @@ DYNEMB_HD bool is_live_format(int64_t format) {
   return false;
 }
 
-constexpr int kLiveIdWord = 0;
+// Words of a row without an owner.
+constexpr int kLiveNextFreeWord = 0;
 constexpr int kLiveGenerationWord = 1;
-constexpr int kLiveHeaderWords = 2;
 
 // Bytes of the values of a row.
 DYNEMB_HD int64_t live_value_bytes(Storage format, int64_t dim) {
@@ -41,18 +36,14 @@ DYNEMB_HD int64_t live_value_bytes(Storage format, int64_t dim) {
   return dim * (format == Storage::kFloat32 ? 4 : 2);
 }
 
-// 8-byte words of the values of a row: an even number, so that rows are aligned to 16 bytes.
-DYNEMB_HD int64_t live_value_words(Storage format, int64_t dim) {
+// 8-byte words of a row: an even number, so that rows are aligned to 16 bytes.
+DYNEMB_HD int64_t live_row_words(Storage format, int64_t dim) {
   return (live_value_bytes(format, dim) + 15) / 16 * 2;
 }
-DYNEMB_HD int64_t live_row_words(Storage format, int64_t dim) {
-  return kLiveHeaderWords + live_value_words(format, dim);
-}
 
-// The next generation, with as many bits as in handles: from a whole row to a row without an owner,
-// and so on.
+// The generation of the next owner of a row.
 DYNEMB_HD int64_t next_live_generation(int64_t generation) {
-  return (generation + 1) & kGenerationMask;
+  return (generation + 2) & kGenerationMask;
 }
 
 }  // namespace dynemb

@@ -1,5 +1,7 @@
 // find_or_insert_: finds all ids, then gives rows to the new ones, in rounds that keep every
 // integer of the state independent of the number of threads.
+#include "cpu/index/insert.h"
+
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -390,11 +392,15 @@ void finish(const IndexArgs& index, const Misses& misses, int64_t* handles) {
   }
 }
 
-Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor free_rows,
-                       Tensor sketch, Tensor evicted, Tensor meta, Tensor policy, Tensor clock,
-                       Tensor ids, Tensor offsets, std::optional<Tensor> admit,
-                       std::vector<int64_t> feature_tables, std::vector<int64_t> feature_policies) {
-  const char* op = "find_or_insert_";
+}  // namespace
+
+Tensor insert_handles(const char* op, const Tensor& buckets, const Tensor& scores,
+                      const Tensor& tables, const Tensor& slabs, const Tensor& free_rows,
+                      const Tensor& sketch, const Tensor& evicted, const Tensor& meta,
+                      const Tensor& policy, const Tensor& clock, const Tensor& ids,
+                      const Tensor& offsets, const std::optional<Tensor>& admit,
+                      const std::vector<int64_t>& feature_tables,
+                      const std::vector<int64_t>& feature_policies) {
   const IndexArgs index = index_args(op, buckets, &scores, tables, meta);
   RowAllocator allocator(index, slabs, free_rows);
   const FeatureArgs features = feature_args(op, ids, offsets, feature_tables, index.table_count);
@@ -433,6 +439,17 @@ Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slab
   }
   finish(index, misses, handle);
   return handles;
+}
+
+namespace {
+
+Tensor find_or_insert_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor free_rows,
+                       Tensor sketch, Tensor evicted, Tensor meta, Tensor policy, Tensor clock,
+                       Tensor ids, Tensor offsets, std::optional<Tensor> admit,
+                       std::vector<int64_t> feature_tables, std::vector<int64_t> feature_policies) {
+  return insert_handles("find_or_insert_", buckets, scores, tables, slabs, free_rows, sketch,
+                        evicted, meta, policy, clock, ids, offsets, admit, feature_tables,
+                        feature_policies);
 }
 
 }  // namespace

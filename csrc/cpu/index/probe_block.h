@@ -81,18 +81,25 @@ DYNEMB_INLINE Words4 match_words(const int64_t* line, int64_t id) {
   return found;
 }
 
+// Reduces each of four vectors to one word by `either`, of two vectors.
+template <class Either>
+DYNEMB_INLINE Words4 reduce_four(Words4 first, Words4 second, Words4 third, Words4 fourth,
+                                 const Either& either) {
+  const Words4 low = either(__builtin_shuffle(first, second, Words4{0, 4, 2, 6}),
+                            __builtin_shuffle(first, second, Words4{1, 5, 3, 7}));
+  const Words4 high = either(__builtin_shuffle(third, fourth, Words4{0, 4, 2, 6}),
+                             __builtin_shuffle(third, fourth, Words4{1, 5, 3, 7}));
+  return either(__builtin_shuffle(low, high, Words4{0, 1, 4, 5}),
+                __builtin_shuffle(low, high, Words4{2, 3, 6, 7}));
+}
+
 // match_stored of four ids, each in its bucket: half as many instructions as one by one.
 DYNEMB_INLINE Words4 match_four(const int64_t* lines, const int64_t* bucket, const int64_t* ids) {
-  const Words4 first = match_words(lines + bucket[0] * kBucketWords, ids[0]);
-  const Words4 second = match_words(lines + bucket[1] * kBucketWords, ids[1]);
-  const Words4 third = match_words(lines + bucket[2] * kBucketWords, ids[2]);
-  const Words4 fourth = match_words(lines + bucket[3] * kBucketWords, ids[3]);
-  const Words4 low = __builtin_shuffle(first, second, Words4{0, 4, 2, 6}) |
-                     __builtin_shuffle(first, second, Words4{1, 5, 3, 7});
-  const Words4 high = __builtin_shuffle(third, fourth, Words4{0, 4, 2, 6}) |
-                      __builtin_shuffle(third, fourth, Words4{1, 5, 3, 7});
-  return __builtin_shuffle(low, high, Words4{0, 1, 4, 5}) |
-         __builtin_shuffle(low, high, Words4{2, 3, 6, 7});
+  return reduce_four(match_words(lines + bucket[0] * kBucketWords, ids[0]),
+                     match_words(lines + bucket[1] * kBucketWords, ids[1]),
+                     match_words(lines + bucket[2] * kBucketWords, ids[2]),
+                     match_words(lines + bucket[3] * kBucketWords, ids[3]),
+                     [](Words4 a, Words4 b) { return a | b; });
 }
 
 }  // namespace dynemb::cpu

@@ -63,29 +63,49 @@ int64_t highest_handle(const int64_t* handles, int64_t count) {
 
 }  // namespace
 
+LookupArgs lookup_before_handles(const char* op, const std::vector<TableRows>& tables,
+                                 const Tensor& ids, const Tensor& offsets,
+                                 const std::optional<Tensor>& per_sample_weights,
+                                 const std::vector<int64_t>& feature_tables,
+                                 const std::vector<int64_t>& feature_dims, int64_t pooling) {
+  const IdTensors given =
+      id_tensors(op, ids, offsets, feature_tables, static_cast<int64_t>(tables.size()));
+  FeatureArgs features = feature_args(op, given, feature_tables);
+  const float* id_weights = bag_weights(op, given, per_sample_weights, feature_dims, pooling);
+  for (size_t f = 0; f < feature_tables.size(); ++f) {
+    const TableRows& table = tables[feature_tables[f]];
+    DYNEMB_CHECK(feature_dims[f] == table.dim, "dynemb::", op, ": feature_dims[", f, "] is ",
+                 feature_dims[f], ", but its table has dim ", table.dim);
+  }
+  OutputColumns columns = output_columns(feature_dims, pooling);
+  return {std::move(features),      nullptr,      given.offsets, id_weights, given.batch, pooling,
+          std::move(columns.first), columns.count};
+}
+
+void set_handles(const char* op, const std::vector<TableRows>& tables, const Tensor& handles,
+                 LookupArgs* lookup) {
+  const FeatureArgs& features = lookup->features;
+  const int64_t* handle = id_words(op, "handles", handles, features.count);
+  for (size_t f = 0; f < features.table.size(); ++f) {
+    const TableRows& table = tables[features.table[f]];
+    const int64_t highest =
+        highest_handle(handle + features.begin[f], features.begin[f + 1] - features.begin[f]);
+    DYNEMB_CHECK(highest < 0 || handle_row(highest) < table.rows, "dynemb::", op,
+                 ": a handle names row ", handle_row(highest), ", but the table has ", table.rows,
+                 " rows: handles must come from find or find_or_insert_");
+  }
+  lookup->handles = handle;
+}
+
 LookupArgs lookup_call(const char* op, const std::vector<TableRows>& tables, const Tensor& ids,
                        const Tensor& handles, const Tensor& offsets,
                        const std::optional<Tensor>& per_sample_weights,
                        const std::vector<int64_t>& feature_tables,
                        const std::vector<int64_t>& feature_dims, int64_t pooling) {
-  const IdTensors given_ids =
-      id_tensors(op, ids, offsets, feature_tables, static_cast<int64_t>(tables.size()));
-  FeatureArgs features = feature_args(op, given_ids, feature_tables);
-  const LookupTensors given =
-      lookup_tensors(op, given_ids, handles, per_sample_weights, feature_dims, pooling);
-  for (size_t f = 0; f < feature_tables.size(); ++f) {
-    const TableRows& table = tables[feature_tables[f]];
-    DYNEMB_CHECK(feature_dims[f] == table.dim, "dynemb::", op, ": feature_dims[", f, "] is ",
-                 feature_dims[f], ", but its table has dim ", table.dim);
-    const int64_t highest = highest_handle(given.handles + features.begin[f],
-                                           features.begin[f + 1] - features.begin[f]);
-    DYNEMB_CHECK(highest < 0 || handle_row(highest) < table.rows, "dynemb::", op,
-                 ": a handle names row ", handle_row(highest), ", but the table has ", table.rows,
-                 " rows: handles must come from find or find_or_insert_");
-  }
-  OutputColumns columns = output_columns(feature_dims, pooling);
-  return {std::move(features), given.handles, given_ids.offsets,        given.id_weights,
-          given_ids.batch,     pooling,       std::move(columns.first), columns.count};
+  LookupArgs lookup = lookup_before_handles(op, tables, ids, offsets, per_sample_weights,
+                                            feature_tables, feature_dims, pooling);
+  set_handles(op, tables, handles, &lookup);
+  return lookup;
 }
 
 std::vector<BagTile> make_bag_tiles(const LookupArgs& lookup) {

@@ -63,6 +63,15 @@ LookupArgs lookup_call(const char* op, const std::vector<TableRows>& tables, con
                        const std::vector<int64_t>& feature_tables,
                        const std::vector<int64_t>& feature_dims, int64_t pooling);
 
+// The same for handles that are not known yet; set_handles checks and adds them.
+LookupArgs lookup_before_handles(const char* op, const std::vector<TableRows>& tables,
+                                 const Tensor& ids, const Tensor& offsets,
+                                 const std::optional<Tensor>& per_sample_weights,
+                                 const std::vector<int64_t>& feature_tables,
+                                 const std::vector<int64_t>& feature_dims, int64_t pooling);
+void set_handles(const char* op, const std::vector<TableRows>& tables, const Tensor& handles,
+                 LookupArgs* lookup);
+
 // A range of bags of one feature: the unit of parallel work in lookups.
 struct BagTile {
   int64_t feature;

@@ -1,5 +1,5 @@
 // Forward of the lookups: embedding_bag (pooled) and embedding (a vector per id), and both without
-// an autograd formula: embedding_forward, embedding_inference and find_and_read.
+// an autograd formula: embedding_forward, embedding_inference, find_and_read.
 #include "cpu/rows/lookup.h"
 
 #include <torch/csrc/stable/library.h>
@@ -148,6 +148,8 @@ DYNEMB_INLINE void gather_rows_body(const BagJob& job) {
 }
 DYNEMB_SIMD_TYPED_VARIANTS(gather_rows, (const BagJob& job), (job))
 
+}  // namespace
+
 Tensor run_lookup(const LookupArgs& lookup, const std::vector<TableRows>& tables) {
   const bool pooled = lookup.pooling != kPoolNone;
   Tensor output =
@@ -177,14 +179,14 @@ Tensor run_lookup(const LookupArgs& lookup, const std::vector<TableRows>& tables
   return output;
 }
 
-// The second result of training lookups: the number of updates of the rows, by which the backward
-// detects updates since the forward.
 Tensor update_count(const char* op, const Tensor& row_clock, const Tensor& meta) {
   const int64_t* extra = row_clock_extra(op, row_clock, meta.size(0));
   Tensor count = empty_cpu({1}, ScalarType::Long);
   *static_cast<int64_t*>(count.data_ptr()) = extra[kRowClockUpdates];
   return count;
 }
+
+namespace {
 
 Tensor pooled_lookup(const char* op, const std::vector<TableRows>& tables, const Tensor& ids,
                      const Tensor& handles, const Tensor& offsets,
@@ -274,20 +276,43 @@ std::tuple<Tensor, Tensor> embedding_forward(std::vector<Tensor> weights,
   return {output, update_count(op, row_clock, meta)};
 }
 
+// One table and one feature, if the op got none.
+void fill_in_feature(const char* op, const Tensor& tables, const std::vector<Tensor>& weights,
+                     std::vector<int64_t>* feature_tables, std::vector<int64_t>* feature_dims) {
+  if (!feature_tables->empty() || !feature_dims->empty()) return;
+  DYNEMB_CHECK(tables.dim() == 2 && tables.size(0) == 1, "dynemb::", op,
+               ": feature_tables is empty, expected the table of each feature: it may be left "
+               "out where there is one table");
+  DYNEMB_CHECK(weights.size() == 1 && weights[0].dim() == 2, "dynemb::", op, ": weights has ",
+               weights.size(), " entries, expected one of shape (rows, dim) for one table");
+  *feature_tables = {0};
+  *feature_dims = {weights[0].size(1)};
+}
+
+// Offsets with the number of ids at their end.
+Tensor with_last_offset(const char* op, const Tensor& offsets, const Tensor& ids,
+                        const std::vector<int64_t>& feature_tables, int64_t pooling) {
+  check_is_pooled(op, pooling, "leave out include_last_offset");
+  check_tensor(op, "offsets", offsets, ScalarType::Long);
+  DYNEMB_CHECK(offsets.dim() == 1 && feature_tables.size() == 1, "dynemb::", op,
+               ": include_last_offset is False, and offsets has ", offsets.dim(),
+               " dimensions with ", feature_tables.size(),
+               " features, expected where the bags of one feature begin");
+  const int64_t bags = offsets.numel();
+  Tensor result = empty_cpu({bags + 1}, ScalarType::Long);
+  auto* words = static_cast<int64_t*>(result.data_ptr());
+  std::memcpy(words, offsets.data_ptr(), sizeof(int64_t) * static_cast<size_t>(bags));
+  words[bags] = ids.numel();
+  return result;
+}
+
 Tensor find_and_read(Tensor buckets, Tensor tables, Tensor meta, std::vector<Tensor> weights,
                      std::vector<Tensor> generations, Tensor init_data, Tensor ids, Tensor offsets,
                      std::optional<Tensor> per_sample_weights, std::vector<int64_t> feature_tables,
-                     std::vector<int64_t> feature_dims, int64_t pooling) {
+                     std::vector<int64_t> feature_dims, int64_t pooling, bool include_last_offset) {
   const char* op = "find_and_read";
-  if (feature_tables.empty() && feature_dims.empty()) {
-    DYNEMB_CHECK(tables.dim() == 2 && tables.size(0) == 1, "dynemb::", op,
-                 ": feature_tables is empty, expected the table of each feature: it may be left "
-                 "out where there is one table");
-    DYNEMB_CHECK(weights.size() == 1 && weights[0].dim() == 2, "dynemb::", op, ": weights has ",
-                 weights.size(), " entries, expected one of shape (rows, dim) for one table");
-    feature_tables = {0};
-    feature_dims = {weights[0].size(1)};
-  }
+  fill_in_feature(op, tables, weights, &feature_tables, &feature_dims);
+  if (!include_last_offset) offsets = with_last_offset(op, offsets, ids, feature_tables, pooling);
   const Tensor handles = find_handles(op, buckets, tables, meta, ids, offsets, feature_tables);
   return read_rows(op, weights, generations, meta, init_data, ids, handles, offsets,
                    per_sample_weights, feature_tables, feature_dims, pooling);

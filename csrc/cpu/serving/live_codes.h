@@ -9,11 +9,10 @@
 
 namespace dynemb::cpu {
 
-// Fills a row of live_row_words(format, dim) words except its id and generation; false if the
-// format cannot hold the values.
+// Fills a row of live_row_words(format, dim) words; false if the format cannot hold the values.
 inline bool pack_live_row(Storage format, const float* values, int64_t dim, int64_t* row) {
   std::memset(row, 0, 8 * static_cast<size_t>(live_row_words(format, dim)));
-  char* stored = reinterpret_cast<char*>(row + kLiveHeaderWords);
+  char* stored = reinterpret_cast<char*>(row);
   if (!is_quantized(format)) {
     store_row(format, kToNearest, values, dim, stored);
     return true;
@@ -26,7 +25,7 @@ inline bool pack_live_row(Storage format, const float* values, int64_t dim, int6
 // The same for values that are quantized in this format.
 inline bool copy_live_row(Storage format, const uint8_t* values, int64_t dim, int64_t* row) {
   std::memset(row, 0, 8 * static_cast<size_t>(live_row_words(format, dim)));
-  std::memcpy(row + kLiveHeaderWords, values, static_cast<size_t>(live_value_bytes(format, dim)));
+  std::memcpy(row, values, static_cast<size_t>(live_value_bytes(format, dim)));
   const RowScale scale = load_row_scale(format, values + code_bytes(format, dim));
   return is_finite(scale.scale) && is_finite(scale.bias);
 }

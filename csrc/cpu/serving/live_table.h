@@ -42,7 +42,8 @@ struct LiveTable {
   int64_t* row(int64_t number) const { return rows + number * row_words; }
 };
 
-DYNEMB_INLINE int64_t* line_of(int64_t* range, int64_t bucket) {
+template <class Word>  // int64_t, or const
+DYNEMB_INLINE Word* line_of(Word* range, int64_t bucket) {
   return range + bucket * kBucketWords;
 }
 

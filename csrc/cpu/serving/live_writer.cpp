@@ -57,17 +57,23 @@ void place(const Slot& slot, int64_t id, int64_t stored) {
   store_word_release(slot.stored(), stored);
 }
 
+// A row without an owner, and the generation of the next one.
 int64_t take_row(const LiveWriter& writer) {
   int64_t* slab = writer.slab;
   if (slab[kLiveSlabFreeHead] == 0) {
     check_sound(slab[kLiveSlabNextRow] < writer.table.row_count);
-    return slab[kLiveSlabNextRow]++;
+    return make_handle(slab[kLiveSlabNextRow]++, next_live_generation(0));
   }
   const int64_t number = slab[kLiveSlabFreeHead] - 1;
   check_sound(number >= 0 && number < writer.table.row_count);
-  slab[kLiveSlabFreeHead] = load_word(writer.table.row(number) + kLiveIdWord);
+  const int64_t* row = writer.table.row(number);
+  const int64_t generation = load_word(row + kLiveGenerationWord);
+  const int64_t next_free = load_word(row + kLiveNextFreeWord);
+  check_sound((generation & ~int64_t{kGenerationMask}) == 0 && next_free >= 0 &&
+              next_free <= writer.table.row_count);
+  slab[kLiveSlabFreeHead] = next_free;
   --slab[kLiveSlabFreeCount];
-  return number;
+  return make_handle(number, next_live_generation(generation));
 }
 
 // Called after the index has dropped the row.
@@ -75,29 +81,20 @@ void free_row(const LiveWriter& writer, int64_t stored) {
   const int64_t handle = decode_handle(stored);
   check_sound(handle_row(handle) < writer.table.row_count);
   int64_t* row = writer.table.row(handle_row(handle));
-  const int64_t generation = next_live_generation(handle_generation(handle));
-  store_word_release(row + kLiveGenerationWord, generation);
-  release_fence();
-  store_word(row + kLiveIdWord, writer.slab[kLiveSlabFreeHead]);
+  release_fence();  // a reader of a later word sees that the handle is no longer in the index
+  store_word(row + kLiveGenerationWord, handle_generation(handle));
+  store_word(row + kLiveNextFreeWord, writer.slab[kLiveSlabFreeHead]);
   writer.slab[kLiveSlabFreeHead] = handle_row(handle) + 1;
   ++writer.slab[kLiveSlabFreeCount];
 }
 
 // Writes a free row; returns its stored handle.
-int64_t write_row(const LiveWriter& writer, int64_t id, const int64_t* packed) {
-  const int64_t number = take_row(writer);
-  int64_t* row = writer.table.row(number);
-  // odd already, unless the row has never had an owner
-  const int64_t odd = load_word(row + kLiveGenerationWord) | 1;
-  store_word(row + kLiveGenerationWord, odd);
-  release_fence();  // a reader of any later word sees the odd generation
-  store_word(row + kLiveIdWord, id);
-  for (int64_t w = kLiveHeaderWords; w < writer.table.row_words; ++w) {
-    store_word(row + w, packed[w]);
-  }
-  const int64_t even = next_live_generation(odd);
-  store_word_release(row + kLiveGenerationWord, even);
-  return encode_handle(make_handle(number, even));
+int64_t write_row(const LiveWriter& writer, const int64_t* packed) {
+  const int64_t handle = take_row(writer);
+  int64_t* row = writer.table.row(handle_row(handle));
+  release_fence();  // likewise
+  for (int64_t w = 0; w < writer.table.row_words; ++w) store_word(row + w, packed[w]);
+  return encode_handle(handle);
 }
 
 void erase(const LiveWriter& writer, const Slot& slot) {
@@ -113,12 +110,12 @@ void insert(const LiveWriter& writer, int64_t id, const int64_t* packed) {
   const Slot slot = free_slot_of(writer.table, active_range(writer.table), id);
   writer.counters[kLiveTableTombstones] -= load_word(slot.stored()) == kLiveTombstone;
   ++writer.counters[kLiveTableSize];
-  place(slot, id, write_row(writer, id, packed));
+  place(slot, id, write_row(writer, packed));
 }
 
-void replace(const LiveWriter& writer, const Slot& slot, int64_t id, const int64_t* packed) {
+void replace(const LiveWriter& writer, const Slot& slot, const int64_t* packed) {
   const int64_t old = load_word(slot.stored());
-  store_word_release(slot.stored(), write_row(writer, id, packed));
+  store_word_release(slot.stored(), write_row(writer, packed));
   free_row(writer, old);
 }
 
@@ -205,7 +202,7 @@ LiveOutcome apply_live(const LiveWriter& writer, const LiveUpdate& update) {
     if (slot.line == nullptr) {
       insert(writer, id, packed);
     } else {
-      replace(writer, slot, id, packed);
+      replace(writer, slot, packed);
     }
   }
   counters[kLiveTableInserted] += outcome.inserted;

@@ -20,7 +20,7 @@ struct LiveWriter {
 struct LiveUpdate {
   const int64_t* ids;
   int64_t count;
-  const int64_t* packed;  // [count, row_words]: rows; their ids and generations are ignored
+  const int64_t* packed;  // [count, row_words]
   const int64_t* erased;
   int64_t erased_count;
 };

@@ -15,6 +15,7 @@
 #include "arguments/lookup.h"
 #include "cpu/rows/initial_row.h"
 #include "cpu/rows/row_sums.h"
+#include "cpu/runtime/interpreter_lock.h"
 #include "cpu/serving/args.h"
 #include "cpu/serving/frozen_reader.h"
 #include "cpu/serving/live_reader.h"
@@ -50,8 +51,8 @@ struct LiveSource {
     return read_live<true>(table, ids, count, slots, sink);
   }
   std::string damage(int64_t id) const {
-    return "its index leads from id " + std::to_string(id) +
-           " to a row of another id. Make the table again from the model";
+    return "its index leads from id " + std::to_string(id) + " to a row beyond the " +
+           std::to_string(table.row_count) + " of its slab. Make the table again from the model";
   }
 };
 
@@ -293,6 +294,7 @@ std::vector<ServeTile> serve_tiles(const ServeCall& call) {
 // -- the op ---------------------------------------------------------------------------------------
 
 struct ServeArguments {
+  const Tensor& tables;
   const Tensor& meta;
   const Tensor& ids;
   const Tensor& offsets;
@@ -301,6 +303,11 @@ struct ServeArguments {
   const std::vector<int64_t>& feature_dims;
   int64_t pooling;
 };
+
+// Whether threads that hold Python's lock may release it. The tensor has been checked.
+bool may_unlock(const Tensor& tables) {
+  return static_cast<const int64_t*>(tables.data_ptr())[kServedUnlocks] == 1;
+}
 
 template <class Source>
 std::tuple<Tensor, Tensor> serve(const char* op, const ServeArguments& given,
@@ -331,6 +338,10 @@ std::tuple<Tensor, Tensor> serve(const char* op, const ServeArguments& given,
       empty_cpu({call.pooled() ? ids.batch : ids.count, call.columns.count}, ScalarType::Float);
   call.output = static_cast<float*>(output.data_ptr());
   std::vector<ServeTile> tiles = serve_tiles(call);
+  // To take the lock back costs a call of few ids more than other threads gain.
+  constexpr int64_t kUnlockedIds = 1024;
+  std::optional<WithoutInterpreterLock> unlocked;
+  if (ids.count >= kUnlockedIds && may_unlock(given.tables)) unlocked.emplace();
   parallel_units(static_cast<int64_t>(tiles.size()), ids.count, [&](int64_t begin, int64_t end) {
     std::vector<float> memory(static_cast<size_t>(kRowsAtOnce * (floats + slot_bytes / 4)));
     float* scratch = memory.data() + kRowsAtOnce * slot_bytes / 4;
@@ -341,6 +352,7 @@ std::tuple<Tensor, Tensor> serve(const char* op, const ServeArguments& given,
       call.pooled() ? serve_bags(job) : serve_sequence(job);
     }
   });
+  unlocked.reset();
   Tensor missing = zeros_cpu({table_count}, ScalarType::Long);
   auto* count = static_cast<int64_t*>(missing.data_ptr());
   for (const ServeTile& tile : tiles) {
@@ -359,7 +371,7 @@ std::tuple<Tensor, Tensor> serve_lookup(Tensor buckets, Tensor tables, Tensor me
                                         std::vector<int64_t> feature_dims, int64_t pooling,
                                         std::vector<int64_t> formats, bool live) {
   const char* op = "serve_lookup";
-  const ServeArguments given{meta,           ids,          offsets, per_sample_weights,
+  const ServeArguments given{tables,         meta,         ids,    offsets, per_sample_weights,
                              feature_tables, feature_dims, pooling};
   check_served_memory(op, "buckets", buckets);
   check_served_memory(op, "tables", tables);

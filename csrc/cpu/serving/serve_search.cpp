@@ -181,8 +181,8 @@ std::tuple<Tensor, Tensor> serve_rows(Tensor buckets, Tensor tables, Tensor meta
   });
   for (const RowsTile& tile : tiles) {
     DYNEMB_CHECK(!tile.is_damaged, "dynemb::", op, ": table ", table,
-                 " is damaged: its index leads from id ", tile.damaged,
-                 " to a row of another id. Make the table again from the model");
+                 " is damaged: its index leads from id ", tile.damaged, " to a row beyond the ",
+                 view.row_count, " of its slab. Make the table again from the model");
   }
   return {rows, found};
 }

@@ -17,6 +17,7 @@ from torch_dynemb.checkpoint.file_systems.locations import checked_path
 from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader
 from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
 from torch_dynemb.errors import DamagedFileError, UnsupportedFormatError
+from torch_dynemb.ops.columns import SERVED_UNLOCKS
 from torch_dynemb.serving.packages.code_file import check_code
 from torch_dynemb.serving.packages.following import base_for, follower_of
 from torch_dynemb.serving.packages.live_package import LivePackage, with_headroom
@@ -60,8 +61,9 @@ def load(
     Args:
         path: of the folder.
         runners: how many threads may run the model at the same time; further ones wait. Torch's
-            loader keeps the lock of the Python interpreter during a run (torch 2.13), so threads of
-            one Python process always take turns. Threads of a C++ program do not.
+            loader keeps the lock of the Python interpreter during a run (torch 2.13). With several
+            runners, lookups of at least 1024 ids release it, and threads of one Python process take
+            turns for the rest of the model only. Threads of a C++ program never take turns.
         follow: a delta log to follow, as :func:`torch_dynemb.checkpoint.follow` takes it; the
             package was exported with ``headroom=`` and ``base=``. Loading applies no commits:
             :attr:`ServedModel.follower` does, by ``update()`` or in a thread.
@@ -137,11 +139,20 @@ def _loaded(folder: Path, manifest: PackageManifest, runners: int) -> Loaded:
         # the code keeps addresses of the tensors, and references that it never releases; these
         # tensors do not own memory
         loader.load_constants(constants, False, True, True)
-        return Loaded(loader, memory, live, dense, idle)
+        if runners > 1:
+            _unlock_lookups(memory, manifest)
+        return Loaded(loader, memory, live, dense, idle, runners)
     device = torch.device(manifest.device)
     copies = {name: tensor.to(device) for name, tensor in constants.items()}
     loader.load_constants(copies, False, True, False)  # into memory that the code owns
-    return Loaded(loader, None, live, {}, idle)
+    return Loaded(loader, None, live, {}, idle, runners)
+
+
+def _unlock_lookups(memory: ConstantMemory, manifest: PackageManifest) -> None:
+    """Let lookups of many ids release Python's lock, which torch's loader keeps during a run."""
+    for name, tensor in memory.tensors.items():
+        if manifest.constants[name] == TABLES and name.rpartition(".")[2] == "tables":
+            tensor[0, SERVED_UNLOCKS] = 1
 
 
 def _check_platform(folder: Path, manifest: PackageManifest) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
 import torch
@@ -23,6 +25,11 @@ class Loaded:
         live: updates of its tables that take updates.
         dense: tensors of the dense state, by name.
         idle: list that the loader returns to when it is freed.
+        runners: how many threads the loader runs at the same time.
+
+    Attributes:
+        running: entered by each run. With several runners, lookups release Python's lock. A further
+            thread must wait here: in the loader it would keep the lock, which the others need.
     """
 
     def __init__(
@@ -32,8 +39,12 @@ class Loaded:
         live: LivePackage,
         dense: dict[str, Tensor],
         idle: list[Loader],
+        runners: int,
     ) -> None:
         self.loader, self.memory, self.live, self.dense = loader, memory, live, dense
+        self.running: AbstractContextManager[object] = (
+            nullcontext() if runners == 1 else threading.Semaphore(runners)
+        )
         weakref.finalize(self, idle.append, loader).atexit = False
 
 

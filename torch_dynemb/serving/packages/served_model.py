@@ -250,7 +250,8 @@ class ServedModel:
 
     def _run(self, tensors: list[Tensor]) -> list[Tensor]:
         with self._open("run").reading() as loaded:
-            outputs = loaded.loader.boxed_run(tensors)
+            with loaded.running:
+                outputs = loaded.loader.boxed_run(tensors)
             if loaded.memory is None:
                 return outputs
             # an output that is a constant, or a part of one, has to outlive the tables

@@ -1,0 +1,350 @@
+"""Autograd formulas of lookups: their backward updates the rows, or leaves gradients for a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from torch_dynemb._library.library import raises_typed_errors
+from torch_dynemb.ops.autograd import below_autograd, needs_grad, register_autograd_kernel
+from torch_dynemb.ops.columns import ROW_CLOCK_EXTRA, Pooling, RowClock
+from torch_dynemb.ops.gradient import bag_weight_grad
+from torch_dynemb.ops.open_lookups import (
+    OPEN,
+    SEVERAL,
+    Gradient,
+    end_meeting,
+    meeting_of,
+    opened_again,
+    sum_gradients,
+)
+from torch_dynemb.ops.pending import PendingGradients, accumulate_grad_
+from torch_dynemb.ops.tensors import LookupBatch, RowTensors
+from torch_dynemb.ops.update import APPLIES_DELAYED, NO_OPTIMIZER, OPTIMIZER_NAMES
+
+
+# Rows are not saved for backward: autograd would compare their version with the forward's, and
+# every backward of the group changes it. The update op compares update counts instead.
+#
+# Registered at the Autograd key itself: torch.library.register_autograd flattens and rebuilds lists
+# of tensors on every call, which takes longer than a small lookup.
+class Lookup(NamedTuple):
+    """Data of a lookup's backward that autograd need not see.
+
+    Attributes:
+        update_key: of the tables in ``open_lookups``; 0: the backward updates no rows.
+    """
+
+    rows: RowTensors
+    optimizer: int
+    applies_delayed: bool
+    update_key: int
+    tables: list[int]
+    dims: list[int]
+    pooling: int
+
+    def batch(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> LookupBatch:
+        """Rebuild the batch with the tensors that autograd has saved."""
+        return LookupBatch(ids, offsets, weights, self.tables, self.dims, self.pooling)
+
+
+def checked_lookup(
+    op: str, rows: RowTensors, optimizer: int, tables: list[int], dims: list[int], pooling: int
+) -> Lookup:
+    applies_delayed = optimizer >= APPLIES_DELAYED
+    position = optimizer - APPLIES_DELAYED if applies_delayed else optimizer
+    if not NO_OPTIMIZER <= position < len(OPTIMIZER_NAMES):
+        raise ValueError(
+            f"dynemb::{op}: optimizer is {optimizer}, expected a position in "
+            f"{OPTIMIZER_NAMES} (plus {APPLIES_DELAYED} for delayed gradients), or {NO_OPTIMIZER} "
+            "for none"
+        )
+    key = 0 if position == NO_OPTIMIZER or rows.pending else id(rows.row_clock)
+    # plain ints: an op takes half a microsecond longer to read a member of an enum
+    return Lookup(rows, position, applies_delayed, key, tables, dims, int(pooling))
+
+
+@raises_typed_errors
+def _update_rows(
+    lookup: Lookup,
+    grad_output: Tensor,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    updates: Tensor,
+) -> None:
+    if lookup.optimizer == NO_OPTIMIZER:
+        return
+    rows = lookup.rows
+    if lookup.applies_delayed:
+        updates = _updates_now(rows)
+    if rows.pending:
+        pending = PendingGradients.of(rows.pending)
+        batch = lookup.batch(ids, offsets, per_sample_weights)
+        accumulate_grad_(pending, rows, grad_output, batch, handles, updates)
+        return
+    backward_op = _BACKWARD_OPS[OPTIMIZER_NAMES[lookup.optimizer]]
+    backward_op(
+        *rows.updated,
+        grad_output,
+        ids,
+        handles,
+        offsets,
+        per_sample_weights,
+        updates,
+        lookup.tables,
+        lookup.dims,
+        lookup.pooling,
+    )
+
+
+@raises_typed_errors
+def _update_rows_once(lookup: Lookup, gradients: list[Gradient]) -> None:
+    """Update the rows by the sum of the gradients of several lookups."""
+    rows = lookup.rows
+    total = sum_gradients(rows, gradients)
+    # the op compares this with the clock: the oldest lookup has seen the fewest updates
+    updates = torch.cat([gradient.updates for gradient in gradients]).amin(0, keepdim=True)
+    update_op = _UPDATE_OPS[OPTIMIZER_NAMES[lookup.optimizer]]
+    update_op(
+        *rows.updated,
+        total.handles,
+        total.ids,
+        total.tables,
+        total.gradients,
+        total.counts[:, 0].contiguous(),
+        updates,
+        sorted({table for gradient in gradients for table in gradient.batch.feature_tables}),
+    )
+
+
+def _updates_now(rows: RowTensors) -> Tensor:
+    """Copy the count of updates, which the op compares with the clock: updates since the forward
+    are allowed then.
+    """
+    from_end = ROW_CLOCK_EXTRA - int(RowClock.UPDATES)
+    return rows.row_clock.narrow(0, -from_end, 1).clone()
+
+
+def _check_backward() -> None:
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "dynemb: create_graph=True through a dynamic table: its backward updates the rows and "
+            "cannot be differentiated; compute second derivatives without the table"
+        )
+
+
+Kernel = Callable[[], tuple[Tensor, Tensor]]
+
+
+def _open(ctx: Any, lookup: Lookup) -> None:
+    """Prepare a node of the graph for its backward."""
+    ctx.set_materialize_grads(False)
+    ctx.lookup = lookup
+    key = lookup.update_key
+    if key:
+        ctx.meeting = None
+        last = OPEN.get(key)
+        if last is not None and (last() is not None or key in SEVERAL):
+            opened_again(key, ctx)
+        OPEN[key] = ref(ctx)
+
+
+def _run_backward(ctx: Any, grad_output: Tensor | None, weights_learn: bool) -> Tensor | None:
+    """Update the rows of a lookup, and return the gradient of its weights if they learn."""
+    weight_grad = gradient = None
+    lookup = ctx.lookup
+    key = lookup.update_key
+    if key in SEVERAL:
+        meeting = meeting_of(key, ctx)
+    else:
+        meeting = None
+        OPEN.pop(key, None)
+    if grad_output is not None:
+        _check_backward()
+        grad_output = grad_output.contiguous()
+        ids, handles, offsets, per_sample_weights, updates = ctx.saved_tensors
+        if per_sample_weights is not None and weights_learn:
+            # before the update, which changes the rows
+            batch = lookup.batch(ids, offsets, per_sample_weights)
+            weight_grad = bag_weight_grad(lookup.rows, grad_output, batch, handles)
+        if meeting is None:
+            _update_rows(lookup, grad_output, ids, handles, offsets, per_sample_weights, updates)
+        else:
+            batch = lookup.batch(ids, offsets, per_sample_weights).detached()
+            if lookup.applies_delayed:
+                updates = _updates_now(lookup.rows)
+            gradient = Gradient(grad_output, batch, handles, updates)
+    if meeting is not None and meeting.ends_with(gradient):
+        end_meeting(key, meeting)
+        if meeting.gradients:
+            _update_rows_once(lookup, meeting.gradients)
+    return weight_grad
+
+
+class _DifferentiableLookup(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        lookup: Lookup,
+        own_kernel: Kernel | None,
+        ids: Tensor,
+        handles: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None,
+        grad_anchor: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        output, updates = (
+            _forward(lookup, ids, handles, offsets, per_sample_weights)
+            if own_kernel is None
+            else own_kernel()
+        )
+        ctx.save_for_backward(ids, handles, offsets, per_sample_weights, updates)
+        ctx.mark_non_differentiable(updates)
+        _open(ctx, lookup)
+        return output, updates
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
+        weight_grad = _run_backward(ctx, grad_output, ctx.needs_input_grad[5])
+        return None, None, None, None, None, weight_grad, None
+
+
+class _InsertingLookup(torch.autograd.Function):
+    """The same, but its forward finds or inserts the ids in the same op."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        lookup: Lookup,
+        bound: int,
+        ids: Tensor,
+        offsets: Tensor,
+        feature_policies: list[int],
+        per_sample_weights: Tensor | None,
+        grad_anchor: Tensor,
+    ) -> Tensor:
+        output, handles, updates = _INSERT_AND_READ(
+            bound,
+            ids,
+            offsets,
+            per_sample_weights,
+            lookup.tables,
+            lookup.dims,
+            lookup.pooling,
+            feature_policies,
+        )
+        ctx.save_for_backward(ids, handles, offsets, per_sample_weights, updates)
+        _open(ctx, lookup)
+        result: Tensor = output
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
+        weight_grad = _run_backward(ctx, grad_output, ctx.needs_input_grad[5])
+        return None, None, None, None, None, weight_grad, None
+
+
+# Function.apply looks for transforms of functorch first, which the caller has excluded.
+insert_and_read = super(torch.autograd.Function, _InsertingLookup).apply
+_FORWARD = torch.ops.dynemb.embedding_forward.default
+_INSERT_AND_READ = torch.ops.dynemb.insert_and_read.default
+_BACKWARD_OPS = {
+    name: getattr(torch.ops.dynemb, f"{name}_backward_").default for name in OPTIMIZER_NAMES
+}
+_UPDATE_OPS = {
+    name: getattr(torch.ops.dynemb, f"{name}_update_").default for name in OPTIMIZER_NAMES
+}
+_peek_functorch = torch._C._functorch.peek_interpreter_stack
+
+
+def _forward(
+    lookup: Lookup,
+    ids: Tensor,
+    handles: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    rows = lookup.rows
+    result: tuple[Tensor, Tensor] = _FORWARD(
+        rows.weights,
+        rows.generations,
+        rows.row_clock,
+        rows.meta,
+        rows.init_data,
+        ids,
+        handles,
+        offsets,
+        per_sample_weights,
+        lookup.tables,
+        lookup.dims,
+        lookup.pooling,
+    )
+    return result
+
+
+def differentiable(
+    lookup: Lookup, own_kernel: Kernel | None, *inputs: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs of a lookup, with its backward attached.
+
+    Args:
+        own_kernel: calls the kernel of the op that was called; None: calls ``embedding_forward``.
+        *inputs: from ids to grad_anchor.
+    """
+    result: tuple[Tensor, Tensor] = _DifferentiableLookup.apply(lookup, own_kernel, *inputs)  # type: ignore[no-untyped-call]
+    return result
+
+
+def only_autograd_sees(ids: Tensor, offsets: Tensor, handles: Tensor | None = None) -> bool:
+    """Return whether autograd is the only observer of ops: no compiler, tracer, mode or transform.
+
+    Calling an op with an autograd formula in Python takes twice as long as the rest of a small
+    lookup. Without other observers the formula is applied directly.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and type(ids) is type(offsets) is Tensor
+        and (handles is None or type(handles) is Tensor)
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._len_torch_function_stack() == 0
+        and _peek_functorch() is None
+        and not torch._C._is_tracing()
+    )
+
+
+# A traced program gets embedding_forward, which has no autograd formula, so that compiled code need
+# not run one on every call.
+def _bag_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+    *rows, ids, handles, offsets, weights, anchor, tables, dims, pooling, optimizer = arguments
+    kernel: Kernel = partial(
+        below_autograd, torch.ops.dynemb.embedding_bag.default, keyset, arguments
+    )
+    if not needs_grad(weights, anchor):
+        return kernel()
+    lookup = checked_lookup("embedding_bag", RowTensors(*rows), optimizer, tables, dims, pooling)
+    own_kernel = None if isinstance(ids, FunctionalTensor) else kernel
+    return differentiable(lookup, own_kernel, ids, handles, offsets, weights, anchor)
+
+
+def _sequence_autograd(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+    *rows, ids, handles, offsets, anchor, tables, dim, optimizer = arguments
+    op = torch.ops.dynemb.embedding.default
+    kernel: Kernel = partial(below_autograd, op, keyset, arguments)
+    if not needs_grad(anchor):
+        return kernel()
+    dims, pooling = [dim] * len(tables), int(Pooling.NONE)
+    lookup = checked_lookup("embedding", RowTensors(*rows), optimizer, tables, dims, pooling)
+    own_kernel = None if isinstance(ids, FunctionalTensor) else kernel
+    return differentiable(lookup, own_kernel, ids, handles, offsets, None, anchor)
+
+
+register_autograd_kernel("embedding_bag", _bag_autograd)
+register_autograd_kernel("embedding", _sequence_autograd)
