@@ -180,9 +180,13 @@ def test_wrong_inputs_are_refused_and_the_next_run_is_right(
     assert torch.equal(served.run(*features(4, 20))[0], before)
 
 
-def test_two_threads_run_one_model(package: Package, served: td.serving.ServedModel) -> None:
-    batches = [features(16, 100, seed) for seed in range(20)]
-    results: list[list[Tensor]] = [[], []]
+@pytest.mark.parametrize("count", [2, 5])
+def test_threads_run_one_model(
+    package: Package, served: td.serving.ServedModel, count: int
+) -> None:
+    """More than its runners wait, also where lookups of many ids release Python's lock."""
+    batches = [features(16, 100 if seed % 2 else 5000, seed) for seed in range(20)]
+    results: list[list[Tensor]] = [[] for _ in range(count)]
 
     def run(into: list[Tensor]) -> None:
         into += [served.run(*inputs)[0] for inputs in batches]

@@ -128,7 +128,7 @@ def is_eager(ids: Tensor, offsets: Tensor) -> bool:
     """Return whether :func:`insert_and_embed` may look ids up: eager code on the CPU.
 
     Args:
-        ids, offsets: of the lookup.
+        ids, offsets: of any shape and dtype.
     """
     return (
         only_autograd_sees(ids, offsets)
@@ -146,6 +146,9 @@ def bind_lookup(index: IndexTensors, rows: RowTensors) -> int:
 
     Returns:
         A number for them.
+
+    Raises:
+        RuntimeError: the tables are not on the CPU.
     """
     number: int = torch.ops.dynemb.bind_lookup(
         *index, rows.weights, rows.generations, rows.row_clock, rows.init_data
@@ -209,6 +212,12 @@ def row_lookup(rows: RowTensors, bound: int, no_offsets: Tensor, *, optimizer: i
         bound: number of its tensors (:func:`bind_lookup`).
         no_offsets: int64 [0].
         optimizer: see :func:`embedding`.
+
+    Returns:
+        The lookup.
+
+    Raises:
+        ValueError: unknown optimizer.
     """
     dims = [rows.weights[0].shape[1]]
     lookup = checked_lookup("insert_and_embed", rows, optimizer, [0], dims, int(Pooling.NONE))

@@ -253,7 +253,7 @@ class _InsertingLookup(torch.autograd.Function):
 
 
 # Function.apply looks for transforms of functorch first, which the caller has excluded.
-insert_and_read = super(torch.autograd.Function, _InsertingLookup).apply
+insert_and_read: Callable[..., Any] = super(torch.autograd.Function, _InsertingLookup).apply
 _FORWARD = torch.ops.dynemb.embedding_forward.default
 _INSERT_AND_READ = torch.ops.dynemb.insert_and_read.default
 _BACKWARD_OPS = {

@@ -100,7 +100,7 @@ STABLE_TORCH_LIBRARY_IMPL(dynemb, CPU, m) {
   m.impl("bind_lookup", TORCH_BOX(&dynemb::cpu::bind_lookup));
   m.impl("insert_and_read", TORCH_BOX(&dynemb::cpu::insert_and_read));
 }
-// Without a tensor there is no device to dispatch by.
+// Numbers name no device.
 STABLE_TORCH_LIBRARY_IMPL(dynemb, CompositeExplicitAutograd, m) {
   m.impl("release_lookup", TORCH_BOX(&dynemb::cpu::release_lookup));
 }

@@ -83,7 +83,7 @@ DYNEMB_INLINE LivePlace find_live(const LiveTable& table, const int64_t* range, 
   return {0, 0};
 }
 
-// Copies the values of a row, whoever writes them meanwhile; false if the row does not exist.
+// Copies the values of a row, which may change meanwhile; false if the row does not exist.
 DYNEMB_INLINE bool copy_live_row(const LiveTable& table, int64_t stored, char* values) {
   const int64_t number = handle_row(decode_handle(stored));
   if (static_cast<uint64_t>(number) >= static_cast<uint64_t>(table.row_count)) return false;
