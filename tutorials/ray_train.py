@@ -62,7 +62,7 @@ def train(config: dict[str, Any]) -> None:
             "progress": progress.state_dict(),
             "position": tuple(position),
         }
-        path = opts.out / name
+        path = opts.out / "ray" / name  # below the storage of the run, as Ray asks for
         td.checkpoint.save(path, model.parallel, state=state, progress=False)
         ray.train.report(
             {"samples": progress.samples, "ids": model.figures().ids, **more},

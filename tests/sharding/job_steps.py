@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from contextlib import suppress
 from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR
 
 from torch_dynemb.torchrec.collections.bag import ShardedDynamicEmbeddingBagCollection
@@ -58,6 +61,19 @@ def committed_job(rank: int, arguments: list[str], steps: int) -> None:
 
     with mock.patch.object(Commits, "after_step", commit_and_stop), suppress(KeyboardInterrupt):
         job(rank, arguments)
+
+
+def stopped_job(arguments: list[str]) -> None:
+    """Be a rank; after two steps, rank 1 neither answers nor ends."""
+    train_batch = ranks.RankPass._train_batch
+
+    def train_and_stop(progress: ranks.RankPass, *batches: Any) -> None:
+        train_batch(progress, *batches)
+        if progress.step == 2 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    with mock.patch.object(ranks.RankPass, "_train_batch", train_and_stop):
+        ranks.work(options.parse([*arguments, "--torchrec"]))
 
 
 def job_of_one_process(arguments: list[str]) -> Outcome:

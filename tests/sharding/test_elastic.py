@@ -125,12 +125,12 @@ def test_ranks_are_killed_again_and_again(
     steps = [int(step) for _, step, _ in lives]
     assert steps == sorted(steps)
     assert all(step % EVERY == 0 for step in steps)
-    assert {int(ranks) for ranks, _, _ in lives} == {ALL - 1, ALL}
+    assert {int(ranks) for ranks, _, _ in lives} >= {ALL - 1, ALL}  # torchrun may begin with fewer
     whole, points = job_of_one_process([*command(samples), "--out", str(tmp_path / "whole")])
     assert result["ids"] == whole["ids"]
     assert result["evicted"] == 0
     assert len(result["points"]) == STEPS
     for (samples_so_far, loss, _), expected in zip(result["points"], points, strict=True):
         assert samples_so_far == expected.samples
-        assert loss == pytest.approx(expected.loss, abs=1e-3)
+        assert loss == pytest.approx(expected.loss, abs=1e-5)
     assert result["auc"] == pytest.approx(whole["auc"], abs=2e-3)

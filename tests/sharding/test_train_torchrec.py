@@ -21,13 +21,16 @@ from job_steps import (
     job_of_one_process,
     schedule,
     sends_once,
+    stopped_job,
 )
 from ranks import Ranks
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from tutorials.dlrm import options, train
 from tutorials.dlrm.data import FEATURE_NAMES
 from tutorials.dlrm.job import checkpoint
 from tutorials.dlrm.job import ranks as job_ranks
+from tutorials.ranks import run_on_ranks
 
 pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
 
@@ -303,6 +306,19 @@ def test_errors_before_and_after_the_start(tmp_path: Path) -> None:
     bad.write_bytes(b"junk\n" * 10)
     message = refused(str(bad), "--torchrec", "--nproc", "1", "--out", str(tmp_path))
     assert message.startswith(f"error: {bad}:1: too few fields")
+
+
+@pytest.mark.long
+def test_a_rank_that_stops_answering_ends_the_job(
+    folders: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")  # until SIGKILL follows SIGTERM
+    arguments = [*SMALL, *folders[:2], "--out", str(tmp_path), "--timeout", "20"]
+    with pytest.raises(ChildFailedError) as failed:
+        run_on_ranks(2, stopped_job, arguments, forked_from="tutorials.dlrm.job.rank_imports")
+    rank, failure = failed.value.get_first_failure()
+    assert rank == 0
+    assert "imed out" in str(failure.message)
 
 
 @pytest.mark.long
