@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed.dist_data import KJTAllToAll
+from torchrec.distributed.train_pipeline.runtime_forwards import KJTAllToAllForward
 
 INTEGERS, FLOATS = ("splits", "lengths", "ids"), ("rows", "gradients")
 
@@ -68,7 +69,6 @@ def counted(step: Callable[[], None]) -> tuple[Counter[str], int]:
     counts = _Counts()
     ranks = dist.get_world_size()
     functions = {name: getattr(dist, name) for name in (*_COPIES, "all_to_all_single", "isend")}
-    forward = KJTAllToAll.forward
 
     def all_to_all_single(
         output: Tensor,
@@ -94,16 +94,23 @@ def counted(step: Callable[[], None]) -> tuple[Counter[str], int]:
 
         return call
 
-    def count_ids(self: KJTAllToAll, input: KeyedJaggedTensor) -> Any:
-        counts.ids += input.values().numel()
-        return forward(self, input)
+    def counting_ids(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, input: KeyedJaggedTensor) -> Any:
+            counts.ids += input.values().numel()
+            return forward(self, input)
+
+        return call
 
     patched: dict[str, Any] = {
         name: counting(name, argument, (ranks - 1) / (1 if gathers else ranks))
         for name, (argument, gathers) in _COPIES.items()
     }
     patched |= {"all_to_all_single": all_to_all_single, "isend": isend}
-    with mock.patch.multiple(dist, **patched), mock.patch.object(KJTAllToAll, "forward", count_ids):
+    of_static, of_dynamic = (
+        mock.patch.object(kind, name, counting_ids(getattr(kind, name)))
+        for kind, name in ((KJTAllToAll, "forward"), (KJTAllToAllForward, "__call__"))
+    )
+    with mock.patch.multiple(dist, **patched), of_static, of_dynamic:
         step()
     return counts.bytes, counts.ids
 

@@ -17,9 +17,9 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import get_qcomm_codecs_registry
 from torchrec.distributed.types import ModuleSharder, ShardingType
 
-import torch_dynemb.torchrec
 from torch_dynemb.table.dense_state import dense_only
 from torch_dynemb.torchrec import (
+    DynamicDMPCollection,
     DynamicEmbeddingBagCollectionSharder,
     DynamicEmbeddingCollectionSharder,
     DynamicEmbeddingShardingPlanner,
@@ -30,8 +30,6 @@ from torch_dynemb.torchrec.collections.dynamic_part import DynamicPart
 from torch_dynemb.torchrec.planning.options import DYNAMIC_KERNEL
 
 _DATA_PARALLEL = ShardingType.DATA_PARALLEL.value  # refused for dynamic tables
-# TorchRec's own asserts a GPU; ours runs on CPUs, and does the same for static tables
-GROUPS = getattr(torch_dynemb.torchrec, "DynamicDMPCollection", model_parallel.DMPCollection)
 _LAYOUT = ".layout"  # an entry that the state dict has for each dynamic table
 # as TorchRec's kernels, which look a table up twice before a backward
 OPTIONS = TableOptions(delayed_gradients="apply")
@@ -204,7 +202,7 @@ def _remembered(state_dict: Callable[..., dict[str, Any]]) -> Callable[..., dict
 
 def _in_groups(model: nn.Module) -> bool:
     """Return whether several groups of ranks have the tables, which refuses a state dict."""
-    return isinstance(model, GROUPS)
+    return isinstance(model, DynamicDMPCollection)
 
 
 def _counted(init: Callable[..., None]) -> Callable[..., None]:

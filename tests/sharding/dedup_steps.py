@@ -17,7 +17,6 @@ from torchrec import (
     KeyedJaggedTensor,
     PoolingType,
 )
-from torchrec.distributed.dist_data import KJTAllToAll
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
     column_wise,
@@ -25,6 +24,7 @@ from torchrec.distributed.sharding_plan import (
     row_wise,
     table_wise,
 )
+from torchrec.distributed.train_pipeline.runtime_forwards import KJTAllToAllForward
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 import torch_dynemb as td
@@ -154,13 +154,13 @@ def ids_sent(rank: int, collection: str) -> tuple[int, int]:
     model = _model(case, dedup=True)
     features = batch(case, rank, 0)
     sent = []
-    forward = KJTAllToAll.forward
+    forward = KJTAllToAllForward.__call__
 
-    def counting(self: KJTAllToAll, input: KeyedJaggedTensor) -> Any:
+    def counting(self: KJTAllToAllForward, input: KeyedJaggedTensor) -> Any:
         sent.append(input.values().numel())
         return forward(self, input)
 
-    with mock.patch.object(KJTAllToAll, "forward", counting):
+    with mock.patch.object(KJTAllToAllForward, "__call__", counting):
         _outputs(model(features))
     jagged = features.to_dict()
     ads = torch.cat([jagged[name].values() for name in FEATURES[:2]])

@@ -59,8 +59,8 @@ def test_occurrences_of_all_ranks_fade(two_ranks: Ranks) -> None:
 def test_weights_that_cannot_be_scores(two_ranks: Ranks) -> None:
     for none, nan, infinite, negative in two_ranks.run(wrong_weights):
         assert none == (
-            "EmbeddingBagCollection: features has no weights, but those of ['b'] are scores by "
-            "score_from='weights': give weights=, one for every id"
+            "rank 0: EmbeddingBagCollection: features has no weights, but those of ['b'] are "
+            "scores by score_from='weights': give weights=, one for every id"
         )
         assert "weights of feature 'b' have nan, but are scores" in nan
         assert "weights of feature 'b' have -inf, but are scores" in infinite

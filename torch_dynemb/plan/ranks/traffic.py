@@ -18,7 +18,7 @@ from torch_dynemb.plan.ranks.links import Exchange, to_owners
 from torch_dynemb.plan.ranks.op_costs import Work
 
 _ID_BYTES, _LENGTH_BYTES, _DISTINCT_LENGTH_BYTES, _OUTPUT_BYTES = 8, 4, 8, 4
-_SPLITS_BYTES = 3 * 8  # numbers of lengths, of ids and of lines, to each rank
+_SPLITS_BYTES = 5 * 8  # to each rank: dtypes, numbers of lengths, ids, lines and weights
 
 
 class ModelledStep(NamedTuple):

@@ -13,6 +13,7 @@ from torchrec.optim.fused import FusedOptimizerModule
 
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.torchrec.planning.choice import TableChoice
+from torch_dynemb.torchrec.planning.chosen_tables import configs_of
 
 # of apply_optimizer_in_backward; TorchRec's constructors read them
 _OF_PARAMETERS = ("_optimizer_classes", "_optimizer_kwargs")
@@ -42,7 +43,7 @@ class Given(NamedTuple):
 
 def blueprint(module: Any) -> nn.Module:
     """Copy an unsharded collection to the meta device, with the settings of its parameters."""
-    memo: dict[int, Any] = {}
+    memo: dict[int, Any] = {id(config): config for config in configs_of(module)}
     for parameter in module.parameters():
         empty = torch.empty_like(parameter, device="meta")
         twin = nn.Parameter(empty, requires_grad=parameter.requires_grad)
