@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import ray.train
+
 from tutorials import ray_train
 from tutorials.dlrm.job import ranks
 from tutorials.dlrm.loop import Pass
@@ -33,6 +35,8 @@ def train(config: dict[str, Any]) -> None:
         real_batch(progress, *arguments)
         if rank == 1 and killed < len(config["kills"]) and progress.step == config["kills"][killed]:
             (out / f"killed-{killed}").touch()
+            # until Ray has taken the last report: it polls, and a kill right after may come before
+            ray.train.get_all_reported_checkpoints(ray.train.CheckpointConsistencyMode.COMMITTED)
             os.kill(os.getpid(), signal.SIGKILL)
 
     with (

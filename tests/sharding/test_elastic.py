@@ -46,6 +46,8 @@ def command(samples: Path, *more: str) -> list[str]:
 def moments(kills: int, seed: int, calls: int) -> list[Moment]:
     """Draw moments: of a machine, of a rank beside the others, of a rank of all, and so on.
 
+    Half of them are in saves.
+
     Args:
         kills: number of moments.
         seed: of the moments.
@@ -57,7 +59,7 @@ def moments(kills: int, seed: int, calls: int) -> list[Moment]:
         ranks, victim = ((ALL, draw.randrange(ALL)), (ALL, -1), (ALL - 1, draw.randrange(ALL - 1)))[
             number % 3
         ]
-        where = draw.choice(("step", "forward", "save", "save"))
+        where = ("save", "step", "save", "forward")[number % 4]
         drawn.append(Moment(ranks, step, where, draw.randint(1, calls), victim))
     return drawn
 
