@@ -63,6 +63,15 @@ int64_t bind_lookup(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, 
                     Tensor sketch, Tensor evicted, Tensor meta, Tensor policy, Tensor clock,
                     std::vector<Tensor> weights, std::vector<Tensor> generations, Tensor row_clock,
                     Tensor init_data) {
+  const char* op = "bind_lookup";
+  group_rows(op, weights, generations, meta, init_data);
+  update_count(op, row_clock, meta);
+  const Tensor none = empty_cpu({0}, ScalarType::Long);
+  const bool has_policies = policy.dim() == 2 && policy.size(0) > 0;
+  const auto policies = has_policies ? std::vector<int64_t>{0} : std::vector<int64_t>{};
+  // for its checks: it has no ids
+  insert_handles(op, buckets, scores, tables, slabs, free_rows, sketch, evicted, meta, policy,
+                 clock, none, none, std::nullopt, {0}, policies);
   return bound_lookups().add({buckets, scores, tables, slabs, free_rows, sketch, evicted, meta,
                               policy, clock, weights, generations, row_clock, init_data});
 }
