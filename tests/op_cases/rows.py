@@ -11,6 +11,7 @@ from torch import Tensor
 import torch_dynemb as td
 from op_cases.groups import (
     OPTIMIZERS,
+    POLICIES,
     STORED,
     Case,
     OpArguments,
@@ -122,7 +123,7 @@ def insert_and_read_arguments(kind: str, pooling: Pooling, *, stored: str = "ada
 
 
 def bind_arguments() -> OpArguments:
-    group = make_group()
+    group = make_group(score=POLICIES["sketch"])
     rows = group.rows
     return (*group.index, rows.weights, rows.generations, rows.row_clock, rows.init_data)
 
