@@ -17,6 +17,8 @@ from tutorials.dlrm.loop import Loss
 Step = Callable[[Samples], None]
 _FORWARD, _BACKWARD, _OPTIMIZERS = "the forward", "the backward", "the optimizers"
 _SPANS = (_FORWARD, _BACKWARD, _OPTIMIZERS)
+# one op in eager training
+_LOOKUP = ("dynemb::insert_and_read", "dynemb::find_or_insert_", "dynemb::embedding_forward")
 _UPDATE = re.compile(r"dynemb::\w+_backward_")
 
 
@@ -62,15 +64,13 @@ def parts_of_a_step(step: Step, batches: Sequence[Samples]) -> dict[str, float]:
     spans = {name: milliseconds(events[name].cpu_time_total) for name in _SPANS}
     # between the ops: what is neither in one nor in autograd's engine
     python = {name: milliseconds(events[name].self_cpu_time_total) for name in _SPANS}
-    find = milliseconds(events["dynemb::find_or_insert_"].cpu_time_total)
-    lookup = milliseconds(events["dynemb::embedding_forward"].cpu_time_total)
+    lookup = milliseconds(sum(events[name].cpu_time_total for name in _LOOKUP if name in events))
     update = milliseconds(
         sum(event.cpu_time_total for key, event in events.items() if _UPDATE.fullmatch(key))
     )
     return {
-        "find": find,
-        "lookup": lookup,
-        "dense forward": spans[_FORWARD] - python[_FORWARD] - find - lookup,
+        "find and lookup": lookup,
+        "dense forward": spans[_FORWARD] - python[_FORWARD] - lookup,
         "dense backward": spans[_BACKWARD] - python[_BACKWARD] - update,
         "update of the rows": update,
         "optimizers' steps": spans[_OPTIMIZERS] - python[_OPTIMIZERS],

@@ -116,7 +116,7 @@ def messages(
     everywhere = range(cluster.ranks)
     for sender in everywhere:
         for receiver in everywhere:
-            sent["splits", sender, receiver] += 3 * 8
+            sent["splits", sender, receiver] += 5 * 8
     for piece in pieces:
         for sender in everywhere:
             for owner in piece.ranks:
@@ -308,7 +308,7 @@ def test_time_is_that_of_work_and_links() -> None:
     all_work = work + 7 * (1e6 + 100 + 100 + 100 * 32)
     assert shared["own_work"] == pytest.approx(1e-9 * all_work / 2, rel=1e-6)
     # splits, lengths, ids, rows, gradients: of one owner, to seven others
-    sizes = 24 + 4 * 100 + 8 * 100 + 2 * 32 * 100
+    sizes = 40 + 4 * 100 + 8 * 100 + 2 * 32 * 100
     assert alone["links"] == pytest.approx(5 * 7e-5 + 7 * sizes / 2e9, rel=1e-6)
 
 

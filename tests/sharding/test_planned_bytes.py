@@ -15,6 +15,7 @@ pytestmark = pytest.mark.cpu_only("gloo")
 SETTING = Setting(tables=5, rows=2000, bag=3, dim=16, batch=512)
 
 
+@pytest.mark.long
 def test_bytes_of_four_ranks_on_two_nodes(four_ranks: Ranks) -> None:
     cluster = Cluster(4, 2)
     of_ranks = four_ranks.run(planned_bytes_steps.counted_bytes, tuple(SETTING), cluster)

@@ -88,6 +88,7 @@ def test_static_tables_are_synced_by_torchrec(four_ranks: Ranks) -> None:
         assert static[0] == static[1]
 
 
+@pytest.mark.long
 def test_bytes_are_those_of_touched_rows(four_ranks: Ranks) -> None:
     ids = 2000
     for of_rank in four_ranks.run(synced_bytes, ids, (0, 20, 200)):

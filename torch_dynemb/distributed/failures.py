@@ -52,9 +52,10 @@ def sendable(error: Exception) -> Exception:
 
 def _named(error: Exception, rank: int) -> Exception:
     """Return an error with the rank in its message, if its class is made of a message."""
-    if type(error) not in _OF_A_MESSAGE or len(error.args) != 1:
+    arguments = error.args
+    if type(error) not in _OF_A_MESSAGE or len(arguments) != 1:
         return error
-    return type(error)(f"rank {rank}: {error.args[0]}")
+    return type(error)(f"rank {rank}: {arguments[0]}")
 
 
 __all__ = ["FAILED", "raise_together", "sendable"]

@@ -261,7 +261,7 @@ class TableModule(nn.Module):
         self._group.become(changed)
         if self._optimizer is not None:
             self._optimizer.retire(
-                "the tables got another optimizer by set_optimizer(): use module.optimizer"
+                "the tables got another optimizer by set_optimizer()", "module.optimizer"
             )
         self._optimizer = optimizer
         self.trainable = True

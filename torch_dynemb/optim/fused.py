@@ -6,7 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,6 +67,11 @@ class ParamGroup(dict[str, Any]):
         }
 
 
+class _Retired(NamedTuple):
+    why: str
+    instead: str
+
+
 class FusedOptimizer(torch.optim.Optimizer):
     """Optimizer of a group of tables: one param group per table, updates inside backward.
 
@@ -113,7 +118,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._tables = len(names)
         self._config = config
         self._complete = False
-        self._retired = ""
+        self._retired: _Retired | None = None
         # .data: autograd ignores writes to `hyper` between forward and backward
         hyper = rows.hyper.data
         groups = [
@@ -229,8 +234,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         )
 
     def _end_step_with(self, closure: Callable[[], float] | None, now: int | None) -> float | None:
-        if self._retired:
-            raise RuntimeError(f"optimizer: {self._retired}")
+        if self._retired is not None:
+            raise RuntimeError(f"optimizer.step: {self._retired.why}: use {self._retired.instead}")
         if self.stepped_by is not None and not self._is_stepping:
             self._refuse_own_step(self.stepped_by())
         if now is not None and (isinstance(now, bool) or not isinstance(now, int)):
@@ -322,15 +327,16 @@ class FusedOptimizer(torch.optim.Optimizer):
     @property
     def is_retired(self) -> bool:
         """Whether the tables have got another optimizer."""
-        return self._retired != ""
+        return self._retired is not None
 
-    def retire(self, why: str) -> None:
+    def retire(self, why: str, instead: str) -> None:
         """Make :meth:`step` raise RuntimeError, after the tables got another optimizer.
 
         Args:
-            why: of the message, with the remedy.
+            why: the reason, as the message has it.
+            instead: what to use.
         """
-        self._retired = why
+        self._retired = _Retired(why, instead)
 
     def updates_since_step(self) -> int:
         """Return how many backwards have updated the rows since the last :meth:`step`."""

@@ -36,10 +36,8 @@ from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
 from torch_dynemb.torchrec.sharding.optimizer import TableOptimizer, shown_parameter
 from torch_dynemb.torchrec.state.module_state import ModuleState
 
-_MOVED = (
-    "the tables moved to other shards: use model.fused_optimizer, or list "
-    "torch_dynemb.table_optimizers(model) again"
-)
+_MOVED = "the tables moved to other shards"
+_INSTEAD = "model.fused_optimizer, or list torch_dynemb.table_optimizers(model) again"
 _MODULE_PLAN = "torch_dynemb_plan"  # key of a plan in the fused_params of TorchRec's constructors
 
 
@@ -428,7 +426,7 @@ class DynamicPart:
         self._output_order = None if order == self.output_names() else order
         for tables in moved:
             if not any(tables is of for of in stay):
-                tables.optimizer.retire(_MOVED)
+                tables.optimizer.retire(_MOVED, _INSTEAD)
                 tables.group.tables.retire()
 
     def update_shards(
