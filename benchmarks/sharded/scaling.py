@@ -106,7 +106,7 @@ def _timed(run: Callable[[], None], calls: int, rounds: int) -> list[Round]:
 
 
 def work(pipe: Connection, rank: int, store: str, cluster: Cluster) -> None:
-    """Run the process of a rank: it calls functions with their arguments until there are no more.
+    """Run the process of a rank: it calls functions with their arguments, one after another.
 
     Each answer is a result, or a traceback as text.
     """

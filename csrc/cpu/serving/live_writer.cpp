@@ -81,7 +81,7 @@ void free_row(const LiveWriter& writer, int64_t stored) {
   const int64_t handle = decode_handle(stored);
   check_sound(handle_row(handle) < writer.table.row_count);
   int64_t* row = writer.table.row(handle_row(handle));
-  release_fence();  // a reader of a later word sees that the handle is no longer in the index
+  release_fence();  // a reader of a later word sees that the handle has left the index
   store_word(row + kLiveGenerationWord, handle_generation(handle));
   store_word(row + kLiveNextFreeWord, writer.slab[kLiveSlabFreeHead]);
   writer.slab[kLiveSlabFreeHead] = handle_row(handle) + 1;

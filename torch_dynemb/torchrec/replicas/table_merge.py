@@ -33,7 +33,7 @@ _RESTARTED = 2
 
 
 class LatestClocks(NamedTuple):
-    """LatestClocks of a table.
+    """Clocks of a table, the latest ones of all sharding groups.
 
     Attributes:
         step: training steps of its group.
