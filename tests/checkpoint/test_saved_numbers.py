@@ -12,7 +12,7 @@ from torch import Tensor
 
 import torch_dynemb as td
 from torch_dynemb import ops
-from torch_dynemb.ops import columns, lookup
+from torch_dynemb.ops import columns, lookup_autograd
 from torch_dynemb.policy import layout as policy_layout
 from torch_dynemb.policy import policy
 from torch_dynemb.table import config as table_config
@@ -111,7 +111,7 @@ def test_optimizers_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
     known.load_state_dict(saved_state())
     train(known, range(4, 6))
     other = tuple(reversed(ops.OPTIMIZER_NAMES))
-    for place in (group_config, lookup):
+    for place in (group_config, lookup_autograd):
         monkeypatch.setattr(place, "OPTIMIZER_NAMES", other)
     module = saved_module()
     module.load_state_dict(saved_state())

@@ -29,6 +29,8 @@ from torch_dynemb.torchrec import (
     DynamicStorageEstimator,
     DynamicTableConstraints,
     LoadPlanner,
+    ReshardedTable,
+    SyncStats,
     TableOptions,
     TableRows,
     local_shards,
@@ -168,6 +170,14 @@ def values() -> dict[str, Any]:
     }
 
 
+def results() -> dict[str, Any]:
+    """Results of moves between ranks, which a job may keep or send."""
+    return {
+        "sync": SyncStats(ids=5, removed=1, evicted=2, sent_bytes=640),
+        "reshard": {"a": ReshardedTable(ids=9, evicted=3, bytes=720)},
+    }
+
+
 def expected() -> list[dict[str, Tensor]]:
     """By rank: what it had when the checkpoint was written."""
     numbers: list[dict[str, Tensor]] = kept("dcp_numbers.pt.gz", weights_only=True)
@@ -182,6 +192,7 @@ def write() -> None:
     finally:
         ranks.stop()
     keep(values(), "torchrec_values.pickle.gz")
+    keep(results(), "torchrec_results.pickle.gz")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torchrec
 from planner_cases import bags, sharders
 from ranks import Ranks
 from saved_files import Numbers, kept, recorded
-from saved_shards import DCP, TABLES, expected, load, values
+from saved_shards import DCP, TABLES, expected, load, results, values
 
 import torch_dynemb as td
 import torch_dynemb.torchrec
@@ -85,9 +85,14 @@ def test_a_shard_is_the_one_that_was_saved() -> None:
     assert shard.group.size(shard.number) > 0
 
 
-# of what another process cannot have: one is made for a save, one has batches on their way; and
-# what freeze() makes again of a saved model
+def test_results_are_those_that_were_saved() -> None:
+    assert kept("torchrec_results.pickle.gz") == results()
+
+
+# of what another process cannot have: one is made for a save, one has batches on their way, one
+# has process groups; and what freeze() makes again of a saved model
 NEVER_SAVED = {
+    "DynamicDMPCollection",
     "Stager",
     "PrefetchTrainPipeline",
     "FrozenEmbeddingBagCollection",
@@ -106,6 +111,6 @@ def test_a_file_has_every_public_class(package: Any) -> None:
         if isinstance(getattr(package, name), type)
         and getattr(package, name).__module__.startswith("torch_dynemb")
     }
-    files = ("torchrec_values.pickle.gz", "torchrec_shard.pt.gz")
+    files = ("torchrec_values.pickle.gz", "torchrec_results.pickle.gz", "torchrec_shard.pt.gz")
     saved = {name for file in files for _, name in recorded(file)[1]}
     assert classes - NEVER_SAVED <= saved
