@@ -9,6 +9,7 @@ import torch_dynemb as td
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     GENERATION_BITS,
+    GENERATION_MASK,
     OnFull,
     PolicyColumn,
     Slab,
@@ -16,15 +17,13 @@ from torch_dynemb.ops.columns import (
 )
 from torch_dynemb.table.tables import exported
 
-GENERATIONS = (1 << GENERATION_BITS) - 1
-
 
 def check_whole(group: td.TableGroup) -> None:
     """No id twice, every id is found, no row is lost or has two owners, counts are true."""
     for slab, handles in enumerate(check_owners(group)):
         # rows are never newer than their owners
         stored = group.rows.generations[slab][handles >> GENERATION_BITS]
-        assert bool((stored <= (handles & GENERATIONS)).all())
+        assert bool((stored <= (handles & GENERATION_MASK)).all())
 
 
 def check_owners(group: td.TableGroup) -> list[Tensor]:

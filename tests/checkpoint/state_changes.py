@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, Slab, Table
+from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, GENERATION_MASK, Slab, Table
 
 State = dict[str, Any]
 Change = Callable[[random.Random, State], None]
-MASK = (1 << GENERATION_BITS) - 1
 
 _POWERS = [8, 16, 27, 28, 31, 32, 33, 61, 62]
 EXTREMES = [0, 1, -1, -(2**63), 2**63 - 1]
@@ -197,7 +196,9 @@ def slab_of(rng: random.Random, state: State) -> tuple[str, int]:
 def other_generation(rng: random.Random, state: State) -> None:
     """An id and its row, or a free row, or the slab, with another generation."""
     slab, number = slab_of(rng, state)
-    generation = rng.choice([0, 1, 2, MASK, MASK - 1, 1 << 27, (1 << 27) - 1, (1 << 27) + 1])
+    generation = rng.choice(
+        [0, 1, 2, GENERATION_MASK, GENERATION_MASK - 1, 1 << 27, (1 << 27) - 1, (1 << 27) + 1]
+    )
     which = rng.randrange(3)
     if which == 0:
         state["slabs"][number, Slab.GENERATION] = generation
@@ -206,7 +207,7 @@ def other_generation(rng: random.Random, state: State) -> None:
         place = rng.randrange(free.numel())
         row = int(free[place]) >> GENERATION_BITS
         free[place] = row << GENERATION_BITS | generation
-        stored = rng.choice([0, 1, (generation - 1) & MASK, generation])
+        stored = rng.choice([0, 1, (generation - 1) & GENERATION_MASK, generation])
         state[f"{slab}.generations"][row] = stored
     else:
         name = rng.choice([name for name in state if name.endswith(".buckets")])

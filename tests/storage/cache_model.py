@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torch_dynemb.ops.columns import (
     GENERATION_BITS,
+    GENERATION_MASK,
     PADDING_HANDLE,
     TIER_COLUMNS,
     Slot,
@@ -20,7 +21,6 @@ from torch_dynemb.ops.columns import (
     TierHead,
 )
 
-GENERATIONS = (1 << GENERATION_BITS) - 1
 COUNTS, AGES = 64, 64  # of uses and of their ages that worth distinguishes
 SLOTS_PER_VICTIM = 64
 USES_BEFORE_HALVING = 8
@@ -30,7 +30,7 @@ TABLE_SHIFT = GENERATION_BITS + 1 + 19
 
 
 def next_generation(generation: int) -> int:
-    return generation % GENERATIONS + 1
+    return generation % GENERATION_MASK + 1
 
 
 @dataclass
@@ -169,7 +169,7 @@ class CacheModel:
         place = self.places[row]
         if place <= 0:
             self.served_at_home += not ahead
-            return self.most + row << GENERATION_BITS | handle & GENERATIONS
+            return self.most + row << GENERATION_BITS | handle & GENERATION_MASK
         slot = self.slots[place - 1]
         if slot.owner != handle:
             self.clock[Tier.STALE] += 1

@@ -17,11 +17,10 @@ from torch import Tensor
 import torch_dynemb as td
 from torch_dynemb import ops
 from torch_dynemb.ops import store_io_paths as io_paths
-from torch_dynemb.ops.columns import GENERATION_BITS, Slab, Slot, Tier
+from torch_dynemb.ops.columns import GENERATION_BITS, GENERATION_MASK, Slab, Slot, Tier
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.storage.tiers import Storage
 
-GENERATIONS = (1 << GENERATION_BITS) - 1
 HEADER = ops.tiers.RECORD_HEADER
 MAX_ROWS = 4096
 CACHE = "64 rows"
@@ -251,7 +250,7 @@ def stored_rows(group: td.TableGroup, table: int, ids: Tensor) -> StoredRows:
         return StoredRows(records[:, HEADER:], written)
     records = ops.gather_records(group.rows, slab, handles >> GENERATION_BITS)
     generations = records.view(torch.int32)[:, 0]
-    return StoredRows(records[:, HEADER:], generations == (handles & GENERATIONS))
+    return StoredRows(records[:, HEADER:], generations == (handles & GENERATION_MASK))
 
 
 def check_cache(group: td.TableGroup) -> None:

@@ -11,6 +11,7 @@ from torch_dynemb import ops
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     GENERATION_BITS,
+    GENERATION_MASK,
     INIT_RECORD_COLUMNS,
     MAX_COUNT,
     InitKind,
@@ -112,7 +113,7 @@ def _check_table(entries: Mapping[str, Tensor], t: int) -> None:
         return
     if int(rows.max()) >= generations.shape[0] or rows.unique().numel() != rows.numel():
         raise damaged
-    if not torch.equal(generations[rows].to(torch.int64), handles & ((1 << GENERATION_BITS) - 1)):
+    if not torch.equal(generations[rows].to(torch.int64), handles & GENERATION_MASK):
         raise damaged
 
 

@@ -13,6 +13,7 @@ from torch_dynemb.errors import HostMemoryError
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     GENERATION_BITS,
+    GENERATION_MASK,
     Meta,
     Pooling,
     RowFormat,
@@ -27,7 +28,6 @@ from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.row_access import handle_rows, read_rows
 from torch_dynemb.table.tables import exported
 
-_GENERATIONS = (1 << GENERATION_BITS) - 1
 _ROWS_AT_ONCE = 1 << 14  # read from a store
 
 
@@ -308,7 +308,7 @@ def _copied_rows(group: TableGroup, slab: int) -> tuple[Tensor, Tensor]:
         for batch in exported(tables, table, _ROWS_AT_ONCE):
             numbers = handle_rows(batch.handles)
             weights[numbers] = read_rows(tables, table, batch.ids, batch.handles).weights
-            generations[numbers] = (batch.handles & _GENERATIONS).to(torch.int32)
+            generations[numbers] = (batch.handles & GENERATION_MASK).to(torch.int32)
     return weights, generations
 
 

@@ -8,10 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, Meta, Table
+from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, GENERATION_MASK, Meta, Table
 from torch_dynemb.serving.row_formats import RowKind
-
-_GENERATIONS = (1 << GENERATION_BITS) - 1
 
 
 class SplitRows(NamedTuple):
@@ -86,7 +84,7 @@ def _move(
         numbers, places = (stored >> GENERATION_BITS).sort()
         moved = torch.empty_like(stored)
         moved[places] = torch.arange(rows, rows + len(stored), device=stored.device)
-        handles[handles > 0] = ((moved << GENERATION_BITS) | (stored & _GENERATIONS)) + 1
+        handles[handles > 0] = ((moved << GENERATION_BITS) | (stored & GENERATION_MASK)) + 1
         made["meta"][table, Meta.SLAB] = number
         chosen.append(numbers)
         rows += len(stored)

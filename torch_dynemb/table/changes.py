@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS
+from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, GENERATION_MASK
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.storage.static_tensors import mark_static
 from torch_dynemb.table.change_reader import ChangeReader
@@ -28,7 +28,6 @@ from torch_dynemb.table.scores import stored_scores
 from torch_dynemb.table.tables import Tables, exported, one_table
 
 _READERS = 8  # bits of a byte
-_GENERATIONS = (1 << GENERATION_BITS) - 1
 _IDS_AT_ONCE = 1 << 20
 
 
@@ -100,7 +99,7 @@ def copy_rows(
     of_rows = {name: tensor.index_select(0, numbers) for name, tensor in of_slab.items()}
     generations = tables.rows.generations[slab].index_select(0, numbers)
     # rows that were never written
-    new = (generations != (handles & _GENERATIONS)).nonzero()[:, 0]
+    new = (generations != (handles & GENERATION_MASK)).nonzero()[:, 0]
     if new.numel() > 0:
         values = read_rows(tables, table, ids[new], handles[new])
         rows[new] = values.weights
@@ -231,7 +230,7 @@ def _dirty_bits(tables: Tables, table: int, handles: Tensor) -> Tensor:
     if stored is not None:
         return stored.dirty_bits(slab, handles)
     dirty, generations = tables.rows.dirty_bits[slab], tables.rows.generations[slab]
-    written = generations[rows] == (handles & _GENERATIONS).to(torch.int32)
+    written = generations[rows] == (handles & GENERATION_MASK).to(torch.int32)
     return torch.where(written, dirty[rows], DIRTY)
 
 

@@ -25,13 +25,12 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.ops.columns import GENERATION_BITS, Slab
+from torch_dynemb.ops.columns import GENERATION_BITS, GENERATION_MASK, Slab
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.lookup import find
 from torch_dynemb.table.tables import Tables, exported, one_table, used_bytes
 
 _ROWS_AT_ONCE = 1 << 16
-_GENERATIONS = (1 << GENERATION_BITS) - 1
 
 
 class _Move(NamedTuple):
@@ -83,7 +82,7 @@ def _compact_rows(tables: Tables, slab: int) -> None:
     # Newer than any handle in use, and not 0. Also newer than generations that an earlier compact()
     # left beyond the last row: else a new row would count as written.
     newest = max(newest, int(tables.index.slabs[slab, Slab.GENERATION]))
-    generation = newest % _GENERATIONS + 1
+    generation = newest % GENERATION_MASK + 1
     after = tables.index.slabs[slab].clone()
     for column, value in (
         (Slab.NEXT_ROW, end),
@@ -106,7 +105,7 @@ def _compact_rows(tables: Tables, slab: int) -> None:
             tables.index.slabs[slab].copy_(after)
         except BaseException:
             if int(tables.index.slabs[slab, Slab.NEXT_ROW]) == used:
-                _find_free_rows(tables, slab, used, moves, free, generation % _GENERATIONS + 1)
+                _find_free_rows(tables, slab, used, moves, free, generation % GENERATION_MASK + 1)
             raise
 
 
@@ -114,20 +113,20 @@ def _moves(tables: Tables, slab: int, end: int, free: Tensor) -> tuple[list[_Mov
     """Return ids with rows from ``end`` on, with free rows for them, and the newest generation."""
     generations = tables.rows.generations[slab]
     places = free[(free >> GENERATION_BITS) < end].sort().values
-    newest = int((free & _GENERATIONS).max())
+    newest = int((free & GENERATION_MASK).max())
     moves = []
     taken = 0
     for table in range(len(tables.config.tables)):
         if tables.config.slab_of(table) != slab:
             continue
         for batch in exported(tables, table, 1 << 20):
-            newest = max(newest, int((batch.handles & _GENERATIONS).max()))
+            newest = max(newest, int((batch.handles & GENERATION_MASK).max()))
             beyond = (batch.handles >> GENERATION_BITS) >= end
             ids, old = batch.ids[beyond], batch.handles[beyond]
             new = places[taken : taken + ids.shape[0]].contiguous()
             taken += ids.shape[0]
             stored = generations[old >> GENERATION_BITS]
-            written = stored == (old & _GENERATIONS).to(torch.int32)
+            written = stored == (old & GENERATION_MASK).to(torch.int32)
             moves.append(_Move(table, ids, old, new, written))
     return moves, newest
 
@@ -145,7 +144,7 @@ def _copy_rows(tables: Tables, slab: int, move: _Move) -> None:
 
 def _give_rows(tables: Tables, slab: int, move: _Move) -> None:
     new = move.new[move.written]
-    tables.rows.generations[slab][new >> GENERATION_BITS] = (new & _GENERATIONS).to(torch.int32)
+    tables.rows.generations[slab][new >> GENERATION_BITS] = (new & GENERATION_MASK).to(torch.int32)
     offsets = torch.tensor([0, move.ids.shape[0]], device=tables.device)
     ops.set_handles_(tables.index, move.ids, offsets, [move.table], move.new)
 

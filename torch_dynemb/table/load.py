@@ -35,6 +35,7 @@ from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     BUCKET_WORDS,
     GENERATION_BITS,
+    GENERATION_MASK,
     SKETCH_ROWS,
     PolicyColumn,
     RowClock,
@@ -51,7 +52,6 @@ from torch_dynemb.table.tables import Tables, exported, one_table, used_bytes
 from torch_dynemb.table.waiting_counts import write_counts
 
 _IDS_AT_ONCE = 1 << 20
-_GENERATIONS = (1 << GENERATION_BITS) - 1
 _INDEX_BYTES = 2 * 8 * BUCKET_WORDS // BUCKET_WIDTH  # per id, in an index that is half full
 
 
@@ -361,14 +361,15 @@ class RowLoader:
             if torch.unique(ids).numel() != ids.numel():
                 raise self._twice(table)
             torch.arange(first, last + 1, out=rows)
-            handles = (rows << GENERATION_BITS) | (handles & _GENERATIONS)
+            handles = (rows << GENERATION_BITS) | (handles & GENERATION_MASK)
             ops.set_handles_(tables.index, flat, offsets, features, handles)
         del rows
         if tables.stored(slab) is None:
-            tables.rows.generations[slab][first : last + 1] = handles & _GENERATIONS
+            tables.rows.generations[slab][first : last + 1] = handles & GENERATION_MASK
         else:
             # the store has the rows under these handles
-            assert bool((handles & _GENERATIONS == row_access.first_generation(tables, slab)).all())
+            first = row_access.first_generation(tables, slab)
+            assert bool((handles & GENERATION_MASK == first).all())
         counters = tables.config.layout.counters[table]
         if counters is not None:  # ids with a row are not counted any more
             ops.erase_(tables.index, flat, offsets, [counters])

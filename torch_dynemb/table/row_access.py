@@ -17,6 +17,7 @@ from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     BUCKET_WORDS,
     GENERATION_BITS,
+    GENERATION_MASK,
     CopyOnWrite,
     Hyper,
     Meta,
@@ -28,7 +29,6 @@ from torch_dynemb.storage.tiers import Records, Tiers
 from torch_dynemb.table.records import packed, record_bytes, state_of, weights_of
 from torch_dynemb.table.tables import Tables
 
-_GENERATIONS = (1 << GENERATION_BITS) - 1
 DIRTY = 255  # the dirty bits of a written row, one for every reader
 _PIECE_BYTES = 8 << 20  # of records in one read from a store
 
@@ -67,7 +67,7 @@ def first_generation(tables: Tables, slab: int) -> int:
         tables: of the group.
         slab: of the rows.
     """
-    return (int(tables.index.slabs[slab, Slab.GENERATION]) % _GENERATIONS) + 1
+    return (int(tables.index.slabs[slab, Slab.GENERATION]) % GENERATION_MASK) + 1
 
 
 def state_names(tables: Tables) -> list[str]:
@@ -110,7 +110,7 @@ def readable(tables: Tables, table: int, ids: Tensor, handles: Tensor) -> tuple[
         weights[piece] = weights_of(tables.config, slab, records)
         generations[piece] = _generations(of_rows[piece]) * found
     local = torch.arange(there.numel(), device=ids.device) << GENERATION_BITS
-    local = handles.index_copy(0, there, local | (of_rows & _GENERATIONS))
+    local = handles.index_copy(0, there, local | (of_rows & GENERATION_MASK))
     rows = tables.rows._replace(
         weights=_with(tables.rows.weights, slab, weights),
         generations=_with(tables.rows.generations, slab, generations),
@@ -339,7 +339,7 @@ def _places(handles: Tensor, next_row: Tensor | None) -> _Places:
 
 def _generations(handles: Tensor) -> Tensor:
     """Return the generations of handles, int32 [n]."""
-    return (handles & _GENERATIONS).to(torch.int32)
+    return (handles & GENERATION_MASK).to(torch.int32)
 
 
 def _columns_of(tensor: Tensor, values: Tensor, first_column: int) -> Tensor:

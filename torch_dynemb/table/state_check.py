@@ -18,6 +18,7 @@ from torch_dynemb.ops.columns import (
     CLOCK_HEAD,
     COMMIT_STEP_BYTES,
     GENERATION_BITS,
+    GENERATION_MASK,
     MAX_COUNT,
     MAX_LOAD_PERCENT,
     MIN_BUCKETS,
@@ -33,7 +34,6 @@ from torch_dynemb.table.group_config import TIERED_ROW_BYTES
 from torch_dynemb.table.tables import Tables
 
 _LINE_ALIGNMENT = 16  # bytes, of what a kernel reads of a bucket at once
-_GENERATION_MASK = (1 << GENERATION_BITS) - 1
 
 
 # -- content -------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def _check_rows(
     by_row = torch.full((used,), -1).index_copy_(0, rows, owned)
     if bool((by_row < 0).any()):
         raise damage(f"{prefix}.free_rows", "or an id has a row that another one has")
-    if bool(((by_row & _GENERATION_MASK) == 0).any()):  # the mark of a row without a value
+    if bool(((by_row & GENERATION_MASK) == 0).any()):  # the mark of a row without a value
         raise damage(
             f"{prefix}.free_rows", "or an id has a handle of generation 0, expected 1 or more"
         )
@@ -333,14 +333,14 @@ def check_slab(tables: Tables, s: int, slab: list[int]) -> None:
             f"expected at most {most}"
         )
     generation = slab[Slab.GENERATION]
-    if generation > _GENERATION_MASK:
+    if generation > GENERATION_MASK:
         raise ValueError(
             f"state entry 'slabs' is corrupted: GENERATION of {config.name!r} is {generation}, "
-            f"expected at most {_GENERATION_MASK}"
+            f"expected at most {GENERATION_MASK}"
         )
     # rows that compact() freed keep their generation, and only half of all values count as newer
     own = int(tables.index.slabs[s, Slab.GENERATION])
-    if own > 0 and generation - own > _GENERATION_MASK >> 1:
+    if own > 0 and generation - own > GENERATION_MASK >> 1:
         raise ValueError(
             f"state entry 'slabs' has GENERATION {generation} of {config.name!r}, too far from "
             f"this module's {own}: load it into a new module"
@@ -364,14 +364,14 @@ def _check_generations(
     """
     if generations.numel() == 0:
         return
-    if not 0 <= _least(generations) <= _most(generations) <= _GENERATION_MASK:
-        raise damage(entry, f"has generations beyond 0 to {_GENERATION_MASK}")
-    if bool(((generations != by_row & _GENERATION_MASK) & (by_row != 0)).any()):
+    if not 0 <= _least(generations) <= _most(generations) <= GENERATION_MASK:
+        raise damage(entry, f"has generations beyond 0 to {GENERATION_MASK}")
+    if bool(((generations != by_row & GENERATION_MASK) & (by_row != 0)).any()):
         raise damage(entry, "says that the row of an id is another one's")
     # counted with wrap-around
     own = generations[free >> GENERATION_BITS].to(torch.int64)
-    ahead = ((free & _GENERATION_MASK) - own) & _GENERATION_MASK
-    if not bool(((own == 0) | ((ahead > 0) & (ahead <= _GENERATION_MASK >> 1))).all()):
+    ahead = ((free & GENERATION_MASK) - own) & GENERATION_MASK
+    if not bool(((own == 0) | ((ahead > 0) & (ahead <= GENERATION_MASK >> 1))).all()):
         raise damage(entry, "says that a free row is newer than its next owner")
 
 

@@ -23,7 +23,14 @@ from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.checkpoint.reading.read_ahead import Read, read_ahead
 from torch_dynemb.checkpoint.reading.saved_rows import SavedRows, kinds_of
 from torch_dynemb.errors import DamagedFileError, NoRoomError
-from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, Meta, Slab, Table
+from torch_dynemb.ops.columns import (
+    BUCKET_WIDTH,
+    GENERATION_BITS,
+    GENERATION_MASK,
+    Meta,
+    Slab,
+    Table,
+)
 from torch_dynemb.table import state as table_state
 from torch_dynemb.table.config import SlabConfig
 from torch_dynemb.table.group import TableGroup
@@ -31,8 +38,6 @@ from torch_dynemb.table.group_config import GroupConfig
 from torch_dynemb.table.records import record_bytes
 from torch_dynemb.table.row_access import handle_rows, state_tensors, write_rows
 from torch_dynemb.table.state_check import check_content, check_counts
-
-_GENERATION_MASK = (1 << GENERATION_BITS) - 1
 
 
 def saved_group_of(group: TableGroup, plans: Sequence[TablePlan], manifest: Manifest) -> int | None:
@@ -249,7 +254,7 @@ class ExactLoad(GroupLoad):
                     of_state[name] = values
                 of_rows = handles[low:high]
                 newest = self.loader.newest
-                newest[slab] = max(newest[slab], int((of_rows & _GENERATION_MASK).max()))
+                newest[slab] = max(newest[slab], int((of_rows & GENERATION_MASK).max()))
                 write_rows(tables, table, ids[low:high], of_rows, own, of_state)
                 row_bytes = rows.section(WEIGHT).row_bytes
                 row_bytes += sum(rows.section(state_entry(name)).row_bytes for name in state)
@@ -321,7 +326,7 @@ class ExactLoad(GroupLoad):
                 # 0 for free rows: generations from before the load may be newer than those of their
                 # next owners
                 own = tables.rows.generations[s][: by_row.shape[0]]
-                own.copy_(by_row.bitwise_and_(_GENERATION_MASK))
+                own.copy_(by_row.bitwise_and_(GENERATION_MASK))
         if tables.host.proposed_now is not None:
             tables.host.proposed_now.fill_(max(saved.plan.saved.now for saved in self._saved))
         self.loader.end()
@@ -342,7 +347,7 @@ def _newer(free: Tensor, generation: int) -> Tensor:
         generation: newest generation of a handle before the load.
     """
     rows = free >> GENERATION_BITS << GENERATION_BITS
-    return torch.maximum(free, rows | generation % _GENERATION_MASK + 1) if generation else free
+    return torch.maximum(free, rows | generation % GENERATION_MASK + 1) if generation else free
 
 
 def _widened(rows: Tensor) -> Tensor:

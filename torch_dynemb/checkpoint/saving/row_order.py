@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.checkpoint.saving.source import GroupSource
-from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, Table
+from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, GENERATION_MASK, Table
 
 _BUCKETS_AT_ONCE = 1 << 16
 _ROWS_AT_ONCE = 1 << 16
-_GENERATIONS = (1 << GENERATION_BITS) - 1
 
 
 class OccupiedSlots(NamedTuple):
@@ -75,7 +74,7 @@ class RowOrder:
                 handles = piece.stored - 1
                 rows = handles >> GENERATION_BITS
                 if stored:
-                    self.generations[rows] = (handles & _GENERATIONS).to(torch.int32)
+                    self.generations[rows] = (handles & GENERATION_MASK).to(torch.int32)
                 self.ids[rows] = piece.ids
                 self.slots[rows] = piece.slots.to(slot_dtype)
                 owner[rows] = k + 1

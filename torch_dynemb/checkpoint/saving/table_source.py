@@ -10,12 +10,11 @@ from torch import Tensor
 from torch_dynemb.checkpoint.saving.row_order import RowOrder
 from torch_dynemb.checkpoint.saving.source import GroupSource
 from torch_dynemb.checkpoint.saving.stored_rows import StoredRows
-from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS
+from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, GENERATION_MASK
 from torch_dynemb.table.copy_on_write import CopyOnWriteRows
 from torch_dynemb.table.row_access import RowValues
 
 PIECE_BYTES = 8 << 20
-_GENERATIONS = (1 << GENERATION_BITS) - 1
 
 
 def _ranges(rows: range, row_bytes: int) -> Iterator[tuple[int, int]]:
@@ -106,7 +105,7 @@ class TableSource:
             numbers = self._numbers(begin, end)
             places = numbers if isinstance(numbers, slice) else numbers.long()
             handles = self._handles(numbers)
-            written = self._slab.generations[places] == (handles & _GENERATIONS)
+            written = self._slab.generations[places] == (handles & GENERATION_MASK)
             yield reader.read(self._table, self._order.ids[places], handles, written)
 
     def _stored_rows(self, stored: StoredRows, rows: range) -> Iterator[RowValues]:

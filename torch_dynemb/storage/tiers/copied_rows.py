@@ -8,11 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.ops.columns import GENERATION_BITS
+from torch_dynemb.ops.columns import GENERATION_BITS, GENERATION_MASK
 from torch_dynemb.storage.tiers.row_records import packed_rows
 from torch_dynemb.storage.tiers.tiers import Records
 
-_GENERATIONS = (1 << GENERATION_BITS) - 1
 _ROWS_AT_ONCE = 1 << 16
 
 
@@ -80,7 +79,7 @@ class CopiedRows:
         """
         fields, generations = self._slabs[slab]
         rows = handles >> GENERATION_BITS
-        found = generations[rows] == (handles & _GENERATIONS).to(torch.int32)
+        found = generations[rows] == (handles & GENERATION_MASK).to(torch.int32)
         return Records(packed_rows(fields, rows), found)
 
     def release(self) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_dynemb.ops.columns import GENERATION_BITS, Slot, Tier, TierHead
+from torch_dynemb.ops.columns import (
+    DIRTY_MARK,
+    GENERATION_BITS,
+    GENERATION_MASK,
+    Slot,
+    Tier,
+    TierHead,
+)
 from torch_dynemb.ops.tensors import RowTensors, TierTensors
 
-_GENERATIONS = (1 << GENERATION_BITS) - 1
 _EPOCH_SHIFT = 32  # of the last use, in ``Slot.USE``
-_DIRTY = 1 << GENERATION_BITS  # of a slot's marks
 
 
 class DeviceSlots:
@@ -60,8 +65,8 @@ class DeviceSlots:
         places = self._tensors.places[slab][handles >> GENERATION_BITS].long() - 1
         at, slots = places[places >= 0], self._tensors.slots[slab]
         marks = slots[at, Slot.MARKS]
-        following = ((marks & _GENERATIONS) % _GENERATIONS) + 1  # 0 means: no row
-        slots[at, Slot.MARKS] = (marks & ~_GENERATIONS) | following
+        following = ((marks & GENERATION_MASK) % GENERATION_MASK) + 1  # 0 means: no row
+        slots[at, Slot.MARKS] = (marks & ~GENERATION_MASK) | following
         self._rows.generations[slab][at] = following.to(torch.int32)
 
     def forget(self, slab: int, handles: Tensor) -> None:
@@ -87,7 +92,7 @@ class DeviceSlots:
         self._tensors.places[slab][rows] = 0
         slots[at, Slot.OWNER] = 0
         slots[at, Slot.ID] = 0
-        slots[at, Slot.MARKS] &= _GENERATIONS
+        slots[at, Slot.MARKS] &= GENERATION_MASK
         free = int(clock[Tier.FREE_COUNT])
         self._tensors.free_slots[slab][free : free + len(at)] = at.to(torch.int32)
         clock[Tier.FREE_COUNT] += len(at)
@@ -106,7 +111,7 @@ class DeviceSlots:
         last = slots[at.clamp(min=0), Slot.USE] >> _EPOCH_SHIFT
         epoch = self._tensors.clock[0, TierHead.EPOCH]
         in_use = (at >= 0) & ((last - epoch).to(torch.int32) >= 0)
-        slots[at[in_use], Slot.MARKS] &= ~_DIRTY
+        slots[at[in_use], Slot.MARKS] &= ~DIRTY_MARK
         self.forget(slab, handles[~in_use])
 
 

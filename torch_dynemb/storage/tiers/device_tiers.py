@@ -12,7 +12,16 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.errors import DeviceMemoryError, DiskFullError
-from torch_dynemb.ops.columns import GENERATION_BITS, MOVE_COLUMNS, Move, Slot, Tier, TierHead
+from torch_dynemb.ops.columns import (
+    DIRTY_MARK,
+    GENERATION_BITS,
+    GENERATION_MASK,
+    MOVE_COLUMNS,
+    Move,
+    Slot,
+    Tier,
+    TierHead,
+)
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.storage.tiers.cache_size import CacheSize
 from torch_dynemb.storage.tiers.device_slots import DeviceSlots
@@ -21,9 +30,7 @@ from torch_dynemb.storage.tiers.row_records import packed_rows, unpack_rows
 from torch_dynemb.storage.tiers.stats import StorageStats, cache_counts
 from torch_dynemb.storage.tiers.tiers import Records, Tiers
 
-_GENERATIONS = (1 << GENERATION_BITS) - 1
 _EPOCH_SHIFT = 32  # of the last use, in ``Slot.USE``
-_DIRTY = 1 << GENERATION_BITS  # of a slot's marks
 _TABLE_SHIFT = GENERATION_BITS + 20
 _SAVED_AT_ONCE = 1 << 14
 # A cache gives memory back when it exceeds its limit by 1 / _SLACK.
@@ -217,7 +224,7 @@ class DeviceTiers(Tiers):
         self._settle()
         at, own = self._slots.find(slab, handles)
         marks = self.tensors.slots[slab][at, Slot.MARKS]
-        found = own & (self._rows.generations[slab][at] == (marks & _GENERATIONS))
+        found = own & (self._rows.generations[slab][at] == (marks & GENERATION_MASK))
         records = packed_rows(self._slots.rows(slab), at)
         rest = ~own
         if bool(rest.any()):
@@ -243,9 +250,9 @@ class DeviceTiers(Tiers):
             at = at[own]
             slots = self.tensors.slots[slab]
             unpack_rows(self._slots.rows(slab), at, records[own])
-            live = (slots[at, Slot.MARKS] & _GENERATIONS).to(torch.int32)
+            live = (slots[at, Slot.MARKS] & GENERATION_MASK).to(torch.int32)
             self._rows.generations[slab].index_copy_(0, at, live)
-            slots[at, Slot.MARKS] |= _DIRTY
+            slots[at, Slot.MARKS] |= DIRTY_MARK
 
     def erase(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> None:
         self._settle()
@@ -332,8 +339,9 @@ class DeviceTiers(Tiers):
         slots, clock = self.tensors.slots[slab], self.tensors.clock
         used = int(clock[1 + slab, Tier.USED])
         words = slots[begin:used]
-        written = self._rows.generations[slab][begin:used] == (words[:, Slot.MARKS] & _GENERATIONS)
-        dirty = (words[:, Slot.OWNER] > 0) & (words[:, Slot.MARKS] & _DIRTY != 0) & written
+        generations = words[:, Slot.MARKS] & GENERATION_MASK
+        written = self._rows.generations[slab][begin:used] == generations
+        dirty = (words[:, Slot.OWNER] > 0) & (words[:, Slot.MARKS] & DIRTY_MARK != 0) & written
         in_a_step = bool(clock[0, TierHead.TRAINING] != 0)
         for at in (begin + dirty.nonzero()[:, 0]).split(_SAVED_AT_ONCE):
             rows = [0] * len(self._used)
@@ -346,7 +354,7 @@ class DeviceTiers(Tiers):
             # a backward of this step may still change the rows of its lookups
             last = slots[at, Slot.USE] >> _EPOCH_SHIFT
             past = (last - clock[0, TierHead.EPOCH]).to(torch.int32) < 0
-            slots[at[past] if in_a_step else at, Slot.MARKS] &= ~_DIRTY
+            slots[at[past] if in_a_step else at, Slot.MARKS] &= ~DIRTY_MARK
             clock[1 + slab, Tier.WRITTEN] += len(at)
 
     def _saves(self, slab: int, at: Tensor) -> Tensor:
@@ -357,7 +365,7 @@ class DeviceTiers(Tiers):
         moves[:, Move.HANDLE] = words[:, Slot.OWNER] - 1
         moves[:, Move.ID] = words[:, Slot.ID]
         moves[:, Move.TABLE] = words[:, Slot.MARKS] >> _TABLE_SHIFT
-        moves[:, Move.GENERATION] = words[:, Slot.MARKS] & _GENERATIONS
+        moves[:, Move.GENERATION] = words[:, Slot.MARKS] & GENERATION_MASK
         return moves
 
     def empty(self) -> None:

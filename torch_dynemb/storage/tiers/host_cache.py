@@ -13,13 +13,10 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.errors import ForkedProcessError
-from torch_dynemb.ops.columns import GENERATION_BITS, Meta, Move, Slot
+from torch_dynemb.ops.columns import DIRTY_MARK, GENERATION_BITS, GENERATION_MASK, Meta, Move, Slot
 from torch_dynemb.ops.tensors import RowTensors
 from torch_dynemb.process.forked import watch
 from torch_dynemb.storage.tiers.store_tiers import StoreTiers
-
-_GENERATIONS = (1 << GENERATION_BITS) - 1
-_DIRTY = 1 << GENERATION_BITS  # of a slot's marks
 
 _THREAD = "dynemb-host-cache"
 
@@ -177,7 +174,7 @@ class HostCache:
     def _copied(self, slab: int, moves: Tensor, places: Tensor, chosen: Tensor) -> LoadedRows:
         at = places[chosen]
         records = ops.gather_records(self._rows, slab, at >> GENERATION_BITS)
-        found = records.view(torch.int32)[:, 0] == (at & _GENERATIONS)
+        found = records.view(torch.int32)[:, 0] == (at & GENERATION_MASK)
         of = moves[chosen][found]
         records = records[found]
         return LoadedRows(
@@ -194,9 +191,9 @@ class HostCache:
             at = places[positions]
             own = at >= 0
             numbers, records = at[own] >> GENERATION_BITS, records[own]
-            records.view(torch.int32)[:, 0] = (at[own] & _GENERATIONS).to(torch.int32)
+            records.view(torch.int32)[:, 0] = (at[own] & GENERATION_MASK).to(torch.int32)
             ops.scatter_records_(self._rows, slab, numbers, records)
-            self.below.tensors.slots[slab][numbers, Slot.MARKS] |= _DIRTY
+            self.below.tensors.slots[slab][numbers, Slot.MARKS] |= DIRTY_MARK
 
 
 __all__ = ["HostCache", "LeavingRows", "LoadedRows"]

@@ -8,16 +8,23 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.ops.columns import GENERATION_BITS, Slab, Slot, Tier, TierHead
+from torch_dynemb.ops.columns import (
+    DIRTY_MARK,
+    GENERATION_BITS,
+    GENERATION_MASK,
+    Slab,
+    Slot,
+    Tier,
+    TierHead,
+)
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.storage.tiers.copied_rows import CopiedRows, CopiedSlab
+from torch_dynemb.storage.tiers.device_slots import DeviceSlots
 from torch_dynemb.storage.tiers.host_store import HostStore
 from torch_dynemb.storage.tiers.row_records import packed_rows, unpack_rows
 from torch_dynemb.storage.tiers.stats import StorageStats, cache_counts
 from torch_dynemb.storage.tiers.tiers import Records, Tiers
 
-_GENERATIONS = (1 << GENERATION_BITS) - 1
-_DIRTY = 1 << GENERATION_BITS  # of a slot's marks
 _ALL_READERS = 255  # dirty bits
 
 
@@ -51,6 +58,7 @@ class HostTiers(Tiers):
     ) -> None:
         super().__init__(tensors, cached)
         self._index, self._rows = index, rows
+        self._slots = DeviceSlots(tensors, rows)
         self._steps = 0
         size = storage.cache_size
         fraction = size.value if size is not None and size.unit == "fraction" else 0.0
@@ -82,7 +90,7 @@ class HostTiers(Tiers):
         places, at = self._places(slab, handles)
         own = (places >= 0) & (slots[at, Slot.OWNER] == handles + 1)
         numbers = torch.where(own, at, self._homes(slab, handles))
-        live = torch.where(own, slots[at, Slot.MARKS], handles) & _GENERATIONS
+        live = torch.where(own, slots[at, Slot.MARKS], handles) & GENERATION_MASK
         stored = self._rows.generations[slab][numbers]
         # where a slot still has an earlier owner, the row has not been written
         return numbers, (own | (places < 0)) & (stored == live)
@@ -94,9 +102,9 @@ class HostTiers(Tiers):
         self._forget(slab, places[(places >= 0) & ~own].unique())
         numbers = torch.where(own, at, self._homes(slab, handles))
         unpack_rows(self._tensors(slab), numbers, records)
-        live = torch.where(own, slots[at, Slot.MARKS], handles) & _GENERATIONS
+        live = torch.where(own, slots[at, Slot.MARKS], handles) & GENERATION_MASK
         self._rows.generations[slab].index_copy_(0, numbers, live.to(torch.int32))
-        slots[places[own], Slot.MARKS] |= _DIRTY
+        slots[places[own], Slot.MARKS] |= DIRTY_MARK
         for dirty in self._rows.dirty_bits[slab : slab + 1]:
             dirty[numbers] = _ALL_READERS
 
@@ -123,18 +131,9 @@ class HostTiers(Tiers):
 
     def _forget(self, slab: int, at: Tensor) -> None:
         """Take rows out of slots without a copy to their homes, which count as unwritten."""
-        if at.numel() == 0:
-            return
-        slots, clock = self.tensors.slots[slab], self.tensors.clock[1 + slab]
-        rows = (slots[at, Slot.OWNER] - 1) >> GENERATION_BITS
-        self.tensors.places[slab][rows] = 0
-        self._rows.generations[slab][rows + len(slots)] = 0
-        slots[at, Slot.OWNER] = 0
-        slots[at, Slot.ID] = 0
-        slots[at, Slot.MARKS] &= _GENERATIONS
-        free = int(clock[Tier.FREE_COUNT])
-        self.tensors.free_slots[slab][free : free + len(at)] = at.to(torch.int32)
-        clock[Tier.FREE_COUNT] += len(at)
+        owners = self.tensors.slots[slab][at, Slot.OWNER] - 1
+        self._rows.generations[slab][self._homes(slab, owners)] = 0
+        self._slots.clear(slab, at)
 
     # -- changes -------------------------------------------------------------------------------
 
@@ -150,9 +149,9 @@ class HostTiers(Tiers):
     def _copy(self, slab: int) -> CopiedSlab:
         slots = self.tensors.slots[slab][: self.used_slots(slab)]
         at = (slots[:, Slot.OWNER] > 0).nonzero()[:, 0]
-        owners, marks = slots[at, Slot.OWNER] - 1, slots[at, Slot.MARKS] & _GENERATIONS
+        owners, marks = slots[at, Slot.OWNER] - 1, slots[at, Slot.MARKS] & GENERATION_MASK
         written = self._rows.generations[slab][at] == marks
-        of_slots = torch.where(written, owners & _GENERATIONS, 0).to(torch.int32)
+        of_slots = torch.where(written, owners & GENERATION_MASK, 0).to(torch.int32)
         used, rows = int(self._index.slabs[slab, Slab.NEXT_ROW]), owners >> GENERATION_BITS
         begin = len(self.tensors.slots[slab])
         tensors = list(self._tensors(slab))

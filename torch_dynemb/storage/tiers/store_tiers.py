@@ -14,7 +14,9 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.errors import DiskFullError
 from torch_dynemb.ops.columns import (
+    DIRTY_MARK,
     GENERATION_BITS,
+    GENERATION_MASK,
     TIER_COLUMNS,
     Move,
     Slab,
@@ -27,9 +29,7 @@ from torch_dynemb.storage.tiers.cache_size import LEAST_SLOTS, CacheSize
 from torch_dynemb.storage.tiers.stats import StorageStats, cache_counts
 from torch_dynemb.storage.tiers.tiers import Records, Tiers
 
-_GENERATIONS = (1 << GENERATION_BITS) - 1
 _EPOCH_SHIFT = 32  # of the last use, in ``Slot.USE``
-_DIRTY = 1 << GENERATION_BITS  # of a slot's marks
 _SAVED_AT_ONCE = 1 << 14
 # A cache gives memory back when it exceeds its limit by 1 / _SLACK.
 _SLACK = 16
@@ -99,7 +99,7 @@ class StoreTiers(Tiers):
         places = self.tensors.places[slab][handles >> GENERATION_BITS].long() - 1
         at = places.clamp(min=0)
         there = (places >= 0) & (slots[at, Slot.OWNER] == handles + 1)
-        live = generations[at] == (slots[at, Slot.MARKS] & _GENERATIONS)
+        live = generations[at] == (slots[at, Slot.MARKS] & GENERATION_MASK)
         found = there & live
         if bool(there.all()):
             return Records(ops.gather_records(self._rows, slab, at), found)
@@ -122,16 +122,16 @@ class StoreTiers(Tiers):
         if bool(there.any()):
             at, records = at[there], records[there]
             marks = slots[at, Slot.MARKS]
-            records.view(torch.int32)[:, 0] = (marks & _GENERATIONS).to(torch.int32)
+            records.view(torch.int32)[:, 0] = (marks & GENERATION_MASK).to(torch.int32)
             ops.scatter_records_(self._rows, slab, at, records)
-            slots[at, Slot.MARKS] = marks | _DIRTY
+            slots[at, Slot.MARKS] = marks | DIRTY_MARK
 
     def _make_stale(self, slab: int, at: Tensor) -> None:
         """Make gradients of slots stale, as after a change of the row's owner."""
         slots = self.tensors.slots[slab]
         marks = slots[at, Slot.MARKS]
-        following = ((marks & _GENERATIONS) % _GENERATIONS) + 1  # 0 means: no row
-        slots[at, Slot.MARKS] = (marks & ~_GENERATIONS) | following
+        following = ((marks & GENERATION_MASK) % GENERATION_MASK) + 1  # 0 means: no row
+        slots[at, Slot.MARKS] = (marks & ~GENERATION_MASK) | following
         self._rows.generations[slab][at] = following.to(torch.int32)
 
     @abstractmethod
@@ -167,7 +167,7 @@ class StoreTiers(Tiers):
         at = self.tensors.places[slab][handles >> GENERATION_BITS].long() - 1
         last = slots[at.clamp(min=0), Slot.USE] >> _EPOCH_SHIFT
         in_use = (at >= 0) & ((last - self.epoch).to(torch.int32) >= 0)
-        slots[at[in_use], Slot.MARKS] &= ~_DIRTY
+        slots[at[in_use], Slot.MARKS] &= ~DIRTY_MARK
         ops.forget_rows_(self.tensors, slab, handles[~in_use])
 
     # -- steps ---------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ class StoreTiers(Tiers):
             try:
                 self._move(moves)
             except BaseException:
-                self.tensors.slots[slab][moves[:, Move.SLOT], Slot.MARKS] |= _DIRTY
+                self.tensors.slots[slab][moves[:, Move.SLOT], Slot.MARKS] |= DIRTY_MARK
                 raise
             begin = int(moves[-1, Move.SLOT]) + 1
 
