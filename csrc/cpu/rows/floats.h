@@ -56,15 +56,21 @@ DYNEMB_INLINE FloatsOf<Level> load_vector(const float* from) {
   std::memcpy(&value, from, sizeof value);
   return value;
 }
+// A block is copied by vectors: the compiler copies all of it in halves of vectors, through memory,
+// and a vector that is loaded from two stores waits until both have left the processor's buffer.
 template <class Level>
 DYNEMB_INLINE Block<Level> load_block(const float* from) {
   Block<Level> block;
-  std::memcpy(&block, from, sizeof block);
+  for (int64_t c = 0; c < kBlockFloats; c += kWidth<Level>) {
+    block.part[c / kWidth<Level>] = load_vector<Level>(from + c);
+  }
   return block;
 }
 template <class Level>
 DYNEMB_INLINE void store_block(float* to, const Block<Level>& block) {
-  std::memcpy(to, &block, sizeof block);
+  for (int64_t c = 0; c < kBlockFloats; c += kWidth<Level>) {
+    store_floats(to + c, block.part[c / kWidth<Level>]);
+  }
 }
 
 DYNEMB_INLINE float dot(const float* a, const float* b, int64_t count) {

@@ -6,21 +6,30 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 
 #include "cpu/index/probe_block.h"
 #include "cpu/rows/args.h"
 
 namespace dynemb::cpu {
 
-// Ids go through four stages, a block at each: the line of the first bucket is fetched; then the
-// row, or the line of the second bucket; then that row, too; then rows are read.
+// Number of ids at a stage. Lines and rows of all blocks stay in a first cache of 32 KiB; those of
+// blocks of 64 leave it before they are read.
+constexpr int64_t kFrozenBlock = 32;
+
+// Ids go through five stages, a block at each: the line of the first bucket is fetched; then the
+// row, or the line of the second bucket; then that row, or the line of the third bucket; then that
+// row, or any later one; then rows are read.
+constexpr int64_t kFrozenStages = 5;
+
 struct FrozenBlock {
   int64_t begin;
   int64_t count;
-  uint64_t hash[kProbeBlock];
-  int64_t bucket[kProbeBlock];
-  const char* row[kProbeBlock];  // nullptr: missing
-  int32_t later[kProbeBlock];    // ids outside their first bucket
+  uint64_t hash[kFrozenBlock];
+  int64_t bucket[kFrozenBlock];   // its line was fetched last
+  int64_t stored[kFrozenBlock];   // in the first bucket; 0: the id is not there
+  const char* row[kFrozenBlock];  // nullptr: missing, or not found yet
+  int32_t later[kFrozenBlock];    // ids that may be in a later bucket
   int64_t later_count;
   bool complete;  // no id is missing
 };
@@ -30,82 +39,108 @@ struct RowFetch {
   const char* weights;
   int64_t row_bytes;
   int64_t rows;
-  int64_t fetched;      // bytes of a row to fetch at first; the rest follows
   int64_t damaged = 0;  // negative: a handle named a row that does not exist
 
   explicit RowFetch(const TableRows& table)
-      : weights(table.weights),
-        row_bytes(table.row_bytes),
-        rows(table.rows),
-        fetched(std::min<int64_t>(table.row_bytes, 512)) {}
+      : weights(table.weights), row_bytes(table.row_bytes), rows(table.rows) {}
 
-  // For an id that was found. Prefetching an invalid address is harmless.
-  DYNEMB_INLINE const char* operator()(int64_t stored) {
+  // 0, of an id that was not found, counts as sound. Prefetching an invalid address is harmless.
+  template <bool kOneLine>
+  DYNEMB_INLINE const char* fetch(int64_t stored) {
     const int64_t number = handle_row(decode_handle(stored));
     damaged |= stored | (rows - 1 - number);
+    const int64_t bytes = kOneLine ? 64 : row_bytes;
     const char* row = reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(weights) +
                                                     static_cast<uintptr_t>(number) *
-                                                        static_cast<uintptr_t>(row_bytes));
+                                                        static_cast<uintptr_t>(bytes));
     __builtin_prefetch(row);
-    for (int64_t byte = 64; byte < fetched; byte += 64) __builtin_prefetch(row + byte);
-    // rows of partial cache lines may end in one more
-    if (row_bytes % 64 != 0) __builtin_prefetch(row + fetched - 1);
+    if constexpr (!kOneLine) {
+      const int64_t fetched = std::min<int64_t>(bytes, 512);  // the rest follows
+      for (int64_t byte = 64; byte < fetched; byte += 64) __builtin_prefetch(row + byte);
+      // rows of partial cache lines may end in one more
+      if (bytes % 64 != 0) __builtin_prefetch(row + fetched - 1);
+    }
     return row;
+  }
+  template <bool kOneLine>
+  DYNEMB_INLINE void fetch_all(FrozenBlock& block) {
+    RowFetch copy = *this;  // so that stores below cannot change it
+    for (int64_t i = 0; i < block.count; ++i) {
+      block.row[i] = copy.template fetch<kOneLine>(block.stored[i]);
+    }
+    damaged = copy.damaged;
+  }
+  DYNEMB_INLINE void fetch_all(FrozenBlock& block) {
+    row_bytes == 64 ? fetch_all<true>(block) : fetch_all<false>(block);
   }
 };
 
-// Rows of ids in their first bucket; the others are left for later.
+// Fetches the rows of ids in their first bucket, and the second buckets of other ids. An id outside
+// a first bucket that was never full is missing.
 DYNEMB_INLINE void match_first_buckets(const TableView& index, const int64_t* ids,
                                        FrozenBlock& block, RowFetch& fetch) {
-  int64_t later = 0;
-  const auto take = [&](int64_t i, int64_t stored) {
-    block.row[i] = fetch(stored);
-    block.later[later] = static_cast<int32_t>(i);
-    later += stored == 0;
-  };
-  const int64_t* const lines = index.lines;
+  static_assert(kFrozenBlock <= 64, "a bit of a word for each id of a block");
+  uint64_t absent = 0;
   int64_t i = 0;
   for (; i + 4 <= block.count; i += 4) {
-    const Words4 stored = match_four(lines, block.bucket + i, ids + i);
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) take(i + j, stored[j]);
+    const Words4 stored = match_four(index.lines, block.bucket + i, ids + i);
+    std::memcpy(block.stored + i, &stored, sizeof stored);
+    absent |= static_cast<uint64_t>(or_words((stored == 0) & Words4{1, 2, 4, 8})) << i;
   }
-  for (; i < block.count; ++i) take(i, match_stored(index.line(block.bucket[i]), ids[i]));
-  block.later_count = later;
+  for (; i < block.count; ++i) {
+    block.stored[i] = match_stored(index.line(block.bucket[i]), ids[i]);
+    absent |= static_cast<uint64_t>(block.stored[i] == 0) << i;
+  }
+  fetch.fetch_all(block);
+  block.complete = true;
+  block.later_count = 0;
+  for (; absent != 0; absent &= absent - 1) {
+    const int at = __builtin_ctzll(absent);
+    const bool ends = has_empty_slot(index.line(block.bucket[at]));
+    block.row[at] = nullptr;
+    block.complete &= !ends;
+    block.later[block.later_count] = at;
+    block.later_count += !ends;
+    block.bucket[at] = bucket_of(second_hash(block.hash[at]), index.bucket_count);
+    prefetch_line(index.line(block.bucket[at]));
+  }
 }
 
-// For the ids that were left: an id with a first bucket that was never full is missing; otherwise
-// the line of the second bucket is fetched.
-DYNEMB_INLINE void fetch_second_buckets(const TableView& index, FrozenBlock& block) {
+// Fetches the rows of ids in the buckets that were fetched last, and the next buckets of others.
+// Almost without branches, because hits are unpredictable.
+DYNEMB_INLINE void match_next_buckets(const TableView& index, const int64_t* ids,
+                                      FrozenBlock& block, RowFetch& fetch) {
   int64_t going_on = 0;
-  block.complete = true;
   for (int64_t l = 0; l < block.later_count; ++l) {
     const int32_t i = block.later[l];
-    const bool ends = has_empty_slot(index.line(block.bucket[i]));
-    block.row[i] = nullptr;
+    const int64_t bucket = block.bucket[i];
+    const int64_t* line = index.line(bucket);
+    const int64_t stored = match_stored(line, ids[i]);
+    const char* row = fetch.fetch<false>(stored);
+    block.row[i] = stored == 0 ? nullptr : row;
+    const bool absent = stored == 0;
+    const bool ends = absent & has_empty_slot(line);
     block.complete &= !ends;
     block.later[going_on] = i;
-    going_on += !ends;
-    block.bucket[i] = bucket_of(second_hash(block.hash[i]), index.bucket_count);
+    going_on += absent & !ends;
+    block.bucket[i] = bucket + 1 < index.bucket_count ? bucket + 1 : 0;
     prefetch_line(index.line(block.bucket[i]));
   }
   block.later_count = going_on;
 }
 
-DYNEMB_INLINE void match_second_buckets(const TableView& index, const int64_t* ids,
-                                        FrozenBlock& block, RowFetch& fetch) {
+// Searches one by one for the few ids with only full buckets so far: `probes` of them.
+DYNEMB_INLINE void match_rest(const TableView& index, const int64_t* ids, int64_t probes,
+                              FrozenBlock& block, RowFetch& fetch) {
   for (int64_t l = 0; l < block.later_count; ++l) {
     const int64_t i = block.later[l];
-    int64_t stored = match_stored(index.line(block.bucket[i]), ids[i]);
-    if (stored == 0) {
-      const SlotPosition position = probe(index, ids[i], block.hash[i], 1);
-      if (position.bucket < 0) {
-        block.complete = false;
-        continue;
-      }
-      stored = index.line(position.bucket)[kBucketWidth + position.slot];
+    const SlotPosition position = probe(index, ids[i], block.hash[i], probes);
+    if (position.bucket < 0) {
+      block.complete = false;
+      continue;
     }
-    block.row[i] = fetch(stored);
+    const int64_t* line = index.line(position.bucket);
+    block.row[i] = fetch.fetch<false>(line[kBucketWidth + position.slot]);
   }
 }
 
@@ -115,29 +150,34 @@ DYNEMB_INLINE void match_second_buckets(const TableView& index, const int64_t* i
 template <class Sink>
 DYNEMB_INLINE int64_t read_frozen(const TableView& index, const TableRows& rows, const int64_t* ids,
                                   int64_t count, Sink& sink) {
-  constexpr int64_t kStages = 4;
-  FrozenBlock blocks[kStages];
+  constexpr int64_t kLast = kFrozenStages - 1;
+  FrozenBlock blocks[kFrozenStages];
   RowFetch fetch(rows);
-  const int64_t total = (count + kProbeBlock - 1) / kProbeBlock;
-  for (int64_t b = 0; b < total + kStages - 1; ++b) {
+  const int64_t total = (count + kFrozenBlock - 1) / kFrozenBlock;
+  const auto block_at = [&](int64_t b) -> FrozenBlock& { return blocks[b % kFrozenStages]; };
+  for (int64_t b = 0; b < total + kLast; ++b) {
     if (b < total) {
-      FrozenBlock& block = blocks[b % kStages];
-      block.begin = b * kProbeBlock;
-      block.count = std::min(kProbeBlock, count - block.begin);
+      FrozenBlock& block = block_at(b);
+      block.begin = b * kFrozenBlock;
+      block.count = std::min(kFrozenBlock, count - block.begin);
       fetch_lines(index, ids + block.begin, block.count, block.hash, block.bucket);
     }
     if (b >= 1 && b - 1 < total) {
-      FrozenBlock& block = blocks[(b - 1) % kStages];
+      FrozenBlock& block = block_at(b - 1);
       match_first_buckets(index, ids + block.begin, block, fetch);
-      fetch_second_buckets(index, block);
     }
     if (b >= 2 && b - 2 < total) {
-      FrozenBlock& block = blocks[(b - 2) % kStages];
-      match_second_buckets(index, ids + block.begin, block, fetch);
+      FrozenBlock& block = block_at(b - 2);
+      match_next_buckets(index, ids + block.begin, block, fetch);
     }
-    if (fetch.damaged < 0) return std::max<int64_t>(b - 3, 0) * kProbeBlock;
-    if (b < 3) continue;
-    const FrozenBlock& block = blocks[(b - 3) % kStages];
+    if (b >= 3 && b - 3 < total) {
+      FrozenBlock& block = block_at(b - 3);
+      match_next_buckets(index, ids + block.begin, block, fetch);
+      match_rest(index, ids + block.begin, 3, block, fetch);
+    }
+    if (fetch.damaged < 0) return std::max<int64_t>(b - kLast, 0) * kFrozenBlock;
+    if (b < kLast) continue;
+    const FrozenBlock& block = block_at(b - kLast);
     sink.take(block.begin, block.row, block.count, block.complete);
   }
   return -1;
