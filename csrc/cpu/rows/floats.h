@@ -56,15 +56,21 @@ DYNEMB_INLINE FloatsOf<Level> load_vector(const float* from) {
   std::memcpy(&value, from, sizeof value);
   return value;
 }
+// Part by part: the compiler copies a block of two vectors as one object through the stack, in pieces
+// that the processor does not forward to a load of a vector.
 template <class Level>
 DYNEMB_INLINE Block<Level> load_block(const float* from) {
   Block<Level> block;
-  std::memcpy(&block, from, sizeof block);
+  for (int64_t p = 0; p < kBlockFloats / kWidth<Level>; ++p) {
+    block.part[p] = load_vector<Level>(from + p * kWidth<Level>);
+  }
   return block;
 }
 template <class Level>
 DYNEMB_INLINE void store_block(float* to, const Block<Level>& block) {
-  std::memcpy(to, &block, sizeof block);
+  for (int64_t p = 0; p < kBlockFloats / kWidth<Level>; ++p) {
+    store_floats(to + p * kWidth<Level>, block.part[p]);
+  }
 }
 
 DYNEMB_INLINE float dot(const float* a, const float* b, int64_t count) {
