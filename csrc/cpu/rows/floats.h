@@ -56,8 +56,8 @@ DYNEMB_INLINE FloatsOf<Level> load_vector(const float* from) {
   std::memcpy(&value, from, sizeof value);
   return value;
 }
-// Part by part: the compiler copies a block of two vectors as one object through the stack, in pieces
-// that the processor does not forward to a load of a vector.
+// Part by part: the compiler copies a block of two vectors as one object through the stack, in
+// pieces that the processor does not forward to a load of a vector.
 template <class Level>
 DYNEMB_INLINE Block<Level> load_block(const float* from) {
   Block<Level> block;
