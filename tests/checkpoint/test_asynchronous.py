@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint, ops
+from torch_dynemb.checkpoint.files import direct_disk
 from torch_dynemb.checkpoint.saving import staging
 from torch_dynemb.ops import functional_copies
 from torch_dynemb.ops.columns import CopyOnWrite
@@ -63,6 +64,7 @@ def test_what_is_saved_is_one_step(
 ) -> None:
     """Ids that come, are counted, evicted and erased meanwhile are not in it."""
     monkeypatch.setattr(staging, "_HUGE_FROM", least)
+    monkeypatch.setattr(direct_disk, "WINDOW_BYTES", max(4096, least))
     model = Net(**KINDS[kind])
     train(model, range(6))
     twin = copy.deepcopy(model)

@@ -104,7 +104,7 @@ def test_full_disk_without_an_old_one_leaves_nothing(
 def test_background_save_reports_a_full_disk(
     models: tuple[WholeModel, WholeModel], last: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SAVE, "_DISK", FullDisk("write", 10))
+    monkeypatch.setattr(SAVE, "_DISK", FullDisk("write_at", 10))
     handle = checkpoint.save(last, models[1], asynchronous=True)
     with pytest.raises(OSError, match=TOLD):
         handle.wait()

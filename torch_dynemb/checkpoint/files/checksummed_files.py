@@ -107,7 +107,8 @@ class ChecksummedWriter:
         rest = self._bytes % self._block_bytes
         if rest != 0:
             self._end_block(rest)
-        self._disk.end(self._file)
+        with space_errors(self._path, self._bytes):
+            self._disk.end(self._file)
         return FileChecksums(self._bytes, self._block_bytes, tuple(self._sums))
 
     def sync(self) -> None:

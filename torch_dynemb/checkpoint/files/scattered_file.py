@@ -161,7 +161,8 @@ class ScatteredFile:
             for piece in others:
                 total = joined_crc32c(total, piece.sum, piece.bytes)
             sums.append(total)
-        self._disk.end(self._file)
+        with space_errors(self._path, self._bytes):
+            self._disk.end(self._file)
         return FileChecksums(self._bytes, self._block, tuple(sums))
 
     def close(self) -> None:

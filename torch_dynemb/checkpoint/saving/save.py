@@ -24,6 +24,7 @@ from torch_dynemb.checkpoint.file_systems.locations import (
 from torch_dynemb.checkpoint.file_systems.uploads import disk_of
 from torch_dynemb.checkpoint.files.bounded_json import check_values
 from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedWriter, space_errors
+from torch_dynemb.checkpoint.files.direct_disk import WINDOW_BYTES, DirectDisk
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.manifest.places import (
     check_replaceable,
@@ -75,6 +76,7 @@ _DISK = Disk()
 # Memory for writing: some pieces of 8 MiB, and per row its id, slot, owner and number. Rows in a
 # store also take their generation and their place.
 _BUFFER_BYTES = 32 << 20
+_WINDOWS_BYTES = 5 * WINDOW_BYTES  # past the page cache: of ids, weights, and some states
 _BYTES_OF_ROW_ORDER = 17
 _BYTES_OF_STORED_ROW = _BYTES_OF_ROW_ORDER + 4 + 8
 
@@ -228,7 +230,7 @@ def save(
         if reading.is_disturbed():  # since the last check
             increment.lost()
         return handle
-    copies = staged(ranks, source, _BUFFER_BYTES + _bytes_of_orders(source))
+    copies = staged(ranks, source, _BUFFER_BYTES + _WINDOWS_BYTES + _bytes_of_orders(source))
 
     def pin() -> None:
         with reading:
@@ -242,8 +244,10 @@ def save(
             increment.lost()
             raise
         behind = background_ranks(ranks)
+        past_cache = disk if isinstance(target, Url) else DirectDisk(disk)
         handle._run(
-            lambda: _write_copies(behind, disk, target, uuid, copies, progress), groups_of(parts)
+            lambda: _write_copies(behind, past_cache, target, uuid, copies, progress),
+            groups_of(parts),
         )
     except BaseException:
         unpin_rows(copies.groups)

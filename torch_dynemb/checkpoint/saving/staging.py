@@ -17,6 +17,8 @@ from torch_dynemb.storage.address_space import what_ran_out
 T = TypeVar("T")
 
 _HUGE_FROM = 4 << 20  # smallest size in bytes for large pages
+_SMALL_PAGES = 4 << 20  # bytes of reserved memory that have no large pages
+_HUGE_PAGE = 2 << 20
 
 
 def staged(ranks: Ranks, source: T, spare: int) -> T:
@@ -75,12 +77,19 @@ def _copy(tensor: Tensor) -> Tensor:
     if size < _HUGE_FROM:
         return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
     try:
-        memory = ops.reserve([size], torch.uint8, huge_pages=True)
+        memory = _in_huge_pages(size)
     except RuntimeError:
         raise HostMemoryError(
             f"checkpoint.save: no addresses for a copy of {size} bytes: {what_ran_out(size)}"
         ) from None
     return memory.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+
+def _in_huge_pages(size: int) -> Tensor:
+    """Reserve memory of large pages alone, uint8 [size]: each small page costs a page fault."""
+    reserved = ops.reserve([_SMALL_PAGES + 2 * _HUGE_PAGE + size], torch.uint8, huge_pages=True)
+    begin = _SMALL_PAGES + -(reserved.data_ptr() + _SMALL_PAGES) % _HUGE_PAGE
+    return reserved[begin : begin + size]
 
 
 __all__ = ["staged"]

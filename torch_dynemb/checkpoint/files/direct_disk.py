@@ -1,0 +1,199 @@
+"""Writes of large files past the page cache, for saves beside training.
+
+A write through the page cache takes the CPU for as long as a copy into new pages takes: for most of
+a save. A write past it takes the CPU for a tenth of that, and lets the thread sleep. But it needs
+an aligned address, offset and size. So bytes are collected in aligned windows of
+:data:`WINDOW_BYTES`, one for each place of the file that grows. Where two places meet inside a
+page, their bytes go through the page cache when the file ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torch_dynemb import ops
+from torch_dynemb.checkpoint.file_systems.locations import Location
+from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.checkpoint.files.tensor_file import raw
+
+WINDOW_BYTES = 4 << 20
+_ALIGNMENT = 4096
+
+
+@dataclass
+class _Run:
+    """Consecutive bytes that grow.
+
+    Attributes:
+        window: aligned memory, uint8 [WINDOW_BYTES].
+        base: offset of the window in the file, aligned.
+        begin: offset of the first byte in the window.
+        end: offset after the last byte.
+    """
+
+    window: Tensor
+    base: int
+    begin: int
+    end: int
+
+
+class _File:
+    """An open file.
+
+    Attributes:
+        runs: by their end.
+        edges: bytes of partial pages, by offset; written when the file ends.
+        direct: whether writes go past the page cache.
+        refused: whether the file system has refused such writes.
+        size: bytes that were appended, unless they came with an offset.
+    """
+
+    def __init__(self) -> None:
+        self.runs: dict[int, _Run] = {}
+        self.edges: dict[int, bytes] = {}
+        self.direct = self.refused = False
+        self.size = 0
+
+
+class DirectDisk(Disk):
+    """A local file system, with writes past the page cache where it can do them.
+
+    Files smaller than a window go through the page cache.
+
+    Args:
+        disk: the file system. Each change goes through one of its methods.
+    """
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._files: dict[int, _File] = {}
+        self._spare: list[Tensor] = []
+
+    def make_folder(self, path: Location) -> None:
+        self._disk.make_folder(path)
+
+    def create(self, path: Location) -> int:
+        file = self._disk.create(path)
+        self._files[file] = _File()
+        return file
+
+    def write(self, file: int, data: memoryview) -> int:
+        of = self._files[file]
+        of.size += self.write_at(file, data, of.size)
+        return len(data)
+
+    def write_at(self, file: int, data: memoryview, begin: int) -> int:
+        """Write some bytes, each once. Some stay in a window until the file ends."""
+        if len(data) == 0:
+            return 0
+        of = self._files[file]
+        run = of.runs.pop(begin, None) or self._new_run(begin)
+        values = torch.frombuffer(data, dtype=torch.uint8)  # it copies without Python's lock
+        done = 0
+        while done < len(data):
+            at = run.end - run.base
+            part = values[done : done + WINDOW_BYTES - at]
+            run.window[at : at + part.numel()].copy_(part)
+            run.end += part.numel()
+            done += part.numel()
+            if run.end == run.base + WINDOW_BYTES:
+                self._flush(file, of, run)
+        of.runs[run.end] = run
+        return len(data)
+
+    def begin_sync(self, file: int, begin: int, size: int) -> None:
+        """Do nothing: a window starts its way to the disk when it is full."""
+
+    def end(self, file: int) -> None:
+        """Write what is left in windows.
+
+        Raises:
+            OSError: the disk is full, or fails.
+        """
+        of = self._files[file]
+        while of.runs:
+            run = of.runs.pop(next(iter(of.runs)))
+            self._flush(file, of, run)
+            self._spare.append(run.window)
+        self._set_direct(file, of, False)
+        for begin, edge in of.edges.items():
+            self._write_whole(file, of, memoryview(edge), begin)
+        of.edges.clear()
+        self._disk.end(file)
+
+    def sync(self, file: int) -> None:
+        self._disk.sync(file)
+
+    def close(self, file: int) -> None:
+        del self._files[file]
+        self._disk.close(file)
+
+    def sync_folder(self, path: Location) -> None:
+        self._disk.sync_folder(path)
+
+    def rename(self, source: Location, target: Location) -> None:
+        self._disk.rename(source, target)
+
+    def exchange(self, first: Location, second: Location) -> bool:
+        return self._disk.exchange(first, second)
+
+    def remove(self, path: Location) -> None:
+        self._disk.remove(path)
+
+    def _new_run(self, begin: int) -> _Run:
+        window = self._spare.pop() if self._spare else ops.reserve([WINDOW_BYTES], torch.uint8)
+        return _Run(window, begin // _ALIGNMENT * _ALIGNMENT, begin, begin)
+
+    def _flush(self, file: int, of: _File, run: _Run) -> None:
+        """Write the pages of a window, and keep the bytes of partial ones."""
+        view = raw(run.window)
+        first = min(-(-run.begin // _ALIGNMENT) * _ALIGNMENT, run.end)
+        last = max(run.end // _ALIGNMENT * _ALIGNMENT, first)
+        for begin, end in ((run.begin, first), (last, run.end)):
+            if begin < end:
+                of.edges[begin] = bytes(view[begin - run.base : end - run.base])
+        if first < last:
+            # a file that fits into its windows has no page on the disk yet
+            self._set_direct(file, of, of.direct or run.end == run.base + WINDOW_BYTES)
+            self._write_whole(file, of, view[first - run.base : last - run.base], first)
+        run.base = run.begin = run.end
+
+    def _write_whole(self, file: int, of: _File, data: memoryview, begin: int) -> None:
+        done = 0
+        while done < len(data):
+            try:
+                count = self._disk.write_at(file, data[done:], begin + done)
+            except OSError as error:
+                if error.errno != errno.EINVAL or not of.direct:
+                    raise
+                count, of.refused = 0, True  # it asks for a larger alignment
+            done += count
+            if of.direct and count % _ALIGNMENT != 0:
+                of.refused = True  # the rest is not aligned
+            self._set_direct(file, of, of.direct)
+        if not of.direct:
+            self._disk.begin_sync(file, begin, len(data))
+
+    def _set_direct(self, file: int, of: _File, direct: bool) -> None:
+        """Have writes go past the page cache, unless the file system refuses that."""
+        direct = direct and not of.refused
+        if direct == of.direct:
+            return
+        flags = fcntl.fcntl(file, fcntl.F_GETFL)
+        flags = flags | os.O_DIRECT if direct else flags & ~os.O_DIRECT
+        try:
+            fcntl.fcntl(file, fcntl.F_SETFL, flags)
+            of.direct = direct
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            of.refused = True
+
+
+__all__ = ["WINDOW_BYTES", "DirectDisk"]
