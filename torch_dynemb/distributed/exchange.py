@@ -51,22 +51,34 @@ def one_to_each(rows: Tensor, ranks: RankGroup) -> Tensor:
     return arrived(all_to_all(rows, equal, equal, ranks))
 
 
-def move_rows(
-    rows: Tensor, received: Sequence[int], sent: Sequence[int], ranks: RankGroup
-) -> Tensor:
-    """Send rows of any dtype as :func:`all_to_all` does, and wait; no gradient flows back.
+class MovingRows:
+    """Rows of any dtype that are sent as :func:`all_to_all` does; no gradient flows back.
 
     Args:
         rows: [sum of sent, ...].
-
-    Returns:
-        [sum of received, ...], of the dtype of ``rows``.
+        received: rows that come from each rank.
+        sent: rows for each rank.
+        ranks: that exchange rows.
     """
-    shape = rows.shape[1:]
-    # as bytes: gloo does not carry all dtypes
-    sendable = rows.detach().reshape(rows.shape[0], math.prod(shape)).contiguous().view(torch.uint8)
-    moved = arrived(all_to_all(sendable, received, sent, ranks))
-    return moved.view(rows.dtype).view(sum(received), *shape)
+
+    def __init__(
+        self, rows: Tensor, received: Sequence[int], sent: Sequence[int], ranks: RankGroup
+    ) -> None:
+        self._dtype, self._shape = rows.dtype, (sum(received), *rows.shape[1:])
+        # as bytes: gloo does not carry all dtypes
+        sendable = rows.detach().reshape(rows.shape[0], math.prod(rows.shape[1:])).contiguous()
+        self._moving = all_to_all(sendable.view(torch.uint8), received, sent, ranks)
+
+    def arrived(self) -> Tensor:
+        """Wait, and return [sum of received, ...], of the dtype of the rows."""
+        return arrived(self._moving).view(self._dtype).view(self._shape)
+
+
+def move_rows(
+    rows: Tensor, received: Sequence[int], sent: Sequence[int], ranks: RankGroup
+) -> Tensor:
+    """Send rows and wait for those of other ranks; see :class:`MovingRows`."""
+    return MovingRows(rows, received, sent, ranks).arrived()
 
 
 def from_rank(

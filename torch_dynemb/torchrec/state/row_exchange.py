@@ -6,6 +6,7 @@ Rows travel in blocks of some megabytes. All ranks call everything here together
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torch_dynemb.checkpoint.reading.column_shards import combined_by_row
-from torch_dynemb.distributed.exchange import move_rows, one_to_each
+from torch_dynemb.distributed.exchange import MovingRows
 from torch_dynemb.distributed.owners import part_of
 from torch_dynemb.distributed.ranks import from_all_ranks, rank_group
 from torch_dynemb.optim.base import StateTensor
@@ -26,6 +27,7 @@ from torch_dynemb.torchrec.state.table_state import splits_by_column, state_key
 BLOCK_BYTES = 8 << 20  # that a rank receives at once
 MOST_BYTES = 64 << 20  # of blocks with few large rows
 _LEAST_ROWS = 1024
+_IDS = ""  # beside names of values
 IDS_OF_A_BLOCK = BLOCK_BYTES // 8
 # State with one value per row, by name and by source: the number of columns taken from that column
 # shard, and its values, [ids].
@@ -79,6 +81,28 @@ class ArrivedBlock(NamedTuple):
     place: Place
     block: RowBlock
     numbers: Tensor
+
+
+class _Moving:
+    """A block on its way.
+
+    Args:
+        rows: of this rank, by the rank that gets them.
+        sent: number of rows for each rank.
+        lengths: the numbers of rows that come from each rank, on their way.
+
+    Attributes:
+        arriving: ids and values on their way.
+    """
+
+    def __init__(self, rows: Rows, sent: list[int], lengths: MovingRows) -> None:
+        self.rows, self.sent, self.lengths = rows, sent, lengths
+        self.arriving: dict[str, MovingRows] = {}
+
+    def arrived(self) -> Rows:
+        """Wait for the rows of other ranks, and return them."""
+        values = {name: moving.arrived() for name, moving in self.arriving.items()}
+        return Rows(values.pop(_IDS), values)
 
 
 class RowExchange:
@@ -279,9 +303,19 @@ class RowExchange:
             while (block := following()) is not None:
                 yield block
             return
+        # A block is read while the one before is sent and the one before that is used.
+        moving: deque[_Moving] = deque()
         for _ in range(sent.exchanges(size)):
             block = following()
-            yield self._exchange(none if block is None else block, self.places[number])
+            moving.append(self._begin(none if block is None else block, self.places[number]))
+            if len(moving) > 1:
+                self._send(moving[-2])
+            if len(moving) > 2:
+                yield moving.popleft().arrived()
+        if moving:
+            self._send(moving[-1])
+        while moving:
+            yield moving.popleft().arrived()
 
     def _ready(self, rows: Rows, like: Rows) -> Rows:
         """Return rows on the device and in the dtypes of the table."""
@@ -300,21 +334,24 @@ class RowExchange:
             return rank_of.expand(ids.shape)
         return rank_of[part_of(ids.contiguous(), len(places))]
 
-    def _exchange(self, rows: Rows, places: list[Place]) -> Rows:
+    def _begin(self, rows: Rows, places: list[Place]) -> _Moving:
+        """Begin to tell other ranks how many rows of a block they get."""
         target = self._ranks_of(rows.ids, places)
-        order = torch.argsort(target, stable=True) if len(places) > 1 else None
+        if len(places) > 1:
+            order = torch.argsort(target, stable=True)
+            values = {name: value[order] for name, value in rows.values.items()}
+            rows = Rows(rows.ids[order], values)
         lengths = torch.bincount(target, minlength=self._ranks.size)
-        sent, received = lengths.tolist(), one_to_each(lengths, self._ranks).tolist()
+        equal = [1] * self._ranks.size
+        return _Moving(rows, lengths.tolist(), MovingRows(lengths, equal, equal, self._ranks))
+
+    def _send(self, moving: _Moving) -> None:
+        """Begin to send a block."""
+        rows, sent, received = moving.rows, moving.sent, moving.lengths.arrived().tolist()
         row_bytes = 8 + sum(value[:1].nbytes for value in rows.values.values())
         self.sent_bytes += row_bytes * (sum(sent) - sent[self._ranks.rank])
-
-        def move(values: Tensor) -> Tensor:
-            sorted_values = values if order is None else values[order]
-            return move_rows(sorted_values, received, sent, self._ranks)
-
-        return Rows(
-            move(rows.ids), {name: move(value) for name, value in sorted(rows.values.items())}
-        )
+        for name, values in [(_IDS, rows.ids), *sorted(rows.values.items())]:
+            moving.arriving[name] = MovingRows(values, received, sent, self._ranks)
 
 
 def use_each(items: Iterable[T], use: Callable[[T], None]) -> Exception | None:
