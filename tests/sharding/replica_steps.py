@@ -30,12 +30,12 @@ from torch import nn
 from torchrec.distributed.types import ShardingStrategy
 
 import torch_dynemb as td
-from torch_dynemb.table.waiting_counts import CountUpdate
 from torch_dynemb.torchrec import (
     DynamicDMPCollection,
     TableOptions,
     reshard,
 )
+from torch_dynemb.torchrec.replicas import table_merge
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ def syncs_as_expected(rank: int, case: Case) -> list[int]:
             expected(*of, before[k], [group[k] for group in groups])
             for k, of in enumerate(shards(model))
         ]
-        model.sync()
+        with mock.patch.object(table_merge, "_BLOCK_BYTES", 512):  # a table has several blocks
+            model.sync()
         try:
             before = check_equal(model)
             for (group, table), found, want in zip(shards(model), before, wanted, strict=True):
@@ -226,23 +227,24 @@ def refused_calls(rank: int) -> list[str]:
     return errors
 
 
-def fails_on_one_rank(rank: int) -> tuple[str, int]:
-    """A sync that fails on one rank, in its last table, changes nothing on any rank."""
+def fails_on_one_rank(rank: int, kind: type, method: str) -> tuple[str, int]:
+    """A sync that fails on one rank, after a method, changes nothing on any rank."""
     model = replicated(SHARDED, options=COUNTED, optimizer=td.Adam(lr=0.1))
     for turn in range(2):
         train(model, SHARDED, 24, 100 * turn + 10 * rank)
         if turn == 0:
             model.sync()
     before = [shard_of(*of) for of in shards(model)]
-    apply = CountUpdate.apply
+    done = getattr(kind, method)
 
-    def failing(update: CountUpdate) -> None:
-        apply(update)
+    def failing(*arguments: Any) -> Any:
+        result = done(*arguments)
         if rank == 2:
             raise MemoryError("no memory on rank 2")
+        return result
 
     error = ""
-    with mock.patch.object(CountUpdate, "apply", failing):
+    with mock.patch.object(kind, method, failing):
         try:
             model.sync()
         except MemoryError as raised:

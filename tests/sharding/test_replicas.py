@@ -14,7 +14,9 @@ from replica_steps import Case, fails_on_one_rank, refused, refused_calls, syncs
 from sharded_models import Table
 
 import torch_dynemb as td
+from torch_dynemb.table.waiting_counts import CountUpdate
 from torch_dynemb.torchrec import TableOptions
+from torch_dynemb.torchrec.replicas.table_merge import TableMerge
 
 pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
 
@@ -75,8 +77,11 @@ def test_refused_calls_change_nothing(four_ranks: Ranks) -> None:
         assert "sync: table 'full' has a capacity of 16 and on_full='error', but the" in full
 
 
-def test_a_failing_rank_changes_nothing(four_ranks: Ranks) -> None:
-    for error, ids in four_ranks.run(fails_on_one_rank):
+@pytest.mark.parametrize(
+    ("kind", "method"), [(TableMerge, "records"), (TableMerge, "merged"), (CountUpdate, "apply")]
+)
+def test_a_failing_rank_changes_nothing(four_ranks: Ranks, kind: type, method: str) -> None:
+    for error, ids in four_ranks.run(fails_on_one_rank, kind, method):
         assert error == "no memory on rank 2"
         assert ids > 0
 

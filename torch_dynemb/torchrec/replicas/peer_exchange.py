@@ -79,6 +79,11 @@ def part_of(count: int, rank: int, ranks: int) -> slice:
     return slice(count * rank // ranks, count * (rank + 1) // ranks)
 
 
+def bytes_of_row(like: Sequence[Tensor]) -> int:
+    """Return the bytes of a row that :func:`packed` joins."""
+    return sum(math.prod(of.shape[1:]) * of.element_size() for of in like)
+
+
 def packed(tensors: Sequence[Tensor]) -> Tensor:
     """Join the bytes of tensors row by row, uint8 [n, bytes].
 
@@ -110,4 +115,4 @@ def unpacked(rows: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return result
 
 
-__all__ = ["PeerExchange", "packed", "part_of", "unpacked"]
+__all__ = ["PeerExchange", "bytes_of_row", "packed", "part_of", "unpacked"]

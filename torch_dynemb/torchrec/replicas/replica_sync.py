@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,13 +16,19 @@ from torch_dynemb.ops.pending import PendingGradients
 from torch_dynemb.policy.admission import AdmitFrequentSketch
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.torchrec.replicas.common_base import CommonBase
-from torch_dynemb.torchrec.replicas.peer_exchange import PeerExchange, part_of
+from torch_dynemb.torchrec.replicas.peer_exchange import (
+    PeerExchange,
+    packed,
+    part_of,
+    unpacked,
+)
 from torch_dynemb.torchrec.replicas.table_merge import LatestClocks, TableMerge
 from torch_dynemb.torchrec.sharding.tables import ShardTables
 
 # Numbers in a header: of a group of tables its digest, step and time; of a table its updates, and
 # its touched, removed and waiting ids.
 _BASE, _TABLE = 3, 4
+T = TypeVar("T")
 
 
 class SyncStats(NamedTuple):
@@ -114,10 +121,11 @@ class ReplicaSync:
         together(lambda: self._check_digests(headers))
         clocks = self._clocks(merges, headers)
         self._unite(exchange, merges, headers)
-        records = together(lambda: [(of.records(), of.waiting_records()) for of in merges])
-        merged = _merged(exchange, merges, clocks, records)
+        merged, failure = _merged(exchange, merges, clocks)
 
         def prepare() -> None:
+            if failure is not None:
+                raise failure
             for of, clock, (rows, waiting) in zip(merges, clocks, merged, strict=True):
                 of.prepare(rows, waiting, clock)
 
@@ -239,89 +247,74 @@ class ReplicaSync:
 
 
 def _merged(
-    exchange: PeerExchange,
-    merges: Sequence[TableMerge],
-    clocks: Sequence[LatestClocks],
-    records: Sequence[tuple[Tensor, Tensor]],
-) -> list[tuple[Tensor, Tensor]]:
+    exchange: PeerExchange, merges: Sequence[TableMerge], clocks: Sequence[LatestClocks]
+) -> tuple[list[tuple[list[Tensor], Tensor]], Exception | None]:
     """Merge the records of all groups: each rank merges a part of the ids, for all others.
 
     Args:
         exchange: of the replica group.
         merges, clocks: by table.
-        records: this group's records of rows, and waiting counts, by table.
 
     Returns:
-        Merged records of rows, uint8 [n, bytes], and waiting counts, int64 [k], by table.
+        Merged values of rows, and waiting counts, int64 [k], by table; and the first error of this
+        rank, after which it has sent zeros.
     """
-    if not merges:
-        return []
+    failures: list[Exception] = []
 
-    def parts(rank: int) -> list[tuple[slice, slice]]:
-        return [
-            (
-                part_of(of.ids.numel(), rank, exchange.size),
-                part_of(of.waiting.numel(), rank, exchange.size),
-            )
-            for of in merges
-        ]
+    def attempt(make: Callable[[], T], instead: Callable[[], T]) -> T:
+        if not failures:
+            try:
+                return make()
+            except Exception as error:
+                failures.append(error)
+        return instead()
 
-    mine = parts(exchange.rank)
-    sent = [
-        torch.cat(
-            [
-                piece.reshape(-1).view(torch.uint8)
-                for (rows, counts), (part, waiting) in zip(records, parts(rank), strict=True)
-                for piece in (rows[part], counts[waiting])
-            ]
-        )
-        for rank in range(exchange.size)
-    ]
-    own = sent[exchange.rank].numel()
-    received = exchange.to_each(sent, [own] * exchange.size)
-    widths = [rows.shape[1] for rows, _ in records]
-    by_group = [_pieces(of, widths, mine) for of in received]
     result = []
-    for number, (of, clock) in enumerate(zip(merges, clocks, strict=True)):
-        of_groups = [group[number] for group in by_group]
-        part, waiting = mine[number]
-        rows = of.merged([rows for rows, _ in of_groups], part, clock)
-        counts = of.merged_waiting([counts for _, counts in of_groups], waiting, clock)
-        result.append((rows, counts))
-    widths = [rows.shape[1] for rows, _ in result]
-    flat = [piece.reshape(-1).view(torch.uint8) for pair in result for piece in pair]
-    sizes = [
-        sum(
-            (part.stop - part.start) * width + (waiting.stop - waiting.start) * 8
-            for width, (part, waiting) in zip(widths, parts(rank), strict=True)
+    for of, clock in zip(merges, clocks, strict=True):
+        rows = attempt(partial(of.no_merged, of.ids.numel()), partial(of.no_merged, 0))
+        for block in of.blocks():
+            parts = _parts(block, exchange.size)
+            count = block.stop - block.start
+            records = attempt(partial(of.records, block), partial(of.no_records, count))
+            received = _to_mergers(exchange, records, block.start, parts)
+            mine = parts[exchange.rank]
+            values = attempt(
+                partial(of.merged, received, mine, clock),
+                partial(of.no_merged, mine.stop - mine.start),
+            )
+            counts = [part.stop - part.start for part in parts]
+            by_rank = [unpacked(data, values) for data in exchange.to_all(packed(values), counts)]
+            if failures:
+                continue
+            for number, whole in enumerate(rows):
+                for part, of_rank in zip(parts, by_rank, strict=True):
+                    whole[part] = of_rank[number]
+        parts = _parts(slice(0, of.waiting.numel()), exchange.size)
+        none = partial(torch.zeros_like, of.waiting)
+        received = _to_mergers(exchange, attempt(of.waiting_records, none), 0, parts)
+        mine = parts[exchange.rank]
+        waiting = attempt(
+            partial(of.merged_waiting, received, mine, clock),
+            partial(torch.zeros_like, of.waiting[mine]),
         )
-        for rank in range(exchange.size)
-    ]
-    of_ranks = exchange.to_all(torch.cat(flat), sizes)
-    by_rank = [_pieces(of, widths, parts(rank)) for rank, of in enumerate(of_ranks)]
-    return [
-        (
-            torch.cat([of_rank[number][0] for of_rank in by_rank]),
-            torch.cat([of_rank[number][1] for of_rank in by_rank]),
-        )
-        for number in range(len(merges))
-    ]
+        counts = [part.stop - part.start for part in parts]
+        result.append((rows, torch.cat(exchange.to_all(waiting, counts))))
+    return result, failures[0] if failures else None
 
 
-def _pieces(
-    data: Tensor, widths: Sequence[int], parts: Sequence[tuple[slice, slice]]
-) -> list[tuple[Tensor, Tensor]]:
-    """Separate bytes into records uint8 [m, width] and counts int64 [k] of each table."""
-    result, begin = [], 0
-    for width, (part, waiting) in zip(widths, parts, strict=True):
-        count, waits = part.stop - part.start, waiting.stop - waiting.start
-        end = begin + count * width
-        rows, counts = data[begin:end], data[end : end + 8 * waits]
-        # a copy, because the bytes may be unaligned
-        aligned = torch.empty_like(counts).copy_(counts).view(torch.int64)
-        result.append((rows.view(count, width), aligned))
-        begin = end + 8 * waits
-    return result
+def _parts(block: slice, ranks: int) -> list[slice]:
+    """Return the part of a block that each rank merges."""
+    parts = (part_of(block.stop - block.start, rank, ranks) for rank in range(ranks))
+    return [slice(block.start + part.start, block.start + part.stop) for part in parts]
+
+
+def _to_mergers(
+    exchange: PeerExchange, records: Tensor, begin: int, parts: Sequence[slice]
+) -> list[Tensor]:
+    """Send each rank its part of some records, the first of which has number ``begin``."""
+    mine = parts[exchange.rank]
+    pieces = [records[part.start - begin : part.stop - begin] for part in parts]
+    return exchange.to_each(pieces, [mine.stop - mine.start] * exchange.size)
 
 
 __all__ = ["ReplicaSync", "SyncStats"]

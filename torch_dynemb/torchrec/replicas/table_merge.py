@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,10 +26,12 @@ from torch_dynemb.torchrec.replicas import merged_scores
 from torch_dynemb.torchrec.replicas.capacity import beyond_capacity
 from torch_dynemb.torchrec.replicas.common_base import CommonBase, Touched
 from torch_dynemb.torchrec.replicas.merged_scores import OfGroups
-from torch_dynemb.torchrec.replicas.peer_exchange import packed, unpacked
+from torch_dynemb.torchrec.replicas.peer_exchange import bytes_of_row, packed, unpacked
 
 _HERE = 1  # flags of a record
 _RESTARTED = 2
+
+_BLOCK_BYTES = 8 << 20  # of records that are exchanged at once
 
 
 class LatestClocks(NamedTuple):
@@ -94,31 +96,43 @@ class TableMerge:
         layout = self._tables.config.layout
         columns = [layout.word(name) for name in self._words]
         self._base_words = self._before.words[:, columns]
+        self._like = self._values(slice(0, 0))
 
     # -- records --------------------------------------------------------------------------------
 
-    def records(self) -> Tensor:
-        """Return this group's values of the united ids, uint8 [n, bytes]."""
-        ids, here = self.ids, self._handles >= 0
-        values = self._values()
-        flags = here * _HERE + self._before.restarted * _RESTARTED
-        scores = [self._score(ids, name) for name in self._words]
-        scores += [self._base.counts_of(self._table, ids)[1]] if self._admitted else []
-        of_rows = [values.weights, *(values.state[name] for name in self._state)]
-        self._like = [of[:0] for of in (*of_rows, *scores, flags.to(torch.uint8))]
-        return packed([*of_rows, *scores, flags.to(torch.uint8)])
+    def blocks(self) -> Iterator[slice]:
+        """Yield parts of the united ids, with records of some megabytes; equal in all groups."""
+        size, count = max(1, _BLOCK_BYTES // bytes_of_row(self._like)), self.ids.numel()
+        for begin in range(0, count, size):
+            yield slice(begin, min(begin + size, count))
+
+    def no_records(self, count: int) -> Tensor:
+        """Return records of zeros, uint8 [count, bytes], which nothing may use."""
+        return torch.zeros(count, bytes_of_row(self._like), dtype=torch.uint8, device=self._device)
+
+    def no_merged(self, count: int) -> list[Tensor]:
+        """Return values without content, as :meth:`merged` returns them."""
+        rows = self._like[: 1 + len(self._state) + len(self._words)]
+        return [of.new_zeros(count, *of.shape[1:]) for of in rows]
+
+    def records(self, part: slice) -> Tensor:
+        """Return this group's values of a part of the united ids, uint8 [m, bytes]."""
+        return packed(self._values(part))
 
     def waiting_records(self) -> Tensor:
         """Return this group's counts of the united waiting ids, int64 [k]."""
         return self._base.counts_of(self._table, self.waiting)[1]
 
-    def merged(self, records: Sequence[Tensor], part: slice, clocks: LatestClocks) -> Tensor:
-        """Merge records of all groups, uint8 [m, bytes].
+    def merged(self, records: Sequence[Tensor], part: slice, clocks: LatestClocks) -> list[Tensor]:
+        """Merge records of all groups.
 
         Args:
             records: uint8 [m, bytes] of each group.
             part: of the united ids, which they are for.
             clocks: the latest of all groups.
+
+        Returns:
+            Weights, optimizer state and scores, [m, ...] each.
         """
         groups = [unpacked(of, self._like) for of in records]
         rows = 1 + len(self._state)
@@ -130,7 +144,7 @@ class TableMerge:
             values = torch.stack([of[rows + number] for of in groups])
             of_word = OfGroups(values, here, restarted, self._base_words[part, number], known)
             result.append(self._merged_score(name, of_word, groups, part, clocks))
-        return packed(result)
+        return result
 
     def merged_waiting(self, counts: Sequence[Tensor], part: slice, clocks: LatestClocks) -> Tensor:
         """Merge counts of admission of all groups, int64 [m].
@@ -171,11 +185,11 @@ class TableMerge:
 
     # -- the update -----------------------------------------------------------------------------
 
-    def prepare(self, merged: Tensor, waiting: Tensor, clocks: LatestClocks) -> None:
+    def prepare(self, merged: Sequence[Tensor], waiting: Tensor, clocks: LatestClocks) -> None:
         """Prepare the update of the table, which changes nothing visible.
 
         Args:
-            merged: uint8 [n, bytes], of all united ids.
+            merged: values of all united ids, [n, ...] each; see :meth:`merged`.
             waiting: int64 [k], counts of all united waiting ids.
             clocks: the latest of all groups.
 
@@ -184,20 +198,21 @@ class TableMerge:
             RuntimeError: memory is short.
         """
         tables, table, rows = self._tables, self._table, 1 + len(self._state)
-        weights, *others = unpacked(merged, self._like[: rows + len(self._words)])
-        state = dict(zip(self._state, others[: rows - 1], strict=True))
-        scores = dict(zip(self._words, others[rows - 1 :], strict=True))
+        scores = dict(zip(self._words, merged[rows:], strict=True))
         dropped = beyond_capacity(tables, table, self.ids, scores, self._before.known, self.removed)
         stays = ~torch.isin(self.ids, dropped)
         self._evicted = evicted_ids(tables, table, dropped)
+        if dropped.numel() > 0:
+            merged = [of[stays] for of in merged]
+        weights, *others = merged
         self._rows = RowUpdate(
             f"sync: table {self._name!r}",
             tables,
             table,
             self.ids[stays],
-            weights[stays],
-            state={name: of[stays] for name, of in state.items()},
-            scores={name: of[stays] for name, of in scores.items()},
+            weights,
+            state=dict(zip(self._state, others[: rows - 1], strict=True)),
+            scores=dict(zip(self._words, others[rows - 1 :], strict=True)),
             gone=torch.cat([self.removed, dropped]),
             steps=clocks.updates,
         )
@@ -248,11 +263,27 @@ class TableMerge:
         word = tables.config.layout.word(name)
         return ops.get_scores(tables.index, flat, offsets, features, word=word).scores
 
-    def _values(self) -> RowValues:
-        """Return rows and state of the united ids; initial ones of ids without a row."""
-        tables, table, ids = self._tables, self._table, self.ids
-        here = (self._handles >= 0).nonzero()[:, 0]
-        found = read_rows(tables, table, ids[here], self._handles[here])
+    @property
+    def _device(self) -> torch.device:
+        return self._tables.device
+
+    def _values(self, part: slice) -> list[Tensor]:
+        """Return rows, state, scores, counts and flags of a part of the united ids."""
+        ids, here = self.ids[part], self._handles[part] >= 0
+        rows = self._row_values(ids, self._handles[part])
+        flags = here * _HERE + self._before.restarted[part] * _RESTARTED
+        scores = [self._score(ids, name) for name in self._words]
+        scores += [self._base.counts_of(self._table, ids)[1]] if self._admitted else []
+        state = [rows.state[name] for name in self._state]
+        return [rows.weights, *state, *scores, flags.to(torch.uint8)]
+
+    def _row_values(self, ids: Tensor, handles: Tensor) -> RowValues:
+        """Return rows and state of some ids; initial ones of ids without a row."""
+        tables, table = self._tables, self._table
+        here = (handles >= 0).nonzero()[:, 0]
+        found = read_rows(tables, table, ids[here], handles[here])
+        if here.numel() == ids.numel():
+            return found
 
         def placed(values: Tensor) -> Tensor:
             whole = values.new_zeros(ids.numel(), *values.shape[1:])
