@@ -148,7 +148,7 @@ def memory_is_shared(rank: int, folder: Path) -> None:
         patch.setattr(ops, "available_memory", lambda: 60 << 20)  # enough for one
         with pytest.raises(RuntimeError, match=r"copies for 2 ranks on this machine"):
             checkpoint.save(folder / "c", model, asynchronous=True)
-        patch.setattr(ops, "available_memory", lambda: 90 << 20)
+        patch.setattr(ops, "available_memory", lambda: 120 << 20)
         checkpoint.save(folder / "c", model, asynchronous=True).wait()
 
 

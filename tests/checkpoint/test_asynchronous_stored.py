@@ -270,7 +270,7 @@ def test_the_copy_has_the_index_and_no_rows(
             checkpoint.save(tmp_path / "last", model, asynchronous=True)
     found = re.search(r"needs (\d+) bytes", str(told.value))
     assert found is not None
-    needed = int(found[1]) - (32 << 20)
+    needed = int(found[1]) - (52 << 20)  # buffers and windows
     assert 29 * rows < needed < 200 * rows  # of rows of 484 bytes
     assert stat(model, StoreStat.PINNED_SEGMENTS) == 0
     checkpoint.save(tmp_path / "last", model, asynchronous=True).wait()

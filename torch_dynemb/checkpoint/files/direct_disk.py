@@ -27,7 +27,7 @@ _ALIGNMENT = 4096
 
 
 @dataclass
-class _Run:
+class _Window:
     """Consecutive bytes that grow.
 
     Attributes:
@@ -43,7 +43,7 @@ class _Run:
     end: int
 
 
-class _File:
+class _DirectFile:
     """An open file.
 
     Attributes:
@@ -55,7 +55,7 @@ class _File:
     """
 
     def __init__(self) -> None:
-        self.runs: dict[int, _Run] = {}
+        self.runs: dict[int, _Window] = {}
         self.edges: dict[int, bytes] = {}
         self.direct = self.refused = False
         self.size = 0
@@ -72,7 +72,7 @@ class DirectDisk(Disk):
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._files: dict[int, _File] = {}
+        self._files: dict[int, _DirectFile] = {}
         self._spare: list[Tensor] = []
 
     def make_folder(self, path: Location) -> None:
@@ -80,7 +80,7 @@ class DirectDisk(Disk):
 
     def create(self, path: Location) -> int:
         file = self._disk.create(path)
-        self._files[file] = _File()
+        self._files[file] = _DirectFile()
         return file
 
     def write(self, file: int, data: memoryview) -> int:
@@ -146,11 +146,11 @@ class DirectDisk(Disk):
     def remove(self, path: Location) -> None:
         self._disk.remove(path)
 
-    def _new_run(self, begin: int) -> _Run:
+    def _new_run(self, begin: int) -> _Window:
         window = self._spare.pop() if self._spare else ops.reserve([WINDOW_BYTES], torch.uint8)
-        return _Run(window, begin // _ALIGNMENT * _ALIGNMENT, begin, begin)
+        return _Window(window, begin // _ALIGNMENT * _ALIGNMENT, begin, begin)
 
-    def _flush(self, file: int, of: _File, run: _Run) -> None:
+    def _flush(self, file: int, of: _DirectFile, run: _Window) -> None:
         """Write the pages of a window, and keep the bytes of partial ones."""
         view = raw(run.window)
         first = min(-(-run.begin // _ALIGNMENT) * _ALIGNMENT, run.end)
@@ -164,7 +164,7 @@ class DirectDisk(Disk):
             self._write_whole(file, of, view[first - run.base : last - run.base], first)
         run.base = run.begin = run.end
 
-    def _write_whole(self, file: int, of: _File, data: memoryview, begin: int) -> None:
+    def _write_whole(self, file: int, of: _DirectFile, data: memoryview, begin: int) -> None:
         done = 0
         while done < len(data):
             try:
@@ -180,7 +180,7 @@ class DirectDisk(Disk):
         if not of.direct:
             self._disk.begin_sync(file, begin, len(data))
 
-    def _set_direct(self, file: int, of: _File, direct: bool) -> None:
+    def _set_direct(self, file: int, of: _DirectFile, direct: bool) -> None:
         """Have writes go past the page cache, unless the file system refuses that."""
         direct = direct and not of.refused
         if direct == of.direct:
