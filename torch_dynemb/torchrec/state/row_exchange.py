@@ -24,7 +24,7 @@ from torch_dynemb.torchrec.state.saved_rows import Columns, Rows
 from torch_dynemb.torchrec.state.shard_places import Place
 from torch_dynemb.torchrec.state.table_state import splits_by_column, state_key
 
-BLOCK_BYTES = 8 << 20  # that a rank receives at once
+BLOCK_BYTES = 8 << 20  # of a block that a rank receives; up to three are on their way
 MOST_BYTES = 64 << 20  # of blocks with few large rows
 _LEAST_ROWS = 1024
 _IDS = ""  # beside names of values
