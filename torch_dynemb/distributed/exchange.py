@@ -212,6 +212,7 @@ def _carried(rows: Tensor) -> Tensor:
 
 
 __all__ = [
+    "MovingRows",
     "RowsUnderWay",
     "all_to_all",
     "arrived",
