@@ -459,7 +459,9 @@ def test_one_op_inserts_and_reads_as_two_do(pooling: Pooling, weighted: bool) ->
     if groups[0].device.type != "cpu":
         pytest.skip("insert_and_read is an op of the CPU")
     if torch._C._len_torch_dispatch_stack() > 0:
-        pytest.skip("insert_and_embed is for code without dispatch modes, and here tensors are marked")
+        pytest.skip(
+            "insert_and_embed is for code without dispatch modes, and here tensors are marked"
+        )
     outcomes = []
     for group, alone in zip(groups, (True, False), strict=True):
         train(group, 0, torch.arange(0, 60, 3), torch.ones(20, 4))

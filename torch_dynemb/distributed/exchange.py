@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed import _functional_collectives as collectives
 
 from torch_dynemb import ops
-from torch_dynemb.distributed.ranks import RankGroup
+from torch_dynemb.distributed.ranks import RankGroup, process_group_of
 
 # Page faults of a fresh tensor of this size cost more than writing it.
 _HUGE_PAGES_FROM = 16 << 20
@@ -51,34 +51,14 @@ def one_to_each(rows: Tensor, ranks: RankGroup) -> Tensor:
     return arrived(all_to_all(rows, equal, equal, ranks))
 
 
-class MovingRows:
-    """Rows of any dtype that are sent as :func:`all_to_all` does; no gradient flows back.
-
-    Args:
-        rows: [sum of sent, ...].
-        received: rows that come from each rank.
-        sent: rows for each rank.
-        ranks: that exchange rows.
-    """
-
-    def __init__(
-        self, rows: Tensor, received: Sequence[int], sent: Sequence[int], ranks: RankGroup
-    ) -> None:
-        self._dtype, self._shape = rows.dtype, (sum(received), *rows.shape[1:])
-        # as bytes: gloo does not carry all dtypes
-        sendable = rows.detach().reshape(rows.shape[0], math.prod(rows.shape[1:])).contiguous()
-        self._moving = all_to_all(sendable.view(torch.uint8), received, sent, ranks)
-
-    def arrived(self) -> Tensor:
-        """Wait, and return [sum of received, ...], of the dtype of the rows."""
-        return arrived(self._moving).view(self._dtype).view(self._shape)
-
-
 def move_rows(
     rows: Tensor, received: Sequence[int], sent: Sequence[int], ranks: RankGroup
 ) -> Tensor:
-    """Send rows and wait for those of other ranks; see :class:`MovingRows`."""
-    return MovingRows(rows, received, sent, ranks).arrived()
+    """Send rows of any dtype as :func:`start_rows` does, and wait for those of other ranks."""
+    process_group = process_group_of(ranks)
+    if process_group is None:
+        return rows.detach()
+    return start_rows(rows, received, sent, process_group).wait()
 
 
 def from_rank(
@@ -185,23 +165,31 @@ class RowsUnderWay(NamedTuple):
 
 
 def start_rows(
-    local: Tensor, sent: list[int], received: list[int], process_group: dist.ProcessGroup
+    rows: Tensor,
+    received: Sequence[int],
+    sent: Sequence[int],
+    process_group: dist.ProcessGroup,
 ) -> RowsUnderWay:
-    """Send ``sent[r]`` rows to rank r by gloo's all-to-all; no gradient flows back.
+    """Send ``sent[r]`` rows to rank r by the group's all-to-all; no gradient flows back.
 
-    For few rows it takes half the time of :func:`start_exchange`: there, gloo's thread polls while
-    sender and receiver announce that they are ready.
+    Over gloo and for few rows it takes half the time of :func:`start_exchange`: there, gloo's
+    thread polls while sender and receiver announce that they are ready.
 
     Args:
-        local: [sum of sent, ...], in the order of ranks.
+        rows: [sum of sent, ...], of any dtype, in the order of ranks.
         received: rows that come from each rank.
     """
-    local = local.detach().contiguous()
-    rows = room_for(local, (sum(received), *local.shape[1:]))
+    rows = rows.detach().contiguous()
+    arriving = room_for(rows, (sum(received), *rows.shape[1:]))
     work = dist.all_to_all_single(
-        _carried(rows), _carried(local), received, sent, group=process_group, async_op=True
+        _carried(arriving),
+        _carried(rows),
+        list(received),
+        list(sent),
+        group=process_group,
+        async_op=True,
     )
-    return RowsUnderWay(rows, [] if work is None else [work])
+    return RowsUnderWay(arriving, [] if work is None else [work])
 
 
 def _carried(rows: Tensor) -> Tensor:
@@ -212,7 +200,6 @@ def _carried(rows: Tensor) -> Tensor:
 
 
 __all__ = [
-    "MovingRows",
     "RowsUnderWay",
     "all_to_all",
     "arrived",

@@ -56,7 +56,7 @@ class _RowsAwaitable(Awaitable[Tensor]):  # type: ignore[misc]
         self._local = local
         self._splits = (sent, received)
         self._process_group = process_group
-        self._under_way = start_rows(local, sent, received, process_group)
+        self._under_way = start_rows(local, received, sent, process_group)
 
     def _wait_impl(self) -> Tensor:
         arrived = self._under_way.wait()
@@ -81,7 +81,7 @@ class _Exchanged(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        of_local = start_rows(grad, ctx.received, ctx.sent, ctx.process_group).wait()
+        of_local = start_rows(grad, ctx.sent, ctx.received, ctx.process_group).wait()
         if comm_ops.GRADIENT_DIVISION:  # as in TorchRec
             of_local /= ctx.process_group.size()
         return of_local, None, None, None, None

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torch_dynemb.checkpoint.reading.column_shards import combined_by_row
-from torch_dynemb.distributed.exchange import MovingRows
+from torch_dynemb.distributed.exchange import RowsUnderWay, start_rows
 from torch_dynemb.distributed.owners import part_of
-from torch_dynemb.distributed.ranks import from_all_ranks, rank_group
+from torch_dynemb.distributed.ranks import from_all_ranks
 from torch_dynemb.optim.base import StateTensor
 from torch_dynemb.table.load import RowBlock
 from torch_dynemb.torchrec.state.saved_rows import Columns, Rows
@@ -95,13 +95,13 @@ class _Moving:
         arriving: ids and values on their way.
     """
 
-    def __init__(self, rows: Rows, sent: list[int], lengths: MovingRows) -> None:
+    def __init__(self, rows: Rows, sent: list[int], lengths: RowsUnderWay) -> None:
         self.rows, self.sent, self.lengths = rows, sent, lengths
-        self.arriving: dict[str, MovingRows] = {}
+        self.arriving: dict[str, RowsUnderWay] = {}
 
     def arrived(self) -> Rows:
         """Wait for the rows of other ranks, and return them."""
-        values = {name: moving.arrived() for name, moving in self.arriving.items()}
+        values = {name: arriving.wait() for name, arriving in self.arriving.items()}
         return Rows(values.pop(_IDS), values)
 
 
@@ -131,9 +131,8 @@ class RowExchange:
         process_group: dist.ProcessGroup,
         device: torch.device,
     ) -> None:
-        ranks = rank_group(process_group)
-        assert ranks is not None
-        self._ranks, self._process_group, self._device = ranks, process_group, device
+        self._process_group, self._device = process_group, device
+        self._rank, self._size = process_group.rank(), process_group.size()
         self._columns = columns
         self._state = list(state)
         self._split = {"weight"} | {
@@ -152,9 +151,7 @@ class RowExchange:
 
     def mine(self, number: int) -> Place | None:
         """Return the place of this rank among those of a column shard; None: it has none."""
-        return next(
-            (place for place in self.places[number] if place.rank == self._ranks.rank), None
-        )
+        return next((place for place in self.places[number] if place.rank == self._rank), None)
 
     def overlapping(self, place: Place) -> list[tuple[int, int, int]]:
         """Return (number, first column, end) of the sources that overlap a place's columns."""
@@ -261,7 +258,7 @@ class RowExchange:
         places = self.places[number]
         for part in rows:
             for ids in part.ids.split(IDS_OF_A_BLOCK):
-                if not bool((self._ranks_of(ids, places) == self._ranks.rank).all()):
+                if not bool((self._ranks_of(ids, places) == self._rank).all()):
                     return False
         return True
 
@@ -280,7 +277,7 @@ class RowExchange:
         bytes_of_row = 8 + sum(
             value.shape[1] * value.element_size() for value in none.values.values()
         )
-        of_ranks = bytes_of_row * self._ranks.size
+        of_ranks = bytes_of_row * self._size
         return max(1, min(_LEAST_ROWS, MOST_BYTES // of_ranks), BLOCK_BYTES // of_ranks)
 
     def _exchanged(
@@ -341,17 +338,19 @@ class RowExchange:
             order = torch.argsort(target, stable=True)
             values = {name: value[order] for name, value in rows.values.items()}
             rows = Rows(rows.ids[order], values)
-        lengths = torch.bincount(target, minlength=self._ranks.size)
-        equal = [1] * self._ranks.size
-        return _Moving(rows, lengths.tolist(), MovingRows(lengths, equal, equal, self._ranks))
+        lengths = torch.bincount(target, minlength=self._size)
+        equal = [1] * self._size
+        return _Moving(
+            rows, lengths.tolist(), start_rows(lengths, equal, equal, self._process_group)
+        )
 
     def _send(self, moving: _Moving) -> None:
         """Begin to send a block."""
-        rows, sent, received = moving.rows, moving.sent, moving.lengths.arrived().tolist()
+        rows, sent, received = moving.rows, moving.sent, moving.lengths.wait().tolist()
         row_bytes = 8 + sum(value[:1].nbytes for value in rows.values.values())
-        self.sent_bytes += row_bytes * (sum(sent) - sent[self._ranks.rank])
+        self.sent_bytes += row_bytes * (sum(sent) - sent[self._rank])
         for name, values in [(_IDS, rows.ids), *sorted(rows.values.items())]:
-            moving.arriving[name] = MovingRows(values, received, sent, self._ranks)
+            moving.arriving[name] = start_rows(values, received, sent, self._process_group)
 
 
 def use_each(items: Iterable[T], use: Callable[[T], None]) -> Exception | None:
