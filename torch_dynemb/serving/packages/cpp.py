@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch.utils import cpp_extension
 
 from torch_dynemb._library.library import LIBRARY
 
@@ -53,6 +52,8 @@ def cpp_flags() -> CppFlags:
         >>> td.serving.cpp_flags().compile[0]
         '-std=c++20'
     """
+    from torch.utils import cpp_extension  # here, since it imports setuptools
+
     compiles = ["-std=c++20", f"-I{_headers()}"]
     for folder in cpp_extension.include_paths():
         compiles += ["-isystem", folder]
