@@ -111,7 +111,7 @@ def main() -> None:
     if "logs" in parts and not has_rocksdb():
         arguments.error("RocksDB is missing; Debian and Ubuntu: apt-get install librocksdb-dev")
     torch.set_num_threads(options.threads)
-    report = Report(as_json=options.json, cases=16)
+    report = Report(as_json=options.json, cases=22)
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
         for part in parts:
             report.take(PARTS[part](options, Path(folder)))

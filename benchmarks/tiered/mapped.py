@@ -16,7 +16,7 @@ from common.id_streams import ZipfNumbers, spread
 from common.report import Row, compare
 from common.timing import elapsed_ms, interleave_rounds
 from tiered.memory_limit import limited_memory
-from tiered.training import BAG, DIM, Sizes, Trained
+from tiered.training import BAG, DIM, MOST_AHEAD, Sizes, Trained
 from torch import Tensor
 from torch.nn import functional
 
@@ -94,7 +94,7 @@ def mapped_rows(
         with tempfile.TemporaryDirectory(dir=folder) as files, limited_memory(cgroup) as limit:
             peer = MappedTable(Path(files) / "mapped", sizes.ids, sizes.bags)
             storage = td.SSDStore(Path(files) / "rows", cache=CACHE)
-            ours = Trained(sizes, storage, prefetches=False)
+            ours = Trained(sizes, storage)
             slots = sizes.ids * int(CACHE.removesuffix("%")) // 100
             beside = slots * SLOT_BYTES + ours.index_bytes()
             peer.flush()
@@ -135,7 +135,7 @@ def mapped_rows(
 
 def _ids(batches: list[Tensor]) -> list[Tensor]:
     """Return ids of row numbers, and at the end a batch that is not trained on."""
-    return [spread(batch) for batch in [*batches, batches[0]]]
+    return [spread(batch) for batch in [*batches, *batches[:1] * MOST_AHEAD]]
 
 
 def _timed(

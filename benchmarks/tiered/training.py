@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import resource
 import statistics
 import tempfile
@@ -29,6 +28,8 @@ SLACK = 1.25  # of the bound
 MISS_US = 5.0  # of the processor, for a row that is not in memory
 ALL = "100%"
 LEAST_MISSES = 100  # in a step, to say what one takes
+MOST_AHEAD = 2  # steps between a prefetch and the lookup of its rows
+IN_MEMORY = -1  # instead of a number of steps
 # Zipf's exponent and the part of the rows in memory: the largest ratio to the step in memory; None:
 # SLACK times what the misses cost at least
 CASES: dict[tuple[float, str], float | None] = {
@@ -68,10 +69,10 @@ class Trained:
     Args:
         sizes: of the table.
         storage: where its rows lie; None: in memory.
-        prefetches: whether a step fetches the rows of the next one.
+        ahead: a step fetches the rows of the step that follows after so many; 0: of none.
     """
 
-    def __init__(self, sizes: Sizes, storage: td.SSDStore | None, *, prefetches: bool) -> None:
+    def __init__(self, sizes: Sizes, storage: td.SSDStore | None, *, ahead: int = 0) -> None:
         self._bag = td.DynamicEmbeddingBag(
             DIM,
             mode="sum",
@@ -80,7 +81,7 @@ class Trained:
             optimizer=td.Adam(lr=0.01),
             storage=storage,
         )
-        self._prefetches = prefetches
+        self._ahead = ahead
         self._grad = torch.full((sizes.bags, DIM), 1e-3)
         train_all(self._bag, sizes.ids, sizes.bags * BAG)
 
@@ -93,11 +94,11 @@ class Trained:
         return self._bag.group.usage.storage()
 
     def steps(self, batches: list[Tensor]) -> None:
-        """Train on batches and fetch one more; wait until all is written."""
-        for batch, following in itertools.pairwise(batches):
+        """Train on all batches but the last MOST_AHEAD; wait until all is written."""
+        for i, batch in enumerate(batches[:-MOST_AHEAD]):
             output = self._bag(batch)
-            if self._prefetches:
-                self._bag.prefetch(following)
+            if self._ahead > 0:
+                self._bag.prefetch(batches[i + self._ahead], ahead=self._ahead)
             output.backward(self._grad)
             self._bag.optimizer.step()
         if (tiers := self._bag.group.tables.tiers) is not None:
@@ -105,7 +106,7 @@ class Trained:
 
     def round(self, batches: list[Tensor]) -> Round:
         """Time steps."""
-        count = len(batches) - 1
+        count = len(batches) - MOST_AHEAD
         before, cpu = self.stats(), _cpu_seconds()
         ms = elapsed_ms(lambda: self.steps(batches)) / count
         cpu_us = (_cpu_seconds() - cpu) / count * 1e6
@@ -127,7 +128,7 @@ def training_rows(bench: str, folder: Path, sizes: Sizes, only: list[str]) -> It
     iops: float | None = None
     for (exponent, cache), target in CASES.items():
         case = f"training step, Adam D={DIM}, cache {cache}, Zipf {exponent}"
-        ways = (False,) if cache == ALL else (False, True)
+        ways = range(1 if cache == ALL else 1 + MOST_AHEAD)
         wanted = [way for way in ways if is_selected(only, _named(case, way), PEER)]
         if not wanted:
             continue
@@ -135,21 +136,21 @@ def training_rows(bench: str, folder: Path, sizes: Sizes, only: list[str]) -> It
         if target is None and iops is None:
             iops = random_reads_per_second(folder)
         with tempfile.TemporaryDirectory(dir=folder) as files:
-            tables: dict[bool | None, Trained] = {None: Trained(sizes, None, prefetches=False)}
+            tables = {IN_MEMORY: Trained(sizes, None)}
             for way in wanted:
                 # rows, because a part of them is of those before the step, which may bring new ones
                 size = f"{sizes.ids} rows" if cache == ALL else cache
                 storage = td.SSDStore(Path(files) / _named("rows", way), cache=size)
-                tables[way] = Trained(sizes, storage, prefetches=way)
+                tables[way] = Trained(sizes, storage, ahead=way)
             timed = _Timed(sizes, exponent, tables)
             del tables
         for way in wanted:
-            most = target or SLACK * timed.bound_ms(way, iops) / timed.timings[None].median_ms
+            most = target or SLACK * timed.bound_ms(way, iops) / timed.timings[IN_MEMORY].median_ms
             yield from timed.rows(bench, _named(case, way), way, most)
 
 
-def _named(case: str, prefetches: bool) -> str:
-    return f"{case}, prefetch" if prefetches else case
+def _named(case: str, ahead: int) -> str:
+    return case + ("", ", prefetch", ", prefetch 2 ahead")[ahead]
 
 
 class _Timed:
@@ -158,12 +159,10 @@ class _Timed:
     Args:
         sizes: of the measurement.
         exponent: of Zipf's law, by which ids are drawn.
-        tables: by way: True with prefetch, False without, None in memory.
+        tables: by the steps that their prefetches are ahead, or IN_MEMORY.
     """
 
-    def __init__(
-        self, sizes: Sizes, exponent: float, tables: Mapping[bool | None, Trained]
-    ) -> None:
+    def __init__(self, sizes: Sizes, exponent: float, tables: Mapping[int, Trained]) -> None:
         self._sizes = sizes
         numbers = ZipfNumbers(sizes.ids, seed=1, exponent=exponent)
         ids = sizes.bags * BAG
@@ -171,16 +170,16 @@ class _Timed:
         def draw(count: int) -> list[Tensor]:
             return [spread(numbers.draw(ids)).view(sizes.bags, BAG) for _ in range(count)]
 
-        settled = draw(sizes.settling + 1)
+        settled = draw(sizes.settling + MOST_AHEAD)
         for table in tables.values():
             table.steps(settled)
-        self._rounds: dict[bool | None, list[Round]] = {way: [] for way in tables}
-        batches = draw((1 + sizes.rounds) * sizes.calls + 1)
+        self._rounds: dict[int, list[Round]] = {way: [] for way in tables}
+        batches = draw((1 + sizes.rounds) * sizes.calls + MOST_AHEAD)
 
-        def timed(way: bool | None) -> Callable[[int], float]:
+        def timed(way: int) -> Callable[[int], float]:
             def run(number: int) -> float:
                 begin = number * sizes.calls
-                done = tables[way].round(batches[begin : begin + sizes.calls + 1])
+                done = tables[way].round(batches[begin : begin + sizes.calls + MOST_AHEAD])
                 self._rounds[way].append(done)
                 return done.ms
 
@@ -190,23 +189,23 @@ class _Timed:
         timings = interleave_rounds(
             {name: timed(way) for name, way in names.items()}, rounds=sizes.rounds, warmup=1
         )
-        self.timings: dict[bool | None, Timing] = {w: timings[name] for name, w in names.items()}
+        self.timings: dict[int, Timing] = {w: timings[name] for name, w in names.items()}
 
-    def _median(self, way: bool | None, what: Callable[[Round], float]) -> float:
+    def _median(self, way: int, what: Callable[[Round], float]) -> float:
         return statistics.median(what(done) for done in self._rounds[way][1:])
 
-    def _fetched(self, way: bool) -> float:
+    def _fetched(self, way: int) -> float:
         """Return rows of a step that came from files."""
         return self._median(way, lambda done: done.misses + done.fetched)
 
-    def bound_ms(self, way: bool, iops: float | None) -> float:
+    def bound_ms(self, way: int, iops: float | None) -> float:
         """Return the least time of a step: its work and that of its misses, or the reads."""
-        in_memory = self.timings[None].median_ms
+        in_memory = self.timings[IN_MEMORY].median_ms
         misses = self._fetched(way)
         reads_ms = misses / iops * 1e3 if iops else 0.0
         return max(in_memory + MISS_US * misses / 1e3, reads_ms)
 
-    def rows(self, bench: str, case: str, way: bool, most: float) -> Iterator[Row]:
+    def rows(self, bench: str, case: str, way: int, most: float) -> Iterator[Row]:
         """Yield the step against the step in memory, and the processor's time for a miss."""
         fetched = self._fetched(way)
         yield compare(
@@ -214,7 +213,7 @@ class _Timed:
             case,
             self.timings[way],
             PEER,
-            self.timings[None],
+            self.timings[IN_MEMORY],
             target=most,
             misses_a_step=self._median(way, lambda done: done.misses),
             fetched_ahead_a_step=self._median(way, lambda done: done.fetched),
@@ -226,7 +225,7 @@ class _Timed:
             threads=torch.get_num_threads(),
         )
         if fetched >= LEAST_MISSES:
-            ours, theirs = (self._median(w, lambda done: done.cpu_us) for w in (way, None))
+            ours, theirs = (self._median(w, lambda done: done.cpu_us) for w in (way, IN_MEMORY))
             each = (ours - theirs) / fetched
             yield quantity(bench, f"{case}: processor's time for a miss", each, "us")
 
