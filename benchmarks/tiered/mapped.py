@@ -134,7 +134,7 @@ def mapped_rows(
 
 
 def _ids(batches: list[Tensor]) -> list[Tensor]:
-    """Return ids of row numbers, and at the end a batch that is not trained on."""
+    """Return ids of row numbers, and at the end batches that are not trained on."""
     return [spread(batch) for batch in [*batches, *batches[:1] * MOST_AHEAD]]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 import torch_dynemb as td
@@ -27,12 +29,12 @@ def test_batches_are_prefetched_in_order(ahead: int, count: int) -> None:
 def test_a_batch_is_taken_from_the_loader_when_it_is_needed() -> None:
     taken: list[int] = []
 
-    def loader() -> object:
+    def loader() -> Iterator[int]:
         for i in range(9):
             taken.append(i)
             yield i
 
-    batches = td.prefetched(loader(), lambda batch: None, ahead=2)  # type: ignore[arg-type]
+    batches = td.prefetched(loader(), lambda batch: None, ahead=2)
     assert taken == []
     next(batches)
     assert taken == [0, 1, 2]

@@ -19,6 +19,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import torch_dynemb as td
 from torch_dynemb import oneembedding, recis
 from torch_dynemb.distributed.agreement import comparable
+from torch_dynemb.distributed.exchange import move_rows
+from torch_dynemb.distributed.ranks import rank_group
 
 pytestmark = pytest.mark.cpu_only("several processes over gloo")
 
@@ -37,6 +39,25 @@ def test_seed_of_rank_0_on_every_rank(two_ranks: Ranks) -> None:
     torch.manual_seed(0)  # as on rank 0
     alone = td.DynamicEmbedding(8, name="users", optimizer=td.SGD(lr=0.1))
     assert torch.equal(alone.group.read(0, torch.tensor([-1, 2**40])), first)
+
+
+def swapped_rows(rank: int, dtype: torch.dtype) -> list[Tensor]:
+    """Each rank sends the other one its only value, which has the stride of a longer tensor."""
+    ranks = rank_group(None)
+    assert ranks is not None
+    given = [
+        torch.tensor([[rank, 7]], dtype=dtype)[:, :1],
+        torch.tensor([rank, 7], dtype=dtype)[::2],
+    ]
+    to_other = [rank, 1 - rank]
+    return [move_rows(values, to_other, to_other, ranks) for values in given]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.bool, torch.float32])
+def test_a_single_row_of_any_stride_moves(two_ranks: Ranks, dtype: torch.dtype) -> None:
+    for rank, (row, value) in enumerate(two_ranks.run(swapped_rows, dtype)):
+        assert torch.equal(row, torch.tensor([[1 - rank]], dtype=dtype))
+        assert torch.equal(value, torch.tensor([1 - rank], dtype=dtype))
 
 
 IDS = torch.arange(6)

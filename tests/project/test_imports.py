@@ -125,7 +125,13 @@ def test_no_circle_of_imports() -> None:
 
 
 def test_what_takes_long_to_import_is_left_to_those_who_need_it() -> None:
-    slow = ("torch.distributed.tensor", "torch._inductor", "torch._dynamo", "torchrec")
+    slow = (
+        "torch.distributed.tensor",
+        "torch._inductor",
+        "torch._dynamo",
+        "torchrec",
+        "setuptools",
+    )
     code = f"import sys, torch_dynemb; print([name for name in {slow} if name in sys.modules])"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

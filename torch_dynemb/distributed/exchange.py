@@ -54,7 +54,11 @@ def one_to_each(rows: Tensor, ranks: RankGroup) -> Tensor:
 def move_rows(
     rows: Tensor, received: Sequence[int], sent: Sequence[int], ranks: RankGroup
 ) -> Tensor:
-    """Send rows of any dtype as :func:`start_rows` does, and wait for those of other ranks."""
+    """Send rows as :func:`start_rows` does, and wait for those of other ranks.
+
+    Returns:
+        [sum of received, ...], of the dtype of the rows; the rows themselves on a single rank.
+    """
     process_group = process_group_of(ranks)
     if process_group is None:
         return rows.detach()
@@ -93,9 +97,7 @@ def from_rank(
     tensor = tensor.detach().contiguous()
     if tensor.numel() == 0:
         return tensor if to_all or rank == 0 else None
-    # As bytes, because gloo does not carry all dtypes. A contiguous tensor of one element may have
-    # any stride, which view() to bytes refuses.
-    sent = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+    sent = _as_bytes(tensor)
     if to_all:
         dist.broadcast(sent, group=process_group, group_src=source)
         return tensor
@@ -178,6 +180,9 @@ def start_rows(
     Args:
         rows: [sum of sent, ...], of any dtype, in the order of ranks.
         received: rows that come from each rank.
+
+    Returns:
+        [sum of received, ...], of the dtype of the rows, to wait for.
     """
     rows = rows.detach().contiguous()
     arriving = room_for(rows, (sum(received), *rows.shape[1:]))
@@ -193,10 +198,17 @@ def start_rows(
 
 
 def _carried(rows: Tensor) -> Tensor:
-    """View rows as a dtype that gloo carries."""
+    """View contiguous rows as a dtype that gloo carries, [n, ...]."""
     if rows.dtype == torch.float32:
         return rows
-    return rows.view(rows.shape[0], math.prod(rows.shape[1:])).view(torch.uint8)
+    row_bytes = math.prod(rows.shape[1:]) * rows.element_size()
+    return _as_bytes(rows).view(rows.shape[0], row_bytes)
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    """View a contiguous tensor of any dtype as uint8 [bytes]: gloo does not carry all dtypes."""
+    # one of a single element may have any stride, which view() to bytes refuses
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 __all__ = [

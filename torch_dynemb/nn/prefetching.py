@@ -23,8 +23,9 @@ def prefetched(
         batches: such as a ``torch.utils.data.DataLoader``.
         prefetch: is called with every batch but the first; such as
             ``lambda batch: model.embeddings.prefetch(batch["ids"], ahead=2)``.
-        ahead: number of batches between, at least 1, as in the call of ``prefetch``. With 2, a disk
-            that is slower than a step reads without pauses. The cache holds that many more batches.
+        ahead: how many batches later the prefetched one is trained, at least 1; give ``prefetch``
+            the same number. With more than 1, a disk that is slower than a step pauses less. The
+            cache must hold the rows of ``ahead + 1`` batches.
 
     Raises:
         TypeError, ValueError: ``ahead`` is not an int, or less than 1.
