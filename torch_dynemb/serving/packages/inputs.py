@@ -6,18 +6,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
-from torch.utils import _pytree as pytree
 
 from torch_dynemb.argument_checks import described
 
 _CONSTANTS = (bool, int, float, str)
 # torch compiles for sizes from 2 on, and that code also serves 0 and 1
 _LEAST_CHECKED = 2
+_IS_ON = {"cpu": attrgetter("is_cpu"), "cuda": attrgetter("is_cuda")}
 
 
 class Size(NamedTuple):
@@ -152,28 +153,6 @@ def _size_of(
     )
 
 
-def leaves_of(spec: pytree.TreeSpec, inputs: tuple[Any, ...]) -> list[Any]:
-    """Return the leaves of inputs, in the order of the exported program.
-
-    Args:
-        spec: structure of its inputs: positional ones, then those by name.
-        inputs: positional ones.
-
-    Raises:
-        TypeError: the inputs have another structure.
-    """
-    leaves, found = pytree.tree_flatten((inputs, {}))
-    if found == spec:
-        return leaves
-    try:
-        return spec.flatten_up_to((inputs, {}))  # also if a dict has another order
-    except (KeyError, ValueError) as error:
-        raise TypeError(
-            f"run: the inputs are put together as {found}, but the model was exported with {spec}: "
-            f"{error}"
-        ) from error
-
-
 def tensors_of(
     expected: Sequence[Input], leaves: Sequence[Any], device: torch.device
 ) -> list[Tensor]:
@@ -227,6 +206,47 @@ def tensors_of(
     return tensors
 
 
+class InputChecks:
+    """:func:`tensors_of`, which takes longer than a lookup of few ids, unless shapes differ from
+    those of the last inputs.
+
+    Args:
+        expected: expected type and shape of each leaf.
+        device: of the model.
+    """
+
+    def __init__(self, expected: Sequence[Input], device: torch.device) -> None:
+        self._expected, self._device = expected, device
+        self._dtypes = [wanted.dtype for wanted in expected]
+        self._accepted: list[torch.Size] = []  # replaced as a whole: threads share it
+
+    def tensors(self, leaves: Sequence[Any]) -> list[Tensor]:
+        """Return what :func:`tensors_of` returns, or raise what it raises."""
+        if self._repeats(leaves):
+            return list(leaves)
+        tensors = tensors_of(self._expected, leaves, self._device)
+        self._accepted = [tensor.shape for tensor in tensors]
+        return tensors
+
+    def _repeats(self, leaves: Sequence[Any]) -> bool:
+        """Return whether leaves are contiguous tensors in the accepted shapes."""
+        shapes = self._accepted
+        is_on_device = _IS_ON[self._device.type]  # device.type takes a microsecond
+        if not len(shapes) == len(leaves) == len(self._dtypes):
+            return False  # the first inputs, or there are constants
+        for leaf, dtype, shape in zip(leaves, self._dtypes, shapes, strict=True):
+            if not (
+                type(leaf) is Tensor
+                and leaf.dtype is dtype
+                and leaf.shape == shape
+                and leaf.layout is torch.strided
+                and is_on_device(leaf)
+                and leaf.is_contiguous()
+            ):
+                return False
+        return True
+
+
 def _fits(shape: Sequence[int], sizes: Sequence[Size | None], symbols: dict[str, int]) -> bool:
     """Return whether a shape is as expected; record the dynamic sizes that follow from it."""
     if len(shape) != len(sizes):
@@ -266,4 +286,4 @@ def _size_text(size: Size | None) -> str:
     return text
 
 
-__all__ = ["Input", "Size", "inputs_of", "leaves_of", "outputs_of", "shape_text", "tensors_of"]
+__all__ = ["Input", "InputChecks", "Size", "inputs_of", "outputs_of", "shape_text", "tensors_of"]

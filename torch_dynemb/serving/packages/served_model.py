@@ -15,9 +15,10 @@ from torch.utils import _pytree as pytree
 
 from torch_dynemb.checkpoint.delta_log.follower import Follower
 from torch_dynemb.serving.live_state import LiveUpdate
-from torch_dynemb.serving.packages.inputs import Input, leaves_of, shape_text, tensors_of
+from torch_dynemb.serving.packages.inputs import Input, InputChecks, shape_text
 from torch_dynemb.serving.packages.live_package import LiveStats
 from torch_dynemb.serving.packages.manifest import PackageManifest, ServedTable
+from torch_dynemb.serving.packages.structure import Structure
 from torch_dynemb.serving.packages.versions import Versions
 
 
@@ -55,7 +56,8 @@ class ServedModel:
         self.device = torch.device(manifest.device)
         self.inputs: list[Input] = [i for i in manifest.inputs if i.dtype is not None]
         self.outputs: list[Input] = manifest.outputs
-        self._leaves = manifest.inputs
+        self._leaves = InputChecks(manifest.inputs, self.device)
+        self._tensors = InputChecks(self.inputs, self.device)
         self._counted = manifest.missing
         self._missing = torch.zeros(len(manifest.missing or ()), dtype=torch.int64)
         self._counting = threading.Lock()
@@ -66,7 +68,7 @@ class ServedModel:
         self._follower = None if follow is None else follow(opened)
         with versions.reading() as loaded:
             in_spec, out_spec = loaded.loader.get_call_spec()
-        self._in_spec = pytree.treespec_loads(in_spec)
+        self._structure = Structure(pytree.treespec_loads(in_spec))
         self._out_spec = pytree.treespec_loads(out_spec)
 
     def run(self, *inputs: Any) -> Any:
@@ -84,8 +86,7 @@ class ServedModel:
             ValueError: a tensor has another shape, or is on another device.
             RuntimeError: the model is closed; or an op refuses its input.
         """
-        leaves = leaves_of(self._in_spec, inputs)
-        outputs = self._run(tensors_of(self._leaves, leaves, self.device))
+        outputs = self._run(self._leaves.tensors(self._structure.leaves(inputs)))
         result = pytree.tree_unflatten(outputs, self._out_spec)
         if self._counted is None:
             return result
@@ -110,7 +111,7 @@ class ServedModel:
         if len(tensors) != len(self.inputs):
             names = [given.name for given in self.inputs]
             raise TypeError(f"run_flat: got {len(tensors)} tensors, expected one each of {names}")
-        outputs = self._run(tensors_of(self.inputs, tensors, self.device))
+        outputs = self._run(self._tensors.tensors(tensors))
         if self._counted is not None:
             self._count(outputs.pop())
         return outputs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 from torch_dynemb.checkpoint.delta_log.targets import nothing
@@ -31,11 +31,16 @@ class Versions:
         self._active = 0
         self._ended = threading.Condition()
         self._changing = threading.Lock()
+        # nothing waits for the runs of a single copy
+        self._only = nullcontext(self._copies[0]) if len(self._copies) == 1 else None
         self._behind: Callable[[Loaded], object] | None = None  # change that the other copy lacks
 
-    @contextmanager
-    def reading(self) -> Iterator[Loaded]:
+    def reading(self) -> AbstractContextManager[Loaded]:
         """Yield the copy that runs read now; with two copies it does not change meanwhile."""
+        return self._reading() if self._only is None else self._only
+
+    @contextmanager
+    def _reading(self) -> Iterator[Loaded]:
         with self._ended:
             number = self._active
             self._running[number] += 1
