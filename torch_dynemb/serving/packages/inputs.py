@@ -207,8 +207,9 @@ def tensors_of(
 
 
 class InputChecks:
-    """:func:`tensors_of`, which takes longer than a lookup of few ids, unless shapes differ from
-    those of the last inputs.
+    """Checks of inputs, run after run: :func:`tensors_of`, but briefer for shapes of the last run.
+
+    All checks take longer than a lookup of few ids.
 
     Args:
         expected: expected type and shape of each leaf.

@@ -1,4 +1,4 @@
-"""How the inputs of a model are put together."""
+"""Structure of the inputs of a model."""
 
 from __future__ import annotations
 
