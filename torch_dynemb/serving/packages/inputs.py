@@ -207,7 +207,7 @@ def tensors_of(
 
 
 class InputChecks:
-    """Checks of inputs, run after run: :func:`tensors_of`, but briefer for shapes of the last run.
+    """Input checks, run after run: :func:`tensors_of`, but briefer for shapes of the last run.
 
     All checks take longer than a lookup of few ids.
 
