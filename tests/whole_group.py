@@ -8,6 +8,7 @@ from torch import Tensor
 import torch_dynemb as td
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
+    FREE_STEP,
     GENERATION_BITS,
     GENERATION_MASK,
     OnFull,
@@ -39,6 +40,10 @@ def check_owners(group: td.TableGroup) -> list[Tensor]:
         assert int((lines[:, BUCKET_WIDTH:] > 0).sum()) == group.size(table)
         tombstones = (lines[:, BUCKET_WIDTH:] == 0) & (lines[:, :BUCKET_WIDTH] != 0)
         assert int(tombstones.sum()) == int(group.index.tables[table, Table.TOMBSTONES])
+        if group.index.scores.shape[0] > 0:
+            steps = group.index.scores[group.index.active_buckets(table), :BUCKET_WIDTH]
+            of_free_slots = steps[lines[:, BUCKET_WIDTH:] == 0]
+            assert bool(((of_free_slots == 0) | (of_free_slots == FREE_STEP)).all())
         found = group.find(ids, torch.tensor([0, ids.numel()]), [table]).handles
         assert torch.equal(found, handles)
         owned[group.config.slabs.index(config.slab)].append(handles)

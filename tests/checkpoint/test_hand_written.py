@@ -13,7 +13,7 @@ from hand_written import outcome
 from torch import Tensor
 from whole_model import KINDS, save_trained
 
-from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, Slab, Table
+from torch_dynemb.ops.columns import BUCKET_WIDTH, FREE_STEP, GENERATION_BITS, Slab, Table
 
 pytestmark = pytest.mark.any_device
 
@@ -75,7 +75,7 @@ def another_id(buckets: Tensor) -> None:
 def all_scores(word: int, value: int) -> Callable[[Tensor], None]:
     def change(scores: Tensor) -> None:
         of_word = scores[:, word * BUCKET_WIDTH : (word + 1) * BUCKET_WIDTH]
-        of_word[of_word != 0] = value
+        of_word[(of_word != 0) & (of_word != FREE_STEP)] = value
 
     return change
 

@@ -628,6 +628,8 @@ def test_constants_are_those_of_cpp() -> None:
     assert records["InitRecordColumns"] == columns.INIT_RECORD_COLUMNS
     assert constant("core/index/bucket.h", "kMinBuckets") == "64 / kBucketWidth"
     assert columns.MIN_BUCKETS == 64 // columns.BUCKET_WIDTH
+    assert constant("cpu/index/probe.h", "kFreeStep") == "INT64_MAX"
+    assert columns.FREE_STEP == (1 << 63) - 1
     assert constant("core/policy/counts.h", "kMaxCount") == "int64_t{1} << 62"
     assert constant("core/policy/decisions.h", "kMaxFrequency") == "kMaxCount"
     assert columns.MAX_COUNT == 1 << 62

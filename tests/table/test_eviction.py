@@ -15,7 +15,7 @@ from torch import Tensor
 from whole_group import check_whole
 
 import torch_dynemb as td
-from torch_dynemb.ops.columns import Slab, Table
+from torch_dynemb.ops.columns import BUCKET_WIDTH, FREE_STEP, Slab, Table
 from torch_dynemb.table.evictions import evicted_ids, record_as_evicted
 
 pytestmark = pytest.mark.any_device
@@ -106,6 +106,34 @@ def test_any_number_of_threads_gives_the_same_state(policy: td.Policy) -> None:
             states.append({**snapshot(group), "evicted": group.index.evicted.clone()})
             check_whole(group)
     assert differences(*states) == []
+
+
+@pytest.mark.parametrize("capacity", [50, 400])  # a small index is looked at as a whole
+@pytest.mark.parametrize("policy", ["lru", "lfu", "three steps"])
+def test_steps_of_free_slots_change_no_eviction(policy: str, capacity: int) -> None:
+    own, *others = (
+        make_group(td.Policy(**{**vars(POLICIES[policy]), "capacity": capacity})) for _ in range(4)
+    )
+    generator = seeded(4)
+    changed = 0
+    for step in range(40):
+        ids = zipf_ids(generator, capacity // 3, 6 * capacity)
+        expected = own.insert(0, ids)
+        assert all(torch.equal(group.insert(0, ids), expected) for group in others)
+        for group in (own, *others):
+            group.erase(0, ids[:: 2 + step % 5])
+            group.step()
+        for group, marks in zip(others, ([0], [FREE_STEP], [0, FREE_STEP]), strict=True):
+            active = group.index.active_buckets(0)
+            scores = group.index.scores[active]
+            free = (group.index.buckets[active, BUCKET_WIDTH:] == 0).nonzero().unbind(1)
+            before = scores[free]
+            scores[free] = torch.tensor(marks).repeat(free[0].numel())[: free[0].numel()]
+            changed += int((scores[free] != before).sum())
+        for group in (own, *others):
+            check_whole(group)
+    assert own.usage.tables(wait=True)["t"].evicted > capacity
+    assert changed > 100
 
 
 def test_nobody_goes_before_the_last_row_is_used() -> None:

@@ -16,6 +16,7 @@ MAX_ROWS = (1 << 35) - 1
 NO_HANDLE = -1
 PADDING_HANDLE = -2
 REFUSED_HANDLE = -3
+FREE_STEP = (1 << 63) - 1  # of a free slot that an id has left; 0 of one never occupied
 STEP_AGES = 1 << 32  # evictions distinguish steps that are at most this old
 COMMIT_STEP_BYTES = 64 << 20
 MAX_COUNT = 1 << 62  # largest count: far from overflow

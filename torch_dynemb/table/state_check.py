@@ -17,6 +17,7 @@ from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     CLOCK_HEAD,
     COMMIT_STEP_BYTES,
+    FREE_STEP,
     GENERATION_BITS,
     GENERATION_MASK,
     MAX_COUNT,
@@ -219,8 +220,9 @@ def _check_scores(
         )
     now = int(entries["clock"][Clock.STEP])
     steps = scores[:, :BUCKET_WIDTH]
-    if bool((steps[~occupied] != 0).any()):
-        raise _index_damage(entry, "has a step where no id is, expected 0")
+    of_free_slots = steps[~occupied]
+    if bool(((of_free_slots != 0) & (of_free_slots != FREE_STEP)).any()):
+        raise _index_damage(entry, f"has a step where no id is, expected 0 or {FREE_STEP}")
     steps = steps[occupied]  # future steps are allowed; eviction marks ids by negative ones
     if bool((steps < 0).any()) or bool((steps <= now - STEP_AGES).any()):
         raise _index_damage(

@@ -44,15 +44,15 @@ struct Claims {
     const int64_t count = tables[evictor.table].bucket_count;
     return bucket < count ? bucket : bucket - count;
   }
-  void prefetch(const Evictor& evictor) const {
+  // `lines`: also those of keys and handles.
+  void prefetch(const Evictor& evictor, bool lines) const {
     const TableView& table = tables[evictor.table];
     if (table.bucket_count <= kWholeIndexBuckets) return;  // it is in the cache
     constexpr int64_t kLine = 8;                           // words of a line of the cache
     // past the end of an index the address may be invalid: prefetching is harmless
     const int64_t* line = table.line(evictor.bucket);
-    for (int64_t word = 0; word < kVictimBuckets * kBucketWords; word += kLine) {
-      prefetch_line_of(line + word);
-    }
+    const int64_t line_words = lines ? kVictimBuckets * kBucketWords : 0;
+    for (int64_t word = 0; word < line_words; word += kLine) prefetch_line_of(line + word);
     const int64_t* score = table.score(evictor.bucket, 0);
     const int64_t words = kVictimBuckets * kBucketWidth * table.score_words;
     for (int64_t word = 0; word < words; word += kLine) prefetch_line_of(score + word);
@@ -117,25 +117,55 @@ void walk_small_indexes(const std::vector<NewId>& new_ids, const std::vector<cha
 struct SearchJob {
   const Claims* claims;
   const Evictor* evictors;
-  int64_t count;
+  int64_t count;  // at most kSearched
   int64_t ahead;  // number of evictors after these to prefetch buckets for
+  bool* lines;    // in: whether to prefetch their lines, too; out: whether lines were read
   int64_t* best;  // out: slots, or -1
 };
 
 DYNEMB_INLINE void search_victims_body(const SearchJob& job) {
+  constexpr bool kOneGroup = kVictimBuckets == kGroupBuckets;
   const Claims& claims = *job.claims;
+  const bool prefetch_lines = *job.lines;
+  bool any_lines = false;
+  uint64_t slots[kSearched];  // the best ones, by evictor
+  const auto searches_group = [](const TableView& table) {
+    return kOneGroup && table.bucket_count > kWholeIndexBuckets;
+  };
   for (int64_t i = 0; i < job.count; ++i) {
-    if (i < job.ahead) claims.prefetch(job.evictors[job.count + i]);
+    if (i < job.ahead) claims.prefetch(job.evictors[job.count + i], prefetch_lines);
     const Evictor& evictor = job.evictors[i];
     const TableView& table = claims.tables[evictor.table];
     const int64_t* policy = claims.policies[evictor.table];
     const VictimSearch search{table, claims.step, evictor.order,
                               claims.step - policy[kPolicyProtectedSteps],
                               policy[kPolicyEvictionWord]};
-    const int buckets = victim_buckets(table.bucket_count);
-    job.best[i] = search.word == kStepWord ? search_buckets<true>(search, evictor.bucket, buckets)
-                                           : search_buckets<false>(search, evictor.bucket, buckets);
+    const bool by_step = search.word == kStepWord;
+    if (!searches_group(table)) {
+      const int buckets = victim_buckets(table.bucket_count);
+      job.best[i] = by_step ? search_buckets<true>(search, evictor.bucket, buckets)
+                            : search_buckets<false>(search, evictor.bucket, buckets);
+      any_lines = true;
+      continue;
+    }
+    const GroupBuckets buckets = group_buckets(table, evictor.bucket);
+    bool lines;
+    slots[i] = by_step ? best_of_group<true>(search, buckets, &lines)
+                       : best_of_group<false>(search, buckets, &lines);
+    any_lines |= lines;
+    // their ids are compared below
+    if (lines || (slots[i] & (slots[i] - 1)) == 0) continue;
+    for (uint64_t left = slots[i]; left != 0; left &= left - 1) {
+      prefetch_line(table.line(buckets.bucket[__builtin_ctzll(left) / kBucketWidth]));
+    }
   }
+  for (int64_t i = 0; i < job.count; ++i) {
+    const Evictor& evictor = job.evictors[i];
+    const TableView& table = claims.tables[evictor.table];
+    if (!searches_group(table)) continue;
+    job.best[i] = least_id(table, group_buckets(table, evictor.bucket), slots[i]);
+  }
+  *job.lines = any_lines;
 }
 DYNEMB_SIMD_VARIANTS(search_victims, (const SearchJob& job), (job))
 
@@ -143,7 +173,8 @@ int64_t next_victim(const Claims& claims, const Evictor& evictor) {
   const int64_t exhausted = __atomic_load_n(&claims.exhausted[evictor.table], __ATOMIC_RELAXED);
   if (evictor.order > exhausted) return -1;
   int64_t best;
-  search_victims({&claims, &evictor, 1, 0, &best});
+  bool lines = false;
+  search_victims({&claims, &evictor, 1, 0, &lines, &best});
   return best;
 }
 
@@ -197,12 +228,13 @@ void claim_in_order(Claims* claims, int64_t begin, int64_t end) {
 void claim_victims(Claims* claims, int64_t begin, int64_t end) {
   Evictor* evictors = claims->evictors.data();
   int64_t best[kSearched];
+  bool lines = true;  // of the next ones are needed, if those of the last ones were
   for (int64_t i = begin; i < std::min(begin + kSearched, end); ++i) {
-    claims->prefetch(evictors[i]);
+    claims->prefetch(evictors[i], lines);
   }
   for (int64_t block = begin; block < end; block += kSearched) {
     const int64_t count = std::min(kSearched, end - block);
-    search_victims({claims, evictors + block, count, end - block - count, best});
+    search_victims({claims, evictors + block, count, end - block - count, &lines, best});
     for (int64_t i = 0; i < count; ++i) claim_victim(claims, evictors + block + i, best[i]);
   }
 }

@@ -82,6 +82,19 @@ DYNEMB_INLINE SlotPosition probe(const TableView& table, int64_t id, uint64_t ha
   return {-1, 0};
 }
 
+// The step word of a free slot that an id has left, or a rehash has tidied: later than any step. So
+// the search for a victim skips the slot without reading its line. Other free slots have 0, as ids
+// of step 0 do.
+constexpr int64_t kFreeStep = INT64_MAX;
+
+// Sets the score words of a free slot.
+DYNEMB_INLINE void clear_scores(const TableView& table, int64_t bucket, int64_t slot) {
+  if (table.scores == nullptr) return;
+  int64_t* score = table.score(bucket, slot);
+  score[0] = kFreeStep;  // kStepWord
+  for (int64_t w = 1; w < table.score_words; ++w) score[w * kBucketWidth] = 0;
+}
+
 // Frees an occupied slot; true if it becomes a tombstone. A bucket that was never full needs none,
 // because probes do not go past it. Threads may clear slots of one bucket at once: a full bucket
 // never seems to have an empty slot, because its keys are not 0 when their handles are cleared.
@@ -93,9 +106,7 @@ DYNEMB_INLINE bool clear_slot(const TableView& table, int64_t bucket, int64_t sl
   }
   __atomic_store_n(line + kBucketWidth + slot, int64_t{0}, __ATOMIC_RELEASE);
   if (!tombstone) __atomic_store_n(line + slot, int64_t{0}, __ATOMIC_RELAXED);
-  if (table.scores != nullptr) {
-    for (int64_t w = 0; w < table.score_words; ++w) table.score(bucket, slot)[w * kBucketWidth] = 0;
-  }
+  clear_scores(table, bucket, slot);
   return tombstone;
 }
 

@@ -200,7 +200,7 @@ struct TidyJob {
 };
 
 // Entries in their first bucket stay there, moved to its first slots. A bucket with only such
-// entries and without a tombstone is only read.
+// entries and without a tombstone is only read, but for the step words of free slots.
 DYNEMB_INLINE void tidy_in_place_body(const TidyJob& job) {
   const TableView table = job.table;
   const auto bucket_count = static_cast<uint64_t>(table.bucket_count);
@@ -222,7 +222,14 @@ DYNEMB_INLINE void tidy_in_place_body(const TidyJob& job) {
       kept |= static_cast<uint32_t>(or_words((stored != 0) & own & bit)) << j;
     }
     // all used slots are kept and come first
-    if (used == kept && (kept & (kept + 1)) == 0) continue;
+    if (used == kept && (kept & (kept + 1)) == 0) {
+      constexpr int kLast = kBucketWidth - 1;
+      if (words == 0 || kept >> kLast != 0 || *table.score(bucket, kLast) == kFreeStep) continue;
+      for (int free = __builtin_popcount(kept); free < kBucketWidth; ++free) {
+        clear_scores(table, bucket, free);
+      }
+      continue;
+    }
     for (uint32_t left = occupied & ~kept; left != 0; left &= left - 1) {
       leave_over(table, bucket, __builtin_ctz(left), job.rest);
     }
@@ -237,7 +244,7 @@ DYNEMB_INLINE void tidy_in_place_body(const TidyJob& job) {
     }
     for (; free < kBucketWidth; ++free) {
       line[free] = line[kBucketWidth + free] = 0;
-      for (int64_t w = 0; w < words; ++w) table.score(bucket, free)[w * kBucketWidth] = 0;
+      clear_scores(table, bucket, free);
     }
   }
 }

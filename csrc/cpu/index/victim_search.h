@@ -56,15 +56,31 @@ struct SlotGroup {
   }
 };
 
-// Marks the free slots of a group, given its step words; kClaimed: some of them are claims.
-template <bool kByStep, bool kClaimed>
-DYNEMB_INLINE void mark_free(const VictimSearch& search, const int64_t* buckets, SlotGroup* group) {
+// The buckets of a group, given the first of them.
+struct GroupBuckets {
+  int64_t bucket[kGroupBuckets];
+};
+DYNEMB_INLINE GroupBuckets group_buckets(const TableView& table, int64_t first) {
+  GroupBuckets group;
+  for (int64_t k = 0; k < kGroupBuckets; ++k) {
+    const int64_t bucket = first + k;
+    group.bucket[k] = bucket < table.bucket_count ? bucket : bucket - table.bucket_count;
+  }
+  return group;
+}
+
+// Marks the slots that may be taken, given their step words. kClaimed: some of them are claims.
+// kLines: the steps do not tell all free slots.
+template <bool kByStep, bool kClaimed, bool kLines>
+DYNEMB_INLINE void mark_free(const VictimSearch& search, const GroupBuckets& buckets,
+                             SlotGroup* group) {
   const TableView& table = search.table;
   for (int v = 0; v < kGroupVectors; ++v) {
-    const int64_t bucket = buckets[v * 4 / kBucketWidth];
+    const int64_t bucket = buckets.bucket[v * 4 / kBucketWidth];
     const int64_t slot = v * 4 % kBucketWidth;
     Words4 step = group->step[v];
-    Words4 free = load_words(table.line(bucket) + kBucketWidth + slot) != 0;
+    Words4 free = four(-1);
+    if constexpr (kLines) free = load_words(table.line(bucket) + kBucketWidth + slot) != 0;
     if constexpr (kClaimed) {
       const Words4 claimed = step < 0;
       const Words4 claim = (step ^ four(INT64_MIN)) >> 32;  // eviction_claim_order
@@ -83,32 +99,48 @@ DYNEMB_INLINE void mark_free(const VictimSearch& search, const int64_t* buckets,
   }
 }
 
-// The number within the group of its best slot without an earlier claim, or -1. kByStep: the step
-// is the score.
+// The best slots of a group without an earlier claim: a bit for each, none if there are none. Their
+// ids decide between several. kByStep: the step is the score. `lines`: out, whether lines were
+// read.
 template <bool kByStep>
-DYNEMB_INLINE int64_t best_of_group(const VictimSearch& search, const int64_t* buckets) {
+DYNEMB_INLINE uint64_t best_of_group(const VictimSearch& search, const GroupBuckets& buckets,
+                                     bool* lines) {
   SlotGroup group;
   // Read once: meanwhile other threads may claim slots.
   Words4 steps = four(0);
+  Words4 zeros = four(0);
   for (int v = 0; v < kGroupVectors; ++v) {
-    const int64_t bucket = buckets[v * 4 / kBucketWidth];
+    const int64_t bucket = buckets.bucket[v * 4 / kBucketWidth];
     group.step[v] = load_words(search.table.score(bucket, v * 4 % kBucketWidth));
     steps |= group.step[v];
+    zeros |= group.step[v] == 0;
   }
-  if (or_words(steps) >= 0) {
-    mark_free<kByStep, false>(search, buckets, &group);
+  const bool claimed = or_words(steps) < 0;
+  *lines = or_words(zeros) != 0;
+  if (*lines) {
+    claimed ? mark_free<kByStep, true, true>(search, buckets, &group)
+            : mark_free<kByStep, false, true>(search, buckets, &group);
   } else {
-    mark_free<kByStep, true>(search, buckets, &group);
+    claimed ? mark_free<kByStep, true, false>(search, buckets, &group)
+            : mark_free<kByStep, false, false>(search, buckets, &group);
   }
   uint64_t best = group.keep_least(kByStep ? group.step : group.score);
   if (!kByStep && (best & (best - 1)) != 0) best = group.keep_least(group.step);
+  return best;
+}
+
+// The number in the table of the slot with the least id of `best`, or -1.
+DYNEMB_INLINE int64_t least_id(const TableView& table, const GroupBuckets& buckets, uint64_t best) {
   if (best == 0) return -1;
-  const auto key = [&](int64_t slot) {
-    return search.table.line(buckets[slot / kBucketWidth])[slot % kBucketWidth];
+  const auto slot_of = [&](int number) {
+    return buckets.bucket[number / kBucketWidth] * kBucketWidth + number % kBucketWidth;
   };
-  int64_t least = __builtin_ctzll(best);
+  const auto key = [&](int64_t slot) {
+    return table.line(slot / kBucketWidth)[slot % kBucketWidth];
+  };
+  int64_t least = slot_of(__builtin_ctzll(best));
   for (best &= best - 1; best != 0; best &= best - 1) {
-    const int64_t next = __builtin_ctzll(best);
+    const int64_t next = slot_of(__builtin_ctzll(best));
     if (key(next) < key(least)) least = next;
   }
   return least;
@@ -131,14 +163,10 @@ DYNEMB_INLINE int64_t search_buckets(const VictimSearch& search, int64_t first, 
   };
   int64_t best = -1;
   for (int64_t group = 0; group < count; group += kGroupBuckets) {
-    int64_t buckets[kGroupBuckets];
-    for (int64_t k = 0; k < kGroupBuckets; ++k) {
-      const int64_t bucket = first + group + k;
-      buckets[k] = bucket < table.bucket_count ? bucket : bucket - table.bucket_count;
-    }
-    const int64_t slot = best_of_group<kByStep>(search, buckets);
-    if (slot < 0) continue;
-    const int64_t found = buckets[slot / kBucketWidth] * kBucketWidth + slot % kBucketWidth;
+    const GroupBuckets buckets = group_buckets(table, first + group);
+    bool lines;
+    const int64_t found = least_id(table, buckets, best_of_group<kByStep>(search, buckets, &lines));
+    if (found < 0) continue;
     if (best < 0 || goes_before(rank(found), rank(best))) best = found;
   }
   return best;

@@ -94,25 +94,45 @@ DYNEMB_TARGET_V3 UnsignedWords4 product(UnsignedWords4 factor, UnsignedWords4 wo
       _mm256_mul_epu32(reinterpret_cast<__m256i>(factor), reinterpret_cast<__m256i>(words)));
 }
 
-// The same with four blocks in a vector.
+// The same with four blocks in a vector. Blocks differ in one word of four, so half of the first
+// two rounds is the same for all and needs no vectors.
 template <int kVectors>
 DYNEMB_TARGET_V3 void make_words_of_four(const WordsJob& job, int64_t begin) {
+  constexpr uint64_t kFactor0 = 0xD2511F53U;
+  constexpr uint64_t kFactor1 = 0xCD9E8D57U;
   const auto id = static_cast<uint64_t>(job.id);
   const auto seed = static_cast<uint64_t>(job.seed);
-  const UnsignedWords4 zero = {};
-  const UnsignedWords4 factor0 = zero + 0xD2511F53ULL;
-  const UnsignedWords4 factor1 = zero + 0xCD9E8D57ULL;
-  UnsignedWords4 c0[kVectors], c1[kVectors], c2[kVectors], c3[kVectors];
-  for (int v = 0; v < kVectors; ++v) {
-    c0[v] = zero + id;
-    c1[v] = zero + (id >> 32);
-    c2[v] = UnsignedWords4{0, 1, 2, 3} + job.first_block + static_cast<uint64_t>(begin + 4 * v);
-    c3[v] = zero;
-  }
   uint32_t k0 = static_cast<uint32_t>(seed);
   uint32_t k1 = static_cast<uint32_t>(seed >> 32);
-#pragma GCC unroll 10
-  for (int round = 0; round < 10; ++round) {
+  const auto next_keys = [&] {
+    k0 += 0x9E3779B9U;
+    k1 += 0xBB67AE85U;
+  };
+  const uint64_t first_product = kFactor0 * static_cast<uint32_t>(id);
+  const uint64_t second_word = static_cast<uint32_t>(first_product >> 32) ^ k1;
+  const uint64_t first_mask = (id >> 32) ^ k0;
+  next_keys();
+  const uint64_t second_product = kFactor1 * second_word;
+  const uint64_t second_mask = (second_product >> 32) ^ k0;
+  const uint64_t third_mask = static_cast<uint32_t>(first_product) ^ k1;
+  next_keys();
+  const UnsignedWords4 zero = {};
+  const UnsignedWords4 factor0 = zero + kFactor0;
+  const UnsignedWords4 factor1 = zero + kFactor1;
+  UnsignedWords4 c0[kVectors], c1[kVectors], c2[kVectors], c3[kVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+    const UnsignedWords4 block =
+        UnsignedWords4{0, 1, 2, 3} + job.first_block + static_cast<uint64_t>(begin + 4 * v);
+    const UnsignedWords4 p1 = product(factor1, block);
+    const UnsignedWords4 p0 = product(factor0, (p1 >> 32) ^ first_mask);
+    c0[v] = p1 ^ second_mask;
+    c1[v] = zero + second_product;
+    c2[v] = (p0 >> 32) ^ third_mask;
+    c3[v] = p0;
+  }
+#pragma GCC unroll 8
+  for (int round = 2; round < 10; ++round) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       const UnsignedWords4 p0 = product(factor0, c0[v]);
@@ -122,8 +142,7 @@ DYNEMB_TARGET_V3 void make_words_of_four(const WordsJob& job, int64_t begin) {
       c1[v] = p1;
       c3[v] = p0;
     }
-    k0 += 0x9E3779B9U;
-    k1 += 0xBB67AE85U;
+    next_keys();
   }
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
@@ -151,6 +170,7 @@ void random_words(int64_t seed, int64_t id, int64_t first_column, int64_t column
     return;
   }
   if (level == static_cast<int>(SimdLevel::kV3)) {
+    for (; begin + 12 < job.blocks; begin += 16) make_words_of_four<4>(job, begin);
     for (; begin + 4 < job.blocks; begin += 8) make_words_of_four<2>(job, begin);
     if (begin < job.blocks) make_words_of_four<1>(job, begin);
     return;
