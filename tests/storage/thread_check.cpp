@@ -95,7 +95,8 @@ class Trainer {
                          {0, static_cast<int64_t>(rows.size())},
                          {0}};
     const Jobs jobs{store_->jobs_done(), store_->jobs_submitted() + 1,
-                    [this](size_t slab, int64_t h) { return store_->has_record(slab, h); }};
+                    [this](size_t slab, int64_t h) { return store_->has_record(slab, h); },
+                    [this](size_t slab, int64_t h) { store_->prefetch_record(slab, h); }};
     const auto epoch = static_cast<uint32_t>(head_[kTierEpoch] + ahead);
     const StageCall call{"thread_check",
                          &tiers_,

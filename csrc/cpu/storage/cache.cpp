@@ -1,19 +1,19 @@
 #include "cpu/storage/cache.h"
 
 #include <algorithm>
-#include <iterator>
 #include <string>
 
 #include "core/storage/victims.h"
 #include "cpu/memory/reserve.h"
+#include "cpu/storage/find_slots.h"
 #include "cpu/storage/slots.h"
 #include "cpu/storage/victims.h"
 
 namespace dynemb::cpu {
 namespace {
 
-constexpr int64_t kBlock = 64;   // ids with places, then slots, in flight together
 constexpr int32_t kWanted = -1;  // place of a row that is about to get a slot
+constexpr size_t kAhead = 16;    // missing rows between the fetch of a line and its use
 constexpr int64_t kCheckedMemory = int64_t{64} << 20;  // step in which memory is checked
 
 int32_t place_of(const CacheSlab& cache, int64_t handle) {
@@ -27,128 +27,6 @@ int32_t check_place(const char* op, const CacheSlab& cache, int64_t handle) {
                "dynemb::", op, ": places[", handle_row(handle), "] is ", place, ", expected 0 to ",
                cache.clock[kTierUsed], ", or ", kSavedPlace);
   return place;
-}
-
-// Whether one thread or several look up the ids of a call. Several may use one row: the outcome is
-// the same, but only one thread can do without locks.
-enum class Threads { kOne, kSeveral };
-
-// Returns whether this is the first use of the epoch.
-bool touch(const StageCall& call, int64_t* slot, Threads threads) {
-  const int64_t marks = __atomic_load_n(slot + kSlotMarks, __ATOMIC_RELAXED);
-  if (call.changes && !slot_is_dirty(marks)) {
-    if (threads == Threads::kOne) {
-      __atomic_store_n(slot + kSlotMarks, marks | kSlotDirty, __ATOMIC_RELAXED);
-    } else {
-      __atomic_fetch_or(slot + kSlotMarks, kSlotDirty, __ATOMIC_RELAXED);
-    }
-  }
-  int64_t use = __atomic_load_n(slot + kSlotUse, __ATOMIC_RELAXED);
-  if (!epoch_is_past(use_epoch(use), call.epoch)) return false;
-  const uint32_t count = use_count(use);
-  const bool more = call.counts && count < UINT32_MAX;
-  const int64_t next = slot_use(call.epoch, count + (more ? 1 : 0));
-  if (threads == Threads::kOne) {
-    __atomic_store_n(slot + kSlotUse, next, __ATOMIC_RELAXED);
-    return true;
-  }
-  return __atomic_compare_exchange_n(slot + kSlotUse, &use, next, false, __ATOMIC_RELAXED,
-                                     __ATOMIC_RELAXED);
-}
-
-struct TileOutcome {
-  std::vector<int32_t> missing;  // positions
-  int64_t hits = 0;
-  int64_t touches = 0;
-  int64_t wait_for = 0;
-  int64_t bad = -1;  // position of a row with an invalid place
-};
-
-// The job to wait for before the row of a slot is read and changed.
-int64_t job_before_use(const StageCall& call, const int64_t* words) {
-  const Jobs* jobs = call.jobs;
-  if (jobs == nullptr || jobs->next == jobs->done + 1) return 0;
-  const int64_t marks = __atomic_load_n(words + kSlotMarks, __ATOMIC_RELAXED);
-  return unfinished_job(slot_job(marks), jobs->done, jobs->next - 1);
-}
-
-// Slots of rows that a thread has found in this call. A batch repeats many of its ids, and these
-// need neither their place nor their slot a second time.
-class RecentSlots {
- public:
-  // Starts with rows of another slab.
-  void begin(const CacheSlab& cache) {
-    if (places_ == cache.places) return;
-    places_ = cache.places;
-    std::fill(std::begin(handles_), std::end(handles_), kNoHandle);
-  }
-  // The handle of the row's slot in `out`, if it is known.
-  bool find(int64_t handle, int64_t* out) const {
-    const auto at = static_cast<size_t>(handle_row(handle)) % kRecent;
-    *out = slots_[at];
-    return handles_[at] == handle;
-  }
-  void add(int64_t handle, int64_t slot_handle) {
-    const auto at = static_cast<size_t>(handle_row(handle)) % kRecent;
-    handles_[at] = handle;
-    slots_[at] = slot_handle;
-  }
-
- private:
-  static constexpr size_t kRecent = 4096;  // 64 KB: in a second-level cache
-
-  const int32_t* places_ = nullptr;
-  int64_t handles_[kRecent];
-  int64_t slots_[kRecent];
-};
-
-void find_slots(const StageCall& call, const Tile& tile, Threads threads, RecentSlots& recent,
-                int64_t* out, TileOutcome* outcome) {
-  const CacheSlab& cache =
-      call.tiers->slabs[static_cast<size_t>(call.slab_of[static_cast<size_t>(tile.table)])];
-  const int64_t* handles = call.handles;
-  if (cache.places == nullptr) {
-    std::copy(handles + tile.begin, handles + tile.end, out + tile.begin);
-    return;
-  }
-  recent.begin(cache);
-  int64_t left[kBlock];  // positions of ids that are not in RecentSlots
-  int32_t place[kBlock];
-  for (int64_t begin = tile.begin; begin < tile.end; begin += kBlock) {
-    const int64_t end = std::min(begin + kBlock, tile.end);
-    int64_t count = 0;
-    for (int64_t i = begin; i < end; ++i) {
-      if (handles[i] < 0) {
-        out[i] = handles[i];
-      } else if (recent.find(handles[i], out + i)) {
-        ++outcome->hits;
-      } else {
-        left[count++] = i;
-        __builtin_prefetch(cache.places + handle_row(handles[i]));
-      }
-    }
-    for (int64_t k = 0; k < count; ++k) {
-      place[k] = place_of(cache, handles[left[k]]);
-      if ((place[k] < 0 && place[k] != kSavedPlace) || place[k] > cache.clock[kTierUsed]) {
-        outcome->bad = left[k];
-        return;
-      }
-      if (place[k] > 0) __builtin_prefetch(slot_at(cache, place[k] - 1), 1);
-    }
-    for (int64_t k = 0; k < count; ++k) {
-      const int64_t i = left[k];
-      const int64_t slot = place[k] - 1;
-      if (slot >= 0 && slot_at(cache, slot)[kSlotOwner] == handles[i] + 1) {
-        outcome->touches += touch(call, slot_at(cache, slot), threads);
-        outcome->wait_for = std::max(outcome->wait_for, job_before_use(call, slot_at(cache, slot)));
-        ++outcome->hits;
-        out[i] = make_handle(slot, slot_generation(slot_at(cache, slot)[kSlotMarks]));
-        recent.add(handles[i], out[i]);
-      } else {
-        outcome->missing.push_back(static_cast<int32_t>(i));
-      }
-    }
-  }
 }
 
 // Raises for a handle without a row in its slab.
@@ -207,17 +85,20 @@ void check_wanted(const StageCall& call, size_t slab, int64_t wanted) {
 class SlotsForMissing {
  public:
   // Allocates all memory, so that the other functions raise nothing.
-  SlotsForMissing(const CacheSlab& cache, int64_t wanted) : cache_(cache), wanted_(wanted) {
-    victims_.reserve(static_cast<size_t>(most_saves(cache, wanted)));
-  }
+  SlotsForMissing(const CacheSlab& cache, int64_t wanted)
+      : cache_(cache),
+        wanted_(wanted),
+        victims_(cache, wanted == 0 ? 0 : wanted_victims(cache.clock, wanted)) {}
   // Takes rows out of their slots if free ones do not suffice.
   void supply(uint32_t epoch, int64_t job, std::vector<RowMove>* saves) {
     if (wanted_ == 0) return;
     const int64_t victims = wanted_victims(cache_.clock, wanted_);
-    if (victims > 0) take_victims(cache_, epoch, victims, job, &victims_, saves);
-    supply_ = slot_supply(cache_.clock, static_cast<int64_t>(victims_.size()));
+    if (victims > 0) victims_.take(epoch, victims, job, saves);
+    supply_ = slot_supply(cache_.clock, static_cast<int64_t>(victims_.slots().size()));
   }
-  int64_t next() { return slot_of_rank(supply_, rank_++, cache_.free_slots, victims_.data()); }
+  int64_t next() {
+    return slot_of_rank(supply_, rank_++, cache_.free_slots, victims_.slots().data());
+  }
   // Removes the given slots from the stack, then pushes those of victims that are left, in the
   // order in which later calls give them.
   void finish() {
@@ -226,7 +107,7 @@ class SlotsForMissing {
     cache_.clock[kTierFreeCount] -= given.free;
     cache_.clock[kTierUsed] += given.untouched;
     for (int64_t i = supply_.victims - 1; i >= given.victims; --i) {
-      push_free_slot(cache_, victims_[static_cast<size_t>(i)]);
+      push_free_slot(cache_, victims_.slots()[static_cast<size_t>(i)]);
     }
   }
 
@@ -235,7 +116,7 @@ class SlotsForMissing {
   int64_t wanted_;
   int64_t rank_ = 0;
   SlotSupply supply_{};
-  std::vector<int32_t> victims_;
+  VictimSearch victims_;
 };
 
 struct Missing {
@@ -249,6 +130,17 @@ bool may_have_record(const StageCall& call, const Missing& missing) {
   if (call.overwritten != nullptr && call.overwritten[missing.position]) return false;
   if (call.jobs == nullptr || missing.place == kSavedPlace) return true;
   return call.jobs->has_record(missing.slab, call.handles[missing.position]);
+}
+
+void prefetch_place(const StageCall& call, const CacheSlab& cache, int64_t position) {
+  __builtin_prefetch(cache.places + handle_row(call.handles[position]), 1);
+}
+
+void prefetch_missing(const StageCall& call, const Missing& missing) {
+  prefetch_place(call, call.tiers->slabs[missing.slab], missing.position);
+  if (call.jobs != nullptr) {
+    call.jobs->prefetch_record(missing.slab, call.handles[missing.position]);
+  }
 }
 
 // Puts a row into a slot without a row.
@@ -338,7 +230,10 @@ Plan plan_moves(const StageCall& call, const RoomCheck& check_room, int64_t* slo
     if (call.counted_as == kTierMisses) add_to(&cache.clock[kTierHits], outcomes[t].hits);
     add_to(&cache.clock[kTierTouches], outcomes[t].touches);
     plan.wait_for = std::max(plan.wait_for, outcomes[t].wait_for);
-    for (const int32_t position : outcomes[t].missing) {
+    const std::vector<int32_t>& positions = outcomes[t].missing;
+    for (size_t k = 0; k < positions.size(); ++k) {
+      if (k + kAhead < positions.size()) prefetch_place(call, cache, positions[k + kAhead]);
+      const int32_t position = positions[k];
       int32_t* place = cache.places + handle_row(call.handles[position]);
       missing.push_back({position, tiles[t].table, slab, *place});
       if (*place == 0 || *place == kSavedPlace) {
@@ -374,7 +269,9 @@ Plan plan_moves(const StageCall& call, const RoomCheck& check_room, int64_t* slo
   const auto now = static_cast<uint32_t>(call.tiers->head[kTierEpoch]);
   const int64_t job = call.jobs == nullptr ? 0 : call.jobs->next;
   for (size_t s = 0; s < moves.size(); ++s) slots[s].supply(now, job, &moves[s].saves);
-  for (const Missing& m : missing) {
+  for (size_t k = 0; k < missing.size(); ++k) {
+    if (k + kAhead < missing.size()) prefetch_missing(call, missing[k + kAhead]);
+    const Missing& m = missing[k];
     slot_handles[m.position] = slot_of_missing(call, m, slots[m.slab], &plan);
   }
   for (SlotsForMissing& of_slab : slots) of_slab.finish();

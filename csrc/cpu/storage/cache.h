@@ -17,6 +17,8 @@ struct Jobs {
   int64_t next;  // number of the job that will do the call's moves
   // Whether the store has a record of the row, as written by finished jobs.
   std::function<bool(size_t slab, int64_t handle)> has_record;
+  // Prefetches what has_record() reads.
+  std::function<void(size_t slab, int64_t handle)> prefetch_record;
 };
 
 // Requirements of the ids of a call on the cache.

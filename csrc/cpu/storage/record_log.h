@@ -49,7 +49,8 @@ class RecordLog {
 
   // The number of the record of the row's owner, or RecordMap::kNone.
   int64_t find(int64_t handle) const { return map_.find(handle); }
-  bool has_record(int64_t handle) const { return map_.has(handle); }  // also for other threads
+  bool has_record(int64_t handle) const { return map_.has(handle); }    // also for other threads
+  void prefetch_entry(int64_t handle) const { map_.prefetch(handle); }  // likewise
   // The record, if it has not been written yet; otherwise null.
   const char* in_memory(int64_t number) const;
   // The pages of a record, to be read to `to`. The file is -1 if a batch of files() has reached its

@@ -1,16 +1,21 @@
 #include "cpu/storage/record_reader.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <string>
 
 #include "core/runtime/check.h"
 #include "core/runtime/error_class.h"
+#include "cpu/storage/prefetch.h"
 
 namespace dynemb::cpu {
 namespace {
 
 constexpr int64_t kBatchBytes = int64_t{8} << 20;  // of blocks that are read at a time
+// Blocks between the arrival of a block and its use, in which its bytes and those that they replace
+// come into the processor's cache.
+constexpr size_t kDelay = 4;
 
 // Ends the batch of files on every path.
 class Batch {
@@ -30,6 +35,7 @@ RecordReader::RecordReader(IoPath path, int64_t largest_block)
     : reader_(block_reader(path)), blocks_(std::max(kBatchBytes, largest_block)) {}
 
 void RecordReader::read(const RecordLog& log, std::vector<WantedRecord>& wanted,
+                        const std::function<void(size_t)>& fetch,
                         const std::function<void(size_t, const char*)>& use) {
   // in order of files: records of one page are read once
   std::sort(wanted.begin(), wanted.end(), [](const WantedRecord& a, const WantedRecord& b) {
@@ -78,14 +84,26 @@ void RecordReader::read(const RecordLog& log, std::vector<WantedRecord>& wanted,
       first.push_back(next);
     }
     // records in memory follow those in files, in the last segment or by themselves
-    const auto failures = reader_->read(blocks, [&](size_t i) {
+    const auto for_records = [&](size_t i, const auto& f) {
       const size_t end = i + 1 < first.size() ? first[i + 1] : next;
       for (size_t k = first[i]; k < end; ++k) {
-        const WantedRecord& record = wanted[k];
-        if (log.in_memory(record.number) != nullptr) continue;
-        check_and_use(record, blocks[i].to + log.offset_in_block(record.number));
+        if (log.in_memory(wanted[k].number) != nullptr) continue;
+        f(wanted[k], blocks[i].to + log.offset_in_block(wanted[k].number));
       }
+    };
+    std::array<size_t, kDelay> arrived;
+    size_t count = 0;
+    const auto failures = reader_->read(blocks, [&](size_t i) {
+      for_records(i, [&](const WantedRecord& record, const char* bytes) {
+        prefetch_bytes(bytes, log.layout().record);
+        fetch(record.index);
+      });
+      if (count >= kDelay) for_records(arrived[count % kDelay], check_and_use);
+      arrived[count++ % kDelay] = i;
     });
+    for (size_t k = count - std::min(count, kDelay); k < count; ++k) {
+      for_records(arrived[k % kDelay], check_and_use);
+    }
     bytes_read_ += static_cast<int64_t>(blocks.size()) * block_bytes;
     for (const BlockFailure& failure : failures) {
       const WantedRecord& record = wanted[first[failure.block]];

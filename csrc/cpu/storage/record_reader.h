@@ -25,8 +25,10 @@ class RecordReader {
   RecordReader(IoPath path, int64_t largest_block);
 
   // Calls use(index, record) for each, in any order; records in memory are not read from files.
+  // Before, for those from files, calls fetch(index) to prefetch the memory that `use` writes to.
   // Raises if one cannot be read or is damaged, after others of its batch have been used.
   void read(const RecordLog& log, std::vector<WantedRecord>& wanted,
+            const std::function<void(size_t)>& fetch,
             const std::function<void(size_t, const char*)>& use);
 
   IoPath path() const { return reader_->path(); }

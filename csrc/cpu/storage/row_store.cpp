@@ -315,6 +315,9 @@ class ThreadedStore : public RowStore {
   bool has_record(size_t slab, int64_t handle) override {
     return thread().worker().has_record(slab, handle);
   }
+  void prefetch_record(size_t slab, int64_t handle) override {
+    thread().worker().prefetch_record(slab, handle);
+  }
 
   void read(size_t slab, const std::vector<RowMove>& rows, char* records, uint8_t* found) override {
     thread().call([&] { thread_->worker().read(slab, rows, records, found); }, /*is_fatal=*/false);

@@ -107,6 +107,7 @@ class RowStore {
   virtual void drain() = 0;
   // Whether the log has a record with this handle, not counting saves of unfinished jobs.
   virtual bool has_record(size_t slab, int64_t handle) = 0;
+  virtual void prefetch_record(size_t slab, int64_t handle) = 0;  // what has_record() reads
   virtual bool idle() = 0;
 
   // Copies records from the log, not from the cache; waits for all jobs. Slots of `rows` are

@@ -67,7 +67,8 @@ TierTensors tensors_of(const char* op, const RegisteredStore& entry, const Tenso
 // Queues the moves of a call; returns the job after which its rows may be used.
 int64_t submit_moves(RowStore& store, StageCall call, int64_t* slot_handles) {
   const Jobs jobs{store.jobs_done(), store.jobs_submitted() + 1,
-                  [&store](size_t slab, int64_t h) { return store.has_record(slab, h); }};
+                  [&store](size_t slab, int64_t h) { return store.has_record(slab, h); },
+                  [&store](size_t slab, int64_t h) { store.prefetch_record(slab, h); }};
   call.jobs = &jobs;
   const auto check_room = [&store](const std::vector<int64_t>& rows) { store.reserve_space(rows); };
   Plan plan = plan_moves(call, check_room, slot_handles);

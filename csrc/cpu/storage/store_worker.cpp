@@ -10,6 +10,7 @@
 #include "core/runtime/check.h"
 #include "core/runtime/error_class.h"
 #include "core/storage/record.h"
+#include "cpu/storage/prefetch.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -28,6 +29,14 @@ constexpr int64_t kLeastCopies = 64;
 constexpr double kLeftForOthers = 1.25;
 constexpr double kDensest = 1.05;
 constexpr double kUnboundedDisk = 4.25;
+// Moves between the prefetch of a row, or of an entry of the log's map, and its use.
+constexpr size_t kFetchAhead = 4;
+constexpr size_t kEntriesAhead = 16;
+
+void fetch_row(const CachedSlab& slab, int64_t slot) {
+  __builtin_prefetch(slab.generations + slot);
+  for (const RowPart& part : slab.parts) prefetch_bytes(part.data + slot * part.bytes, part.bytes);
+}
 
 std::vector<SlabFormat> formats_of(const std::vector<CachedSlab>& slabs) {
   std::vector<SlabFormat> formats;
@@ -87,7 +96,13 @@ void StoreWorker::save_rows(size_t s, const std::vector<RowMove>& saves) {
   if (saves.empty()) return;
   RecordLog& log = *logs_[s];
   const CachedSlab& slab = slabs_[s];
-  for (const RowMove& move : saves) {
+  for (size_t i = 0; i < saves.size(); ++i) {
+    if (i + kFetchAhead < saves.size()) {
+      const RowMove& later = saves[i + kFetchAhead];
+      fetch_row(slab, later.slot);
+      log.prefetch_entry(later.handle);
+    }
+    const RowMove& move = saves[i];
     if (slab.generations[move.slot] != move.generation) continue;  // never written
     char* to = log.begin_record() + sizeof(RecordHeader);
     for (const RowPart& part : slab.parts) {
@@ -108,10 +123,12 @@ void StoreWorker::load_rows(size_t s, const std::vector<RowMove>& loads) {
   std::vector<WantedRecord> wanted;
   wanted.reserve(loads.size());
   for (size_t i = 0; i < loads.size(); ++i) {
+    if (i + kEntriesAhead < loads.size()) log.prefetch_entry(loads[i + kEntriesAhead].handle);
     const int64_t number = log.find(loads[i].handle);
     if (number != RecordMap::kNone) wanted.push_back({number, loads[i].handle, loads[i].id, i});
   }
-  reader_.read(log, wanted, [&](size_t i, const char* record) {
+  const auto fetch = [&](size_t i) { fetch_row(slab, loads[i].slot); };
+  reader_.read(log, wanted, fetch, [&](size_t i, const char* record) {
     const RowMove& move = loads[i];
     const char* from = record + sizeof(RecordHeader);
     for (const RowPart& part : slab.parts) {
@@ -137,7 +154,8 @@ void StoreWorker::read_found(size_t s, const std::vector<RowMove>& rows,
     found[i] = number != RecordMap::kNone ? 1 : 0;
     if (found[i] != 0) wanted.push_back({number, rows[i].handle, rows[i].id, i});
   }
-  reader_.read(log, wanted, [&](size_t i, const char* record) {
+  const auto fetch = [&](size_t i) { prefetch_bytes(records + i * bytes, log.layout().record); };
+  reader_.read(log, wanted, fetch, [&](size_t i, const char* record) {
     std::memcpy(records + i * bytes, record, bytes);
   });
 }

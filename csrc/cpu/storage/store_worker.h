@@ -33,6 +33,7 @@ class StoreWorker {
   void run(const std::vector<SlabMoves>& job, const std::function<void()>& moved);
   // For any thread.
   bool has_record(size_t slab, int64_t handle) const { return logs_[slab]->has_record(handle); }
+  void prefetch_record(size_t slab, int64_t handle) const { logs_[slab]->prefetch_entry(handle); }
   // Takes, creates or collects segments until `rows` more fit, and reserves them. Raises Refusal.
   void make_room(size_t slab, int64_t rows);
   // Prepares segments for expected rows, as far as the disk has space for more.
