@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/index/handle.h"
+
 namespace dynemb::cpu {
 
 // Record numbers by row, with the generation of the row's owner: number : 36 | generation : 28; 0:
@@ -24,6 +26,10 @@ class RecordMap {
   // The number of the record of the row's last owner.
   int64_t number(int64_t row) const;
   void set(int64_t handle, int64_t number);
+  void prefetch(int64_t handle) const {
+    const int64_t row = handle_row(handle);
+    if (row >= 0 && row < rows_) __builtin_prefetch(words_ + row);
+  }
   void erase(int64_t handle);
   int64_t max_rows() const { return max_rows_; }
 

@@ -77,7 +77,7 @@ void RecordReader::read(const RecordLog& log, std::vector<WantedRecord>& wanted,
       blocks.push_back(block);
       first.push_back(next);
     }
-    // records in memory follow those in files, in the last segment or by themselves
+    // records in memory, of buffers that are not written yet, may follow those of a block
     const auto failures = reader_->read(blocks, [&](size_t i) {
       const size_t end = i + 1 < first.size() ? first[i + 1] : next;
       for (size_t k = first[i]; k < end; ++k) {
