@@ -59,6 +59,8 @@ class Paused:
         self.plain, self.tiered = new_table(None), new_table(storage)
         self.hold = hold
         self.waits_for_room = disk > 0
+        # writes have threads of their own: the store's goes on until many buffers are full
+        self.thread_waits = hold.call == "pread"
         self.pauses = 0
 
     def queued(self) -> int:
@@ -113,12 +115,12 @@ class Paused:
             self.hold.switch.unlink()
             self.train(ids)
             return
-        self.pauses += 1
         there = self.cached()
         there = there[~torch.isin(there, ids)][:40]
         if len(there) > 0:
             self.train(there)  # rows in memory need not wait
-        assert self.queued() > 0
+        # a read ahead that waits may not be needed yet
+        self.pauses += self.queued() > 0 or not self.thread_waits
         let_go = threading.Thread(target=self.hold.switch.unlink)
         if self.waits_for_room:
             let_go.start()
@@ -127,14 +129,13 @@ class Paused:
         self.tiered.prefetch(never)
         if not self.waits_for_room:
             assert self.hold.switch.exists()
-            assert self.queued() > 0
             let_go.start()
         self.train(ids)
         let_go.join()
 
 
-# By name: the call in which the thread waits, how rows are read, and of how many segments the disk
-# is, 0 without a bound. It stands still between saves and loads, among saves, or while it collects.
+# By name: the call that waits, how rows are read, and of how many segments the disk is, 0 without a
+# bound. The thread stands still between saves and loads, while it collects, or with full buffers.
 CASES = {
     "loads": ("pread", "threads", 0),
     "saves": ("pwrite", "threads", 0),

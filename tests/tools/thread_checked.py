@@ -33,9 +33,10 @@ OUTPUT = ROOT / "build" / "thread_checked"
 DRIVER = ROOT / "tests" / "storage" / "thread_check.cpp"
 # the cache, and the store without what is an op or made of ops
 STORE = (
-    *("block_io", "block_progress", "cache", "collection", "find_slots", "forks", "open_files"),
-    *("record_log", "record_map", "record_reader", "room", "row_store", "segment_files"),
-    *("store_format", "store_pins", "store_worker", "thread_reader", "uring_reader", "victims"),
+    *("block_io", "block_progress", "cache", "collection", "file_threads", "find_slots"),
+    *("forks", "open_files", "pending_writes", "record_log", "record_map", "record_reader"),
+    *("room", "row_store", "segment_files", "store_format", "store_pins", "store_worker"),
+    *("thread_reader", "uring_reader", "victims"),
 )
 CHECK = "-fsanitize=thread"
 FLAGS = ["-std=c++17", "-O1", "-g1", "-pthread", "-fno-omit-frame-pointer", "-Wno-psabi", CHECK]

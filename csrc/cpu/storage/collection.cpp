@@ -1,20 +1,17 @@
 #include "cpu/storage/collection.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <string>
 
 #include "core/runtime/check.h"
 #include "core/runtime/error_class.h"
-#include "cpu/storage/file_errors.h"
 
 namespace dynemb::cpu {
 namespace {
 
 constexpr int64_t kChunkBytes = int64_t{1} << 20;  // read at a time
+constexpr int64_t kPrefetch = 8;                   // records ahead
 
 int64_t largest_record(const std::vector<std::unique_ptr<RecordLog>>& logs) {
   int64_t bytes = kChunkBytes;
@@ -26,14 +23,27 @@ int64_t largest_record(const std::vector<std::unique_ptr<RecordLog>>& logs) {
 
 }  // namespace
 
-Collection::Collection(SegmentFiles& files, std::vector<std::unique_ptr<RecordLog>>& logs)
-    : files_(files), logs_(logs), chunk_(largest_record(logs)) {}
+Collection::Collection(SegmentFiles& files, PendingWrites& writes,
+                       std::vector<std::unique_ptr<RecordLog>>& logs)
+    : files_(files),
+      writes_(writes),
+      logs_(logs),
+      chunks_{Chunk(largest_record(logs)), Chunk(largest_record(logs)),
+              Chunk(largest_record(logs))} {}
+
+Collection::~Collection() { end_reads(); }
 
 double Collection::Victim::live_part() const {
   return static_cast<double>(live()) / static_cast<double>(log->layout().records_per_segment());
 }
 
 Collection::Victim Collection::best(bool pinned) const {
+  const Victim written = best(pinned, /*pending=*/false);
+  return written.log != nullptr ? written : best(pinned, /*pending=*/true);
+}
+
+// `pending`: includes segments with writes to wait for.
+Collection::Victim Collection::best(bool pinned, bool pending) const {
   Victim best;
   double least = kMostLive;
   for (const auto& log : logs_) {
@@ -43,6 +53,7 @@ Collection::Victim Collection::best(bool pinned) const {
       const Victim victim{log.get(), place};
       if (log->is_pinned(place) && (!pinned || victim.live() == 0)) continue;
       if (victim.live_part() >= least) continue;
+      if (!pending && writes_.has(log->slab(), log->file_of(place).number)) continue;
       least = victim.live_part();
       best = victim;
     }
@@ -53,38 +64,60 @@ Collection::Victim Collection::best(bool pinned) const {
 void Collection::begin(const Victim& victim) {
   victim_ = victim;
   live_part_at_begin_ = victim.live_part();
-  next_ = chunk_begin_ = chunk_end_ = 0;
+  next_ = read_until_ = 0;
+  chunk_ = 0;
+  for (Chunk& chunk : chunks_) chunk.transfer = FileTransfer();
+  if (victim.live() == 0) return;
+  writes_.wait_for(victim.log->slab(), victim.log->file_of(victim.place).number);
+  read_ahead();
 }
 
-void Collection::abandon() { victim_ = Victim(); }
+void Collection::abandon() {
+  end_reads();
+  victim_ = Victim();
+}
 
-// Reads the pages from the next record on.
-void Collection::read_chunk() {
-  const SegmentLayout& layout = victim_.log->layout();
+// Begins reads of the next pages, to all chunks that are not in use.
+void Collection::read_ahead() {
+  const RecordLog& log = *victim_.log;
+  const SegmentLayout& layout = log.layout();
+  const int64_t end = layout.offset(layout.records_per_segment());
+  const int64_t a_record = layout.pages_per_record() * kPageBytes;
+  if (read_until_ == 0) read_until_ = layout.offset(0);
+  for (size_t k = 0; k < chunks_.size() && read_until_ < end; ++k) {
+    Chunk& chunk = chunks_[(chunk_ + k) % chunks_.size()];
+    if (chunk.end() > layout.offset(next_)) continue;  // to be copied
+    const int64_t bytes = std::min(chunk.pages.bytes() / a_record * a_record, end - read_until_);
+    files_.begin_read(log.slab(), log.file_of(victim_.place), read_until_, chunk.pages.data(),
+                      bytes, chunk.transfer);
+    chunk.is_read = false;
+    read_until_ += bytes;
+    bytes_read_ += bytes;
+  }
+}
+
+// Waits for the pages of the next record.
+void Collection::next_chunk() {
+  const int64_t offset = victim_.log->layout().offset(next_);
+  while (chunks_[chunk_].end() <= offset) chunk_ = (chunk_ + 1) % chunks_.size();
+  read_ahead();
+  Chunk& chunk = chunks_[chunk_];
+  if (chunk.is_read) return;
+  const size_t slab = victim_.log->slab();
   const SegmentFile& file = victim_.log->file_of(victim_.place);
-  chunk_begin_ = layout.offset(next_) / kPageBytes * kPageBytes;
-  const int64_t records_pages = layout.pages_per_record() * kPageBytes;
-  const int64_t bytes = std::min(chunk_.bytes() / records_pages * records_pages,
-                                 layout.offset(layout.records_per_segment()) - chunk_begin_);
-  const int descriptor = files_.descriptor(victim_.log->slab(), file);
-  if (descriptor < 0) {
-    raise_file_error("opening", files_.name(victim_.log->slab(), file.number), errno);
+  files_.end_transfer(slab, file.number, chunk.transfer);
+  chunk.is_read = true;
+  files_.raise_fault(slab, file.number, chunk.transfer);
+  files_.forget_pages(slab, file, chunk.transfer.offset, chunk.transfer.bytes);
+}
+
+void Collection::end_reads() {
+  for (Chunk& chunk : chunks_) {
+    if (chunk.is_read) continue;
+    files_.end_transfer(victim_.log->slab(), victim_.log->file_of(victim_.place).number,
+                        chunk.transfer);
+    chunk.is_read = true;
   }
-  for (int64_t done = 0; done < bytes;) {
-    const ssize_t got = pread(descriptor, chunk_.data() + done, static_cast<size_t>(bytes - done),
-                              chunk_begin_ + done);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) {
-      const std::string what = "reading " + std::to_string(bytes) + " bytes at offset " +
-                               std::to_string(chunk_begin_) + " of";
-      raise_file_error(what.c_str(), files_.name(victim_.log->slab(), file.number),
-                       got < 0 ? errno : EIO);
-    }
-    done += got;
-  }
-  files_.forget_pages(victim_.log->slab(), file, chunk_begin_, bytes);
-  chunk_end_ = chunk_begin_ + bytes;
-  bytes_read_ += bytes;
 }
 
 int64_t Collection::step(int64_t records) {
@@ -99,15 +132,21 @@ int64_t Collection::step(int64_t records) {
                  " records that should be there: it is damaged. Load a snapshot, and check "
                  "the disk",
                  kDamagedStoreError);
-    if (layout.offset(next_) >= chunk_end_) read_chunk();
-    const char* record = chunk_.data() + (layout.offset(next_) - chunk_begin_);
+    const int64_t offset = layout.offset(next_);
+    if (offset >= chunks_[chunk_].end() || !chunks_[chunk_].is_read) next_chunk();
+    const Chunk& chunk = chunks_[chunk_];
+    const char* record = chunk.pages.data() + (offset - chunk.transfer.offset);
     RecordHeader header;
+    const int64_t later = layout.offset(next_ + kPrefetch);
+    if (later + layout.record <= chunk.end()) {
+      std::memcpy(&header, chunk.pages.data() + (later - chunk.transfer.offset), sizeof(header));
+      log.prefetch(header.handle);
+    }
     std::memcpy(&header, record, sizeof(header));
     if (log.find(header.handle) == first + next_) {
       const std::string fault = log.fault(record, first + next_, header.handle, header.id);
       DYNEMB_CHECK(fault.empty(), fault, kDamagedStoreError);
-      std::memcpy(log.begin_record(), record, static_cast<size_t>(layout.record));
-      log.end_record(header.handle, header.id, header.table);
+      log.append(record, header.handle);
       ++copied;
     }
     ++next_;
@@ -118,6 +157,7 @@ int64_t Collection::step(int64_t records) {
 }
 
 void Collection::end() {
+  end_reads();
   // a snapshot may need it by now
   if (!victim_.log->is_pinned(victim_.place)) victim_.log->recycle(victim_.place);
   victim_ = Victim();

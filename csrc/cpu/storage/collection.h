@@ -1,8 +1,9 @@
 // Garbage collection of segments with mostly dead records: the live ones are appended to the log
 // again, and the segment becomes free. Greedy: the segment with the smallest fraction of live
-// records goes first.
+// records goes first, of those without writes on their way if there are any.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -14,7 +15,11 @@ namespace dynemb::cpu {
 
 class Collection {
  public:
-  Collection(SegmentFiles& files, std::vector<std::unique_ptr<RecordLog>>& logs);
+  Collection(SegmentFiles& files, PendingWrites& writes,
+             std::vector<std::unique_ptr<RecordLog>>& logs);
+  ~Collection();
+  Collection(const Collection&) = delete;
+  Collection& operator=(const Collection&) = delete;
 
   // Segments with a larger fraction of live records are not collected.
   static constexpr double kMostLive = 15.0 / 16.0;
@@ -41,17 +46,30 @@ class Collection {
   int64_t bytes_read() const { return bytes_read_; }
 
  private:
-  void read_chunk();
+  // Pages of the victim, read on another thread.
+  struct Chunk {
+    explicit Chunk(int64_t bytes) : pages(bytes) {}
+    PageBuffer pages;
+    FileTransfer transfer;
+    bool is_read = true;  // otherwise the transfer has not ended
+    int64_t end() const { return transfer.offset + transfer.bytes; }
+  };
+
+  Victim best(bool pinned, bool pending) const;
+  void read_ahead();
+  void next_chunk();
+  void end_reads();
   void end();
 
   SegmentFiles& files_;
+  PendingWrites& writes_;
   std::vector<std::unique_ptr<RecordLog>>& logs_;  // by slab; null for those without a log
   Victim victim_;
   double live_part_at_begin_ = 0;
-  int64_t next_ = 0;  // next record of the segment
-  PageBuffer chunk_;
-  int64_t chunk_begin_ = 0;  // offsets in the file
-  int64_t chunk_end_ = 0;
+  int64_t next_ = 0;             // next record of the segment
+  std::array<Chunk, 3> chunks_;  // a ring: the one that is copied, then those that are read ahead
+  size_t chunk_ = 0;
+  int64_t read_until_ = 0;  // offset in the file
   int64_t collected_ = 0;
   int64_t bytes_read_ = 0;
 };

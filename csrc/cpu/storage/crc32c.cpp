@@ -71,12 +71,17 @@ DYNEMB_TARGET_CRC32C uint64_t in_three_parts(uint64_t crc, const unsigned char*&
 
 constexpr size_t kLongPart = 4096;
 constexpr size_t kShortPart = 256;
+// for records of a few hundred bytes
+constexpr size_t kRecordPart = 160;
+constexpr size_t kSmallPart = 64;
 
 DYNEMB_TARGET_CRC32C uint32_t crc32c_by_instructions(uint32_t begin, const unsigned char* data,
                                                      size_t bytes) {
   uint64_t crc = begin;
   crc = in_three_parts<kLongPart>(crc, data, bytes);
   crc = in_three_parts<kShortPart>(crc, data, bytes);
+  crc = in_three_parts<kRecordPart>(crc, data, bytes);
+  crc = in_three_parts<kSmallPart>(crc, data, bytes);
   for (; bytes >= sizeof(uint64_t); bytes -= sizeof(uint64_t), data += sizeof(uint64_t)) {
     crc = with_word(crc, word_at(data));
   }

@@ -46,16 +46,19 @@ void OpenFiles::reserve() {
 }
 
 bool OpenFiles::close_oldest() {
-  if (files_.empty() || files_.back().last_use >= batch_begin_) return false;
-  const File& oldest = files_.back();
+  const auto last =
+      std::find_if(files_.rbegin(), files_.rend(), [](const File& file) { return file.pins == 0; });
+  if (last == files_.rend() || last->last_use >= batch_begin_) return false;
+  const File& oldest = *last;
   if (oldest.unsynced && sync_) {
     // the system reports a failed write to a descriptor that was open at that time
     const int error = sync_(oldest.descriptor);
     if (error != 0) raise_file_error("fdatasync of", "a segment that is to be closed", error);
   }
   ::close(oldest.descriptor);
-  by_key_.erase(oldest.key);
-  files_.pop_back();
+  const auto found = by_key_.find(oldest.key);
+  files_.erase(found->second);
+  by_key_.erase(found);
   --open_in_process();
   return true;
 }
@@ -89,7 +92,7 @@ int OpenFiles::get(const Key& key, const std::function<int()>& open) {
   }
   const int descriptor = open_once(open);
   if (descriptor < 0) return -1;
-  files_.push_front({key, descriptor, ++uses_, false});
+  files_.push_front({key, descriptor, ++uses_, false, 0});
   by_key_[key] = files_.begin();
   ++open_in_process();
   return descriptor;

@@ -44,6 +44,10 @@ class OpenFiles {
   void begin_batch() { batch_begin_ = uses_; }
   void end_batch() { batch_begin_ = kNoBatch; }
 
+  // Keeps an open file open until unpin() was called as often: a thread uses its descriptor.
+  void pin(const Key& key) { ++by_key_.at(key)->pins; }
+  void unpin(const Key& key) { --by_key_.at(key)->pins; }
+
   // Sets whether a file has writes that may not be durable. Closing such a file calls `sync` first,
   // which returns 0 or an errno.
   void set_unsynced(const Key& key, bool unsynced);
@@ -62,6 +66,7 @@ class OpenFiles {
     int descriptor;
     int64_t last_use;
     bool unsynced;
+    int64_t pins;
   };
   struct Hash {
     size_t operator()(const Key& key) const {

@@ -14,21 +14,23 @@ namespace {
 constexpr int64_t kBufferBytes = int64_t{1} << 20;
 constexpr int64_t kRecordBits = 36;
 
+}  // namespace
+
 // The buffer of a record larger than the usual one has the record's size plus the header's page.
-int64_t buffer_bytes(const SegmentLayout& layout) {
+int64_t RecordLog::buffer_bytes(const SegmentLayout& layout) {
   const int64_t least = (1 + layout.pages_per_record()) * kPageBytes;
   return std::max(least, std::min(kBufferBytes, layout.segment));
 }
 
-}  // namespace
-
-RecordLog::RecordLog(SegmentFiles& files, size_t slab, int64_t record_bytes, int64_t max_rows)
+RecordLog::RecordLog(SegmentFiles& files, PendingWrites& writes, size_t slab, int64_t record_bytes,
+                     int64_t max_rows)
     : files_(files),
+      writes_(writes),
       slab_(slab),
       layout_{record_bytes, files.segment_bytes()},
       map_(max_rows),
       places_(1),
-      buffer_(buffer_bytes(layout_)) {}
+      buffer_(writes.new_buffer()) {}
 
 SegmentFile RecordLog::take_free() {
   const SegmentFile file = free_.back();
@@ -55,7 +57,7 @@ void RecordLog::next_segment() {
   ++used_;
   next_ = 0;
   buffer_page_ = 0;
-  files_.write_header(slab_, places_[head_].file.number, buffer_.data());
+  files_.write_header(slab_, places_[head_].file.number, buffer_->data());
 }
 
 void RecordLog::write_buffer() {
@@ -64,7 +66,11 @@ void RecordLog::write_buffer() {
   const int64_t end = page_of_next() + (partial ? 1 : 0);
   const int64_t bytes = (end - buffer_page_) * kPageBytes;
   if (bytes > 0) {
-    files_.write(slab_, places_[head_].file, buffer_page_ * kPageBytes, buffer_.data(), bytes);
+    if (partial) {
+      char* rest = next_memory();
+      std::memset(rest, 0, static_cast<size_t>(buffer_->data() + bytes - rest));
+    }
+    writes_.write(slab_, places_[head_].file, buffer_page_ * kPageBytes, buffer_, bytes);
     places_[head_].unsynced = true;
   }
   buffer_page_ = end;
@@ -72,7 +78,10 @@ void RecordLog::write_buffer() {
 
 void RecordLog::seal() {
   write_buffer();
-  files_.forget_pages(slab_, places_[head_].file, 0, layout_.segment);
+  if (!files_.direct()) {
+    writes_.wait_for(slab_, places_[head_].file.number);
+    files_.forget_pages(slab_, places_[head_].file, 0, layout_.segment);
+  }
   places_[head_].state = PlaceState::kSealed;
   head_ = 0;
 }
@@ -87,27 +96,41 @@ void RecordLog::flush() {
 char* RecordLog::begin_record() {
   if (head_ != 0 && next_ == layout_.records_per_segment()) seal();
   if (head_ == 0) next_segment();
-  const int64_t page = page_of_next();
   const int64_t offset = layout_.offset(next_);
-  if ((page + layout_.pages_per_record() - buffer_page_) * kPageBytes > buffer_.bytes()) {
+  const int64_t page = offset / kPageBytes;
+  if ((page + layout_.pages_per_record() - buffer_page_) * kPageBytes > buffer_->bytes()) {
     write_buffer();
     buffer_page_ = page;
   }
-  char* memory = buffer_.data() + (offset - buffer_page_ * kPageBytes);
-  // zeros follow the last record of a page, whatever the buffer had before
-  if (offset % kPageBytes == 0) {
-    std::memset(memory, 0, static_cast<size_t>(layout_.pages_per_record() * kPageBytes));
+  char* memory = buffer_->data() + (offset - buffer_page_ * kPageBytes);
+  // the buffer has earlier content: zeros end a record and follow the last one of its pages
+  const int64_t begin = offset % kPageBytes;
+  const int64_t pages = layout_.pages_per_record() * kPageBytes;
+  const bool is_last = begin + 2 * layout_.record > pages;
+  std::memset(memory + layout_.record - kRecordAlignment, 0, kRecordAlignment);
+  if (is_last) {
+    std::memset(memory + layout_.record, 0, static_cast<size_t>(pages - begin - layout_.record));
   }
   return memory;
 }
 
 void RecordLog::end_record(int64_t handle, int64_t id, int32_t table) {
-  char* memory = buffer_.data() + (layout_.offset(next_) - buffer_page_ * kPageBytes);
+  char* memory = next_memory();
   RecordHeader header{0, table, handle, id};
   std::memcpy(memory, &header, sizeof(header));
   header.crc = crc32c(0, memory + sizeof(header.crc),
                       static_cast<size_t>(layout_.record) - sizeof(header.crc));
   std::memcpy(memory, &header.crc, sizeof(header.crc));
+  set_record(handle);
+}
+
+void RecordLog::append(const char* record, int64_t handle) {
+  std::memcpy(begin_record(), record, static_cast<size_t>(layout_.record));
+  set_record(handle);
+}
+
+// Makes the record in memory that of its row.
+void RecordLog::set_record(int64_t handle) {
   const int64_t before = map_.number(handle_row(handle));
   if (before != RecordMap::kNone) {
     --places_[before / layout_.records_per_segment()].live;
@@ -121,6 +144,7 @@ void RecordLog::end_record(int64_t handle, int64_t id, int32_t table) {
 
 void RecordLog::sync() {
   flush();
+  writes_.wait_for_all();
   for (Place& place : places_) {
     if (place.state == PlaceState::kVacant || !place.unsynced) continue;
     files_.sync(slab_, place.file);
@@ -138,11 +162,13 @@ void RecordLog::erase(int64_t handle) {
 }
 
 const char* RecordLog::in_memory(int64_t number) const {
-  if (head_ == 0 || number < first_record(head_)) return nullptr;
-  const int64_t k = number - first_record(head_);
-  if (k >= next_) return nullptr;
-  const int64_t offset = layout_.offset(k) - buffer_page_ * kPageBytes;
-  return offset < 0 ? nullptr : buffer_.data() + offset;
+  const int64_t place = number / layout_.records_per_segment();
+  const int64_t k = number - first_record(place);
+  const int64_t offset = layout_.offset(k);
+  if (place == head_ && k < next_ && offset >= buffer_page_ * kPageBytes) {
+    return buffer_->data() + (offset - buffer_page_ * kPageBytes);
+  }
+  return writes_.find(slab_, places_[place].file.number, offset);
 }
 
 BlockRead RecordLog::block(int64_t number, char* to) const {
@@ -238,6 +264,7 @@ void RecordLog::delete_others() {
 
 void RecordLog::recycle(int64_t place) {
   SegmentFile file = places_[place].file;
+  writes_.wait_for(slab_, file.number);
   places_[place] = Place();
   --used_;
   files_.rename(slab_, file, slab_);
@@ -298,6 +325,7 @@ RecordLog::Restored RecordLog::open_snapshot(const std::vector<int64_t>& entries
 }
 
 void RecordLog::restore(const Restored& state) {
+  writes_.wait_for_all();
   std::set<int64_t> written;
   for (size_t place = 1; place < places_.size(); ++place) {
     if (places_[place].state == PlaceState::kVacant) continue;

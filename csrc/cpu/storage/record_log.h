@@ -12,6 +12,7 @@
 
 #include "core/storage/record.h"
 #include "cpu/storage/block_io.h"
+#include "cpu/storage/pending_writes.h"
 #include "cpu/storage/record_map.h"
 #include "cpu/storage/segment_files.h"
 
@@ -19,9 +20,14 @@ namespace dynemb::cpu {
 
 class RecordLog {
  public:
-  RecordLog(SegmentFiles& files, size_t slab, int64_t record_bytes, int64_t max_rows);
+  // `writes` has buffers of at least buffer_bytes().
+  RecordLog(SegmentFiles& files, PendingWrites& writes, size_t slab, int64_t record_bytes,
+            int64_t max_rows);
   RecordLog(const RecordLog&) = delete;
   RecordLog& operator=(const RecordLog&) = delete;
+
+  // Of the buffer that a log of such records needs.
+  static int64_t buffer_bytes(const SegmentLayout& layout);
 
   size_t slab() const { return slab_; }
   const SegmentLayout& layout() const { return layout_; }
@@ -40,9 +46,13 @@ class RecordLog {
   char* begin_record();
   // Fills in the header of the record, and makes it the row's record. Write the payload first.
   void end_record(int64_t handle, int64_t id, int32_t table);
+  // Appends a whole record of the row's owner, with its checksum.
+  void append(const char* record, int64_t handle);
+  // Loads what end_record() needs to know about a row.
+  void prefetch(int64_t handle) const { map_.prefetch(handle); }
   // Drops the record of a row, if it is of this owner.
   void erase(int64_t handle);
-  // Writes the buffer. The log goes on with the next page, so written pages do not change.
+  // Begins to write the buffer. The log goes on with the next page, so written pages do not change.
   void flush();
   // Makes all records durable.
   void sync();
@@ -124,9 +134,14 @@ class RecordLog {
   void next_segment();
   void seal();
   void write_buffer();
+  void set_record(int64_t handle);
+  char* next_memory() const {
+    return buffer_->data() + (layout_.offset(next_) - buffer_page_ * kPageBytes);
+  }
   int64_t page_of_next() const;  // first page of the next record
 
   SegmentFiles& files_;
+  PendingWrites& writes_;
   size_t slab_;
   SegmentLayout layout_;
   RecordMap map_;
@@ -140,7 +155,7 @@ class RecordLog {
   int64_t head_ = 0;  // place of the last segment; 0: none
   int64_t next_ = 0;  // next record to append there
   // Pages [buffer_page_, end) of the last segment, of which some have content.
-  PageBuffer buffer_;
+  std::unique_ptr<PageBuffer> buffer_;
   int64_t buffer_page_ = 0;
 };
 

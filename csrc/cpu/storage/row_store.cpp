@@ -150,7 +150,15 @@ class StoreThread {
       room_.cancel();
       room_[slab].queued += static_cast<int64_t>(rows.size());
     }
-    call([&] { worker_.write(slab, rows, records); });
+    Outcome outcome;
+    std::unique_lock<std::mutex> lock(mutex_);
+    raise_failure();
+    enqueue({[&] { worker_.write(slab, rows, records); }, &outcome, true});
+    // the caller goes on meanwhile
+    const int64_t bytes = of_slabs[slab] * worker_.record_bytes(slab);
+    enqueue({[this, bytes] { worker_.prepare(bytes); }, nullptr, true});
+    wait(lock, [&] { return outcome.done; });
+    if (outcome.error) std::rethrow_exception(outcome.error);
   }
 
   // Runs `f` on the thread, after all jobs, and rethrows its exception.
@@ -177,9 +185,10 @@ class StoreThread {
     if (outcome.error) std::rethrow_exception(outcome.error);
   }
 
-  // Waits for the tasks queued so far: other threads may queue more.
+  // Waits for the tasks queued so far and their writes: other threads may queue more.
   void drain() {
     std::unique_lock<std::mutex> lock(mutex_);
+    enqueue({[this] { worker_.finish_writes(); }, nullptr, true});
     const int64_t last = tasks_queued_;
     if (tasks_done_ < last) wait(lock, [&] { return tasks_done_ >= last; });
     raise_failure();

@@ -320,26 +320,44 @@ void SegmentFiles::write_header(size_t slab, int64_t number, char* page) const {
   std::memcpy(page, &header, sizeof(header));
 }
 
-void SegmentFiles::write(size_t slab, const SegmentFile& file, int64_t offset, const char* from,
-                         int64_t bytes) {
-  const int descriptor = needed_descriptor(slab, file);
+void SegmentFiles::begin(size_t slab, const SegmentFile& file, FileTransfer& transfer) {
+  transfer.file = needed_descriptor(slab, file);
+  transfer.cached = !direct_;
+  threads_.begin(transfer);
+  open_files_.pin({slab, file.number});
+}
+
+void SegmentFiles::begin_write(size_t slab, const SegmentFile& file, int64_t offset, char* from,
+                               int64_t bytes, FileTransfer& transfer) {
+  transfer.writes = true;
+  transfer.offset = offset;
+  transfer.data = from;
+  transfer.bytes = bytes;
+  begin(slab, file, transfer);
   open_files_.set_unsynced({slab, file.number}, !direct_);
-  for (int64_t done = 0; done < bytes;) {
-    const ssize_t written = pwrite(descriptor, from + done, static_cast<size_t>(bytes - done),
-                                   static_cast<off_t>(offset + done));
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) {
-      const int error = written < 0 ? errno : EIO;
-      raise_file_error(("writing " + std::to_string(bytes) + " bytes at offset " +
-                        std::to_string(offset) + " of")
-                           .c_str(),
-                       name(slab, file.number), error);
-    }
-    done += written;
-  }
   bytes_written_ += bytes;
-  // starts writing now, so that a later fsync is short and the pages can be dropped
-  if (!direct_) sync_file_range(descriptor, offset, bytes, SYNC_FILE_RANGE_WRITE);
+}
+
+void SegmentFiles::begin_read(size_t slab, const SegmentFile& file, int64_t offset, char* to,
+                              int64_t bytes, FileTransfer& transfer) {
+  transfer.writes = false;
+  transfer.offset = offset;
+  transfer.data = to;
+  transfer.bytes = bytes;
+  begin(slab, file, transfer);
+}
+
+void SegmentFiles::end_transfer(size_t slab, int64_t number, const FileTransfer& transfer) {
+  threads_.wait(transfer);
+  open_files_.unpin({slab, number});
+}
+
+void SegmentFiles::raise_fault(size_t slab, int64_t number, const FileTransfer& transfer) const {
+  if (transfer.error == 0) return;
+  const std::string what = std::string(transfer.writes ? "writing " : "reading ") +
+                           std::to_string(transfer.bytes) + " bytes at offset " +
+                           std::to_string(transfer.offset) + " of";
+  raise_file_error(what.c_str(), name(slab, number), transfer.error);
 }
 
 void SegmentFiles::sync(size_t slab, const SegmentFile& file) {

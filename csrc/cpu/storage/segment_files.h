@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/storage/file_threads.h"
 #include "cpu/storage/open_files.h"
 
 namespace dynemb::cpu {
@@ -77,8 +78,17 @@ class SegmentFiles {
 
   // Fills in the first page of a segment.
   void write_header(size_t slab, int64_t number, char* page) const;
-  // Writes pages. Raises errors of the system.
-  void write(size_t slab, const SegmentFile& file, int64_t offset, const char* from, int64_t bytes);
+  // Begins to write or to read pages on another thread. Until the transfer has ended, its memory
+  // stays, and the segment is neither renamed nor deleted.
+  void begin_write(size_t slab, const SegmentFile& file, int64_t offset, char* from, int64_t bytes,
+                   FileTransfer& transfer);
+  void begin_read(size_t slab, const SegmentFile& file, int64_t offset, char* to, int64_t bytes,
+                  FileTransfer& transfer);
+  bool is_done(const FileTransfer& transfer) { return threads_.is_done(transfer); }
+  // Waits for a transfer. Each one that has begun ends here once.
+  void end_transfer(size_t slab, int64_t number, const FileTransfer& transfer);
+  // Raises the error of a transfer that has ended, if it has one.
+  void raise_fault(size_t slab, int64_t number, const FileTransfer& transfer) const;
   // Makes the content of a segment durable.
   void sync(size_t slab, const SegmentFile& file);
   // Makes the names of all segments durable.
@@ -97,6 +107,7 @@ class SegmentFiles {
   int open_file(const std::string& name, int flags) const;
   int open_segment(size_t slab, int64_t number);
   int needed_descriptor(size_t slab, const SegmentFile& file);
+  void begin(size_t slab, const SegmentFile& file, FileTransfer& transfer);
   bool is_of_a_store(size_t slab, int64_t number);
   void sync_directory(const std::string& name);
 
@@ -112,6 +123,7 @@ class SegmentFiles {
   int lock_ = -1;
   OpenFiles open_files_;
   mutable bool direct_ = true;
+  FileThreads threads_;
 };
 
 }  // namespace dynemb::cpu

@@ -24,6 +24,7 @@ int64_t StoreWorker::pin() {
     logs_[s]->pin_rows(number);
     publish(s);
   }
+  pending_.wait_for_all();  // a failed write is an error of the pin, not of a later read
   return number;
 }
 

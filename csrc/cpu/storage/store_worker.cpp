@@ -23,6 +23,7 @@ constexpr double kUsualMostLive = 0.75;
 // Garbage collection of a job: so many times the average need.
 constexpr double kCollectAhead = 1.25;
 constexpr int64_t kLeastCopies = 64;
+constexpr size_t kPrefetch = 16;  // rows ahead
 // A snapshot leaves at least so many times the live records to later writes, if it can, and takes
 // at least as many segments as so many times the live records fill. Without a limit, the disk
 // counts as a multiple of the live records.
@@ -45,16 +46,26 @@ std::vector<SlabFormat> formats_of(const std::vector<CachedSlab>& slabs) {
   return formats;
 }
 
-std::vector<std::unique_ptr<RecordLog>> logs_of(SegmentFiles& files,
+std::vector<std::unique_ptr<RecordLog>> logs_of(SegmentFiles& files, PendingWrites& writes,
                                                 const std::vector<CachedSlab>& slabs, Room& room) {
   std::vector<std::unique_ptr<RecordLog>> logs;
   for (size_t s = 0; s < slabs.size(); ++s) {
     logs.emplace_back();
     if (!slabs[s].is_stored()) continue;
-    logs.back() = std::make_unique<RecordLog>(files, s, slabs[s].record(), slabs[s].max_rows);
+    logs.back() =
+        std::make_unique<RecordLog>(files, writes, s, slabs[s].record(), slabs[s].max_rows);
     room[s].a_segment = logs.back()->layout().records_per_segment();
   }
   return logs;
+}
+
+int64_t largest_buffer(const std::vector<CachedSlab>& slabs, int64_t segment_bytes) {
+  int64_t bytes = kPageBytes;
+  for (const CachedSlab& slab : slabs) {
+    if (!slab.is_stored()) continue;
+    bytes = std::max(bytes, RecordLog::buffer_bytes({slab.record(), segment_bytes}));
+  }
+  return bytes;
 }
 
 int64_t largest_block(const std::vector<std::unique_ptr<RecordLog>>& logs) {
@@ -72,8 +83,9 @@ StoreWorker::StoreWorker(const StoreOptions& options, std::vector<CachedSlab> sl
     : options_(options),
       slabs_(std::move(slabs)),
       files_(options.path, options.segment_bytes, formats_of(slabs_)),
-      logs_(logs_of(files_, slabs_, room)),
-      collection_(files_, logs_),
+      pending_(files_, largest_buffer(slabs_, options.segment_bytes)),
+      logs_(logs_of(files_, pending_, slabs_, room)),
+      collection_(files_, pending_, logs_),
       reader_(options.io, largest_block(logs_)),
       mutex_(mutex),
       room_(room) {}
@@ -164,6 +176,7 @@ void StoreWorker::write(size_t s, const std::vector<RowMove>& rows, const char* 
   RecordLog& log = *logs_[s];
   const auto bytes = static_cast<size_t>(log.layout().record);
   for (size_t i = 0; i < rows.size(); ++i) {
+    if (i + kPrefetch < rows.size()) log.prefetch(rows[i + kPrefetch].handle);
     std::memcpy(log.begin_record(), records + i * bytes, bytes);
     log.end_record(rows[i].handle, rows[i].id, rows[i].table);
   }
@@ -171,7 +184,6 @@ void StoreWorker::write(size_t s, const std::vector<RowMove>& rows, const char* 
   writes_ += count;
   write_bytes_ += count * log.layout().record;
   append_done(s, count);
-  prepare(count * log.layout().record);
 }
 
 void StoreWorker::erase(size_t s, const std::vector<int64_t>& handles) {
@@ -362,10 +374,10 @@ bool StoreWorker::is_low() {
   return false;
 }
 
-// Called after a job that has appended so many bytes: prepares segments for the next ones. The
-// amount of garbage collection follows from the appended bytes, so that no job waits for a whole
-// segment.
+// The amount of garbage collection follows from the appended bytes, so that no job waits for a
+// whole segment.
 void StoreWorker::prepare(int64_t appended_bytes) {
+  pending_.check();
   const double most_live = options_.disk_bytes > 0 ? 1.0 : kUsualMostLive;
   prepare_expected_space();
   const bool low = is_low();

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cpu/storage/collection.h"
+#include "cpu/storage/pending_writes.h"
 #include "cpu/storage/record_log.h"
 #include "cpu/storage/record_reader.h"
 #include "cpu/storage/room.h"
@@ -39,7 +40,13 @@ class StoreWorker {
   // Prepares segments for expected rows, as far as the disk has space for more.
   void prepare_expected_space();
   void read(size_t slab, const std::vector<RowMove>& rows, char* records, uint8_t* found);
+  // prepare() follows.
   void write(size_t slab, const std::vector<RowMove>& rows, const char* records);
+  // Called after a job that has appended so many bytes: prepares segments for the next ones.
+  void prepare(int64_t appended_bytes);
+  // Waits for full buffers on their way to files.
+  void finish_writes() { pending_.wait_for_all(); }
+  int64_t record_bytes(size_t slab) const { return logs_[slab]->layout().record; }
   void erase(size_t slab, const std::vector<int64_t>& handles);
   std::vector<SlabSnapshot> sync();
   void keep(const std::vector<std::vector<int64_t>>& files);
@@ -70,12 +77,12 @@ class StoreWorker {
   void compact_for_snapshot();
   int64_t usual_bytes() const;
   bool is_low();
-  void prepare(int64_t appended_bytes);
   [[noreturn]] void raise_disk_full(size_t slab, int64_t rows);
 
   StoreOptions options_;
   std::vector<CachedSlab> slabs_;
   SegmentFiles files_;
+  PendingWrites pending_;
   std::vector<std::unique_ptr<RecordLog>> logs_;  // null for slabs in memory
   Collection collection_;
   RecordReader reader_;
