@@ -140,7 +140,7 @@ int64_t Collection::step(int64_t records) {
     const int64_t later = layout.offset(next_ + kPrefetch);
     if (later + layout.record <= chunk.end()) {
       std::memcpy(&header, chunk.pages.data() + (later - chunk.transfer.offset), sizeof(header));
-      log.prefetch(header.handle);
+      log.prefetch_entry(header.handle);
     }
     std::memcpy(&header, record, sizeof(header));
     if (log.find(header.handle) == first + next_) {

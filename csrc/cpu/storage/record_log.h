@@ -48,8 +48,6 @@ class RecordLog {
   void end_record(int64_t handle, int64_t id, int32_t table);
   // Appends a whole record of the row's owner, with its checksum.
   void append(const char* record, int64_t handle);
-  // Loads what end_record() needs to know about a row.
-  void prefetch(int64_t handle) const { map_.prefetch(handle); }
   // Drops the record of a row, if it is of this owner.
   void erase(int64_t handle);
   // Begins to write the buffer. The log goes on with the next page, so written pages do not change.

@@ -28,10 +28,6 @@ class RecordMap {
   // The number of the record of the row's last owner.
   int64_t number(int64_t row) const;
   void set(int64_t handle, int64_t number);
-  void prefetch(int64_t handle) const {
-    const int64_t row = handle_row(handle);
-    if (row >= 0 && row < rows_) __builtin_prefetch(words_ + row);
-  }
   void erase(int64_t handle);
   int64_t max_rows() const { return max_rows_; }
 

@@ -83,13 +83,8 @@ void RecordReader::read(const RecordLog& log, std::vector<WantedRecord>& wanted,
       blocks.push_back(block);
       first.push_back(next);
     }
-<<<<<<< HEAD
-    // records in memory follow those in files, in the last segment or by themselves
-    const auto for_records = [&](size_t i, const auto& f) {
-=======
     // records in memory, of buffers that are not written yet, may follow those of a block
-    const auto failures = reader_->read(blocks, [&](size_t i) {
->>>>>>> store
+    const auto for_records = [&](size_t i, const auto& f) {
       const size_t end = i + 1 < first.size() ? first[i + 1] : next;
       for (size_t k = first[i]; k < end; ++k) {
         if (log.in_memory(wanted[k].number) != nullptr) continue;

@@ -176,7 +176,7 @@ void StoreWorker::write(size_t s, const std::vector<RowMove>& rows, const char* 
   RecordLog& log = *logs_[s];
   const auto bytes = static_cast<size_t>(log.layout().record);
   for (size_t i = 0; i < rows.size(); ++i) {
-    if (i + kPrefetch < rows.size()) log.prefetch(rows[i + kPrefetch].handle);
+    if (i + kPrefetch < rows.size()) log.prefetch_entry(rows[i + kPrefetch].handle);
     std::memcpy(log.begin_record(), records + i * bytes, bytes);
     log.end_record(rows[i].handle, rows[i].id, rows[i].table);
   }
