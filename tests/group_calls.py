@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import TableGroup, ops
-from torch_dynemb.ops.columns import Pooling
+from torch_dynemb.ops.columns import BUCKET_WIDTH, FREE_STEP, Pooling
 
 Feature = tuple[int, Sequence[Sequence[int]]]  # table, bags
 
@@ -117,6 +117,17 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
         integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
         return torch.equal(a.contiguous().view(integers), b.contiguous().view(integers))
     return torch.equal(a, b)
+
+
+def with_free_steps(scores: Tensor) -> Tensor:
+    """A copy of the scores of buckets in which slots that an id has left have step 0.
+
+    The CPU writes ``FREE_STEP`` there and a GPU 0, which mean the same.
+    """
+    scores = scores.clone()
+    steps = scores[:, :BUCKET_WIDTH]
+    steps[steps == FREE_STEP] = 0
+    return scores
 
 
 @contextmanager

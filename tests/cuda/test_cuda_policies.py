@@ -12,7 +12,7 @@ import pytest
 import torch
 from emulated_groups import emulated_cuda
 from emulator.mode import created_bytes, set_capturing
-from group_calls import same_bits
+from group_calls import same_bits, with_free_steps
 from torch import Tensor
 
 import torch_dynemb as td
@@ -146,7 +146,7 @@ def state(group: td.TableGroup) -> dict[str, Tensor]:
         active = group.index.active_buckets(t)
         tensors[f"buckets {t}"] = group.index.buckets[active]
         if group.config.layout.score_words and t < len(group.config.tables):
-            tensors[f"scores {t}"] = group.index.scores[active]
+            tensors[f"scores {t}"] = with_free_steps(group.index.scores[active])
     for s in range(len(group.config.slabs)):
         tensors[f"free rows {s}"] = group.index.free_rows[
             s, : int(group.index.slabs[s, Slab.FREE_COUNT])
