@@ -31,8 +31,8 @@ from served.threads import (
 import torch_dynemb as td
 
 PEER = "nn.EmbeddingBag, AOTI"
-PYTHON = (Case(1, 1, None), Case(256, 1, 1.2), Case(256, 20, 1.5))
-CPP = (Case(1, 1, 0.5), Case(256, 1, 1.2), Case(256, 20, 1.5))
+PYTHON = (Case(1, 1, None), Case(256, 1, 1.2), Case(256, 20, 1.2))
+CPP = (Case(1, 1, 0.5), Case(256, 1, 1.2), Case(256, 20, 1.1))
 ROWS = 2 * (len(PYTHON) + len(CPP)) + 4
 
 

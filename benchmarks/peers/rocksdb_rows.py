@@ -20,6 +20,7 @@ def _library() -> ctypes.CDLL:
         "write": ([pointer, pointer, pointer, count], flag),
         "read": ([pointer, pointer, pointer, count, count], count),
         "settle": ([pointer], flag),
+        "drain": ([pointer], None),
         "written": ([pointer], count),
         "disk": ([pointer], count),
     }
@@ -63,6 +64,10 @@ class RocksDBRows:
         """Wait until there is nothing left to compact."""
         if not _library().dynemb_rocksdb_settle(self._db):
             raise RuntimeError("RocksDB cannot compact")
+
+    def drain(self) -> None:
+        """Wait for flushes and compactions that have begun or are due."""
+        _library().dynemb_rocksdb_drain(self._db)
 
     @property
     def bytes_written(self) -> int:

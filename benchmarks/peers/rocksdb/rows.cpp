@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -127,6 +128,20 @@ int dynemb_rocksdb_settle(void* opened) {
   auto* rows = static_cast<Rows*>(opened);
   if (!rows->db->Flush({}).ok()) return 0;
   return rows->db->CompactRange({}, nullptr, nullptr).ok() ? 1 : 0;
+}
+
+// Waits for flushes and compactions that have begun or are due.
+void dynemb_rocksdb_drain(void* opened) {
+  rocksdb::DB* db = static_cast<Rows*>(opened)->db.get();
+  const auto busy = [db] {
+    for (const char* property : {"rocksdb.mem-table-flush-pending", "rocksdb.num-running-flushes",
+                                 "rocksdb.compaction-pending", "rocksdb.num-running-compactions"}) {
+      uint64_t count = 0;
+      if (db->GetIntProperty(property, &count) && count != 0) return true;
+    }
+    return false;
+  };
+  while (busy()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 // Bytes that flushes and compactions have written since it was opened.
