@@ -485,6 +485,9 @@ class TableGroup:
     def erase(self, table: int, ids: Tensor) -> int:
         """Remove ids from a table; return how many were there. Later ids reuse their rows.
 
+        In split mode, their pending gradients are dropped and counted
+        (``usage.stale_gradients()``).
+
         Args:
             table: its number.
             ids: int64 of any shape.

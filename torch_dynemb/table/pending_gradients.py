@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_dynemb.ops.columns import GENERATION_BITS, Meta, RowClock
 from torch_dynemb.ops.pending import PendingGradients, accumulate_grad_, merge_grad_
 from torch_dynemb.ops.tensors import LookupBatch
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.tables import Tables
 
 # From this number on, gradients of a lookup are sorted by table; csrc/cpu/gradient/runs.cpp.
@@ -81,6 +82,37 @@ def sort_pending(tables: Tables, slab: int) -> None:
         entry.copy_(entry[order])
 
 
+@torch.no_grad()
+def drop_pending(tables: Tables, table: int, ids: Tensor) -> None:
+    """Drop and count the pending gradients of ids that a table no longer has.
+
+    Their rows are free, so an update would change nothing, but a norm would contain them.
+
+    Args:
+        tables: of the group.
+        table: its number.
+        ids: int64 of any shape.
+    """
+    if not tables.rows.pending:
+        return
+    pending = PendingGradients.of(tables.rows.pending)
+    slab = int(tables.index.meta[table, Meta.SLAB])
+    count = int(pending.counts[slab, 0])
+    if count == 0:
+        return
+    entries = [part[slab][:count] for part in pending[:4]]
+    kept = (entries[2] != table) | ~torch.isin(entries[1], ids)
+    left = int(kept.sum())
+    if left == count:
+        return
+    with defer_signals():
+        for entry in entries:
+            entry[:left] = entry[kept]
+        pending.counts[slab, 0] = left
+        stale = len(tables.config.tables) + RowClock.STALE
+        tables.rows.row_clock[stale] += count - left
+
+
 def _ascends(values: Tensor) -> bool:
     return bool((values[1:] > values[:-1]).all())
 
@@ -106,4 +138,4 @@ def add_pending(tables: Tables, table: int, added: TableGradients) -> None:
     )
 
 
-__all__ = ["TableGradients", "add_pending", "read_pending", "sort_pending"]
+__all__ = ["TableGradients", "add_pending", "drop_pending", "read_pending", "sort_pending"]

@@ -24,6 +24,7 @@ from torch_dynemb.policy.half_life import counts_of
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.expiry import Expiry
 from torch_dynemb.table.lookup import find
+from torch_dynemb.table.pending_gradients import drop_pending
 from torch_dynemb.table.row_access import readable, write_rows
 from torch_dynemb.table.scores import decay_time, deciding_score, eviction_scores
 from torch_dynemb.table.tables import Tables, exported, one_table
@@ -66,10 +67,13 @@ def erase(tables: Tables, table: int, ids: Tensor) -> int:
     slab = tables.config.slab_of(table)
     stored = tables.stored(slab)
     handles = None if stored is None else find(tables, flat, offsets, features).handles
-    erased = int(ops.erase_(tables.index, flat, offsets, features)[table])
-    if stored is not None and handles is not None and erased > 0:
-        had_rows = handles >= 0
-        stored.erase(slab, int(table), flat[had_rows], handles[had_rows])
+    with defer_signals():
+        erased = int(ops.erase_(tables.index, flat, offsets, features)[table])
+        if erased > 0:
+            drop_pending(tables, table, flat)
+            if stored is not None and handles is not None:
+                had_rows = handles >= 0
+                stored.erase(slab, int(table), flat[had_rows], handles[had_rows])
     return erased
 
 

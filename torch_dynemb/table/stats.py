@@ -42,7 +42,7 @@ class TableStats:
         rejected: new ids without room, once per lookup.
         not_admitted: new ids without admission, once per lookup.
         default_served: ids that training lookups served without a row; every occurrence counts.
-        stale: gradients dropped because their row had passed to another id; of the whole group.
+        stale: gradients dropped because their id had lost its row; of the whole group.
         removed: ids that have been erased or removed.
         growths: rehashes of the index.
         tombstones: places of removed ids that probes still have to pass.
@@ -162,7 +162,7 @@ class Usage:
         return self._tables.tiers.stats()
 
     def stale_gradients(self) -> int:
-        """Return the number of gradients dropped because their row had passed to another id."""
+        """Return the number of gradients dropped because their id had lost its row."""
         tables = self._tables
         return int(tables.rows.row_clock[len(tables.config.tables) + RowClock.STALE])
 

@@ -12,6 +12,7 @@ from torch_dynemb.checkpoint.delta_log.sink import DeltaSink, LockingSink
 from torch_dynemb.checkpoint.files.tensor_file import raw
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.errors import NewBaseNeededError
+from torch_dynemb.process.waits import wait_until_set
 
 
 class OwnLog:
@@ -149,7 +150,6 @@ class Writing:
 
     def __init__(self, log: OwnLog, changed: Changed, step: int) -> None:
         self._error: BaseException | None = None
-        # not Thread.join(): in Python 3.11, a Ctrl-C in join() makes a running thread look ended
         self._ended = threading.Event()
 
         @plain_torch()
@@ -175,7 +175,7 @@ class Writing:
         Raises:
             Exception: error of the thread.
         """
-        self._ended.wait()
+        wait_until_set(self._ended)
         if self._error is not None:
             raise self._error
 

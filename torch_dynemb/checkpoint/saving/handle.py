@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.errors import BackgroundError, ForkedProcessError, InUseError
 from torch_dynemb.process.forked import watch
+from torch_dynemb.process.waits import wait_until_set
 from torch_dynemb.table.background import BackgroundWork
 from torch_dynemb.table.group import TableGroup
 
@@ -33,8 +34,6 @@ class SaveHandle:
     def __init__(self, path: Location) -> None:
         self.path = path
         self._work = BackgroundWork(f"the asynchronous checkpoint {path}")
-        # not Thread.join() and is_alive(): in Python 3.11, a Ctrl-C in join() makes a running
-        # thread look ended
         self._ended = threading.Event()
         self._ended.set()
 
@@ -59,7 +58,7 @@ class SaveHandle:
             )
         global _last
 
-        self._ended.wait()
+        wait_until_set(self._ended)
         error = self._work.error()
         if _last is self:
             _last = None  # do not keep the frames of the error alive here
