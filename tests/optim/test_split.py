@@ -276,6 +276,22 @@ def test_gradients_of_rows_that_got_another_owner_are_dropped() -> None:
     assert 1 not in module
 
 
+def test_erased_ids_leave_no_gradients() -> None:
+    """Their rows are free, and no other id has come yet."""
+    module = embedding(td.SGD(lr=1.0))
+    for ids in ([1, 2], [2, 3]):
+        train(module, torch.tensor(ids), torch.full((2, DIM), 2.0))
+    module.group.erase(0, torch.tensor([[1, 7], [3, 1]]))
+    module.group.insert_or_assign(0, torch.tensor([1]), torch.zeros(1, DIM))
+    before = module.group.read(0, torch.tensor([1, 2]))
+    norm = td.clip_grad_norm_(module, 1000.0)
+    assert norm.item() == pytest.approx(4 * DIM**0.5)  # of 2 alone
+    module.optimizer.step()
+    expected = before - torch.tensor([[0.0], [4.0]])
+    assert torch.equal(module.group.read(0, torch.tensor([1, 2])), expected)
+    assert module.group.usage.stale_gradients() == 2
+
+
 # -- compiled --------------------------------------------------------------------------------------
 
 
