@@ -1,13 +1,13 @@
 #include "cpu/storage/file_threads.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <system_error>
 
 #include "core/runtime/check.h"
+#include "cpu/storage/own_threads.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -43,18 +43,7 @@ FileThreads::~FileThreads() {
 
 // One thread is enough to go on, so a limit of threads only makes transfers slower.
 void FileThreads::start() {
-  // signals are for other threads of the process, where Python's handlers run
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  int error = 0;
-  try {
-    while (threads_.size() < kThreads) threads_.emplace_back([this] { work(); });
-  } catch (const std::system_error& refused) {
-    error = refused.code().value();
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  const int error = start_threads(threads_, kThreads, [this] { work(); });
   DYNEMB_CHECK(!threads_.empty(), "dynemb: the system starts no thread that writes files: ",
                std::generic_category().message(error),
                ". Raise the limit of processes (ulimit -u) or of memory (ulimit -v)");

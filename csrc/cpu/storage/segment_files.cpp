@@ -320,31 +320,24 @@ void SegmentFiles::write_header(size_t slab, int64_t number, char* page) const {
   std::memcpy(page, &header, sizeof(header));
 }
 
-void SegmentFiles::begin(size_t slab, const SegmentFile& file, FileTransfer& transfer) {
-  transfer.file = needed_descriptor(slab, file);
-  transfer.cached = !direct_;
+void SegmentFiles::begin(bool writes, size_t slab, const SegmentFile& file, int64_t offset,
+                         char* data, int64_t bytes, FileTransfer& transfer) {
+  const int descriptor = needed_descriptor(slab, file);
+  transfer = {writes, !direct_, descriptor, offset, data, bytes};
   threads_.begin(transfer);
   open_files_.pin({slab, file.number});
 }
 
 void SegmentFiles::begin_write(size_t slab, const SegmentFile& file, int64_t offset, char* from,
                                int64_t bytes, FileTransfer& transfer) {
-  transfer.writes = true;
-  transfer.offset = offset;
-  transfer.data = from;
-  transfer.bytes = bytes;
-  begin(slab, file, transfer);
+  begin(true, slab, file, offset, from, bytes, transfer);
   open_files_.set_unsynced({slab, file.number}, !direct_);
   bytes_written_ += bytes;
 }
 
 void SegmentFiles::begin_read(size_t slab, const SegmentFile& file, int64_t offset, char* to,
                               int64_t bytes, FileTransfer& transfer) {
-  transfer.writes = false;
-  transfer.offset = offset;
-  transfer.data = to;
-  transfer.bytes = bytes;
-  begin(slab, file, transfer);
+  begin(false, slab, file, offset, to, bytes, transfer);
 }
 
 void SegmentFiles::end_transfer(size_t slab, int64_t number, const FileTransfer& transfer) {

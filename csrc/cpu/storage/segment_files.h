@@ -107,7 +107,8 @@ class SegmentFiles {
   int open_file(const std::string& name, int flags) const;
   int open_segment(size_t slab, int64_t number);
   int needed_descriptor(size_t slab, const SegmentFile& file);
-  void begin(size_t slab, const SegmentFile& file, FileTransfer& transfer);
+  void begin(bool writes, size_t slab, const SegmentFile& file, int64_t offset, char* data,
+             int64_t bytes, FileTransfer& transfer);
   bool is_of_a_store(size_t slab, int64_t number);
   void sync_directory(const std::string& name);
 

@@ -1,6 +1,5 @@
 #include "cpu/storage/thread_reader.h"
 
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 
 #include "core/runtime/check.h"
 #include "cpu/storage/block_progress.h"
+#include "cpu/storage/own_threads.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -47,18 +47,7 @@ Outcome read_block(size_t i, const BlockRead& block) {
 class Pool {
  public:
   Pool() {
-    // signals are for other threads of the process, where Python's handlers run
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = 0;
-    try {
-      for (size_t i = 0; i < kThreads; ++i) threads_.emplace_back([this] { work(); });
-    } catch (const std::system_error& refused) {
-      error = refused.code().value();
-    }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    const int error = start_threads(threads_, kThreads, [this] { work(); });
     if (error == 0) return;
     end();
     DYNEMB_CHECK(false, "the system starts ", threads_.size(), " of ", kThreads,
