@@ -155,11 +155,28 @@ void check_runs(const UpdateCall& call, const SlabRuns& slab) {
   }
 }
 
+// Runs f(begin, end) over pieces of [0, chunks), each on the next free thread. Rows are sorted, and
+// new ones often lie together: of equal parts, one would have the initial values of all.
+template <class F>
+void parallel_pieces(int64_t chunks, int64_t work, const F& f) {
+  constexpr int64_t kPiecesPerThread = 8;
+  constexpr int64_t kFewestChunks = 8;  // the first chunk of a piece is not prefetched
+  const int64_t threads = torch::stable::get_num_threads();
+  const int64_t pieces = threads * kPiecesPerThread;
+  const int64_t piece = std::max(kFewestChunks, (chunks + pieces - 1) / pieces);
+  std::atomic<int64_t> next{0};
+  parallel_units(std::min(threads, (chunks + piece - 1) / piece), work, [&](int64_t, int64_t) {
+    for (int64_t begin; (begin = next.fetch_add(piece)) < chunks;) {
+      f(begin, std::min(begin + piece, chunks));
+    }
+  });
+}
+
 void update_runs(const UpdateCall& call, const SlabRuns& slab) {
   const int64_t dim = slab.runs.dim;
   Dropped dropped(slab.chunks);
   const auto occurrences = static_cast<int64_t>(slab.runs.sorted.size());
-  parallel_units(slab.chunks, occurrences, [&](int64_t begin, int64_t end) {
+  parallel_pieces(slab.chunks, occurrences, [&](int64_t begin, int64_t end) {
     std::vector<float> buffer(static_cast<size_t>(kRowsPerChunk * dim));
     std::vector<float> scratch(static_cast<size_t>(kScratchRows * dim));
     RowUpdate two_chunks[2][kRowsPerChunk];  // of one chunk and of the next one, alternating
@@ -277,7 +294,7 @@ void update(const OptimizerKernels& kernels, const char* op, const std::vector<T
     const int64_t total = *reduced[s].count;
     const int64_t chunks = (total + kRowsPerChunk - 1) / kRowsPerChunk;
     Dropped dropped(chunks);
-    parallel_units(chunks, total, [&](int64_t begin, int64_t end) {
+    parallel_pieces(chunks, total, [&](int64_t begin, int64_t end) {
       std::vector<float> scratch(static_cast<size_t>(kScratchRows * dims[s]));
       RowUpdateJob job = call.job(static_cast<int64_t>(s), reduced[s].ids, scratch.data());
       std::vector<RowUpdate> rows;
