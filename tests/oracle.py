@@ -263,13 +263,13 @@ class Oracle:
         return len(present)
 
     def grow_if_full(self, table: int) -> None:
-        """By a quarter, or as far as the ids need, but not past what is reserved."""
+        """By 45 %, or as far as the ids need, but not past what is reserved."""
         ids, buckets = len(self.handles[table]), self.buckets[table]
         if ids > buckets * BUCKET_WIDTH * 70 // 100:
             slots = divide_up(self.max_rows[self.slab[table]] * 100, 70)
             reserved = max(MIN_BUCKETS, divide_up(slots, BUCKET_WIDTH * 64) * 64)
-            quarter = round_up_buckets(buckets + divide_up(buckets, 4))
-            self.buckets[table] = max(buckets_for(ids), min(quarter, reserved))
+            usual = round_up_buckets(buckets + divide_up(buckets * 45, 100))
+            self.buckets[table] = max(buckets_for(ids), min(usual, reserved))
 
     def grow(self, table: int, ids: int) -> None:
         self.buckets[table] = max(self.buckets[table], buckets_for(ids))

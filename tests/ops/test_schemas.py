@@ -18,6 +18,7 @@ from torch_dynemb._library.op_names import tagged_ops
 from torch_dynemb.ops import OPTIMIZER_NAMES, columns, memory
 from torch_dynemb.optim import base
 from torch_dynemb.policy.half_life import MOST_HALF_LIFE
+from torch_dynemb.policy.layout import INDEX_STEP
 from torch_dynemb.policy.policy import SCORES
 
 pytestmark = pytest.mark.cpu_only("compilers and their view of ops")
@@ -614,6 +615,7 @@ def test_constants_are_those_of_cpp() -> None:
     assert constant("core/index/bucket.h", "kBucketWords") == "2 * kBucketWidth"
     assert columns.BUCKET_WORDS == 2 * columns.BUCKET_WIDTH
     assert int(constant("core/index/bucket.h", "kMaxLoadPercent")) == columns.MAX_LOAD_PERCENT
+    assert int(constant("core/index/bucket.h", "kGrowthPercent")) == round(100 * INDEX_STEP - 100)
     assert int(constant("core/index/handle.h", "kGenerationBits")) == columns.GENERATION_BITS
     assert int(constant("core/index/handle.h", "kNoHandle")) == columns.NO_HANDLE
     assert int(constant("core/index/handle.h", "kPaddingHandle")) == columns.PADDING_HANDLE

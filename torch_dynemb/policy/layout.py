@@ -32,8 +32,8 @@ from torch_dynemb.policy.policy import SCORES, FeaturePolicy, Policy
 
 # Each table keeps an equal share of the memory budget, divided by this.
 RESERVED_SHARE = 16
-# The index grows by steps of a quarter.
-INDEX_STEP = 1.25
+# An index that grows gets this many times as large (core/index/bucket.h).
+INDEX_STEP = 1.45
 # of a new id, before its first score is added; others begin with 0
 _COMBINED_INITIAL = {"max": -(1 << 63), "decayed_sum": NEVER_OCCURRED}
 _ON_FULL = {name.lower(): number for name, number in OnFull.__members__.items()}

@@ -27,6 +27,9 @@ constexpr int kBucketWords = 2 * kBucketWidth;
 constexpr int64_t kMaxLoadPercent = 70;
 // Tombstones count as used slots here: beyond it the index is rehashed, which removes them.
 constexpr int64_t kMaxUsedPercent = 85;
+// An index that must grow gets this much larger. More would move fewer ids, but with scores take
+// more than 50 bytes an id after a growth.
+constexpr int64_t kGrowthPercent = 45;
 constexpr int64_t kMinBuckets = 64 / kBucketWidth;
 // Bucket counts of larger indexes are multiples of this, so that equal ranges of the hash are whole
 // ranges of buckets, before and after a growth: the unit of parallel placement.
@@ -59,6 +62,11 @@ DYNEMB_HD int64_t buckets_for(int64_t ids) {
   return round_bucket_count((slots + kBucketWidth - 1) / kBucketWidth);
 }
 
+// The bucket count after a usual growth.
+DYNEMB_HD int64_t grown_bucket_count(int64_t bucket_count) {
+  return round_bucket_count(bucket_count + (bucket_count * kGrowthPercent + 99) / 100);
+}
+
 // The bucket count for a table of `size` ids and `tombstones` that takes `incoming` new ids, and
 // `replacing` more in place of others. All devices use this rule. A result above region_buckets
 // means that the table is full.
@@ -72,8 +80,8 @@ DYNEMB_HD GrowthDecision decide_growth(int64_t bucket_count, int64_t region_buck
   const int64_t slots = bucket_count * kBucketWidth;
   const int64_t needed = size + incoming;
   if (needed > max_ids(bucket_count)) {
-    const int64_t quarter = round_bucket_count(bucket_count + (bucket_count + 3) / 4);
-    const int64_t bounded = quarter < region_buckets ? quarter : region_buckets;
+    const int64_t grown = grown_bucket_count(bucket_count);
+    const int64_t bounded = grown < region_buckets ? grown : region_buckets;
     const int64_t exact = buckets_for(needed);
     return {true, exact > bounded ? exact : bounded};
   }

@@ -84,9 +84,8 @@ CaptureHeadroom::TableNeeds CaptureHeadroom::needs(size_t table, int64_t incomin
   const bool compacts = !bounded && policies.replaces(table) && tombstones > 0 && fills;
   const int64_t least = compacts ? count : 0;
   const int64_t exactly = std::min(buckets_for(most), capacity);
-  const int64_t by_quarter =
-      std::min(decide_growth(count, capacity, most, 0, 0).bucket_count, capacity);
-  return {count, exactly > count ? exactly : least, by_quarter > count ? by_quarter : least};
+  const int64_t usual = std::min(decide_growth(count, capacity, most, 0, 0).bucket_count, capacity);
+  return {count, exactly > count ? exactly : least, usual > count ? usual : least};
 }
 
 // Memory and buckets for kReplaysOfHeadroom more replays: for new ids, and for tombstones if a
@@ -107,9 +106,9 @@ void CaptureHeadroom::make(const Call& call, const Replay& replay, bool waits) {
     batches[t] = kReplaysOfHeadroom * own_ids(t, replay.tables[t]);
     const TableNeeds table = needs(t, calls_->ids_of_table(t) + batches[t]);
     exactly[t] = table.exactly;
-    wanted[t] = table.by_quarter;
+    wanted[t] = table.usual;
     exact_room.buckets[t] = std::max(table.exactly, table.buckets);
-    room.buckets[t] = std::max(table.by_quarter, table.buckets);
+    room.buckets[t] = std::max(table.usual, table.buckets);
   }
   const std::vector<bool> slabs = bounds_.touched_slabs(touched);
   for (size_t s = 0; s < slabs.size(); ++s) {

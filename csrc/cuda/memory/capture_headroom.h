@@ -52,9 +52,9 @@ class CaptureHeadroom {
   int64_t own_ids(size_t table, const TableIds& captured) const;
   // Needs of a table for kReplaysOfHeadroom more replays.
   struct TableNeeds {
-    int64_t buckets;     // present ones, with all pending rehashes
-    int64_t exactly;     // required size; 0: no rehash
-    int64_t by_quarter;  // preferred size if there is memory, so that growth is rare; 0: no rehash
+    int64_t buckets;  // present ones, with all pending rehashes
+    int64_t exactly;  // required size; 0: no rehash
+    int64_t usual;    // preferred size if there is memory, so that growth is rare; 0: no rehash
   };
   TableNeeds needs(size_t table, int64_t incoming) const;
   // Rehashes tables on the call's stream; `waits`: until it is done.

@@ -10,10 +10,7 @@ constexpr int64_t kMaxIds = int64_t{1} << 40;  // more than any table has
 
 }  // namespace
 
-int64_t bucket_bound(int64_t ids) {
-  const int64_t buckets = buckets_for(ids);
-  return round_bucket_count(buckets + (buckets + 3) / 4);
-}
+int64_t bucket_bound(int64_t ids) { return grown_bucket_count(buckets_for(ids)); }
 
 std::vector<bool> InsertionBounds::touched_tables(
     const std::vector<int64_t>& feature_tables,

@@ -50,7 +50,7 @@ _NOT_BUILT = {
 # Fields of another memory layout: results do not depend on them.
 _OTHER_LAYOUT = {
     "init_capacity": "memory is allocated as ids arrive",
-    "max_load_factor": "the index grows in place by a quarter whenever it is 70 % full",
+    "max_load_factor": "the index grows in place by 45 % whenever it is 70 % full",
     "dist_type": "a hash assigns ids to ranks",
     "admission_counter": "counts are exact and take about 23 bytes for each id without a row; for "
     "a bound, give TableOptions(policy=Policy(admission=AdmitFrequentSketch(...)))",

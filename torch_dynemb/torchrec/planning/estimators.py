@@ -145,7 +145,7 @@ def shard_bytes(option: ShardingOption, *, on_gpu: bool = True) -> list[int]:
 
     * scores are those of the table's own policy, but tables of one kernel keep the scores of all of
       them;
-    * the index of an unbounded table grows by a quarter at a time and may be that much larger;
+    * the index of an unbounded table grows by 45 % at a time and may be that much larger;
     * an admission sketch counts once for each shard; counters of AdmitFrequent are not included.
 
     Args:
