@@ -87,6 +87,11 @@ def train(group: TableGroup, table: int, ids: Tensor, gradient: Tensor) -> None:
     bag_lookup(group, flat_call(group, table, ids)).backward(gradient)
 
 
+def take_rows(group: TableGroup, table: int, ids: Tensor) -> None:
+    """Gives rows free as an eviction does: pending gradients of the ids stay, with old handles."""
+    ops.erase_(group.index, ids, torch.tensor([0, ids.numel()], device=ids.device), [table])
+
+
 def snapshot(group: TableGroup) -> dict[str, Tensor]:
     """Copies of all state, reserved parts too: for groups with a small max_rows."""
     tensors = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from group_calls import Call, call_of
+from group_calls import Call, call_of, take_rows
 from torch import Tensor
 
 import torch_dynemb as td
@@ -242,7 +242,7 @@ def merge_arguments() -> OpArguments:
             group.config.optimizer_code,
         )[0]
         rows.sum().backward()
-        group.erase(0, torch.tensor([6]))
+        take_rows(group, 0, torch.tensor([6]))
     return (*PendingGradients.of(group.rows.pending), group.rows.row_clock)
 
 

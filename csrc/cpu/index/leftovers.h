@@ -22,15 +22,10 @@ class Leftovers {
   static const int64_t* scores(const int64_t* record) { return record + kRecordWords; }
   static int64_t* scores(int64_t* record) { return record + kRecordWords; }
 
-  // The next records, to be filled in.
-  int64_t* add(int64_t count = 1) {
-    const size_t begin = words_.size();
-    words_.resize(begin + static_cast<size_t>(count * record_words_));
-    return words_.data() + begin;
-  }
-  // Removes the last records.
-  void drop(int64_t count) {
-    words_.resize(words_.size() - static_cast<size_t>(count * record_words_));
+  // The next record, to be filled in.
+  int64_t* add() {
+    words_.resize(words_.size() + static_cast<size_t>(record_words_));
+    return words_.data() + words_.size() - record_words_;
   }
   void clear() { words_.clear(); }
 

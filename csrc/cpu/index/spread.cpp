@@ -21,7 +21,7 @@ constexpr int64_t kSpreadBuckets = 32;  // read together
 constexpr int64_t kWindowLines = 128;
 constexpr int64_t kMostLinesABucket = 2;
 static_assert(kSpreadBuckets * kMostLinesABucket + 2 <= kWindowLines, "a block fits the window");
-constexpr int64_t kNowhere = kWindowLines;  // a line that is always full, and never written out
+constexpr int64_t kNowhere = kWindowLines;  // a line that is always full
 
 // New lines of at least this many bytes leave the caches before they are read, so they are written
 // past the caches.
@@ -69,7 +69,6 @@ DYNEMB_INLINE void spread_through_window_body(const SpreadJob& job) {
   const TableView table = job.table;
   const int64_t words = table.score_words;
   const int64_t score_line = words * kBucketWidth;
-  const int64_t record_words = job.rest->record_words();
   const auto old_count = static_cast<uint64_t>(table.bucket_count);
   const auto new_count = static_cast<uint64_t>(job.bucket_count);
   const auto first_target = [&](int64_t bucket) {
@@ -77,8 +76,8 @@ DYNEMB_INLINE void spread_through_window_body(const SpreadJob& job) {
   };
   const bool streams = job.bucket_count * kBucketWords * 8 >= kStreamedBytes &&
                        can_stream(table.lines) && can_stream(table.scores);
-  alignas(64) int64_t lines[(kWindowLines + 1) * kBucketWords];
-  alignas(64) int64_t scores[(kWindowLines + 1) * kBucketWidth * kMaxScoreWords];
+  alignas(64) int64_t lines[kWindowLines * kBucketWords];
+  alignas(64) int64_t scores[kWindowLines * kBucketWidth * kMaxScoreWords];
   uint8_t filled[kWindowLines + 1];
   std::memset(lines, 0, sizeof lines);
   std::memset(scores, 0, static_cast<size_t>(kWindowLines * score_line) * sizeof(int64_t));
@@ -87,7 +86,7 @@ DYNEMB_INLINE void spread_through_window_body(const SpreadJob& job) {
   int64_t written = first_target(job.end);  // new lines from here on
   for (int64_t last = job.end; last > job.begin;) {
     const int64_t first = std::max(last - kSpreadBuckets, job.begin);
-    uint16_t source[kSpreadBuckets * kBucketWidth];  // words from the line of `first` on
+    uint8_t source[kSpreadBuckets * kBucketWidth];
     uint8_t target[kSpreadBuckets * kBucketWidth];
     int64_t count = 0;
     for (int64_t bucket = last - 1; bucket >= first; --bucket) {
@@ -103,40 +102,29 @@ DYNEMB_INLINE void spread_through_window_body(const SpreadJob& job) {
         const Words4 window = (own & (to & (kWindowLines - 1))) | (~own & kNowhere);
 #pragma GCC unroll 4
         for (int k = 0; k < 4; ++k) {
-          source[count] = static_cast<uint16_t>((bucket - first) * kBucketWords + j + k);
+          source[count] = static_cast<uint8_t>((bucket - first) * kBucketWidth + j + k);
           target[count] = static_cast<uint8_t>(window[k]);
           count += stored[k] != 0;
         }
       }
     }
-    // Without a branch, as one entry in five is left over: each is written to both places, and the
-    // next one overwrites it where it does not belong.
-    const int64_t* from = table.line(first);
-    int64_t* record = job.rest->add(count);
-    int64_t left = 0;
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t key = from[source[i]];
-      const int64_t stored = from[source[i] + kBucketWidth];
+      const int64_t bucket = first + source[i] / kBucketWidth;
+      const int64_t slot = source[i] % kBucketWidth;
       const int64_t free = filled[target[i]];
-      const bool full = free == kBucketWidth;
-      filled[target[i]] = static_cast<uint8_t>(free + !full);
-      const int64_t line = full ? kNowhere : target[i];
-      const int64_t slot = free & (kBucketWidth - 1);
-      int64_t* to = lines + line * kBucketWords + slot;
-      to[0] = key;
-      to[kBucketWidth] = stored;
-      record[0] = key;
-      record[1] = stored;
-      if (words > 0) {
-        const int64_t* score =
-            table.score(first + source[i] / kBucketWords, source[i] % kBucketWords);
-        copy_scores(score, words, scores + line * score_line + slot);
-        for (int64_t w = 0; w < words; ++w) Leftovers::scores(record)[w] = score[w * kBucketWidth];
+      if (free == kBucketWidth) {
+        leave_over(table, bucket, slot, job.rest);
+        continue;
       }
-      left += full;
-      record += full ? record_words : 0;
+      filled[target[i]] = static_cast<uint8_t>(free + 1);
+      const int64_t* line = table.line(bucket);
+      int64_t* to = lines + target[i] * kBucketWords;
+      to[free] = line[slot];
+      to[kBucketWidth + free] = line[kBucketWidth + slot];
+      if (words > 0) {
+        copy_scores(table.score(bucket, slot), words, scores + target[i] * score_line + free);
+      }
     }
-    job.rest->drop(count - left);
     // the first target may also be one of the following buckets
     const int64_t complete = first_target(first) + (first == job.begin ? 0 : 1);
     for (int64_t line = complete; line < written; ++line) {
