@@ -223,7 +223,7 @@ def test_tables_that_cannot_take_a_commit_are_named_before_any_changes(tmp_path:
     tight = td.DynamicEmbeddingBagCollection(
         [td.TableConfig("a", 4), td.TableConfig("b", 4)],
         optimizer=td.SGD(lr=0.1),
-        memory_budget=2016,
+        memory_budget=2240,
     )
     follower = follow(tmp_path / "log", tight)
     with pytest.raises(RuntimeError, match=r"table 'b' has no room for 30 new ids"):

@@ -41,7 +41,7 @@ def mixed(table: int) -> td.Policy:
 
 @pytest.mark.parametrize(
     ("policy", "arguments"),
-    [(plain, {}), (mixed, {}), (mixed, {"memory_budget": 64_000})],
+    [(plain, {}), (mixed, {}), (mixed, {"memory_budget": 70_000})],
     ids=["plain", "policies", "budget"],
 )
 def test_many_features_and_tables(
