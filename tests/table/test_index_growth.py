@@ -60,7 +60,7 @@ def test_many_growths_move_nothing_and_memory_follows() -> None:
     handles = group.insert(0, torch.arange(40))
     ids, growths = 40, 0
     slack = 8 << 20  # huge pages at the end of each tensor, and the first 4 MiB
-    while growths < 20:
+    while growths < 21:
         more = torch.arange(ids, ids + max(1, ids // 5))
         handles = torch.cat([handles, group.insert(0, more)])
         train(group, 0, more[:100], torch.ones(len(more[:100]), 8))
@@ -194,14 +194,14 @@ def test_bucket_counts_do_not_depend_on_the_order_of_ids() -> None:
 
 def test_growth_by_a_constant_factor() -> None:
     """Growth is by about 1.45, so at least 46 % of the slots are used right after it."""
-    group = make_group(max_rows=200_000)
+    group = make_group(max_rows=400_000)
     counts = [bucket_count(group)]
-    for part in torch.arange(100_000).split(50):
+    for part in torch.arange(190_000).split(100):
         group.insert(0, part)
         if bucket_count(group) != counts[-1]:
             counts.append(bucket_count(group))
     large = [count for count in counts if count >= 1024]
-    assert len(large) > 6
+    assert len(large) > 10
     for before, after in itertools.pairwise(large):
         assert 1.4 < after / before < 1.52
     assert counts[0] == FIRST_BUCKETS

@@ -252,7 +252,7 @@ class RowClock(IntEnum):
     Attributes:
         UPDATES: calls that have updated rows.
         SINCE_STEP: calls since the last end of a step.
-        STALE: gradients that were dropped because their row has another owner.
+        STALE: gradients that were dropped because their id had lost its row.
         NON_FINITE: gradients with NaN or infinity, where ``non_finite`` looks for them.
     """
 

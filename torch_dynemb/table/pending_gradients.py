@@ -10,7 +10,6 @@ from torch import Tensor
 from torch_dynemb.ops.columns import GENERATION_BITS, Meta, RowClock
 from torch_dynemb.ops.pending import PendingGradients, accumulate_grad_, merge_grad_
 from torch_dynemb.ops.tensors import LookupBatch
-from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.tables import Tables
 
 # From this number on, gradients of a lookup are sorted by table; csrc/cpu/gradient/runs.cpp.
@@ -86,7 +85,8 @@ def sort_pending(tables: Tables, slab: int) -> None:
 def drop_pending(tables: Tables, table: int, ids: Tensor) -> None:
     """Drop and count the pending gradients of ids that a table no longer has.
 
-    Their rows are free, so an update would change nothing, but a norm would contain them.
+    Their rows are free, so an update would change nothing, but a norm would contain them. The
+    caller defers signals.
 
     Args:
         tables: of the group.
@@ -105,12 +105,10 @@ def drop_pending(tables: Tables, table: int, ids: Tensor) -> None:
     left = int(kept.sum())
     if left == count:
         return
-    with defer_signals():
-        for entry in entries:
-            entry[:left] = entry[kept]
-        pending.counts[slab, 0] = left
-        stale = len(tables.config.tables) + RowClock.STALE
-        tables.rows.row_clock[stale] += count - left
+    for entry in entries:
+        entry[:left] = entry[kept]
+    pending.counts[slab, 0] = left
+    tables.rows.row_clock[len(tables.config.tables) + RowClock.STALE] += count - left
 
 
 def _ascends(values: Tensor) -> bool:
