@@ -43,8 +43,8 @@ MISSES = (
     Miss(
         "step / the reference kernel",
         r"train_step, .*: reference kernel .*",
-        "The kernel gets row numbers, so it finds nothing; against one with a hash table, steps take "
-        "0.82 to 1.07.",
+        "The kernel gets row numbers, so it finds nothing; against one with a hash table, steps "
+        "take 0.82 to 1.07.",
     ),
     Miss(
         "Adam, bfloat16 rows / our row-wise Adagrad",
