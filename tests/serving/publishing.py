@@ -125,22 +125,26 @@ def write_commit_of_two_ranks(
 
 
 class FailingChanges:
-    """Has the n-th change of a table or of the dense part raise, before or after it is made."""
+    """Has the n-th change of a table or of the dense part raise.
+
+    With ``late``, the dense part raises after its change; a table is changed as a whole or not.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, late: bool) -> None:
-        self._late, self._calls, self._fails_at = late, 0, 0
-        for name in ("take", "_copy"):
-            monkeypatch.setattr(whole_commits, name, self._wrapped(getattr(whole_commits, name)))
+        self._calls, self._fails_at = 0, 0
+        for name, after in (("take", False), ("_copy", late)):
+            change = self._wrapped(getattr(whole_commits, name), after)
+            monkeypatch.setattr(whole_commits, name, change)
 
     def fail(self, call: int) -> None:
         """Has this call from now on raise, counted from 1; 0: none."""
         self._calls, self._fails_at = 0, call
 
-    def _wrapped(self, change: Callable[[Any], None]) -> Callable[[Any], None]:
+    def _wrapped(self, change: Callable[[Any], None], late: bool) -> Callable[[Any], None]:
         def failing(of: Any) -> None:
             self._calls += 1
             fails = self._calls == self._fails_at
-            if not fails or self._late:
+            if not fails or late:
                 change(of)
             if fails:
                 raise OSError(5, "injected")

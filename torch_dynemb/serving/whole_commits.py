@@ -64,6 +64,9 @@ def take_changes(
 ) -> None:
     """Apply a checked commit, with signals deferred.
 
+    The table with the most changes comes last. It takes them as a whole or not at all, so it needs
+    no copy of its rows for an error.
+
     Args:
         tables: changes of tables.
         dense: changes of the dense state.
@@ -72,18 +75,20 @@ def take_changes(
     Raises:
         Exception: raised by a table or tensor; all of them are as they were.
     """
-    tables = [change for change in tables if not change.empty]
+    tables = sorted((change for change in tables if not change.empty), key=_size)
     for change in tables:  # other updates may have taken the rows meanwhile
         check_room(change)
-    before = [_reverse_of(change) for change in tables]
+    before = [_reverse_of(change) for change in tables[:-1]]
     old = [change._replace(values=change.tensor.clone()) for change in dense]
     begun: list[TableChange] = []
     with defer_signals():
         try:
-            for change, contrary in zip(tables, before, strict=True):
+            _copy(dense)
+            for change, contrary in zip(tables, before, strict=False):
                 begun.append(contrary)
                 take(change)
-            _copy(dense)
+            for change in tables[-1:]:
+                take(change)
         except BaseException:
             _copy(old)
             for contrary in reversed(begun):
@@ -136,14 +141,21 @@ def _padding_of(change: TableChange) -> int | None:
     return int(meta[Meta.PADDING_ID]) if int(meta[Meta.HAS_PADDING]) else None
 
 
+def _size(change: TableChange) -> int:
+    return change.delta.ids.numel() + change.delta.removed.numel()
+
+
 def _reverse_of(change: TableChange) -> TableChange:
     """Return the change that reverts another: earlier rows, without new ids."""
     delta, padding = change.delta, _padding_of(change)
     ids = torch.cat([delta.ids, delta.removed]).unique()
     ids = ids if padding is None else ids[ids != padding]
-    # a known id reads the same row whatever missing ids read
-    rows = _rows_or(0.0, change, ids)
-    there = (rows == _rows_or(1.0, change, ids)).all(1) | rows.isnan().any(1)
+    rows, missing = _rows_or(0.0, change, ids)
+    there = torch.ones_like(ids, dtype=torch.bool)
+    if int(missing.sum()) > 0:
+        # a known id reads the same row whatever missing ids read
+        others, _ = _rows_or(1.0, change, ids)
+        there = (rows == others).all(1) | rows.isnan().any(1)
     before = delta._replace(
         dtype="float32",
         ids=ids[there],
@@ -155,8 +167,8 @@ def _reverse_of(change: TableChange) -> TableChange:
     return change._replace(delta=before)
 
 
-def _rows_or(default: float, change: TableChange, ids: Tensor) -> Tensor:
-    """Return float32 [n, dim], rows of a live table; missing ids read a number."""
+def _rows_or(default: float, change: TableChange, ids: Tensor) -> ops.Served:
+    """Look up rows of a live table; missing ids read a number."""
     live, number = change.state.tensors, change.state.names.index(change.table)
     dim = change.delta.embedding_dim
     record = torch.zeros(INIT_RECORD_COLUMNS, dtype=torch.float64)
@@ -165,7 +177,7 @@ def _rows_or(default: float, change: TableChange, ids: Tensor) -> Tensor:
     meta[number, Meta.DEFAULT_BEGIN] = live.init_data.numel()
     meta[number, Meta.DEFAULT_COUNT] = 1
     live = live._replace(meta=meta, init_data=torch.cat([live.init_data, record]))
-    return ops.serve_lookup(live, ops.LookupBatch.of_rows(ids, ids[:0], [number], dim)).output
+    return ops.serve_lookup(live, ops.LookupBatch.of_rows(ids, ids[:0], [number], dim))
 
 
 def _copy(dense: Sequence[DenseChange]) -> None:

@@ -19,6 +19,7 @@ Layout of the words of a slab, each part in whole pages::
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -86,7 +87,7 @@ class CopyOnWriteRows:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._buffers: dict[int, RowValues] = {}
+        self._buffers: dict[tuple[int, int], Tensor] = {}
         self._ended = threading.Event()
 
     @property
@@ -136,7 +137,14 @@ class CopyOnWriteRows:
             of_slab[CopyOnWrite.ACTIVE] = 1
         self._tables = replace(tables, rows=small)
 
-    def read(self, table: int, ids: Tensor, handles: Tensor, written: Tensor) -> RowValues:
+    def read(
+        self,
+        table: int,
+        ids: Tensor,
+        handles: Tensor,
+        written: Tensor,
+        out: Sequence[Tensor | None],
+    ) -> RowValues:
         """Read rows as of :meth:`pin`, each once; the result is valid until the next call.
 
         Args:
@@ -145,15 +153,15 @@ class CopyOnWriteRows:
             handles: int64 [n], of the ids at that time.
             written: bool [n], whether the rows had been written by then; the others get their
                 initial values.
+            out: memory for the weights and each state tensor, like the result; None: a buffer.
         """
         tables, count = self._tables, ids.shape[0]
         slab = tables.config.slab_of(table)
-        buffer = self._buffer(slab, count)
-        values = RowValues(
-            buffer.weights[:count],
-            {name: tensor[:count] for name, tensor in buffer.state.items()},
-            written,
+        names = list(state_tensors(tables, slab))
+        weights, *state = (
+            here if here is not None else self._buffer(slab, k, count) for k, here in enumerate(out)
         )
+        values = RowValues(weights, dict(zip(names, state, strict=True)), written)
         # .data: compiled code saves these tensors for its backward, and autograd would count this
         # call as a change of them
         ops.take_unchanged_rows_(
@@ -166,20 +174,20 @@ class CopyOnWriteRows:
         )
         return with_initial_values(tables, table, ids, values)
 
-    def _buffer(self, slab: int, count: int) -> RowValues:
-        """Return a buffer to read into. It is reused: new memory costs more than the copy."""
-        known = self._buffers.get(slab)
-        if known is None or known.weights.shape[0] < count:
+    def _buffer(self, slab: int, number: int, count: int) -> Tensor:
+        """Return memory for rows of a tensor. It is reused: new memory costs more than the copy.
+
+        Args:
+            slab: of the rows.
+            number: of the tensor: weights, or a state tensor.
+            count: of rows.
+        """
+        known = self._buffers.get((slab, number))
+        if known is None or known.shape[0] < count:
             tables = self._tables
-            known = self._buffers[slab] = RowValues(
-                torch.empty_like(tables.rows.weights[slab][:count]),
-                {
-                    name: torch.empty_like(tensor[:count])
-                    for name, tensor in state_tensors(tables, slab).items()
-                },
-                torch.empty(0, dtype=torch.bool),
-            )
-        return known
+            of = [tables.rows.weights[slab], *state_tensors(tables, slab).values()][number]
+            known = self._buffers[slab, number] = torch.empty_like(of[:count])
+        return known[:count]
 
     def release(self) -> None:
         """End copy-on-write, if it has begun: no update waits from now on, and memory is released.

@@ -1,13 +1,18 @@
 #include "cpu/serving/live_writer.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "core/runtime/check.h"
+#include "cpu/runtime/prefetch.h"
 #include "cpu/serving/live_reader.h"
 
 namespace dynemb::cpu {
 namespace {
+
+// Ids between a prefetch and its use.
+constexpr int64_t kAhead = 16;
 
 struct Slot {
   int64_t* line;  // nullptr: none
@@ -50,6 +55,21 @@ Slot free_slot_of(const LiveTable& table, int64_t* range, int64_t id) {
   return {nullptr, 0};
 }
 
+// Fetches the line of an id a little before it is read.
+void prefetch_line(const LiveTable& table, int64_t* range, int64_t id) {
+  const ProbeSequence sequence(first_hash(id, table.salt), table.range_buckets);
+  prefetch_line_of(line_of(range, sequence.at(0)));
+}
+
+// Fetches the row of an id a little before a new one replaces it. The next update writes there.
+void prefetch_row(const LiveTable& table, int64_t* range, int64_t id) {
+  const Slot slot = slot_of(table, range, id);
+  if (slot.line == nullptr) return;
+  const int64_t row = handle_row(decode_handle(load_word(slot.stored())));
+  if (row >= table.row_count) return;  // damaged; the update says so
+  prefetch_row_bytes(reinterpret_cast<const char*>(table.row(row)), 8 * table.row_words);
+}
+
 int64_t* active_range(const LiveTable& table) { return table.range(load_word(table.active)); }
 
 void place(const Slot& slot, int64_t id, int64_t stored) {
@@ -89,11 +109,15 @@ void free_row(const LiveWriter& writer, int64_t stored) {
 }
 
 // Writes a free row; returns its stored handle.
-int64_t write_row(const LiveWriter& writer, const int64_t* packed) {
+int64_t write_row(const LiveWriter& writer, const char* packed) {
   const int64_t handle = take_row(writer);
   int64_t* row = writer.table.row(handle_row(handle));
   release_fence();  // likewise
-  for (int64_t w = 0; w < writer.table.row_words; ++w) store_word(row + w, packed[w]);
+  for (int64_t w = 0; w < writer.table.row_words; ++w) {
+    int64_t word;  // of floats, perhaps
+    std::memcpy(&word, packed + 8 * w, sizeof word);
+    store_word(row + w, word);
+  }
   return encode_handle(handle);
 }
 
@@ -106,14 +130,14 @@ void erase(const LiveWriter& writer, const Slot& slot) {
   free_row(writer, stored);
 }
 
-void insert(const LiveWriter& writer, int64_t id, const int64_t* packed) {
+void insert(const LiveWriter& writer, int64_t id, const char* packed) {
   const Slot slot = free_slot_of(writer.table, active_range(writer.table), id);
   writer.counters[kLiveTableTombstones] -= load_word(slot.stored()) == kLiveTombstone;
   ++writer.counters[kLiveTableSize];
   place(slot, id, write_row(writer, packed));
 }
 
-void replace(const LiveWriter& writer, const Slot& slot, const int64_t* packed) {
+void replace(const LiveWriter& writer, const Slot& slot, const char* packed) {
   const int64_t old = load_word(slot.stored());
   store_word_release(slot.stored(), write_row(writer, packed));
   free_row(writer, old);
@@ -143,6 +167,7 @@ LiveOutcome plan(const LiveWriter& writer, const LiveUpdate& update, std::vector
   outcome.erased = count_distinct(gone);
   std::vector<int64_t> fresh;
   for (int64_t i = 0; i < update.count; ++i) {
+    if (i + kAhead < update.count) prefetch_line(writer.table, range, update.ids[i + kAhead]);
     if (!is_there(update.ids[i])) fresh.push_back(update.ids[i]);
   }
   outcome.inserted = outcome.wanted = count_distinct(fresh);
@@ -195,10 +220,15 @@ LiveOutcome apply_live(const LiveWriter& writer, const LiveUpdate& update) {
                         counters[kLiveTableTombstones], outcome.inserted)) {
     rehash_live(writer);
   }
+  int64_t* range = active_range(writer.table);
   for (int64_t i = 0; i < update.count; ++i) {
+    if (i + 2 * kAhead < update.count) {
+      prefetch_line(writer.table, range, update.ids[i + 2 * kAhead]);
+    }
+    if (i + kAhead < update.count) prefetch_row(writer.table, range, update.ids[i + kAhead]);
     const int64_t id = update.ids[i];
-    const int64_t* packed = update.packed + i * writer.table.row_words;
-    const Slot slot = slot_of(writer.table, active_range(writer.table), id);
+    const char* packed = static_cast<const char*>(update.packed) + 8 * i * writer.table.row_words;
+    const Slot slot = slot_of(writer.table, range, id);
     if (slot.line == nullptr) {
       insert(writer, id, packed);
     } else {

@@ -20,7 +20,7 @@ struct LiveWriter {
 struct LiveUpdate {
   const int64_t* ids;
   int64_t count;
-  const int64_t* packed;  // [count, row_words]
+  const void* packed;  // [count, row_words] words
   const int64_t* erased;
   int64_t erased_count;
 };

@@ -43,9 +43,11 @@ Tensor serve_apply_(Tensor buckets, Tensor tables, std::vector<Tensor> weights, 
     DYNEMB_CHECK(id[i] != m[kMetaPaddingId], "dynemb::", op, ": ids[", i, "] is ", id[i],
                  ", the padding id of table ", table, ", which has no row: leave it out");
   }
+  const bool as_stored = view.format == Storage::kFloat32 &&
+                         live_value_bytes(view.format, view.dim) == 8 * view.row_words;
   Scratch<int64_t> packed;
-  packed.resize(static_cast<size_t>(ids.numel() * view.row_words));
-  for (int64_t i = 0; i < ids.numel(); ++i) {
+  packed.resize(static_cast<size_t>(as_stored ? 0 : ids.numel() * view.row_words));
+  for (int64_t i = 0; !as_stored && i < ids.numel(); ++i) {
     int64_t* row = packed.data() + i * view.row_words;
     const bool held =
         packed_values ? copy_live_row(view.format,
@@ -62,7 +64,7 @@ Tensor serve_apply_(Tensor buckets, Tensor tables, std::vector<Tensor> weights, 
   const LiveWriter writer{view, live.table_row(table), slabs + m[kMetaSlab] * kLiveSlabColumns};
   const OneWriter one_writer(op, slabs);
   const LiveOutcome outcome =
-      apply_live(writer, {id, ids.numel(), packed.data(),
+      apply_live(writer, {id, ids.numel(), as_stored ? values.data_ptr() : packed.data(),
                           static_cast<const int64_t*>(erased.data_ptr()), erased.numel()});
   Tensor counts = zeros_cpu({5}, ScalarType::Long);
   auto* count = static_cast<int64_t*>(counts.data_ptr());

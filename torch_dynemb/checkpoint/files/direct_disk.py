@@ -3,8 +3,9 @@
 A write through the page cache takes the CPU for as long as a copy into new pages takes: for most of
 a save. A write past it takes the CPU for a tenth of that, and lets the thread sleep. But it needs
 an aligned address, offset and size. So bytes are collected in aligned windows of
-:data:`WINDOW_BYTES`, one for each place of the file that grows. Where two places meet inside a
-page, their bytes go through the page cache when the file ends.
+:data:`WINDOW_BYTES`, one for each place of the file that grows. :meth:`DirectDisk.room_at` lets a
+caller make them there. Where two places meet inside a page, their bytes go through the page cache
+when the file ends.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.files.tensor_file import raw
 
-WINDOW_BYTES = 4 << 20
 _ALIGNMENT = 4096
+WINDOW_BYTES = (4 << 20) + _ALIGNMENT  # for rows read at once, and the page that they begin in
 
 
 @dataclass
@@ -99,13 +100,31 @@ class DirectDisk(Disk):
         while done < len(data):
             at = run.end - run.base
             part = values[done : done + WINDOW_BYTES - at]
-            run.window[at : at + part.numel()].copy_(part)
+            window = run.window[at : at + part.numel()]
+            if part.data_ptr() != window.data_ptr():
+                window.copy_(part)
             run.end += part.numel()
             done += part.numel()
             if run.end == run.base + WINDOW_BYTES:
-                self._flush(file, of, run)
+                self._write_pages(file, of, run, past_cache=True)
         of.runs[run.end] = run
         return len(data)
+
+    def room_at(self, file: int, begin: int, size: int) -> Tensor | None:
+        """Return the part of a window that the bytes would be copied to.
+
+        It is None for bytes that do not fit into a window.
+        """
+        of = self._files[file]
+        run = of.runs.get(begin)
+        if size > WINDOW_BYTES - begin % _ALIGNMENT:
+            return None
+        if run is None:
+            run = of.runs[begin] = self._new_run(begin)
+        elif run.end - run.base + size > WINDOW_BYTES:
+            self._write_pages(file, of, run, past_cache=True)
+        at = run.end - run.base
+        return run.window[at : at + size]
 
     def begin_sync(self, file: int, begin: int, size: int) -> None:
         """Do nothing: a window starts its way to the disk when it is full."""
@@ -117,9 +136,13 @@ class DirectDisk(Disk):
             OSError: the disk is full, or fails.
         """
         of = self._files[file]
+        left = sum(run.end - run.begin for run in of.runs.values())
+        past_cache = of.direct or left >= WINDOW_BYTES
         while of.runs:
             run = of.runs.pop(next(iter(of.runs)))
-            self._flush(file, of, run)
+            self._write_pages(file, of, run, past_cache=past_cache)
+            if run.begin < run.end:
+                of.edges[run.begin] = bytes(raw(run.window[: run.end - run.base]))
             self._spare.append(run.window)
         self._set_direct(file, of, False)
         for begin, edge in of.edges.items():
@@ -150,19 +173,20 @@ class DirectDisk(Disk):
         window = self._spare.pop() if self._spare else ops.reserve([WINDOW_BYTES], torch.uint8)
         return _Window(window, begin // _ALIGNMENT * _ALIGNMENT, begin, begin)
 
-    def _flush(self, file: int, of: _DirectFile, run: _Window) -> None:
-        """Write the pages of a window, and keep the bytes of partial ones."""
-        view = raw(run.window)
+    def _write_pages(self, file: int, of: _DirectFile, run: _Window, *, past_cache: bool) -> None:
+        """Write the whole pages of a window. What follows them goes to its beginning."""
         first = min(-(-run.begin // _ALIGNMENT) * _ALIGNMENT, run.end)
         last = max(run.end // _ALIGNMENT * _ALIGNMENT, first)
-        for begin, end in ((run.begin, first), (last, run.end)):
-            if begin < end:
-                of.edges[begin] = bytes(view[begin - run.base : end - run.base])
+        if run.begin < first:
+            of.edges[run.begin] = bytes(raw(run.window[run.begin - run.base : first - run.base]))
         if first < last:
-            # a file that fits into its windows has no page on the disk yet
-            self._set_direct(file, of, of.direct or run.end == run.base + WINDOW_BYTES)
-            self._write_whole(file, of, view[first - run.base : last - run.base], first)
-        run.base = run.begin = run.end
+            self._set_direct(file, of, past_cache)
+            pages = run.window[first - run.base : last - run.base]
+            self._write_whole(file, of, raw(pages), first)
+        if last > run.base:
+            rest = run.window[last - run.base : run.end - run.base]
+            run.window[: rest.numel()].copy_(rest)
+        run.base = run.begin = last
 
     def _write_whole(self, file: int, of: _DirectFile, data: memoryview, begin: int) -> None:
         done = 0

@@ -6,6 +6,8 @@ import os
 import shutil
 from contextlib import suppress
 
+from torch import Tensor
+
 from torch_dynemb.checkpoint.entries import MANIFEST, UNFINISHED
 from torch_dynemb.checkpoint.file_systems.locations import Location, local
 from torch_dynemb.checkpoint.files.exchange import exchange
@@ -32,6 +34,16 @@ class Disk:
     def write_at(self, file: int, data: memoryview, begin: int) -> int:
         """Write some bytes from ``begin`` on. Return how many were written."""
         return os.pwrite(file, data, begin)
+
+    def room_at(self, file: int, begin: int, size: int) -> Tensor | None:
+        """Return memory from which :meth:`write_at` writes without a copy, uint8 [size], if any.
+
+        Args:
+            file: the file.
+            begin: place of the next bytes that are written from this memory.
+            size: their number.
+        """
+        return None
 
     def begin_sync(self, file: int, begin: int, size: int) -> None:
         """Start writing some bytes of a file to the disk, without waiting.

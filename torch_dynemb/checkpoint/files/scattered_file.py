@@ -6,6 +6,7 @@ a block is combined from those of its pieces. Nothing is read back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -61,10 +62,12 @@ class ScatteredFile:
         self._disk, self._path = disk, path
         self._block = limits_of(disk).block_bytes or BLOCK_BYTES
         self._tails: dict[str, _Tail] = {}
+        self._shapes: dict[str, TensorShape] = {}
         self._pieces: dict[int, list[_Run]] = {}  # by block
         self._bytes = len(header)
         for tensor in tensors:
             self._tails[tensor.name] = _Tail(self._bytes, tensor.bytes)
+            self._shapes[tensor.name] = tensor
             self._bytes += tensor.bytes
         with space_errors(path):
             self._file = disk.create(path)
@@ -76,6 +79,23 @@ class ScatteredFile:
         except BaseException:
             self.close()
             raise
+
+    def room(self, name: str, rows: int) -> Tensor | None:
+        """Return memory for the next rows of a tensor, from which they are written without a copy.
+
+        It is None where the disk has none, or has no aligned one. The memory is valid until rows
+        are appended.
+
+        Args:
+            name: name of the tensor.
+            rows: their number.
+        """
+        tail, shape = self._tails[name], self._shapes[name]
+        size = rows * math.prod(shape.shape[1:]) * shape.dtype.itemsize
+        memory = self._disk.room_at(self._file, tail.at, size) if size > 0 else None
+        if memory is None or memory.data_ptr() % shape.dtype.itemsize != 0:
+            return None
+        return memory.view(shape.dtype).view(rows, *shape.shape[1:])
 
     def append(self, name: str, values: Tensor) -> None:
         """Append rows to a tensor.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import NamedTuple
 
@@ -39,7 +40,7 @@ from torch_dynemb.checkpoint.saving.row_order import (
     occupied_slots,
 )
 from torch_dynemb.checkpoint.saving.source import GroupSource, sketch_cells
-from torch_dynemb.checkpoint.saving.table_source import PIECE_BYTES, TableSource
+from torch_dynemb.checkpoint.saving.table_source import PIECE_BYTES, RoomForRows, TableSource
 from torch_dynemb.ops.columns import SKETCH_ROWS, Table
 from torch_dynemb.table.row_access import RowValues
 from torch_dynemb.table.shards import IdSlots
@@ -173,7 +174,7 @@ class Folder:
         name: str,
         sections: Sequence[Section],
         values: Sequence[TensorShape],
-        pieces: Iterator[RowValues],
+        pieces: Callable[[RoomForRows], Iterator[RowValues]],
         rows: int,
     ) -> SavedFile:
         """Write a file of rows with weights and state that are read together.
@@ -182,7 +183,8 @@ class Folder:
             name: path in the checkpoint.
             sections: its first tensors, in order.
             values: the weights and each state tensor, which follow.
-            pieces: the rows. They are written first, because training may wait for them.
+            pieces: yields the rows; see :meth:`TableSource.rows_and_state`. They are written first,
+                because training may wait for them.
             rows: number of rows.
         """
         path = self.path / name
@@ -191,7 +193,7 @@ class Folder:
         shapes = [section.shape for section in sections]
         file = ScatteredFile(self.disk, path, [*shapes, *values])
         try:
-            for piece in pieces:
+            for piece in pieces(lambda count: [file.room(of.name, count) for of in values]):
                 tensors = (piece.weights, *piece.state.values())
                 for shape, tensor in zip(values, tensors, strict=True):
                     file.append(shape.name, tensor)
@@ -283,7 +285,7 @@ def _write_part(
             files.append(folder.write(name, [*of_file, *of_values], len(rows)))
         else:
             shapes = [section.shape for section in of_values]
-            pieces = table.rows_and_state(rows, reader)
+            pieces = partial(table.rows_and_state, rows, reader)
             files.append(folder.write_rows(name, of_file, shapes, pieces, len(rows)))
     counts, counted = _write_counts(folder, source, part)
     sketch, width = _write_sketch(folder, source, part)

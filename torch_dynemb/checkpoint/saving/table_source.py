@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -15,11 +15,14 @@ from torch_dynemb.table.copy_on_write import CopyOnWriteRows
 from torch_dynemb.table.row_access import RowValues
 
 PIECE_BYTES = 8 << 20
+ROWS_BYTES = 4 << 20  # read with their state at once: at most a window of DirectDisk
+# Returns memory for the weights and each state tensor of so many rows; None where there is none.
+RoomForRows = Callable[[int], Sequence[Tensor | None]]
 
 
-def _ranges(rows: range, row_bytes: int) -> Iterator[tuple[int, int]]:
+def _ranges(rows: range, row_bytes: int, piece_bytes: int) -> Iterator[tuple[int, int]]:
     """Split a range of rows into pieces. Yield begin and end of each."""
-    step = max(1, PIECE_BYTES // row_bytes)
+    step = max(1, piece_bytes // row_bytes)
     for begin in range(rows.start, rows.stop, step):
         yield begin, min(begin + step, rows.stop)
 
@@ -94,23 +97,27 @@ class TableSource:
             for values in self._stored_rows(self._slab.in_store, rows):
                 yield values.state[name]
 
-    def rows_and_state(self, rows: range, reader: CopyOnWriteRows) -> Iterator[RowValues]:
+    def rows_and_state(
+        self, rows: range, reader: CopyOnWriteRows, room: RoomForRows
+    ) -> Iterator[RowValues]:
         """Iterate over weights and state together. Each piece is valid until the next one.
 
         Args:
             rows: rows of the table.
             reader: reader of the slab.
+            room: called before each piece.
         """
-        for begin, end in _ranges(rows, self._slab.row_bytes):
+        for begin, end in _ranges(rows, self._slab.row_bytes, ROWS_BYTES):
             numbers = self._numbers(begin, end)
             places = numbers if isinstance(numbers, slice) else numbers.long()
             handles = self._handles(numbers)
             written = self._slab.generations[places] == (handles & GENERATION_MASK)
-            yield reader.read(self._table, self._order.ids[places], handles, written)
+            out = room(end - begin)
+            yield reader.read(self._table, self._order.ids[places], handles, written, out)
 
     def _stored_rows(self, stored: StoredRows, rows: range) -> Iterator[RowValues]:
         """Iterate over rows in a store. A piece holds rows with their state."""
-        for begin, end in _ranges(rows, self._slab.row_bytes):
+        for begin, end in _ranges(rows, self._slab.row_bytes, PIECE_BYTES):
             numbers = self._numbers(begin, end)
             places = numbers if isinstance(numbers, slice) else numbers.long()
             yield stored.read(self._table, self._order.ids[places], self._handles(numbers))
@@ -128,7 +135,7 @@ class TableSource:
     def _pieces(self, rows: range, values: Tensor) -> Iterator[Tensor]:
         """Iterate over values of the rows. Each piece is valid until the next one is requested."""
         row_bytes = values.element_size() * (values[:1].numel() if values.shape[0] > 0 else 1)
-        for begin, end in _ranges(rows, row_bytes):
+        for begin, end in _ranges(rows, row_bytes, PIECE_BYTES):
             numbers = self._numbers(begin, end)
             if isinstance(numbers, slice):
                 yield values[numbers].cpu()
@@ -148,4 +155,4 @@ class TableSource:
         return torch.index_select(values, 0, rows, out=out)
 
 
-__all__ = ["PIECE_BYTES", "TableSource"]
+__all__ = ["PIECE_BYTES", "RoomForRows", "TableSource"]
