@@ -128,7 +128,7 @@ def test_small_files_go_through_the_cache(tmp_path: Path) -> None:
 
 
 def test_rows_are_written_from_their_room(tmp_path: Path) -> None:
-    """A tensor whose place is not aligned has no room."""
+    """A tensor has no room at a place that is not aligned."""
     shapes = [
         TensorShape("b", torch.float32, (1000, 3)),
         TensorShape("c", torch.uint8, (1,)),
