@@ -242,8 +242,8 @@ DYNEMB_DEFINE_OPS(m) {
       "int begin, int max_ids) -> (Tensor ids, Tensor handles, Tensor scores, Tensor next)");
   host.def(
       "changed_ids_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Tensor generations, "
-      "Tensor dirty_bits, Tensor before, Tensor(a!) now, int table, int reader) "
-      "-> (Tensor ids, Tensor handles)");
+      "Tensor dirty_bits, Tensor before, Tensor(a!) now, int slab, int reader) "
+      "-> (Tensor ids, Tensor handles, Tensor counts)");
   m.def(
       "get_scores(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Tensor ids, "
       "Tensor offsets, int[] feature_tables, int word) -> (Tensor scores, Tensor found)");

@@ -319,7 +319,7 @@ def test_export_arguments(position: int, value: int, message: str) -> None:
 @pytest.mark.parametrize(
     ("position", "value", "message"),
     [
-        (8, -1, r"table is -1, expected 0 to 2"),
+        (8, 9, r"slab is 9, expected one with tables"),
         (9, 0, r"reader is 0, expected bits of a byte"),
         (9, 256, r"reader is 256, expected bits of a byte"),
         (6, torch.zeros(1, 3, dtype=torch.int64), r"before has 1 rows of 3 columns, expected as"),

@@ -96,7 +96,7 @@ def changed_arguments(score: Any, *, scores: bool) -> OpArguments:
     before = torch.zeros(rows, 2 + words, dtype=torch.int64)
     changes = torch.tensor([0, 2, 0, 255] * rows, dtype=torch.uint8)
     index = (group.index.buckets, group.index.scores, group.index.tables, group.index.meta)
-    return (*index, group.rows.generations[slab], changes, before, before.clone(), 1, 2)
+    return (*index, group.rows.generations[slab], changes, before, before.clone(), slab, 2)
 
 
 def counts_arguments() -> OpArguments:

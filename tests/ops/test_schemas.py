@@ -93,8 +93,8 @@ dynemb::merge_top_k(Tensor scores, Tensor ids, Tensor best_scores, Tensor best_i
 dynemb::export_batch(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int table,
     int begin, int max_ids) -> (Tensor ids, Tensor handles, Tensor scores, Tensor next)
 dynemb::changed_ids_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Tensor
-    generations, Tensor dirty_bits, Tensor before, Tensor(a!) now, int table, int reader)
-    -> (Tensor ids, Tensor handles)
+    generations, Tensor dirty_bits, Tensor before, Tensor(a!) now, int slab, int reader)
+    -> (Tensor ids, Tensor handles, Tensor counts)
 dynemb::get_scores(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Tensor ids,
     Tensor offsets, int[] feature_tables, int word) -> (Tensor scores, Tensor found)
 dynemb::set_scores_(Tensor buckets, Tensor(a!) scores, Tensor tables, Tensor meta, Tensor

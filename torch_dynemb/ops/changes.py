@@ -15,12 +15,14 @@ class FoundChanges(NamedTuple):
     """Result of :func:`changed_ids_`.
 
     Attributes:
-        ids: int64 [n], in the order of the index.
+        ids: int64 [n], by table; those of a table in the order of their rows.
         handles: int64 [n], of the ids.
+        counts: int64 [tables], how many of the ids each table has.
     """
 
     ids: Tensor
     handles: Tensor
+    counts: Tensor
 
 
 @raises_typed_errors
@@ -31,23 +33,24 @@ def changed_ids_(
     before: Tensor,
     now: Tensor,
     *,
-    table: int,
+    slab: int,
     reader: int,
 ) -> FoundChanges:
-    """Find the ids of a table that are new, or have a changed row or changed scores.
+    """Find the ids of a slab's tables that are new, or have a changed row or changed scores.
 
-    A record of a row's owner is an id, the number of its table plus 1 (0: no owner), and the id's
-    scores where they matter.
+    A record of a row's owner has at least two words. The first is an id. The second has the number
+    of its table plus 1 in the upper 36 bits, and the generation of its handle below. It is 0 for a
+    row without an owner. The id's scores follow where they matter.
 
     Args:
         index: of the tables, on the CPU; nothing changes.
-        generations: int32 [rows], of the slab of the table.
+        generations: int32 [rows], of the slab.
         dirty_bits: uint8 [rows], of the slab: a bit for each reader that has not seen the row's
             last change.
         before: int64 [used rows, 2], or [used rows, 2 + words]: owners of rows when the reader
             looked last.
-        now: of the same shape, zeros: receives the present owners.
-        table: its number.
+        now: of the same shape: receives the present owners.
+        slab: its number.
         reader: bits of the reader, 1 to 255.
 
     Raises:
@@ -64,7 +67,7 @@ def changed_ids_(
             dirty_bits,
             before,
             now,
-            table,
+            slab,
             reader,
         )
     )
@@ -80,11 +83,12 @@ def _changed_ids_fake(
     dirty_bits: Tensor,
     before: Tensor,
     now: Tensor,
-    table: int,
+    slab: int,
     reader: int,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     count = torch.library.get_ctx().new_dynamic_size()
-    return tables.new_empty((count,)), tables.new_empty((count,))
+    ids, handles = tables.new_empty((count,)), tables.new_empty((count,))
+    return ids, handles, tables.new_empty(tables.shape[:1])
 
 
 __all__ = ["FoundChanges", "changed_ids_"]

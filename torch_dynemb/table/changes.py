@@ -177,33 +177,47 @@ def _read_slab(
     tables: Tables, reader: ChangeReader, slab: int, changed: list[ChangedIds]
 ) -> Tensor:
     """Find new and changed ids of the tables of a slab; return the current owners of rows."""
-    now, before = _no_owners(tables, reader, slab), _no_owners(tables, reader, slab)
-    if slab < len(reader.owners):
-        known = min(before.shape[0], reader.owners[slab].shape[0])  # fewer after compact()
-        before[:known] = reader.owners[slab][:known]
-    in_host_memory = tables.device.type == "cpu" and tables.stored(slab) is None
-    find_changed = _scanned if in_host_memory else _compared
+    now = _no_owners(tables, reader, slab)
+    before = _owners_before(tables, reader, slab, now.shape[0])
+    if tables.device.type == "cpu" and tables.stored(slab) is None:
+        found = _scanned(tables, reader, slab, before, now)
+        counts = found.counts.tolist()
+        ids_of, handles_of = found.ids.split(counts), found.handles.split(counts)
+        for table in _tables_of(tables, slab):
+            changed[table] = changed[table]._replace(ids=ids_of[table], handles=handles_of[table])
+        return now
     for table in _tables_of(tables, slab):
-        ids, handles = find_changed(tables, reader, table, before, now)
+        ids, handles = _compared(tables, reader, table, before, now)
         changed[table] = changed[table]._replace(ids=ids, handles=handles)
     return now
 
 
+def _owners_before(tables: Tables, reader: ChangeReader, slab: int, rows: int) -> Tensor:
+    """Return the owners of as many rows as are in use now, at the last :func:`take_changes`."""
+    if slab >= len(reader.owners):
+        return _no_owners(tables, reader, slab)
+    owners = reader.owners[slab]
+    if owners.shape[0] == rows:
+        return owners
+    before = _no_owners(tables, reader, slab)
+    known = min(rows, owners.shape[0])  # fewer after compact()
+    before[:known] = owners[:known]
+    return before
+
+
 def _scanned(
-    tables: Tables, reader: ChangeReader, table: int, before: Tensor, now: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return changed ids and their handles, by one pass over the index."""
-    slab = tables.config.slab_of(table)
-    found = ops.changed_ids_(
+    tables: Tables, reader: ChangeReader, slab: int, before: Tensor, now: Tensor
+) -> ops.FoundChanges:
+    """Return changed ids and their handles, by a pass over the index and one over the rows."""
+    return ops.changed_ids_(
         tables.index,
         tables.rows.generations[slab],
         tables.rows.dirty_bits[slab],
         before,
         now,
-        table=table,
+        slab=slab,
         reader=reader.bit,
     )
-    return found.ids, found.handles
 
 
 def _compared(
@@ -213,7 +227,8 @@ def _compared(
     ids, handles = [_no_ids(tables)], [_no_ids(tables)]
     for batch in exported(tables, table, _IDS_AT_ONCE):
         rows = batch.handles >> GENERATION_BITS
-        owners = [batch.ids[:, None], torch.full_like(batch.ids, table + 1)[:, None]]
+        owner = ((table + 1) << GENERATION_BITS) | (batch.handles & GENERATION_MASK)
+        owners = [batch.ids[:, None], owner[:, None]]
         own = torch.cat([*owners, batch.scores] if reader.scores else owners, 1)
         dirty = _dirty_bits(tables, table, batch.handles)
         here = ((dirty & reader.bit) != 0) | (before[rows] != own).any(1)
@@ -240,17 +255,37 @@ def _find_removed(
     """Find removed ids: their row has another owner, and they have no other row."""
     if slab >= len(reader.owners):
         return
-    before = reader.owners[slab][:, :2]
-    both = min(before.shape[0], now.shape[0])
-    left = torch.ones_like(before[:, 0], dtype=torch.bool)
-    left[:both] = (before[:both] != now[:both, :2]).any(1)
-    lost = before[left]
+    lost = lost_owners(reader.owners[slab], now)
+    tables_of_lost = owner_tables(lost)
     for table in _tables_of(tables, slab):
-        ids = lost[lost[:, 1] == table + 1, 0]
+        ids = lost[tables_of_lost == table, 0]
         if ids.numel() > 0:
             handles = find(tables, *one_table(tables, table, ids)).handles
             ids = ids[handles < 0]
         changed[table] = changed[table]._replace(removed=ids)
+
+
+def owner_tables(owners: Tensor) -> Tensor:
+    """Return the tables of owners, int64 [n]; -1 for rows without an owner.
+
+    Args:
+        owners: in the format of :func:`torch_dynemb.ops.changed_ids_`.
+    """
+    return (owners[:, 1] >> GENERATION_BITS) - 1
+
+
+def lost_owners(before: Tensor, now: Tensor) -> Tensor:
+    """Return the owners that have lost their rows.
+
+    Args:
+        before, now: owners by row, in the format of :func:`torch_dynemb.ops.changed_ids_`.
+    """
+    both = min(before.shape[0], now.shape[0])
+    left = before[:, 1] != 0
+    left[:both] &= (before[:both, 0] != now[:both, 0]) | (
+        (before[:both, 1] ^ now[:both, 1]) >> GENERATION_BITS != 0
+    )
+    return before[left]
 
 
 def _tables_of(tables: Tables, slab: int) -> list[int]:
@@ -342,7 +377,9 @@ __all__ = [
     "ChangedRows",
     "Changes",
     "copy_rows",
+    "lost_owners",
     "mark_changed",
+    "owner_tables",
     "read_changes",
     "reader_of",
     "record_changes",

@@ -1,4 +1,8 @@
-// changed_ids_: ids of a table that are new, or have changed rows or scores.
+// changed_ids_: ids of the tables of a slab that are new, or have changed rows or scores.
+//
+// A pass over the index writes the owner of each row, which is its only random access. Then a pass
+// over the rows compares owners with those of before, and reads generations and dirty bits in
+// order.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -7,17 +11,19 @@
 
 #include "core/index/handle.h"
 #include "cpu/index/args.h"
+#include "cpu/runtime/prefetch.h"
 
 namespace dynemb::cpu {
 namespace {
 
-// Record of a row's owner: its id, the number of its table plus 1, and the id's scores.
+// Record of a row's owner: its id; the number of its table plus 1, and the generation; its scores.
 constexpr int64_t kOwnerId = 0;
-constexpr int64_t kOwnerTable = 1;
+constexpr int64_t kOwnerTable = 1;  // table + 1 : 36 | generation : 28
 constexpr int64_t kOwnerScores = 2;
 
 constexpr int64_t kBucketsPerUnit = 4096;
-constexpr int64_t kBucketsAhead = 8;
+constexpr int64_t kBucketsAhead = 16;
+constexpr int64_t kRowsPerUnit = 1 << 14;
 
 struct Changes {
   const int32_t* generations;  // [rows]
@@ -27,63 +33,60 @@ struct Changes {
   int64_t* now;           // [rows, columns]
   int64_t rows;
   int64_t columns;
+
+  int64_t* owner(int64_t row) const { return now + row * columns; }
 };
 
-struct Found {
-  std::vector<int64_t> ids;
-  std::vector<int64_t> handles;
-  int64_t beyond = -1;  // a row that does not exist
-};
-
-// Writes the owner of a row; returns whether the id is new there, or anything of it has changed.
-bool has_changed(const Changes& changes, const TableView& table, int64_t table_number,
-                 int64_t bucket, int slot, int64_t handle) {
-  const int64_t row = handle_row(handle);
-  const int64_t* before = changes.before + row * changes.columns;
-  int64_t* now = changes.now + row * changes.columns;
-  now[kOwnerId] = table.line(bucket)[slot];
-  now[kOwnerTable] = table_number + 1;
-  // a row that was never written has no dirty bit
-  bool changed = (changes.dirty_bits[row] & changes.reader) != 0 ||
-                 changes.generations[row] != handle_generation(handle) ||
-                 before[kOwnerId] != now[kOwnerId] || before[kOwnerTable] != now[kOwnerTable];
-  for (int64_t w = 0; w < changes.columns - kOwnerScores; ++w) {
-    const int64_t score =
-        w < table.score_words ? table.score(bucket, slot)[w * kBucketWidth] : int64_t{0};
-    now[kOwnerScores + w] = score;
-    changed = changed || before[kOwnerScores + w] != score;
-  }
-  return changed;
-}
-
-void prefetch_bucket(const Changes& changes, const int64_t* line) {
+void prefetch_owners(const Changes& changes, const int64_t* line) {
   for (int slot = 0; slot < kBucketWidth; ++slot) {
     const int64_t row = handle_row(decode_handle(line[kBucketWidth + slot]));
-    if (line[kBucketWidth + slot] == 0 || row >= changes.rows) continue;
-    __builtin_prefetch(changes.before + row * changes.columns);
-    __builtin_prefetch(changes.now + row * changes.columns, 1);
-    __builtin_prefetch(changes.generations + row);
-    __builtin_prefetch(changes.dirty_bits + row);
+    if (row >= 0 && row < changes.rows) prefetch_line_of(changes.owner(row));
   }
 }
 
-void scan(const Changes& changes, const TableView& table, int64_t table_number, int64_t begin,
-          int64_t end, Found* found) {
+// Writes the owners of rows; returns a row that does not exist, or -1.
+int64_t write_owners(const Changes& changes, const TableView& table, int64_t number, int64_t begin,
+                     int64_t end) {
   for (int64_t bucket = begin; bucket < end; ++bucket) {
-    if (bucket + kBucketsAhead < end) prefetch_bucket(changes, table.line(bucket + kBucketsAhead));
+    if (bucket + kBucketsAhead < end) prefetch_owners(changes, table.line(bucket + kBucketsAhead));
     const int64_t* line = table.line(bucket);
     for (int slot = 0; slot < kBucketWidth; ++slot) {
       if (line[kBucketWidth + slot] == 0) continue;
       const int64_t handle = decode_handle(line[kBucketWidth + slot]);
-      if (handle_row(handle) < 0 || handle_row(handle) >= changes.rows) {
-        found->beyond = handle_row(handle);
-        return;
+      const int64_t row = handle_row(handle);
+      if (row < 0 || row >= changes.rows) return row;
+      int64_t* owner = changes.owner(row);
+      owner[kOwnerId] = line[slot];
+      owner[kOwnerTable] = make_handle(number + 1, handle_generation(handle));
+      for (int64_t w = 0; w < changes.columns - kOwnerScores; ++w) {
+        owner[kOwnerScores + w] =
+            w < table.score_words ? table.score(bucket, slot)[w * kBucketWidth] : int64_t{0};
       }
-      if (!has_changed(changes, table, table_number, bucket, slot, handle)) continue;
-      found->ids.push_back(line[slot]);
-      found->handles.push_back(handle);
     }
   }
+  return -1;
+}
+
+// Whether a row with an owner is another's, or anything of it has changed.
+bool has_changed(const Changes& changes, int64_t row) {
+  const int64_t* now = changes.owner(row);
+  // a row that was never written has no dirty bit
+  return (changes.dirty_bits[row] & changes.reader) != 0 ||
+         changes.generations[row] != handle_generation(now[kOwnerTable]) ||
+         !std::equal(now, now + changes.columns, changes.before + row * changes.columns);
+}
+
+// The table of a row's owner; -1: none.
+int64_t table_of(const Changes& changes, int64_t row) {
+  return handle_row(changes.owner(row)[kOwnerTable]) - 1;
+}
+
+std::vector<int64_t> changed_rows(const Changes& changes, int64_t begin, int64_t end) {
+  std::vector<int64_t> found;
+  for (int64_t row = begin; row < end; ++row) {
+    if (table_of(changes, row) >= 0 && has_changed(changes, row)) found.push_back(row);
+  }
+  return found;
 }
 
 Changes changes_of(const char* op, const Tensor& generations, const Tensor& dirty_bits,
@@ -116,40 +119,73 @@ Changes changes_of(const char* op, const Tensor& generations, const Tensor& dirt
           columns};
 }
 
-Tensor joined(const std::vector<Found>& units, std::vector<int64_t> Found::* values) {
-  int64_t count = 0;
-  for (const Found& unit : units) count += static_cast<int64_t>((unit.*values).size());
-  Tensor result = empty_cpu({count}, ScalarType::Long);
-  auto* to = static_cast<int64_t*>(result.data_ptr());
-  for (const Found& unit : units) to = std::copy((unit.*values).begin(), (unit.*values).end(), to);
-  return result;
-}
-
-// Ids and handles in the order of the index; `now` receives the owners of rows. `before`: the
-// owners at the reader's last call.
-std::tuple<Tensor, Tensor> changed_ids_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta,
-                                        Tensor generations, Tensor dirty_bits, Tensor before,
-                                        Tensor now, int64_t table, int64_t reader) {
+// Ids and handles by table, those of a table in the order of their rows, and their number by table.
+// `now` receives the owners of rows. `before`: the owners at the reader's last call.
+std::tuple<Tensor, Tensor, Tensor> changed_ids_(Tensor buckets, Tensor scores, Tensor tables,
+                                                Tensor meta, Tensor generations, Tensor dirty_bits,
+                                                Tensor before, Tensor now, int64_t slab,
+                                                int64_t reader) {
   const char* op = "changed_ids_";
   const IndexArgs index = index_args(op, buckets, &scores, tables, meta);
-  check_table_number(op, table, index.table_count);
-  const TableView view = index.table(table);
   const Changes given =
       changes_of(op, generations, dirty_bits, before, now, index.score_words, reader);
-  const int64_t units = (view.bucket_count + kBucketsPerUnit - 1) / kBucketsPerUnit;
-  std::vector<Found> found(static_cast<size_t>(units));
-  parallel_units(units, view.bucket_count * kBucketWidth, [&](int64_t begin, int64_t end) {
+  Tensor counts = zeros_cpu({index.table_count}, ScalarType::Long);
+  auto* count = static_cast<int64_t*>(counts.data_ptr());
+  const int64_t units = (given.rows + kRowsPerUnit - 1) / kRowsPerUnit;
+  parallel_units(units, given.rows, [&](int64_t begin, int64_t end) {
+    std::fill(given.owner(begin * kRowsPerUnit),
+              given.owner(std::min(end * kRowsPerUnit, given.rows)), 0);
+  });
+  bool known = false;
+  for (int64_t t = 0; t < index.table_count; ++t) {
+    const int64_t* meta_row = index.meta_row(t);
+    const bool has_rows = meta_row[kMetaUnscored] == 0;
+    if (meta_row[kMetaSlab] != slab || !has_rows) continue;
+    known = true;
+    const TableView view = index.table(t);
+    const int64_t parts = (view.bucket_count + kBucketsPerUnit - 1) / kBucketsPerUnit;
+    std::vector<int64_t> beyond(static_cast<size_t>(parts), -1);
+    parallel_units(parts, view.bucket_count * kBucketWidth, [&](int64_t begin, int64_t end) {
+      for (int64_t part = begin; part < end; ++part) {
+        beyond[static_cast<size_t>(part)] =
+            write_owners(given, view, t, part * kBucketsPerUnit,
+                         std::min((part + 1) * kBucketsPerUnit, view.bucket_count));
+      }
+    });
+    for (const int64_t row : beyond) {
+      DYNEMB_CHECK(row == -1, "dynemb::", op, ": an id of table ", t, " has row ", row,
+                   ", but now has ", given.rows, ": give it all rows in use");
+    }
+  }
+  DYNEMB_CHECK(known, "dynemb::", op, ": slab is ", slab, ", expected one with tables");
+  std::vector<std::vector<int64_t>> found(static_cast<size_t>(units));
+  parallel_units(units, given.rows, [&](int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end; ++unit) {
-      scan(given, view, table, unit * kBucketsPerUnit,
-           std::min((unit + 1) * kBucketsPerUnit, view.bucket_count),
-           &found[static_cast<size_t>(unit)]);
+      found[static_cast<size_t>(unit)] =
+          changed_rows(given, unit * kRowsPerUnit, std::min((unit + 1) * kRowsPerUnit, given.rows));
     }
   });
-  for (const Found& unit : found) {
-    DYNEMB_CHECK(unit.beyond < 0, "dynemb::", op, ": an id of table ", table, " has row ",
-                 unit.beyond, ", but now has ", given.rows, ": give it all rows in use");
+  for (const auto& unit : found) {
+    for (const int64_t row : unit) ++count[table_of(given, row)];
   }
-  return {joined(found, &Found::ids), joined(found, &Found::handles)};
+  std::vector<int64_t> next(static_cast<size_t>(index.table_count));
+  int64_t total = 0;
+  for (int64_t t = 0; t < index.table_count; ++t) {
+    next[static_cast<size_t>(t)] = total;
+    total += count[t];
+  }
+  Tensor ids = empty_cpu({total}, ScalarType::Long);
+  Tensor handles = empty_cpu({total}, ScalarType::Long);
+  for (const auto& unit : found) {
+    for (const int64_t row : unit) {
+      const int64_t at = next[static_cast<size_t>(table_of(given, row))]++;
+      const int64_t* owner = given.owner(row);
+      static_cast<int64_t*>(ids.data_ptr())[at] = owner[kOwnerId];
+      static_cast<int64_t*>(handles.data_ptr())[at] =
+          make_handle(row, handle_generation(owner[kOwnerTable]));
+    }
+  }
+  return {ids, handles, counts};
 }
 
 }  // namespace

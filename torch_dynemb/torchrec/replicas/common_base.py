@@ -12,7 +12,8 @@ from torch_dynemb.checkpoint.files.tensor_file import as_bytes
 from torch_dynemb.ops.columns import GENERATION_BITS, Slab
 from torch_dynemb.table.change_reader import ChangeReader
 from torch_dynemb.table.changes import (
-    Changes,
+    lost_owners,
+    owner_tables,
     read_changes,
     reader_of,
     record_changes,
@@ -128,13 +129,13 @@ class CommonBase:
         rows = handles >> GENERATION_BITS
         inside = ((handles >= 0) & (rows < before.shape[0])).nonzero()[:, 0]
         of_rows = before[rows[inside]]
-        same = (of_rows[:, 0] == ids[inside]) & (of_rows[:, 1] == table + 1)
+        same = (of_rows[:, 0] == ids[inside]) & (owner_tables(of_rows) == table)
         known[inside[same]] = True
         words[inside[same]] = of_rows[same, 2:]
         # the others had another row, which has another owner now, or none
         moved = (~known).nonzero()[:, 0]
-        lost = _lost(before, self._changes, slab)
-        lost = lost[lost[:, 1] == table + 1]
+        lost = lost_owners(before, self._changes.owners[slab])
+        lost = lost[owner_tables(lost) == table]
         order = torch.argsort(lost[:, 0])
         lost = lost[order]
         compacted = int(tables.index.slabs[slab, Slab.GENERATION]) != int(self._generations[slab])
@@ -184,16 +185,6 @@ def _differing(before: CountedIds | None, now: CountedIds | None, ids: Tensor) -
     either = torch.cat([before.ids, now.ids]).unique()
     result: Tensor = either[counts_among(before, either) != counts_among(now, either)]
     return result
-
-
-def _lost(before: Tensor, changes: Changes, slab: int) -> Tensor:
-    """Return the owners of the base that have lost their row, int64 [n, 2 + words]."""
-    now = changes.owners[slab]
-    both = min(before.shape[0], now.shape[0])
-    left = torch.ones_like(before[:, 0], dtype=torch.bool)
-    left[:both] = (before[:both, :2] != now[:both, :2]).any(1)
-    lost: Tensor = before[left & (before[:, 1] > 0)]
-    return lost
 
 
 def _digest(tables: Tables) -> int:
