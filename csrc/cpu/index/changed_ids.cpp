@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
+#include <numeric>
 #include <tuple>
 #include <vector>
 
@@ -119,6 +120,61 @@ Changes changes_of(const char* op, const Tensor& generations, const Tensor& dirt
           columns};
 }
 
+// Calls f(begin, end) for ranges of rows, on torch's threads.
+template <class F>
+void each_range(const Changes& changes, const F& f) {
+  const int64_t units = (changes.rows + kRowsPerUnit - 1) / kRowsPerUnit;
+  parallel_units(units, changes.rows, [&](int64_t begin, int64_t end) {
+    for (int64_t unit = begin; unit < end; ++unit) {
+      f(unit * kRowsPerUnit, std::min((unit + 1) * kRowsPerUnit, changes.rows));
+    }
+  });
+}
+
+void write_owners_of_table(const char* op, const Changes& changes, const TableView& table,
+                           int64_t number) {
+  const int64_t units = (table.bucket_count + kBucketsPerUnit - 1) / kBucketsPerUnit;
+  std::vector<int64_t> beyond(static_cast<size_t>(units), -1);
+  parallel_units(units, table.bucket_count * kBucketWidth, [&](int64_t begin, int64_t end) {
+    for (int64_t unit = begin; unit < end; ++unit) {
+      beyond[static_cast<size_t>(unit)] =
+          write_owners(changes, table, number, unit * kBucketsPerUnit,
+                       std::min((unit + 1) * kBucketsPerUnit, table.bucket_count));
+    }
+  });
+  for (const int64_t row : beyond) {
+    DYNEMB_CHECK(row == -1, "dynemb::", op, ": an id of table ", number, " has row ", row,
+                 ", but now has ", changes.rows, ": give it all rows in use");
+  }
+}
+
+// Ids, handles and counts of the changed rows, which are given by range.
+std::tuple<Tensor, Tensor, Tensor> by_table(const Changes& changes,
+                                            const std::vector<std::vector<int64_t>>& found,
+                                            int64_t tables) {
+  Tensor counts = zeros_cpu({tables}, ScalarType::Long);
+  auto* count = static_cast<int64_t*>(counts.data_ptr());
+  for (const auto& range : found) {
+    for (const int64_t row : range) ++count[table_of(changes, row)];
+  }
+  std::vector<int64_t> next(static_cast<size_t>(tables));
+  std::exclusive_scan(count, count + tables, next.begin(), int64_t{0});
+  const int64_t total = std::accumulate(count, count + tables, int64_t{0});
+  Tensor ids = empty_cpu({total}, ScalarType::Long);
+  Tensor handles = empty_cpu({total}, ScalarType::Long);
+  auto* id = static_cast<int64_t*>(ids.data_ptr());
+  auto* handle = static_cast<int64_t*>(handles.data_ptr());
+  for (const auto& range : found) {
+    for (const int64_t row : range) {
+      const int64_t* owner = changes.owner(row);
+      const int64_t at = next[static_cast<size_t>(table_of(changes, row))]++;
+      id[at] = owner[kOwnerId];
+      handle[at] = make_handle(row, handle_generation(owner[kOwnerTable]));
+    }
+  }
+  return {ids, handles, counts};
+}
+
 // Ids and handles by table, those of a table in the order of their rows, and their number by table.
 // `now` receives the owners of rows. `before`: the owners at the reader's last call.
 std::tuple<Tensor, Tensor, Tensor> changed_ids_(Tensor buckets, Tensor scores, Tensor tables,
@@ -129,63 +185,23 @@ std::tuple<Tensor, Tensor, Tensor> changed_ids_(Tensor buckets, Tensor scores, T
   const IndexArgs index = index_args(op, buckets, &scores, tables, meta);
   const Changes given =
       changes_of(op, generations, dirty_bits, before, now, index.score_words, reader);
-  Tensor counts = zeros_cpu({index.table_count}, ScalarType::Long);
-  auto* count = static_cast<int64_t*>(counts.data_ptr());
-  const int64_t units = (given.rows + kRowsPerUnit - 1) / kRowsPerUnit;
-  parallel_units(units, given.rows, [&](int64_t begin, int64_t end) {
-    std::fill(given.owner(begin * kRowsPerUnit),
-              given.owner(std::min(end * kRowsPerUnit, given.rows)), 0);
-  });
-  bool known = false;
+  std::vector<int64_t> of_slab;
   for (int64_t t = 0; t < index.table_count; ++t) {
-    const int64_t* meta_row = index.meta_row(t);
-    const bool has_rows = meta_row[kMetaUnscored] == 0;
-    if (meta_row[kMetaSlab] != slab || !has_rows) continue;
-    known = true;
-    const TableView view = index.table(t);
-    const int64_t parts = (view.bucket_count + kBucketsPerUnit - 1) / kBucketsPerUnit;
-    std::vector<int64_t> beyond(static_cast<size_t>(parts), -1);
-    parallel_units(parts, view.bucket_count * kBucketWidth, [&](int64_t begin, int64_t end) {
-      for (int64_t part = begin; part < end; ++part) {
-        beyond[static_cast<size_t>(part)] =
-            write_owners(given, view, t, part * kBucketsPerUnit,
-                         std::min((part + 1) * kBucketsPerUnit, view.bucket_count));
-      }
-    });
-    for (const int64_t row : beyond) {
-      DYNEMB_CHECK(row == -1, "dynemb::", op, ": an id of table ", t, " has row ", row,
-                   ", but now has ", given.rows, ": give it all rows in use");
-    }
+    const int64_t* row = index.meta_row(t);
+    const bool has_rows = row[kMetaUnscored] == 0;
+    if (row[kMetaSlab] == slab && has_rows) of_slab.push_back(t);
   }
-  DYNEMB_CHECK(known, "dynemb::", op, ": slab is ", slab, ", expected one with tables");
-  std::vector<std::vector<int64_t>> found(static_cast<size_t>(units));
-  parallel_units(units, given.rows, [&](int64_t begin, int64_t end) {
-    for (int64_t unit = begin; unit < end; ++unit) {
-      found[static_cast<size_t>(unit)] =
-          changed_rows(given, unit * kRowsPerUnit, std::min((unit + 1) * kRowsPerUnit, given.rows));
-    }
+  DYNEMB_CHECK(!of_slab.empty(), "dynemb::", op, ": slab is ", slab, ", expected one with tables");
+  each_range(given, [&](int64_t begin, int64_t end) {
+    std::fill(given.owner(begin), given.owner(end), 0);
   });
-  for (const auto& unit : found) {
-    for (const int64_t row : unit) ++count[table_of(given, row)];
-  }
-  std::vector<int64_t> next(static_cast<size_t>(index.table_count));
-  int64_t total = 0;
-  for (int64_t t = 0; t < index.table_count; ++t) {
-    next[static_cast<size_t>(t)] = total;
-    total += count[t];
-  }
-  Tensor ids = empty_cpu({total}, ScalarType::Long);
-  Tensor handles = empty_cpu({total}, ScalarType::Long);
-  for (const auto& unit : found) {
-    for (const int64_t row : unit) {
-      const int64_t at = next[static_cast<size_t>(table_of(given, row))]++;
-      const int64_t* owner = given.owner(row);
-      static_cast<int64_t*>(ids.data_ptr())[at] = owner[kOwnerId];
-      static_cast<int64_t*>(handles.data_ptr())[at] =
-          make_handle(row, handle_generation(owner[kOwnerTable]));
-    }
-  }
-  return {ids, handles, counts};
+  for (const int64_t t : of_slab) write_owners_of_table(op, given, index.table(t), t);
+  std::vector<std::vector<int64_t>> found(
+      static_cast<size_t>((given.rows + kRowsPerUnit - 1) / kRowsPerUnit));
+  each_range(given, [&](int64_t begin, int64_t end) {
+    found[static_cast<size_t>(begin / kRowsPerUnit)] = changed_rows(given, begin, end);
+  });
+  return by_table(given, found, index.table_count);
 }
 
 }  // namespace
