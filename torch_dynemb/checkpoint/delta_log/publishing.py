@@ -149,10 +149,11 @@ class Publishing:
         try:
             self._ranks.run(self._check_between_steps)
             end_steps(parts)
-            with one_thread():
-                if self.published is not None:
+            if self.published is not None:
+                with one_thread():
                     self.published.choose()
-                changes = self._ranks.run(recorded.read)
+            changes = self._ranks.run(recorded.read)  # passes over all ids, on all threads
+            with one_thread():
                 if self._split:
                     combine_columns(self._ranks, parts, groups_of(parts), changes)
                 changed = self._ranks.run(lambda: recorded.copied(changes, state))
