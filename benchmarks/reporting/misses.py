@@ -92,16 +92,17 @@ MISSES = (
         "rank's time.",
     ),
     Miss(
-        "ragged features / one call or module a feature, PyTorch",
-        r"feature_ops, .*|ragged, lengths 1-200, .* step, EmbeddingEngine: DynamicEmbedding .*",
-        "Distinct ids of all features were kept at once; [one at a time](notes/ragged.md) is "
-        "within the target. `bucketize` and steps of long bags are ties.",
+        "ops on ragged values / one call a feature",
+        r"feature_ops, .*",
+        "Results of all features are [new pages on every call]"
+        "(notes/ragged.md#ops-on-ragged-values); those of one feature reuse memory.",
     ),
     Miss(
-        "stall of an asynchronous save; training while publishing",
-        r"checkpoint, stall of an asynchronous save, .*|freshness, training while publishing .*",
-        "The save copies index, scores and dense state; each commit of half a second has 100 MB, "
-        "nearly all rows of the job with Adam's state.",
+        "stall of an asynchronous save; load; step with a delta log; training while publishing",
+        r"checkpoint, (stall of an asynchronous save|load 26 tables), .*|delta, a training step, .*"
+        r"|freshness, training while publishing .*",
+        "A stall copies index and scores; one thread reads and checks; each changed row sets a "
+        "byte; a commit of half a second has 100 MB.",
     ),
     Miss(
         "steps with rows in files",
