@@ -69,18 +69,20 @@ def write_side_by_side(
 ) -> None:
     """Write parts that lie one after another, piece by piece in turns.
 
-    With ``in_room``, every other piece lies where the disk writes it without a copy.
+    With ``in_room``, every other piece lies where the disk writes it without a copy. As in a save,
+    the pieces of all parts are made before the first one is written.
     """
     file = disk.create(path)
     begins = [sum(of.numel() for of in parts[:k]) for k in range(len(parts))]
     for at in range(0, max(of.numel() for of in parts), piece):
-        for begin, of in zip(begins, parts, strict=True):
-            data = of[at : at + piece]
+        pieces = [of[at : at + piece] for of in parts]
+        for k, (begin, data) in enumerate(zip(begins, pieces, strict=True)):
             if in_room and data.numel() > 0 and at // piece % 2 == 0:
                 room = disk.room_at(file, begin + at, data.numel())
                 fits = data.numel() <= WINDOW - (begin + at) % 4096
                 assert (room is not None) == fits
-                data = data if room is None else room.copy_(data)
+                pieces[k] = data if room is None else room.copy_(data)
+        for begin, data in zip(begins, pieces, strict=True):
             assert disk.write_at(file, raw(data), begin + at) == data.numel()
     disk.end(file)
     disk.sync(file)
@@ -103,7 +105,8 @@ def test_a_file_has_the_bytes_that_were_written(
     path = tmp_path_factory.mktemp("direct") / "file"
     parts = random_parts(sizes)
     write_side_by_side(path, DirectDisk(Disk()), parts, piece, in_room=in_room)
-    assert path.read_bytes() == bytes(raw(torch.cat(parts)))
+    whole = torch.cat(parts)
+    assert path.read_bytes() == bytes(raw(whole))
 
 
 @pytest.mark.parametrize("answer", ["takes", "refuses", "shortens"])
@@ -111,7 +114,8 @@ def test_file_systems_that_cannot_write_past_the_cache(tmp_path: Path, answer: s
     disk = ToldDisk(refuses=answer == "refuses", shortens=answer == "shortens")
     parts = random_parts([5 * WINDOW + 100, 4 * WINDOW + 10])
     write_side_by_side(tmp_path / "file", DirectDisk(disk), parts, 3000, in_room=True)
-    assert (tmp_path / "file").read_bytes() == bytes(raw(torch.cat(parts)))
+    whole = torch.cat(parts)
+    assert (tmp_path / "file").read_bytes() == bytes(raw(whole))
     direct = [write for write in disk.writes if write[2]]
     assert all(begin % 4096 == size % 4096 == 0 for begin, size, _ in direct)
     if answer == "takes":
