@@ -22,10 +22,14 @@ MODULES = [
 ]
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_examples_run(name: str) -> None:
-    results = doctest.testmod(importlib.import_module(name))
-    assert results.failed == 0
+@pytest.mark.parametrize("room", sorted({".".join(name.split(".")[:2]) for name in MODULES}))
+def test_examples_run(room: str) -> None:
+    """A room at once, which prints what fails and where: most modules have no example."""
+    names = [name for name in MODULES if f"{name}.".startswith(f"{room}.")]
+    if room == "torch_dynemb":
+        names = [room]
+    failed = [name for name in names if doctest.testmod(importlib.import_module(name)).failed]
+    assert failed == []
 
 
 @pytest.mark.parametrize(
