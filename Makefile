@@ -39,7 +39,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help build train test check test-long programs tsan test-torchrec-versions test-oldest-torch lint format docs bench bench-report bench-peers gpu-check wheel wheel-cpu wheel-cuda test-wheel clean
+.PHONY: help build train test check test-touched test-long programs tsan test-torchrec-versions test-oldest-torch lint format docs bench bench-report bench-peers gpu-check wheel wheel-cpu wheel-cuda test-wheel clean
 
 help:  ## this list
 	@echo 'make TARGET [ARGS="..."]   ARGS goes to the program that the target runs'
@@ -69,6 +69,11 @@ check: build $(STAMPS)/test  ## schema, opcheck, errors, values and emulator of 
 	@test -n '$(OP)' || { echo 'make check OP=name: which op of torch.ops.dynemb?' >&2; exit 1; }
 	cd tests && $(CURDIR)/$(VENV)/bin/python -m emulator.build
 	$(VENV)/bin/python tests/tools/check_op.py $(OP) $(ARGS)
+
+test-touched: build $(STAMPS)/test $(STAMPS)/torchrec $(STAMPS)/redis  ## of test-long, for a quarter of an hour, what the commits since DYNEMB_BASE touch
+	files=$$($(VENV)/bin/python tests/tools/touched_tests.py) && test -z "$$files" || \
+	    $(VENV)/bin/python -m pytest $$files -m long --timeout 1800 --skip-after 900 \
+	    --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-long: build $(STAMPS)/test $(STAMPS)/torchrec $(STAMPS)/redis  ## tests that take minutes each
 	$(VENV)/bin/python -m pytest tests -m long --timeout 3600 $(ARGS)

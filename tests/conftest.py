@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,8 +23,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import torch
+from cpu_time import CpuTime
 from declared_device import HOW_TO_SAY, declared_kind
 from ranks import Ranks
+
+STARTED = time.monotonic()
 
 hypothesis.settings.register_profile(
     "any time", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -39,7 +43,10 @@ def pytest_collectstart() -> None:
     load_hypothesis_profile()  # torch.testing loads one of its own when it is imported
 
 
-def pytest_runtest_setup() -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    seconds = item.config.getoption("--skip-after")
+    if time.monotonic() - STARTED > seconds:
+        pytest.skip(f"left to make test-long: {seconds:g} seconds are over")
     load_hypothesis_profile()
     torch.default_generator.manual_seed(0)  # what tests draw does not depend on those before
 
@@ -51,6 +58,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="of the cases of a test, only these two, which differ in every parameter",
     )
+    parser.addoption(
+        "--cpu-limit",
+        type=float,
+        default=0.0,
+        help="CPU seconds of a test without the marker long; 0: no limit",
+    )
+    parser.addoption(
+        "--skip-after",
+        type=float,
+        default=float("inf"),
+        help="seconds after the start from which on tests are skipped",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -58,6 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # children. Tests press it, in this process and in others.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.pluginmanager.register(CpuTime(config))
     if config.getoption("--device") == "marked":
         from marked_device import marked_device
 
