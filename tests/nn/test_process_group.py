@@ -9,6 +9,7 @@ import pytest
 import torch
 from ranks import Ranks
 from shared_row_steps import Model, content, refused, saved, trained, unnamed_and_limited
+from wrong_input_steps import apart, many_features
 from wrong_input_steps import refused as refused_input
 
 import torch_dynemb as td
@@ -103,3 +104,37 @@ def test_all_ranks_refuse_the_wrong_input_of_one(two_ranks: Ranks) -> None:
         assert found.keys() == INPUT_REFUSES.keys()
         for name, message in INPUT_REFUSES.items():
             assert found[name].startswith(message.format("rank 1: ")), (name, found[name])
+
+
+ORDER = {
+    "order": "table 'user', but rank 1 begins a training lookup of table 'item': look up the same",
+    "features": "'user', but rank 1 begins a training lookup of tables 'a', 'b', 'c' and 1 more: ",
+    "unnamed": "rank 1 begins a training lookup of table 'embedding' (of seed ",
+    "frozen": "a training lookup of table 'frozen', but rank 1 begins a lookup of table 'frozen': ",
+    "eval": "a training lookup of table 'user', but rank 1 begins a lookup of table 'user': ",
+}
+
+
+def test_all_ranks_refuse_lookups_in_another_order(two_ranks: Ranks) -> None:
+    first, second = two_ranks.run(apart)
+    assert first == second
+    assert first.keys() == ORDER.keys()
+    for name, message in ORDER.items():
+        assert first[name].startswith("RuntimeError: rank 0 begins a training lookup of table"), (
+            name
+        )
+        assert message in first[name], (name, first[name])
+
+
+def test_more_features_than_the_first_message_holds(two_ranks: Ranks) -> None:
+    results = two_ranks.run(many_features)
+    for t in range(70):
+        name = f"t{t}"
+        lengths = [t % 3 + rank for rank in range(2)]
+        assert sum(of["sizes"][name] for of in results) == max(lengths)
+        for of, length in zip(results, lengths, strict=True):
+            assert torch.equal(of["trained"][name], torch.full((length, 2), float(t)))
+            # each rank has a gradient of 1 for its ids; their mean counts for both
+            both = [(id < lengths[0]) + (id < lengths[1]) for id in range(length)]
+            moved = torch.tensor(both, dtype=torch.float32)[:, None].expand(length, 2) / 2
+            assert torch.equal(of["read"][name], t - moved)

@@ -77,3 +77,43 @@ def refused(rank: int) -> dict[str, str]:
     model.train()
     assert _step(model, 1, rank) == _step(alike, 1, rank)
     return found
+
+
+def apart(rank: int) -> dict[str, str]:
+    """What all ranks raise if rank 1 looks up other tables, or does not train them, by case."""
+    torch.manual_seed(7)
+    options: Any = {"optimizer": td.SGD(lr=0.1), "process_group": dist.group.WORLD}
+    user, item = (td.DynamicEmbedding(4, name=name, **options) for name in ("user", "item"))
+    unnamed = [td.DynamicEmbedding(4, **options) for _ in range(2)]
+    tables = [td.TableConfig(name, 4) for name in ("a", "b", "c", "d")]
+    many = td.DynamicEmbeddingCollection(tables, **options)
+    frozen = td.DynamicEmbedding(4, name="frozen", **options).requires_grad_(rank == 0)
+    ids = torch.arange(6)
+    of_many = {table.name: ids for table in tables}
+    cases: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+        "order": (lambda: user(ids), lambda: item(ids)),
+        "features": (lambda: user(ids), lambda: many(of_many)),
+        "unnamed": (lambda: unnamed[0](ids), lambda: unnamed[1](ids)),
+        "frozen": (lambda: frozen(ids), lambda: frozen(ids)),
+        "eval": (lambda: user(ids), lambda: user.eval()(ids)),
+    }
+    found = {name: raised(lambda case=case: case[rank]()) for name, case in cases.items()}
+    user.train()
+    for module in (user, item, *unnamed, frozen, many):
+        assert not any(module.sizes().values())
+    user(ids).sum().backward()
+    assert sorted(user.ids().tolist()) == sorted(i for i in range(6) if i in user)
+    return found
+
+
+def many_features(rank: int) -> dict[str, Any]:
+    """Rows and sizes of features whose numbers do not fit into the first message of a lookup."""
+    tables = [td.TableConfig(f"t{t}", 2, initializer=td.Constant(float(t))) for t in range(70)]
+    options: Any = {"optimizer": td.SGD(lr=1.0), "process_group": dist.group.WORLD}
+    features = td.DynamicEmbeddingCollection(tables, **options)
+    ids = {table.name: torch.arange(t % 3 + rank) for t, table in enumerate(tables)}
+    rows = features(ids)
+    torch.stack([of.sum() for of in rows.values()]).sum().backward()
+    read = features.eval()(ids)
+    trained = {name: of.detach() for name, of in rows.items()}
+    return {"trained": trained, "read": read, "sizes": features.sizes()}

@@ -74,9 +74,6 @@ class Collection(TableModule):
             ],
         )
 
-    def _dims_of_features(self) -> list[int]:
-        return self.feature_dims
-
     def _check_bags(self, batch: LookupBatch) -> None:
         try:
             super()._check_bags(batch)

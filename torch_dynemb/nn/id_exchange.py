@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.distributed.exchange import all_to_all, arrived, one_to_each
 from torch_dynemb.distributed.failures import FAILED, raise_together
-from torch_dynemb.distributed.ranks import RankGroup, process_group_of
+from torch_dynemb.distributed.ranks import RankGroup, from_all_ranks, process_group_of
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.table.given_scores import scores_of_distinct
 from torch_dynemb.table.group import TableGroup
+
+_HEADER = 64
+"""Numbers that a rank sends first, whatever it looks up: gloo ends a process that gets too many."""
+
+_SHOWN_NAMES = 3
 
 
 class Arrived(NamedTuple):
@@ -90,28 +98,94 @@ def _sizes(lengths: Tensor, total: int | None = None) -> list[int]:
     return result
 
 
-def fail_exchange(
-    group: TableGroup, children: int, ranks: RankGroup, failure: Exception
-) -> NoReturn:
+class _Purpose(NamedTuple):
+    """What an exchange is for, the same on all ranks.
+
+    Attributes:
+        call: such as ``"training lookup"``.
+        tables: names.
+        seed: of the tables; those of modules without a name differ in it.
+    """
+
+    call: str
+    tables: tuple[str, ...]
+    seed: int
+
+    def __str__(self) -> str:
+        names = ", ".join(map(repr, self.tables[:_SHOWN_NAMES]))
+        more = len(self.tables) - _SHOWN_NAMES
+        also = f" and {more} more" if more > 0 else ""
+        return f"a {self.call} of table{'s' * (len(self.tables) > 1)} {names}{also}"
+
+
+@functools.cache
+def _hashed(call: str, tables: tuple[str, ...], seed: int) -> int:
+    digest = hashlib.blake2b(repr((call, tables, seed)).encode(), digest_size=6).digest()
+    return int.from_bytes(digest, "little")
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _identity(call: str, tables: tuple[str, ...], seed: int) -> int:
+    """Return 48 bits of a :class:`_Purpose`, the same in every process."""
+    return _hashed(call, tables, seed)
+
+
+def fail_exchange(device: torch.device, ranks: RankGroup, failure: Exception) -> NoReturn:
     """Raise the error of a rank that cannot start its exchange, on all ranks that start theirs.
 
     Args:
-        group: the tables of the exchange.
-        children: of the exchange.
-        ranks: that share the tables.
+        device: of the tables.
+        ranks: that share them.
         failure: the error of this rank.
 
     Raises:
         Exception: of the class of ``failure``.
     """
-    columns = children + (group.clock.proposed is not None)
-    sizes = torch.full((ranks.size, columns), FAILED, dtype=torch.int64, device=group.device)
     with torch.no_grad():
-        one_to_each(sizes, ranks)
+        header = torch.full((ranks.size, _HEADER), FAILED, dtype=torch.int64, device=device)
+        one_to_each(header, ranks)
     process_group = process_group_of(ranks)
     assert process_group is not None
     raise_together(failure, process_group)
     raise failure
+
+
+def _check_alike(purpose: _Purpose, own: int, identities: list[int], ranks: RankGroup) -> None:
+    """Raise an error on all ranks unless all of them have begun the same exchange.
+
+    Args:
+        purpose: of the exchange of this rank.
+        own: its identity.
+        identities: that arrived, by rank.
+        ranks: that share the tables.
+
+    Raises:
+        Exception: another rank has called :func:`fail_exchange`; of the class of its error.
+        RuntimeError: ranks look up different tables, or one trains and another one reads.
+    """
+    if torch.compiler.is_compiling():
+        for identity in identities:
+            torch._check(identity == own)
+        return
+    if all(identity == own for identity in identities):
+        return
+    process_group = process_group_of(ranks)
+    assert process_group is not None
+    raise_together(None, process_group)
+    purposes = from_all_ranks(purpose, process_group)
+    other = next(rank for rank, of in enumerate(purposes) if of != purposes[0])
+    same = str(purposes[0]) == str(purposes[other])  # unnamed tables
+    numbers = dist.get_process_group_ranks(process_group)
+    first, second = (
+        f"rank {numbers[rank]} begins {purposes[rank]}"
+        + (f" (of seed {purposes[rank].seed})" if same else "")
+        for rank in (0, other)
+    )
+    raise RuntimeError(
+        f"{first}, but {second}: look up the same tables in the same order on all ranks (the order "
+        "of a set differs between processes), also without ids, and train and freeze the same ones "
+        "on all. No row has changed"
+    )
 
 
 class IdExchange:
@@ -123,10 +197,13 @@ class IdExchange:
         offsets: int64 [children + 1], where children begin in ``ids``.
         children: their numbers.
         ranks: that share the table.
+        call: what the exchange is for, such as ``"prefetch"``; default: a lookup.
+        trains: False: as in evaluation.
         scores: custom scores of the ids, int64 or float64 [N], on all ranks or on none.
 
     Raises:
         Exception: another rank has called :func:`fail_exchange`; of the class of its error.
+        RuntimeError: another rank begins an exchange of other tables, or for something else.
     """
 
     def __init__(
@@ -136,24 +213,39 @@ class IdExchange:
         offsets: Tensor,
         children: list[int],
         ranks: RankGroup,
+        *,
+        call: str = "lookup",
+        trains: bool,
         scores: Tensor | None = None,
     ) -> None:
         self._table = table
         self._children = children
         self._ranks = ranks
+        self._learns = trains and table.learns()
+        config = table.group.config
+        names = tuple([config.tables[child].name for child in children])
+        call = f"{'training ' * self._learns}{call}{' with scores' * (scores is not None)}"
+        identity = _identity(call, names, config.seed)
         distinct = ops.ids_partition(ids, offsets, parts=ranks.size, slots=table.id_slots)
         self.inverse = distinct.inverse
         proposed = table.group.clock.proposed
         with torch.no_grad():
             lengths = distinct.lengths
             if proposed is not None:
-                lengths = torch.cat([lengths, proposed.expand(ranks.size, 1)], 1)
-            received = one_to_each(lengths, ranks)
-            self._received_lengths = received[:, : len(children)]
-            self._proposals = None if proposed is None else received[:, -1]
+                lengths = torch.cat([proposed.expand(ranks.size, 1), lengths], 1)
+            padding = _HEADER - 1 - lengths.shape[1]  # negative: leaves out the last ones
+            header = torch.constant_pad_nd(lengths, (1, padding), identity)
+            received = one_to_each(header, ranks)
+            _check_alike(
+                _Purpose(call, names, config.seed), identity, received[:, 0].tolist(), ranks
+            )
+            received = received[:, 1 : 1 + lengths.shape[1]]
+            if padding < 0:
+                received = torch.cat([received, one_to_each(lengths[:, padding:], ranks)], 1)
+            self._proposals = None if proposed is None else received[:, 0]
+            self._received_lengths = received[:, -len(children) :]
             self._sent = _sizes(distinct.lengths, distinct.ids.shape[0])
             self._received = _sizes(self._received_lengths)
-            self._check_all_send()
             self._ids = all_to_all(distinct.ids, self._received, self._sent, ranks)
             self._counts = None
             if table.counts_occurrences:
@@ -163,13 +255,6 @@ class IdExchange:
                 combine = table.group.config.tables[children[0]].policy.combine
                 of_ids = scores_of_distinct(scores, distinct.inverse, distinct.ids, combine)
                 self._scores = all_to_all(of_ids, self._received, self._sent, ranks)
-
-    def _check_all_send(self) -> None:
-        """Raise the error of a rank that does not take part; compiled code checks sizes itself."""
-        if not torch.compiler.is_compiling() and min(self._received) < 0:
-            process_group = process_group_of(self._ranks)
-            assert process_group is not None
-            raise_together(None, process_group)
 
     def _arrived(self) -> LookupBatch:
         """Ask for the rows of the ids that came here, those of each child of each rank together."""
@@ -183,19 +268,18 @@ class IdExchange:
         """Wait for the ids that come here, and begin to bring their rows into memory."""
         self._table.prefetch_lookup(self._arrived())
 
-    def rows(self, look_up: Callable[[Arrived], Tensor], *, trains: bool) -> Tensor:
+    def rows(self, look_up: Callable[[Arrived], Tensor]) -> Tensor:
         """Look up the ids that came here, and send the rows back.
 
         Args:
             look_up: returns rows [n, columns] of ids that this rank has.
-            trains: False: as in evaluation.
 
         Returns:
             [n, columns], rows of the distinct ids; ``inverse`` says which one each id has.
         """
         table, ranks = self._table, self._ranks
         batch = self._arrived()
-        if self._proposals is not None and trains and table.learns():
+        if self._proposals is not None and self._learns:
             table.group.clock.agree_on(self._proposals)
         counts = None if self._counts is None else arrived(self._counts)
         scores = None if self._scores is None else arrived(self._scores)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ from torch_dynemb.argument_checks import described
 from torch_dynemb.distributed.agreement import Described, Option, check_agreement, options_of
 from torch_dynemb.distributed.owners import policy_of_share, slots_of
 from torch_dynemb.distributed.ranks import RankGroup, process_group_of, rank_group
-from torch_dynemb.nn.id_exchange import IdExchange, fail_exchange
+from torch_dynemb.nn.id_exchange import IdExchange
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim import OptimizerConfig
@@ -145,23 +145,6 @@ class RowsHere(NamedTuple):
         self.group.prefetch(*batch.index_arguments)
 
 
-def fail_lookup(
-    group: TableGroup, dims: Sequence[int], ranks: RankGroup, failure: Exception
-) -> NoReturn:
-    """Raise an error on all ranks that call :func:`lookup_of_ranks` meanwhile.
-
-    Args:
-        group: the part of the tables on this rank.
-        dims: columns of the features of the lookup.
-        ranks: that share the tables.
-        failure: the error of this rank.
-
-    Raises:
-        Exception: of the class of ``failure``.
-    """
-    fail_exchange(group, dims.count(min(dims)), ranks, failure)  # features of the first exchange
-
-
 def lookup_of_ranks(
     here: RowsHere, batch: LookupBatch, ranks: RankGroup, *, trains: bool
 ) -> Tensor:
@@ -179,10 +162,8 @@ def lookup_of_ranks(
     outputs: dict[int, Tensor] = {}
     for features, part in _by_dim(here.group, batch):
         begins = _begins_of_features(part, len(features))
-        exchange = IdExchange(here, part.ids, begins, part.feature_tables, ranks)
-        distinct = exchange.rows(
-            lambda of: here.look_up(of.batch, of.counts, trains), trains=trains
-        )
+        exchange = IdExchange(here, part.ids, begins, part.feature_tables, ranks, trains=trains)
+        distinct = exchange.rows(lambda of: here.look_up(of.batch, of.counts, trains))
         if batch.pooling == Pooling.NONE:
             each = torch.arange(part.ids.shape[0] + 1, device=part.ids.device)
             return ops.pool_rows(distinct, exchange.inverse, each, features=1)
@@ -280,7 +261,6 @@ __all__ = [
     "RowsHere",
     "are_own",
     "check_bags",
-    "fail_lookup",
     "lookup_of_ranks",
     "own_configs",
     "own_slots",

@@ -21,6 +21,7 @@ from torch_dynemb.distributed.seed import common_start
 from torch_dynemb.keyword_options import part_of, takes_options
 from torch_dynemb.nn import backward_updates, gradient_clipping, loss_scaling
 from torch_dynemb.nn.distributed_checkpoint import StateNames, support_default_planner
+from torch_dynemb.nn.id_exchange import fail_exchange
 from torch_dynemb.nn.module_entries import EntryErrors, load_entries
 from torch_dynemb.nn.module_kinds import RowOptimizers, SharedRows, register_module
 from torch_dynemb.nn.options import ModuleOptions
@@ -36,7 +37,6 @@ from torch_dynemb.nn.replication import (
 from torch_dynemb.nn.shared_rows import (
     RowsHere,
     check_bags,
-    fail_lookup,
     lookup_of_ranks,
     own_configs,
     own_slots,
@@ -379,10 +379,7 @@ class TableModule(nn.Module):
         if process_group_of(self._ranks) is None or torch.compiler.is_compiling():
             raise failure
         assert self._ranks is not None
-        fail_lookup(self._group, self._dims_of_features(), self._ranks, failure)
-
-    def _dims_of_features(self) -> list[int]:
-        return [table.embedding_dim for table in self._group.config.tables]
+        fail_exchange(self._group.device, self._ranks, failure)
 
     def _look_up_own(self, batch: LookupBatch, counts: Tensor | None, trains: bool) -> Tensor:
         """Look up ids that this rank has, for any rank; float32 rows."""

@@ -128,11 +128,11 @@ class Embedding(OptimizedLater):
             RuntimeError: the embedding has no optimizer, and either gradients of an earlier lookup
                 are pending or its rows are on SSD.
         """
-        given, exchange = self._sent(type(self).__name__, ids, table_ids, trains=True)
+        given, exchange = self._sent(type(self).__name__, "lookup", ids, table_ids)
         if exchange is None:
             rows = self.lookup(given.batch(self.embedding_dim))
         else:
-            distinct = exchange.rows(lambda of: self.lookup(of.batch), trains=True)
+            distinct = exchange.rows(lambda of: self.lookup(of.batch))
             each = torch.arange(given.ids.shape[0] + 1, device=given.ids.device)
             rows = ops.pool_rows(distinct, exchange.inverse, each, features=1)
         return given.in_order(rows, ids.shape).to(self.dtype)
@@ -152,26 +152,27 @@ class Embedding(OptimizedLater):
                 is a fork of the one that created the tables.
         """
         owner = f"{type(self).__name__}.prefetch"
-        given, exchange = self._sent(owner, ids, table_ids, trains=False)
+        given, exchange = self._sent(owner, "prefetch", ids, table_ids)
         if exchange is None:
             self.prefetch_lookup(given.batch(self.embedding_dim))
         else:
             exchange.prefetch()
 
     def _sent(
-        self, owner: str, ids: Tensor, table_ids: Tensor | None, *, trains: bool
+        self, owner: str, call: str, ids: Tensor, table_ids: Tensor | None
     ) -> tuple[IdsByTable, IdExchange | None]:
         """Send ids to the ranks that own them; if the ids of one rank are wrong, all ranks raise.
 
         Args:
             owner: prefix of errors.
+            call: ``"lookup"`` or ``"prefetch"``.
             ids, table_ids: of :meth:`forward`.
-            trains: whether gradients may follow.
 
         Returns:
             The ids, and their exchange; None if this process owns all.
         """
         several = process_group_of(self.rank_group) is not None
+        trains = call == "lookup"
         try:
             given = keys_by_table(owner, ids, table_ids, self.key_type, self.num_tables)
             if trains:
@@ -180,12 +181,15 @@ class Embedding(OptimizedLater):
             if not several or torch.compiler.is_compiling():
                 raise
             assert self.rank_group is not None
-            fail_exchange(self.group, self.num_tables, self.rank_group, error)
+            fail_exchange(self.group.device, self.rank_group, error)
         if not several:
             return given, None
         assert self.rank_group is not None
         children = list(range(self.num_tables))
-        return given, IdExchange(self, given.ids, given.offsets, children, self.rank_group)
+        exchange = IdExchange(
+            self, given.ids, given.offsets, children, self.rank_group, call=call, trains=trains
+        )
+        return given, exchange
 
     def lookup(
         self,

@@ -92,7 +92,7 @@ class DynamicEmbedding(nn.Module):
         try:
             requests = requests_of("DynamicEmbedding", self.emb_opt, input_ids, input_weights)
         except Exception as error:
-            fail_lookup(self.hashtable, len(self.emb_opt.children), self._group, error)
+            fail_lookup(self.hashtable, self._group, error)
             raise
         lookup = JointLookup(self.hashtable, self._runtime, list(requests.values()), self._group)
         return PreparedLookup([(list(requests), lookup)], {})

@@ -54,9 +54,8 @@ class FeatureLookups(nn.Module):
         try:
             requests = self._requests(input_features)
         except Exception as error:
-            for (table, _), names in self._lookups.items():  # the others start with the first one
-                children = len({self._features[name].child for name in names})
-                fail_lookup(self._table(table), children, self._ranks[table], error)
+            for table, _ in self._lookups:  # the others start with the first one
+                fail_lookup(self._table(table), self._ranks[table], error)
             raise
         lookups = [
             (names, JointLookup(self._table(key[0]), self._runtimes[key], of, self._ranks[key[0]]))

@@ -99,7 +99,9 @@ class JointLookup:
             ids = _joined([request.bags.ids for request in self._requests])
             bounds = _bounds(sizes, ids.device)
             scores = _joined_scores(self._requests)
-            self._exchange = IdExchange(table, ids, bounds, children, ranks, scores)
+            self._exchange = IdExchange(
+                table, ids, bounds, children, ranks, trains=runtime.trains, scores=scores
+            )
 
     def prefetch(self) -> None:
         """Start to load rows into memory, on the ranks that have them."""
@@ -208,7 +210,7 @@ class JointLookup:
         if self._exchange is not None:
             assert isinstance(table, HashTable)
             look_up = functools.partial(_look_up_own, table, runtime)
-            rows = self._exchange.rows(look_up, trains=runtime.trains)
+            rows = self._exchange.rows(look_up)
             positions = self._exchange.inverse
         else:
             ids = _joined([request.bags.ids for request in self._requests])
@@ -251,7 +253,7 @@ class JointLookup:
 
 
 def fail_lookup(
-    table: HashTable | FrozenHashTable, children: int, ranks: RankGroup | None, failure: Exception
+    table: HashTable | FrozenHashTable, ranks: RankGroup | None, failure: Exception
 ) -> None:
     """Raise an error on all ranks that make a joint lookup meanwhile.
 
@@ -259,7 +261,6 @@ def fail_lookup(
 
     Args:
         table: of the rows.
-        children: number of children of the requests.
         ranks: that share the table, or None.
         failure: the error of this rank.
 
@@ -269,7 +270,7 @@ def fail_lookup(
     if ranks is None or ranks.size == 1 or torch.compiler.is_compiling():
         return
     assert isinstance(table, HashTable)  # a frozen table has all rows
-    fail_exchange(table.group, children, ranks, failure)
+    fail_exchange(table.group.device, ranks, failure)
 
 
 def _look_up_own(table: HashTable, runtime: Runtime, ids: Arrived) -> Tensor:
