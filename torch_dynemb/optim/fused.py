@@ -15,27 +15,25 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch_dynemb.argument_checks import described
 from torch_dynemb.ops.columns import MAX_COUNT, Hyper, RowClock
 from torch_dynemb.ops.tensors import RowTensors
-from torch_dynemb.optim.base import OptimizerConfig, hyper_values
+from torch_dynemb.optim.base import OptimizerConfig, hyper_values, plain_value
 from torch_dynemb.process.interrupts import defer_signals
 
 
 class ParamGroup(dict[str, Any]):
     """A param group that writes hyper-parameters through to the tensor that kernels read.
 
-    ``group["lr"]`` is a 0-d float64 view, so schedulers that fill it in place work. An assignment
-    writes into it instead of replacing it.
+    Its values are plain numbers, as those of torch's optimizers: a program may keep one and put it
+    back. A tensor that is assigned gives its value then; later changes of it have no effect.
     """
 
     def __init__(self, entries: dict[str, Any], row: Tensor, columns: dict[str, tuple[Hyper, ...]]):
         super().__init__(entries)
         self._row = row
         self._columns = columns
-        super().__setitem__("lr", row[Hyper.LR])
 
     def rebind(self, row: Tensor) -> None:
         """Write to another tensor from now on."""
         self._row = row
-        super().__setitem__("lr", row[Hyper.LR])
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key not in self._columns:
@@ -47,8 +45,7 @@ class ParamGroup(dict[str, Any]):
             raise ValueError(f"param group: {key} is {value!r}, expected {len(columns)} numbers")
         for column, x in zip(columns, values, strict=True):
             self._row[column] = x
-        if key != "lr":
-            super().__setitem__(key, value)
+        super().__setitem__(key, plain_value(value))
 
     def update(self, *args: Any, **kwargs: Any) -> None:
         for key, value in dict(*args, **kwargs).items():
