@@ -12,18 +12,22 @@ from torch import Tensor, nn
 import torch_dynemb as td
 from torch_dynemb import oneembedding, ops, recis
 
-KINDS = ("td", "recis", "oneembedding")
+KINDS = ("td", "step_with", "recis", "oneembedding")
 IDS = torch.arange(20)
 
 
 def table_of(kind: str) -> tuple[nn.Module, Any]:
     """Return a table of all ranks, and what a GradScaler steps."""
-    if kind == "td":
+    if kind in ("td", "step_with"):
         group = dist.group.WORLD if dist.is_initialized() else None
         ads = td.DynamicEmbedding(
             4, name="ads", optimizer=td.SGD(lr=0.1), split=True, process_group=group
         )
-        return ads, ads.optimizer
+        if kind == "td":
+            return ads, ads.optimizer
+        dense = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+        td.step_with(dense, ads)
+        return ads, dense
     if kind == "recis":
         option = recis.EmbeddingOption(embedding_dim=4, shared_name="ads", block_size=8)
         ads = recis.DynamicEmbedding(option)

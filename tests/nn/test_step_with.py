@@ -105,27 +105,86 @@ def test_zero_grad_forgets_gradients_of_tables() -> None:
     assert all(bool((rows == 1).all()) for rows in model.rows())
 
 
-@pytest.mark.parametrize("overflows", [False, True])
-def test_grad_scaler(overflows: bool) -> None:
-    """Rows move by unscaled gradients, and not at all where a gradient overflows."""
+class Scored(nn.Module):
+    """A bag and a dense layer, of which the gradient of the bag alone may overflow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.head = nn.EmbeddingBag(6, 4, mode="sum"), nn.Linear(4, 1)
+
+    def forward(self, ids: Tensor, overflows: bool) -> Tensor:
+        pooled = self.bag(ids)
+        if overflows:
+            pooled.register_hook(lambda gradient: gradient * float("inf"))
+        out: Tensor = self.head(pooled).square().mean()
+        return out
+
+
+def scaled_steps(dynamic: bool, *, unscales: bool, **options: Any) -> list[Any]:
+    """PyTorch's recipe: two backwards, unscale_, clip, step; the second of three steps overflows."""
     torch.manual_seed(0)
-    model = Model(split=True, optimizer=td.SGD(lr=0.1))
-    expected = copy.deepcopy(model)
-    dense, scaler = dense_of(model), torch.amp.GradScaler("cpu", init_scale=2.0**16)
-    td.step_with(dense, model)
-    factors = [float("inf"), 1.0] if overflows else [1.0]
-    for factor in factors:
-        dense.zero_grad()
-        scaler.scale(model(IDS) * factor).backward()
+    model = Scored()
+    if dynamic:
+        td.replace_embeddings(model, optimizer=td.SGD(lr=0.1), split=True, ids="rows")
+    dense = torch.optim.SGD(model.parameters(), lr=0.1, **options)
+    if dynamic:
+        td.step_with(dense, model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4096.0)
+    seen: list[Any] = []
+    for overflows in (False, True, False):
+        for ids in (IDS, IDS + 2):
+            scaler.scale(model(ids, overflows) / 2).backward()
+        if unscales:
+            scaler.unscale_(dense)
+            clip: Any = td.clip_grad_norm_ if dynamic else nn.utils.clip_grad_norm_
+            seen.append(float(clip(model if dynamic else model.parameters(), 0.05)))
         scaler.step(dense)
         scaler.update()
-    assert scaler.get_scale() == 2.0 ** (15 if overflows else 16)
-    expected(IDS).backward()
-    for optimizer in (dense_of(expected), *td.table_optimizers(expected)):
+        dense.zero_grad()
+        with torch.no_grad():
+            rows = model.bag(torch.arange(6)[:, None])
+        seen += [scaler.get_scale(), rows, model.head.weight.detach().clone()]
+    return seen
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("unscales", [False, True])
+def test_grad_scaler_treats_rows_as_parameters(unscales: bool, fused: bool) -> None:
+    """A fused optimizer unscales in its step, and skips it there."""
+    expected = scaled_steps(False, unscales=unscales, fused=fused)
+    given = scaled_steps(True, unscales=unscales, fused=fused)
+    assert len(given) == len(expected)
+    for one, other in zip(given, expected, strict=True):
+        torch.testing.assert_close(one, other, equal_nan=True)
+
+
+def test_gradients_that_are_scaled_are_neither_clipped_nor_applied() -> None:
+    model = Model(split=True)
+    dense, scaler = dense_of(model), torch.amp.GradScaler("cpu")
+    handle = td.step_with(dense, model)
+    head = model.head.weight.detach().clone()
+    scaler.scale(model(IDS)).backward()
+    for call, message in (
+        (lambda: td.clip_grad_norm_(model, 1.0), r"clip_grad_norm_: .*'users'.*scaler.unscale_"),
+        (dense.step, r"optimizer.step: .*call scaler.step\(optimizer\)"),
+        (lambda: scaler.unscale_(model.users.optimizer), "unscale_.*step_with has SGD"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            call()
+    handle.remove()
+    with pytest.raises(RuntimeError, match=r"step: .*call scaler.step\(module.optimizer\)"):
+        model.users.optimizer.step()
+    assert torch.equal(model.head.weight, head)
+    assert all(bool((rows == 1).all()) for rows in model.rows())
+    for optimizer in td.table_optimizers(model):
+        scaler.unscale_(optimizer)
+    assert float(td.clip_grad_norm_([model.users, model.items], 1.0)) > 0
+    for optimizer in td.table_optimizers(model):
+        optimizer.zero_grad()
+    model(IDS).backward()  # what was scaled is gone
+    for optimizer in td.table_optimizers(model):
         optimizer.step()
-    for rows, right in zip(model.rows(), expected.rows(), strict=True):
-        torch.testing.assert_close(rows, right)
-        assert not bool((rows == 1).all())
+    assert not any(bool((rows[1:] == 1).all()) for rows in model.rows())
 
 
 def test_tables_with_another_optimizer_are_stepped_too() -> None:

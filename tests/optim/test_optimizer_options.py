@@ -8,7 +8,7 @@ import pytest
 import torch
 from group_calls import bag_lookup, differences, flat_call, raises_in_step, snapshot
 from seeding import seeded
-from torch import Tensor
+from torch import Tensor, nn
 
 import torch_dynemb as td
 from torch_dynemb.ops.columns import Hyper, RowClock
@@ -151,10 +151,27 @@ def test_learning_rate_as_a_tensor() -> None:
     assert config.lr == 0.25
     module = td.DynamicEmbedding(4, optimizer=config)
     group = module.optimizer.param_groups[0]
-    group["lr"] = torch.tensor(0.5)
+    rate, betas = torch.tensor(0.5), [torch.tensor(0.5), 0.75]
+    group.update(lr=rate, betas=betas)
     assert module.group.rows.hyper[0, Hyper.LR] == 0.5
-    group["lr"].fill_(0.125)
-    assert module.group.rows.hyper[0, Hyper.LR] == 0.125
+    rate.fill_(2.0)  # a tensor gives its value when it is assigned
+    betas[0].fill_(2.0)
+    assert (group["lr"], group["betas"]) == (0.5, (0.5, 0.75))
+
+
+@pytest.mark.parametrize("key", ["lr", "betas", "eps", "weight_decay"])
+def test_values_that_a_program_keeps_stay_as_they_were(key: str) -> None:
+    """As those of torch.optim, of which a warm-up keeps the base rates."""
+    tables, static = td.DynamicEmbedding(4, optimizer=td.Adam(lr=0.1)), nn.Linear(1, 1)
+    seen = []
+    for optimizer in (tables.optimizer, torch.optim.Adam(static.parameters(), lr=0.1)):
+        group = optimizer.param_groups[0]
+        kept, other = group[key], (0.5, 0.5) if key == "betas" else 0.5
+        group[key] = other
+        between = kept, group[key]
+        group[key] = kept
+        seen.append((between, group[key]))
+    assert seen[0] == seen[1]
 
 
 # -- optimizers that come or change late -----------------------------------------------------------

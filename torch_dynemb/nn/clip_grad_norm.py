@@ -38,8 +38,9 @@ def clip_grad_norm_(
         TypeError: ``modules`` are not modules, or ``max_norm`` or ``norm_type`` is not a number.
         ValueError: a table updates its rows in backward, so its gradients are gone. Construct it
             with ``split=True``, or clip each row with the optimizer's ``clip_norm``.
-        RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is True. After an error,
-            all gradients are unchanged.
+        RuntimeError: gradients of rows are multiplied by the scale of ``GradScaler``. Or the norm is
+            not finite, and ``error_if_nonfinite`` is True. After an error, all gradients are
+            unchanged.
     """
     found = modules_in("clip_grad_norm_", modules)
     max_norm = number("clip_grad_norm_: max_norm", max_norm)
@@ -54,6 +55,8 @@ def clip_grad_norm_(
                 f"clip_grad_norm_: {type(module).__name__} updates its rows in backward, so their "
                 "gradients are gone: construct it with split=True, or give its optimizer clip_norm"
             )
+        for split in splits:
+            split.check_unscaled("clip_grad_norm_", "call scaler.unscale_(optimizer) first")
         of_rows = here if rows is None else shared.setdefault(rows, {})
         of_rows |= {id(p): p for o in splits for p in o.stand_ins()}
         here |= {id(p): p for p in module.parameters(recurse=False) if p is not anchor}

@@ -1,12 +1,14 @@
-"""Checks of GradScaler: no scaled loss updates rows, and ranks that share rows skip alike.
+"""GradScaler beside tables: no scaled loss updates rows, and all gradients of a step are scaled alike.
 
 A backward that updates rows would apply gradients that are still multiplied by the loss scale, and
 nothing in such a gradient says so. torch offers no hook around ``GradScaler.scale``, so the method
 is replaced by one that adds a hook to the scaled loss; what it returns stays the same.
 
-In split mode the gradient of a row lies on the rank that has the row, so one rank alone may find
-an infinity. Ranks would skip different steps and get different scales. ``_unscale_grads_``, which
-looks for infinities, is replaced by one that returns what any rank has found.
+In split mode the tables of :func:`torch_dynemb.step_with` belong to an optimizer that has no
+parameter of them. ``_unscale_grads_``, which unscales and looks for infinities, is replaced by one
+that takes their gradients along. The gradient of a row lies on the rank that has the row, so one
+rank alone may find an infinity. Ranks would skip different steps and get different scales: the
+function returns what any rank has found. ``unscale_`` is replaced by one that records the call.
 
 Subclasses with methods of their own (FSDP's ``ShardedGradScaler``) are treated alike. Scalers that
 do not inherit from ``torch.amp.GradScaler`` are not seen.
@@ -15,7 +17,6 @@ do not inherit from ``torch.amp.GradScaler`` are not seen.
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -69,7 +70,8 @@ def _watch_subclass(kind: type[GradScaler], /, **arguments: Any) -> None:
 
 
 def _watch(kind: type[GradScaler]) -> None:
-    for name, watched in (("scale", _scale_of), ("_unscale_grads_", _unscale_of)):
+    watches = (("scale", _scale_of), ("_unscale_grads_", _grads_of), ("unscale_", _unscale_of))
+    for name, watched in watches:
         own: Any = vars(kind).get(name)
         if own is None or getattr(own, "watches_for", None) == __name__:
             continue
@@ -84,14 +86,28 @@ def _scale_of(own: Any) -> Any:
         scaled = own(self, outputs)
         if torch.compiler.is_compiling() or not self.is_enabled():
             return scaled
-        return _watched(scaled, self)
+        return _watched(scaled)
 
     return scale
 
 
 def _unscale_of(own: Any) -> Any:
     @functools.wraps(own)
-    def unscale(
+    def unscale(self: GradScaler, optimizer: torch.optim.Optimizer) -> None:
+        if not self.is_enabled():
+            return
+        if isinstance(optimizer, SplitOptimizer):
+            optimizer.check_own_step("GradScaler.unscale_")
+        own(self, optimizer)
+        for tables, _ in _stepped_by(optimizer):
+            tables.gradients_are_unscaled()
+
+    return unscale
+
+
+def _grads_of(own: Any) -> Any:
+    @functools.wraps(own)
+    def unscale_grads(
         self: GradScaler,
         optimizer: torch.optim.Optimizer,
         inv_scale: Tensor,
@@ -99,7 +115,15 @@ def _unscale_of(own: Any) -> Any:
         *arguments: Any,
     ) -> dict[torch.device, Tensor]:
         found: dict[torch.device, Tensor] = own(self, optimizer, inv_scale, found_inf, *arguments)
-        for shared in _shared_by(optimizer):
+        stepped = _stepped_by(optimizer)
+        for tables, _ in stepped:
+            if tables.stepped_by is not None and tables.stepped_by() is optimizer:
+                of_rows = own(self, tables, inv_scale, found_inf, *arguments)
+                for device, flag in of_rows.items():
+                    found[device] = torch.maximum(found.get(device, flag), flag)
+        shares = {shared for _, shared in stepped if shared is not None}
+        # in an order that is that of the other ranks, too
+        for shared in sorted(shares, key=lambda shared: str(shared.ranks.group_name)):
             flag = found.get(shared.device)
             if flag is None:  # no gradient is pending on this rank
                 flag = torch.zeros_like(found_inf, device=shared.device)
@@ -107,34 +131,42 @@ def _unscale_of(own: Any) -> Any:
             dist.all_reduce(flag, dist.ReduceOp.MAX, shared.ranks)
         return found
 
-    return unscale
+    return unscale_grads
 
 
-def _shared_by(optimizer: torch.optim.Optimizer) -> list[SharedRows]:
-    """Return the ranks that share rows of an optimizer, in an order that is theirs, too."""
+def _stepped_by(
+    optimizer: torch.optim.Optimizer,
+) -> list[tuple[SplitOptimizer, SharedRows | None]]:
+    """Return the optimizers of rows that an optimizer steps, with the ranks that share the rows.
+
+    It has their parameters, or :func:`torch_dynemb.step_with` connects them.
+    """
     own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    found = set()
-    for optimizers, shared, _ in map(row_optimizers, split_modules()):
-        splits = [of for of in optimizers if isinstance(of, SplitOptimizer)]
-        if shared is not None and any(id(p) in own for of in splits for p in of.stand_ins()):
-            found.add(shared)
-    return sorted(found, key=lambda shared: str(shared.ranks.group_name))
+    return [
+        (of, shared)
+        for optimizers, shared, _ in map(row_optimizers, split_modules())
+        for of in optimizers
+        if isinstance(of, SplitOptimizer)
+        and (
+            (of.stepped_by is not None and of.stepped_by() is optimizer)
+            or any(id(parameter) in own for parameter in of.stand_ins())
+        )
+    ]
 
 
-def _watched(scaled: Any, scaler: GradScaler) -> Any:
+def _watched(scaled: Any) -> Any:
     if isinstance(scaled, Tensor):
         if scaled.requires_grad:
-            by = weakref.ref(scaler)
-            scaled.register_hook(lambda _: _check_backward(by))
+            scaled.register_hook(_check_backward)
     elif isinstance(scaled, Iterator):
-        return (_watched(part, scaler) for part in scaled)
+        return (_watched(part) for part in scaled)
     elif isinstance(scaled, list | tuple):
         for part in scaled:
-            _watched(part, scaler)
+            _watched(part)
     return scaled
 
 
-def _check_backward(scaler: weakref.ref[GradScaler]) -> None:
+def _check_backward(_: Tensor) -> None:
     """Raise RuntimeError if the backward that begins here reaches rows that it would update."""
     global scaled_task
     scaled_task = torch._C._current_graph_task_id()
@@ -153,7 +185,7 @@ def _check_backward(scaler: weakref.ref[GradScaler]) -> None:
             "with autocast(dtype=torch.bfloat16), which needs no scaler. No row has changed"
         )
     for module in split:
-        module.optimizer.scaled_by = scaler
+        module.optimizer.gradients_are_scaled()
 
 
 def _is_reached(anchor: Tensor) -> bool:

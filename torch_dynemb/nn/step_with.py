@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from torch_dynemb.argument_checks import described
 from torch_dynemb.nn.table_optimizers import modules_in, row_optimizers, table_optimizers
-from torch_dynemb.optim import FusedOptimizer
+from torch_dynemb.optim import FusedOptimizer, SplitOptimizer
 
 _warned_of_decay = False
 
@@ -32,7 +32,10 @@ class StepWith:
         self._optimizer = weakref.ref(optimizer)
         self._tables = self._found()
         self._take_steps(self._optimizer)
-        self._hook: RemovableHandle | None = optimizer.register_step_post_hook(self._after_step)
+        self._hooks: list[RemovableHandle] = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
         # torch has no hook of zero_grad: the method of this instance is replaced
         zero_dense = _without_reference(optimizer.zero_grad)
 
@@ -47,10 +50,11 @@ class StepWith:
 
     def remove(self) -> None:
         """Have ``optimizer.step()`` leave the tables alone again."""
-        if self._hook is None:
+        if not self._hooks:
             return
-        self._hook.remove()
-        self._hook = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
         optimizer = self._optimizer()
         if optimizer is not None and vars(optimizer).get("zero_grad") is self._zero_grad:
             del optimizer.zero_grad
@@ -78,18 +82,35 @@ class StepWith:
                 )
         return found
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if any(tables.is_retired for tables in self._tables):  # set_optimizer() has been called
             self._take_steps(None)
             self._tables = self._found()
             self._take_steps(self._optimizer)
         for tables in self._tables:
-            scaler = None if tables.scaled_by is None else tables.scaled_by()
-            with tables.stepping():
-                if scaler is None:
+            if isinstance(tables, SplitOptimizer) and not _scale_of(optimizer):
+                tables.check_unscaled("optimizer.step", "call scaler.step(optimizer)")
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for tables in self._tables:
+            scale = _scale_of(optimizer) if isinstance(tables, SplitOptimizer) else {}
+            for name, value in scale.items():
+                setattr(tables, name, value)
+            try:
+                with tables.stepping():
                     tables.step()
-                else:
-                    scaler.step(tables)
+            finally:
+                for name in scale:
+                    delattr(tables, name)
+
+
+def _scale_of(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return what ``GradScaler`` sets on an optimizer that unscales and skips on its own.
+
+    Fused optimizers of torch do so. Others make no step after an overflow.
+    """
+    given = {name: getattr(optimizer, name, None) for name in ("grad_scale", "found_inf")}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _without_reference(method: Callable[..., None]) -> Callable[..., None]:
@@ -112,9 +133,10 @@ def step_with(
 ) -> StepWith:
     """Have ``optimizer.step()`` also end the step of a model's tables.
 
-    ``optimizer.zero_grad()`` forgets gradients of tables in split mode, too. Schedulers, closures,
-    gradient accumulation, ``GradScaler`` (which needs split mode) and frameworks that call
-    ``step()`` work as they do without tables. Copies and pickles of the optimizer step no tables.
+    ``optimizer.zero_grad()`` forgets gradients of tables in split mode, too. ``GradScaler`` needs
+    split mode: ``scaler.unscale_(optimizer)`` and ``scaler.step(optimizer)`` include the rows, and
+    an overflow of either skips the whole step. Schedulers, closures, gradient accumulation and
+    frameworks that call ``step()`` work as they do without tables. Copies and pickles of the optimizer step no tables.
     Warns, once a process, if the optimizer's weight decay covers the anchors of tables, of which
     the own optimizer has none.
 

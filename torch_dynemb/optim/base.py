@@ -246,6 +246,13 @@ def hyper_values(name: str, value: Any) -> list[float]:
     return [float(x) if isinstance(x, bool) else number(f"param group: {name}", x) for x in values]
 
 
+def plain_value(value: Any) -> Any:
+    """Return a param-group entry as numbers of its own: a tensor gives its value."""
+    if isinstance(value, tuple | list):
+        return tuple(plain_value(x) for x in value)
+    return float(value) if isinstance(value, Tensor) else value
+
+
 __all__ = [
     "DELAYED_GRADIENTS",
     "DelayedGradients",
@@ -253,4 +260,5 @@ __all__ = [
     "StateTensor",
     "check_config",
     "hyper_values",
+    "plain_value",
 ]

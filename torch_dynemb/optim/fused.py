@@ -15,27 +15,25 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch_dynemb.argument_checks import described
 from torch_dynemb.ops.columns import MAX_COUNT, Hyper, RowClock
 from torch_dynemb.ops.tensors import RowTensors
-from torch_dynemb.optim.base import OptimizerConfig, hyper_values
+from torch_dynemb.optim.base import OptimizerConfig, hyper_values, plain_value
 from torch_dynemb.process.interrupts import defer_signals
 
 
 class ParamGroup(dict[str, Any]):
     """A param group that writes hyper-parameters through to the tensor that kernels read.
 
-    ``group["lr"]`` is a 0-d float64 view, so schedulers that fill it in place work. An assignment
-    writes into it instead of replacing it.
+    Its values are plain numbers, as those of torch's optimizers: a program may keep one and put it
+    back. A tensor that is assigned gives its value then; later changes of it have no effect.
     """
 
     def __init__(self, entries: dict[str, Any], row: Tensor, columns: dict[str, tuple[Hyper, ...]]):
         super().__init__(entries)
         self._row = row
         self._columns = columns
-        super().__setitem__("lr", row[Hyper.LR])
 
     def rebind(self, row: Tensor) -> None:
         """Write to another tensor from now on."""
         self._row = row
-        super().__setitem__("lr", row[Hyper.LR])
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key not in self._columns:
@@ -47,8 +45,7 @@ class ParamGroup(dict[str, Any]):
             raise ValueError(f"param group: {key} is {value!r}, expected {len(columns)} numbers")
         for column, x in zip(columns, values, strict=True):
             self._row[column] = x
-        if key != "lr":
-            super().__setitem__(key, value)
+        super().__setitem__(key, plain_value(value))
 
     def update(self, *args: Any, **kwargs: Any) -> None:
         for key, value in dict(*args, **kwargs).items():
@@ -91,12 +88,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         lookups_since_step: at most so many backwards of eager training on the CPU there were.
         stepped_by: the optimizer that ends the steps of these tables, see
             :func:`torch_dynemb.step_with`; or None.
-        scaled_by: the ``GradScaler`` that has scaled the pending gradients; or None.
     """
 
     lookups_since_step = 0
     stepped_by: weakref.ref[torch.optim.Optimizer] | None = None
-    scaled_by: weakref.ref[torch.amp.GradScaler] | None = None
     _is_stepping = False
     # Lookups of compiled code are not counted: so many more of its steps ask the kernels for the
     # number of backwards; -1: no step asks.
@@ -236,8 +231,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _end_step_with(self, closure: Callable[[], float] | None, now: int | None) -> float | None:
         if self._retired is not None:
             raise RuntimeError(f"optimizer.step: {self._retired.why}: use {self._retired.instead}")
-        if self.stepped_by is not None and not self._is_stepping:
-            self._refuse_own_step(self.stepped_by())
+        if not self._is_stepping:
+            self.check_own_step("module.optimizer.step")
         if now is not None and (isinstance(now, bool) or not isinstance(now, int)):
             raise TypeError(
                 f"optimizer.step: now: seconds is {now!r}, expected int, as int(time.time()) is"
@@ -265,17 +260,20 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._apply_gradients()
         self._end_step(now)
         self.lookups_since_step = 0
-        self.scaled_by = None
         return loss
 
-    def _refuse_own_step(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Raise RuntimeError if another optimizer ends the steps, which would count twice."""
-        if optimizer is not None:
+    def check_own_step(self, call: str) -> None:
+        """Raise RuntimeError if another optimizer ends the steps, which would count twice.
+
+        Args:
+            call: that concerns this optimizer alone, for the error.
+        """
+        by = None if self.stepped_by is None else self.stepped_by()
+        if by is not None:
             names = [group["name"] for group in self.param_groups]
             raise RuntimeError(
-                f"module.optimizer.step() of tables {names}: step_with has "
-                f"{type(optimizer).__name__} end their steps: leave this call out, or remove() the "
-                "handle of step_with"
+                f"{call}() of tables {names}: step_with has {type(by).__name__} end their steps: "
+                "leave this call out, or remove() the handle of step_with"
             )
 
     @contextmanager

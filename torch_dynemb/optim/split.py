@@ -25,7 +25,12 @@ class RowGradients(torch.nn.Parameter):
     touched since the last step, or None. Reading it sums the gradients of all lookups; on a GPU it
     waits for their number. In-place changes such as clipping and unscaling take effect. The
     parameter has no values.
+
+    Attributes:
+        is_scaled: whether a ``GradScaler`` has scaled ``grad`` and not unscaled it yet.
     """
+
+    is_scaled = False
 
     _slab: int
     _rows: RowTensors  # not the optimizer: a reference cycle would keep the tables' memory
@@ -59,6 +64,7 @@ class RowGradients(torch.nn.Parameter):
                 "grad.mul_(0.5) does, or set them to None"
             )
         PendingGradients.of(self._rows.pending).counts[self._slab].zero_()
+        self.is_scaled = False
 
 
 class SplitOptimizer(FusedOptimizer):
@@ -80,6 +86,7 @@ class SplitOptimizer(FusedOptimizer):
     grad_scale: Tensor  # set by GradScaler.step, and deleted after it
     _found_inf: Tensor | None = None
     _watched_steps = -1  # no warning: several backwards before a step are the purpose
+    _stand_ins: Sequence[RowGradients] = ()
     _plain = False  # whether the hyper-parameters have neither a scale nor a skip condition
 
     def __init__(
@@ -108,8 +115,11 @@ class SplitOptimizer(FusedOptimizer):
 
     def _show_gradients(self) -> None:
         rows, sort = self._rows, self._sort
+        scaled = any(stand_in.is_scaled for stand_in in self._stand_ins)
         self._stand_ins = [RowGradients(rows, slab, sort) for slab in range(len(rows.weights))]
         self.param_groups[0]["params"] = list(self._stand_ins)
+        if scaled:
+            self.gradients_are_scaled()
 
     @property
     def _pending(self) -> PendingGradients:
@@ -151,18 +161,45 @@ class SplitOptimizer(FusedOptimizer):
         Args:
             slab: number of the dim and dtype, as in :meth:`stand_ins`; None: all.
         """
-        counts = self._pending.counts
-        (counts if slab is None else counts[slab]).zero_()
         if slab is None:
-            self.scaled_by = None
+            self._pending.counts.zero_()
+            self.gradients_are_unscaled()
+        else:
+            self._stand_ins[slab].grad = None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Discard the pending gradients. :meth:`step` does so, too."""
         self.discard()
 
+    def gradients_are_scaled(self) -> None:
+        """Record that ``GradScaler`` has scaled the pending gradients."""
+        for stand_in in self._stand_ins:
+            stand_in.is_scaled = True
+
+    def gradients_are_unscaled(self) -> None:
+        """Record that no pending gradient is scaled any more."""
+        for stand_in in self._stand_ins:
+            stand_in.is_scaled = False
+
+    def check_unscaled(self, call: str, remedy: str) -> None:
+        """Raise RuntimeError if the pending gradients are still multiplied by a loss scale.
+
+        Args:
+            call: that needs them unscaled, for the error.
+            remedy: what to call.
+        """
+        if any(stand_in.is_scaled for stand_in in self._stand_ins):
+            names = [group["name"] for group in self.param_groups]
+            raise RuntimeError(
+                f"{call}: the gradients of tables {names} are multiplied by the scale of "
+                f"GradScaler: {remedy}"
+            )
+
     @torch.no_grad()
     def _apply_gradients(self) -> None:
         rows, pending = self._rows, self._pending
+        if not hasattr(self, "grad_scale") and not torch.compiler.is_compiling():
+            self.check_unscaled("module.optimizer.step", "call scaler.step(module.optimizer)")
         merge_grad_(pending, rows)
         self._take_scale()
         # the op compares this with the clock before it changes it
@@ -187,6 +224,8 @@ class SplitOptimizer(FusedOptimizer):
                 name_tables_of(error, [rows])
                 raise
             pending.counts.zero_()
+        if not torch.compiler.is_compiling():
+            self.gradients_are_unscaled()
 
     def _take_scale(self) -> None:
         """Write GradScaler's scale and skip condition, or that there are none, for the kernels."""

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer
 
-from torch_dynemb.optim.base import OptimizerConfig, hyper_values
+from torch_dynemb.optim.base import OptimizerConfig, hyper_values, plain_value
 from torch_dynemb.torchrec.planning.options import NOT_TRAINED
 from torch_dynemb.torchrec.sharding.tables import ShardTables
 
@@ -35,7 +35,7 @@ class KernelParamGroup(dict[str, Any]):
                     of_table[key] = value
             if key == "lr":
                 (value,) = hyper_values(key, value)
-        super().__setitem__(key, value)
+        super().__setitem__(key, plain_value(value))
 
     def update(self, *args: Any, **kwargs: Any) -> None:
         for key, value in dict(*args, **kwargs).items():
