@@ -99,7 +99,13 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
             **more,
         )
         self._pooled_outputs = pooled_outputs(
-            self._embedding_bag_configs, self.module_sharding_plan, plan
+            self._embedding_bag_configs,
+            {
+                table: sharding
+                for kind, sharding in zip(self._sharding_types, self.shardings(), strict=True)
+                for table in plan.tables[kind]
+            },
+            plan.options,
         )
         self._inverse_names: list[str] | None = None
         self._has_mean_pooling_callback = any(of.divided for of in self._pooled_outputs.values())

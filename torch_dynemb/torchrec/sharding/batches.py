@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch_dynemb.torchrec.planning.options import TableOptions
 
 _ID_DTYPES = (torch.int64, torch.int32)
 _TOO_LARGE = 2.0**63  # score
+_TENSORS = ("_values", "_weights", "_lengths", "_offsets")  # of a KeyedJaggedTensor
 
 
 class BatchCheck:
@@ -66,6 +67,7 @@ class BatchCheck:
                 f"{self._keys}, and TorchRec finds features by position: give all batches the "
                 "same keys in the same order"
             )
+        batch = contiguous(batch)
         ids = batch.values()
         if ids.dtype not in _ID_DTYPES:
             if ids.numel() > 0:
@@ -230,12 +232,29 @@ def with_ids(features: KeyedJaggedTensor, ids: Tensor) -> KeyedJaggedTensor:
 
 def copied(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     """Copy features into memory of their own."""
-    copies = copy.copy(features)
-    for name in ("_values", "_weights", "_lengths", "_offsets"):
+    return _changed(features, Tensor.clone)
+
+
+def contiguous(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """Return the same features, contiguous: ops of FBGEMM ignore the strides of tensors."""
+    tensors = [getattr(features, name) for name in _TENSORS]
+    if features._inverse_indices is not None:
+        tensors.append(features._inverse_indices[1])
+    if all(tensor is None or tensor.is_contiguous() for tensor in tensors):
+        return features
+    return _changed(features, Tensor.contiguous)
+
+
+def _changed(features: KeyedJaggedTensor, change: Callable[[Tensor], Tensor]) -> KeyedJaggedTensor:
+    changed = copy.copy(features)
+    for name in _TENSORS:
         tensor = getattr(features, name)
-        setattr(copies, name, None if tensor is None else tensor.clone())
-    copies._jt_dict = None  # its tensors are views of the originals
-    return copies
+        setattr(changed, name, None if tensor is None else change(tensor))
+    if features._inverse_indices is not None:
+        names, bags = features._inverse_indices
+        changed._inverse_indices = names, change(bags)
+    changed._jt_dict = None  # its tensors are views of the originals
+    return changed
 
 
 def with_one_sample(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -264,4 +283,4 @@ def with_one_sample(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     )
 
 
-__all__ = ["BatchCheck", "copied", "scored_features", "with_ids", "with_one_sample"]
+__all__ = ["BatchCheck", "contiguous", "copied", "scored_features", "with_ids", "with_one_sample"]

@@ -232,6 +232,8 @@ def pooled(rows: Tensor, dim: int, context: DedupContext, *, weighted: bool) -> 
 class _Dedup:
     """Base of shardings that pool bags on the rank of their batch."""
 
+    sums = True
+
     def __init__(self, *arguments: Any, options: Mapping[str, TableOptions], **more: Any) -> None:
         super().__init__(*arguments, **more)
         self._feature_groups = feature_groups_of(self, options)

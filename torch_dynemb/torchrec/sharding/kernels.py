@@ -9,13 +9,20 @@ import torch
 from torch import Tensor, nn
 from torchrec.distributed.embedding_kernel import BaseEmbedding
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
+from torchrec.modules.embedding_configs import PoolingType
 from torchrec.optim.fused import FusedOptimizerModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.table.shards import IdSlots
 from torch_dynemb.torchrec.sharding.optimizer import TableOptimizer, shown_parameter
-from torch_dynemb.torchrec.sharding.tables import ShardTables, pooling_of_kernel
+from torch_dynemb.torchrec.sharding.tables import ShardTables
+
+_POOLING = {
+    PoolingType.SUM: Pooling.SUM,
+    PoolingType.MEAN: Pooling.MEAN,
+    PoolingType.NONE: Pooling.NONE,
+}
 
 
 class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
@@ -26,7 +33,7 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
             plan per table.
         device: of the rows.
         ids: the ids that this rank owns.
-        pooled: whether bags become one vector in this kernel.
+        pooling: of bags in this kernel; NONE: it returns a row per id.
         counted: whether weights of ids are their numbers of occurrences.
         by_rank: whether rows are returned in the order in which ranks sent their ids.
     """
@@ -36,8 +43,8 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
         grouped_config: GroupedEmbeddingConfig,
         device: torch.device | None,
         ids: IdSlots,
+        pooling: PoolingType,
         *,
-        pooled: bool,
         counted: bool = False,
         by_rank: bool = False,
     ) -> None:
@@ -48,7 +55,7 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
             grouped_config,
             optimizer=fused_params["optimizer_config"],
             ids=ids,
-            pooling=pooling_of_kernel(grouped_config.pooling, ids) if pooled else Pooling.NONE,
+            pooling=_POOLING[pooling],
             output_dtype=fused_params["output_dtype"],
             split=fused_params["split"],
             device=device,

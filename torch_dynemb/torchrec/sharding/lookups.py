@@ -12,6 +12,7 @@ from torchrec.distributed.embedding_lookup import (
     GroupedPooledEmbeddingsLookup,
 )
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
+from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torch_dynemb.table.shards import IdSlots
@@ -24,11 +25,12 @@ class DynamicPooledLookup(GroupedPooledEmbeddingsLookup):  # type: ignore[misc]
 
     Args:
         ids: the ids that this rank owns.
+        sums: sum the bags of means.
         grouped_configs, device, pg, ...: as TorchRec's.
     """
 
-    def __init__(self, ids: IdSlots, **arguments: Any) -> None:
-        self._ids = ids  # before the base class, which makes the kernels
+    def __init__(self, ids: IdSlots, *, sums: bool, **arguments: Any) -> None:
+        self._ids, self._sums = ids, sums  # before the base class, which makes the kernels
         super().__init__(**arguments)
 
     def _create_embedding_kernel(
@@ -38,7 +40,8 @@ class DynamicPooledLookup(GroupedPooledEmbeddingsLookup):  # type: ignore[misc]
         *unused: Any,
         **more: Any,
     ) -> DynamicKernel:
-        return DynamicKernel(config, device, self._ids, pooled=True)
+        pooling = PoolingType.SUM if self._sums else config.pooling
+        return DynamicKernel(config, device, self._ids, pooling)
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Tensor:
         agree_on_time(self, sparse_features)
@@ -93,7 +96,7 @@ class DynamicSequenceLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
             config,
             device,
             self._ids,
-            pooled=False,
+            PoolingType.NONE,
             counted=self._counted,
             by_rank=self._by_rank,
         )

@@ -14,13 +14,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torchrec.distributed.types import ParameterSharding
+from torchrec.distributed.embedding_sharding import EmbeddingSharding
+from torchrec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
+from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from torch_dynemb.torchrec.planning.plans import ModulePlan
-from torch_dynemb.torchrec.sharding.shardings import BY_ROWS
+from torch_dynemb.torchrec.planning.options import TableOptions
+
+# static tables, of which the kernels sum bags of means on any number of ranks
+_SUM_IN_TORCHREC = (RwPooledEmbeddingSharding, TwRwPooledEmbeddingSharding)
 
 
 class PooledOutput(NamedTuple):
@@ -39,16 +43,22 @@ class PooledOutput(NamedTuple):
 
 def pooled_outputs(
     configs: Sequence[EmbeddingBagConfig],
-    shardings: Mapping[str, ParameterSharding],
-    plan: ModulePlan,
+    shardings: Mapping[str, EmbeddingSharding[Any, Any, Any, Any]],
+    options: Mapping[str, TableOptions],
 ) -> dict[str, PooledOutput]:
-    """Return the outputs of a collection by name."""
+    """Return the outputs of a collection by name.
+
+    Args:
+        configs: of all tables.
+        shardings: by table.
+        options: of the dynamic tables, by name.
+    """
     outputs = {}
     for config, names in zip(configs, get_embedding_names_by_table(configs), strict=True):
-        sharding, options = shardings[config.name], plan.options.get(config.name)
-        summed = sharding.sharding_type in BY_ROWS or (plan.dedup and options is not None)
+        sharding, of_table = shardings[config.name], options.get(config.name)
+        summed = isinstance(sharding, _SUM_IN_TORCHREC) if of_table is None else sharding.sums
         divided = summed and config.pooling == PoolingType.MEAN
-        padding_idx = None if options is None else options.padding_idx
+        padding_idx = None if of_table is None else of_table.padding_idx
         for name, feature in zip(names, config.feature_names, strict=True):
             outputs[name] = PooledOutput(feature, divided, padding_idx)
     return outputs

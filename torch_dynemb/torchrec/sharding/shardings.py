@@ -47,7 +47,13 @@ def _mix(module: nn.Module, arguments: tuple[KeyedJaggedTensor]) -> tuple[KeyedJ
 
 
 class _Timed:
-    """Base of shardings in which ranks agree on the time, if a table keeps timestamps."""
+    """Base of shardings in which ranks agree on the time, if a table keeps timestamps.
+
+    Attributes:
+        sums: whether lookups sum the bags of means, which the collection divides.
+    """
+
+    sums = False
 
     def __init__(self, sharding_infos: list[EmbeddingShardingInfo], *more: Any, **named: Any):
         super().__init__(sharding_infos, *more, **named)  # type: ignore[call-arg]
@@ -90,6 +96,10 @@ class _ByRows(_Timed):
 class _SumByRows(_ByRows):
     """Base of row-wise shardings that sum bags over ranks."""
 
+    @property
+    def sums(self) -> bool:  # type: ignore[override]
+        return not self._ids().whole
+
     def create_output_dist(self, device: torch.device | None = None) -> Any:
         output_dist = super().create_output_dist(device)  # type: ignore[misc]
         output_dist.register_forward_pre_hook(sum_by_exchange)
@@ -108,6 +118,7 @@ def _pooled_lookup(
 ) -> DynamicPooledLookup:
     lookup = DynamicPooledLookup(
         ids,
+        sums=sharding.sums,
         grouped_configs=grouped_configs,
         pg=sharding._pg,
         device=device if device is not None else sharding._device,

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig, ShardedEmbeddingTable
-from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.types import DataType
 
@@ -31,11 +30,6 @@ _ROW_DTYPES = {
     DataType.FP32: torch.float32,
     DataType.FP16: torch.float16,
     DataType.BF16: torch.bfloat16,
-}
-_POOLING = {
-    PoolingType.SUM: Pooling.SUM,
-    PoolingType.MEAN: Pooling.MEAN,
-    PoolingType.NONE: Pooling.NONE,
 }
 
 
@@ -117,7 +111,7 @@ class ShardTables(TableModule):
         grouped_config: fused_params of its tables have a :class:`KernelPlan`.
         optimizer: of all tables.
         ids: the ids that this rank owns.
-        pooling: of the ids of a bag; means of row-wise shards are divided later.
+        pooling: of the ids of a bag.
         output_dtype: of lookup outputs.
         split: backward only collects gradients, and :meth:`end_step` applies them.
         device: of the rows.
@@ -340,16 +334,8 @@ class ShardTables(TableModule):
         return world is None or world.size() == 1
 
 
-def pooling_of_kernel(pooling: PoolingType, ids: IdSlots) -> Pooling:
-    """Return how a kernel pools: shards of the ids of a table add up their parts."""
-    if pooling == PoolingType.MEAN and not ids.whole:
-        return Pooling.SUM
-    return _POOLING[pooling]
-
-
 __all__ = [
     "ShardTables",
-    "pooling_of_kernel",
     "row_dtype_of",
     "shard_of",
 ]
