@@ -21,6 +21,7 @@ from torch_dynemb.distributed.failures import raise_together
 from torch_dynemb.nn.module_kinds import RowOptimizers, SharedRows
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.table.dense_state import leaves_tables_out
+from torch_dynemb.table.shards import IdSlots
 from torch_dynemb.torchrec.collections.rebuilding import Given, adopt, optimizers_unchanged
 from torch_dynemb.torchrec.planning.options import is_dynamic
 from torch_dynemb.torchrec.planning.plans import PLAN, KeptSharding, KernelPlan, ModulePlan
@@ -271,8 +272,8 @@ class DynamicPart:
             except Exception as error:
                 refused = error
         requests = sent.awaitables if refused is None else refused
-        shardings = len(sent.awaitables)
-        under_way = SizesUnderWay(self.module_kind, requests, shardings, ranks, self._device)
+        owned = [getattr(sharding, "ids", IdSlots()) for sharding in self.shardings()]
+        under_way = SizesUnderWay(self.module_kind, requests, owned, ranks, self._device)
         return as_torchrec_waits(under_way, sent)
 
     def _own(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:

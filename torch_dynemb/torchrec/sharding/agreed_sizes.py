@@ -4,11 +4,15 @@ TorchRec exchanges sizes for each sharding of a collection, and then sends ids. 
 serves all shardings of a collection. A rank that refuses its batch sends :data:`FAILED` in place of
 sizes, and all ranks raise its error before any ids are sent. The form of the batch travels beside
 the sizes, so ranks also find batches that do not fit together, such as weights on one rank only.
+
+Ids that arrive as quotients are restored here, so all that follows gets the ids of the batch: feature
+processors, trackers of ids, lookups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +24,10 @@ from torchrec.distributed.train_pipeline.runtime_forwards import KJTAllToAllForw
 from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from torch_dynemb import ops
 from torch_dynemb.distributed.failures import FAILED, raise_together
+from torch_dynemb.table.shards import IdSlots
+from torch_dynemb.torchrec.sharding.batches import with_ids
 
 # what TorchRec may send for a sharding: a size of each for every rank
 _LABELS = ("lengths", "values", "strides", "weights")
@@ -79,7 +86,7 @@ class SizesUnderWay:
         owner: the collection.
         requests: of the shardings, in order: those of :func:`leave_sizes`, or awaitables that send
             nothing; or the error of a batch that this rank refuses.
-        shardings: their number.
+        owned: the ids that this rank owns, by sharding.
         process_group: of the ranks.
         device: of the tables.
     """
@@ -88,13 +95,14 @@ class SizesUnderWay:
         self,
         owner: str,
         requests: Sequence[Any] | Exception,
-        shardings: int,
+        owned: Sequence[IdSlots],
         process_group: dist.ProcessGroup,
         device: torch.device,
     ) -> None:
         self._owner = owner
         self._process_group = process_group
-        self._shardings = shardings
+        self._owned = owned
+        shardings = len(owned)
         self._requests: Sequence[Any] = []
         self._refused: Exception | None = None
         ranks = process_group.size()
@@ -127,20 +135,20 @@ class SizesUnderWay:
             try:
                 self._started = self._send_ids()
             except Exception as error:
-                self._started = [_Raises(error)] * self._shardings
+                self._started = [_Raises(error)] * len(self._owned)
         return self._started[sharding]
 
     def _send_ids(self) -> list[Awaitable[KeyedJaggedTensor]]:
         self._work.wait()
-        by_rank = self._received.view(-1, self._shardings, _NUMBERS).tolist()
+        by_rank = self._received.view(-1, len(self._owned), _NUMBERS).tolist()
         if any(sizes[0] == FAILED for of_rank in by_rank for sizes in of_rank):
             raise_together(self._refused, self._process_group)
         by_sharding = list(zip(*by_rank, strict=True))
         for request, sizes in zip(self._requests, by_sharding, strict=True):
             self._check_forms(request, [of_rank[0] for of_rank in sizes])
         return [
-            _started(request, [of_rank[1:] for of_rank in sizes])
-            for request, sizes in zip(self._requests, by_sharding, strict=True)
+            _started(request, [of_rank[1:] for of_rank in sizes], owned)
+            for request, sizes, owned in zip(self._requests, by_sharding, self._owned, strict=True)
         ]
 
     def _check_forms(self, request: Any, forms: list[int]) -> None:
@@ -169,18 +177,21 @@ def _numbers(request: Any, rank: int) -> list[int]:
     return [_form(request), *(sizes.get(label, 0) for label in _LABELS)]
 
 
-def _started(request: Any, sizes: list[list[int]]) -> Awaitable[KeyedJaggedTensor]:
+def _started(
+    request: Any, sizes: list[list[int]], owned: IdSlots
+) -> Awaitable[KeyedJaggedTensor]:
     """Send the ids of a sharding, if it sends any.
 
     Args:
         sizes: that arrive from each rank, by label.
+        owned: the ids that this rank owns.
     """
     if not isinstance(request, KJTSplitsAllToAllMeta):
         ids: Awaitable[KeyedJaggedTensor] = request.wait()
         return ids
     by_label = dict(zip(_LABELS, map(list, zip(*sizes, strict=True)), strict=True))
     variable = request._input.variable_stride_per_key()
-    return KJTAllToAllTensorsAwaitable(
+    ids = KJTAllToAllTensorsAwaitable(
         pg=request.pg,
         input=request._input,
         splits=request.splits,
@@ -193,6 +204,15 @@ def _started(request: Any, sizes: list[list[int]]) -> Awaitable[KeyedJaggedTenso
         stagger=request.stagger,
         stride_per_rank=None if variable else by_label["strides"],
     )
+    if not owned.whole:
+        ids.callbacks.append(partial(_restored, owned=owned))
+    return ids
+
+
+def _restored(features: KeyedJaggedTensor, owned: IdSlots) -> KeyedJaggedTensor:
+    """Return features with the ids of quotients that were sent to this rank."""
+    quotients = features.values().to(torch.int64).contiguous()
+    return with_ids(features, ops.unmix_ids(quotients, parts=owned.slots, part=owned.begin))
 
 
 class _OfSharding(Awaitable[Awaitable[KeyedJaggedTensor]]):  # type: ignore[misc]

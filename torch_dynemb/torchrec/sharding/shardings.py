@@ -1,8 +1,9 @@
 """TorchRec's shardings with dynamic tables: how ids reach the ranks that own them.
 
-Row-wise shardings send id ``i`` to shard ``mix_ids(i) mod parts``. They send the quotient, from
-which the shard restores the id. TorchRec's bucketize op computes both, over all 64 bits, for tables
-of size 0. Other shardings, and row-wise ones with one shard, send ids unchanged.
+Row-wise shardings send id ``i`` to shard ``mix_ids(i) mod parts``. They send the quotient, and the
+exchange restores the id from it (:mod:`.agreed_sizes`). TorchRec's bucketize op computes both, over
+all 64 bits, for tables of size 0. Other shardings, and row-wise ones with one shard, send ids
+unchanged.
 """
 
 from __future__ import annotations
@@ -51,9 +52,11 @@ class _Timed:
 
     Attributes:
         sums: whether lookups sum the bags of means, which the collection divides.
+        ids: that this rank owns.
     """
 
     sums = False
+    ids = IdSlots()
 
     def __init__(self, sharding_infos: list[EmbeddingShardingInfo], *more: Any, **named: Any):
         super().__init__(sharding_infos, *more, **named)  # type: ignore[call-arg]
@@ -77,7 +80,8 @@ class _ByRows(_Timed):
     _world_size: int
     _rank: int
 
-    def _ids(self) -> IdSlots:
+    @property
+    def ids(self) -> IdSlots:
         return IdSlots(self._rank, self._rank + 1, self._world_size)
 
     def _get_feature_hash_sizes(self) -> list[int]:
@@ -88,7 +92,7 @@ class _ByRows(_Timed):
         self, device: torch.device | None = None
     ) -> BaseSparseFeaturesDist[KeyedJaggedTensor]:
         input_dist = super().create_input_dist(device)
-        if not self._ids().whole:
+        if not self.ids.whole:
             input_dist.register_forward_pre_hook(_mix)
         return input_dist
 
@@ -98,7 +102,7 @@ class _SumByRows(_ByRows):
 
     @property
     def sums(self) -> bool:  # type: ignore[override]
-        return not self._ids().whole
+        return not self.ids.whole
 
     def create_output_dist(self, device: torch.device | None = None) -> Any:
         output_dist = super().create_output_dist(device)  # type: ignore[misc]
@@ -106,18 +110,14 @@ class _SumByRows(_ByRows):
         return output_dist
 
 
-_WHOLE = IdSlots()
-
-
 def _pooled_lookup(
     sharding: EmbeddingSharding[Any, Any, Any, Any],
-    ids: IdSlots,
     grouped_configs: list[Any],
     device: torch.device | None,
     feature_processor: Any,
 ) -> DynamicPooledLookup:
     lookup = DynamicPooledLookup(
-        ids,
+        sharding.ids,
         sums=sharding.sums,
         grouped_configs=grouped_configs,
         pg=sharding._pg,
@@ -131,11 +131,10 @@ def _pooled_lookup(
 
 def _sequence_lookup(
     sharding: EmbeddingSharding[Any, Any, Any, Any],
-    ids: IdSlots,
     device: torch.device | None,
 ) -> DynamicSequenceLookup:
     lookup = DynamicSequenceLookup(
-        ids,
+        sharding.ids,
         counted=sharding.counted,
         by_rank=sharding.by_rank,
         grouped_configs=sharding._grouped_embedding_configs,
@@ -157,7 +156,7 @@ class DynamicTwPooledSharding(_Timed, TwPooledEmbeddingSharding):  # type: ignor
         feature_processor: Any = None,
     ) -> BaseEmbeddingLookup:
         configs = self._grouped_embedding_configs
-        return _pooled_lookup(self, _WHOLE, configs, device, feature_processor)
+        return _pooled_lookup(self, configs, device, feature_processor)
 
 
 class DynamicCwPooledSharding(_Timed, CwPooledEmbeddingSharding):  # type: ignore[misc]
@@ -175,20 +174,14 @@ class DynamicTwCwPooledSharding(_Timed, TwCwPooledEmbeddingSharding):  # type: i
 class DynamicRwPooledSharding(_SumByRows, RwPooledEmbeddingSharding):  # type: ignore[misc]
     """Pooled sharding: ids of a table are divided over all ranks."""
 
-    def create_lookup(
-        self,
-        device: torch.device | None = None,
-        fused_params: dict[str, Any] | None = None,
-        feature_processor: Any = None,
-    ) -> BaseEmbeddingLookup:
-        configs = self._grouped_embedding_configs
-        return _pooled_lookup(self, self._ids(), configs, device, feature_processor)
+    create_lookup = DynamicTwPooledSharding.create_lookup
 
 
 class DynamicTwRwPooledSharding(_SumByRows, TwRwPooledEmbeddingSharding):  # type: ignore[misc]
     """Pooled sharding: ids of a table are divided over the ranks of one node."""
 
-    def _ids(self) -> IdSlots:
+    @property
+    def ids(self) -> IdSlots:
         ranks = self._intra_pg.size()
         return IdSlots(self._rank % ranks, self._rank % ranks + 1, ranks)
 
@@ -199,13 +192,13 @@ class DynamicTwRwPooledSharding(_SumByRows, TwRwPooledEmbeddingSharding):  # typ
         feature_processor: Any = None,
     ) -> BaseEmbeddingLookup:
         configs = self._grouped_embedding_configs_per_rank[self._rank]
-        return _pooled_lookup(self, self._ids(), configs, device, feature_processor)
+        return _pooled_lookup(self, configs, device, feature_processor)
 
 
 class DynamicGridPooledSharding(_SumByRows, GridPooledEmbeddingSharding):  # type: ignore[misc]
     """Pooled sharding: columns are divided over nodes, and ids over the ranks of each node."""
 
-    _ids = DynamicTwRwPooledSharding._ids
+    ids = DynamicTwRwPooledSharding.ids
     create_lookup = DynamicTwRwPooledSharding.create_lookup
 
     def create_output_dist(self, device: torch.device | None = None) -> GridOutputDist:
@@ -241,7 +234,7 @@ class DynamicTwSequenceSharding(_Timed, TwSequenceEmbeddingSharding):  # type: i
         fused_params: dict[str, Any] | None = None,
         feature_processor: Any = None,
     ) -> BaseEmbeddingLookup:
-        return _sequence_lookup(self, _WHOLE, device)
+        return _sequence_lookup(self, device)
 
 
 class DynamicCwSequenceSharding(_Timed, CwSequenceEmbeddingSharding):  # type: ignore[misc]
@@ -259,13 +252,7 @@ class DynamicRwSequenceSharding(_ByRows, RwSequenceEmbeddingSharding):  # type: 
     counted = False
     by_rank = False
 
-    def create_lookup(
-        self,
-        device: torch.device | None = None,
-        fused_params: dict[str, Any] | None = None,
-        feature_processor: Any = None,
-    ) -> BaseEmbeddingLookup:
-        return _sequence_lookup(self, self._ids(), device)
+    create_lookup = DynamicTwSequenceSharding.create_lookup
 
 
 POOLED: dict[str, type[EmbeddingSharding[Any, Any, Any, Any]]] = {

@@ -11,7 +11,6 @@ from torchrec.distributed.embedding_types import GroupedEmbeddingConfig, Sharded
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.types import DataType
 
-from torch_dynemb import ops
 from torch_dynemb.distributed.owners import policy_of_share, share_of
 from torch_dynemb.distributed.ranks import default_group
 from torch_dynemb.initializers import Uniform
@@ -144,7 +143,7 @@ class ShardTables(TableModule):
             device=device,
             seed=_plan_of(tables[0]).seed,
         )
-        self.shards, self._ids = shards, ids
+        self.shards = shards
         self._weighted = grouped_config.is_weighted or grouped_config.has_feature_processor
         self._scored = _plan_of(tables[0]).options.score_from == "weights"
         self._decays = _plan_of(tables[0]).options.adds_weights_to_decayed_sums
@@ -177,7 +176,7 @@ class ShardTables(TableModule):
         """Look up the ids that were sent to this rank.
 
         Args:
-            features: of the tables, in order; ids are quotients if there are several parts.
+            features: of the tables, in order.
 
         Returns:
             pooled: (B, sum of dims); with a batch size per feature, flat: rank after rank, feature
@@ -185,7 +184,7 @@ class ShardTables(TableModule):
         """
         if self.learns():
             self.end_begun_step()
-        ids = self._ids_of(features)
+        ids = features.values().to(torch.int64).contiguous()
         offsets = features.offsets().to(torch.int64)
         weights = features.weights_or_none()
         if self._pooling == Pooling.NONE:
@@ -216,15 +215,8 @@ class ShardTables(TableModule):
             return
         bounds = torch.tensor(features.offset_per_key())
         tables, dims = self._feature_tables, self._feature_dims
-        ids = self._ids_of(features)
+        ids = features.values().to(torch.int64).contiguous()
         self._prefetch(LookupBatch(ids, bounds, None, tables, dims, self._pooling), 1)
-
-    def _ids_of(self, features: KeyedJaggedTensor) -> Tensor:
-        """Return the ids that were sent to this rank, restored from quotients if needed."""
-        ids: Tensor = features.values().to(torch.int64).contiguous()
-        if self._ids.whole:
-            return ids
-        return ops.unmix_ids(ids, parts=self._ids.slots, part=self._ids.begin)
 
     def _backward_begins(self, gradient: Tensor) -> None:
         self._in_step = True
