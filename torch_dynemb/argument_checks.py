@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -76,6 +76,29 @@ def integers(owner: str, values: object, **bounds: Any) -> list[int]:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise TypeError(f"{owner} is {described(values)}, expected a sequence of ints")
     return [integer(f"{owner}[{i}]", value, **bounds) for i, value in enumerate(values)]
+
+
+def table_number(owner: str, names: Sequence[str], table: object) -> int:
+    """Return the number of a table that is given by its name or its number.
+
+    Args:
+        owner: function, with which the error begins.
+        names: of the tables.
+        table: the argument.
+
+    Raises:
+        TypeError: ``table`` is neither a str nor an int.
+        ValueError: no table has this name.
+        IndexError: the number is out of range.
+    """
+    if isinstance(table, str):
+        if table not in names:
+            raise ValueError(f"{owner}: table is {table!r}, expected one of {list(names)}")
+        return names.index(table)
+    number = integer(f"{owner}: table", table, what="the name of a table, str, or its number, int")
+    if not 0 <= number < len(names):
+        raise IndexError(f"{owner}: table is {number}, expected 0 to {len(names) - 1}")
+    return number
 
 
 def number(owner: str, value: object, expected: str = "a number") -> float:
@@ -200,6 +223,7 @@ __all__ = [
     "integers",
     "number",
     "on_device",
+    "table_number",
     "tensor",
     "text",
 ]

@@ -117,6 +117,8 @@ def test_group_methods() -> None:
     ids, rows = torch.arange(3), torch.zeros(3, 4)
     calls: list[tuple[Callable[[], object], type[Exception], str]] = [
         (lambda: group.insert(3, ids), IndexError, r"table is 3, expected 0 to 2"),
+        (lambda: group.clear("user"), ValueError, r"^clear: table is 'user', expected one of \["),
+        (lambda: group.size(1.0), TypeError, r"table is 1\.0, expected the name of a table"),
         (lambda: group.erase(-1, ids), IndexError, r"table is -1, expected 0 to 2"),
         (lambda: group.read(5, ids), IndexError, r"table is 5, expected 0 to 2"),
         (lambda: group.insert(0, ids.int()), TypeError, r"ids has dtype torch\.int32"),

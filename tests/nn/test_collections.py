@@ -356,3 +356,42 @@ def test_wrong_offsets_of_reordered_features(offsets: list[int], keys: str) -> N
     with raises_in_step(collection.group, "offset"):
         collection(features)
     assert collection.group.sizes() == {"a": 0, "b": 0, "c": 0}
+
+
+def test_rows_of_keyed_jagged_inputs_are_those_of_nn_embedding() -> None:
+    """Also of ids that are not contiguous, of other features, with weights, and of no sample."""
+    names, columns = ["history", "item"], torch.arange(11)
+    start = {name: torch.randn(11, 4, generator=seeded(k)) for k, name in enumerate(names)}
+    reordered = ["item", "other", "history"]
+    plain, more = Jagged(names, seed=3), Jagged(reordered, seed=3)
+    every_second = plain.keyed(names)
+    twice = every_second.values().repeat_interleave(2)
+    inputs = [
+        (plain, every_second),
+        (plain, td.KeyedJagged(names, twice[::2], every_second.offsets())),
+        (plain, plain.keyed(names, weighted=True)),
+        (more, more.keyed(reordered)),
+        (Jagged(names, batch=0), Jagged(names, batch=0).keyed(names)),
+    ]
+    for given, features in inputs:
+        rows = td.DynamicEmbeddingCollection(
+            [td.TableConfig(name, 4) for name in names], optimizer=td.SGD(lr=0.5)
+        )
+        static = {
+            name: nn.Embedding.from_pretrained(start[name].clone(), freeze=False) for name in names
+        }
+        for name in names:
+            rows.group.insert_or_assign(name, columns - 5, start[name])
+        outputs = rows(features)
+        expected = {name: static[name](given.values[name] + 5) for name in names}
+        assert list(outputs) == names
+        for name in names:
+            assert torch.equal(outputs[name], expected[name])
+        for of in (outputs, expected):
+            torch.stack([of[name].square().sum() for name in names]).sum().backward()
+        frozen = td.freeze(rows)(features)
+        for name in names:
+            weight = static[name].weight
+            now = (weight - 0.5 * weight.grad).detach()
+            torch.testing.assert_close(rows.group.read(name, columns - 5), now)
+            torch.testing.assert_close(frozen[name], now[given.values[name] + 5])

@@ -94,6 +94,7 @@ INPUT_REFUSES = {
     "missing rows": "KeyError: {}DynamicEmbeddingCollection: features lacks ['b']; it has ['a']",
     "float rows": "TypeError: {}DynamicEmbeddingCollection: feature 'b': input has dtype torch.fl",
     "no dict": "TypeError: {}DynamicEmbeddingCollection: features is a Tensor, expected a dict of",
+    "jagged rows": "RuntimeError: {}offsets are from 0 to 7, expected 0 to 6, the number of ids: ",
     "scores": "ValueError: {}DynamicEmbedding: scores are given, but lookups of a table with proce",
     "in evaluation": "TypeError: {}DynamicEmbedding: input has dtype torch.float32, expected int64",
 }

@@ -64,6 +64,11 @@ def refused(rank: int) -> dict[str, str]:
         "missing rows": (model.rows, ({"a": ids},), (both,)),
         "float rows": (model.rows, ({"a": ids, "b": ids.float()},), (both,)),
         "no dict": (model.rows, (ids,), (both,)),
+        "jagged rows": (
+            model.rows,
+            (td.KeyedJagged(["a", "b"], ids, torch.tensor([0, 3, 7])),),
+            (td.KeyedJagged(["a", "b"], ids, torch.tensor([0, 3, 6])),),
+        ),
     }
     found = {
         name: raised(lambda case=case: case[0](*case[1 if rank == 1 else 2]))

@@ -118,6 +118,22 @@ def test_the_score_of_a_batch_counts_for_each_occurrence() -> None:
     assert score_of(group, [1, 2]) == [25, 10]
 
 
+@pytest.mark.parametrize("kind", ["custom", *KINDS])
+def test_assigned_rows_keep_or_get_scores(kind: str) -> None:
+    group = make_group(KINDS.get(kind, kind))
+    group.insert(0, torch.tensor([1, 2]), scores=torch.tensor([5, 7]))
+    some, rows = torch.tensor([2, 3]), torch.ones(2, 4)
+    group.insert_or_assign(0, some, rows)
+    assert score_of(group, [1, 2, 3]) == pytest.approx([5, 7, 0])
+    group.insert_or_assign(0, some, 2 * rows, scores=torch.tensor([4, 6]))
+    known = {"custom": 4, "max": 7, "sum": 11, "decayed_sum": 11}[kind]
+    assert score_of(group, [1, 2, 3]) == pytest.approx([5, known, 6])
+    assert torch.equal(group.read(0, some), 2 * rows)
+    group.scores.set_batch(0, 3)
+    group.insert_or_assign(0, torch.tensor([4]), rows[:1])
+    assert score_of(group, [4]) == pytest.approx([3])
+
+
 def test_counted_ids_bring_the_score_of_all_their_occurrences() -> None:
     group = make_group("custom", *KINDS.values())
     ids, counts = torch.tensor([7, 8] * 4), torch.tensor([3, 1] * 4)

@@ -125,10 +125,6 @@ def _average_table(
     for ids in gone:  # before others come: the average has never more ids than the model
         average.erase(table, ids)
     words = score_names(model.tables, table)
-    if (
-        model.config.tables[table].policy.custom is not None
-    ):  # which ids get when they are inserted, before they have their own
-        average.scores.set_batch(table, 0)
     for batch in model.export(table, batch_size=_BATCH):
         ids, rows = batch.ids.to(average.device), batch.rows.to(average.device)
         if function is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -232,14 +232,17 @@ class DynamicEmbeddingCollection(RowsOfFeatures, Collection):
             )
         super().__init__(tables, **options)
 
-    def forward(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def forward(self, features: Features) -> dict[str, Tensor]:
         """Look up all features.
 
         Args:
-            features: name -> ids, int64 or int32 of any shape; other names are ignored.
+            features: name -> ids, int64 or int32 of any shape; other names are ignored. Or a keyed
+                jagged input, such as :class:`KeyedJagged` or TorchRec's KeyedJaggedTensor, of which
+                the weights are ignored, as TorchRec's EmbeddingCollection does.
 
         Returns:
-            name -> ``output_dtype``, the shape of the ids + (dim,).
+            name -> ``output_dtype``, the shape of the ids + (dim,); of a keyed jagged input
+            (n, dim), the rows of the n ids of a feature, sample after sample.
 
         Raises:
             KeyError: a feature is missing.
@@ -247,9 +250,9 @@ class DynamicEmbeddingCollection(RowsOfFeatures, Collection):
         """
         batch = self._requested(self._batch, features)
         rows = self._lookup(batch, feature_policies=self.feature_policies)
-        return self._split(rows, features)
+        return self._split(rows, batch, features)
 
-    def prefetch(self, features: Mapping[str, Tensor], *, ahead: int = 1) -> None:
+    def prefetch(self, features: Features, *, ahead: int = 1) -> None:
         """Begin to bring rows into memory; see :meth:`DynamicEmbedding.prefetch`.
 
         Args:

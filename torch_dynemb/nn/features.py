@@ -160,6 +160,17 @@ def any_batch(offsets: Tensor, features: int) -> AnyBatch:
     return AnyBatch(offsets[chosen], batch)
 
 
+def begins_of_features(offsets: Tensor, features: int) -> Tensor:
+    """Return int64 [features + 1], where each feature begins in the ids, and the last one ends.
+
+    Args:
+        offsets: int64 [F * B + 1], where bags begin.
+        features: F.
+    """
+    bags = (offsets.shape[0] - 1) // features
+    return offsets[torch.arange(features + 1, device=offsets.device) * bags]
+
+
 _for_compiled_code = False
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.nn.features import Features, group_ids
+from torch_dynemb.nn.features import Features, begins_of_features, group_ids
 from torch_dynemb.nn.inputs import integer_ids
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.tensors import LookupBatch
@@ -52,11 +52,11 @@ class RowsOfFeatures:
     feature_tables: list[int]
     feature_dims: list[int]
 
-    def _batch(self, features: Mapping[str, Tensor]) -> LookupBatch:
+    def _batch(self, features: Features) -> LookupBatch:
         """Ask for a row for each id, feature after feature.
 
         Args:
-            features: int64 or int32 of any shape, by name.
+            features: int64 or int32 of any shape, by name; or a keyed jagged input.
 
         Raises:
             KeyError: a feature is missing.
@@ -64,9 +64,10 @@ class RowsOfFeatures:
         """
         owner, names = type(self).__name__, self.feature_names
         if not isinstance(features, Mapping):
-            raise TypeError(
-                f"{owner}: features is a {type(features).__name__}, expected a dict of ids by "
-                "feature name"
+            keyed = group_ids(owner, names, features)
+            offsets = begins_of_features(keyed.offsets, len(names))
+            return LookupBatch(
+                keyed.ids, offsets, None, self.feature_tables, self.feature_dims, Pooling.NONE
             )
         missing = [name for name in names if name not in features]
         if missing:
@@ -75,8 +76,11 @@ class RowsOfFeatures:
         joined = ops.ids_concat(ids, bags=1)
         return LookupBatch(*joined, None, self.feature_tables, self.feature_dims, Pooling.NONE)
 
-    def _split(self, rows: Tensor, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _split(self, rows: Tensor, batch: LookupBatch, features: Features) -> dict[str, Tensor]:
         """Split rows (N, dim) by feature, in the shape of its ids + (dim,)."""
+        if not isinstance(features, Mapping):
+            of_features = rows.split(batch.offsets.diff().tolist())
+            return dict(zip(self.feature_names, of_features, strict=True))
         sizes = [features[name].numel() for name in self.feature_names]
         parts = rows.split(sizes) if len(sizes) > 1 else [rows]
         return {

@@ -19,6 +19,7 @@ from torch_dynemb.argument_checks import described
 from torch_dynemb.distributed.agreement import Described, Option, check_agreement, options_of
 from torch_dynemb.distributed.owners import policy_of_share, slots_of
 from torch_dynemb.distributed.ranks import RankGroup, process_group_of, rank_group
+from torch_dynemb.nn.features import begins_of_features
 from torch_dynemb.nn.id_exchange import IdExchange
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.tensors import LookupBatch
@@ -184,8 +185,7 @@ def _begins_of_features(batch: LookupBatch, features: int) -> Tensor:
     offsets = batch.offsets
     if offsets.shape[0] == 0:  # rows of one feature
         return torch.tensor([0, batch.ids.shape[0]], device=batch.ids.device)
-    bags = (offsets.shape[0] - 1) // features
-    return offsets[::bags].contiguous() if bags else offsets.new_zeros(features + 1)
+    return begins_of_features(offsets, features)
 
 
 def _by_dim(group: TableGroup, batch: LookupBatch) -> Iterator[tuple[list[int], LookupBatch]]:
@@ -240,7 +240,7 @@ def check_bags(batch: LookupBatch) -> None:
         RuntimeError: offsets do not ascend from 0 to the number of ids.
     """
     offsets, count = batch.offsets, batch.ids.shape[0]
-    if batch.pooling == Pooling.NONE or offsets.device.type != "cpu":
+    if offsets.shape[0] == 0 or offsets.device.type != "cpu":
         return
     lengths = offsets.diff()
     if bool((lengths < 0).any()):

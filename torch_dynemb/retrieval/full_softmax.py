@@ -34,7 +34,7 @@ class FullSoftmaxLoss(ItemLoss):
     Args:
         items: module with the table: :class:`torch_dynemb.DynamicEmbedding`, a collection, or a
             table of RecIS. Its rows are in memory, and all on this rank.
-        table: name of the table, if ``items`` has several.
+        table: name or number of the table, if ``items`` has several.
         temperature: divisor of the scores, more than 0.
         chunk: rows at a time, at least 4.
 
@@ -56,7 +56,7 @@ class FullSoftmaxLoss(ItemLoss):
         self,
         items: nn.Module,
         *,
-        table: str | None = None,
+        table: int | str | None = None,
         temperature: float = 0.05,
         chunk: int = 16384,
     ) -> None:

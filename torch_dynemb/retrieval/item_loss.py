@@ -41,7 +41,7 @@ class ItemLoss(nn.Module):
         temperature: divisor of the scores.
     """
 
-    def __init__(self, items: nn.Module, table: str | None, temperature: float) -> None:
+    def __init__(self, items: nn.Module, table: int | str | None, temperature: float) -> None:
         super().__init__()
         owner = type(self).__name__
         of = items_of(owner, items, table)

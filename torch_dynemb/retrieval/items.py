@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torch_dynemb.argument_checks import described, number, tensor
+from torch_dynemb.argument_checks import described, number, table_number, tensor
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.ops.columns import Table
 from torch_dynemb.table.tables import Tables
@@ -41,17 +41,17 @@ class Items(NamedTuple):
         return self.module.shared_rows is not None
 
 
-def items_of(owner: str, items: nn.Module, table: str | None) -> Items:
+def items_of(owner: str, items: nn.Module, table: int | str | None) -> Items:
     """Return the table of a module.
 
     Args:
         owner: what errors begin with.
         items: the module.
-        table: name of the table; None: the module has one.
+        table: name or number of the table; None: the module has one.
 
     Raises:
         TypeError: ``items`` has no dynamic table of this process.
-        ValueError: it has several tables and ``table`` is None, or lacks it.
+        ValueError, IndexError: it has several tables and ``table`` is None, or lacks it.
     """
     if not isinstance(items, TableModule):
         raise TypeError(
@@ -59,7 +59,7 @@ def items_of(owner: str, items: nn.Module, table: str | None) -> Items:
             "as DynamicEmbedding; rows of other modules, such as TorchRec's, go to "
             "in_batch_softmax_loss"
         )
-    found = Items(items, table_number(owner, items.group.names, table))
+    found = Items(items, number_of(owner, items.group.names, table))
     check_columns(owner, items, found.dim)
     return found
 
@@ -74,17 +74,16 @@ def check_columns(owner: str, items: nn.Module, columns: int) -> None:
         )
 
 
-def table_number(owner: str, names: list[str], table: str | None) -> int:
+def number_of(owner: str, names: list[str], table: int | str | None) -> int:
     """Return the number of a table.
 
     Raises:
-        ValueError: ``table`` is None and there are several, or it is unknown.
+        TypeError, ValueError, IndexError: as :func:`torch_dynemb.argument_checks.table_number`, or
+            ``table`` is None and there are several.
     """
     if table is None and len(names) > 1:
         raise ValueError(f"{owner}: table is None, but items has tables {names}: name one")
-    if table is not None and table not in names:
-        raise ValueError(f"{owner}: table is {table!r}, expected one of {names}")
-    return 0 if table is None else names.index(table)
+    return 0 if table is None else table_number(owner, names, table)
 
 
 def checked_query(owner: str, query: object, dim: int, device: torch.device) -> Tensor:
@@ -198,6 +197,6 @@ __all__ = [
     "checked_temperature",
     "checked_weights",
     "items_of",
-    "table_number",
+    "number_of",
     "weighted_mean",
 ]

@@ -61,7 +61,7 @@ class SampledSoftmaxLoss(ItemLoss):
     Args:
         items: module with the table, in memory: :class:`torch_dynemb.DynamicEmbedding`, a
             collection, or a table of RecIS.
-        table: name of the table, if ``items`` has several.
+        table: name or number of the table, if ``items`` has several.
         negatives: :class:`torch_dynemb.InBatchNegatives`, the default,
             :class:`torch_dynemb.UniformNegatives`, :class:`torch_dynemb.FrequencyNegatives`, or a
             tuple of them. A table that ranks share takes those of the batch without correction.
@@ -92,7 +92,7 @@ class SampledSoftmaxLoss(ItemLoss):
         self,
         items: nn.Module,
         *,
-        table: str | None = None,
+        table: int | str | None = None,
         negatives: Negatives | tuple[Negatives, ...] | None = None,
         temperature: float = 0.05,
         correction: Correction | None = "logq",

@@ -16,7 +16,7 @@ from torch_dynemb.distributed.ranks import RankGroup, from_all_ranks, process_gr
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.ops.columns import BUCKET_WIDTH, PADDING_HANDLE
 from torch_dynemb.ops.tensors import LookupBatch
-from torch_dynemb.retrieval.items import check_columns, checked_query, table_number
+from torch_dynemb.retrieval.items import check_columns, checked_query, number_of
 from torch_dynemb.serving.frozen_modules import FrozenModule
 from torch_dynemb.serving.frozen_tables import FrozenTables
 from torch_dynemb.serving.live_group import LiveTables
@@ -66,7 +66,7 @@ def top_k(
     items: nn.Module,
     k: int,
     *,
-    table: str | None = None,
+    table: int | str | None = None,
     metric: Metric = "dot",
     exclude: Tensor | tuple[Tensor, Tensor] | None = None,
     filter: Filter | None = None,  # noqa: A002 - the word of vector databases
@@ -85,7 +85,7 @@ def top_k(
             quantized rows. Rows in a store are read in batches. Ranks that share a table call it
             together, each with queries of its own; frozen copies have the rows of all of them.
         k: results of a query, at least 1.
-        table: name of the table, if ``items`` has several.
+        table: name or number of the table, if ``items`` has several.
         metric: ``"dot"``: the product; ``"cosine"``: that of the vectors divided by their norms.
         exclude: ids to leave out by query, such as those it has seen: int64 [n, m], or a
             tuple of values int64 [v] and offsets int64 [n + 1].
@@ -115,7 +115,7 @@ def top_k(
     source = _searched_of(owner, items, table)
     query = checked_query(owner, query, source.dim, source.device)
     excluded = _excluded_ids(owner, exclude, query)
-    most = k if excluded is None else k + excluded.shape[1]
+    most = k if excluded is None else k + excluded.ids.shape[1]
     with torch.no_grad():
         if source.ranks is None:
             best = _best_of(query.float(), source, most, metric, filter)
@@ -142,12 +142,12 @@ class _Searched(NamedTuple):
     ranks: RankGroup | None = None
 
 
-def _searched_of(owner: str, items: object, table: str | None) -> _Searched:
+def _searched_of(owner: str, items: object, table: int | str | None) -> _Searched:
     if isinstance(items, TableModule):
         return _live_source(owner, items, table)
     if isinstance(items, FrozenModule):
         served = items.frozen_tables
-        number = table_number(owner, served.names, table)
+        number = number_of(owner, served.names, table)
         if isinstance(served, FrozenTables):
             source = _frozen_source(served, number)
         else:
@@ -160,9 +160,9 @@ def _searched_of(owner: str, items: object, table: str | None) -> _Searched:
     )
 
 
-def _live_source(owner: str, items: TableModule, table: str | None) -> _Searched:
+def _live_source(owner: str, items: TableModule, table: int | str | None) -> _Searched:
     tables = items.group.tables
-    number = table_number(owner, tables.config.names, table)
+    number = number_of(owner, tables.config.names, table)
     dim = tables.config.tables[number].embedding_dim
     check_columns(owner, items, dim)
 
@@ -277,10 +277,22 @@ def _allowed(ids: Tensor, live: Tensor | None, keeps: Filter | None) -> Tensor |
     return chosen if live is None else live & chosen
 
 
+class _Excluded(NamedTuple):
+    """Ids to leave out.
+
+    Attributes:
+        ids: int64 [n, m], those of a shorter list repeated; any where a list is empty.
+        some: bool [n, 1], which lists are not empty; None: no list is.
+    """
+
+    ids: Tensor
+    some: Tensor | None
+
+
 def _excluded_ids(
     owner: str, exclude: Tensor | tuple[Tensor, Tensor] | None, query: Tensor
-) -> Tensor | None:
-    """Return excluded ids, int64 [n, m]; ids of shorter lists are repeated."""
+) -> _Excluded | None:
+    """Check the ids to leave out; None: there are none."""
     if exclude is None:
         return None
     if isinstance(exclude, tuple):
@@ -298,7 +310,7 @@ def _excluded_ids(
             f"{owner}: exclude has shape {tuple(ids.shape)}, expected ({query.shape[0]}, m), ids "
             "by query"
         )
-    return ids
+    return _Excluded(ids, None)
 
 
 def _words(owner: str, value: object, dims: int, query: Tensor) -> Tensor:
@@ -313,8 +325,8 @@ def _words(owner: str, value: object, dims: int, query: Tensor) -> Tensor:
     return given
 
 
-def _padded(owner: str, values: Tensor, offsets: Tensor, n: int) -> Tensor | None:
-    """Return ragged ids as int64 [n, m]; waits for a GPU."""
+def _padded(owner: str, values: Tensor, offsets: Tensor, n: int) -> _Excluded | None:
+    """Return ragged ids with lists of one length; waits for a GPU."""
     lengths = offsets.diff()
     fits = offsets.shape[0] == n + 1 and not bool((lengths < 0).any())
     if not fits or int(offsets[0]) != 0 or int(offsets[-1]) != values.shape[0]:
@@ -326,17 +338,18 @@ def _padded(owner: str, values: Tensor, offsets: Tensor, n: int) -> Tensor | Non
     if most == 0:
         return None
     columns = torch.arange(most, device=values.device)
-    # an empty list excludes -1 of the places without a result
     columns = torch.minimum(columns, (lengths - 1).clamp(min=0)[:, None])
     padded = values[(offsets[:-1, None] + columns).clamp(max=values.shape[0] - 1)]
-    return torch.where(lengths[:, None] > 0, padded, -1)
+    return _Excluded(padded, lengths[:, None] > 0)
 
 
-def _without(best: ops.BestScores, excluded: Tensor, k: int) -> ops.BestScores:
+def _without(best: ops.BestScores, excluded: _Excluded, k: int) -> ops.BestScores:
     """Return the best k that are not excluded; ``best`` has as many more as may be excluded."""
-    ordered = excluded.sort(1).values
+    ordered = excluded.ids.sort(1).values
     place = torch.searchsorted(ordered, best.ids).clamp(max=ordered.shape[1] - 1)
     gone = ordered.gather(1, place) == best.ids
+    if excluded.some is not None:
+        gone &= excluded.some
     scores = best.scores.masked_fill(gone, -torch.inf)
     ids = best.ids.masked_fill(gone, -1)
     # those that stay keep their order

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -221,10 +221,11 @@ class FrozenCollection(RowsOfFeatures, FrozenModule):
         self.feature_dims = list(source.feature_dims)
         self.feature_tables = list(source.feature_tables)
 
-    def forward(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def forward(self, features: Features) -> dict[str, Tensor]:
         """Look ids up as :meth:`DynamicEmbeddingCollection.forward` in eval mode."""
-        rows = self.frozen_tables.lookup(self._batch(features)).to(self.output_dtype)
-        return self._split(rows, features)
+        batch = self._batch(features)
+        rows = self.frozen_tables.lookup(batch).to(self.output_dtype)
+        return self._split(rows, batch, features)
 
 
 def _register(kind: type[TableModule], frozen: Callable[[Any, TableGroup], nn.Module]) -> None:

@@ -178,7 +178,7 @@ class LiveTables(CountedTables):
             raise
 
     def update(
-        self, table: str, ids: Tensor, rows: Tensor, *, erased: Tensor | None = None
+        self, table: int | str, ids: Tensor, rows: Tensor, *, erased: Tensor | None = None
     ) -> LiveUpdate:
         """Write rows of ids and remove other ids, while threads read.
 
@@ -186,7 +186,7 @@ class LiveTables(CountedTables):
         id in both ``erased`` and ``ids`` gets its row and is not removed, so no reader misses it.
 
         Args:
-            table: name of the table.
+            table: name or number of the table.
             ids: int64 [n]; missing ids are inserted. The last row counts if an id occurs several
                 times.
             rows: float32, bfloat16 or float16 [n, dim].
@@ -214,11 +214,11 @@ class LiveTables(CountedTables):
         """
         return self.state().update("LiveTables.update", table, ids, rows, erased)
 
-    def erase(self, table: str, ids: Tensor) -> int:
+    def erase(self, table: int | str, ids: Tensor) -> int:
         """Remove ids from a table while threads read; their rows become free.
 
         Args:
-            table: name of the table.
+            table: name or number of the table.
             ids: int64 [n]; missing ids are skipped.
 
         Returns:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb._library.error_names import name_tables
-from torch_dynemb.argument_checks import described
+from torch_dynemb.argument_checks import described, table_number
 from torch_dynemb.errors import NoHeadroomError
 from torch_dynemb.ops.columns import LiveTable, Meta
 
@@ -21,7 +21,7 @@ def no_headroom(table: str, *, wanted: int, free: int) -> NoHeadroomError:
     """Return the error of an update with more new ids than free rows.
 
     Args:
-        table: name of the table.
+        table: name or number of the table.
         wanted: rows that new ids need.
         free: free rows.
     """
@@ -73,13 +73,13 @@ class LiveState(NamedTuple):
     tensors: ops.ServedTensors
 
     def update(
-        self, owner: str, table: str, ids: object, rows: object, erased: object
+        self, owner: str, table: int | str, ids: object, rows: object, erased: object
     ) -> LiveUpdate:
         """Check an update and apply it.
 
         Args:
             owner: method named by errors.
-            table: name of the table.
+            table: name or number of the table.
             ids: int64 [n].
             rows: float32, bfloat16 or float16 [n, dim].
             erased: int64 [m], or None.
@@ -88,7 +88,7 @@ class LiveState(NamedTuple):
             TypeError, ValueError: an argument.
             NoHeadroomError, RuntimeError: as :meth:`apply`.
         """
-        number = self._number(owner, table)
+        number = table_number(owner, self.names, table)
         dim = int(self.tensors.meta[number, Meta.DIM])
         new_ids = _checked_ids(owner, "ids", ids)
         old_ids = new_ids[:0] if erased is None else _checked_ids(owner, "erased", erased)
@@ -100,13 +100,13 @@ class LiveState(NamedTuple):
         if rows.shape != (new_ids.shape[0], dim):
             raise ValueError(
                 f"{owner}: rows has shape {tuple(rows.shape)}, expected "
-                f"{(new_ids.shape[0], dim)}, a row of table {table!r} for each id"
+                f"{(new_ids.shape[0], dim)}, a row of table {self.names[number]!r} for each id"
             )
         return self.apply(number, new_ids, rows.detach().float().contiguous(), old_ids)
 
-    def erase(self, owner: str, table: str, ids: object) -> int:
+    def erase(self, owner: str, table: int | str, ids: object) -> int:
         """Remove ids from a table and return their number; raise what update raises."""
-        number = self._number(owner, table)
+        number = table_number(owner, self.names, table)
         old_ids = _checked_ids(owner, "ids", ids)
         none = torch.empty(0, int(self.tensors.meta[number, Meta.DIM]))
         return self.apply(number, old_ids[:0], none, old_ids).erased
@@ -149,11 +149,6 @@ class LiveState(NamedTuple):
 
     def _column(self, column: LiveTable) -> dict[str, int]:
         return dict(zip(self.names, self.tensors.tables[:, column].tolist(), strict=True))
-
-    def _number(self, owner: str, name: str) -> int:
-        if name not in self.names:
-            raise ValueError(f"{owner}: table is {described(name)}, expected one of {self.names}")
-        return self.names.index(name)
 
 
 def _checked_ids(owner: str, name: str, ids: object) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from torch_dynemb import ops
-from torch_dynemb.argument_checks import integer
+from torch_dynemb.argument_checks import integer, table_number
 from torch_dynemb.keyword_options import takes_options
 from torch_dynemb.ops.columns import Table
 from torch_dynemb.optim.base import OptimizerConfig
@@ -41,10 +41,11 @@ class TableGroup:
     arrive: rows never move, and no tensor changes shape. One thread may insert or train at a time.
     Any number of threads may read while none writes.
 
-    Methods take tables by their numbers. They raise IndexError for an unknown table, TypeError for
-    tables and ids of another type, and ValueError for ids on another device. Methods that change
-    something raise InUseError if another thread inserts (on the CPU), and ForkedProcessError in a
-    forked process. Unless a method says otherwise, an error leaves the group unchanged.
+    Methods take tables by name or number. They raise ValueError for an unknown name and for ids on
+    another device, IndexError for an unknown number, and TypeError for tables and ids of another
+    type. Methods that change something raise InUseError if another thread inserts (on the CPU), and
+    ForkedProcessError in a forked process. Unless a method says otherwise, an error leaves the
+    group unchanged.
 
     Args:
         tables: at least one; names must differ.
@@ -102,6 +103,9 @@ class TableGroup:
     def device(self) -> torch.device:
         """Device of all tensors of the group."""
         return self._tables.device
+
+    def _number(self, call: str, table: int | str) -> int:
+        return table_number(call, self.names, table)
 
     # -- views ---------------------------------------------------------------------------------
 
@@ -277,11 +281,11 @@ class TableGroup:
         """
         lookup.prefetch(self._tables, ids, offsets, feature_tables, ahead=ahead)
 
-    def insert(self, table: int, ids: Tensor, *, scores: Tensor | None = None) -> Tensor:
+    def insert(self, table: int | str, ids: Tensor, *, scores: Tensor | None = None) -> Tensor:
         """Insert ids into one table, as training does; its policy may refuse some a row.
 
         Args:
-            table: its number.
+            table: its name or number.
             ids: int64 of any shape, n of them.
             scores: int64 [n], custom scores of the ids; if an id occurs several times, the largest
                 counts.
@@ -295,24 +299,24 @@ class TableGroup:
                 scores, and none were given; or it stores none, and some were given.
             NoRoomError: the table is full, or memory is short.
         """
-        call = one_table(self._tables, table, ids, "insert")
+        call = one_table(self._tables, self._number("insert", table), ids, "insert")
         return lookup.find_or_insert(self._tables, *call, scores=scores)
 
-    def contains(self, table: int, ids: Tensor) -> Tensor:
+    def contains(self, table: int | str, ids: Tensor) -> Tensor:
         """Return which ids are in a table.
 
         Args:
-            table: its number.
+            table: its name or number.
             ids: int64 of any shape.
 
         Returns:
             bool of the shape of ``ids``; False for the padding id, True for an expired id.
         """
-        return removal.contains(self._tables, table, ids)
+        return removal.contains(self._tables, self._number("contains", table), ids)
 
     def sample_ids(
         self,
-        table: int,
+        table: int | str,
         n: int,
         *,
         by: sampling.SampledBy = "uniform",
@@ -326,7 +330,7 @@ class TableGroup:
         again every 100 steps, and in the beginning more often. Ids removed since are drawn again.
 
         Args:
-            table: its number.
+            table: its name or number.
             n: how many, at least 0.
             by: ``"uniform"``: each id with the same probability; ``"frequency"``: in proportion to
                 ``count ** power``, by the score ``"frequency"``, or else ``"decayed"``.
@@ -350,13 +354,20 @@ class TableGroup:
             >>> sorted(set(ids.tolist())), log_probabilities.exp()[0]
             ([3, 5, 8], tensor(0.3333))
         """
-        return sampling.sample(self._tables, table, n, by=by, power=power, generator=generator)
+        return sampling.sample(
+            self._tables,
+            self._number("sample_ids", table),
+            n,
+            by=by,
+            power=power,
+            generator=generator,
+        )
 
-    def reserve(self, table: int, ids: int) -> None:
+    def reserve(self, table: int | str, ids: int) -> None:
         """Grow a table's index once, for ``ids`` ids without another growth.
 
         Args:
-            table: its number.
+            table: its name or number.
             ids: number of ids, those in the table included; at least 0. Rows are not reserved.
 
         Raises:
@@ -364,27 +375,29 @@ class TableGroup:
             ValueError: ``ids`` is less than 0.
             NoRoomError: the table cannot have so many (see ``max_rows``), or memory is short.
         """
-        self.config.table(table, "reserve")
+        number = self._number("reserve", table)
         ids = integer("reserve: ids", ids, least=0)
         self._tables.check_own()
-        ops.grow_(self.index, table, ids)
+        ops.grow_(self.index, number, ids)
 
     # -- rows ----------------------------------------------------------------------------------
 
-    def read(self, table: int, ids: Tensor) -> Tensor:
+    def read(self, table: int | str, ids: Tensor) -> Tensor:
         """Return rows of ids, without changing anything.
 
         Args:
-            table: its number.
+            table: its name or number.
             ids: int64 of any shape, n of them.
 
         Returns:
             float32 [n, dim]. An unknown id gives the table's ``eval_default``, the padding id
             zeros, an expired id its row.
         """
-        return table_rows.read(self._tables, table, ids)
+        return table_rows.read(self._tables, self._number("read", table), ids)
 
-    def insert_or_assign(self, table: int, ids: Tensor, rows: Tensor) -> None:
+    def insert_or_assign(
+        self, table: int | str, ids: Tensor, rows: Tensor, *, scores: Tensor | None = None
+    ) -> None:
         """Set rows of ids, and insert new ids; optimizer state of a new row is fresh.
 
         Admission does not apply, and exact counts of these ids are cleared (a sketch cannot forget
@@ -392,17 +405,23 @@ class TableGroup:
         :meth:`reserve` grows the index for all of them at once.
 
         Args:
-            table: its number.
+            table: its name or number.
             ids: int64 [n], distinct.
             rows: float [n, dim], rounded to the table's dtype.
+            scores: int64 [n], custom scores of the ids, combined with those that known ids have, as
+                in a lookup. Default: those of ``scores.set_batch``; without it new ids get 0, and
+                known ones keep theirs.
 
         Raises:
-            TypeError: rows are not real numbers.
-            ValueError: shapes or devices do not match, an id is given twice, or one is padding.
+            TypeError: rows are not real numbers, or scores are not int64.
+            ValueError: shapes or devices do not match, an id is given twice, or one is padding; or
+                scores are given, and the table keeps no custom scores.
             NoRoomError: the table is full, or memory is short. No row has been written, no new id
                 inserted and no count cleared. Ids that were evicted for the new ones stay away.
         """
-        table_rows.insert_or_assign(self._tables, table, ids, rows)
+        table_rows.insert_or_assign(
+            self._tables, self._number("insert_or_assign", table), ids, rows, scores=scores
+        )
 
     def materialize(self) -> int:
         """Write the rows that no backward has written yet; return how many.
@@ -411,21 +430,21 @@ class TableGroup:
         """
         return row_access.materialize(self._tables)
 
-    def fill(self, table: int, value: float) -> None:
+    def fill(self, table: int | str, value: float) -> None:
         """Set the rows of all ids of a table to a value; optimizer state stays.
 
         Args:
-            table: its number.
+            table: its name or number.
             value: rounded to the table's dtype.
 
         Raises:
             TypeError: ``value`` is not a number.
         """
-        removal.fill(self._tables, table, value)
+        removal.fill(self._tables, self._number("fill", table), value)
 
     def export(
         self,
-        table: int,
+        table: int | str,
         *,
         batch_size: int = 1 << 20,
         since: int | None = None,
@@ -437,7 +456,7 @@ class TableGroup:
         arguments.
 
         Args:
-            table: its number.
+            table: its name or number.
             batch_size: ids of a batch, at least 4.
             since: only ids with at least this score, such as ids that changed since a step or a
                 time; of decayed counts, the count as of now.
@@ -448,7 +467,11 @@ class TableGroup:
             ValueError: the score of ``since`` is not stored, or ``batch_size`` is less than 4.
         """
         return table_rows.export(
-            self._tables, table, batch_size=batch_size, since=since, score=score
+            self._tables,
+            self._number("export", table),
+            batch_size=batch_size,
+            since=since,
+            score=score,
         )
 
     # -- steps ---------------------------------------------------------------------------------
@@ -482,21 +505,25 @@ class TableGroup:
 
     # -- removal -------------------------------------------------------------------------------
 
-    def erase(self, table: int, ids: Tensor) -> int:
+    def erase(self, table: int | str, ids: Tensor) -> int:
         """Remove ids from a table; return how many were there. Later ids reuse their rows.
 
         In split mode, their pending gradients are dropped and counted
         (``usage.stale_gradients()``).
 
         Args:
-            table: its number.
+            table: its name or number.
             ids: int64 of any shape.
         """
-        return removal.erase(self._tables, table, ids)
+        return removal.erase(self._tables, self._number("erase", table), ids)
 
     @takes_options
     def remove(
-        self, table: int, *, batch_size: int = 1 << 20, **condition: Unpack[removal.Conditions]
+        self,
+        table: int | str,
+        *,
+        batch_size: int = 1 << 20,
+        **condition: Unpack[removal.Conditions],
     ) -> int:
         """Remove the ids of a table that meet a condition; later ids reuse their rows.
 
@@ -504,7 +531,7 @@ class TableGroup:
         their gradients are dropped and counted.
 
         Args:
-            table: its number.
+            table: its name or number.
             batch_size: ids to check at a time, at least 4.
             **condition: one of those that :class:`~torch_dynemb.table.removal.Conditions` has.
 
@@ -515,26 +542,28 @@ class TableGroup:
             ValueError, TypeError: no condition or several, or one that does not fit the table, or
                 ``predicate`` has returned another value than such a mask.
         """
-        return removal.remove(self._tables, table, batch_size=batch_size, **condition)
+        return removal.remove(
+            self._tables, self._number("remove", table), batch_size=batch_size, **condition
+        )
 
-    def clear(self, table: int) -> int:
+    def clear(self, table: int | str) -> int:
         """Remove all ids of a table; return how many. Its index keeps its size.
 
         Args:
-            table: its number.
+            table: its name or number.
         """
-        return removal.clear(self._tables, table)
+        return removal.clear(self._tables, self._number("clear", table))
 
-    def reset_counts(self, table: int) -> None:
+    def reset_counts(self, table: int | str) -> None:
         """Clear the counts of ids that were not admitted.
 
         Args:
-            table: its number.
+            table: its name or number.
 
         Raises:
             ValueError: the table's admission counts nothing.
         """
-        removal.reset_counts(self._tables, table)
+        removal.reset_counts(self._tables, self._number("reset_counts", table))
 
     def compact(self) -> int:
         """Move rows together, shrink the indexes, and give back the free memory.
@@ -553,14 +582,13 @@ class TableGroup:
 
     # -- sizes ---------------------------------------------------------------------------------
 
-    def size(self, table: int) -> int:
+    def size(self, table: int | str) -> int:
         """Return the number of ids in a table.
 
         Args:
-            table: its number.
+            table: its name or number.
         """
-        self.config.table(table, "size")
-        return int(self.index.tables[table, Table.SIZE])
+        return int(self.index.tables[self._number("size", table), Table.SIZE])
 
     def sizes(self) -> dict[str, int]:
         """Return the number of ids by table name."""

@@ -103,22 +103,6 @@ class GroupConfig:
         )
         return by_seconds or "timestamp" in words or "expiry" in words
 
-    def table(self, number: int, call: str = "TableGroup") -> TableConfig:
-        """Return the config of a table.
-
-        Args:
-            number: of the table.
-            call: beginning of an error's message.
-
-        Raises:
-            TypeError: ``number`` is not an int.
-            IndexError: the number is out of range.
-        """
-        number = integer(f"{call}: table", number, what="the number of a table, int")
-        if not 0 <= number < len(self.tables):
-            raise IndexError(f"{call}: table is {number}, expected 0 to {len(self.tables) - 1}")
-        return self.tables[number]
-
     def slab_of(self, table: int) -> int:
         """Return the slab of a table's rows."""
         return self.slabs.index(self.tables[table].slab)

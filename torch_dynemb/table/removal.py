@@ -73,7 +73,7 @@ def erase(tables: Tables, table: int, ids: Tensor) -> int:
             drop_pending(tables, table, flat)
             if stored is not None and handles is not None:
                 had_rows = handles >= 0
-                stored.erase(slab, int(table), flat[had_rows], handles[had_rows])
+                stored.erase(slab, table, flat[had_rows], handles[had_rows])
     return erased
 
 
@@ -81,7 +81,6 @@ def remove(
     tables: Tables, table: int, *, batch_size: int = 1 << 20, **conditions: Unpack[Conditions]
 ) -> int:
     """Remove ids as :meth:`torch_dynemb.TableGroup.remove` does."""
-    tables.config.table(table, "remove")
     batch_size = integer("remove: batch_size", batch_size, least=BUCKET_WIDTH)
     condition = condition_of(tables, table, conditions)
     tables.check_own()
@@ -92,14 +91,13 @@ def remove(
 
 def clear(tables: Tables, table: int) -> int:
     """Remove all ids as :meth:`torch_dynemb.TableGroup.clear` does."""
-    tables.config.table(table, "clear")
     return remove(tables, table, predicate=lambda ids, _: torch.ones_like(ids, dtype=torch.bool))
 
 
 def fill(tables: Tables, table: int, value: float) -> None:
     """Set all rows as :meth:`torch_dynemb.TableGroup.fill` does."""
     value = number("fill: value", value)
-    dim = tables.config.table(table, "fill").embedding_dim
+    dim = tables.config.tables[table].embedding_dim
     tables.check_own()
     dtype = tables.config.slabs[tables.config.slab_of(table)].dtype
     row = torch.full((1, dim), value, dtype=dtype, device=tables.device)
@@ -111,7 +109,7 @@ def fill(tables: Tables, table: int, value: float) -> None:
 
 def reset_counts(tables: Tables, table: int) -> None:
     """Reset counts of admission as :meth:`torch_dynemb.TableGroup.reset_counts` does."""
-    rule = tables.config.table(table, "reset_counts").policy.admission
+    rule = tables.config.tables[table].policy.admission
     tables.check_own()
     counters = tables.config.layout.counters[table]
     if counters is not None:

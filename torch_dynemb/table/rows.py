@@ -17,7 +17,7 @@ from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.lookup import find, find_or_insert
 from torch_dynemb.table.removal import contains, erase
 from torch_dynemb.table.row_access import handle_rows, readable, write_rows
-from torch_dynemb.table.scores import decay_time, eviction_scores, score_word
+from torch_dynemb.table.scores import decay_time, eviction_scores, score_word, stored_scores
 from torch_dynemb.table.tables import Tables, exported, one_table
 
 
@@ -44,9 +44,11 @@ def read(tables: Tables, table: int, ids: Tensor) -> Tensor:
     return ops.embedding_inference(rows, batch, handles)
 
 
-def insert_or_assign(tables: Tables, table: int, ids: Tensor, rows: Tensor) -> None:
+def insert_or_assign(
+    tables: Tables, table: int, ids: Tensor, rows: Tensor, *, scores: Tensor | None = None
+) -> None:
     """Write rows as :meth:`torch_dynemb.TableGroup.insert_or_assign` does."""
-    config = tables.config.table(table, "insert_or_assign")
+    config = tables.config.tables[table]
     ids, offsets, features = one_table(tables, table, ids, "insert_or_assign")
     rows = float_rows("insert_or_assign: rows", rows, tables.device)
     if tuple(rows.shape) != (ids.numel(), config.embedding_dim):
@@ -61,6 +63,8 @@ def insert_or_assign(tables: Tables, table: int, ids: Tensor, rows: Tensor) -> N
             f"insert_or_assign: ids has the padding id {config.padding_idx}, which has no "
             "row: leave it out"
         )
+    if scores is None and config.policy.custom is not None:
+        scores = _unchanged_scores(tables, table, ids)
     rule = tables.config.layout.assign_rows[table : table + 1]
     # Without policies, handles show later which ids were new. With evictions they do not.
     there = contains(tables, table, ids) if rule else None
@@ -68,7 +72,7 @@ def insert_or_assign(tables: Tables, table: int, ids: Tensor, rows: Tensor) -> N
     values = rows.detach().to(tables.config.slabs[slab].dtype)
     before = tables.index.slabs[slab].clone()
     with defer_signals():
-        handles = find_or_insert(tables, ids, offsets, features, rule)
+        handles = find_or_insert(tables, ids, offsets, features, rule, scores=scores)
         if ids.numel() == 0:
             return
         try:
@@ -88,6 +92,18 @@ def insert_or_assign(tables: Tables, table: int, ids: Tensor, rows: Tensor) -> N
             new = _had_no_owner(tables, slab, handles, before) if there is None else ~there
             erase(tables, table, ids[new])
             raise
+
+
+def _unchanged_scores(tables: Tables, table: int, ids: Tensor) -> Tensor | None:
+    """Return custom scores that leave those of known ids as they are; new ids get 0.
+
+    None: lookups of the table have a score of the batch, which new and known ids get.
+    """
+    if table in tables.host.batch_scored:
+        return None
+    if tables.config.tables[table].policy.combine in ("sum", "decayed_sum"):
+        return torch.zeros_like(ids)
+    return stored_scores(tables, table, ids, "custom").scores
 
 
 def _had_no_owner(tables: Tables, slab: int, handles: Tensor, before: Tensor) -> Tensor:
@@ -129,7 +145,7 @@ def export(
 ) -> Iterator[ExportedRows]:
     """Export rows as :meth:`torch_dynemb.TableGroup.export` does."""
     batch_size = integer("export: batch_size", batch_size, least=BUCKET_WIDTH)
-    dim = tables.config.table(table, "export").embedding_dim
+    dim = tables.config.tables[table].embedding_dim
     since = None if since is None else integer("export: since", since, what="int or None")
     word = 0 if since is None else score_word(tables, table, score, "export")
     if since is not None and tables.config.layout.score_words[word] == "decayed":

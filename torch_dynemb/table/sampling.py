@@ -46,7 +46,6 @@ def sample(
     generator: torch.Generator | None = None,
 ) -> SampledIds:
     """Draw ids as :meth:`torch_dynemb.TableGroup.sample_ids` does."""
-    tables.config.table(table, "sample_ids")
     n = integer("sample_ids: n", n, least=0)
     if by not in ("uniform", "frequency"):
         raise ValueError(f"sample_ids: by is {by!r}, expected 'uniform' or 'frequency'")
@@ -74,7 +73,7 @@ def draw_uniform(
         RuntimeError: the table is empty; on a GPU, a later call raises it.
     """
     seed = torch.randint(0, 1 << 62, (1,), device=tables.device, generator=generator)
-    ids = ops.sample_ids(tables.index, seed, table=int(table), samples=n)
+    ids = ops.sample_ids(tables.index, seed, table=table, samples=n)
     size = tables.index.tables[table, Table.SIZE]
     return SampledIds(ids, -size.to(torch.float32).log().expand(n))
 
@@ -90,7 +89,7 @@ def draw_by_count(
         RuntimeError: no id with a count is listed.
         ValueError: the table keeps no counts.
     """
-    counted = tables.host.counted.get((int(table), power))
+    counted = tables.host.counted.get((table, power))
     if counted is None:
         counted = list_counted(tables, table, power)
     if counted.ids.shape[0] == 0:
@@ -114,7 +113,7 @@ def count_score(tables: Tables, table: int, call: str) -> str:
     Raises:
         ValueError: the table keeps neither.
     """
-    config = tables.config.table(table, call)
+    config = tables.config.tables[table]
     for score in ("frequency", "decayed"):
         if score in config.policy.scores:
             return score
@@ -174,17 +173,17 @@ def list_counted(tables: Tables, table: int, power: float) -> ListedCounts:
         total = torch.cat(weights).cumsum(0) if weights else total[:0]
     else:
         ids = tables.index.tables.new_empty(0)
-        kept = tables.host.counted.get((int(table), power))
+        kept = tables.host.counted.get((table, power))
         if kept is not None:  # compiled code keeps the tensor
             total = kept.sums.copy_(total)
     counted = ListedCounts(ids, total, tables.host.steps)
-    tables.host.counted[int(table), power] = counted
+    tables.host.counted[table, power] = counted
     return counted
 
 
 def total_count(tables: Tables, table: int) -> Tensor:
     """Return the sum of the counts of a table when they were last listed, float64 [1]."""
-    counted = tables.host.counted.get((int(table), 0.0))
+    counted = tables.host.counted.get((table, 0.0))
     return (list_counted(tables, table, 0.0) if counted is None else counted).sums
 
 

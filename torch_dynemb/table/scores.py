@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.argument_checks import described, flat_int64, integer, text
+from torch_dynemb.argument_checks import described, flat_int64, integer, table_number, text
 from torch_dynemb.ops.columns import (
     CLOCK_HEAD,
     MAX_COUNT,
@@ -21,14 +21,13 @@ from torch_dynemb.table.tables import Tables, one_table
 
 def deciding_score(tables: Tables, table: int) -> str:
     """Return the score that eviction goes by, as :meth:`Scores.deciding` does."""
-    name = tables.config.table(table).policy.scores[0]
+    name = tables.config.tables[table].policy.scores[0]
     rows = tables.config.layout.rows
     evicts = bool(rows) and rows[table][PolicyColumn.ON_FULL] == OnFull.EVICT
     return "step" if name == "none" and evicts else name
 
 
 def score_word(tables: Tables, table: int, score: str | None, call: str = "TableGroup") -> int:
-    tables.config.table(table, call)
     name = deciding_score(tables, table) if score is None else text(f"{call}: score", score)
     undecayed = name == "decayed" and tables.config.tables[table].policy.half_life_ticks == 0
     kept = name in tables.config.layout.score_words and not undecayed
@@ -75,21 +74,24 @@ class Scores:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
-    def deciding(self, table: int) -> str:
+    def deciding(self, table: int | str) -> str:
         """Return the score that eviction from a table goes by; ``"none"``: it stores none.
 
         Args:
-            table: its number.
+            table: its name or number.
         """
-        return deciding_score(self._tables, table)
+        return deciding_score(self._tables, self._number("deciding", table))
 
-    def get(self, table: int, ids: Tensor, *, score: str | None = None) -> ops.ScoredIds:
+    def _number(self, call: str, table: int | str) -> int:
+        return table_number(f"scores.{call}", self._tables.config.names, table)
+
+    def get(self, table: int | str, ids: Tensor, *, score: str | None = None) -> ops.ScoredIds:
         """Return scores of ids of one table, without changing any.
 
         A decayed count is that of the present time, or step, of the group.
 
         Args:
-            table: its number.
+            table: its name or number.
             ids: int64 of any shape, n of them.
             score: one that the table stores; default: the one that eviction goes by.
 
@@ -101,18 +103,21 @@ class Scores:
             TypeError: ids are not int64, or ``score`` is not a str.
             ValueError: the score is not stored, or ids are on another device.
         """
-        stored = stored_scores(self._tables, table, ids, score, "scores.get")
-        name = deciding_score(self._tables, table) if score is None else score
+        number = self._number("get", table)
+        stored = stored_scores(self._tables, number, ids, score, "scores.get")
+        name = deciding_score(self._tables, number) if score is None else score
         if name != "decayed":
             return stored
-        counts = counts_of(stored.scores, decay_time(self._tables, table))
+        counts = counts_of(stored.scores, decay_time(self._tables, number))
         return ops.ScoredIds(torch.where(stored.found, counts, 0.0), stored.found)
 
-    def set(self, table: int, ids: Tensor, scores: Tensor, *, score: str | None = None) -> int:
+    def set(
+        self, table: int | str, ids: Tensor, scores: Tensor, *, score: str | None = None
+    ) -> int:
         """Set scores of the ids in a table; return how many of ``ids`` it has.
 
         Args:
-            table: its number.
+            table: its name or number.
             ids: int64 [n].
             scores: int64 [n], of decayed counts float64 [n]; if an id occurs several times, the
                 largest counts. Steps from 0 on, frequencies from 0 to 2^62, decayed counts from 0
@@ -124,12 +129,12 @@ class Scores:
             ValueError: wrong number, device or values of scores, or a score that is not stored.
                 After an error, all scores are unchanged.
         """
-        tables, call = self._tables, "scores.set"
-        word = score_word(tables, table, score, call)
-        flat, offsets, features = one_table(tables, table, ids, call)
+        tables, call, number = self._tables, "scores.set", self._number("set", table)
+        word = score_word(tables, number, score, call)
+        flat, offsets, features = one_table(tables, number, ids, call)
         name = tables.config.layout.score_words[word]
         if name == "decayed":
-            scores = _decayed_scores(tables, table, scores)
+            scores = _decayed_scores(tables, number, scores)
         else:
             scores = flat_int64(f"{call}: scores", scores, tables.device)
         if scores.shape != flat.shape:
@@ -142,19 +147,19 @@ class Scores:
         found = ops.set_scores_(tables.index, flat, offsets, features, scores, word=word)
         return int(found.sum())
 
-    def set_batch(self, table: int, score: int) -> None:
+    def set_batch(self, table: int | str, score: int) -> None:
         """Set the custom score that lookups give the ids of a table from now on.
 
         Args:
-            table: its number.
+            table: its name or number.
             score: an int64; scores given with a lookup take precedence.
 
         Raises:
             TypeError: ``score`` is not an int.
             ValueError: the table stores no custom scores, or the score exceeds int64.
         """
-        tables = self._tables
-        config = tables.config.table(table, "scores.set_batch")
+        tables, number = self._tables, self._number("set_batch", table)
+        config = tables.config.tables[number]
         if config.policy.custom is None:
             raise ValueError(
                 f"scores.set_batch: table {config.name!r} keeps no custom scores: create it with "
@@ -163,8 +168,8 @@ class Scores:
         score = integer("scores.set_batch: score", score)
         tables.check_own()
         with defer_signals():
-            tables.index.clock[CLOCK_HEAD + table] = score
-            tables.host.batch_scored.add(table)
+            tables.index.clock[CLOCK_HEAD + number] = score
+            tables.host.batch_scored.add(number)
 
 
 def stored_scores(

@@ -196,11 +196,10 @@ def one_table(
     """Return ids, offsets and the table of one feature, as arguments of ops.
 
     Raises:
-        TypeError, ValueError, IndexError: the table is unknown, or ids are not int64 on its device;
-            the message begins with ``call``.
+        TypeError, ValueError: ids are not int64 on the device of the tables; the message begins
+            with ``call``.
     """
-    tables.config.table(table, call)
-    return flat_int64(f"{call}: ids", ids, tables.device), tables.one_bag, [int(table)]
+    return flat_int64(f"{call}: ids", ids, tables.device), tables.one_bag, [table]
 
 
 def exported(tables: Tables, table: int, batch_size: int) -> Iterator[ops.ExportedBatch]:
