@@ -168,7 +168,7 @@ CALLS: dict[str, Call] = {
         {"table": NO_TABLE, "score": [None, "x", 1.5, True, [1], 1 << 63]},
     ),
     "clock.set_now": Call(
-        method(lambda: group().clock, "set_now"), {"seconds": 5}, {"seconds": NO_COUNT}
+        method(lambda: group().clock, "set_now"), {"seconds": 5}, {"seconds": NO_OPTIONAL_COUNT}
     ),
     "scores.deciding": Call(
         method(lambda: group().scores, "deciding"),

@@ -121,7 +121,7 @@ class Scored(nn.Module):
 
 
 def scaled_steps(dynamic: bool, *, unscales: bool, **options: Any) -> list[Any]:
-    """PyTorch's recipe: two backwards, unscale_, clip, step; the second of three steps overflows."""
+    """Follow PyTorch's recipe; the second of three steps overflows."""
     torch.manual_seed(0)
     model = Scored()
     if dynamic:
@@ -185,6 +185,51 @@ def test_gradients_that_are_scaled_are_neither_clipped_nor_applied() -> None:
     for optimizer in td.table_optimizers(model):
         optimizer.step()
     assert not any(bool((rows[1:] == 1).all()) for rows in model.rows())
+
+
+@pytest.mark.parametrize("how", ["number", "function", "clock"])
+def test_steps_at_the_time_of_events(how: str) -> None:
+    """A replay of old events ends as one by optimizer.step(now=); a table without times follows."""
+    event, ttl = 1_700_000_000, td.Policy(ttl=86_400)
+    kept = []
+    for helps in (True, False):
+        users = td.DynamicEmbedding(4, name="users", optimizer=td.SGD(lr=0.1), policy=ttl)
+        model = nn.ModuleList([users, Model().items, nn.Linear(4, 1)])
+        dense = torch.optim.SGD(model[2].parameters(), lr=0.1)
+        times = iter(range(event, event + 3))
+        now = {"number": event, "function": lambda: next(times), "clock": None}[how]  # noqa: B023
+        if helps:
+            td.step_with(dense, model, now=now)
+        for step in range(3):
+            users.group.clock.set_now(event + step)
+            model[2](users(IDS[:, 0] + step) + model[1](IDS)).sum().backward()
+            dense.step()
+            if not helps:
+                users.optimizer.step(now=event if how == "number" else event + step)
+                model[1].optimizer.step()
+        expired = users.group.remove(0, expired=True)
+        kept.append((int(users.group.index.clock[0]), expired, sorted(users.ids().tolist())))
+    assert kept[0] == kept[1]
+    assert kept[0][1:] == (0, [1, 2, 3, 4, 5])
+
+
+def test_a_step_that_tables_refuse_leaves_the_dense_part() -> None:
+    model = Model(policy=td.Policy(ttl=10))
+    dense, times = dense_of(model), iter([5, -5, "x"])
+    td.step_with(dense, model, now=lambda: next(times))  # type: ignore[arg-type, return-value]
+    dense.step()
+    model(IDS).backward()
+    head = model.head.weight.detach().clone()
+    for error, message in ((ValueError, "seconds is -5"), (TypeError, "seconds is 'x'")):
+        with pytest.raises(error, match=message):
+            dense.step()
+    assert torch.equal(model.head.weight, head)
+    assert model.users.group.steps == 1
+    for now in (True, 1.5, "x"):
+        with pytest.raises(TypeError, match=r"step_with: now is .*a function that returns them"):
+            td.step_with(dense, model, now=now)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"no table keeps times: leave it out.*a ttl"):
+        td.step_with(dense, Model(), now=5)
 
 
 def test_tables_with_another_optimizer_are_stepped_too() -> None:

@@ -115,7 +115,18 @@ def test_lookups_stamp_the_time_that_the_last_step_was_told() -> None:
     assert module.group.scores.get(0, torch.tensor([1, 2])).scores.tolist() == [1000, 2000]
     module.optimizer.step()
     module(torch.tensor([3])).sum().backward()
-    assert int(module.group.scores.get(0, torch.tensor([3])).scores) >= before
+    assert int(module.group.scores.get(0, torch.tensor([3])).scores) == 2000  # where it was put
+    copies = copy.deepcopy(module), pickle.loads(pickle.dumps(module))
+    for one in (*copies, module):
+        one.optimizer.step(now=2001)
+        one.optimizer.step()
+        assert int(one.group.index.clock[Clock.NOW]) == 2001
+    module.set_optimizer(td.Adagrad(lr=0.1))
+    module.optimizer.step()
+    assert int(module.group.index.clock[Clock.NOW]) == 2001
+    module.group.clock.set_now(None)
+    module.optimizer.step()
+    assert int(module.group.index.clock[Clock.NOW]) >= before
 
 
 def test_a_shared_time_is_the_latest_that_ranks_propose() -> None:
@@ -139,8 +150,10 @@ def test_a_shared_time_is_the_latest_that_ranks_propose() -> None:
     # a time that all ranks give holds at once, also an earlier one
     group.step(now=70)
     assert times() == (70, 70)
-    group.clock.set_now(80)
-    assert times() == (80, 80)
+    for _ in range(2):
+        group.clock.set_now(80)
+        assert times() == (80, 80)
+        group.step()  # proposes nothing later
 
 
 def test_a_time_stays_shared() -> None:

@@ -15,6 +15,7 @@ from torch_dynemb.migrate.source import Source, SourceRows, checked
 from torch_dynemb.ops.columns import MAX_COUNT, Clock
 from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch
 from torch_dynemb.table import content
+from torch_dynemb.table.clock import set_time
 from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.load import RowBlock, RowLoader, check_ids
@@ -46,7 +47,7 @@ class Clocks(NamedTuple):
         clock = group.index.clock
         clock[Clock.STEP] = max(self.step, int(clock[Clock.STEP]))
         if group.config.keeps_time:
-            group.clock.set_now(max(self.now, int(clock[Clock.NOW])))
+            set_time(group.tables, max(self.now, int(clock[Clock.NOW])))
 
 
 class Target:

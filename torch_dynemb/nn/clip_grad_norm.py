@@ -38,8 +38,8 @@ def clip_grad_norm_(
         TypeError: ``modules`` are not modules, or ``max_norm`` or ``norm_type`` is not a number.
         ValueError: a table updates its rows in backward, so its gradients are gone. Construct it
             with ``split=True``, or clip each row with the optimizer's ``clip_norm``.
-        RuntimeError: gradients of rows are multiplied by the scale of ``GradScaler``. Or the norm is
-            not finite, and ``error_if_nonfinite`` is True. After an error, all gradients are
+        RuntimeError: gradients of rows are multiplied by the scale of ``GradScaler``. Or the norm
+            is not finite, and ``error_if_nonfinite`` is True. After an error, all gradients are
             unchanged.
     """
     found = modules_in("clip_grad_norm_", modules)

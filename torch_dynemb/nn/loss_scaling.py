@@ -1,4 +1,4 @@
-"""GradScaler beside tables: no scaled loss updates rows, and all gradients of a step are scaled alike.
+"""GradScaler beside tables: no scaled loss updates rows, and all gradients are unscaled alike.
 
 A backward that updates rows would apply gradients that are still multiplied by the loss scale, and
 nothing in such a gradient says so. torch offers no hook around ``GradScaler.scale``, so the method

@@ -5,16 +5,19 @@ from __future__ import annotations
 import functools
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from torch_dynemb.argument_checks import described
 from torch_dynemb.nn.table_optimizers import modules_in, row_optimizers, table_optimizers
 from torch_dynemb.optim import FusedOptimizer, SplitOptimizer
+
+Now = int | Callable[[], int] | None
 
 _warned_of_decay = False
 
@@ -25,12 +28,21 @@ class StepWith:
     Args:
         optimizer: of the dense parameters.
         modules: with the tables.
+        now: see :func:`step_with`.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, modules: list[nn.Module]) -> None:
-        self._modules = modules
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, modules: list[nn.Module], now: Now
+    ) -> None:
+        self._modules, self._now = modules, now
+        self._time: int | None = None
         self._optimizer = weakref.ref(optimizer)
         self._tables = self._found()
+        if now is not None and not any(tables.keeps_time() for tables in self._tables):
+            raise ValueError(
+                "step_with: now is given, but no table keeps times: leave it out, or give a table "
+                "policy=Policy(score='timestamp') or a ttl"
+            )
         self._take_steps(self._optimizer)
         self._hooks: list[RemovableHandle] = [
             optimizer.register_step_pre_hook(self._before_step),
@@ -87,30 +99,37 @@ class StepWith:
             self._take_steps(None)
             self._tables = self._found()
             self._take_steps(self._optimizer)
+        self._time = self._now() if callable(self._now) else self._now
         for tables in self._tables:
-            if isinstance(tables, SplitOptimizer) and not _scale_of(optimizer):
-                tables.check_unscaled("optimizer.step", "call scaler.step(optimizer)")
+            with _part_of(optimizer, tables):
+                tables.check_step(self._time_of(tables))
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for tables in self._tables:
-            scale = _scale_of(optimizer) if isinstance(tables, SplitOptimizer) else {}
-            for name, value in scale.items():
-                setattr(tables, name, value)
-            try:
-                with tables.stepping():
-                    tables.step()
-            finally:
-                for name in scale:
-                    delattr(tables, name)
+            with _part_of(optimizer, tables):
+                tables.step(now=self._time_of(tables))
+
+    def _time_of(self, tables: FusedOptimizer) -> int | None:
+        return self._time if tables.keeps_time() else None
 
 
-def _scale_of(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return what ``GradScaler`` sets on an optimizer that unscales and skips on its own.
+@contextmanager
+def _part_of(optimizer: torch.optim.Optimizer, tables: FusedOptimizer) -> Iterator[None]:
+    """Let an optimizer make the step of tables, with the scale of its own gradients.
 
-    Fused optimizers of torch do so. Others make no step after an overflow.
+    ``GradScaler`` gives its scale to optimizers that unscale and skip on their own, as fused ones
+    of torch do. Others make no step after an overflow.
     """
-    given = {name: getattr(optimizer, name, None) for name in ("grad_scale", "found_inf")}
-    return {name: value for name, value in given.items() if value is not None}
+    names = ("grad_scale", "found_inf") if isinstance(tables, SplitOptimizer) else ()
+    given = [name for name in names if getattr(optimizer, name, None) is not None]
+    for name in given:
+        setattr(tables, name, getattr(optimizer, name))
+    try:
+        with tables.stepping():
+            yield
+    finally:
+        for name in given:
+            delattr(tables, name)
 
 
 def _without_reference(method: Callable[..., None]) -> Callable[..., None]:
@@ -129,28 +148,37 @@ def _without_reference(method: Callable[..., None]) -> Callable[..., None]:
 
 
 def step_with(
-    optimizer: torch.optim.Optimizer, modules: nn.Module | Iterable[nn.Module]
+    optimizer: torch.optim.Optimizer,
+    modules: nn.Module | Iterable[nn.Module],
+    *,
+    now: Now = None,
 ) -> StepWith:
     """Have ``optimizer.step()`` also end the step of a model's tables.
 
     ``optimizer.zero_grad()`` forgets gradients of tables in split mode, too. ``GradScaler`` needs
     split mode: ``scaler.unscale_(optimizer)`` and ``scaler.step(optimizer)`` include the rows, and
     an overflow of either skips the whole step. Schedulers, closures, gradient accumulation and
-    frameworks that call ``step()`` work as they do without tables. Copies and pickles of the optimizer step no tables.
-    Warns, once a process, if the optimizer's weight decay covers the anchors of tables, of which
-    the own optimizer has none.
+    frameworks that call ``step()`` work as they do without tables. Where the tables cannot make a
+    step, neither does the optimizer. Copies and pickles of the optimizer step no tables. Warns,
+    once a process, if the optimizer's weight decay covers the anchors of tables, of which the own
+    optimizer has none.
 
     Args:
         optimizer: of the dense parameters.
         modules: a model with the tables, at any depth; or several modules.
+        now: the time of a step, in seconds, for tables that keep times: a number, or a function
+            that each step calls before it begins, such as one that returns the time of the last
+            event of the batch; None: that of ``group.clock``, which is the machine's clock by
+            default.
 
     Returns:
         A handle; its ``remove()`` ends the connection.
 
     Raises:
         TypeError: ``optimizer`` is not a torch optimizer, or is the optimizer of tables; or
-            ``modules`` are not modules.
-        ValueError: trainable tables are missing, or another optimizer ends their steps already.
+            ``modules`` are not modules; or ``now`` is neither an int nor a function.
+        ValueError: trainable tables are missing, or another optimizer ends their steps already; or
+            ``now`` is given, and no table keeps times.
             ``module.optimizer.step()`` of these tables raises RuntimeError from then on.
 
     Example:
@@ -176,11 +204,16 @@ def step_with(
             "step_with: optimizer is that of a table, expected the optimizer of the dense "
             "parameters"
         )
+    if now is not None and (isinstance(now, bool) or not (isinstance(now, int) or callable(now))):
+        raise TypeError(
+            f"step_with: now is {described(now)}, expected seconds as an int, or a function that "
+            "returns them"
+        )
     roots = modules
     if not isinstance(modules, nn.Module) and isinstance(modules, Iterable):
         roots = list(modules)
     found = modules_in("step_with", roots)
-    handle = StepWith(optimizer, [roots] if isinstance(roots, nn.Module) else list(roots))
+    handle = StepWith(optimizer, [roots] if isinstance(roots, nn.Module) else list(roots), now)
     _warn_of_decay(optimizer, found)
     return handle
 

@@ -218,6 +218,7 @@ class TableModule(nn.Module):
             rows=tables.rows,
             end_step=self._step_end(),
             check_step=lambda now: check_step(group.tables, now),
+            keeps_time=lambda: group.config.keeps_time,
         )
 
     def _step_end(self) -> Callable[[int | None], None]:

@@ -83,6 +83,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         end_step: called by :meth:`step` with ``now``; ends the step of the tables.
         check_step: called by :meth:`step` with ``now`` before it changes anything; raises if the
             step is not allowed.
+        keeps_time: returns whether a table keeps times, so that :meth:`step` takes ``now``.
 
     Attributes:
         lookups_since_step: at most so many backwards of eager training on the CPU there were.
@@ -106,10 +107,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         rows: RowTensors,
         end_step: Callable[[int | None], None],
         check_step: Callable[[int | None], None] | None = None,
+        keeps_time: Callable[[], bool] = lambda: False,
     ) -> None:
         self._rows = rows
         self._end_step = end_step
         self._check_step = check_step
+        self.keeps_time = keeps_time
         self._tables = len(names)
         self._config = config
         self._complete = False
@@ -229,24 +232,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         )
 
     def _end_step_with(self, closure: Callable[[], float] | None, now: int | None) -> float | None:
-        if self._retired is not None:
-            raise RuntimeError(f"optimizer.step: {self._retired.why}: use {self._retired.instead}")
-        if not self._is_stepping:
-            self.check_own_step("module.optimizer.step")
-        if now is not None and (isinstance(now, bool) or not isinstance(now, int)):
-            raise TypeError(
-                f"optimizer.step: now: seconds is {now!r}, expected int, as int(time.time()) is"
-            )
-        if now is not None and now < 0:
-            raise ValueError(f"optimizer.step: now: seconds is {now}, expected at least 0")
-        if now is not None and now > MAX_COUNT:
-            raise ValueError(f"optimizer.step: now: seconds is {now}, expected at most 2^62")
         if closure is not None and not callable(closure):
             raise TypeError(
                 f"optimizer.step: closure is {described(closure)}, expected a function or None"
             )
-        if self._check_step is not None:
-            self._check_step(now)
+        self.check_step(now)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -261,6 +251,27 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._end_step(now)
         self.lookups_since_step = 0
         return loss
+
+    def check_step(self, now: int | None) -> None:
+        """Raise the errors of :meth:`step` that come before any change.
+
+        Args:
+            now: as :meth:`step` takes it.
+        """
+        if self._retired is not None:
+            raise RuntimeError(f"optimizer.step: {self._retired.why}: use {self._retired.instead}")
+        if not self._is_stepping:
+            self.check_own_step("module.optimizer.step")
+        if now is not None and (isinstance(now, bool) or not isinstance(now, int)):
+            raise TypeError(
+                f"optimizer.step: now: seconds is {now!r}, expected int, as int(time.time()) is"
+            )
+        if now is not None and now < 0:
+            raise ValueError(f"optimizer.step: now: seconds is {now}, expected at least 0")
+        if now is not None and now > MAX_COUNT:
+            raise ValueError(f"optimizer.step: now: seconds is {now}, expected at most 2^62")
+        if self._check_step is not None:
+            self._check_step(now)
 
     def check_own_step(self, call: str) -> None:
         """Raise RuntimeError if another optimizer ends the steps, which would count twice.

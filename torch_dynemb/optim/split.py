@@ -78,7 +78,7 @@ class SplitOptimizer(FusedOptimizer):
     :func:`torch_dynemb.clip_grad_norm_`.
 
     Args:
-        names, config, rows, end_step, check_step: as for :class:`FusedOptimizer`.
+        names, config, rows, end_step, check_step, keeps_time: as for :class:`FusedOptimizer`.
         sort: called with the number of a slab before its pending gradients are read; sorts them by
             row if they have another order.
     """
@@ -97,9 +97,17 @@ class SplitOptimizer(FusedOptimizer):
         rows: RowTensors,
         end_step: Callable[[int | None], None],
         check_step: Callable[[int | None], None] | None = None,
+        keeps_time: Callable[[], bool] = lambda: False,
         sort: Callable[[int], None] | None = None,
     ) -> None:
-        super().__init__(names, config, rows=rows, end_step=end_step, check_step=check_step)
+        super().__init__(
+            names,
+            config,
+            rows=rows,
+            end_step=end_step,
+            check_step=check_step,
+            keeps_time=keeps_time,
+        )
         self._sort = sort
         self._show_gradients()
 
@@ -181,6 +189,21 @@ class SplitOptimizer(FusedOptimizer):
         for stand_in in self._stand_ins:
             stand_in.is_scaled = False
 
+    def check_step(self, now: int | None) -> None:
+        """Raise the errors of :meth:`step` that come before any change.
+
+        Args:
+            now: as :meth:`step` takes it.
+        """
+        super().check_step(now)
+        if not torch.compiler.is_compiling():
+            self._check_scale()
+
+    def _check_scale(self) -> None:
+        if not hasattr(self, "grad_scale"):
+            own = "module.optimizer" if self.stepped_by is None else "optimizer"
+            self.check_unscaled(f"{own}.step", f"call scaler.step({own})")
+
     def check_unscaled(self, call: str, remedy: str) -> None:
         """Raise RuntimeError if the pending gradients are still multiplied by a loss scale.
 
@@ -198,8 +221,8 @@ class SplitOptimizer(FusedOptimizer):
     @torch.no_grad()
     def _apply_gradients(self) -> None:
         rows, pending = self._rows, self._pending
-        if not hasattr(self, "grad_scale") and not torch.compiler.is_compiling():
-            self.check_unscaled("module.optimizer.step", "call scaler.step(module.optimizer)")
+        if not torch.compiler.is_compiling():
+            self._check_scale()  # the closure of a step may have scaled the loss
         merge_grad_(pending, rows)
         self._take_scale()
         # the op compares this with the clock before it changes it

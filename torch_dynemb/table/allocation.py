@@ -52,7 +52,7 @@ from torch_dynemb.storage.tiers import (
     open_device_tiers,
     open_tiers,
 )
-from torch_dynemb.table.clock import TableClock
+from torch_dynemb.table.clock import set_time
 from torch_dynemb.table.config import ColumnShard, SlabConfig
 from torch_dynemb.table.expiry import new_floors
 from torch_dynemb.table.group_config import SLOT_BYTES, TIERED_ROW_BYTES, GroupConfig
@@ -94,7 +94,7 @@ def allocate(config: GroupConfig, memory: TableMemory) -> Tables:
     mark_static(tables.tensors())
     watch(host)
     if config.keeps_time:
-        TableClock(tables).set_now(int(time.time()))
+        set_time(tables, int(time.time()))
     return tables
 
 

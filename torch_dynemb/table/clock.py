@@ -1,6 +1,6 @@
 """The time of a group: its own, or agreed on by the ranks that share tables.
 
-A group on one rank reads the machine's clock when a step ends.
+A group on one rank reads the machine's clock when a step ends, until a program sets the time.
 
 Ranks that share tables agree on a time:
 
@@ -34,24 +34,23 @@ class TableClock:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
-    def set_now(self, seconds: int) -> None:
-        """Set the time that lookups give their ids, until the next ``optimizer.step()``.
+    def set_now(self, seconds: int | None) -> None:
+        """Set the time that lookups give their ids, for events of another time than now.
 
-        If ranks share the group, all of them call it.
+        It stays there: from now on ``optimizer.step()`` without ``now=`` keeps the time, in place
+        of reading the machine's clock, and ``step(now=)`` sets it. Saved states do not record that
+        a program sets the time. If ranks share the group, all of them call it.
 
         Args:
-            seconds: from 0 to 2^62, such as Unix time.
+            seconds: from 0 to 2^62, such as Unix time; None: steps read the machine's clock again.
 
         Raises:
             TypeError, ValueError: ``seconds`` is not an int, or out of its range.
             RuntimeError: no table keeps times. After an error, the time is unchanged.
         """
-        tables = self._tables
-        check_now(tables, seconds)
-        tables.check_own()
-        tables.index.clock[Clock.NOW] = seconds
-        if tables.host.proposed_now is not None:
-            tables.host.proposed_now.fill_(seconds)
+        if seconds is not None:
+            set_time(self._tables, seconds)
+        self._tables.host.time_is_given = seconds is not None
 
     def share(self, now: int) -> None:
         """Take the time from :meth:`agree_on` from now on, instead of the machine's clock.
@@ -64,7 +63,7 @@ class TableClock:
         """
         check_now(self._tables, now)
         propose(self._tables, now)
-        self.set_now(now)
+        set_time(self._tables, now)
 
     def agree_on(self, proposals: Tensor) -> None:
         """Set the time to the latest proposal of all ranks; it never goes back.
@@ -109,6 +108,15 @@ def check_now(tables: Tables, seconds: int) -> None:
         )
 
 
+def set_time(tables: Tables, seconds: int) -> None:
+    """Set the time, which stays until the next step or longer: see :meth:`TableClock.set_now`."""
+    check_now(tables, seconds)
+    tables.check_own()
+    tables.index.clock[Clock.NOW] = seconds
+    if tables.host.proposed_now is not None:
+        tables.host.proposed_now.fill_(seconds)
+
+
 def propose(tables: Tables, now: int) -> None:
     """Set the time that this rank proposes to the others."""
     host = tables.host
@@ -119,20 +127,23 @@ def propose(tables: Tables, now: int) -> None:
 
 
 def share_time_as(tables: Tables, other: Tables) -> None:
-    """Copy the proposed time of other tables, if they have one."""
+    """Copy the proposed time of other tables, if they have one, and what sets the time."""
+    tables.host.time_is_given = other.host.time_is_given
     if other.host.proposed_now is not None:
         propose(tables, int(other.host.proposed_now))
         tables.host.last_reading = other.host.last_reading
 
 
 def now_of_step(tables: Tables, now: int | None) -> int | None:
-    """Return the time from the end of a step on; None: it stays until a lookup sets it."""
+    """Return the time from the end of a step on; None: it stays, or a lookup sets it."""
     host = tables.host
     if now is not None:
         check_now(tables, now)
     elif tables.config.keeps_time:
         # the machine's clock may have been set back
         now = host.last_reading = max(host.last_reading, int(time.time()))
+        if host.time_is_given:
+            return None
         if host.proposed_now is not None:
             propose(tables, now)
             return None
@@ -141,4 +152,4 @@ def now_of_step(tables: Tables, now: int | None) -> int | None:
     return now
 
 
-__all__ = ["TableClock", "check_now", "now_of_step", "propose", "share_time_as"]
+__all__ = ["TableClock", "check_now", "now_of_step", "propose", "set_time", "share_time_as"]

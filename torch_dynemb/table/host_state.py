@@ -82,6 +82,7 @@ class HostState:
         batch_scored: the tables that have a custom score from their lookups.
         proposed_now: int64 [1], seconds that this rank proposes; None: the group is on one rank.
         last_reading: of this machine's clock, seconds.
+        time_is_given: whether the program sets the time; else steps read the machine's clock.
         forked: whether this process inherited the tables by a fork.
         background: current or last work of a thread for the tables; the next step raises its error.
         readers: readers of the changes of the tables, by name.
@@ -95,6 +96,7 @@ class HostState:
     batch_scored: set[int] = field(default_factory=set)
     proposed_now: Tensor | None = None
     last_reading: int = 0
+    time_is_given: bool = False
     forked: bool = False
     background: BackgroundWork | None = None
     readers: dict[str, ChangeReader] = field(default_factory=dict)

@@ -319,6 +319,7 @@ def pickled(tables: Tables) -> dict[str, Any]:
         "hyper": tables.rows.hyper.clone(),
         "batch_scored": sorted(host.batch_scored),
         "proposed_now": None if host.proposed_now is None else int(host.proposed_now),
+        "time_is_given": host.time_is_given,
     }
 
 
@@ -329,6 +330,7 @@ def fill_pickled(tables: Tables, saved: dict[str, Any]) -> None:
     tables.host.batch_scored = set(saved["batch_scored"])
     if saved["proposed_now"] is not None:
         propose(tables, saved["proposed_now"])
+    tables.host.time_is_given = saved.get("time_is_given", False)
 
 
 class GroupState:

@@ -11,6 +11,7 @@ from torch_dynemb.checkpoint.loading.table_plan import TablePlan
 from torch_dynemb.errors import HostMemoryError, NoRoomError
 from torch_dynemb.ops.columns import Clock, Table
 from torch_dynemb.table import content
+from torch_dynemb.table.clock import set_time
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.load import RowLoader
 
@@ -155,7 +156,7 @@ class RowsLoad(GroupLoad):
         now = now or int(tables.index.clock[Clock.NOW])  # 0: the saved tables kept no time
         tables.index.clock[Clock.STEP] = step
         if tables.config.keeps_time:
-            self._group.clock.set_now(now)
+            set_time(tables, now)
         for plan in self.plans:
             content.set_optimizer_steps(tables, plan.part.table, plan.optimizer_steps)
         self.loader.end()

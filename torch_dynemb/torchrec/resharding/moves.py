@@ -19,7 +19,7 @@ from torch_dynemb.checkpoint.together import Ranks
 from torch_dynemb.ops.columns import Clock
 from torch_dynemb.optim import FusedOptimizer
 from torch_dynemb.process.interrupts import defer_signals
-from torch_dynemb.table.clock import TableClock
+from torch_dynemb.table.clock import set_time
 from torch_dynemb.table.content import set_optimizer_steps
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.load import RowLoader, undone_after_error
@@ -173,7 +173,7 @@ def _publish(tables: Sequence[MovedTable], loaders: dict[int, RowLoader]) -> Non
         index.clock[Clock.STEP] = max(of.step for of in facts)
         if group.config.keeps_time:
             now = max(of.now for of in facts) or int(index.clock[Clock.NOW])
-            TableClock(group.tables).set_now(now)
+            set_time(group.tables, now)
         for table, new in shards:
             steps = table.optimizer_steps(new.shard)
             set_optimizer_steps(group.tables, new.local.table, steps)
