@@ -81,6 +81,15 @@ def names(rank: int) -> dict[str, list[str]]:
     }
 
 
+def _of_parameters(model: Any) -> list[Any]:
+    """The optimizer at each parameter of a table."""
+    return [
+        optimizer
+        for parameter in model.parameters()
+        for optimizer in getattr(parameter, "_in_backward_optimizers", ())
+    ]
+
+
 def learning_rates(rank: int, kind: str) -> list[tuple[set[float], bool]]:
     """After every step, learning rates of the tables, and whether the step has changed rows."""
     model = _model()
@@ -88,7 +97,7 @@ def learning_rates(rank: int, kind: str) -> list[tuple[set[float], bool]]:
     scheduler: Any = None
     if kind == "torch":
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1, 0.5, 0)[step])
-    else:
+    elif kind == "torchrec":
         stages = [
             WarmupStage(WarmupPolicy.CONSTANT, max_iters=1, value=1.0),
             WarmupStage(WarmupPolicy.CONSTANT, max_iters=2, value=0.5),
@@ -101,6 +110,10 @@ def learning_rates(rank: int, kind: str) -> list[tuple[set[float], bool]]:
     for step in range(3):
         if scheduler is not None and step > 0:
             scheduler.step()
+        if kind == "parameters":
+            for of_parameter in _of_parameters(model):
+                for group in of_parameter.param_groups:
+                    group["lr"] = (0.1, 0.05, 0.0)[step]
         optimizer.zero_grad()
         before = _rows(model)
         rates = set(_learning_rates(model))
@@ -159,19 +172,23 @@ def untrained(rank: int) -> dict[str, Any]:
     }
 
 
-def clocks(rank: int, ends_steps: bool) -> dict[int, int]:
+def clocks(rank: int, ends: str) -> dict[int, int]:
     """Scores of ids by the step in which they were seen."""
-    policy = td.Policy(score="step")
+    options = TableOptions(policy=td.Policy(score="step"))
     model = sharded(
-        [Table("users", 8, ("user",))],
-        options={"users": TableOptions(policy=policy)},
+        [Table("users", 8, ("user",)), Table("ads", 8, ("ad",))],
+        options={"users": options, "ads": options},
         optimizer=td.SGD(lr=0.1),
     )
     for id in range(6):
-        batch = Batch({"user": [torch.tensor([id, 100])]})
-        model(keyed_jagged(batch, "plain"))["user"].sum().backward()
-        if ends_steps:
+        ids = [torch.tensor([id, 100])]
+        outputs = model(keyed_jagged(Batch({"user": ids, "ad": ids}), "plain"))
+        (outputs["user"] + outputs["ad"]).sum().backward()
+        if ends == "the optimizer":
             model.fused_optimizer.step()
+        elif ends == "those of parameters":
+            for of_parameter in _of_parameters(model):
+                of_parameter.step()
     return {
         id: score
         for kernel in kernels(model)

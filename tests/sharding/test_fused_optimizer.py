@@ -37,8 +37,8 @@ def test_parameters(two_ranks: Ranks) -> None:
         assert "lr" in shown["param_groups"]
 
 
-@pytest.mark.parametrize("kind", ["torch", "torchrec"])
-def test_learning_rates_of_schedulers_reach_the_tables(two_ranks: Ranks, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["torch", "torchrec", "parameters"])
+def test_learning_rates_reach_the_tables(two_ranks: Ranks, kind: str) -> None:
     for seen in two_ranks.run(learning_rates, kind):
         assert seen == [({0.1}, True), ({0.05}, True), ({0.0}, False)]
 
@@ -62,9 +62,9 @@ def test_tables_that_are_not_trained_stay_as_they_are_loaded(two_ranks: Ranks) -
 
 
 def test_clock_of_policies(two_ranks: Ranks) -> None:
-    for ends_steps in (True, False):
+    for ends in ("the optimizer", "those of parameters", "the next forward"):
         scores: dict[int, int] = {}
-        for of_rank in two_ranks.run(clocks, ends_steps):
+        for of_rank in two_ranks.run(clocks, ends):
             scores |= of_rank
         first = scores[0]
         assert scores == {id: first + id for id in range(6)} | {100: first + 5}

@@ -59,6 +59,17 @@ def _warn_of_static_tables(owner: str, tables: list[str], module: str | None) ->
     )
 
 
+def _warn_of_weights(owner: str, tables: list[str], module: str | None) -> None:
+    where = f" of {module!r}" if module else ""
+    warnings.warn(
+        f"{owner}: dynamic tables {tables}{where} do not take the weights of the unsharded "
+        "collection: their rows start anew. To keep the weights as rows of ids 0, 1, ..., take the "
+        "model's state_dict() before sharding, and give it to load_state_dict(..., strict=False) "
+        "of the sharded model; otherwise construct the collection on torch.device('meta')",
+        stacklevel=3,
+    )
+
+
 class _DynamicSharder:
     """Arguments of both sharders for dynamic tables."""
 
@@ -118,6 +129,13 @@ class _DynamicSharder:
         unmentioned = not self._choice.chooses_any and not any(map(is_dynamic, params.values()))
         if unmentioned and env.rank == 0:
             _warn_of_static_tables(type(self).__name__, list(params), module_fqn)
+        dropped = [
+            table
+            for name, weight in module.named_parameters()
+            if not weight.is_meta and is_dynamic(params[table := name.split(".")[-2]])
+        ]
+        if dropped and env.rank == 0:
+            _warn_of_weights(type(self).__name__, dropped, module_fqn)
         return sharded
 
     def reshard(

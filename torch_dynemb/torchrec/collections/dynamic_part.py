@@ -129,7 +129,8 @@ class DynamicPart:
         tables = getattr(self, self.tables_attribute)
         for config in self._configs(dynamic=True):
             if not hasattr(tables[config.name], "weight"):  # its weight is on another rank
-                shown = shown_parameter((config.embedding_dim,), torch.empty(0))
+                trained = self.plan_of_tables.trained[config.name]
+                shown = shown_parameter((config.embedding_dim,), None, trained=trained)
                 tables[config.name].register_parameter("weight", shown)
         if self.plan_of_tables.kept:  # static tables keep their rows
             return
@@ -393,6 +394,10 @@ class DynamicPart:
             for kind, sharding, lookup in old
             if not changed.keys() & set(plan.tables[kind])
         ]
+        now, planned = (getattr(of, self.tables_attribute) for of in (self, given.module))
+        for config in self._configs(dynamic=True):
+            trained = now[config.name].weight.requires_grad
+            planned[config.name].weight.requires_grad_(trained)
         construct: Any = type(self)
         with optimizers_unchanged(self._lookups):
             rebuilt = construct(

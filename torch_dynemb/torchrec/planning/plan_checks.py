@@ -41,6 +41,7 @@ _CONFIG = (
     "weight_init_max",
 )
 _SHARDING = ("sharding_type", "compute_kernel")
+_IN_BACKWARD = ("_optimizer_classes", "_optimizer_kwargs")  # of apply_optimizer_in_backward
 _PLACES = ("ranks", "sharding_spec")  # which sharding groups have each for itself
 
 
@@ -207,7 +208,7 @@ def check_ranks_agree(
     alike: Described = {Option("", name): comparable(value) for name, value in flags.items()}
     alike[Option("", "tables")] = comparable([config.name for config in configs])
     places: Described = {}
-    in_backward = _in_backward(module)
+    weights = {name.split(".")[-2]: of for name, of in module.named_parameters()}
     for config in configs:
         table = config.name
         for name in _CONFIG:
@@ -226,7 +227,10 @@ def check_ranks_agree(
                 del alike[Option(table, f"{prefix}.policy")]
         alike |= options_of(table, "optimizer", optimizer)
         alike |= options_of(table, "fused_params", fused_params or {})
-        alike[Option(table, "optimizer in backward")] = comparable(in_backward.get(table))
+        weight = weights.get(table)
+        in_backward = [getattr(weight, name, None) for name in _IN_BACKWARD]
+        alike[Option(table, "optimizer in backward")] = comparable(in_backward)
+        alike[Option(table, "requires_grad")] = comparable(getattr(weight, "requires_grad", None))
     # nccl sends objects from the current device, which may differ from that of the tables
     on_gpu = device is not None and torch.device(device).type == "cuda"
     with torch.cuda.device(device) if on_gpu else nullcontext():
@@ -237,17 +241,6 @@ def check_ranks_agree(
                 lambda: check_agreement(owner, places, sharding_group(env))
             )
         check_agreement(owner, alike, env.process_group)
-
-
-def _in_backward(module: nn.Module) -> dict[str, Any]:
-    """Return the settings of apply_optimizer_in_backward, by table."""
-    found = {}
-    for name, parameter in module.named_parameters():
-        classes = getattr(parameter, "_optimizer_classes", None)
-        if classes is not None:
-            kwargs = getattr(parameter, "_optimizer_kwargs", None)
-            found[name.split(".")[-2]] = (classes, kwargs)
-    return found
 
 
 __all__ = [

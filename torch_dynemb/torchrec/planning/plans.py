@@ -90,6 +90,7 @@ class ModulePlan:
         place: of the module.
         optimizers: of the dynamic tables by name, set by planning.
         output_dtypes: of the outputs of these tables.
+        trained: ``requires_grad`` of the weights of these tables.
         tables: names of all tables by sharding, set by planning.
         kept: shardings of a former plan that stay as they are.
     """
@@ -102,6 +103,7 @@ class ModulePlan:
     place: ModulePlace
     optimizers: dict[str, OptimizerConfig] = field(default_factory=dict)
     output_dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    trained: dict[str, bool] = field(default_factory=dict)
     tables: dict[str, list[str]] = field(default_factory=dict)
     kept: Sequence[KeptSharding] = ()
 
@@ -111,7 +113,7 @@ class ModulePlan:
         Args:
             kept: shardings that stay as they are.
         """
-        return replace(self, optimizers={}, output_dtypes={}, tables={}, kept=kept)
+        return replace(self, optimizers={}, output_dtypes={}, trained={}, tables={}, kept=kept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +130,7 @@ class KernelPlan:
     now: int
     dedup: bool
     place: ModulePlace
+    trained: bool
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, KernelPlan) and self._shared == other._shared
@@ -329,11 +332,14 @@ def _planned_params(owner: str, info: EmbeddingShardingInfo, plan: ModulePlan) -
         warn_of_prefetch(of_table, given)
     plan.optimizers[name] = optimizer
     plan.output_dtypes[name] = output_dtype_of(of_table, given)
+    plan.trained[name] = info.param.requires_grad
     return {
         "optimizer_config": optimizer,
         "output_dtype": plan.output_dtypes[name],
         "split": plan.options[name].split,
-        PLAN: KernelPlan(plan.options[name], plan.seed, plan.now, plan.dedup, plan.place),
+        PLAN: KernelPlan(
+            plan.options[name], plan.seed, plan.now, plan.dedup, plan.place, plan.trained[name]
+        ),
     }
 
 

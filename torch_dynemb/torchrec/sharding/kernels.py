@@ -15,6 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.table.shards import IdSlots
+from torch_dynemb.torchrec.planning.plans import PLAN
 from torch_dynemb.torchrec.sharding.optimizer import TableOptimizer, shown_parameter
 from torch_dynemb.torchrec.sharding.tables import ShardTables
 
@@ -51,8 +52,16 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
         super().__init__()
         self._config = grouped_config  # TorchRec reads this name
         fused_params = grouped_config.fused_params or {}
+        # several column shards of a table on this rank have one parameter
+        self._shown = {
+            table.name: shown_parameter(
+                (table.embedding_dim,), device, trained=table.fused_params[PLAN].trained
+            )
+            for table in grouped_config.embedding_tables
+        }
         self._tables = ShardTables(
             grouped_config,
+            self._shown,
             optimizer=fused_params["optimizer_config"],
             ids=ids,
             pooling=_POOLING[pooling],
@@ -62,16 +71,14 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
             counted=counted,
             by_rank=by_rank,
         )
-        # several column shards of a table on this rank have one parameter
-        self._shown = {
-            table.name: shown_parameter((table.embedding_dim,), self._tables.grad_anchor)
-            for table in grouped_config.embedding_tables
-        }
         self._optimizer = TableOptimizer(
             [self._tables],
             {f"{name}.weight": shown for name, shown in self._shown.items()},
             fused_params["optimizer_config"],
         )
+        of_parameters = [self._optimizer.of_parameters()]
+        for shown in self._shown.values():
+            shown._in_backward_optimizers = of_parameters  # type: ignore[attr-defined]
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         """Look up ids; see :meth:`ShardTables.forward`."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer
 
 from torch_dynemb.optim.base import OptimizerConfig, hyper_values, plain_value
@@ -97,6 +98,12 @@ class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
         """
         return TableOptimizer(self._tables, self.params, self.config, self.group)
 
+    def of_parameters(self) -> TableOptimizer:
+        """Return the optimizer to show at the parameters of these tables."""
+        shown = _ParameterOptimizer(self._tables, self.params, self.config, self.group)
+        shown.param_groups = self.param_groups
+        return shown
+
     def follow(self, optimizers: Sequence[TableOptimizer]) -> None:
         """Take the tables of other optimizers, which share this one's hyper-parameters then.
 
@@ -107,7 +114,7 @@ class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
         self.params = {name: shown for of in optimizers for name, shown in of.params.items()}
         self.group.follow(self._trained(), self.params.values())
         for of in optimizers:
-            of.param_groups = [self.group]
+            of.param_groups[:] = [self.group]
 
     def step(self, closure: Any = None, *, now: int | None = None) -> None:
         """End a training step; see :meth:`torch_dynemb.FusedOptimizer.step`.
@@ -135,9 +142,27 @@ class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
         )
 
 
-def shown_parameter(shape: Iterable[int], like: Tensor) -> nn.Parameter:
-    """Return the parameter without rows that TorchRec shows for a table."""
-    parameter = nn.Parameter(like.new_empty((0, *shape)))
+class _ParameterOptimizer(TableOptimizer):
+    """Optimizer of a kernel as a program finds it at each parameter of its tables."""
+
+    def step(self, closure: Any = None, *, now: int | None = None) -> None:
+        """End the step that a backward has begun, once for all parameters of the kernel."""
+        if any(tables.in_step for tables in self._tables):
+            super().step(closure, now=now)
+
+
+def shown_parameter(
+    shape: Iterable[int], device: torch.device | None, *, trained: bool
+) -> nn.Parameter:
+    """Return the parameter without rows that TorchRec shows for a table.
+
+    Args:
+        shape: of a row.
+        device: of the rows.
+        trained: ``requires_grad``: whether lookups train the table.
+    """
+    empty = torch.empty((0, *shape), device=device)
+    parameter = nn.Parameter(empty, requires_grad=trained)
     parameter._in_backward_optimizers = [EmptyFusedOptimizer()]  # type: ignore[attr-defined]
     return parameter
 

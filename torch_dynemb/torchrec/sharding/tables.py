@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -108,6 +109,7 @@ class ShardTables(TableModule):
 
     Args:
         grouped_config: fused_params of its tables have a :class:`KernelPlan`.
+        shown: by table, the parameter that users see: lookups train while it requires a gradient.
         optimizer: of all tables.
         ids: the ids that this rank owns.
         pooling: of the ids of a bag.
@@ -121,6 +123,7 @@ class ShardTables(TableModule):
     def __init__(
         self,
         grouped_config: GroupedEmbeddingConfig,
+        shown: Mapping[str, nn.Parameter],
         *,
         optimizer: OptimizerConfig,
         ids: IdSlots,
@@ -144,6 +147,7 @@ class ShardTables(TableModule):
             seed=_plan_of(tables[0]).seed,
         )
         self.shards = shards
+        self._shown = [shown[table.name] for table in tables]
         self._weighted = grouped_config.is_weighted or grouped_config.has_feature_processor
         self._scored = _plan_of(tables[0]).options.score_from == "weights"
         self._decays = _plan_of(tables[0]).options.adds_weights_to_decayed_sums
@@ -159,7 +163,7 @@ class ShardTables(TableModule):
             for feature in table.feature_names
             if layout.rows
         ]
-        self._in_step = False
+        self.in_step = False  # whether a backward has begun a step
         recorded = [_plan_of(table).options.record_evicted for table in tables]
         record_evicted(
             self._group, (of.name for of, chosen in zip(configs, recorded, strict=True) if chosen)
@@ -200,7 +204,62 @@ class ShardTables(TableModule):
             output = padded.flatten()[self._vbe_order(strides, offsets.device)]
         if output.requires_grad:
             output.register_hook(self._backward_begins)
+        elif super().learns() and not self.shares_infinities:
+            output.requires_grad_()  # the backward of other ranks waits for that of this one
         return output
+
+    def learns(self) -> bool:
+        """Return whether a lookup now trains a table."""
+        return super().learns() and any(shown.requires_grad for shown in self._shown)
+
+    def _look_up(
+        self,
+        batch: LookupBatch,
+        feature_policies: list[int],
+        scores: Tensor | None,
+        counts: Tensor | None = None,
+    ) -> Tensor:
+        """Look up ids; tables with parameters that require no gradient are only read."""
+        learns = self.learns()
+        frozen = [not self._shown[table].requires_grad for table in batch.feature_tables]
+        if not (learns and any(frozen)) or batch.ids.shape[0] == 0:
+            return self._lookup(
+                batch,
+                feature_policies=feature_policies,
+                scores=scores,
+                counts=counts,
+                trains=learns,
+            )
+        # two lookups, each with empty bags in place of those of the other
+        bags = (batch.offsets.shape[0] - 1) // len(frozen)
+        read = torch.tensor(frozen, device=batch.ids.device)
+        read = read.repeat_interleave(batch.offsets[::bags].diff())
+        outputs, places = [], []
+        for chosen, trains in ((~read, True), (read, False)):
+            place = chosen.nonzero().flatten()
+            ends = torch.nn.functional.pad(chosen.cumsum(0), (1, 0))
+
+            def part(of: Tensor | None, place: Tensor = place) -> Any:
+                return None if of is None else of[place]
+
+            of_tables = batch._replace(
+                ids=part(batch.ids),
+                offsets=ends[batch.offsets],
+                per_sample_weights=part(batch.per_sample_weights),
+            )
+            outputs.append(
+                self._lookup(
+                    of_tables,
+                    feature_policies=feature_policies,
+                    scores=part(scores),
+                    counts=part(counts),
+                    trains=trains,
+                )
+            )
+            places.append(place)
+        if batch.pooling == Pooling.NONE:
+            return torch.cat(outputs)[torch.cat(places).argsort()]
+        return outputs[0] + outputs[1]
 
     def prefetch(self, features: KeyedJaggedTensor) -> None:
         """Start to load the rows of the next batch into memory; without ``storage`` do nothing.
@@ -219,19 +278,19 @@ class ShardTables(TableModule):
         self._prefetch(LookupBatch(ids, bounds, None, tables, dims, self._pooling), 1)
 
     def _backward_begins(self, gradient: Tensor) -> None:
-        self._in_step = True
+        self.in_step = True
 
     def end_step(self, now: int | None = None) -> None:
         """End a training step.
 
         ``optimizer.step()`` calls it. So does, except in split mode, a forward after a backward.
         """
-        self._in_step = False
+        self.in_step = False
         self.optimizer.step(now=now)
 
     def end_begun_step(self) -> None:
         """End the step of an earlier backward, unless it may continue with a micro-batch."""
-        if self._in_step and not self._group.config.split:
+        if self.in_step and not self._group.config.split:
             self.end_step()
 
     def _bags_of(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
@@ -243,9 +302,7 @@ class ShardTables(TableModule):
             self._feature_dims,
             self._pooling,
         )
-        return self._lookup(
-            batch, feature_policies=self._feature_policies, scores=self._scores_of(weights)
-        )
+        return self._look_up(batch, self._feature_policies, self._scores_of(weights))
 
     def _scores_of(self, weights: Tensor | None) -> Tensor | None:
         """Return the custom scores that a lookup brings, [N]; None: it brings none."""
@@ -261,11 +318,11 @@ class ShardTables(TableModule):
         # bags are irrelevant: one per feature
         offsets = offsets[::batch].contiguous() if batch > 0 else offsets.new_zeros(features + 1)
         tables, dims = ranks * self._feature_tables, ranks * self._feature_dims
-        return self._lookup(
+        return self._look_up(
             LookupBatch(ids, offsets, None, tables, dims, Pooling.NONE),
-            feature_policies=ranks * self._feature_policies,
-            scores=self._scores_of(weights),
-            counts=weights.to(torch.int64) if self._counted and weights is not None else None,
+            ranks * self._feature_policies,
+            self._scores_of(weights),
+            weights.to(torch.int64) if self._counted and weights is not None else None,
         )
 
     def _rows_by_rank(self, ids: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
