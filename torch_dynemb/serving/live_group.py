@@ -33,7 +33,7 @@ from torch_dynemb.serving.missing import CountedTables
 _IDS_AT_ONCE = 1 << 16  # copied in one batch
 _ROW_ALIGNMENT = 16  # bytes
 _FLOAT_BYTES = {LIVE_FORMATS["fp32"]: 4, LIVE_FORMATS["bf16"]: 2, LIVE_FORMATS["fp16"]: 2}
-_QUANTIZED = {
+QUANTIZED = {
     LIVE_FORMATS["int8"]: RowFormat.INT8,
     LIVE_FORMATS["int4"]: RowFormat.INT4,
     LIVE_FORMATS["fp8"]: RowFormat.FLOAT8,
@@ -301,8 +301,8 @@ def _formats(source: FrozenTables, rows: str | None) -> list[str]:
 
 
 def _row_words(code: int, dim: int) -> int:
-    size = _FLOAT_BYTES[code] * dim if code in _FLOAT_BYTES else row_bytes(_QUANTIZED[code], dim)
+    size = _FLOAT_BYTES[code] * dim if code in _FLOAT_BYTES else row_bytes(QUANTIZED[code], dim)
     return 2 * -(-size // _ROW_ALIGNMENT)
 
 
-__all__ = ["LiveTables"]
+__all__ = ["QUANTIZED", "LiveTables"]

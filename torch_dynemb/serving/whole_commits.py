@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -10,9 +11,11 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.delta_log.targets import nothing
-from torch_dynemb.ops.columns import INIT_RECORD_COLUMNS, InitKind, Meta
+from torch_dynemb.ops.columns import Meta
+from torch_dynemb.ops.quantized import row_bytes
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.serving.live_commits import TableChange, check_room, check_values, take
+from torch_dynemb.serving.live_group import QUANTIZED
 
 
 class DenseChange(NamedTuple):
@@ -78,13 +81,13 @@ def take_changes(
     tables = sorted((change for change in tables if not change.empty), key=_size)
     for change in tables:  # other updates may have taken the rows meanwhile
         check_room(change)
-    before = [_reverse_of(change) for change in tables[:-1]]
+    undo = [_undo_of(change) for change in tables[:-1]]
     old = [change._replace(values=change.tensor.clone()) for change in dense]
-    begun: list[TableChange] = []
+    begun: list[Callable[[], object]] = []
     with defer_signals():
         try:
             _copy(dense)
-            for change, contrary in zip(tables, before, strict=False):
+            for change, contrary in zip(tables, undo, strict=False):
                 begun.append(contrary)
                 take(change)
             for change in tables[-1:]:
@@ -92,7 +95,7 @@ def take_changes(
         except BaseException:
             _copy(old)
             for contrary in reversed(begun):
-                take(contrary)
+                contrary()
             raise
         taken()
 
@@ -145,39 +148,29 @@ def _size(change: TableChange) -> int:
     return change.delta.ids.numel() + change.delta.removed.numel()
 
 
-def _reverse_of(change: TableChange) -> TableChange:
-    """Return the change that reverts another: earlier rows, without new ids."""
-    delta, padding = change.delta, _padding_of(change)
-    ids = torch.cat([delta.ids, delta.removed]).unique()
+def _undo_of(change: TableChange) -> Callable[[], object]:
+    """Return a function that reverts a change: the earlier rows, to the bit, without new ids."""
+    state, padding = change.state, _padding_of(change)
+    number = state.names.index(change.table)
+    ids = torch.cat([change.delta.ids, change.delta.removed]).unique()
     ids = ids if padding is None else ids[ids != padding]
-    rows, missing = _rows_or(0.0, change, ids)
-    there = torch.ones_like(ids, dtype=torch.bool)
-    if int(missing.sum()) > 0:
-        # a known id reads the same row whatever missing ids read
-        others, _ = _rows_or(1.0, change, ids)
-        there = (rows == others).all(1) | rows.isnan().any(1)
-    before = delta._replace(
-        dtype="float32",
-        ids=ids[there],
-        rows=rows[there],
-        removed=ids[~there],
-        scores={},
-        quantized=None,
-    )
-    return change._replace(delta=before)
+    rows, found = _stored_rows(state.tensors, number, ids)
+    return partial(state.apply, number, ids[found], rows[found], ids[~found])
 
 
-def _rows_or(default: float, change: TableChange, ids: Tensor) -> ops.Served:
-    """Look up rows of a live table; missing ids read a number."""
-    live, number = change.state.tensors, change.state.names.index(change.table)
-    dim = change.delta.embedding_dim
-    record = torch.zeros(INIT_RECORD_COLUMNS, dtype=torch.float64)
-    record[:4] = torch.tensor([0, dim, InitKind.CONSTANT, default])
-    meta = live.meta.clone()
-    meta[number, Meta.DEFAULT_BEGIN] = live.init_data.numel()
-    meta[number, Meta.DEFAULT_COUNT] = 1
-    live = live._replace(meta=meta, init_data=torch.cat([live.init_data, record]))
-    return ops.serve_lookup(live, ops.LookupBatch.of_rows(ids, ids[:0], [number], dim))
+def _stored_rows(live: ops.ServedTensors, number: int, ids: Tensor) -> ops.LiveRows:
+    """Read rows in the form in which a table takes them: floats, or the bytes of quantized rows."""
+    slab, dim = int(live.meta[number, Meta.SLAB]), int(live.meta[number, Meta.DIM])
+    if live.formats[slab] not in QUANTIZED:
+        return ops.serve_rows(live, ids, table=number, dim=dim)
+    size = row_bytes(QUANTIZED[live.formats[slab]], dim)
+    # their words, read as float32
+    meta, formats = live.meta.clone(), list(live.formats)
+    meta[number, Meta.DIM] = words = 2 * live.weights[slab].shape[1]
+    formats[slab] = ops.LIVE_FORMATS["fp32"]
+    live = live._replace(meta=meta, formats=formats)
+    read = ops.serve_rows(live, ids, table=number, dim=words)
+    return read._replace(rows=read.rows.view(torch.uint8)[:, :size])
 
 
 def _copy(dense: Sequence[DenseChange]) -> None:
