@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -29,8 +30,11 @@ from torch_dynemb.torchrec.planning.plans import (
     module_plan,
     plan_dynamic,
 )
+from torch_dynemb.torchrec.sharding.agreed_sizes import as_sent
 from torch_dynemb.torchrec.sharding.batches import (
     BatchCheck,
+    check_processed,
+    missing_weights,
     scored_features,
     with_one_sample,
 )
@@ -108,12 +112,23 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
             plan.options,
         )
         self._inverse_names: list[str] | None = None
-        self._has_mean_pooling_callback = any(of.divided for of in self._pooled_outputs.values())
+        divides = any(of.divided for of in self._pooled_outputs.values())
+        self._has_mean_pooling_callback = divides
+        scored = scored_features(self._embedding_bag_configs, plan.options)
+        self._needs_weights = {
+            "pooling=MEAN in a by-rows sharding": divides,
+            "score_from='weights'": bool(scored),
+            "use_index_dedup": plan.dedup,
+        }
+        pooled_here = self._several_ranks is None or (
+            plan.dedup and not self._configs(dynamic=False)
+        )
         self._check_batch = BatchCheck(
             "EmbeddingBagCollection",
             [name for config in self._embedding_bag_configs for name in config.feature_names],
-            weighted=self._is_weighted,
-            scored=scored_features(self._embedding_bag_configs, plan.options),
+            weighted=self._is_weighted and (divides or plan.dedup),
+            scored=scored,
+            detaches=self._is_weighted and (divides or not pooled_here),
         )
         self._keep_state(plan, env, device)
         let_senders_finish(env.process_group)
@@ -174,8 +189,14 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
         """Send bags back to the ranks of their samples."""
         return self._in_order(_cut_sample(ctx, super().output_dist(ctx, output)))
 
+    def compute(self, ctx: Any, dist_input: Any) -> Any:
+        """Look up the ids that arrived."""
+        self._check_arrived(ctx, dist_input)
+        return super().compute(ctx, dist_input)
+
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
         """Look up the ids that arrived and send their bags back."""
+        self._check_arrived(ctx, input)
         return self._in_order(_cut_sample(ctx, super().compute_and_output_dist(ctx, input)))
 
     def _checked(self, ctx: Any, features: Any) -> KeyedJaggedTensor:
@@ -185,12 +206,32 @@ class ShardedDynamicEmbeddingBagCollection(DynamicPart, ShardedEmbeddingBagColle
         checked = self._check_batch(features, first=first, trains=trains)
         if first:  # TorchRec checks it, too, but after ranks have agreed
             validate_keyed_jagged_tensor(checked, self._configs(dynamic=False))
+        ctx.unweighted = checked.weights_or_none() is None
         checked = self._own(checked)
         if checked.variable_stride_per_key() and checked.inverse_indices()[1].shape[1] == 0:
             # TorchRec's outputs need a sample, and other ranks wait for the backward of this one
             checked = with_one_sample(checked)
             ctx.without_samples = True
         return checked
+
+    def _check_arrived(self, ctx: Any, arrived: Sequence[KeyedJaggedTensor]) -> None:
+        """Check the weights of bags, which feature processors compute after the exchange.
+
+        Raises:
+            ValueError: there are none.
+            NotImplementedError: they are needed before.
+        """
+        if not self._is_weighted:
+            return
+        weights = [features.weights_or_none() for features in arrived]
+        if self._several_ranks is None:
+            processed = any(of is not None and of.requires_grad for of in weights)
+        else:
+            processed = not all(map(as_sent, arrived))
+        if processed:
+            check_processed(self.module_kind, self._needs_weights)
+        elif ctx.unweighted and all(of is None for of in weights):
+            raise missing_weights(self.module_kind)
 
     def _sent(self, ctx: Any, features: KeyedJaggedTensor) -> Any:
         """Bring a batch on its way, as TorchRec does."""

@@ -21,6 +21,8 @@ _OF_PARAMETERS = ("_optimizer_classes", "_optimizer_kwargs")
 _OF_THE_OBJECT = (vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}) | {
     "_free_features_storage_early",
     "_optim",
+    "post_lookup_tracker_fn",
+    "post_odist_tracker_fn",
 }
 
 

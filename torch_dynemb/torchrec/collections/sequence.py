@@ -106,6 +106,7 @@ class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection)
             [name for config in self._embedding_configs for name in config.feature_names],
             weighted=False,
             scored=scored_features(self._embedding_configs, plan.options),
+            detaches=False,
         )
         self._keep_state(plan, env, device)
         let_senders_finish(env.process_group)

@@ -113,7 +113,12 @@ def _check_chosen(name: str, constraint: ParameterConstraints) -> None:
 
 
 def configs_of(module: nn.Module) -> list[BaseEmbeddingConfig]:
-    """Return the configs of a collection's tables; another module has none."""
+    """Return the configs of a collection's tables; another module has none.
+
+    Args:
+        module: the collection, or TorchRec's feature-processed one.
+    """
+    module = getattr(module, "_embedding_bag_collection", module)
     return [
         config
         for method in ("embedding_bag_configs", "embedding_configs")

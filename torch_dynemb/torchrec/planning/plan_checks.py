@@ -126,6 +126,24 @@ def check_scores_from_weights(
         )
 
 
+def check_not_written(
+    owner: str, configs: Sequence[Any], shardings: Mapping[str, ParameterSharding]
+) -> None:
+    """Raise NotImplementedError if DistributedModelParallel.write is to write a dynamic table."""
+    written = [
+        config.name
+        for config in configs
+        if getattr(config, "enable_embedding_update", False) and is_dynamic(shardings[config.name])
+    ]
+    if written:
+        raise NotImplementedError(
+            f"{owner}: tables {written} have enable_embedding_update, but "
+            "DistributedModelParallel.write finds rows by number, which dynamic tables do not "
+            "have: leave enable_embedding_update out, and write rows of ids by "
+            "torch_dynemb.migrate.load, or make the tables static"
+        )
+
+
 def check_groups_synced(
     owner: str, env: ShardingEnv, shardings: Mapping[str, ParameterSharding]
 ) -> None:
@@ -245,6 +263,7 @@ def check_ranks_agree(
 
 __all__ = [
     "check_groups_synced",
+    "check_not_written",
     "check_plan",
     "check_ranks_agree",
     "check_scores_from_weights",

@@ -46,6 +46,10 @@ from torch_dynemb.torchrec.planning.options import (
     OptionsByTable,
     constrained_options,
 )
+from torch_dynemb.torchrec.planning.wrapped_sharders import (
+    check_processors_learn,
+    planned_sharder,
+)
 
 _DATA_PARALLEL = ShardingType.DATA_PARALLEL.value
 
@@ -123,8 +127,12 @@ class DynamicEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
         Raises:
             ValueError: the model lacks a table that constraints or a sharder name, its sharder
                 cannot make it dynamic, or constraints contradict the sharder's choice.
+            NotImplementedError: a sharder around that of a collection needs static tables.
         """
+        sharders = [planned_sharder(sharder) for sharder in sharders]
         self._chosen = chosen_tables(module, sharders, self._constraints or {})
+        if self._world_size > 1:
+            check_processors_learn(module, sharders, self.dynamic_tables())
         with enumerating():
             options: list[ShardingOption] = super().enumerate(module, sharders)
         names = {option.name for option in options}
@@ -189,7 +197,8 @@ class DynamicEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
             raise ValueError(
                 f"DynamicEmbeddingEnumerator: table {name!r} is to be dynamic, but its sharder "
                 f"offers {allowed_compute_kernels} only: shard its module with "
-                "DynamicEmbeddingBagCollectionSharder or DynamicEmbeddingCollectionSharder"
+                "DynamicEmbeddingBagCollectionSharder or DynamicEmbeddingCollectionSharder, or "
+                "leave the table static"
             )
         filtered: list[str] = super()._filter_compute_kernels(name, allowed, sharding_type)
         return filtered

@@ -5,8 +5,8 @@ serves all shardings of a collection. A rank that refuses its batch sends :data:
 sizes, and all ranks raise its error before any ids are sent. The form of the batch travels beside
 the sizes, so ranks also find batches that do not fit together, such as weights on one rank only.
 
-Ids that arrive as quotients are restored here, so all that follows gets the ids of the batch: feature
-processors, trackers of ids, lookups.
+Ids that arrive as quotients are restored here, so all that follows gets the ids of the batch:
+feature processors, trackers of ids, lookups.
 """
 
 from __future__ import annotations
@@ -177,9 +177,7 @@ def _numbers(request: Any, rank: int) -> list[int]:
     return [_form(request), *(sizes.get(label, 0) for label in _LABELS)]
 
 
-def _started(
-    request: Any, sizes: list[list[int]], owned: IdSlots
-) -> Awaitable[KeyedJaggedTensor]:
+def _started(request: Any, sizes: list[list[int]], owned: IdSlots) -> Awaitable[KeyedJaggedTensor]:
     """Send the ids of a sharding, if it sends any.
 
     Args:
@@ -188,6 +186,7 @@ def _started(
     """
     if not isinstance(request, KJTSplitsAllToAllMeta):
         ids: Awaitable[KeyedJaggedTensor] = request.wait()
+        ids.callbacks.append(partial(_arrived, owned=owned))
         return ids
     by_label = dict(zip(_LABELS, map(list, zip(*sizes, strict=True)), strict=True))
     variable = request._input.variable_stride_per_key()
@@ -204,15 +203,22 @@ def _started(
         stagger=request.stagger,
         stride_per_rank=None if variable else by_label["strides"],
     )
-    if not owned.whole:
-        ids.callbacks.append(partial(_restored, owned=owned))
+    ids.callbacks.append(partial(_arrived, owned=owned))
     return ids
 
 
-def _restored(features: KeyedJaggedTensor, owned: IdSlots) -> KeyedJaggedTensor:
+def _arrived(features: KeyedJaggedTensor, owned: IdSlots) -> KeyedJaggedTensor:
     """Return features with the ids of quotients that were sent to this rank."""
-    quotients = features.values().to(torch.int64).contiguous()
-    return with_ids(features, ops.unmix_ids(quotients, parts=owned.slots, part=owned.begin))
+    if not owned.whole:
+        quotients = features.values().to(torch.int64).contiguous()
+        features = with_ids(features, ops.unmix_ids(quotients, parts=owned.slots, part=owned.begin))
+    features.as_sent = True
+    return features
+
+
+def as_sent(features: KeyedJaggedTensor) -> bool:
+    """Return whether features arrived so from the ranks, not out of a feature processor."""
+    return getattr(features, "as_sent", False)
 
 
 class _OfSharding(Awaitable[Awaitable[KeyedJaggedTensor]]):  # type: ignore[misc]
@@ -251,4 +257,4 @@ def as_torchrec_waits(
     return sent
 
 
-__all__ = ["SizesUnderWay", "as_torchrec_waits", "leave_sizes"]
+__all__ = ["SizesUnderWay", "as_sent", "as_torchrec_waits", "leave_sizes"]

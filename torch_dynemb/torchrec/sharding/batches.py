@@ -26,17 +26,25 @@ class BatchCheck:
     Args:
         owner: the collection.
         features: names that its tables look up.
-        weighted: whether ids have weights.
+        weighted: whether ids need weights on the rank of the batch.
         scored: by feature with weights that are scores in training, the least score.
+        detaches: whether weights of bags get no gradient.
     """
 
     def __init__(
-        self, owner: str, features: Sequence[str], *, weighted: bool, scored: Mapping[str, float]
+        self,
+        owner: str,
+        features: Sequence[str],
+        *,
+        weighted: bool,
+        scored: Mapping[str, float],
+        detaches: bool,
     ) -> None:
         self._owner = owner
         self._features = list(dict.fromkeys(features))
         self._weighted = weighted
         self._scored = scored
+        self._detaches = detaches
         self._keys: list[str] = []
 
     def __call__(self, features: object, *, first: bool, trains: bool) -> KeyedJaggedTensor:
@@ -105,14 +113,17 @@ class BatchCheck:
                     "are scores by score_from='weights': give weights=, one for every id"
                 )
             if self._weighted:
-                raise ValueError(
-                    f"{self._owner}: features has no weights, but is_weighted is True: give "
-                    "weights=, one for every id"
-                )
+                raise missing_weights(self._owner)
             return
         if not weights.is_floating_point():
             raise TypeError(
                 f"{self._owner}: weights of features have dtype {weights.dtype}, expected float32"
+            )
+        if self._detaches and weights.requires_grad and torch.is_grad_enabled():
+            raise ValueError(
+                f"{self._owner}: weights of features require a gradient, but those that ranks "
+                "exchange, and those that divide means, get none: detach() them, or compute them "
+                "by feature processors in a FeatureProcessedEmbeddingBagCollection"
             )
         if weights.shape != batch.values().shape:
             raise ValueError(
@@ -203,6 +214,32 @@ class BatchCheck:
                 )
 
 
+def check_processed(owner: str, needs: Mapping[str, bool]) -> None:
+    """Check that feature processors may compute weights, which they do after the exchange.
+
+    Args:
+        owner: the collection.
+        needs: by option, whether it needs weights before the exchange.
+
+    Raises:
+        NotImplementedError: an option needs them.
+    """
+    found = [option for option, needed in needs.items() if needed]
+    if found:
+        raise NotImplementedError(
+            f"{owner}: {found} need the weights of ids before ranks exchange them, but feature "
+            "processors compute weights afterwards: leave these options out, or the processors"
+        )
+
+
+def missing_weights(owner: str) -> ValueError:
+    """Return the error of a batch of a weighted collection without weights."""
+    return ValueError(
+        f"{owner}: features has no weights, but is_weighted is True: give weights=, one for every "
+        "id"
+    )
+
+
 def scored_features(
     configs: Sequence[BaseEmbeddingConfig], options: Mapping[str, TableOptions]
 ) -> dict[str, float]:
@@ -283,4 +320,13 @@ def with_one_sample(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     )
 
 
-__all__ = ["BatchCheck", "contiguous", "copied", "scored_features", "with_ids", "with_one_sample"]
+__all__ = [
+    "BatchCheck",
+    "check_processed",
+    "contiguous",
+    "copied",
+    "missing_weights",
+    "scored_features",
+    "with_ids",
+    "with_one_sample",
+]

@@ -90,6 +90,15 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
         return self._config
 
     @property
+    def _emb_module(self) -> Any:
+        """FBGEMM's tables, which other modules of TorchRec read and change by row number."""
+        raise NotImplementedError(
+            f"DynamicKernel: _emb_module of tables {list(self._shown)} is asked for, but dynamic "
+            "tables have no rows by number, which managed collisions, pruning and trackers of "
+            "optimizer state need: leave these out, or make the tables static"
+        )
+
+    @property
     def tables(self) -> ShardTables:
         """The tables of the kernel."""
         return self._tables

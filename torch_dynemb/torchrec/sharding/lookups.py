@@ -67,6 +67,19 @@ class DynamicPooledLookup(GroupedPooledEmbeddingsLookup):  # type: ignore[misc]
         """Start to load rows of tiered tables into memory for the next forward."""
         _prefetch(self, sparse_features)
 
+    def register_optim_state_tracker_fn(self, record_fn: Any) -> None:
+        """Refuse to track optimizer state.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        names = [table.name for of in self.grouped_configs for table in of.embedding_tables]
+        raise NotImplementedError(
+            f"register_optim_state_tracker_fn: tables {names} are dynamic, and TorchRec's trackers "
+            "find optimizer state by row number: give DeltaTrackerConfig tracking_mode="
+            "TrackingMode.ID_ONLY, or make the tables static"
+        )
+
 
 class DynamicSequenceLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
     """Unpooled lookups in all dynamic tables of a sharding on a rank.
@@ -83,6 +96,8 @@ class DynamicSequenceLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
         self._counted = counted
         self._by_rank = by_rank
         super().__init__(**arguments)
+
+    register_optim_state_tracker_fn = DynamicPooledLookup.register_optim_state_tracker_fn
 
     def _create_embedding_kernel(
         self,
