@@ -81,7 +81,7 @@ class _ByRows(_Timed):
     _rank: int
 
     @property
-    def ids(self) -> IdSlots:
+    def ids(self) -> IdSlots:  # type: ignore[override]
         return IdSlots(self._rank, self._rank + 1, self._world_size)
 
     def _get_feature_hash_sizes(self) -> list[int]:
@@ -181,7 +181,7 @@ class DynamicTwRwPooledSharding(_SumByRows, TwRwPooledEmbeddingSharding):  # typ
     """Pooled sharding: ids of a table are divided over the ranks of one node."""
 
     @property
-    def ids(self) -> IdSlots:
+    def ids(self) -> IdSlots:  # type: ignore[override]
         ranks = self._intra_pg.size()
         return IdSlots(self._rank % ranks, self._rank % ranks + 1, ranks)
 
