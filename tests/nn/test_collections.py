@@ -292,6 +292,20 @@ def test_sequence_collection() -> None:
     assert group.sizes() == {"item": 6, "page": 0}
 
 
+def test_rows_of_a_collection_are_changed_in_place_as_those_of_an_embedding() -> None:
+    tables = [td.TableConfig("item", 4, ["history", "candidate"], initializer=td.Constant(0.5))]
+    dynamic = td.DynamicEmbeddingCollection(tables, optimizer=td.SGD(lr=0.25))
+    static = nn.Embedding.from_pretrained(torch.full((4, 4), 0.5), freeze=False)
+    ids = {"history": torch.tensor([[1, 2]]), "candidate": torch.tensor([3, 2])}
+    for outputs in (dynamic(ids), {name: static(of) for name, of in ids.items()}):
+        outputs["history"] += torch.arange(4.0)
+        outputs["candidate"].mul_(torch.tensor([-1.0, 1.0, 2.0, 3.0])).relu_()
+        outputs["history"].square_()
+        torch.cat([of.flatten() for of in outputs.values()]).sum().backward()
+    torch.optim.SGD(static.parameters(), lr=0.25).step()
+    assert torch.equal(dynamic.group.read(0, torch.arange(1, 4)), static.weight[1:])
+
+
 # -- errors ------------------------------------------------------------------------------------
 
 

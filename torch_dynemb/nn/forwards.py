@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from torch_dynemb import ops
@@ -82,7 +83,8 @@ class RowsOfFeatures:
             of_features = rows.split(batch.offsets.diff().tolist())
             return dict(zip(self.feature_names, of_features, strict=True))
         sizes = [features[name].numel() for name in self.feature_names]
-        parts = rows.split(sizes) if len(sizes) > 1 else [rows]
+        # unsafe_split: autograd takes the parts in place, as nothing else reads the rows
+        parts = torch.unsafe_split_with_sizes(rows, sizes) if len(sizes) > 1 else [rows]
         return {
             name: rows_in_shape(part, features[name], self.feature_dims[0])
             for name, part in zip(self.feature_names, parts, strict=True)

@@ -191,7 +191,7 @@ class JointLookup:
             ),
             _joined_scores(requests),
         )
-        results: Sequence[Tensor] = output.split(self._table.embedding_dim, 1)
+        results: Sequence[Tensor] = output.unsafe_split(self._table.embedding_dim, 1)
         return results
 
     def _read(self, batch: LookupBatch, scores: Tensor | None) -> Tensor:
@@ -248,7 +248,7 @@ class JointLookup:
             weights=weights,
             pooling=self._runtime.pooling,
         )
-        results: Sequence[Tensor] = output.split(rows.shape[1], 1)
+        results: Sequence[Tensor] = output.unsafe_split(rows.shape[1], 1)
         return results
 
 
