@@ -34,8 +34,8 @@ def get_score(model: nn.Module) -> ScoresByTable | None:
     Returns:
         Scores by path of the collection, such as ``"model.sparse"``, then by table. It is the time
         or the step of the next lookup if the table keeps one. Otherwise it is the custom score that
-        :func:`set_score` has set, or 0, and 1 for frequencies and decayed counts. Tables without rows on this rank are left out. None,
-        with a warning, if the model has no dynamic tables.
+        :func:`set_score` has set, or 0, and 1 for frequencies and decayed counts. Tables without
+        rows on this rank are left out. None, with a warning, if the model has no dynamic tables.
 
     Raises:
         TypeError: ``model`` is not a module.
