@@ -61,6 +61,31 @@ def test_a_dump_with_state_and_scores(tmp_path: Path, ranks: int) -> None:
     assert_holds(items, rows, scores=("frequency",))
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_rows_of_16_bits(tmp_path: Path, named: bool) -> None:
+    ids, rows = torch.arange(100, 103), torch.randn(3, DIM).to(torch.bfloat16)
+    end = ".rank_0.world_size_1"
+    ids.numpy().tofile(tmp_path / f"users_emb_keys{end}")
+    rows.view(torch.int16).numpy().tofile(tmp_path / f"users_emb_values{end}")
+    options = {"dtype": "bfloat16"} if named else {}
+    (tmp_path / "users_opt_args.json").write_text(json.dumps(options))
+    items = table()
+    if not named:
+        with pytest.raises(ValueError, match=r"has 6 columns.*have 3.*another value_dtype"):
+            migrate.load(items, migrate.read_dynamicemb(tmp_path, "users"))
+    given = None if named else torch.bfloat16
+    migrate.load(items, migrate.read_dynamicemb(tmp_path, "users", value_dtype=given))
+    assert torch.equal(items.group.read(0, ids), rows.float())
+
+
+def test_a_dtype_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    write_dynamicemb(tmp_path, "users", some_rows(5, DIM), options={"dtype": "int8"})
+    with pytest.raises(ValueError, match=r"users_opt_args.json: dtype is 'int8', expected one of"):
+        migrate.read_dynamicemb(tmp_path, "users")
+    with pytest.raises(ValueError, match=r"value_dtype is torch.int8, expected one of"):
+        migrate.read_dynamicemb(tmp_path, "users", value_dtype=torch.int8)
+
+
 def test_adam_continues_where_it_was(tmp_path: Path) -> None:
     rows = some_rows(100, DIM)
     rows.state = {"exp_avg": rows.values * 2, "exp_avg_sq": rows.values**2}

@@ -242,6 +242,17 @@ def test_wrong_columns(tmp_path: Path, kind: str, name: str) -> None:
         read(path)
 
 
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_arrays_in_fortran_order(tmp_path: Path, save: Any) -> None:
+    rows, items = some_rows(50, DIM), table()
+    columns = {name: np.asfortranarray(values) for name, values in columns_of(rows).items()}
+    assert columns["row"].flags.f_contiguous
+    assert not columns["row"].flags.c_contiguous
+    save(tmp_path / "fortran.npz", **columns)
+    migrate.load(items, migrate.read_npz(tmp_path / "fortran.npz"), batch_size=7)
+    assert_holds(items, rows, scores=("frequency",))
+
+
 def test_npz_that_does_not_go_together(tmp_path: Path) -> None:
     columns = columns_of(some_rows(50, DIM))
     np.savez(tmp_path / "short.npz", **{**columns, "row": columns["row"][:40]})
@@ -252,14 +263,17 @@ def test_npz_that_does_not_go_together(tmp_path: Path) -> None:
     np.savez(tmp_path / "b.npz", **narrow)
     with pytest.raises(ValueError, match=r"rows of .*b.npz have 3 values, but those of files befo"):
         migrate.read_npz([tmp_path / "a.npz", tmp_path / "b.npz"])
-    objects = {**columns, "id": np.array([{"a": 1}] * 50, object)}
-    np.savez(tmp_path / "objects.npz", **objects)
-    with pytest.raises(ValueError, match=r"column 'id' of .* is torch.bool"):
-        migrate.read_npz(tmp_path / "objects.npz")
-    by_columns = {**columns, "row": np.asfortranarray(columns["row"])}
-    np.savez(tmp_path / "fortran.npz", **by_columns)
-    with pytest.raises(ValueError, match=r"column 'row' of .*fortran.npz is"):
-        migrate.read_npz(tmp_path / "fortran.npz")
+    for name, values, said in (
+        ("id", np.array([{"a": 1}] * 50, object), r"object \(\|O\) of shape \(50,\)"),
+        ("id", np.arange(50).astype(str), r"str\d+ \(<U\d+\) of shape"),
+        ("id", np.arange(50).astype("datetime64[s]"), r"datetime64\[s\] \("),
+        ("row", columns["row"].astype(">f4"), r"float32 \(>f4\) of shape \(50, 6\)"),
+        ("row", columns["row"][None], r"float32 \(<f4\) of shape \(1, 50, 6\)"),
+        ("state.sum", columns["state.sum"].astype(complex), r"complex128 \("),
+    ):
+        np.savez(tmp_path / "other.npz", **{**columns, name: values})
+        with pytest.raises(ValueError, match=f"column '{name}' of .* (is {said}|has 1 rows)"):
+            migrate.read_npz(tmp_path / "other.npz")
     with pytest.raises(FileNotFoundError, match=r"no file \*.npz is in"):
         migrate.read_npz(Path(tempfile.mkdtemp(dir=tmp_path)))
 

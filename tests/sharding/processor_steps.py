@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import sharded_models
 import torch
 import torch.distributed as dist
+from sharded_models import Table
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -105,10 +108,28 @@ def trained(rank: int, sharding: str, dynamic: bool) -> list[list[float]]:
 
 def refused(rank: int, sharding: str, options: dict[str, Any]) -> str:
     """What is raised when a model is sharded, or by its first batch."""
+    return _raised(lambda: sharded(sharding, dynamic=True, **options)(_jagged()))
+
+
+def weights_refused(rank: int) -> list[str]:
+    """What a weighted collection raises for batches without weights, and with gradients of them.
+
+    Its only table is on rank 0.
+    """
+    model = sharded_models.sharded([Table("users", 8, ("a",), "sum", "table_wise")], weighted=True)
+    weights = torch.ones(4, requires_grad=True)
+    return [
+        _raised(lambda batch=batch: model(batch)) for batch in (_jagged(), _jagged(weights=weights))
+    ]
+
+
+def _jagged(**weights: Tensor) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(["a", "b"], torch.arange(4), lengths=torch.ones(4).int(), **weights)
+
+
+def _raised(call: Callable[[], Any]) -> str:
     try:
-        model = sharded(sharding, dynamic=True, **options)
-        batch = KeyedJaggedTensor(["a", "b"], torch.arange(4), lengths=torch.ones(4).int())
-        model(batch)
+        call()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"

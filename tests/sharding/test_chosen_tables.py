@@ -12,9 +12,12 @@ from planner_cases import bags, machine, nothing_reserved, sequences
 from ranks import Ranks
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embedding_tower_sharding import EmbeddingTowerSharder
+from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
 from torchrec.distributed.types import KeyValueParams
+from torchrec.modules.embedding_tower import EmbeddingTower
 
 import torch_dynemb as td
 from torch_dynemb.torchrec import (
@@ -237,6 +240,16 @@ def test_plans_are_refused(case: str) -> None:
     with pytest.raises((ValueError, TypeError)) as raised:
         planned(bags(a=10, b=10), [BAGS(**arguments)], constraints)
     assert message in str(raised.value)
+
+
+def test_sharders_that_need_row_numbers_are_refused() -> None:
+    with pytest.raises(NotImplementedError, match="tables=, but ManagedCollisionEmbeddingBagColle"):
+        planned(bags(a=10), [ManagedCollisionEmbeddingBagCollectionSharder(BAGS(tables="all"))])
+    tower = EmbeddingTower(bags(a=10), nn.Linear(16, 1))
+    constraints = {"a": DynamicTableConstraints(TableOptions())}
+    with pytest.raises(ValueError, match="and leave the sharder of a module around it out"):
+        planned(tower, [EmbeddingTowerSharder(), BAGS()], constraints)
+    assert dynamic(planned(tower, [BAGS()], constraints)) == {"embedding.a"}
 
 
 def test_plans_of_two_collections_are_refused() -> None:

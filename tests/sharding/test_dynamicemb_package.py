@@ -312,6 +312,25 @@ def test_times_are_those_of_the_next_lookup() -> None:
     assert dumped[0]["model.sparse"]["table0"][0].tolist() == [0, 1, 2]
 
 
+def test_increments_of_times_beside_counts_go_by_times() -> None:
+    strategy = (
+        dynamicemb.DynamicEmbScoreStrategy.TIMESTAMP,
+        dynamicemb.DynamicEmbScoreStrategy.LFU,
+    )
+    options = dynamicemb.DynamicEmbTableOptions(score_strategy=strategy)
+    policy = options.table_options(num_embeddings=1000, embedding_dim=4).policy
+    model = scored(policy)
+    for now, ids in ((1000, [1, 2]), (1000, [1, 2]), (2000, [2, 9])):
+        model["sparse"].optimizer.step(now=now)
+        since = get_score(model)
+        model["sparse"]({"table0": torch.tensor(ids)})["table0"].sum().backward()
+    assert since == {"model.sparse": {"table0": 2000}}
+    for threshold, expected in ((since, [2, 9]), (2000, [2, 9]), (1000, [1, 2, 9])):
+        dumped = incremental_dump(model, threshold)
+        assert dumped is not None
+        assert dumped[0]["model.sparse"]["table0"][0].tolist() == expected
+
+
 def test_one_custom_score_for_all_tables() -> None:
     model = scored(td.Policy(score="custom"), td.Policy(score="custom"))
     set_score(model, 4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exported_ids import ids_after_training
+from exported_ids import ids_after_training, tracked_rows
 from jagged_batches import EXTREMES
 from ranks import Ranks
 from sharded_models import BAG_SHARDINGS, FOUR_RANKS
@@ -49,19 +49,39 @@ def test_quotients_give_the_ids_back(parts: int) -> None:
 
 
 @pytest.mark.parametrize("sharding", BAG_SHARDINGS)
-def test_exported_ids_are_those_given(request: pytest.FixtureRequest, sharding: str) -> None:
+def test_exported_and_tracked_ids_are_those_given(
+    request: pytest.FixtureRequest, sharding: str
+) -> None:
     ranks: Ranks = request.getfixturevalue("four_ranks" if sharding in FOUR_RANKS else "two_ranks")
     given = {*EXTREMES.tolist(), *range(-20, 20)}
     columns: dict[int, list[int]] = {}
-    for of_rank in ranks.run(ids_after_training, sharding, sorted(given)):
-        for first, ids in of_rank.items():
+    tracked: set[int] = set()
+    for exported, seen in ranks.run(ids_after_training, sharding, sorted(given)):
+        for first, ids in exported.items():
             columns.setdefault(first, []).extend(ids)
+        assert set(seen) == {id for ids in exported.values() for id in ids}
+        tracked.update(seen)
     for ids in columns.values():
         assert sorted(ids) == sorted(given), "an id is missing, or on several ranks"
+    assert tracked == given
+
+
+@pytest.mark.parametrize("dedup", [False, True])
+def test_trackers_stay_when_tables_move(two_ranks: Ranks, dedup: bool) -> None:
+    of_ranks = two_ranks.run(tracked_rows, dedup)
+    for step in range(2):
+        tracked = {id for seen, _, _ in of_ranks for id in seen[step]}
+        assert tracked == {*range(step - 20, step), 7}
+    for _, fit, refused in of_ranks:
+        assert fit
+        assert (
+            "find optimizer state by row number: give DeltaTrackerConfig tracking_mode" in refused
+        )
 
 
 @pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("sharding", ["row_wise", "table_row_wise"])
 def test_a_rank_on_its_own_has_the_ids_that_were_given(sharding: str) -> None:
     given = [*EXTREMES.tolist(), *range(-20, 20)]
-    assert sorted(ids_after_training(0, sharding, given)[0]) == sorted(set(given))
+    exported, seen = ids_after_training(0, sharding, given)
+    assert sorted(exported[0]) == sorted(seen) == sorted(set(given))

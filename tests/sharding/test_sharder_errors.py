@@ -331,7 +331,7 @@ BATCH_REFUSES = {
     f"first batch were {KEYS}, and TorchRec finds features by position",
     "weights here only": "ValueError: {}: features ['f_",
     "other dtype": "ValueError: {}: features ['f_",
-    "no weights": "ValueError: {}: features has no weights, but is_weighted is True: give weights=",
+    "no weights": "ValueError: {}: features ['f_",
 }
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_dynemb.argument_checks import described, text
 from torch_dynemb.checkpoint.entries import ID, score_entry, state_entry
 from torch_dynemb.migrate.files import paths_of
-from torch_dynemb.migrate.raw_files import as_ids
+from torch_dynemb.migrate.raw_files import FLOAT_DTYPES, as_ids
 from torch_dynemb.migrate.source import Source, SourceRows
 
 ROW = "row"  # as torch_dynemb.checkpoint.export names the columns
@@ -27,12 +27,12 @@ class Column(NamedTuple):
     Attributes:
         rows: of the file.
         columns: values of a row; 0: a single value, not a list.
-        dtype: of the values.
+        dtype: of the values; a str describes values that cannot be read.
     """
 
     rows: int
     columns: int
-    dtype: torch.dtype
+    dtype: torch.dtype | str
 
 
 class Names(NamedTuple):
@@ -130,6 +130,11 @@ class ColumnSource(Source):
                     f"{owner}: column {name!r} of {file.path} has {of.rows} rows, but "
                     f"{names.ids!r} has {count}: it is damaged"
                 )
+            if isinstance(of.dtype, str):
+                raise ValueError(
+                    f"{owner}: column {name!r} of {file.path} is {of.dtype}, expected numbers: "
+                    "convert it, or name another column"
+                )
             whole = name == names.ids or name in names.scores.values()
             if whole and (of.columns != 0 or of.dtype not in INTEGERS):
                 raise ValueError(
@@ -138,7 +143,7 @@ class ColumnSource(Source):
                 )
         if count == 0 and there[names.rows].columns == 0:
             return None
-        if there[names.rows].columns == 0 or not there[names.rows].dtype.is_floating_point:
+        if there[names.rows].columns == 0 or there[names.rows].dtype not in FLOAT_DTYPES:
             raise ValueError(
                 f"{owner}: column {names.rows!r} of {file.path} is {_shown(there[names.rows])}, "
                 "expected floats [n, dim]"

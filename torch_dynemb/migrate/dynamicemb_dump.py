@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.argument_checks import integer, text
+from torch_dynemb.argument_checks import described, integer, text
 from torch_dynemb.checkpoint.file_systems.locations import checked_path
 from torch_dynemb.migrate.dynamicemb_layout import (
     OPTIMIZERS,
@@ -22,6 +22,7 @@ from torch_dynemb.migrate.dynamicemb_layout import (
     read_options,
 )
 from torch_dynemb.migrate.files import Path_, RawFile
+from torch_dynemb.migrate.raw_files import FLOAT_DTYPES
 from torch_dynemb.migrate.source import Source, SourceRows
 from torch_dynemb.table.content import CountedIds
 
@@ -54,9 +55,11 @@ class DumpSource(Source):
         scores: Sequence[str] | None,
         now: int,
         counter: bool,
+        value_dtype: torch.dtype | None = None,
     ) -> None:
         self._folder, self._table = folder, table
         self.options = read_options(options_file(folder, table))
+        self._dtype = value_dtype or self._dumped_dtype()
         keys = files_of_all_ranks(folder, table, "emb_keys")
         if keys is None:
             raise FileNotFoundError(
@@ -92,7 +95,9 @@ class DumpSource(Source):
         ]
         self.has_state_files = of_state is not None
         counts = [part.keys.stat().st_size // 8 for part in self._parts]
-        self._dim = self._row_columns("emb_values", [part.values for part in self._parts], counts)
+        self._dim = self._row_columns(
+            "emb_values", [part.values for part in self._parts], counts, self._dtype.itemsize
+        )
         words = self._row_columns(
             "emb_scores", [part.scores for part in self._parts], counts, itemsize=8
         )
@@ -114,7 +119,7 @@ class DumpSource(Source):
         self._counter = counter
 
     def _row_columns(
-        self, item: str, paths: Sequence[Path | None], counts: Sequence[int], itemsize: int = 4
+        self, item: str, paths: Sequence[Path | None], counts: Sequence[int], itemsize: int
     ) -> int | None:
         """Compute values of a row from sizes of files; None: no files, or no rows."""
         found: int | None = None
@@ -129,10 +134,22 @@ class DumpSource(Source):
                 raise ValueError(
                     f"{path} has {size} bytes, expected rows of {found or 'some'} values of "
                     f"{itemsize} bytes for {count} keys: {self._table}_{item} or the keys are cut "
-                    "off"
+                    "off, or of another dtype: give value_dtype"
                 )
             found = columns
         return found
+
+    def _dumped_dtype(self) -> torch.dtype:
+        """Return the dtype of rows that the dump names; dumps before September 2026 name none."""
+        name = self.options.get("dtype", "float32")
+        known = {str(dtype): dtype for dtype in FLOAT_DTYPES}
+        key = f"torch.{str(name).removeprefix('torch.')}"
+        if key not in known:
+            raise ValueError(
+                f"{options_file(self._folder, self._table)}: dtype is {name!r}, expected one of "
+                f"{list(known)}: give value_dtype"
+            )
+        return known[key]
 
     def _score_names(self, given: Sequence[str] | None, words: int | None) -> tuple[str, ...]:
         if words is None:
@@ -166,7 +183,7 @@ class DumpSource(Source):
         stateless = kind is None or (kind in OPTIMIZERS and not OPTIMIZERS[kind].names)
         if stateless and all(path is None or path.stat().st_size == 0 for path in paths):
             return DumpedOptimizer(())  # a dump of SGD with optim=True has empty files
-        columns = self._row_columns("emb_opt_values", paths, counts)
+        columns = self._row_columns("emb_opt_values", paths, counts, torch.float32.itemsize)
         if columns is None or self._dim is None:
             return DumpedOptimizer(())
         where = f"{paths[0]}: table {self._table!r}"
@@ -203,9 +220,7 @@ class DumpSource(Source):
                 if keys.rows == 0:
                     continue
                 assert self._dim is not None
-                opened: dict[str, RawFile] = {
-                    "rows": RawFile(part.values, torch.float32, self._dim)
-                }
+                opened: dict[str, RawFile] = {"rows": RawFile(part.values, self._dtype, self._dim)}
                 if part.scores is not None and self.scores:
                     columns = len(self._words)
                     opened["scores"] = RawFile(part.scores, torch.int64, columns)
@@ -280,6 +295,7 @@ def read_dynamicemb(
     scores: Sequence[str] | None = None,
     counter: bool = False,
     now: int | None = None,
+    value_dtype: torch.dtype | None = None,
 ) -> Source:
     """Read a table from a dump of NVIDIA's DynamicEmb, as a source for :func:`load`.
 
@@ -301,6 +317,8 @@ def read_dynamicemb(
             is enough if a row has one score.
         counter: also read counts of ids that wait for admission.
         now: Unix time in seconds from which ages are counted; default: the current time.
+        value_dtype: of rows: float32, float64, float16 or bfloat16. Default: the ``dtype`` in the
+            dump's JSON, or float32 if that has none. Optimizer state is float32.
 
     Returns:
         The source. Only sizes of files have been read.
@@ -325,7 +343,12 @@ def read_dynamicemb(
     path = checked_path("read_dynamicemb", folder)
     name = text("read_dynamicemb: table", table)
     at = int(time.time()) if now is None else integer("read_dynamicemb: now", now, least=0)
-    return DumpSource(path, name, scores=scores, now=at, counter=counter)
+    if value_dtype is not None and value_dtype not in FLOAT_DTYPES:
+        raise ValueError(
+            f"read_dynamicemb: value_dtype is {described(value_dtype)}, expected one of "
+            f"{list(map(str, FLOAT_DTYPES))}"
+        )
+    return DumpSource(path, name, scores=scores, now=at, counter=counter, value_dtype=value_dtype)
 
 
 __all__ = ["DumpSource", "read_dynamicemb"]

@@ -3,7 +3,7 @@
 ``DynamicEmbDump`` writes a folder for each collection of the model. Its files have no headers:
 
 * ``TABLE_emb_keys.rank_R.world_size_W``: int64 [n]
-* ``TABLE_emb_values...``: float32 [n, dim]
+* ``TABLE_emb_values...``: [n, dim], float32 unless the options have another ``dtype``
 * ``TABLE_emb_scores...``: int64 [n, scores]
 * ``TABLE_emb_opt_values...``: float32 [n, columns]; dumps of 2025: ``TABLE_opt_values...``
 * ``TABLE_counter_keys...`` and ``TABLE_counter_frequencies...``: int64 [n]

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,21 +34,34 @@ _DTYPES = {
 }
 
 
-class _Array(NamedTuple):
+class _Array:
     """Array of a file, after its header.
 
-    Attributes:
+    Args:
         column: its shape and dtype.
+        by_columns: whether it is in Fortran's order, which is read whole.
         stream: stream of its values.
+
+    Attributes:
+        column, stream: as given.
     """
 
-    column: Column
-    stream: Any
+    def __init__(self, column: Column, by_columns: bool, stream: Any) -> None:
+        self.column, self.stream = column, stream
+        whole = self._next(column.columns, column.rows) if by_columns else None
+        self._whole = None if whole is None else whole.t().contiguous()
 
-    def read(self, rows: int) -> Tensor:
-        """Read the next rows."""
-        shape = (rows, self.column.columns) if self.column.columns else (rows,)
-        result = torch.empty(shape, dtype=self.column.dtype)
+    def read(self, begin: int, rows: int) -> Tensor:
+        """Read the next rows, from number ``begin`` on."""
+        if self._whole is not None:
+            return self._whole[begin : begin + rows]
+        columns = self.column.columns
+        return self._next(rows, columns) if columns else self._next(rows)
+
+    def _next(self, *shape: int) -> Tensor:
+        dtype = self.column.dtype
+        assert isinstance(dtype, torch.dtype)  # others are refused before
+        result = torch.empty(shape, dtype=dtype)
         memory, done = raw(result), 0
         while done < len(memory):
             piece = self.stream.read(min(len(memory) - done, 1 << 20))
@@ -73,7 +86,7 @@ class _NpzFile(ColumnFile):
                         continue
                     with file.open(member) as stream:
                         name = member.removesuffix(_SUFFIX)
-                        result[name] = self._header(name, stream)
+                        result[name], _ = self._header(stream)
         except _DAMAGED as error:
             raise self._damaged(error) from error
         return result
@@ -85,18 +98,18 @@ class _NpzFile(ColumnFile):
                 arrays = {}
                 for name in names:
                     stream = stack.enter_context(file.open(name + _SUFFIX))
-                    arrays[name] = _Array(self._header(name, stream), stream)
+                    arrays[name] = _Array(*self._header(stream), stream)
                 rows = arrays[names[0]].column.rows
                 for begin in range(0, rows, size):
                     count = min(size, rows - begin)
-                    yield {name: array.read(count) for name, array in arrays.items()}
+                    yield {name: array.read(begin, count) for name, array in arrays.items()}
                 for array in arrays.values():
                     array.stream.read(1)  # verifies the checksum of the array
             except (*_DAMAGED, KeyError) as error:
                 raise self._damaged(error) from error
 
-    def _header(self, name: str, stream: Any) -> Column:
-        """Read the header of an array, up to its values."""
+    def _header(self, stream: Any) -> tuple[Column, bool]:
+        """Read the header of an array, up to its values; also return whether columns come first."""
         try:
             version = self._format.read_magic(stream)
             read = {
@@ -107,10 +120,11 @@ class _NpzFile(ColumnFile):
         except (ValueError, KeyError) as error:
             raise self._damaged(error) from error
         known = _DTYPES.get(dtype.str)
-        if known is None or len(shape) not in (1, 2) or (by_columns and len(shape) == 2):
-            # an error only if this array is read
-            return Column(shape[0] if shape else 0, 0, torch.bool)
-        return Column(shape[0], shape[1] if len(shape) == 2 else 0, known)
+        if known is None or len(shape) not in (1, 2):
+            described = f"{dtype.name} ({dtype.str}) of shape {shape}"
+            return Column(shape[0] if shape else 0, 0, described), False
+        columns = shape[1] if len(shape) == 2 else 0
+        return Column(shape[0], columns, known), by_columns and columns > 0
 
     def _damaged(self, error: Exception) -> ValueError:
         return ValueError(
@@ -131,12 +145,13 @@ def read_npz(
     """Read npz files with ids and rows as a source for :func:`load`.
 
     Arrays have the names that :func:`torch_dynemb.checkpoint.export` writes, by default. Arrays
-    are read a piece at a time, also compressed ones; they need not fit in memory.
+    in C's order are read a piece at a time, also compressed ones; they need not fit in memory.
 
     Args:
         paths: a file, a list of files, or a folder, of which all files ``*.npz`` are read.
         ids: name of the array of ids, of integers [n].
-        rows: name of the array of rows, float16, float32 or float64 [n, dim], in C order.
+        rows: name of the array of rows, float16, float32 or float64 [n, dim]. An array in Fortran's
+            order is read whole, so it must fit in memory.
         state: names of the arrays of optimizer state, by the optimizer's name of the state. An
             array is [n, dim], or [n] if a row has one value. Default: arrays ``state.NAME``.
         scores: names of the arrays of scores, of integers [n], by ``step``, ``timestamp``

@@ -40,8 +40,8 @@ class _ParquetFile(ColumnFile):
             for field in file.schema_arrow:
                 listed = _is_list(self._arrow, field.type)
                 inner = field.type.value_type if listed else field.type
-                dtype = _DTYPES.get(str(inner), torch.bool)  # an error only if it is read
-                width = self._width(file, field) if listed and dtype != torch.bool else 0
+                dtype = _DTYPES.get(str(inner), str(field.type))
+                width = self._width(file, field) if listed and str(inner) in _DTYPES else 0
                 result[field.name] = Column(rows, width, dtype)
             return result
 

@@ -83,7 +83,8 @@ class Target:
         if dim is not None and dim != part.embedding_dim:
             raise ValueError(
                 f"{self._where} has {part.embedding_dim} columns, but rows of {source.name} have "
-                f"{dim}: give the table embedding_dim={dim}"
+                f"{dim}: give the table embedding_dim={dim}, or the source another value_dtype or "
+                "embedding_dim, if its files do not say theirs"
             )
         fresh: list[str] = []
         left_out: list[str] = []

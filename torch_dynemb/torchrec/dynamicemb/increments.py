@@ -32,10 +32,10 @@ def get_score(model: nn.Module) -> ScoresByTable | None:
         model: with dynamic tables that keep a score, sharded or not.
 
     Returns:
-        Scores by path of the collection, such as ``"model.sparse"``, then by table. It is the step
-        or the time of the next lookup, the custom score that :func:`set_score` has set, or 0, and 1
-        for frequencies and decayed counts. Tables without rows on this rank are left out. None,
-        with a warning, if the model has no dynamic tables.
+        Scores by path of the collection, such as ``"model.sparse"``, then by table. It is the time
+        or the step of the next lookup if the table keeps one. Otherwise it is the custom score that
+        :func:`set_score` has set, or 0, and 1 for frequencies and decayed counts. Tables without
+        rows on this rank are left out. None, with a warning, if the model has no dynamic tables.
 
     Raises:
         TypeError: ``model`` is not a module.
@@ -62,7 +62,7 @@ def get_score(model: nn.Module) -> ScoresByTable | None:
     for part in parts:
         path, table = _place(part.name)
         score = _next_score(part, _LEAST_COUNT)
-        if part.config.policy.scores[0] == "custom":
+        if _compared(part) == "custom":
             score = int(part.group.index.clock[CLOCK_HEAD + part.table])
         scores.setdefault(path, {})[table] = score
     return scores
@@ -125,7 +125,8 @@ def incremental_dump(
         model: with dynamic tables that keep a score, sharded or not.
         score_threshold: one for all tables; or by path of the collection, such as
             ``"model.sparse"``, and by table, then other tables are left out. It applies to the
-            score that decides which ids are evicted, and to decayed counts as of now.
+            time or the step if a table keeps one, else to the score that decides which ids are
+            evicted, and to decayed counts as of now.
         pg: of the ranks that share the model; default: all.
 
     Returns:
@@ -322,7 +323,7 @@ def _dump(part: TablePart, threshold: int) -> _Dumped:
     _check_scored("incremental_dump", part)
     ids = [torch.empty(0, dtype=torch.int64)]
     rows = [torch.empty(0, part.config.embedding_dim, dtype=part.config.dtype)]
-    for batch in part.group.export(part.table, since=threshold):
+    for batch in part.group.export(part.table, since=threshold, score=_compared(part)):
         ids.append(batch.ids.cpu())
         rows.append(batch.rows.cpu())
     return (
@@ -334,9 +335,15 @@ def _dump(part: TablePart, threshold: int) -> _Dumped:
     )
 
 
+def _compared(part: TablePart) -> str:
+    """Return the score of a table that thresholds are compared with."""
+    scores = part.config.policy.scores
+    return next((score for score in ("timestamp", "step") if score in scores), scores[0])
+
+
 def _next_score(part: TablePart, threshold: int) -> int:
     clock, proposed = part.group.index.clock, part.group.clock.proposed
-    score = part.config.policy.scores[0]
+    score = _compared(part)
     if score == "step":
         return int(clock[Clock.STEP])
     if score == "timestamp":

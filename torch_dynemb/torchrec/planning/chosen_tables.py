@@ -85,7 +85,8 @@ def _check_names(choice: TableChoice, own: set[str], chosen: set[str], left: set
             if name in left:
                 raise ValueError(
                     f"{choice.owner}: {argument} has {name!r}, but that table is in a module of "
-                    "another class: give its name to the sharder of that class"
+                    "another class: give its name to the sharder of that class, or leave that "
+                    "sharder out if it is of a module around a collection"
                 )
             raise ValueError(
                 f"{choice.owner}: {argument} has {name!r}, but the tables of its modules are "

@@ -53,7 +53,7 @@ class TableOptions:
             :class:`torch_dynemb.HostStore` is for GPUs: TorchRec's FUSED_UVM is ``HostStore()``,
             and its FUSED_UVM_CACHING is ``HostStore(cache=cache_load_factor)``.
             Its budgets are for the tables of one kernel on each rank, and the planner counts rows
-            beyond ``hbm`` as host memory. The other stores are for CPUs only.
+            beyond ``hbm`` as host memory. On GPUs, the other stores need ``device_cache``.
             On each rank, tables of a module with the same storage, sharding type and optimizer
             share one cache. An :class:`torch_dynemb.SSDStore` writes into ``<path>/<path of the
             module>/<tables>/rank<r>of<n>``. An :class:`torch_dynemb.ExternalStore` gets table names

@@ -196,9 +196,9 @@ class DynamicEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
         if dynamic and not allowed:
             raise ValueError(
                 f"DynamicEmbeddingEnumerator: table {name!r} is to be dynamic, but its sharder "
-                f"offers {allowed_compute_kernels} only: shard its module with "
-                "DynamicEmbeddingBagCollectionSharder or DynamicEmbeddingCollectionSharder, or "
-                "leave the table static"
+                f"offers {allowed_compute_kernels} only: shard its collection with "
+                "DynamicEmbeddingBagCollectionSharder or DynamicEmbeddingCollectionSharder, and "
+                "leave the sharder of a module around it out, or leave the table static"
             )
         filtered: list[str] = super()._filter_compute_kernels(name, allowed, sharding_type)
         return filtered

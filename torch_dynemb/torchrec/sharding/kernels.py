@@ -98,6 +98,8 @@ class DynamicKernel(BaseEmbedding, FusedOptimizerModule):  # type: ignore[misc]
             "optimizer state need: leave these out, or make the tables static"
         )
 
+    emb_module = _emb_module
+
     @property
     def tables(self) -> ShardTables:
         """The tables of the kernel."""
