@@ -168,6 +168,35 @@ def foreach(average: nn.Module, model: nn.Module) -> None:
     torch._foreach_lerp_(own, [parameter.detach() for parameter in model.parameters()], 0.1)
 
 
+def test_state_dicts_that_are_averaged_in_place_are_refused() -> None:
+    """As timm's EMA does; a state dict that is changed may be loaded."""
+    model = Both()
+    average = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        pairs = zip(average.state_dict().values(), model.state_dict().values(), strict=True)
+        for own, of_model in pairs:
+            own.copy_(0.5 * own + 0.5 * of_model if own.is_floating_point() else of_model)
+    for use in (
+        lambda: average(torch.arange(3)),
+        average.state_dict,
+        lambda: copy.deepcopy(average),
+    ):
+        with pytest.raises(RuntimeError, match=r"\(ads\): values have been written to tensors of"):
+            use()
+    average.dynamic.follows_parameters()
+    rows = average(torch.arange(3))[0]
+    state = average.state_dict()
+    state["dynamic.dim4.weights"].zero_()
+    average.load_state_dict(state)
+    assert not average(torch.arange(3))[0].any()
+    assert rows.any()
+    model.train_step(torch.arange(3))
+    del state
+    average.state_dict()
+    average(torch.arange(3))
+    assert not average.dynamic._given_entries
+
+
 @pytest.mark.parametrize("update", [by_hand, foreach])
 def test_a_copy_whose_parameters_alone_are_averaged_is_refused(
     update: Callable[[nn.Module, nn.Module], None],

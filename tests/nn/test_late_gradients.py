@@ -91,6 +91,9 @@ def test_what_clipping_reaches_does_not_warn(clip: Callable[[nn.Module], Any]) -
         backward(whole := model())
         clip(whole[1])
         td.clip_grad_norm_(split, 1.0)
+        infinity = float("inf")  # no limit: what programs measure the norm with
+        nn.utils.clip_grad_norm_(whole.parameters(), max_norm=infinity)
+        nn.utils.clip_grad_value_(whole.parameters(), infinity)
 
 
 # -- accumulation ------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ scale ``grad`` on their own are not seen.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import warnings
 import weakref
@@ -23,30 +24,34 @@ from torch.nn.utils import clip_grad
 from torch_dynemb.nn.backward_updates import names_of, updated_in_backward
 from torch_dynemb.optim import FusedOptimizer
 
-# by name in torch.nn.utils.clip_grad: the name in torch.nn.utils
+# by name in torch.nn.utils.clip_grad: the name in torch.nn.utils, and the argument with the limit
 _CLIPPED_BY = {
-    "_clip_grads_with_norm_": "clip_grads_with_norm_",
-    "clip_grad_value_": "clip_grad_value_",
+    "_clip_grads_with_norm_": ("clip_grads_with_norm_", "max_norm"),
+    "clip_grad_value_": ("clip_grad_value_", "clip_value"),
 }
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def watch_clipping() -> None:
     """Have torch's clipping of gradients looked at in this process."""
-    for name, public in _CLIPPED_BY.items():
+    for name, (public, limit) in _CLIPPED_BY.items():
         own: Any = getattr(clip_grad, name, None)  # the first name is private
         if own is None or getattr(own, "watches_for", None) == __name__:
             continue
-        watched = _watched(own)
+        watched = _watched(own, limit)
         for module, attribute in ((clip_grad, name), (nn.utils, public)):
             if getattr(module, attribute, None) is own:
                 setattr(module, attribute, watched)
 
 
-def _watched(own: Any) -> Any:
+def _watched(own: Any, limit: str) -> Any:
     @functools.wraps(own)
     def clip(parameters: Tensor | Iterable[Tensor], *arguments: Any, **keywords: Any) -> Any:
-        if torch.compiler.is_compiling():
+        given_limit = arguments[0] if arguments else keywords.get(limit)
+        # no limit: the program measures the norm
+        if torch.compiler.is_compiling() or (
+            isinstance(given_limit, float) and given_limit == math.inf
+        ):
             return own(parameters, *arguments, **keywords)
         given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         _warn_of_rows(given)

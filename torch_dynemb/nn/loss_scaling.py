@@ -28,6 +28,7 @@ from torch.amp import GradScaler
 from torch_dynemb.nn.backward_updates import names_of, split_modules, updated_in_backward
 from torch_dynemb.nn.module_kinds import SharedRows
 from torch_dynemb.nn.table_optimizers import row_optimizers
+from torch_dynemb.ops.autograd import accumulates
 from torch_dynemb.optim import SplitOptimizer
 
 # The backward of a scaled loss that began last, for comparison with the one that runs; -1: none.
@@ -192,9 +193,7 @@ def _is_reached(anchor: Tensor) -> bool:
     # compiled code, too, has the anchor as an input
     if not anchor.requires_grad:
         return False
-    node: Any = torch.autograd.graph.get_gradient_edge(anchor).node
-    reached: bool = torch._C._will_engine_execute_node(node)
-    return reached
+    return accumulates(torch.autograd.graph.get_gradient_edge(anchor).node)
 
 
 __all__ = ["check_not_scaled", "watch_scalers"]

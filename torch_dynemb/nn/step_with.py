@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from torch_dynemb.argument_checks import described
@@ -101,35 +100,33 @@ class StepWith:
             self._take_steps(self._optimizer)
         self._time = self._now() if callable(self._now) else self._now
         for tables in self._tables:
-            with _part_of(optimizer, tables):
-                tables.check_step(self._time_of(tables))
+            tables.check_step(self._time_of(tables))
+            if isinstance(tables, SplitOptimizer) and not _scale_of(optimizer):
+                tables.check_unscaled("optimizer.step", "call scaler.step(optimizer)")
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for tables in self._tables:
-            with _part_of(optimizer, tables):
-                tables.step(now=self._time_of(tables))
+            scale = _scale_of(optimizer) if isinstance(tables, SplitOptimizer) else {}
+            for name, value in scale.items():
+                setattr(tables, name, value)
+            try:
+                with tables.stepping():
+                    tables.step(now=self._time_of(tables))
+            finally:
+                for name in scale:
+                    delattr(tables, name)
 
     def _time_of(self, tables: FusedOptimizer) -> int | None:
-        return self._time if tables.keeps_time() else None
+        return self._time if self._time is not None and tables.keeps_time() else None
 
 
-@contextmanager
-def _part_of(optimizer: torch.optim.Optimizer, tables: FusedOptimizer) -> Iterator[None]:
-    """Let an optimizer make the step of tables, with the scale of its own gradients.
+def _scale_of(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return what ``GradScaler`` sets on an optimizer that unscales and skips on its own.
 
-    ``GradScaler`` gives its scale to optimizers that unscale and skip on their own, as fused ones
-    of torch do. Others make no step after an overflow.
+    Fused optimizers of torch do so. Others make no step after an overflow.
     """
-    names = ("grad_scale", "found_inf") if isinstance(tables, SplitOptimizer) else ()
-    given = [name for name in names if getattr(optimizer, name, None) is not None]
-    for name in given:
-        setattr(tables, name, getattr(optimizer, name))
-    try:
-        with tables.stepping():
-            yield
-    finally:
-        for name in given:
-            delattr(tables, name)
+    given = {name: getattr(optimizer, name, None) for name in ("grad_scale", "found_inf")}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _without_reference(method: Callable[..., None]) -> Callable[..., None]:

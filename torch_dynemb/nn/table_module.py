@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -68,7 +69,30 @@ FORGOTTEN_SPLIT_STEPS = 256
 # Lookups until which that is not reported again.
 NEVER = -(1 << 62)
 # Attributes that a copy makes anew.
-_NOT_COPIED = ("_optimizer", "_own_anchor", "_copied_anchor")
+_NOT_COPIED = ("_optimizer", "_own_anchor", "_copied_anchor", "_given_entries")
+
+
+class _GivenEntry:
+    """An entry of a state dict, a copy of rows, and whether a program has written into it.
+
+    Args:
+        entry: has not been written into.
+    """
+
+    def __init__(self, entry: Tensor) -> None:
+        self._entry = weakref.ref(entry)
+        # shares the count of writes with the entry, but not its memory
+        self._counted = entry.detach()
+        self._counted.data = entry.new_empty(0)
+        self._writes = self._counted._version
+
+    def is_alive(self) -> bool:
+        """Return whether a program may still write into it."""
+        return self._entry() is not None
+
+    def is_written(self) -> bool:
+        """Return whether a program has written into it."""
+        return self._counted._version != self._writes
 
 
 def _check_same_step(owner: str, tiers: Tiers, epoch: int, gradient: Tensor) -> None:
@@ -106,6 +130,8 @@ class TableModule(nn.Module):
     _ranks: RankGroup | None = None  # that share the rows
     # Of a copy: the version of its anchor, to which writing to all parameters() adds.
     _copied_anchor: int | None = None
+    # Of state dicts that are alive, or were when it was last looked at.
+    _given_entries: Sequence[_GivenEntry] = ()
 
     @takes_options
     def __init__(
@@ -554,7 +580,7 @@ class TableModule(nn.Module):
                     f"{type(self).__name__}: a live table cannot be traced by torch.jit (the trace "
                     "would hold its whole reservation): trace torch_dynemb.freeze(model)"
                 )
-            if self._copied_anchor is not None:
+            if self._copied_anchor is not None or self._given_entries:
                 self._check_not_averaged()
         elif torch.compiler.is_exporting():
             raise RuntimeError(
@@ -657,8 +683,11 @@ class TableModule(nn.Module):
             return
         check_caller(type(self).__name__, self._group.names, self.sharing_ranks)
         support_default_planner()
-        for name, tensor in self._group.state.tensors().items():
+        entries = self._group.state.tensors()
+        for name, tensor in entries.items():
             destination[prefix + self._rank_entry + name] = tensor
+        rows = [_GivenEntry(of) for of in entries.values() if of.is_floating_point()]
+        self._given_entries = [*self._given_entries, *rows]
 
     @property
     def _rank_entry(self) -> str:
@@ -693,6 +722,7 @@ class TableModule(nn.Module):
         report = EntryErrors(missing_keys, unexpected_keys if strict else None, error_msgs)
         kind, state = type(self).__name__, self._group.state
         load_entries(kind, state, self._rank_entry, state_dict, prefix, report)
+        self._given_entries = ()  # what was written into them has been loaded
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TableModule:
         before = torch.zeros(1, device=self._group.device)
@@ -756,15 +786,30 @@ class TableModule(nn.Module):
         """Declare that the rows are right as they are, after ``parameters()`` have been written to.
 
         A copy of a module refuses to be used after values have been written to its parameters, as
-        for an average of a model: rows are not among them. Call this where that was meant.
+        for an average of a model: rows are not among them. So does any module after values have
+        been written to the tensors of its ``state_dict()``, which are copies of the rows, and not
+        been loaded. Call this where that was meant.
         """
         self._copied_anchor = self._own_anchor[0]._version
+        self._given_entries = ()
 
     def _check_not_averaged(self) -> None:
-        """Raise RuntimeError for a copy with parameters that have been written to without its rows.
+        """Raise RuntimeError if values have been written to what stands for the rows.
 
-        Ranks write to parameters when they begin, to make them equal.
+        That is an entry of a state dict, or the parameters of a copy. Ranks write to parameters
+        when they begin, to make them equal.
         """
+        if any(entry.is_written() for entry in self._given_entries):
+            raise RuntimeError(
+                f"{type(self).__name__} ({', '.join(self._group.config.names[:3])}): values have "
+                "been written to tensors of its state_dict(), as for an average or a target "
+                "network, but these are copies, and its rows have not changed: use "
+                "torch.optim.swa_utils.AveragedModel, which averages rows, too (give it an avg_fn "
+                "that returns its second argument to copy them), give the state dict to "
+                "load_state_dict(), or call follows_parameters() of the module if its rows are "
+                "right"
+            )
+        self._given_entries = [entry for entry in self._given_entries if entry.is_alive()]
         own = self._own_anchor[0]
         if self._copied_anchor in (None, own._version) or self._anchor() is not own:
             return

@@ -48,6 +48,27 @@ def needs_grad(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
+def accumulates(node: Any) -> bool:
+    """Return whether the backward that runs adds to the ``grad`` of a leaf.
+
+    ``loss.backward()`` does. ``torch.autograd.grad`` returns gradients, and ``backward(inputs=)``
+    adds to those of its inputs alone.
+
+    Args:
+        node: of the autograd graph, which gets the gradient of the leaf or of a view of it; None:
+            nothing gets it.
+    """
+    while node is not None and node.next_functions:
+        node = node.next_functions[0][0]
+    if node is None:
+        return False
+    try:
+        executes: bool = torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # raised for a leaf with a gradient that torch.autograd.grad returns
+        return False
+    return executes
+
+
 class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Callable[[], Tensors], formula: Backward, *inputs: Tensor) -> Any:

@@ -9,10 +9,16 @@ from weakref import ref
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_dynemb._library.library import raises_typed_errors
-from torch_dynemb.ops.autograd import below_autograd, needs_grad, register_autograd_kernel
+from torch_dynemb.ops.autograd import (
+    accumulates,
+    below_autograd,
+    needs_grad,
+    register_autograd_kernel,
+)
 from torch_dynemb.ops.columns import ROW_CLOCK_EXTRA, Pooling, RowClock
 from torch_dynemb.ops.gradient import bag_weight_grad
 from torch_dynemb.ops.open_lookups import (
@@ -157,8 +163,17 @@ def _open(ctx: Any, lookup: Lookup) -> None:
         OPEN[key] = ref(ctx)
 
 
-def _run_backward(ctx: Any, grad_output: Tensor | None, weights_learn: bool) -> Tensor | None:
-    """Update the rows of a lookup, and return the gradient of its weights if they learn."""
+def _run_backward(
+    ctx: Any, grad_output: Tensor | None, weights_learn: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Update the rows of a lookup if the backward trains.
+
+    Returns:
+        The gradient of its weights if they learn, and that of the anchor. The output does not
+        depend on the anchor, so its gradient is 0; None in training leaves its ``grad`` alone.
+    """
+    if not _trains(ctx, grad_output):
+        return _gradients_alone(ctx, grad_output, weights_learn)
     weight_grad = gradient = None
     lookup = ctx.lookup
     key = lookup.update_key
@@ -186,7 +201,30 @@ def _run_backward(ctx: Any, grad_output: Tensor | None, weights_learn: bool) -> 
         end_meeting(key, meeting)
         if meeting.gradients:
             _update_rows_once(lookup, meeting.gradients)
-    return weight_grad
+    return weight_grad, None
+
+
+def _trains(ctx: Any, grad_output: Tensor | None) -> bool:
+    """Return whether the backward that runs is to update rows, and not only to give gradients."""
+    if torch.compiler.is_compiling() or isinstance(grad_output, FakeTensor | FunctionalTensor):
+        return True  # a trace, which torch.autograd.grad makes of any backward
+    return accumulates(ctx.next_functions[-1][0])
+
+
+def _gradients_alone(
+    ctx: Any, grad_output: Tensor | None, weights_learn: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Compute what :func:`_run_backward` returns; the lookup stays open for a backward to come."""
+    if grad_output is None:
+        return None, None
+    anchor_grad = grad_output.new_zeros(1)
+    if not weights_learn:
+        return None, anchor_grad
+    _check_backward()
+    ids, handles, offsets, per_sample_weights, _ = ctx.saved_tensors
+    batch = ctx.lookup.batch(ids, offsets, per_sample_weights)
+    rows = ctx.lookup.rows
+    return bag_weight_grad(rows, grad_output.contiguous(), batch, handles), anchor_grad
 
 
 class _DifferentiableLookup(torch.autograd.Function):
@@ -213,8 +251,8 @@ class _DifferentiableLookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-        weight_grad = _run_backward(ctx, grad_output, ctx.needs_input_grad[5])
-        return None, None, None, None, None, weight_grad, None
+        gradients = _run_backward(ctx, grad_output, ctx.needs_input_grad[5])
+        return None, None, None, None, None, *gradients
 
 
 class _InsertingLookup(torch.autograd.Function):
@@ -248,8 +286,8 @@ class _InsertingLookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
-        weight_grad = _run_backward(ctx, grad_output, ctx.needs_input_grad[5])
-        return None, None, None, None, None, weight_grad, None
+        gradients = _run_backward(ctx, grad_output, ctx.needs_input_grad[5])
+        return None, None, None, None, None, *gradients
 
 
 # Function.apply looks for transforms of functorch first, which the caller has excluded.

@@ -236,6 +236,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise TypeError(
                 f"optimizer.step: closure is {described(closure)}, expected a function or None"
             )
+        if not self._is_stepping:
+            self.check_own_step("module.optimizer.step")
         self.check_step(now)
         loss = None
         if closure is not None:
@@ -260,8 +262,6 @@ class FusedOptimizer(torch.optim.Optimizer):
         """
         if self._retired is not None:
             raise RuntimeError(f"optimizer.step: {self._retired.why}: use {self._retired.instead}")
-        if not self._is_stepping:
-            self.check_own_step("module.optimizer.step")
         if now is not None and (isinstance(now, bool) or not isinstance(now, int)):
             raise TypeError(
                 f"optimizer.step: now: seconds is {now!r}, expected int, as int(time.time()) is"

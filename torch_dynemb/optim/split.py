@@ -189,21 +189,6 @@ class SplitOptimizer(FusedOptimizer):
         for stand_in in self._stand_ins:
             stand_in.is_scaled = False
 
-    def check_step(self, now: int | None) -> None:
-        """Raise the errors of :meth:`step` that come before any change.
-
-        Args:
-            now: as :meth:`step` takes it.
-        """
-        super().check_step(now)
-        if not torch.compiler.is_compiling():
-            self._check_scale()
-
-    def _check_scale(self) -> None:
-        if not hasattr(self, "grad_scale"):
-            own = "module.optimizer" if self.stepped_by is None else "optimizer"
-            self.check_unscaled(f"{own}.step", f"call scaler.step({own})")
-
     def check_unscaled(self, call: str, remedy: str) -> None:
         """Raise RuntimeError if the pending gradients are still multiplied by a loss scale.
 
@@ -221,8 +206,8 @@ class SplitOptimizer(FusedOptimizer):
     @torch.no_grad()
     def _apply_gradients(self) -> None:
         rows, pending = self._rows, self._pending
-        if not torch.compiler.is_compiling():
-            self._check_scale()  # the closure of a step may have scaled the loss
+        if not torch.compiler.is_compiling() and not hasattr(self, "grad_scale"):
+            self.check_unscaled("module.optimizer.step", "call scaler.step(module.optimizer)")
         merge_grad_(pending, rows)
         self._take_scale()
         # the op compares this with the clock before it changes it

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer
+from torch_dynemb.ops.autograd import accumulates
 from torch_dynemb.ops.columns import RowClock
 from torch_dynemb.ops.open_lookups import OPEN, SEVERAL
 from torch_dynemb.ops.tensors import LookupBatch
@@ -145,10 +146,11 @@ class _StreamedLoss(torch.autograd.Function):
         return torch.where(known, total - positive, 0.0)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
         query, total, anchor = ctx.saved_tensors
         state: _Softmax = ctx.state
-        if state.trains:
+        trains = state.trains and accumulates(ctx.next_functions[-1][0])
+        if trains:
             _check_alone(state.tables)
         known = state.handles >= 0
         gradient = torch.where(known, gradient, 0.0)
@@ -167,13 +169,13 @@ class _StreamedLoss(torch.autograd.Function):
             queries, column = order[here], column[here]
             shares.index_put_((queries, column), -gradient[queries], accumulate=True)
             query_gradient += shares @ rows
-            if state.trains:
+            if trains:
                 clock[state.table] = steps
                 _update(state, ids, handles, anchor, shares.t() @ query)
-        if state.trains and len(state.listed.ids) > 1:
+        if trains and len(state.listed.ids) > 1:
             position = len(state.tables.config.tables) + RowClock.SINCE_STEP
             clock[position] -= len(state.listed.ids) - 1
-        return query_gradient, None, None
+        return query_gradient, None if trains else torch.zeros_like(anchor), None
 
 
 def _update(state: _Softmax, ids: Tensor, handles: Tensor, anchor: Tensor, rows: Tensor) -> None:
