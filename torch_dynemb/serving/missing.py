@@ -13,7 +13,7 @@ from torch_dynemb._library.error_names import name_tables
 from torch_dynemb.checkpoint.parts import table_name
 from torch_dynemb.nn.features import begins_of_features
 from torch_dynemb.nn.pooled_rows import RowsOfIds, pooled_rows
-from torch_dynemb.nn.shared_rows import check_bags
+from torch_dynemb.ops.autograd import needs_grad
 from torch_dynemb.ops.columns import Meta
 from torch_dynemb.ops.tensors import LookupBatch
 
@@ -159,9 +159,9 @@ class CountedTables(nn.Module):
             RuntimeError: an argument does not fit the tables, or is on another device. On a GPU, a
                 later call raises errors in offsets.
         """
-        weights = batch.per_sample_weights
         try:
-            if weights is not None and weights.requires_grad and torch.is_grad_enabled():
+            weights = batch.per_sample_weights
+            if weights is not None and needs_grad(weights):
                 return self._lookup_with_learning_weights(batch)
             return self._served(batch.detached())
         except RuntimeError as error:
@@ -175,7 +175,6 @@ class CountedTables(nn.Module):
 
     def _lookup_with_learning_weights(self, batch: LookupBatch) -> Tensor:
         """Look the rows up one by one, and pool them by an op that has a gradient of weights."""
-        check_bags(batch)
 
         def look_up(part: LookupBatch, begins: Tensor) -> RowsOfIds:
             dim = part.feature_dims[0]
@@ -186,10 +185,12 @@ class CountedTables(nn.Module):
 
     def _without_weights_of_padding(self, batch: LookupBatch) -> LookupBatch:
         """Return a batch with weights of 0 for padding ids, which do not count in means."""
-        lengths = begins_of_features(batch.offsets, len(batch.feature_tables)).diff()
-        of_features = self.get_buffer("meta")[torch.tensor(batch.feature_tables)]
-        of_ids = of_features.repeat_interleave(lengths, 0, output_size=batch.ids.shape[0])
-        is_padding = of_ids[:, Meta.HAS_PADDING].bool() & (of_ids[:, Meta.PADDING_ID] == batch.ids)
+        ids, tables = batch.ids, torch.tensor(batch.feature_tables, device=batch.ids.device)
+        ends = begins_of_features(batch.offsets, len(tables))[1:].contiguous()
+        places = torch.arange(ids.shape[0], device=ids.device)
+        features = torch.searchsorted(ends, places, right=True).clamp(max=len(tables) - 1)
+        of_ids = self.get_buffer("meta")[tables[features]]
+        is_padding = of_ids[:, Meta.HAS_PADDING].bool() & (of_ids[:, Meta.PADDING_ID] == ids)
         assert batch.per_sample_weights is not None
         return batch._replace(
             per_sample_weights=batch.per_sample_weights.masked_fill(is_padding, 0.0)
