@@ -137,9 +137,16 @@ def test_frozen_embeddings(kind: str) -> None:
     dense = torch.arange(6).reshape(2, 3)
     for given in (ids, weights, deep, dense, dense[:0]):
         assert torch.equal(frozen(given), live(given))
-    of_ids = torch.rand(2, 3)
-    assert torch.equal(frozen(dense, of_ids.requires_grad_()), live(dense, of_ids))
-    assert not frozen(dense, of_ids).requires_grad
+    of_ids = torch.rand(2, 3, requires_grad=True)
+    output = frozen(dense, of_ids)
+    assert torch.equal(output, live(dense, of_ids))
+    rows = frozen.hashtable(dense) * of_ids[..., None]
+    plain = rows.flatten(1) if kind == "tile" else rows.sum(1)
+    if kind == "mean":
+        plain = plain / of_ids.sum(1, keepdim=True)
+    factors = torch.rand(output.shape)
+    given, right = (torch.autograd.grad((of * factors).sum(), of_ids)[0] for of in (output, plain))
+    torch.testing.assert_close(given, right)
 
 
 def test_frozen_embeddings_of_several_children() -> None:

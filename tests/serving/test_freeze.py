@@ -418,3 +418,43 @@ def test_frozen_copies_serve_while_the_source_trains() -> None:
 
     run_in_threads(work, 3)
     assert not torch.equal(bag(ids), expected)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("kind", ["frozen", "int8", "live"])
+def test_weights_of_ids_get_the_gradient_of_plain_torch(mode: str, kind: str) -> None:
+    """Of features of two dims, with padding ids, which count neither in sums nor in means."""
+    bags = td.DynamicEmbeddingBagCollection(
+        [td.TableConfig("a", 4, padding_idx=3), td.TableConfig("b", 8, ["b", "c"])],
+        mode=mode,
+        optimizer=ADAM,
+    )
+    ids = torch.randint(0, 8, (36,), generator=seeded(1))
+    ends = torch.tensor([1, 4, 4, 9, 12, 13, 20, 20, 28, 30, 31, 36])
+    names, offsets = ["c", "a", "b"], torch.cat([ends.new_zeros(1), ends])
+    bags(td.KeyedJagged(names, ids, offsets)).sum().backward()
+    copy = (
+        td.serving.live(bags, headroom=5)
+        if kind == "live"
+        else td.freeze(bags, rows="int8" if kind == "int8" else None)
+    )
+    weights = torch.rand(36, generator=seeded(2), requires_grad=True)
+    with torch.no_grad():
+        plain = copy(td.KeyedJagged(names, ids, offsets, weights))
+        rows = copy.split(copy(dict.fromkeys(names, ids[:, None])))
+    output = copy(td.KeyedJagged(names, ids, offsets, weights))
+    assert torch.equal(output, plain)
+    expected = []
+    for name in bags.feature_names:
+        for bag in range(4):
+            begin = 4 * names.index(name) + bag
+            of = slice(int(offsets[begin]), int(offsets[begin + 1]))
+            counted = weights[of] * (ids[of] != 3) if name == "a" else weights[of]
+            total = (rows[name][of] * counted[:, None]).sum(0)
+            expected.append(total / counted.sum() if mode == "mean" and len(counted) else total)
+    whole = torch.cat([torch.stack(expected[4 * f : 4 * f + 4]) for f in range(3)], 1)
+    torch.testing.assert_close(output, whole)
+    factors = torch.rand(output.shape, generator=seeded(3))
+    (given,) = torch.autograd.grad((output * factors).sum(), weights)
+    (right,) = torch.autograd.grad((whole * factors).sum(), weights)
+    torch.testing.assert_close(given, right)

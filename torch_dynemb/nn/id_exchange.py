@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, Protocol
 
@@ -23,6 +22,7 @@ _HEADER = 64
 """Numbers that a rank sends first, whatever it looks up: gloo ends a process that gets too many."""
 
 _SHOWN_NAMES = 3
+_PRIME = (1 << 48) - 59
 
 
 class Arrived(NamedTuple):
@@ -118,16 +118,15 @@ class _Purpose(NamedTuple):
         return f"a {self.call} of table{'s' * (len(self.tables) > 1)} {names}{also}"
 
 
-@functools.cache
-def _hashed(call: str, tables: tuple[str, ...], seed: int) -> int:
-    digest = hashlib.blake2b(repr((call, tables, seed)).encode(), digest_size=6).digest()
-    return int.from_bytes(digest, "little")
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _identity(call: str, tables: tuple[str, ...], seed: int) -> int:
-    """Return 48 bits of a :class:`_Purpose`, the same in every process."""
-    return _hashed(call, tables, seed)
+    """Return 48 bits of a :class:`_Purpose`, the same in every process; compiled code traces it."""
+    number = seed
+    for byte in "\0".join((call, *tables)).encode():
+        number = (number * 257 + byte) % _PRIME
+    return number
+
+
+_cached_identity = functools.cache(_identity)
 
 
 def fail_exchange(device: torch.device, ranks: RankGroup, failure: Exception) -> NoReturn:
@@ -225,7 +224,8 @@ class IdExchange:
         config = table.group.config
         names = tuple([config.tables[child].name for child in children])
         call = f"{'training ' * self._learns}{call}{' with scores' * (scores is not None)}"
-        identity = _identity(call, names, config.seed)
+        identity_of = _identity if torch.compiler.is_compiling() else _cached_identity
+        identity = identity_of(call, names, config.seed)
         distinct = ops.ids_partition(ids, offsets, parts=ranks.size, slots=table.id_slots)
         self.inverse = distinct.inverse
         proposed = table.group.clock.proposed

@@ -6,7 +6,7 @@ gradients the same way; they are averaged over the ranks, as those of DDP are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,8 +19,8 @@ from torch_dynemb.argument_checks import described
 from torch_dynemb.distributed.agreement import Described, Option, check_agreement, options_of
 from torch_dynemb.distributed.owners import policy_of_share, slots_of
 from torch_dynemb.distributed.ranks import RankGroup, process_group_of, rank_group
-from torch_dynemb.nn.features import begins_of_features
 from torch_dynemb.nn.id_exchange import IdExchange
+from torch_dynemb.nn.pooled_rows import RowsOfIds, pooled_rows
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim import OptimizerConfig
@@ -160,56 +160,15 @@ def lookup_of_ranks(
     Returns:
         float32 [B, sum of feature_dims], or [N, dim] without pooling.
     """
-    outputs: dict[int, Tensor] = {}
-    for features, part in _by_dim(here.group, batch):
-        begins = _begins_of_features(part, len(features))
-        exchange = IdExchange(here, part.ids, begins, part.feature_tables, ranks, trains=trains)
-        distinct = exchange.rows(lambda of: here.look_up(of.batch, of.counts, trains))
-        if batch.pooling == Pooling.NONE:
-            each = torch.arange(part.ids.shape[0] + 1, device=part.ids.device)
-            return ops.pool_rows(distinct, exchange.inverse, each, features=1)
-        pooled = ops.pool_rows(
-            distinct,
-            exchange.inverse,
-            part.offsets,
-            features=len(features),
-            weights=part.per_sample_weights,
-            pooling=Pooling(batch.pooling),
-        )
-        outputs.update(zip(features, pooled.split(part.feature_dims, 1), strict=True))
-    return torch.cat([outputs[feature] for feature in range(len(outputs))], 1)
-
-
-def _begins_of_features(batch: LookupBatch, features: int) -> Tensor:
-    """Return int64 [features + 1], where each feature begins in the ids, and the last one ends."""
-    offsets = batch.offsets
-    if offsets.shape[0] == 0:  # rows of one feature
-        return torch.tensor([0, batch.ids.shape[0]], device=batch.ids.device)
-    return begins_of_features(offsets, features)
-
-
-def _by_dim(group: TableGroup, batch: LookupBatch) -> Iterator[tuple[list[int], LookupBatch]]:
-    """Divide a batch into lookups of tables of one dim, without the padding ids of bags."""
     if batch.pooling != Pooling.NONE:
-        batch = _without_padding(group, batch)
-    dims = sorted(set(batch.feature_dims))
-    if len(dims) == 1:
-        yield list(range(len(batch.feature_dims))), batch
-        return
-    bags = (batch.offsets.shape[0] - 1) // len(batch.feature_dims)
-    ends = _begins_of_features(batch, len(batch.feature_dims)).tolist()
-    lengths = batch.offsets.diff()
-    for dim in dims:
-        features = [f for f, of in enumerate(batch.feature_dims) if of == dim]
-        ids = torch.cat([batch.ids[ends[f] : ends[f + 1]] for f in features])
-        weights = batch.per_sample_weights
-        if weights is not None:
-            weights = torch.cat([weights[ends[f] : ends[f + 1]] for f in features])
-        of_bags = torch.cat([lengths[f * bags : (f + 1) * bags] for f in features])
-        offsets = torch.cat([of_bags.new_zeros(1), of_bags.cumsum(0)])
-        tables = [batch.feature_tables[f] for f in features]
-        part = LookupBatch(ids, offsets, weights, tables, [dim] * len(tables), batch.pooling)
-        yield features, part
+        batch = _without_padding(here.group, batch)
+
+    def look_up(part: LookupBatch, begins: Tensor) -> RowsOfIds:
+        exchange = IdExchange(here, part.ids, begins, part.feature_tables, ranks, trains=trains)
+        rows = exchange.rows(lambda of: here.look_up(of.batch, of.counts, trains))
+        return RowsOfIds(rows, exchange.inverse)
+
+    return pooled_rows(batch, look_up)
 
 
 def _without_padding(group: TableGroup, batch: LookupBatch) -> LookupBatch:

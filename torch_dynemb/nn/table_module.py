@@ -44,6 +44,7 @@ from torch_dynemb.nn.shared_rows import (
     ranks_of_option,
 )
 from torch_dynemb.nn.static_arguments import ATTRIBUTES, missing_attribute
+from torch_dynemb.ops.autograd import needs_grad
 from torch_dynemb.ops.columns import NO_HANDLE, REFUSED_HANDLE
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.ops.update import NO_OPTIMIZER
@@ -436,8 +437,7 @@ class TableModule(nn.Module):
             if rows is not None:
                 return self._as_output(rows) if converts else rows
         weights = batch.per_sample_weights
-        weights_learn = weights is not None and weights.requires_grad and torch.is_grad_enabled()
-        if not learning and not weights_learn:
+        if not learning and (weights is None or not needs_grad(weights)):
             rows = table_lookup.find_and_read(tables, batch)
             return self._as_output(rows) if converts else rows
         if learning:

@@ -45,7 +45,17 @@ def below_autograd(op: Any, keyset: Any, arguments: Sequence[Any]) -> Any:
 
 def needs_grad(*tensors: Tensor | None) -> bool:
     """Return whether autograd has to see a call with these arguments."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    return torch.is_grad_enabled() and any(
+        t is not None and (t.requires_grad or _mapped_requires_grad(t)) for t in tensors
+    )
+
+
+def _mapped_requires_grad(tensor: Tensor) -> bool:
+    """Return whether the tensor that ``torch.vmap`` maps over requires grad; its samples do not."""
+    if torch.compiler.is_compiling() or not torch._C._functorch.is_batchedtensor(tensor):
+        return False
+    mapped = torch._C._functorch.get_unwrapped(tensor)
+    return mapped.requires_grad or _mapped_requires_grad(mapped)
 
 
 def accumulates(node: Any) -> bool:

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from torch_dynemb import ops
 from torch_dynemb._library.error_names import name_tables
 from torch_dynemb.checkpoint.parts import table_name
+from torch_dynemb.nn.features import begins_of_features
+from torch_dynemb.nn.pooled_rows import RowsOfIds, pooled_rows
+from torch_dynemb.ops.autograd import needs_grad
 from torch_dynemb.ops.columns import Meta
 from torch_dynemb.ops.tensors import LookupBatch
 
@@ -146,7 +149,7 @@ class CountedTables(nn.Module):
         :class:`CountsMissing` receives the number of missing ids of each table.
 
         Args:
-            batch: ids and settings of the lookup; weights get no gradient.
+            batch: ids and settings of the lookup; its weights may get a gradient.
 
         Returns:
             float32 [B, sum of feature_dims], or [N, dim] without pooling.
@@ -157,12 +160,41 @@ class CountedTables(nn.Module):
                 later call raises errors in offsets.
         """
         try:
-            served = ops.serve_lookup(self.tensors(), batch.detached())
+            weights = batch.per_sample_weights
+            if weights is not None and needs_grad(weights):
+                return self._lookup_with_learning_weights(batch)
+            return self._served(batch.detached())
         except RuntimeError as error:
             name_tables(error, self.names)
             raise
+
+    def _served(self, batch: LookupBatch) -> Tensor:
+        served = ops.serve_lookup(self.tensors(), batch)
         note_missing(self.place, served.missing)
         return served.output
+
+    def _lookup_with_learning_weights(self, batch: LookupBatch) -> Tensor:
+        """Look the rows up one by one, and pool them by an op that has a gradient of weights."""
+
+        def look_up(part: LookupBatch, begins: Tensor) -> RowsOfIds:
+            dim = part.feature_dims[0]
+            rows = self._served(LookupBatch.of_rows(part.ids, begins, part.feature_tables, dim))
+            return RowsOfIds(rows, torch.arange(rows.shape[0], device=rows.device))
+
+        return pooled_rows(self._without_weights_of_padding(batch), look_up)
+
+    def _without_weights_of_padding(self, batch: LookupBatch) -> LookupBatch:
+        """Return a batch with weights of 0 for padding ids, which do not count in means."""
+        ids, tables = batch.ids, torch.tensor(batch.feature_tables, device=batch.ids.device)
+        ends = begins_of_features(batch.offsets, len(tables))[1:].contiguous()
+        places = torch.arange(ids.shape[0], device=ids.device)
+        features = torch.searchsorted(ends, places, right=True).clamp(max=len(tables) - 1)
+        of_ids = self.get_buffer("meta")[tables[features]]
+        is_padding = of_ids[:, Meta.HAS_PADDING].bool() & (of_ids[:, Meta.PADDING_ID] == ids)
+        assert batch.per_sample_weights is not None
+        return batch._replace(
+            per_sample_weights=batch.per_sample_weights.masked_fill(is_padding, 0.0)
+        )
 
     def sizes(self) -> dict[str, int]:
         """Return the number of ids by table name."""

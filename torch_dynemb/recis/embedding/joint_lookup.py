@@ -86,8 +86,6 @@ class JointLookup:
         # ids of a child are adjacent
         self._order = sorted(range(len(requests)), key=lambda r: requests[r].child)
         self._requests = [requests[r] for r in self._order]
-        if isinstance(table, FrozenHashTable):
-            self._requests = [_without_history(request) for request in self._requests]
         self._exchange: IdExchange | None = None
         if ranks is not None and ranks.size > 1:
             assert isinstance(table, HashTable)  # a frozen table has all rows
@@ -282,14 +280,6 @@ def _look_up_own(table: HashTable, runtime: Runtime, ids: Arrived) -> Tensor:
         counts=ids.counts,
         scores=ids.scores,
     )
-
-
-def _without_history(request: Request) -> Request:
-    """Return a request with detached weights."""
-    weights = request.bags.weights
-    if weights is None:
-        return request
-    return request._replace(bags=request.bags._replace(weights=weights.detach()))
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
