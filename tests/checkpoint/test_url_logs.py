@@ -13,8 +13,8 @@ import torch
 from changing_tables import train
 from checkpoint_content import same, trained_model
 from logged_batches import batch
-from lost_answers import FATES, Calls, Place, walk
 from table_content import content
+from walked_logs import FATES, Calls, Place, walk
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint, errors
@@ -145,13 +145,7 @@ def test_a_publisher_in_between_is_refused_by_the_number() -> None:
 
 
 class Requests(Place):
-    """A log at ``URL``, a request of which is lost.
-
-    Attributes:
-        checkpoints: whether requests of its bases are counted, too.
-    """
-
-    checkpoints = False
+    """A log at ``URL``, a request of which is lost; those of its bases are in test_urls.py."""
 
     def log(self) -> DeltaLog:
         return DeltaLog(URL)
@@ -165,7 +159,7 @@ class Requests(Place):
 
         def counted(call: Callable[..., Any]) -> Callable[..., Any]:
             def run(store: ObjectStore, url: Any, *args: Any) -> Any:
-                if not self.checkpoints and "r000-of-001" not in str(url):
+                if "r000-of-001" not in str(url):
                     return call(store, url, *args)
                 return calls.run(lambda: call(store, url, *args))
 

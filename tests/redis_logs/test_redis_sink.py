@@ -14,9 +14,9 @@ import pytest
 import redis
 import torch
 from logged_models import Model, act, content, train
-from lost_answers import FATES, Calls, Ended, Place, walk
 from redis.connection import AbstractConnection
 from redis_server import RedisServer, running_server
+from walked_logs import FATES, Calls, Ended, Place, walk
 
 import torch_dynemb as td
 from torch_dynemb.checkpoint import (

@@ -84,7 +84,7 @@ class ObjectSink:
             if self._end_of(place) != bytes(content[-COMMIT_BYTES:]):
                 raise FileExistsError(
                     errno.EEXIST,
-                    "DeltaLog: this commit was written before, by this writer or another: call again",
+                    "DeltaLog: this number was written before, by this log or another: call again",
                     place,
                 ) from error
 
