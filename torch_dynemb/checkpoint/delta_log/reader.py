@@ -114,7 +114,7 @@ class LogReader:
             raise NewBaseNeededError(
                 f"delta log: commit {self.sequence} was read last, but the next one available "
                 f"is {head.sequence}: those between were dropped or lost. Load the newest "
-                "base, and follow from there"
+                "base, or one that DeltaLog.save writes now, and follow from there"
             )
         if head.previous != self._chains.get(rank, head.previous):
             raise NewBaseNeededError(

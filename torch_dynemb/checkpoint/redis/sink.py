@@ -82,6 +82,13 @@ class RedisSink:
                 check_keeps_keys("RedisSink.lock", self._client)
                 kinds = {self.key: "stream", self._index: "zset", self._writer: "hash"}
                 check_kinds("RedisSink.lock", self._client, kinds)
+                fields = set(self._client.hkeys(self._writer))
+                is_there = self._client.exists(self.key, self._index) > 0
+                if (is_there and not fields) or not fields <= {b"writer", b"places"}:
+                    raise ValueError(
+                        f"RedisSink.lock: {self!r} has keys of another program under its name: "
+                        "take another key"
+                    )
                 self._client.hset(self._writer, "writer", token)
             self._token = token
 
