@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from memory_sink import MemorySink
 
 import torch_dynemb as td
 from torch_dynemb.checkpoint import DeltaLog, NewBaseNeededError, follow, replay
+from torch_dynemb.errors import InUseError
 
 pytestmark = pytest.mark.any_device
 
@@ -53,16 +55,16 @@ def test_changes_that_were_not_written_are_in_the_next_commit(tmp_path: Path, ke
         expected = content(model, state=False)
         if step % 3 == 1:
             sink.error, sink.kept = OSError(28, "no room"), kept
-            assert log.step() is not None
+        assert log.step() == (follower.sequence or 0) + 1
+        if step % 3 == 1 and not kept:
             with pytest.raises(OSError, match="no room"):
                 log.flush()
             assert follower.update() == 0
             continue
-        assert log.step() == (follower.sequence or 0) + 1
-        log.flush()
+        log.flush()  # a commit that was kept is there, although its append has raised
         assert follower.update() == 1
         assert content(copy, state=False) == expected
-    sink.error = OSError(28, "no room")
+    sink.error, sink.kept = OSError(28, "no room"), False
     log.publish()
     with pytest.raises(OSError, match="no room"):
         log.close()
@@ -91,6 +93,64 @@ def test_a_trainer_goes_on_from_any_checkpoint(tmp_path: Path) -> None:
     log.close()
     follower.update()
     assert content(follower_model) == content(again)
+
+
+def test_a_trainer_goes_on_after_it_ended_before_its_first_commit(tmp_path: Path) -> None:
+    model, log, drawn = begun(tmp_path)
+    copy = Model(seed=9)
+    td.checkpoint.load(tmp_path / "log" / "base", copy)
+    follower = follow(tmp_path / "log", copy)
+    train(model, drawn)
+    log.close()
+    log = DeltaLog(tmp_path / "log")
+    log.attach(model)
+    log.publish()
+    log.close()
+    assert follower.update() == 1
+    assert content(copy, state=False) == content(model, state=False)
+
+
+def test_a_trainer_needs_all_commits_since_its_base(tmp_path: Path) -> None:
+    model, drawn, sink = Model(), generator(), MemorySink()
+    td.checkpoint.save(tmp_path / "base", model)
+    log = DeltaLog(sink)
+    log.attach(model, base=tmp_path / "base")
+    for _ in range(3):
+        train(model, drawn)
+        log.publish()
+    log.close()
+    del sink.batches[1]
+    with pytest.raises(NewBaseNeededError, match="the log lacks commit 1: give a newer base"):
+        log.attach(model, base=tmp_path / "base")
+
+
+def test_a_close_that_is_interrupted_leaves_the_log_to_its_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, log, drawn = begun(tmp_path)
+    append, may_go_on = log._own.sink.append, threading.Event()
+
+    def waiting(data: memoryview, sequence: int) -> None:
+        may_go_on.wait()
+        append(data, sequence)
+
+    def interrupted(event: threading.Event) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(log._own.sink, "append", waiting)
+    train(model, drawn)
+    log.publish()
+    with monkeypatch.context() as patch:
+        patch.setattr("torch_dynemb.checkpoint.delta_log.own_log.wait_until_set", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            log.close()
+    with pytest.raises(InUseError, match="has a writer"):
+        DeltaLog(tmp_path / "log").attach(Model())
+    assert (log.sequence, log.durable_sequence) == (1, 0)
+    may_go_on.set()
+    log.close()
+    assert log.durable_sequence == 1
+    DeltaLog(tmp_path / "log").rollback(0)
 
 
 def test_what_has_not_changed_is_not_published_again(tmp_path: Path) -> None:

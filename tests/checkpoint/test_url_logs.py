@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import fsspec
 import pytest
 import torch
 from changing_tables import train
 from checkpoint_content import same, trained_model
-from failing_bucket import failing
+from logged_batches import batch
 from table_content import content
+from walked_logs import FATES, Calls, Place, walk
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint, errors
@@ -130,36 +134,122 @@ def test_a_publisher_in_between_is_refused_by_the_number() -> None:
     log = DeltaLog(URL)
     log.attach(table)
     step(table, 0)
-    STORE.pipe_file(f"{URL}/r000-of-001/{1:020}.delta", b"of another publisher")
+    other, _ = batch(1, 0)
+    STORE.pipe_file(f"{URL}/r000-of-001/{1:020}.delta", other)
     log.publish()
     for call in (log.flush, log.publish):
-        with pytest.raises(errors.InUseError, match="another writer has written"):
+        with pytest.raises(errors.InUseError, match="another writer, which has written commit 1"):
             call()
     log.close()
-    assert STORE.cat(f"{URL}/r000-of-001/{1:020}.delta") == b"of another publisher"
+    assert STORE.cat(f"{URL}/r000-of-001/{1:020}.delta") == other
 
 
-@pytest.mark.parametrize("done", [False, True])
-@pytest.mark.parametrize("at", [1, 2])
-def test_a_failed_commit_is_published_again(store: str, done: bool, at: int) -> None:
-    table = items()
+class Requests(Place):
+    """A log at ``URL``, a request of which is lost; those of its bases are in test_urls.py."""
+
+    def log(self) -> DeltaLog:
+        return DeltaLog(URL)
+
+    def followed(self) -> str:
+        return URL
+
+    @contextmanager
+    def lost(self, at: int, fate: str) -> Iterator[Calls]:
+        calls = Calls(at, fate, OSError(5, "the store has failed"))
+
+        def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+            def run(store: ObjectStore, url: Any, *args: Any) -> Any:
+                if "r000-of-001" not in str(url):
+                    return call(store, url, *args)
+                return calls.run(lambda: call(store, url, *args))
+
+            return run
+
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("read", "exists", "is_file", "names", "put", "create", "remove_files"):
+                patch.setattr(ObjectStore, name, counted(getattr(ObjectStore, name)))
+            yield calls
+
+
+@pytest.mark.parametrize("fate", FATES)
+def test_a_lost_request_loses_no_commit(fate: str) -> None:
+    for at in range(1 + 3 * FATES.index(fate), 60, 12):
+        assert walk(Requests(), at, fate) >= at
+        STORE.store.clear()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fate", FATES)
+def test_no_lost_request_loses_a_commit(store: str, fate: str) -> None:
+    for at in itertools.count(1):
+        if walk(Requests(), at, fate) < at:
+            break
+        STORE.store.clear()
+    assert at > 50
+
+
+def test_a_commit_without_an_answer_stays(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower has read it before the publisher could look it up."""
+    table, copy = items(), items()
     log = DeltaLog(URL)
     log.attach(table)
-    copy = items()
+    follower = checkpoint.follow(URL, copy)
+    create, read = ObjectStore.create, ObjectStore.read
+
+    def unanswered(of: ObjectStore, url: str, data: bytes) -> None:
+        create(of, url, data)
+        raise OSError(5, "the answer is lost")
+
+    def down(of: ObjectStore, url: str, *args: int) -> bytes:
+        if url.endswith(".delta"):
+            raise OSError(5, "the store is down")
+        return read(of, url, *args)
+
+    step(table, 0)
+    for name in ("create", "put"):
+        monkeypatch.setattr(ObjectStore, name, unanswered)
+    monkeypatch.setattr(ObjectStore, "read", down)
+    assert log.publish() == 1
+    with pytest.raises(OSError, match="the answer is lost"):
+        log.flush()
+    with pytest.raises(OSError, match="the store is down"):
+        log.publish()
+    assert (log.sequence, log.durable_sequence) == (0, 0)
+    monkeypatch.setattr(ObjectStore, "read", read)
+    assert follower.update() == 1
+    monkeypatch.setattr(ObjectStore, "create", create)
+    monkeypatch.setattr(ObjectStore, "put", create)
+    step(table, 10)
+    assert log.publish() == 2
+    log.close()
+    assert (log.sequence, log.durable_sequence) == (2, 2)
+    assert follower.update() == 1
+    assert content(copy, state=False) == content(table, state=False)
+
+
+def test_a_store_that_was_emptied_is_noticed() -> None:
+    table, copy = items(), items()
+    log = DeltaLog(URL)
+    log.attach(table)
     follower = checkpoint.follow(URL, copy)
     step(table, 0)
-    # also while what the failure has left is removed
-    with failing(1, done=done, calls=("create", "put")), failing(at, calls=("remove_files",)):
-        log.publish()
-        with pytest.raises(OSError, match="the store has failed"):
-            log.flush()
+    log.publish()
+    log.flush()
+    assert follower.update() == 1
+    STORE.store.clear()
     step(table, 10)
     log.publish()
-    step(table, 30)
+    with pytest.raises(errors.NewBaseNeededError, match="close it, and attach it again"):
+        log.flush()
+    log.close()
+    log.attach(table)
+    step(table, 20)
+    log.publish()
     log.publish()
     log.close()
-    follower.update()
-    assert follower.sequence == 2
+    with pytest.raises(errors.NewBaseNeededError, match="Load the base, and follow from there"):
+        follower.update()
+    assert checkpoint.replay(URL, copy) == 2
     assert content(copy, state=False) == content(table, state=False)
 
 

@@ -37,7 +37,8 @@ def rows_in(server: RedisServer, name: str) -> Rows:
     shards = int(client.hget(name, "shards"))
     for table in client.smembers(f"{name}:tables"):
         for shard in range(shards):
-            for field, value in client.hgetall(f"{name}:{table.decode()}:{shard}").items():
+            escaped = table.decode().replace("%", "%25").replace(":", "%3A")
+            for field, value in client.hgetall(f"{name}:{escaped}:{shard}").items():
                 assert int(field) % shards == shard  # of Python, also for negative ids
                 version, dtype, columns = (
                     int.from_bytes(value[begin:end], "little")
@@ -122,9 +123,20 @@ def test_a_follower_that_is_killed_at_any_time_goes_on(
     assert rows_in(server, "clicks") == expected
 
 
-@pytest.mark.parametrize("is_sent", [False, True])
+@pytest.mark.parametrize(
+    ("is_sent", "lost"),
+    [
+        (False, redis.ConnectionError("lost")),
+        (True, redis.ConnectionError("lost")),
+        (True, KeyboardInterrupt()),
+    ],
+)
 def test_a_connection_that_is_lost_at_any_time_is_made_again(
-    server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_sent: bool
+    server: RedisServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_sent: bool,
+    lost: BaseException,
 ) -> None:
     model, generator = Model(), torch.Generator(device="cpu").manual_seed(7)
     train(model, generator)
@@ -133,10 +145,9 @@ def test_a_connection_that_is_lost_at_any_time_is_made_again(
     for sends in itertools.count(1):
         train(model, generator)
         published(publisher)
-        lost = redis.ConnectionError("lost")
         with (
             failing_after(monkeypatch, sends, lost, is_sent=is_sent) as count,
-            suppress(ConnectionError),  # the built-in, not that of Redis
+            suppress(ConnectionError, KeyboardInterrupt),  # the built-in, not that of Redis
         ):
             follower.update()
         follower.update()
@@ -197,6 +208,91 @@ def test_rows_go_to_a_newer_base(server: RedisServer, tmp_path: Path) -> None:
     assert rows_in(server, "clicks") == rows_of(model)
     assert rows.follow(tmp_path / "log").update() == 1
     assert rows_in(server, "clicks") == rows_of(model)
+
+
+@pytest.mark.parametrize("later", [1, 6])
+def test_a_server_that_loses_its_last_writes_is_noticed(
+    server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: int
+) -> None:
+    """It comes back at the n-th message of an update, as it was some messages before."""
+    monkeypatch.setattr("torch_dynemb.checkpoint.redis.rows._ROWS", 32)
+    model, generator = Model(), torch.Generator(device="cpu").manual_seed(9)
+    train(model, generator)
+    publisher = start(model, tmp_path / "log")
+    rows = RedisRows(server.client(), "clicks", shards=2)
+    follower = rows.follow(tmp_path / "log")
+    client, noticed = server.client(), 0
+    saved: dict[bytes, bytes] = {}
+
+    def save() -> None:
+        saved.update({key: client.dump(key) for key in client.scan_iter()})
+
+    def go_back() -> None:
+        client.flushall()
+        for key, value in saved.items():
+            client.restore(key, 0, value)
+
+    for sends in itertools.count(1):
+        saved.clear()
+        train(model, generator)
+        published(publisher)
+        with (
+            calling_before(monkeypatch, sends, save),
+            calling_before(monkeypatch, sends + later, go_back) as count,
+        ):
+            try:
+                follower.update()
+            except NewBaseNeededError:  # call follow(log) again
+                noticed += 1
+            except ConnectionError:  # between the watch and the transaction
+                pass
+            else:
+                assert count[0] < sends + later or rows_in(server, "clicks") == rows_of(model)
+        if noticed == 0 and count[0] < sends + later:
+            follower.update()
+        elif noticed:
+            follower = rows.follow(tmp_path / "log")
+        follower.update()
+        assert rows_in(server, "clicks") == rows_of(model)
+        if count[0] < sends + later:
+            break
+    assert noticed > 3
+    server.client().flushall()
+    train(model, generator)
+    published(publisher)
+    with pytest.raises(NewBaseNeededError, match=r"lost its last writes.*call follow\(log\) again"):
+        follower.update()
+    rows.follow(tmp_path / "log").update()
+    assert rows_in(server, "clicks") == rows_of(model)
+    publisher.close()
+
+
+def test_names_share_no_keys(server: RedisServer, tmp_path: Path) -> None:
+    found = {}
+    for name, table in [("a", "b:c"), ("a:b", "c"), ("a", "b%3Ac"), ("a:b:c", "%")]:
+        model = td.DynamicEmbeddingBagCollection(
+            [td.TableConfig(table, 4)], optimizer=td.SGD(lr=0.1)
+        )
+        model.group.insert(0, torch.arange(len(found), 20))
+        td.checkpoint.save(tmp_path / f"{len(found)}", model)
+        RedisRows(server.url, name, shards=4).load(tmp_path / f"{len(found)}")
+        found[name] = rows_of(model)
+        for known, expected in found.items():
+            assert rows_in(server, known) == expected
+
+
+@pytest.mark.parametrize("key", ["clicks", "clicks:tables", "clicks:bags.a:3"])
+@pytest.mark.parametrize("put", ["hset", "sadd"])
+def test_keys_of_other_programs_are_not_written(
+    server: RedisServer, tmp_path: Path, key: str, put: str
+) -> None:
+    client = server.client()
+    getattr(client, put)(key, "name", "value")
+    before = client.dump(key)
+    td.checkpoint.save(tmp_path / "base", Model())
+    with pytest.raises(ValueError, match=r"of another program.* take another name"):
+        RedisRows(client, "clicks").load(tmp_path / "base")
+    assert (client.keys(), client.dump(key)) == ([key.encode()], before)
 
 
 def test_a_rollback_is_noticed_by_a_program_that_starts(

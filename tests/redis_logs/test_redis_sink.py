@@ -5,14 +5,18 @@ from __future__ import annotations
 import itertools
 import random
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 import torch
 from logged_models import Model, act, content, train
-from redis_server import RedisServer, failing_after, running_server
+from redis.connection import AbstractConnection
+from redis_server import RedisServer, running_server
+from walked_logs import FATES, Calls, Ended, Place, walk
 
 import torch_dynemb as td
 from torch_dynemb.checkpoint import (
@@ -170,31 +174,58 @@ def test_a_server_that_is_gone_stops_no_training(own_server: RedisServer, tmp_pa
     assert content(copy, state=False) == content(model, state=False)
 
 
-@pytest.mark.parametrize("is_sent", [False, True])
-def test_a_connection_that_is_lost_at_any_time_loses_nothing(
-    server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_sent: bool
-) -> None:
-    model, generator = trained()
-    td.checkpoint.save(tmp_path / "base", model)
-    log = DeltaLog(RedisSink(server.client(), "log"))
-    log.attach(model, base=tmp_path / "base")
-    for sends in itertools.count(1):
-        train(model, generator)
-        lost = redis.ConnectionError("lost")
-        with (
-            failing_after(monkeypatch, sends, lost, is_sent=is_sent) as count,
-            suppress(ConnectionError),  # the built-in, not that of Redis
-        ):
-            log.publish()
-            log.flush()
-        if count[0] < sends:
+class Messages(Place):
+    """A log in Redis, a message to which is lost."""
+
+    def __init__(self, server: RedisServer, folder: Path) -> None:
+        self._server, self._folder = server, folder
+
+    def log(self) -> DeltaLog:
+        return DeltaLog(self.followed())
+
+    def followed(self) -> RedisSink:
+        return RedisSink(self._server.client(), "log")
+
+    def base(self, number: int) -> str:
+        return str(self._folder / f"base-{number}")
+
+    @contextmanager
+    def lost(self, at: int, fate: str) -> Iterator[Calls]:
+        calls = Calls(at, fate, redis.ConnectionError("lost"))
+        send = AbstractConnection.send_packed_command
+
+        def counted(connection: Any, *args: Any, **options: Any) -> None:
+            def answered() -> None:
+                connection.can_read(timeout=60)
+
+            try:
+                calls.run(lambda: send(connection, *args, **options), answered)
+            except (redis.ConnectionError, Ended):
+                connection.disconnect()
+                raise
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(AbstractConnection, "send_packed_command", counted)
+            yield calls
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of redis, at exit
+@pytest.mark.parametrize("fate", FATES)
+def test_a_lost_message_loses_no_commit(server: RedisServer, tmp_path: Path, fate: str) -> None:
+    for at in range(1 + 5 * FATES.index(fate), 100, 20):
+        assert walk(Messages(server, tmp_path / str(at)), at, fate) >= at
+        server.client().flushall()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.long
+@pytest.mark.parametrize("fate", FATES)
+def test_no_lost_message_loses_a_commit(server: RedisServer, tmp_path: Path, fate: str) -> None:
+    for at in itertools.count(1):
+        if walk(Messages(server, tmp_path / str(at)), at, fate) < at:
             break
-    assert sends >= 4  # watch, read, and the transaction
-    sequence = log.publish()
-    log.close()
-    reached, copy = replayed(server, tmp_path / "base")
-    assert reached == sequence
-    assert content(copy, state=False) == content(model, state=False)
+        server.client().flushall()
+    assert at > 80
 
 
 def test_a_server_without_memory_stops_no_training(own_server: RedisServer, tmp_path: Path) -> None:
@@ -219,24 +250,135 @@ def test_a_server_without_memory_stops_no_training(own_server: RedisServer, tmp_
     assert content(copy, state=False) == content(model, state=False)
 
 
-def test_a_server_that_lost_its_data_is_noticed(server: RedisServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_server_that_comes_back_without_commits_is_noticed(tmp_path: Path, kept: int) -> None:
+    model, generator = trained()
+    base = tmp_path / "base"
+    td.checkpoint.save(base, model)
+    with running_server("--dbfilename", "saved") as server:
+        log = DeltaLog(RedisSink(server.client(), "log"))
+        log.attach(model, base=base)
+        copy = Model(seed=9)
+        td.checkpoint.load(base, copy)
+        follower = follow(RedisSink(server.client(), "log"), copy, base=base)
+        for number in (1, 2):
+            if number == kept + 1:
+                server.client().save()
+            train(model, generator)
+            log.publish()
+            log.flush()
+        assert follower.update() == 2
+        server.kill()
+        server.start()
+        if kept == 0:
+            server.client().flushall()
+        with pytest.raises(NewBaseNeededError, match="commit 2 was read last, but it was removed"):
+            follower.update()
+        train(model, generator)
+        log.publish()
+        with pytest.raises(NewBaseNeededError, match=f"lost the log after commit {kept}"):
+            log.flush()
+        with pytest.raises(NewBaseNeededError, match=f"lost the log after commit {kept}"):  # noqa: PT012
+            log.publish()
+            log.flush()
+        # what the errors say to do
+        log.close()
+        log.attach(model, base=base)
+        assert log.publish() == kept + 1
+        train(model, generator)
+        log.publish()
+        log.close()
+        with pytest.raises(NewBaseNeededError, match="Load the base, and follow from there"):
+            follower.update()
+        td.checkpoint.load(base, copy)
+        assert follow(RedisSink(server.client(), "log"), copy, base=base).update() == kept + 2
+        assert content(copy, state=False) == content(model, state=False)
+
+
+def test_a_writer_before_the_server_lost_its_data_is_refused(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    (model, generator), (other, _) = trained(), trained()
+    td.checkpoint.save(tmp_path / "base", model)
+    logs = [DeltaLog(RedisSink(server.client(), "log")) for _ in range(2)]
+    logs[0].attach(model, base=tmp_path / "base")
+    logs[0].publish()
+    logs[0].flush()
+    server.client().flushall()
+    logs[1].attach(other, base=tmp_path / "base")
+    logs[1].publish()
+    logs[1].flush()
+    train(model, generator)
+    logs[0].publish()
+    with pytest.raises(InUseError, match="has another writer"):
+        logs[0].flush()
+    logs[0].close()
+    train(other, generator)
+    assert logs[1].publish() == 2
+    logs[1].close()
+    assert replayed(server, tmp_path / "base")[0] == 2
+
+
+@pytest.mark.parametrize("kept", [4, 0])
+def test_a_stream_that_was_trimmed_needs_a_new_base(
+    server: RedisServer, tmp_path: Path, kept: int
+) -> None:
     model, generator = trained()
     td.checkpoint.save(tmp_path / "base", model)
-    log = DeltaLog(RedisSink(server.url, "log"))
+    log = DeltaLog(RedisSink(server.client(), "log"))
     log.attach(model, base=tmp_path / "base")
-    log.publish()
+    for _ in range(5):
+        train(model, generator)
+        log.publish()
     log.flush()
+    server.client().xtrim("log", maxlen=kept, approximate=False)
+    for _ in range(2):
+        with pytest.raises(NewBaseNeededError, match="base"):
+            replayed(server, tmp_path / "base")
+    # a trainer that starts cannot know what followers have of the missing commits
+    with (
+        pytest.raises(NewBaseNeededError, match=r"publish to a new one|needs another key"),
+        DeltaLog(RedisSink(server.client(), "log")) as another,
+    ):
+        another.attach(model, base=tmp_path / "base")
+    log = DeltaLog(RedisSink(server.client(), "log2"))
+    log.attach(model, base=tmp_path / "base")
+    log.save(tmp_path / "later")
+    log.close()
     copy = Model(seed=9)
-    td.checkpoint.load(tmp_path / "base", copy)
-    follower = follow(RedisSink(server.url, "log"), copy, base=tmp_path / "base")
-    assert follower.update() == 1
-    server.client().flushall()
-    with pytest.raises(NewBaseNeededError, match="commit 1 was read last, but it was removed"):
-        follower.update()
-    train(model, generator)
-    log.publish()
-    with pytest.raises(NewBaseNeededError, match="has lost the log"):
-        log.close()
+    assert td.checkpoint.replay(RedisSink(server.url, "log2"), copy, base=tmp_path / "later") == 2
+    assert content(copy, state=False) == content(model, state=False)
+
+
+def test_a_running_trainer_saves_a_base_for_a_trimmed_stream(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    model, generator = trained()
+    td.checkpoint.save(tmp_path / "base", model)
+    with DeltaLog(RedisSink(server.client(), "log")) as log:
+        log.attach(model, base=tmp_path / "base")
+        train(model, generator)
+        log.publish()
+        log.flush()
+        server.client().delete("log")
+        log.save(tmp_path / "later")
+    assert replayed(server, tmp_path / "later")[0] == 3
+    assert content(replayed(server, tmp_path / "later")[1], state=False) == content(
+        model, state=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "put"),
+    [("log", "hset"), ("log", "xadd"), ("log:index", "xadd"), ("log:writer", "hset")],
+)
+def test_keys_of_other_programs_are_not_written(server: RedisServer, key: str, put: str) -> None:
+    client = server.client()
+    getattr(client, put)(key, *([{"a": "b"}] if put == "xadd" else ["a", "b"]))
+    before = client.dump(key)
+    with pytest.raises(ValueError, match=r"of another program.* take another"):
+        RedisSink(client, "log").lock()
+    assert (client.keys(), client.dump(key)) == ([key.encode()], before)
 
 
 def test_wrong_servers_are_refused(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from checkpoint_steps import names_of
 from table_content import Content, content
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint import DeltaLog, RedisSink, follow
+from torch_dynemb.checkpoint import DeltaLog, NewBaseNeededError, RedisSink, follow
 
 
 class Followed(NamedTuple):
@@ -73,8 +74,12 @@ def publishes_to_redis(
     return [content(model, state=False)]
 
 
-def fails_on_one_rank(rank: int, kinds: Sequence[Kind], path: Path) -> tuple[str, Followed]:
-    """A commit that one of the ranks cannot write, and the next one."""
+def fails_on_one_rank(rank: int, kinds: Sequence[Kind], path: Path) -> tuple[str, str, Followed]:
+    """A commit that one of the ranks cannot write, and the next ones.
+
+    It loses the answer of the second one, and of the third one, which the other rank cannot write.
+    Then it loses its log.
+    """
     model, other = sharded_model(kinds, 0, "adam"), sharded_model(kinds, 1, "adam", seed=1)
     train(model, rank, names_of(kinds), range(2))
     log = DeltaLog(path)
@@ -101,10 +106,49 @@ def fails_on_one_rank(rank: int, kinds: Sequence[Kind], path: Path) -> tuple[str
     dist.barrier()
     assert log.publish() == 1
     published = [content(model, state=False)]
-    log.close()
+    log.flush()
     assert follower.update() == 1
     followed = [content(other, state=False)]
-    return raised, Followed(published, followed, (_dense(model), _dense(other)))
+
+    def unanswered(data: memoryview, sequence: int) -> None:
+        append(data, sequence)
+        raise OSError(5, "no answer on this rank")
+
+    for commit, fate in ((2, unanswered if rank == 1 else append), (3, (full, unanswered)[rank])):
+        log._own.sink.append = fate  # type: ignore[method-assign]
+        train(model, rank, names_of(kinds), range(commit + 2, commit + 3))
+        assert log.publish() == commit
+        with suppress(OSError) if commit == 3 else nullcontext():
+            log.flush()
+        assert log.durable_sequence == log.sequence == 2
+        dist.barrier()
+        assert follower.update() == int(commit == 2)
+        if commit == 2:
+            published.append(content(model, state=False))
+            followed.append(content(other, state=False))
+    log._own.sink.append = append  # type: ignore[method-assign]
+    assert log.publish() == 3
+    published.append(content(model, state=False))
+    log.close()
+    assert follower.update() == 1
+    followed.append(content(other, state=False))
+    dist.barrier()
+    if rank == 1:  # its log is lost
+        for segment in (path / "r001-of-002").glob("*.delta"):
+            segment.unlink()
+    try:
+        log.attach(model)
+    except NewBaseNeededError as error:
+        lost = str(error)
+    log.rollback(0)
+    log.attach(model)
+    assert log.publish() == 1
+    published.append(content(model, state=False))
+    log.close()
+    td.checkpoint.load(path / "base", other)
+    assert follow(path, other).update() == 1
+    followed.append(content(other, state=False))
+    return raised, lost, Followed(published, followed, (_dense(model), _dense(other)))
 
 
 def publishes_to_resume(

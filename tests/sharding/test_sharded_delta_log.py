@@ -83,8 +83,9 @@ def test_ranks_publish_to_redis(two_ranks: Ranks, tmp_path: Path) -> None:
 def test_a_commit_that_one_rank_cannot_write_is_none(two_ranks: Ranks, tmp_path: Path) -> None:
     kinds = [kind for kind in KINDS if kind.name in ("rows", "columns", "whole")]
     found = two_ranks.run(fails_on_one_rank, kinds, tmp_path / "log")
-    assert all("no room on this rank" in raised for raised, _ in found)
-    check([of for _, of in found])
+    assert all("no room on this rank" in raised for raised, _, _ in found)
+    assert all("rank 1 ends with commit 0, but others go on to 3" in lost for _, lost, _ in found)
+    check([of for _, _, of in found])
 
 
 RESUMED = (

@@ -8,7 +8,7 @@ from os import PathLike
 from torch import Tensor, nn
 
 from torch_dynemb.argument_checks import described
-from torch_dynemb.checkpoint.delta_log.bases import base_folder, newest_base
+from torch_dynemb.checkpoint.delta_log.bases import base_folder, base_folders, newest_base
 from torch_dynemb.checkpoint.delta_log.batch import Batch
 from torch_dynemb.checkpoint.delta_log.comparison import differing_ids, touched_ids
 from torch_dynemb.checkpoint.delta_log.folding import can_resume
@@ -22,6 +22,7 @@ from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.saving.save import check_saveable
 from torch_dynemb.checkpoint.together import Ranks
+from torch_dynemb.errors import NewBaseNeededError
 
 
 def checked_parts(
@@ -116,7 +117,8 @@ def find_base(
                 "DeltaLog.attach: base is None, but the log is not in a directory, which could "
                 "have one: give the path of the checkpoint that the log begins with"
             )
-        if own.sequence == 0:
+        # a trainer that has ended before its first commit may have left a base, and followers of it
+        if own.sequence == 0 and not ranks.gather(bool(base_folders(log)))[0]:
             first = base_folder(log, 0)
             save(first)
             own.base, own.base_sequence = uuid_of(str(first)), 0
@@ -128,7 +130,7 @@ def find_base(
 
     def read_ids() -> dict[str, Tensor]:
         batches = own.batches(own.base_sequence + 1)
-        return touched_ids(_of_kind(batches, resume=recorded.resume))
+        return touched_ids(_continuing(batches, own.base_sequence, resume=recorded.resume))
 
     touched = ranks.gather(ranks.run(read_ids))
 
@@ -149,9 +151,24 @@ def find_base(
     ranks.run(compare)
 
 
-def _of_kind(batches: Iterable[Batch], *, resume: bool) -> Iterator[Batch]:
-    """Iterate over batches. Raise ValueError if they were published with another ``resume=``."""
-    for batch in batches:
+def _continuing(batches: Iterable[Batch], base: int, *, resume: bool) -> Iterator[Batch]:
+    """Iterate over the batches after a base.
+
+    Args:
+        batches: the batches.
+        base: number of the last commit in the base.
+        resume: the argument of the log.
+
+    Raises:
+        NewBaseNeededError: a batch is missing.
+        ValueError: they were published with another ``resume=``.
+    """
+    for number, batch in enumerate(batches, start=base + 1):
+        if batch.head.sequence != number:
+            raise NewBaseNeededError(
+                f"DeltaLog.attach: the base has the changes up to commit {base}, but the log lacks "
+                f"commit {number}: give a newer base of the log, or publish to a new one"
+            )
         if can_resume(batch) != resume:
             raise ValueError(
                 f"DeltaLog.attach: resume is {resume}, but commit {batch.head.sequence} of the log "

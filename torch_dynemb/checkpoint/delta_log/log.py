@@ -146,6 +146,16 @@ class DeltaLog:
         """Number of the last commit, which a thread may still be writing; 0 if there is none."""
         return self._own.published
 
+    @property
+    def durable_sequence(self) -> int:
+        """Number of the last commit that is known to be in the log; 0 if there is none.
+
+        A commit of several ranks is known to be there from the next :meth:`flush` or
+        :meth:`publish` on.
+        """
+        publishing = self._publishing
+        return self._own.published if publishing is None else publishing.durable()
+
     # -- a model -------------------------------------------------------------------------------
 
     @plain_torch()
@@ -313,8 +323,7 @@ class DeltaLog:
             NewBaseNeededError: the tables or their content were replaced.
             HostMemoryError: the commit does not fit into memory; the next publish includes these
                 changes, too.
-            Exception: error of the thread that wrote the commit before. That commit does not exist,
-                and the next publish includes its changes.
+            Exception: error of the thread that wrote the commit before, as :meth:`flush`.
         """
         with self._alone("publish"):
             return self._publish(step, self._given("publish", state))
@@ -337,8 +346,9 @@ class DeltaLog:
         """Wait until the last commit is in the log.
 
         Raises:
-            Exception: error of the writing thread. That commit does not exist, and the next publish
-                includes its changes.
+            Exception: error of the writing thread. The next publish includes the changes of that
+                commit. If the store has the commit all the same, no error is raised: an answer was
+                lost.
         """
         with self._alone("flush"):
             self._attached("flush").flush()
@@ -451,7 +461,8 @@ class DeltaLog:
                 if isinstance(self._own.sink, LockingSink):
                     self._own.sink.lock()
                 found = next(self._own.batches(max(1, sequence)), None)
-                if found is None or found.head.sequence != max(1, sequence):
+                first = None if found is None else found.head.sequence
+                if first != max(1, sequence) and (first is not None or sequence > 0):
                     raise ValueError(
                         f"DeltaLog.rollback: sequence is {sequence}, but the log has no such commit"
                     )
@@ -469,6 +480,7 @@ class DeltaLog:
 
         Raises:
             Exception: error of the writing thread; the log is closed anyway.
+            KeyboardInterrupt: the thread goes on, and the log stays open: call it again.
         """
         publishing = self._publishing
         if publishing is None:
@@ -478,12 +490,14 @@ class DeltaLog:
             return
         with self._alone("close"):
             try:
-                self.flush()
+                if publishing.pending():  # an error that was raised is not raised again
+                    self.flush()
             finally:
-                publishing.recorded.stop()
-                self._publishing = None
-                self._bases.new = None
-                self._own.stop_writing()
+                if not publishing.writing():  # else another writer would write beside the thread
+                    publishing.recorded.stop()
+                    self._publishing = None
+                    self._bases.new = None
+                    self._own.stop_writing()
 
     def __enter__(self) -> DeltaLog:
         return self

@@ -9,12 +9,11 @@ import re
 import socket
 import uuid
 from collections.abc import Iterator
-from typing import Any
 
 from torch_dynemb.checkpoint.delta_log.batch import COMMIT_BYTES
 from torch_dynemb.checkpoint.entries import segment_file
 from torch_dynemb.checkpoint.file_systems.locations import Url
-from torch_dynemb.errors import InUseError
+from torch_dynemb.errors import InUseError, NewBaseNeededError
 
 _NAME = re.compile(r"(\d{20})\.delta")
 _PROBE = "conditional"  # object that shows whether the store obeys a conditional PUT
@@ -37,10 +36,7 @@ class ObjectSink:
         self.url = url
         self._writes = False
         self._conditional = False
-        self._lost: InUseError | None = None  # another writer has written a number
         self._token = ""
-        # number -> ends of batches that an append may have left, although it has failed
-        self._tried: dict[int, set[bytes]] = {}
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -53,8 +49,6 @@ class ObjectSink:
         if self._writes:
             return
         self.url.store.make_folder(str(self.url))
-        self._lost = None
-        self._tried.clear()
         self._conditional = self._obeys_conditions()
         self._token = uuid.uuid4().hex
         owner = {"writer": self._token, "process": os.getpid(), "host": socket.gethostname()}
@@ -74,33 +68,25 @@ class ObjectSink:
 
         Raises:
             InUseError: another writer has taken the log.
-            OSError: the store fails.
+            NewBaseNeededError: the store has lost the log.
+            OSError: the store fails, or has another batch of this number.
         """
         self.lock()
         self._check_owned()
-        content, place = bytearray(data), self._batch(sequence)
-        end = bytes(content[-COMMIT_BYTES:])
-        tried = self._tried.setdefault(sequence, set())
-        tried.add(end)
+        content, place = bytearray(data), self._batch(sequence)  # of the client, which may keep it
         if not self._conditional:
             self.url.store.put(place, content)
-        else:
-            try:
-                self.url.store.create(place, content)
-            except FileExistsError:
-                self._settle(place, content, end, tried)
-        self._tried.clear()
-
-    def _settle(self, place: str, content: bytearray, end: bytes, tried: set[bytes]) -> None:
-        """Find the writer of a number: this append, one before it, or another log."""
-        found = self._end_of(place)
-        if found == end:  # the client has repeated a request
             return
-        if found in tried:  # an append before, which seemed to have failed
-            self.url.store.remove_files([place])
+        try:
             self.url.store.create(place, content)
-            return
-        raise self._taken(f"another writer has written {place}")
+        except FileExistsError as error:
+            # the client repeats a request if its answer was lost
+            if self._end_of(place) != bytes(content[-COMMIT_BYTES:]):
+                raise FileExistsError(
+                    errno.EEXIST,
+                    "DeltaLog: this number was written before, by this log or another: call again",
+                    place,
+                ) from error
 
     def truncate(self, before: int) -> None:
         """Drop batches; see :meth:`DeltaSink.truncate`.
@@ -126,12 +112,7 @@ class ObjectSink:
         """
         self.lock()
         self._check_owned()
-        later = [number for number in self._numbers() if number > sequence]
-        for number in later:
-            tried = self._tried.get(number)
-            if tried is not None and self._end_of(self._batch(number)) not in tried:
-                raise self._taken(f"another writer has written {self._batch(number)}")
-        self._remove(later[::-1])
+        self._remove([number for number in self._numbers() if number > sequence][::-1])
 
     def _remove(self, numbers: list[int]) -> None:
         self.url.store.remove_files([self._batch(number) for number in numbers])
@@ -140,40 +121,37 @@ class ObjectSink:
         store, probe = self.url.store, self._at(_PROBE)
         if not store.offers_create:
             return False
-        try:
-            for _ in range(2):
+        created = 0
+        for _ in range(3):  # one request may fail, before or after it took effect
+            try:
                 store.create(probe, b"")
-        except FileExistsError:
-            return True
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EPERM):
-                raise
-            return False
+            except FileExistsError:
+                return True
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EPERM):
+                    raise
+            else:
+                created += 1
+            if created == 2:
+                break
         return False
 
     def _check_owned(self) -> None:
         """Raise InUseError if another writer has taken the log."""
-        if self._lost is not None:
-            raise self._lost
-        owner = self._owner()
-        if owner.get("writer") != self._token:
-            other = f"process {owner.get('process')} on {owner.get('host')}"
-            raise self._taken(f"{other} has attached to it later")
-
-    def _owner(self) -> dict[str, Any]:
         try:
             owner = json.loads(self.url.store.read(self._at(_EPOCH)))
-        except (FileNotFoundError, ValueError):
-            return {}
-        return owner if isinstance(owner, dict) else {}
-
-    def _taken(self, reason: str) -> InUseError:
-        self._lost = InUseError(
-            f"DeltaLog: {self.url} has another writer: {reason}: close this log, or publish to "
-            "another URL",
-            path=str(self.url),
-        )
-        return self._lost
+        except (FileNotFoundError, ValueError) as error:
+            raise NewBaseNeededError(
+                f"DeltaLog: {self.url} has lost the log: close it, and attach it again",
+                path=str(self.url),
+            ) from error
+        if owner["writer"] != self._token:
+            raise InUseError(
+                f"DeltaLog: {self.url} has another writer: process {owner['process']} on "
+                f"{owner['host']} has attached to it later: close this log, or publish to another "
+                "URL",
+                path=str(self.url),
+            )
 
     # -- reading -------------------------------------------------------------------------------
 

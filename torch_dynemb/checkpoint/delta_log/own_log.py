@@ -6,12 +6,12 @@ import threading
 from collections.abc import Iterator
 
 from torch_dynemb.checkpoint.delta_log.batch import Batch, Head, encoded
-from torch_dynemb.checkpoint.delta_log.reader import batch_of
+from torch_dynemb.checkpoint.delta_log.reader import batch_of, chain_after
 from torch_dynemb.checkpoint.delta_log.recorded import Changed
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink, LockingSink
 from torch_dynemb.checkpoint.files.tensor_file import raw
 from torch_dynemb.checkpoint.plain_torch import plain_torch
-from torch_dynemb.errors import NewBaseNeededError
+from torch_dynemb.errors import InUseError, NewBaseNeededError
 from torch_dynemb.process.waits import wait_until_set
 
 
@@ -36,6 +36,8 @@ class OwnLog:
         self.sink, self.rank, self._ranks = sink, rank, ranks
         self.base, self.base_sequence, self.sequence = "", 0, 0
         self.chain, self.published = 0, 0
+        # chains after the batches that appends have sent with one number, and the chain before it
+        self._sent, self._sent_number, self._chain_before = list[int](), 0, 0
 
     def begin_writing(self) -> None:
         """Lock the log for writing, if the sink supports that, and find its end.
@@ -96,7 +98,7 @@ class OwnLog:
             step: training step.
 
         Raises:
-            Exception: error of the sink; :meth:`drop_after` removes what it may have kept.
+            Exception: error of the sink, which may have the batch: see :meth:`sent_batch`.
         """
         sequence = self.sequence + 1
         head = Head(
@@ -111,8 +113,53 @@ class OwnLog:
             self.chain,
         )
         data, chain = encoded(head, changed.records())
+        if sequence != self._sent_number:
+            self._sent, self._sent_number, self._chain_before = [], sequence, self.chain
+        self._sent.append(chain)
         self.sink.append(raw(data), sequence)
         self.sequence, self.chain = sequence, chain
+
+    def sent_batch(self) -> int | None:
+        """Find which of the batches that were sent with the last number is in the log.
+
+        An append that has raised may have taken effect all the same, even after the next one.
+
+        Returns:
+            Its place among them; None: none of them, or a part of one.
+
+        Raises:
+            InUseError: the log has a batch of another writer.
+            OSError: the sink fails.
+        """
+        chain = chain_after(self.sink, self._sent_number)
+        if chain is None:
+            return None
+        if chain not in self._sent:
+            raise InUseError(
+                "DeltaLog: the log has another writer, which has written commit "
+                f"{self._sent_number}: close this log, and attach it again once the other writer "
+                "has ended"
+            )
+        return max(place for place, sent in enumerate(self._sent) if sent == chain)
+
+    def was_sent_last(self, sent: int) -> bool:
+        """Return whether a batch of :meth:`sent_batch` is the last one that was sent."""
+        return sent == len(self._sent) - 1
+
+    def settle(self, sent: int | None) -> None:
+        """Keep a batch of :meth:`sent_batch` as the last one, or remove what is left of any.
+
+        Args:
+            sent: the batch; None: none of them stays.
+
+        Raises:
+            OSError: the sink fails.
+        """
+        if sent is None:
+            self.sequence, self.chain = self._sent_number - 1, self._chain_before
+            self.sink.drop_after(self.sequence)
+        else:
+            self.sequence, self.chain = self._sent_number, self._sent[sent]
 
     def drop_after(self, sequence: int) -> None:
         """Remove batches at the end.
@@ -128,7 +175,7 @@ class OwnLog:
         self._find_end()
 
     def _find_end(self) -> None:
-        self.sequence, self.chain = 0, 0
+        self.sequence, self.chain, self._sent_number = 0, 0, 0
         for batch in self.batches(0):
             if (batch.head.rank, batch.head.ranks) != (self.rank, self._ranks):
                 raise ValueError(
@@ -165,9 +212,13 @@ class Writing:
         # not a daemon: a program waits at exit for its published commits
         threading.Thread(target=write, name="delta log", daemon=False).start()
 
+    def ended(self) -> bool:
+        """Return whether it has ended, with or without an error."""
+        return self._ended.is_set()
+
     def failed(self) -> bool:
         """Return whether it has ended with an error."""
-        return self._ended.is_set() and self._error is not None
+        return self.ended() and self._error is not None
 
     def wait(self) -> None:
         """Wait until it has ended.

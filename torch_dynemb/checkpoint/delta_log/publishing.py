@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -21,6 +20,7 @@ from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of
 from torch_dynemb.checkpoint.saving.save import check_saveable
 from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.checkpoint.together import Ranks
+from torch_dynemb.errors import NewBaseNeededError
 from torch_dynemb.process.interrupts import defer_signals
 
 
@@ -72,9 +72,15 @@ def attached(
     try:
         ranks.run(own.begin_writing)
         ends = ranks.gather(own.sequence)
-        if min(ends) < max(ends):  # some ranks lack this commit, so no follower has read it
-            ranks.run(lambda: own.drop_after(min(ends)))
         own.published = min(ends)
+        if own.published < max(ends) - 1:  # ranks publish together, so a log has lost its end
+            raise NewBaseNeededError(
+                f"DeltaLog.attach: the log of rank {ends.index(own.published)} ends with commit "
+                f"{own.published}, but others go on to {max(ends)}: restore it, call "
+                f"rollback({own.published}), or publish to a new directory"
+            )
+        if own.published < max(ends):  # some ranks lack this commit, so no follower has read it
+            ranks.run(lambda: own.drop_after(own.published))
         end_steps(parts)
         if options.filter.keep is not None:
             published = PublishedIds(parts, options.filter.keep, ranks)
@@ -129,11 +135,25 @@ class Publishing:
         self.published, self.tables = attached.published, attached.tables
         self._split = attached.split
         self._writing: Writing | None = None
-        self._has_leftovers = False
+        self._unsettled = False  # the log may have a commit that has failed
 
     def failed(self) -> bool:
         """Return whether the thread has ended with an error."""
         return self._writing is not None and self._writing.failed()
+
+    def pending(self) -> bool:
+        """Return whether a commit was published that :meth:`flush` has not waited for."""
+        return self._writing is not None
+
+    def writing(self) -> bool:
+        """Return whether the thread is writing a commit."""
+        return self._writing is not None and not self._writing.ended()
+
+    def durable(self) -> int:
+        """Return the number of the last commit that is known to be in the log."""
+        if self._ranks.size == 1:
+            return self._own.sequence
+        return self._own.published - self.pending()
 
     def publish(self, step: int, state: Mapping[str, Any] | None) -> int:
         """Copy the changes, and start the thread that writes them. The last commit is written.
@@ -157,28 +177,37 @@ class Publishing:
                 if self._split:
                     combine_columns(self._ranks, parts, groups_of(parts), changes)
                 changed = self._ranks.run(lambda: recorded.copied(changes, state))
+            with defer_signals():
+                self._writing = Writing(self._own, changed, step)
+                self._own.published += 1
         except BaseException:
             recorded.give_back()
             raise
-        with defer_signals():
-            self._writing = Writing(self._own, changed, step)
-            self._own.published += 1
         return self._own.published
 
     def flush(self) -> None:
         """Wait until the last commit is in the log; see :meth:`DeltaLog.flush`."""
         writing = self._writing
         if writing is None:
+            if self._unsettled:
+                self._settle()
             return
         try:
             self._ranks.run(writing.wait)
-        except Exception:
-            self._writing = None
-            self._own.published -= 1
-            self._has_leftovers = True  # also if this rank has written it
-            self.recorded.give_back()
-            with suppress(Exception):  # the next publish tries again, and raises the error
-                self._ranks.run(self._drop)
+        except Exception as error:
+            with defer_signals():
+                self._writing = None
+                self._own.published -= 1
+                self._unsettled = True  # also if this rank has written it
+                # published again with the next commit, whether or not the log has them
+                self.recorded.give_back()
+            try:
+                if self._settle():
+                    return
+            except Exception:  # the next call looks again
+                if isinstance(error, FileExistsError):  # perhaps of another writer
+                    raise
+                raise error from None
             raise
         self._writing = None
         self.recorded.written()
@@ -186,13 +215,20 @@ class Publishing:
     def _check_between_steps(self) -> None:
         for group in groups_of(self.recorded.parts):
             check_saveable("DeltaLog.publish", group)
-        self._drop()
 
-    def _drop(self) -> None:
-        """Remove what a failed publish may have left."""
-        if self._has_leftovers:
-            self._own.drop_after(self._own.published)
-            self._has_leftovers = False
+    def _settle(self) -> bool:
+        """Look up a failed commit: it stays if all ranks have it, as a follower may have read it.
+
+        Returns:
+            Whether the log has the commit that was sent last.
+        """
+        own, ranks = self._own, self._ranks
+        of_ranks = ranks.gather(ranks.run(own.sent_batch))
+        sent = of_ranks[0] if len(set(of_ranks)) == 1 else None
+        ranks.run(lambda: own.settle(sent))
+        own.published = own.sequence
+        self._unsettled = False
+        return sent is not None and own.was_sent_last(sent)
 
 
 __all__ = ["AttachedModel", "Publishing", "attached"]

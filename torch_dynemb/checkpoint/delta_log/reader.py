@@ -114,7 +114,7 @@ class LogReader:
             raise NewBaseNeededError(
                 f"delta log: commit {self.sequence} was read last, but the next one available "
                 f"is {head.sequence}: those between were dropped or lost. Load the newest "
-                "base, and follow from there"
+                "base, or one that DeltaLog.save writes now, and follow from there"
             )
         if head.previous != self._chains.get(rank, head.previous):
             raise NewBaseNeededError(
@@ -129,7 +129,7 @@ class LogReader:
         if not self.sequence:  # nothing was read
             return
         for rank, sink in enumerate(self._sinks):
-            chain = _chain_after(sink, self.sequence)
+            chain = chain_after(sink, self.sequence)
             if chain is None or chain != self._chains.get(rank, chain):
                 raise NewBaseNeededError(
                     f"delta log: commit {self.sequence} was read last, but it was removed "
@@ -153,8 +153,13 @@ class LogReader:
         )
 
 
-def _chain_after(sink: DeltaSink, sequence: int) -> int | None:
-    """Return the chain after a batch; None if it does not exist."""
+def chain_after(sink: DeltaSink, sequence: int) -> int | None:
+    """Return the chain after a batch; None if it does not exist, or is not whole.
+
+    Args:
+        sink: sink that keeps it.
+        sequence: number of the batch.
+    """
     if isinstance(sink, EndingSink):
         end = sink.ending(sequence)
     else:
@@ -185,4 +190,4 @@ def sinks_of(log: object) -> Callable[[], Sequence[DeltaSink]]:
     return lambda: given
 
 
-__all__ = ["LogReader", "batch_of", "sinks_of"]
+__all__ = ["LogReader", "batch_of", "chain_after", "sinks_of"]

@@ -18,9 +18,9 @@ class DeltaSink(Protocol):
     def append(self, data: memoryview, sequence: int) -> None:
         """Append a batch after all others. A thread of the log calls it.
 
-        When it returns, the batch is durable. If it raises, the batch is not stored, or
-        :meth:`drop_after` can remove it: the log then publishes its changes again, with the same
-        number.
+        When it returns, the batch is durable. If it raises, the batch may be stored, such as if an
+        answer was lost: the log reads the batch of this number, and keeps it or calls
+        :meth:`drop_after`. Then it publishes the changes again.
 
         Args:
             data: the batch, uint8; the log owns the memory and reuses it afterwards.

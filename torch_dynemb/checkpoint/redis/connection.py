@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -104,6 +104,23 @@ def lost_connection(owner: str, client: Any) -> ConnectionError:
     )
 
 
+def check_kinds(owner: str, client: Any, kinds: Mapping[str, str]) -> None:
+    """Raise ValueError if keys have values of another program.
+
+    Args:
+        owner: function that errors name.
+        client: client of the server.
+        kinds: type of the value of each key, which may be missing.
+    """
+    for key, kind in kinds.items():
+        found = client.type(key).decode()
+        if found not in (kind, "none"):
+            raise ValueError(
+                f"{owner}: key {key!r} of {place_of(client)} has a {found} of another program, "
+                f"expected a {kind} or none: take another name"
+            )
+
+
 def check_keeps_keys(owner: str, client: Any) -> None:
     """Raise ValueError if a server evicts keys when its memory is full.
 
@@ -120,4 +137,12 @@ def check_keeps_keys(owner: str, client: Any) -> None:
         )
 
 
-__all__ = ["Server", "check_keeps_keys", "client_of", "lost_connection", "place_of", "redis_errors"]
+__all__ = [
+    "Server",
+    "check_keeps_keys",
+    "check_kinds",
+    "client_of",
+    "lost_connection",
+    "place_of",
+    "redis_errors",
+]

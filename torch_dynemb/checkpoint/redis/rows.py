@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from os import PathLike
 from typing import Any, NamedTuple
@@ -20,13 +20,14 @@ from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.redis.connection import (
     Server,
     check_keeps_keys,
+    check_kinds,
     client_of,
     lost_connection,
     place_of,
     redis_errors,
 )
 from torch_dynemb.checkpoint.redis.row_values import VERSION, by_shard
-from torch_dynemb.errors import InUseError, UnsupportedFormatError
+from torch_dynemb.errors import InUseError, NewBaseNeededError, UnsupportedFormatError
 
 _ROWS = 4096  # of one round trip
 _SHARDS = 256
@@ -56,12 +57,14 @@ class RedisRows:
     A commit is written in pieces, and its number last. A program that is killed in between, and
     started again, writes that commit again: rows are the same then. A reader may see rows of a
     commit before others; each row is whole. The last program that calls :meth:`follow` or
-    :meth:`load` is the writer: an earlier one gets an InUseError, and writes nothing more.
+    :meth:`load` is the writer: an earlier one gets an InUseError, and writes nothing more. If the
+    server comes back without its last writes, the next one raises NewBaseNeededError: call
+    :meth:`follow` again, which goes on from the commit that the server has.
 
     Args:
         server: URL such as ``"redis://host:6379/0"``, or a ``redis.Redis``. Its
             ``maxmemory-policy`` must not drop rows (``noeviction``). Redis Cluster is not built.
-        name: first part of all keys.
+        name: first part of all keys. A key with a value of another program is refused.
         shards: number of hashes of a table, a power of two; default: that of the existing rows, or
             256. An id lies in the hash of its lowest bits.
 
@@ -85,7 +88,9 @@ class RedisRows:
             if shards & (shards - 1):
                 raise ValueError(f"RedisRows: shards is {shards}, expected a power of two")
         self._shards = shards
-        self._writer: bytes | None = None  # in the hash of the name while no other program writes
+        self._writer = ""  # uuid of this writer; empty: neither load nor follow was called
+        # what the hash may have as its last change: two values if an answer was lost
+        self._changes: set[bytes] = set()
         self._base = ""
 
     def __repr__(self) -> str:
@@ -117,15 +122,18 @@ class RedisRows:
             The follower: call ``update()``, or ``start()`` for a thread.
 
         Raises:
-            TypeError, ValueError: ``log`` is not a log, or has rows of 8 bits.
+            TypeError, ValueError: ``log`` is not a log, or has rows of 8 bits; or a key has a value
+                of another program.
             FileNotFoundError: the base is missing.
             UnsupportedFormatError: the rows have another format version.
             NoRoomError, OSError, RuntimeError: the server fails.
         """
         sinks = sinks_of(log)
-        self._read()
-        self._lock()
         position = self._read()
+        if position is not None:
+            with redis_errors("RedisRows.follow", self._client):
+                self._lock()
+            position = self._read()  # another program may have written until then
         if position is None:
             position = self._load(str(base_of("RedisRows.follow", log, base)))
         self._base = position.base
@@ -156,11 +164,12 @@ class RedisRows:
 
         Raises:
             InUseError: another program writes these rows.
+            NewBaseNeededError: the server has lost its last writes.
             RuntimeError: neither :meth:`load` nor :meth:`follow` was called.
             NoRoomError, OSError, RuntimeError: the server fails. The number is that before, and the
                 next update writes the commit again.
         """
-        if self._writer is None:
+        if not self._writer:
             raise RuntimeError(
                 "RedisRows.apply: no base is loaded: call follow(log), which loads it"
             )
@@ -185,7 +194,8 @@ class RedisRows:
 
         Raises:
             FileNotFoundError: the checkpoint is missing.
-            ValueError: a table has rows of 8 bits, or the checkpoint is an increment.
+            ValueError: a table has rows of 8 bits, the checkpoint is an increment, or a key has a
+                value of another program.
             DamagedFileError: a file is damaged.
             NoRoomError, OSError, RuntimeError: the server fails.
         """
@@ -205,9 +215,10 @@ class RedisRows:
             for name, table in saved.tables.items():
                 _check_dtype(name, PACKED if table.packed else str(table.dtype))
             check_keeps_keys("RedisRows.load", self._client)
+            shards = _SHARDS if self._shards is None else self._shards
+            self._check_free(saved.tables, shards)
             self._lock()
             self._clear()
-            shards = _SHARDS if self._shards is None else self._shards
             self._shards = shards
             layout = {"version": VERSION, "shards": shards}
             self._change(lambda pipe: pipe.hset(self.name, mapping=layout))
@@ -227,6 +238,20 @@ class RedisRows:
             keys = [self._key(table.decode(), shard) for shard in shards]
             self._change(partial(_unlink, keys))
         self._change(lambda pipe: pipe.unlink(f"{self.name}:tables"))
+
+    def _check_free(self, tables: Iterable[str], shards: int) -> None:
+        """Raise ValueError if a key of a table has a value of another program."""
+        with self._client.pipeline() as pipe:
+            pipe.smembers(f"{self.name}:tables")
+            for table in tables:
+                pipe.exists(*(self._key(table, shard) for shard in range(shards)))
+            own, *found = pipe.execute()
+        for table, count in zip(tables, found, strict=True):
+            if count > 0 and table.encode() not in own:
+                raise ValueError(
+                    f"RedisRows.load: {self!r} has {count} keys of another program among "
+                    f"{self._key(table, 0)!r} and following, where rows belong: take another name"
+                )
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -251,24 +276,33 @@ class RedisRows:
             self._change(queue)
 
     def _key(self, table: str, shard: int) -> str:
-        return f"{self.name}:{table}:{shard}"
+        # so that the last two colons divide a key, whatever the names are
+        escaped = table.replace("%", "%25").replace(":", "%3A")
+        return f"{self.name}:{escaped}:{shard}"
 
     # -- position ------------------------------------------------------------------------------
 
     def _read(self) -> _Position | None:
         """Return the position in the server; None: whole rows are missing."""
         with redis_errors("RedisRows", self._client):
+            tables = f"{self.name}:tables"
+            check_kinds("RedisRows", self._client, {self.name: "hash", tables: "set"})
+            has_tables = self._client.exists(tables)  # before the hash, which is written first
             found = self._client.hgetall(self.name)
-        if b"version" not in found:
+        if not found and not has_tables:
             return None
+        if b"version" not in found:
+            raise ValueError(
+                f"RedisRows: {self!r} has keys of another program under its name: take another name"
+            )
         if int(found.get(b"version", 0)) != VERSION:
             raise UnsupportedFormatError(
                 f"RedisRows: {self!r} has rows of format version {found.get(b'version')!r}, but "
                 f"this library writes {VERSION}: take another name"
             )
-        shards = int(found[b"shards"])
         if b"base" not in found:
             return None
+        shards = int(found[b"shards"])
         if self._shards not in (None, shards):
             raise ValueError(
                 f"RedisRows: shards is {self._shards}, but {self!r} has {shards} for each table: "
@@ -283,10 +317,10 @@ class RedisRows:
 
     def _lock(self) -> None:
         """Lock the rows for this program, in place of another program."""
-        writer = uuid.uuid4().hex
-        with redis_errors("RedisRows", self._client):
-            self._client.hset(self.name, "writer", writer)
-        self._writer = writer.encode()
+        self._writer = uuid.uuid4().hex
+        self._changes = {f"{self._writer} 0".encode()}
+        mapping = {"version": VERSION, "writer": f"{self._writer} 0"}
+        self._client.hset(self.name, mapping=mapping)
 
     def _advance(self, position: _Position) -> None:
         """Write the position, after the rows that belong to it."""
@@ -295,26 +329,39 @@ class RedisRows:
     def _change(self, queue: Callable[[Any], object]) -> None:
         """Run commands as one transaction, if this is still the writer.
 
-        So a program that was paused while another one took over changes nothing any more.
+        So a program that was paused while another one took over changes nothing any more, and a
+        server that has lost some of the changes gets none that follow them.
         """
         from redis.exceptions import WatchError
 
-        taken = InUseError(
-            f"RedisRows: {self!r} has another writer, which has called follow or load later: stop "
-            "one of both programs"
-        )
         with self._client.pipeline() as pipe:
             try:
                 pipe.watch(self.name)
-                if pipe.hget(self.name, "writer") != self._writer:
-                    raise taken
+                before = self._checked(pipe.hget(self.name, "writer"))
+                now = f"{self._writer} {int(before.split()[1]) + 1}".encode()
                 pipe.multi()
                 queue(pipe)
+                pipe.hset(self.name, "writer", now)
+                self._changes = {before, now}
                 pipe.execute()
+                self._changes = {now}
             except WatchError as error:  # another program, or a lost connection
-                if self._client.hget(self.name, "writer") != self._writer:
-                    raise taken from error
+                self._checked(self._client.hget(self.name, "writer"))
                 raise lost_connection("RedisRows", self._client) from error
+
+    def _checked(self, found: bytes | None) -> bytes:
+        """Return the last change in the server, if it is the last one of this writer."""
+        if found in self._changes:
+            return found
+        if found is not None and not found.startswith(self._writer.encode()):
+            raise InUseError(
+                f"RedisRows: {self!r} has another writer, which has called follow or load later: "
+                "stop one of both programs"
+            )
+        raise NewBaseNeededError(
+            f"RedisRows: {self!r} has lost its last writes, such as by a restart without its last "
+            "data: call follow(log) again, which goes on from the commit that the server has"
+        )
 
 
 def _unlink(keys: list[str], pipe: Any) -> None:

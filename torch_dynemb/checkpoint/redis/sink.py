@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +12,7 @@ from torch_dynemb.checkpoint.delta_log.batch import COMMIT_BYTES
 from torch_dynemb.checkpoint.redis.connection import (
     Server,
     check_keeps_keys,
+    check_kinds,
     client_of,
     lost_connection,
     place_of,
@@ -37,8 +40,8 @@ class RedisSink:
     * ``KEY``: Stream. An entry ``PLACE-PIECE`` has the field ``data``, a piece of a batch of at
       most 8 MiB. The last piece is the commit, 48 bytes.
     * ``KEY:index``: sorted set of ``PLACE-PIECES`` by the number of the batch.
-    * ``KEY:writer``: hash with ``epoch``, the number of writers so far, and ``places``, that of
-      batches.
+    * ``KEY:writer``: hash with ``writer``, the uuid of the last writer, and ``places``, the number
+      of batches so far.
 
     Args:
         server: URL such as ``"redis://host:6379/0"``, or a ``redis.Redis``.
@@ -59,7 +62,7 @@ class RedisSink:
         self._client = client_of("RedisSink", server)
         self.key = text("RedisSink: key", key)
         self._index, self._writer = f"{key}:index", f"{key}:writer"
-        self._epoch: int | None = None
+        self._token: bytes | None = None  # in the hash of the writer while this is the writer
 
     def __repr__(self) -> str:
         return f"RedisSink({place_of(self._client)}, key={self.key!r})"
@@ -70,17 +73,28 @@ class RedisSink:
         """Lock the log for this writer, in place of an earlier one.
 
         Raises:
-            ValueError: the server evicts keys.
+            ValueError: the server evicts keys, or a key has a value of another program.
             NoRoomError, OSError, RuntimeError: the server fails.
         """
-        if self._epoch is None:
+        if self._token is None:
+            token = uuid.uuid4().hex.encode()
             with redis_errors("RedisSink.lock", self._client):
                 check_keeps_keys("RedisSink.lock", self._client)
-                self._epoch = int(self._client.hincrby(self._writer, "epoch", 1))
+                kinds = {self.key: "stream", self._index: "zset", self._writer: "hash"}
+                check_kinds("RedisSink.lock", self._client, kinds)
+                fields = set(self._client.hkeys(self._writer))
+                is_there = self._client.exists(self.key, self._index) > 0
+                if (is_there and not fields) or not fields <= {b"writer", b"places"}:
+                    raise ValueError(
+                        f"RedisSink.lock: {self!r} has keys of another program under its name: "
+                        "take another key"
+                    )
+                self._client.hset(self._writer, "writer", token)
+            self._token = token
 
     def close(self) -> None:
         """Stop being the writer."""
-        self._epoch = None
+        self._token = None
 
     def append(self, data: memoryview, sequence: int) -> None:
         """Append a batch; see :meth:`DeltaSink.append`.
@@ -93,21 +107,20 @@ class RedisSink:
             InUseError: the log has another writer.
             NoRoomError: the server has no memory left.
             OSError: the server cannot be reached, or refuses the user.
-            NewBaseNeededError: the server has lost the log.
+            NewBaseNeededError: the server has lost the log, or its end.
         """
         end = len(data) - COMMIT_BYTES
         begins = range(0, end, _PIECE_BYTES)
         pieces = [data[begin : min(begin + _PIECE_BYTES, end)] for begin in begins]
         pieces.append(data[end:])
 
-        def queue(pipe: Any, places: int) -> None:
-            place = places + 1
+        def queue(pipe: Any, place: int) -> None:
             for number, piece in enumerate(pieces):
                 pipe.xadd(self.key, {"data": bytes(piece)}, id=f"{place}-{number + 1}")
             pipe.zadd(self._index, {f"{place}-{len(pieces)}": sequence})
             pipe.hset(self._writer, "places", place)
 
-        self._change("append", queue)
+        self._change("append", queue, sequence)
 
     def truncate(self, before: int) -> None:
         """Drop earlier batches; the last one stays.
@@ -126,7 +139,7 @@ class RedisSink:
         if not first:
             return
 
-        def queue(pipe: Any, places: int) -> None:
+        def queue(pipe: Any, place: int) -> None:
             pipe.xtrim(self.key, minid=f"{_place(first[0])[0]}-0", approximate=False)
             pipe.zremrangebyscore(self._index, "-inf", f"({kept}")
 
@@ -145,21 +158,24 @@ class RedisSink:
         with redis_errors("RedisSink.drop_after", self._client):
             members = self._client.zrangebyscore(self._index, f"({sequence}", "+inf")
 
-        def queue(pipe: Any, places: int) -> None:
+        def queue(pipe: Any, place: int) -> None:
             for member in members:
-                place, pieces = _place(member)
-                pipe.xdel(self.key, *(f"{place}-{number + 1}" for number in range(pieces)))
+                begin, pieces = _place(member)
+                pipe.xdel(self.key, *(f"{begin}-{number + 1}" for number in range(pieces)))
             if members:
                 pipe.zrem(self._index, *members)
 
         self._change("drop_after", queue)
 
-    def _change(self, method: str, queue: Callable[[Any, int], None]) -> None:
+    def _change(
+        self, method: str, queue: Callable[[Any, int], None], sequence: int | None = None
+    ) -> None:
         """Run commands as one transaction, if the log still has this writer.
 
         Args:
             method: that errors name.
-            queue: queues the commands; it gets the number of writes so far.
+            queue: queues the commands; it gets the number of the next batch so far.
+            sequence: number of the batch to append; None: no batch.
         """
         from redis.exceptions import WatchError
 
@@ -172,19 +188,27 @@ class RedisSink:
         with redis_errors(owner, self._client), self._client.pipeline() as pipe:
             try:
                 pipe.watch(self._writer)
-                epoch, places = pipe.hmget(self._writer, "epoch", "places")
-                if epoch is None:
-                    raise NewBaseNeededError(
-                        f"{owner}: {self!r} has lost the log, such as by a restart without its "
-                        "data: close the log, and attach it again with a new base"
-                    )
-                if int(epoch) != self._epoch:
+                writer, places = pipe.hmget(self._writer, "writer", "places")
+                if writer not in (None, self._token):
                     raise taken
+                last = pipe.zrange(self._index, -1, -1, withscores=True)
+                end = int(last[0][1]) if last else 0
+                if writer is None or (sequence is not None and end < sequence - 1):
+                    raise NewBaseNeededError(
+                        f"{owner}: {self!r} has lost the log after commit {end}, such as by a "
+                        "restart without its last data: close the log, and attach it again with "
+                        "its base. The next commit has all differences"
+                    )
+                if sequence is not None and end >= sequence:
+                    raise FileExistsError(
+                        errno.EEXIST,
+                        f"{owner}: {self!r} has commit {sequence} from before: call again",
+                    )
                 pipe.multi()
-                queue(pipe, int(places or 0))
+                queue(pipe, int(places or 0) + 1)
                 pipe.execute()
             except WatchError as error:  # another writer, or a lost connection
-                if self._client.hget(self._writer, "epoch") != str(self._epoch).encode():
+                if self._client.hget(self._writer, "writer") != self._token:
                     raise taken from error
                 raise lost_connection(owner, self._client) from error
 
@@ -197,19 +221,31 @@ class RedisSink:
             from_sequence: number of the first batch.
 
         Raises:
+            NewBaseNeededError: another program has removed the last batch from the stream.
             OSError, RuntimeError: the server fails.
         """
         following = integer("RedisSink.read: from_sequence", from_sequence, least=0)
+        is_lost = False
         while True:
             with redis_errors("RedisSink.read", self._client):
                 found = self._client.zrangebyscore(
                     self._index, following, "+inf", start=0, num=1, withscores=True
                 )
-                data = self._batch(found[0][0]) if found else None
-            if data is None:
-                return  # dropped meanwhile: the next read finds what there is
-            following = int(found[0][1]) + 1
-            yield data
+                if not found:
+                    break
+                member, number = found[0]
+                data = self._batch(member)
+                # by XTRIM, or dropped by the writer meanwhile
+                is_lost = data is None and self._client.zscore(self._index, member) is not None
+            following = int(number) + 1
+            if data is not None:
+                yield data
+        if is_lost:
+            raise NewBaseNeededError(
+                f"RedisSink.read: {self!r} lacks commit {following - 1}, which another program has "
+                "removed from the stream: have the trainer save a new base (DeltaLog.save), load "
+                "it, and follow from there. A trainer that starts needs another key"
+            )
 
     def ending(self, sequence: int) -> bytes | None:
         """Return the end of a batch; see :meth:`EndingSink.ending`.
