@@ -34,6 +34,11 @@ def assert_lists(given: Any, expected: Any) -> None:
     assert [tensor.tolist() for tensor in given] == expected
 
 
+def strided(tensor: Tensor) -> Tensor:
+    """The same values, each beside another one."""
+    return torch.stack([tensor, tensor + 1], -1)[..., 0]
+
+
 def test_hashes_of_strings_are_recis_s() -> None:
     values = [torch.tensor([0, 1, 2, 1, 2, 3]).char(), torch.tensor([0, 5, 5, 5, 6, 7]).char()]
     splits = [torch.tensor([0, 3, 6], dtype=dtype) for dtype in INT_DTYPES]
@@ -74,7 +79,7 @@ def test_buckets_and_remainders() -> None:
 
 def test_ids_of_tables_and_ranks() -> None:
     ids = torch.tensor([2, 1, 2, 3])
-    distinct, lengths, inverse = F.ids_partition(ids, 65536, 2)
+    distinct, lengths, inverse = F.ids_partition(strided(ids), 65536, 2)
     assert torch.equal(distinct[inverse], ids)
     owners = ops.id_owners(distinct, parts=2)
     assert owners.tolist() == [0] * int(lengths[0]) + [1] * int(lengths[1])
@@ -96,7 +101,7 @@ def test_dense_to_ragged_and_back(dtype: torch.dtype) -> None:
     assert torch.equal(values, torch.tensor([1, 0, 3, 6, 7, 8], dtype=dtype))
     assert torch.equal(offsets[0], torch.tensor([0, 3, 6], dtype=torch.int32))
     assert torch.equal(F.ragged_to_dense(values, offsets, 9), dense[:, :3])
-    assert torch.equal(F.ragged_to_sparse(values, offsets).to_dense(), dense[:, :3])
+    assert torch.equal(F.ragged_to_sparse(strided(values), offsets).to_dense(), dense[:, :3])
     cube = torch.arange(24, dtype=dtype).reshape(2, 3, 4)
     assert torch.equal(F.ragged_to_dense(*F.dense_to_ragged(cube), 0), cube)
 
@@ -157,7 +162,13 @@ def test_segments_are_reduced(combiner: str, weighted: bool) -> None:
     table = plain.detach().clone().requires_grad_()
     weight = torch.rand(7) if weighted else None
     expected = reduced(plain, weight, combiner)
-    given = F.ragged_embedding_segment_reduce(table, weight, INDICES.int(), OFFSETS.int(), combiner)
+    given = F.ragged_embedding_segment_reduce(
+        strided(table),
+        None if weight is None else strided(weight),
+        strided(INDICES.int()),
+        strided(OFFSETS.int()),
+        combiner,
+    )
     torch.testing.assert_close(given, expected)
     for result in (given, expected):
         result.square().sum().backward()
@@ -166,7 +177,7 @@ def test_segments_are_reduced(combiner: str, weighted: bool) -> None:
     segments = torch.tensor([0, 0, 0, 2, 2, 2, 2])[order]
     factors = torch.ones(7) if weight is None else weight
     sparse = F.sparse_embedding_segment_reduce(
-        table, factors[order], INDICES[order], segments, 3, combiner
+        strided(table), strided(factors[order]), INDICES[order], segments, 3, combiner
     )
     torch.testing.assert_close(sparse, expected)
     if combiner == "sum":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from option_steps import Options, differences
 from ranks import Ranks
-from sharded_models import BAG_SHARDINGS
+from sharded_models import BAG_SHARDINGS, STATIC_VALUE, Table, sharded
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
 
@@ -29,6 +31,18 @@ SOME = [
 
 def test_one_rank(one_rank: None) -> None:
     assert differences(0, SOME) == []
+
+
+@pytest.mark.parametrize("sharding", ["table_wise", "row_wise", "table_row_wise", "grid_shard"])
+def test_means_of_static_tables_beside_dynamic_ones(one_rank: None, sharding: str) -> None:
+    tables = [
+        Table("static", 8, ("a",), "mean", sharding, dynamic=False),
+        Table("dynamic", 8, ("b",), "mean", sharding),
+    ]
+    outputs = sharded(tables)(
+        KeyedJaggedTensor(["a", "b"], torch.arange(5), lengths=torch.tensor([2, 1, 0, 2]))
+    )
+    torch.testing.assert_close(outputs["a"], torch.full((2, 8), STATIC_VALUE))
 
 
 @pytest.mark.long

@@ -58,6 +58,8 @@ def find_or_insert(
     if tables.host.forked:
         tables.check_own()
     check_custom_scores(tables, feature_tables, ids, scores)
+    if scores is not None:
+        scores = scores.contiguous()  # before ids get rows: the op that sets scores needs it
     layout = tables.config.layout
     if feature_policies is None:
         feature_policies = list(feature_tables) if layout.rows else []

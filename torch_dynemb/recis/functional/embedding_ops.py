@@ -35,7 +35,7 @@ def ids_partition(
         TypeError: an argument has a wrong type.
         RuntimeError: ids are not int64 of 1 dimension, or there are more ranks than slots.
     """
-    given = tensor("ids_partition: ids", ids)
+    given = tensor("ids_partition: ids", ids).contiguous()
     slots = integer("ids_partition: max_partition_num", max_partition_num)
     ranks = integer("ids_partition: world_size", world_size)
     bounds = torch.tensor([0, given.numel()], device=given.device)
@@ -122,10 +122,10 @@ def ragged_embedding_segment_reduce(
             do not ascend from 0 to N.
     """
     owner = "ragged_embedding_segment_reduce"
-    rows = tensor(f"{owner}: unique_emb", unique_emb)
+    rows = tensor(f"{owner}: unique_emb", unique_emb).contiguous()
     positions = index_tensor(f"{owner}: reverse_indices", reverse_indices)
     bounds = index_tensor(f"{owner}: offsets", offsets)
-    weights = None if weight is None else tensor(f"{owner}: weight", weight)
+    weights = None if weight is None else tensor(f"{owner}: weight", weight).contiguous()
     if combiner == "tile":
         tile = _tile_arguments(owner, combiner_kwargs)
         return tiled(owner, tile.bags, tile.lengths, positions, bounds, rows, tile.left, weights)
@@ -205,7 +205,7 @@ def _reduced_segments(
         segment_ids, num_segments, combiner: as in :func:`sparse_embedding_segment_reduce`.
     """
     (rows_name, rows_given), (_, weight), (places_name, places_given) = named.items()
-    rows = tensor(f"{owner}: {rows_name}", rows_given)
+    rows = tensor(f"{owner}: {rows_name}", rows_given).contiguous()
     positions = index_tensor(f"{owner}: {places_name}", places_given)
     segments = index_tensor(f"{owner}: segment_ids", segment_ids)
     weights = tensor(f"{owner}: weight", weight)

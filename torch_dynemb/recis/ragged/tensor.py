@@ -331,7 +331,7 @@ class RaggedTensor:
         """
         self._check_plain("to_sparse")
         return ops.ragged_to_sparse(
-            [self._values],
+            [self._values.contiguous()],
             [[as_int64(offsets) for offsets in self._offsets]],
             lengths=[list(self.real_shape(1))],
         )[0]

@@ -1,10 +1,11 @@
 """Divisor of means for bags that are summed over several ranks.
 
-TorchRec's own divisor has three limits:
+TorchRec's own divisor has four limits:
 
 * it fails without samples;
 * where it reorders a batch with a size per feature, it divides by bags of other features;
-* it divides either all tables of a feature or none.
+* it divides either all tables of a feature or none;
+* it divides no table of ``grid_shard``, of which its kernels sum bags.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torchrec.distributed.embedding_sharding import EmbeddingSharding
+from torchrec.distributed.sharding.grid_sharding import GridPooledEmbeddingSharding
 from torchrec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
 from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
@@ -24,7 +26,11 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torch_dynemb.torchrec.planning.options import TableOptions
 
 # static tables, of which the kernels sum bags of means on any number of ranks
-_SUM_IN_TORCHREC = (RwPooledEmbeddingSharding, TwRwPooledEmbeddingSharding)
+_SUM_IN_TORCHREC = (
+    RwPooledEmbeddingSharding,
+    TwRwPooledEmbeddingSharding,
+    GridPooledEmbeddingSharding,
+)
 
 
 class PooledOutput(NamedTuple):
