@@ -48,19 +48,18 @@ def _mix(module: nn.Module, arguments: tuple[KeyedJaggedTensor]) -> tuple[KeyedJ
 
 
 class _Timed:
-    """Base of shardings in which ranks agree on the time, if a table keeps timestamps.
-
-    Attributes:
-        ids: that this rank owns.
-    """
-
-    ids = IdSlots()
+    """Base of shardings in which ranks agree on the time, if a table keeps timestamps."""
 
     def __init__(self, sharding_infos: list[EmbeddingShardingInfo], *more: Any, **named: Any):
         super().__init__(sharding_infos, *more, **named)  # type: ignore[call-arg]
         self.time = TimeOfSharding()
         plans: list[KernelPlan] = [info.fused_params[PLAN] for info in sharding_infos]
         self._keeps_time = any(plan.options.keeps_time for plan in plans)
+
+    @property
+    def ids(self) -> IdSlots:
+        """The ids that this rank owns."""
+        return IdSlots()
 
     def create_input_dist(
         self, device: torch.device | None = None
