@@ -386,7 +386,18 @@ def test_files_are_those_of_safetensors(path: Path) -> None:
 
 
 def test_any_name_of_a_table_is_a_folder(path: Path) -> None:
-    names = ("../up", ".", "..", "a/b", "ä" * 200, "x" * 300, "con: *?")
+    names = (
+        "manifest.json",
+        "torch_dynemb-unfinished",
+        "spool-1-ids",
+        "../up",
+        ".",
+        "..",
+        "a/b",
+        "ä" * 200,
+        "x" * 300,
+        "con: *?",
+    )
     module = td.DynamicEmbeddingBagCollection(
         [td.TableConfig(name, 4) for name in names], optimizer=td.SGD(lr=0.1)
     )

@@ -192,7 +192,7 @@ def test_rows_in_another_form(rows: Any, near: float) -> None:
 def test_rows_of_int8_are_not_quantized_again() -> None:
     live = hash_table([4], dtype=torch.int8, name="packed")
     live.insert(torch.arange(3), torch.ones(3, 4))
-    with pytest.raises(ValueError, match="rows of HashTable 'packed' are int8 already: freeze wi"):
+    with pytest.raises(ValueError, match=r"rows of \['packed'\] are int8 already: freeze wi"):
         td.freeze(live, rows="int4")
 
 

@@ -6,13 +6,23 @@ from typing import Any
 
 import pytest
 import torch
-from test_recis_frozen import assert_same, batch, trained_engine
+from test_recis_frozen import assert_same, batch, options, trained_engine
 
 import torch_dynemb as td
 from torch_dynemb import serving
 from torch_dynemb.ops.columns import Meta
+from torch_dynemb.recis import DynamicEmbedding
 
 pytestmark = pytest.mark.cpu_only("live tables are in the memory of the CPU")
+
+
+def test_served_tables_have_the_names_of_the_options() -> None:
+    expected = {f"sparse.{option.shared_name}" for option in options().values()}
+    model = torch.nn.ModuleDict({"sparse": trained_engine()})
+    for served in (td.freeze(model), serving.live(td.freeze(model), headroom=1)):
+        assert set(serving.CountsMissing(served).table_names) == expected
+    alone = torch.nn.ModuleDict({"sparse": DynamicEmbedding(options()["user"])})
+    assert td.freeze(alone, missing=True).table_names == ["sparse.user"]
 
 
 def test_live_engines_take_updates() -> None:

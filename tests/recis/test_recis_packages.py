@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from quick_packages import QUICK
-from test_recis_frozen import any_sizes, assert_same, batch, trained_engine
+from test_recis_frozen import any_sizes, assert_same, batch, options, trained_engine
 from torch._inductor import config
 
 import torch_dynemb as td
@@ -30,6 +30,7 @@ def test_a_served_engine_takes_updates(tmp_path: Path) -> None:
     served = serving.load(tmp_path / "engine")
     for data in (batch(4), batch(5, samples=7, ids=90), batch(6, samples=0)):
         assert_same(served.run(data), live(data))
+    assert set(served.tables) == {option.shared_name for option in options().values()}
     names = iter(served.stats())
     for tables in serving.live_tables(live).values():
         for name in tables.names:

@@ -252,6 +252,20 @@ def test_sharders_that_need_row_numbers_are_refused() -> None:
     assert dynamic(planned(tower, [BAGS()], constraints)) == {"embedding.a"}
 
 
+def test_a_collection_under_two_names(one_rank: None) -> None:
+    shared = bags(a=10)
+    with pytest.raises(ValueError, match="children 'p' and 'q' of module '' are one module with d"):
+        planned(nn.ModuleDict({"p": shared, "q": shared}), [BAGS(tables="all")])
+    model, sharders = nn.ModuleDict({"p": shared, "q": nn.Sequential(shared)}), [BAGS(tables="all")]
+    plan = DynamicEmbeddingShardingPlanner(
+        topology=machine(1), storage_reservation=nothing_reserved(), debug=False
+    ).plan(model, sharders)
+    sharded = DistributedModelParallel(
+        model, device=torch.device("cpu"), plan=plan, sharders=sharders
+    )
+    assert sharded.module["q"][0] is sharded.module["p"]
+
+
 def test_plans_of_two_collections_are_refused() -> None:
     with pytest.raises(ValueError, match=r"tables has 'c', but that table is in a module of anoth"):
         planned(Both(), [BAGS(tables=["c"]), SEQUENCES()])

@@ -20,7 +20,7 @@ from refused_models import (
     refused_by_the_second,
     sharder_refusals,
 )
-from sharded_models import Table
+from sharded_models import Table, kernels, sharded
 from torch import nn
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
 
@@ -419,3 +419,19 @@ def test_options_refuse_what_is_none() -> None:
     message = "TableOptions: storage is '/rows', expected HostStore, SSD"
     with pytest.raises(TypeError, match=message):
         TableOptions(storage="/rows")  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_what_needs_row_numbers_is_refused() -> None:
+    table = replace(TABLE, pooling="none")
+
+    def written(model: Any) -> None:
+        for config in model.sequences.embedding_configs():
+            config.enable_embedding_update = True
+
+    with pytest.raises(NotImplementedError, match=r"\['users'\] have enable_embedding_update, but"):
+        sharded((table,), prepare=written)
+    [kernel] = kernels(sharded((table,)))
+    for name in ("_emb_module", "emb_module"):  # of managed collisions, of pruning
+        with pytest.raises(NotImplementedError, match="managed collisions, pruning and trackers"):
+            getattr(kernel, name)

@@ -55,8 +55,8 @@ def score_entry(word: str) -> str:
 def table_folder(table: str) -> str:
     """Return the folder of a table's files. Each table name has its own folder."""
     escaped = quote(table, safe="")
-    if escaped.startswith("."):
-        escaped = f"%2E{escaped[1:]}"
+    if escaped.startswith(".") or is_own("", escaped):
+        escaped = f"%{ord(escaped[0]):02X}{escaped[1:]}"
     if len(escaped) <= _LONGEST_FOLDER:
         return escaped
     digest = hashlib.sha256(table.encode()).hexdigest()[:16]

@@ -134,7 +134,7 @@ class DumpSource(Source):
                 raise ValueError(
                     f"{path} has {size} bytes, expected rows of {found or 'some'} values of "
                     f"{itemsize} bytes for {count} keys: {self._table}_{item} or the keys are cut "
-                    "off, or of another dtype: give value_dtype"
+                    "off, or of another dtype: give read_dynamicemb value_dtype"
                 )
             found = columns
         return found
@@ -147,7 +147,7 @@ class DumpSource(Source):
         if key not in known:
             raise ValueError(
                 f"{options_file(self._folder, self._table)}: dtype is {name!r}, expected one of "
-                f"{list(known)}: give value_dtype"
+                f"{list(known)}: give read_dynamicemb value_dtype"
             )
         return known[key]
 

@@ -60,22 +60,22 @@ class _LiveModel(WholeTarget):
         for path, tables in live_tables(self._model).items():
             dims = tables.tensors().meta[:, Meta.DIM].tolist()
             for name, dim in zip(tables.names, dims, strict=True):
-                for log_name in names_in_log(path, name, alone=len(tables.names) == 1):
+                owner = tables.owner(path)
+                for log_name in names_in_log(owner, name, alone=len(tables.names) == 1):
                     delta = checked_delta(log_name, commit.tables, dim)
                     if delta is not None:
                         yield log_name, TableChange(tables.state(), name, delta)
                         break
 
 
-def names_in_log(path: str, name: str, *, alone: bool) -> Iterator[str]:
+def names_in_log(owner: str, name: str, *, alone: bool) -> Iterator[str]:
     """Return possible names of a frozen model's table in logs and checkpoints, likeliest first.
 
     Args:
-        path: of the module that has the table and no other parts.
+        owner: path of the module that names the table.
         name: of the table in that module.
         alone: whether the module has no other table.
     """
-    owner = path.rpartition(".")[0]
     if alone:  # a DynamicEmbedding: its table is named after the module
         yield owner or "embedding"
     yield table_name(owner, name)

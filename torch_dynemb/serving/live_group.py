@@ -74,7 +74,7 @@ class LiveTables(CountedTables):
     ) -> None:
         super().__init__()
         self.names = list(source.names)
-        self.place = source.place
+        self.place, self.depth = source.place, source.depth
         self.dense_version = text("LiveTables: dense_version", dense_version)
         self.formats = [LIVE_FORMATS[name] for name in _formats(source, rows)]
         extra = _headroom(self.names, headroom)

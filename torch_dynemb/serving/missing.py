@@ -81,8 +81,8 @@ class CountsMissing(nn.Module):
                 continue
             module.place = len(self._paths)
             self._paths.append(path)
-            of_module = path.rpartition(".")[0]
-            self.table_names += [table_name(of_module, name) for name in module.names]
+            owner = module.owner(path)
+            self.table_names += [table_name(owner, name) for name in module.names]
         if not self._paths:
             raise ValueError(
                 f"freeze: missing is True, but the model, a {type(model).__name__}, has no dynamic "
@@ -126,11 +126,21 @@ class CountedTables(nn.Module):
     Attributes:
         names: of the tables.
         place: of the module among those of its model that have tables.
+        depth: number of modules from the one that names the tables down to this one.
     """
 
     names: list[str]
     place = 0
+    depth = 1
     _no_offsets: Tensor | None = None  # cached: making it takes as long as a small lookup
+
+    def owner(self, path: str) -> str:
+        """Return the path of the module that names the tables.
+
+        Args:
+            path: of this module.
+        """
+        return ".".join(path.split(".")[: -self.depth])
 
     @property
     def one_bag(self) -> Tensor:

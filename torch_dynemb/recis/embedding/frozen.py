@@ -35,6 +35,7 @@ class FrozenDynamicEmbedding(ReadOnly):
         super().__init__()
         self.emb_opt = replace(source.emb_opt, storage=None)  # all rows of the copy are in memory
         self.hashtable = hashtable
+        hashtable.frozen_tables.depth = 2  # hashtable.frozen_tables
         self._runtime = Runtime.of(source.emb_opt)
 
     def forward(
@@ -91,6 +92,8 @@ class FrozenEmbeddingEngine(ReadOnly, FeatureLookups):
         self._runtimes = dict(source._runtimes)
         self._ranks = dict.fromkeys(source._ranks)
         self.tables = nn.ModuleDict(tables)
+        for table in tables.values():
+            table.frozen_tables.depth = 3  # tables.<physical table>.frozen_tables
 
     def forward(self, input_features: Mapping[str, Any]) -> dict[str, Any]:
         """Look features up as :meth:`EmbeddingEngine.forward` does in eval mode.

@@ -29,7 +29,7 @@ class FrozenHashTable(FrozenModule):
         self.packed = source.packed
         if self.packed:
             self.frozen_tables.kept_because = (
-                f"the rows of HashTable {source.name!r} are int8 already: freeze with rows=None"
+                f"the rows of {source.children_hashtable} are int8 already: freeze with rows=None"
             )
         self.name = source.name
         self.columns = source.group.config.tables[0].embedding_dim
@@ -86,7 +86,7 @@ def frozen_hash_table(source: HashTable, choices: Choices) -> FrozenHashTable | 
         choices: of :func:`torch_dynemb.freeze`.
     """
     group = whole_group(
-        f"freeze: HashTable {source.name!r}",
+        f"freeze: {source.children_hashtable}",
         source.group,
         process_group_of(source.rank_group),
         choices,

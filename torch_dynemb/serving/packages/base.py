@@ -35,14 +35,14 @@ class ExportedTable(NamedTuple):
 
     Attributes:
         package_name: name of the table in the package.
-        path: of the module that has it and no other parts.
+        owner: path of the module that names it.
         name: name of the table in that module.
         alone: whether the module has no other table.
         embedding_dim: columns of its rows.
     """
 
     package_name: str
-    path: str
+    owner: str
     name: str
     alone: bool
     embedding_dim: int
@@ -85,7 +85,7 @@ def base_of(position: LogPosition, tables: Iterable[ExportedTable]) -> PackageBa
 
 
 def _name_in(known: Mapping[str, int], table: ExportedTable) -> str:
-    for name in names_in_log(table.path, table.name, alone=table.alone):
+    for name in names_in_log(table.owner, table.name, alone=table.alone):
         if name not in known:
             continue
         if known[name] != table.embedding_dim:

@@ -291,7 +291,7 @@ def _tables_of(model: nn.Module) -> list[tuple[str, FrozenTables | LiveTables]]:
 
 def _names_of(path: str, module: FrozenTables | LiveTables) -> list[str]:
     """Return the names of a module's tables in the package."""
-    return [table_name(path.rpartition(".")[0], name) for name in module.names]
+    return [table_name(module.owner(path), name) for name in module.names]
 
 
 def _served_tables(model: nn.Module) -> dict[str, ServedTable]:
@@ -313,7 +313,7 @@ def _live_exports(frozen: nn.Module) -> list[ExportedTable]:
             "headroom=, the number of further ids for each table, or no base"
         )
     return [
-        ExportedTable(package_name, path, name, len(module.names) == 1, dim)
+        ExportedTable(package_name, module.owner(path), name, len(module.names) == 1, dim)
         for path, module in live_tables(model).items()
         for package_name, name, dim in zip(
             _names_of(path, module),

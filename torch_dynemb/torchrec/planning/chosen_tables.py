@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from torch import nn
 from torchrec.distributed.planner.types import ParameterConstraints
@@ -60,6 +61,29 @@ def chosen_tables(
         if constraint is not None:
             _check_chosen(name, constraint)
     return frozenset(chosen)
+
+
+def check_child_names(module: nn.Module, dynamic: AbstractSet[str]) -> None:
+    """Raise ValueError if a module has a child with dynamic tables under two names.
+
+    Args:
+        module: the model.
+        dynamic: names of the tables to make dynamic.
+    """
+    for path, parent in module.named_modules():
+        names: dict[nn.Module, str] = {}
+        for name, child in parent._modules.items():
+            first = name if child is None else names.setdefault(child, name)
+            if child is None or first == name:
+                continue
+            tables = [of.name for part in child.modules() for of in configs_of(part)]
+            if not dynamic.isdisjoint(tables):
+                raise ValueError(
+                    f"DynamicEmbeddingEnumerator: children {first!r} and {name!r} of module "
+                    f"{path!r} are one module with dynamic tables, but TorchRec shards a child "
+                    "under its first name alone: give the other name to a parent of it, such as "
+                    "nn.Sequential(module)"
+                )
 
 
 def _sharded_modules(
@@ -138,4 +162,4 @@ def check_sharding_types(owner: str, name: str, constraint: ParameterConstraints
         )
 
 
-__all__ = ["check_sharding_types", "chosen_tables", "configs_of"]
+__all__ = ["check_child_names", "check_sharding_types", "chosen_tables", "configs_of"]

@@ -28,6 +28,7 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torch_dynemb.distributed.ranks import default_group, from_first_rank
 from torch_dynemb.torchrec.planning.choice import enumerating
 from torch_dynemb.torchrec.planning.chosen_tables import (
+    check_child_names,
     check_sharding_types,
     chosen_tables,
     configs_of,
@@ -131,6 +132,7 @@ class DynamicEmbeddingEnumerator(EmbeddingEnumerator):  # type: ignore[misc]
         """
         sharders = [planned_sharder(sharder) for sharder in sharders]
         self._chosen = chosen_tables(module, sharders, self._constraints or {})
+        check_child_names(module, self.dynamic_tables())
         if self._world_size > 1:
             check_processors_learn(module, sharders, self.dynamic_tables())
         with enumerating():

@@ -32,7 +32,7 @@ class _ProcessedSharder(FeatureProcessedEmbeddingBagCollectionSharder):  # type:
 
 
 def planned_sharder(sharder: Any) -> Any:
-    """Return a sharder whose kernels and choice of tables are those of the one that it wraps.
+    """Return a sharder with the kernels and the choice of tables of the one that it wraps.
 
     Raises:
         NotImplementedError: the inner sharder has ``use_index_dedup`` or chooses dynamic tables,

@@ -48,21 +48,23 @@ def _mix(module: nn.Module, arguments: tuple[KeyedJaggedTensor]) -> tuple[KeyedJ
 
 
 class _Timed:
-    """Base of shardings in which ranks agree on the time, if a table keeps timestamps.
-
-    Attributes:
-        sums: whether lookups sum the bags of means, which the collection divides.
-        ids: that this rank owns.
-    """
-
-    sums = False
-    ids = IdSlots()
+    """Base of shardings in which ranks agree on the time, if a table keeps timestamps."""
 
     def __init__(self, sharding_infos: list[EmbeddingShardingInfo], *more: Any, **named: Any):
         super().__init__(sharding_infos, *more, **named)  # type: ignore[call-arg]
         self.time = TimeOfSharding()
         plans: list[KernelPlan] = [info.fused_params[PLAN] for info in sharding_infos]
         self._keeps_time = any(plan.options.keeps_time for plan in plans)
+
+    @property
+    def ids(self) -> IdSlots:
+        """The ids that this rank owns."""
+        return IdSlots()
+
+    @property
+    def sums(self) -> bool:
+        """Whether lookups sum the bags of means, which the collection divides."""
+        return False
 
     def create_input_dist(
         self, device: torch.device | None = None
@@ -81,7 +83,7 @@ class _ByRows(_Timed):
     _rank: int
 
     @property
-    def ids(self) -> IdSlots:  # type: ignore[override]
+    def ids(self) -> IdSlots:
         return IdSlots(self._rank, self._rank + 1, self._world_size)
 
     def _get_feature_hash_sizes(self) -> list[int]:
@@ -101,7 +103,7 @@ class _SumByRows(_ByRows):
     """Base of row-wise shardings that sum bags over ranks."""
 
     @property
-    def sums(self) -> bool:  # type: ignore[override]
+    def sums(self) -> bool:
         return not self.ids.whole
 
     def create_output_dist(self, device: torch.device | None = None) -> Any:
@@ -181,7 +183,7 @@ class DynamicTwRwPooledSharding(_SumByRows, TwRwPooledEmbeddingSharding):  # typ
     """Pooled sharding: ids of a table are divided over the ranks of one node."""
 
     @property
-    def ids(self) -> IdSlots:  # type: ignore[override]
+    def ids(self) -> IdSlots:
         ranks = self._intra_pg.size()
         return IdSlots(self._rank % ranks, self._rank % ranks + 1, ranks)
 
