@@ -30,6 +30,7 @@ from torch_dynemb.nn import (
     private_to_rank,
     register_module,
     replace_embeddings,
+    restore_torch,
     step_with,
     table_optimizers,
 )
@@ -158,6 +159,7 @@ __all__ = [
     "register_admission",
     "register_module",
     "replace_embeddings",
+    "restore_torch",
     "step_with",
     "table_optimizers",
     "top_k",

@@ -13,6 +13,7 @@ from torch_dynemb.nn.private_tables import private_to_rank
 from torch_dynemb.nn.replacing import Replaced, ReplacementReport, replace_embeddings
 from torch_dynemb.nn.step_with import StepWith, step_with
 from torch_dynemb.nn.table_optimizers import table_optimizers
+from torch_dynemb.nn.torch_changes import restore_torch
 
 average_tables_too()
 
@@ -34,6 +35,7 @@ __all__ = [
     "private_to_rank",
     "register_module",
     "replace_embeddings",
+    "restore_torch",
     "step_with",
     "table_optimizers",
 ]

@@ -24,6 +24,7 @@ from torch_dynemb.distributed.ranks import process_group_of
 from torch_dynemb.nn.collection import Collection
 from torch_dynemb.nn.embedding import SingleTable
 from torch_dynemb.nn.table_module import TableModule
+from torch_dynemb.nn.torch_changes import replace
 from torch_dynemb.ops.columns import Meta
 from torch_dynemb.table.content import score_names
 from torch_dynemb.table.group import TableGroup
@@ -138,14 +139,20 @@ def _average_table(
 
 def average_tables_too() -> None:
     """Change torch's AveragedModel: its copies of tables would stay as they were made."""
-    kind: Any = swa_utils.AveragedModel
-    construct, update = kind.__init__, kind.update_parameters
+    replace("AveragedModel", swa_utils.AveragedModel, "__init__", _checks_tables)
+    replace("AveragedModel", swa_utils.AveragedModel, "update_parameters", _averages_rows)
 
+
+def _checks_tables(construct: Any) -> Any:
     @functools.wraps(construct)
     def construct_checked(self: Any, model: nn.Module, *args: Any, **options: Any) -> None:
         _tables_of(model)
         construct(self, model, *args, **options)
 
+    return construct_checked
+
+
+def _averages_rows(update: Any) -> Any:
     @functools.wraps(update)
     def update_parameters(self: Any, model: nn.Module) -> None:
         pairs = _pairs(self.module, model)
@@ -158,7 +165,7 @@ def average_tables_too() -> None:
             for pair in pairs:
                 pair.average.follows_parameters()
 
-    kind.__init__, kind.update_parameters = construct_checked, update_parameters
+    return update_parameters
 
 
 __all__ = ["average_tables_too"]

@@ -18,6 +18,11 @@ def register(module: Any) -> None:
     _modules.add(module)
 
 
+def registered_in(model: Any) -> list[Any]:
+    """Return the registered modules of a model, at any depth."""
+    return [module for module in model.modules() if module in _modules] if _modules else []
+
+
 def updated_in_backward() -> list[Any]:
     """Return the registered modules with rows that a backward would update now."""
     return [m for m in list(_modules) if m.trainable and not m.group.config.split]
@@ -38,4 +43,4 @@ def names_of(modules: Iterable[Any]) -> str:
     return " and ".join(sorted(found))
 
 
-__all__ = ["names_of", "register", "split_modules", "updated_in_backward"]
+__all__ = ["names_of", "register", "registered_in", "split_modules", "updated_in_backward"]

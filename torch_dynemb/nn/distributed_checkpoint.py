@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_dynemb.nn.torch_changes import is_restored, replace
 from torch_dynemb.table.state import entry_owners
 
 _ANCHOR = "grad_anchor"  # the empty parameter of a module
@@ -65,6 +66,8 @@ class _PlannerImport(importlib.abc.MetaPathFinder):
 def support_default_planner() -> None:
     """Let torch's DefaultLoadPlanner load tables, from the first call in a process on."""
     loaded = sys.modules.get(_PLANNER)
+    if is_restored("DefaultLoadPlanner"):
+        return
     if loaded is None:
         sys.meta_path.insert(0, _PlannerImport())
     else:
@@ -72,9 +75,10 @@ def support_default_planner() -> None:
 
 
 def _change_planner(module: Any) -> None:
-    planner = module.DefaultLoadPlanner
-    set_up = planner.set_up_planner
+    replace("DefaultLoadPlanner", module.DefaultLoadPlanner, "set_up_planner", _with_tables)
 
+
+def _with_tables(set_up: Any) -> Any:
     @functools.wraps(set_up)
     def set_up_planner(
         self: Any,
@@ -88,7 +92,7 @@ def _change_planner(module: Any) -> None:
         if metadata is not None and self.flatten_state_dict:
             _leave_anchors_out(self.state_dict, metadata.state_dict_metadata)
 
-    planner.set_up_planner = set_up_planner
+    return set_up_planner
 
 
 def _take_saved_sizes(state_dict: dict[str, Any], saved: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 
 from torch_dynemb.nn.backward_updates import names_of, updated_in_backward
+from torch_dynemb.nn.torch_changes import replace
 from torch_dynemb.optim import FusedOptimizer
 
 # by name in torch.nn.utils.clip_grad: the name in torch.nn.utils, and the argument with the limit
@@ -35,16 +36,11 @@ _warned: weakref.WeakSet[Any] = weakref.WeakSet()
 def watch_clipping() -> None:
     """Have torch's clipping of gradients looked at in this process."""
     for name, (public, limit) in _CLIPPED_BY.items():
-        own: Any = getattr(clip_grad, name, None)  # the first name is private
-        if own is None or getattr(own, "watches_for", None) == __name__:
-            continue
-        watched = _watched(own, limit)
         for module, attribute in ((clip_grad, name), (nn.utils, public)):
-            if getattr(module, attribute, None) is own:
-                setattr(module, attribute, watched)
+            replace("clip_grad", module, attribute, functools.partial(_watched, limit=limit))
 
 
-def _watched(own: Any, limit: str) -> Any:
+def _watched(own: Any, *, limit: str) -> Any:
     @functools.wraps(own)
     def clip(parameters: Tensor | Iterable[Tensor], *arguments: Any, **keywords: Any) -> Any:
         given_limit = arguments[0] if arguments else keywords.get(limit)
@@ -57,7 +53,6 @@ def _watched(own: Any, limit: str) -> Any:
         _warn_of_rows(given)
         return own(given, *arguments, **keywords)
 
-    clip.watches_for = __name__  # type: ignore[attr-defined]
     return clip
 
 

@@ -28,6 +28,7 @@ from torch.amp import GradScaler
 from torch_dynemb.nn.backward_updates import names_of, split_modules, updated_in_backward
 from torch_dynemb.nn.module_kinds import SharedRows
 from torch_dynemb.nn.table_optimizers import row_optimizers
+from torch_dynemb.nn.torch_changes import replace
 from torch_dynemb.ops.autograd import accumulates
 from torch_dynemb.optim import SplitOptimizer
 
@@ -46,7 +47,7 @@ def watch_scalers() -> None:
     for kind in kinds:
         _watch(kind)
         kinds += kind.__subclasses__()
-    GradScaler.__init_subclass__ = classmethod(_watch_subclass)  # type: ignore[assignment]
+    replace("GradScaler", GradScaler, "__init_subclass__", lambda _: classmethod(_watch_subclass))
 
 
 def check_not_scaled(owner: str) -> None:
@@ -73,12 +74,8 @@ def _watch_subclass(kind: type[GradScaler], /, **arguments: Any) -> None:
 def _watch(kind: type[GradScaler]) -> None:
     watches = (("scale", _scale_of), ("_unscale_grads_", _grads_of), ("unscale_", _unscale_of))
     for name, watched in watches:
-        own: Any = vars(kind).get(name)
-        if own is None or getattr(own, "watches_for", None) == __name__:
-            continue
-        method = watched(own)
-        method.watches_for = __name__
-        setattr(kind, name, method)
+        if name in vars(kind):
+            replace("GradScaler", kind, name, watched)
 
 
 def _scale_of(own: Any) -> Any:

@@ -163,10 +163,8 @@ def step_with(
     Args:
         optimizer: of the dense parameters.
         modules: a model with the tables, at any depth; or several modules.
-        now: the time of a step, in seconds, for tables that keep times: a number, or a function
-            that each step calls before it begins, such as one that returns the time of the last
-            event of the batch; None: that of ``group.clock``, which is the machine's clock by
-            default.
+        now: seconds, for tables that keep times; or a function that returns them, which each step
+            calls before it begins. Default: the time of ``group.clock``, by default the machine's.
 
     Returns:
         A handle; its ``remove()`` ends the connection.

@@ -20,7 +20,7 @@ from torch_dynemb.argument_checks import flag
 from torch_dynemb.distributed.ranks import RankGroup, default_group, process_group_of
 from torch_dynemb.distributed.seed import common_start
 from torch_dynemb.keyword_options import part_of, takes_options
-from torch_dynemb.nn import backward_updates, gradient_clipping, loss_scaling
+from torch_dynemb.nn import backward_updates, conversions, gradient_clipping, loss_scaling
 from torch_dynemb.nn.distributed_checkpoint import StateNames, support_default_planner
 from torch_dynemb.nn.id_exchange import fail_exchange
 from torch_dynemb.nn.module_entries import EntryErrors, load_entries
@@ -110,6 +110,7 @@ def _watch(module: TableModule) -> None:
     backward_updates.register(module)
     loss_scaling.watch_scalers()
     gradient_clipping.watch_clipping()
+    conversions.check_conversions()
 
 
 class TableModule(nn.Module):
@@ -724,7 +725,19 @@ class TableModule(nn.Module):
         load_entries(kind, state, self._rank_entry, state_dict, prefix, report)
         self._given_entries = ()  # what was written into them has been loaded
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TableModule:
+    def check_conversion(self, fn: Callable[[Tensor], Tensor]) -> Tensor:
+        """Raise the errors of ``to()`` and its kin that come before any change.
+
+        Args:
+            fn: the function that ``_apply`` gets for every tensor of a module.
+
+        Returns:
+            A tensor of the converted kind.
+
+        Raises:
+            TypeError: ``fn`` changes the dtype.
+            RuntimeError: tables cannot be on the device, or in shared memory.
+        """
         before = torch.zeros(1, device=self._group.device)
         shared_before = before.is_shared()  # a tensor of a GPU always says so
         probe = fn(before)
@@ -741,6 +754,10 @@ class TableModule(nn.Module):
                 f"{type(self).__name__}.share_memory(): the table's memory belongs to this "
                 "process: share a torch_dynemb.freeze() copy, or use threads"
             )
+        return probe
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TableModule:
+        probe = self.check_conversion(fn)
         if probe.device != self._group.device:
             moved = table_extension.on_device(self._group.tables, probe.device)
             anchor = nn.Parameter(

@@ -1,0 +1,45 @@
+"""Conversions of a model that its tables refuse, before another layer is converted.
+
+``to()``, ``half()``, ``share_memory()`` and their kin convert one layer after the other, so an
+error of a table would leave the layers before it converted.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from torch_dynemb.nn.backward_updates import registered_in
+from torch_dynemb.nn.torch_changes import replace
+
+_local = threading.local()
+
+
+def check_conversions() -> None:
+    """Have models in this process ask their tables before they are converted."""
+    replace("Module", nn.Module, "_apply", _checked)
+
+
+def _checked(own: Any) -> Any:
+    @functools.wraps(own)
+    def apply(
+        self: nn.Module, fn: Callable[[Tensor], Tensor], *arguments: Any, **keywords: Any
+    ) -> Any:
+        if getattr(_local, "is_checked", False):  # of a model that has been asked
+            return own(self, fn, *arguments, **keywords)
+        for tables in registered_in(self):
+            tables.check_conversion(fn)
+        _local.is_checked = True
+        try:
+            return own(self, fn, *arguments, **keywords)
+        finally:
+            _local.is_checked = False
+
+    return apply
+
+
+__all__ = ["check_conversions"]
