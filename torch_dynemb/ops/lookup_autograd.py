@@ -16,10 +16,12 @@ from torch_dynemb.ops.autograd import below_autograd, needs_grad, register_autog
 from torch_dynemb.ops.columns import ROW_CLOCK_EXTRA, Pooling, RowClock
 from torch_dynemb.ops.gradient import bag_weight_grad
 from torch_dynemb.ops.open_lookups import (
+    EXPECTED,
     OPEN,
     SEVERAL,
     Gradient,
     end_meeting,
+    expect,
     meeting_of,
     opened_again,
     sum_gradients,
@@ -157,12 +159,20 @@ def _open(ctx: Any, lookup: Lookup) -> None:
         OPEN[key] = ref(ctx)
 
 
-def _run_backward(ctx: Any, grad_output: Tensor | None, weights_learn: bool) -> Tensor | None:
-    """Update the rows of a lookup, and return the gradient of its weights if they learn."""
-    weight_grad = gradient = None
+def _run_backward(
+    ctx: Any, grad_output: Tensor | None, weights_learn: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Update the rows of a lookup, and return the gradients of its weights and of its anchor.
+
+    The anchor has none, but compiled autograd adds those of several lookups, so they are zeros.
+    """
+    weight_grad = gradient = anchor_grad = None
     lookup = ctx.lookup
     key = lookup.update_key
-    if key in SEVERAL:
+    if key in EXPECTED:
+        meeting = EXPECTED[key]
+        anchor_grad = torch.zeros(1, device=lookup.rows.row_clock.device)
+    elif key in SEVERAL:
         meeting = meeting_of(key, ctx)
     else:
         meeting = None
@@ -183,10 +193,16 @@ def _run_backward(ctx: Any, grad_output: Tensor | None, weights_learn: bool) -> 
                 updates = _updates_now(lookup.rows)
             gradient = Gradient(grad_output, batch, handles, updates)
     if meeting is not None and meeting.ends_with(gradient):
-        end_meeting(key, meeting)
+        if EXPECTED.pop(key, None) is None:
+            end_meeting(key, meeting)
         if meeting.gradients:
             _update_rows_once(lookup, meeting.gradients)
-    return weight_grad
+    return weight_grad, anchor_grad
+
+
+def _compiled_autograd_key(ctx: Any) -> tuple[Any, ...]:
+    expect(ctx.lookup.update_key, ctx)
+    return (ctx._autograd_function_id,)
 
 
 class _DifferentiableLookup(torch.autograd.Function):
@@ -213,8 +229,10 @@ class _DifferentiableLookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-        weight_grad = _run_backward(ctx, grad_output, ctx.needs_input_grad[5])
-        return None, None, None, None, None, weight_grad, None
+        weight_grad, anchor_grad = _run_backward(ctx, grad_output, ctx.needs_input_grad[5])
+        return None, None, None, None, None, weight_grad, anchor_grad
+
+    _compiled_autograd_key = staticmethod(_compiled_autograd_key)
 
 
 class _InsertingLookup(torch.autograd.Function):
@@ -248,8 +266,10 @@ class _InsertingLookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
-        weight_grad = _run_backward(ctx, grad_output, ctx.needs_input_grad[5])
-        return None, None, None, None, None, weight_grad, None
+        weight_grad, anchor_grad = _run_backward(ctx, grad_output, ctx.needs_input_grad[5])
+        return None, None, None, None, None, weight_grad, anchor_grad
+
+    _compiled_autograd_key = staticmethod(_compiled_autograd_key)
 
 
 # Function.apply looks for transforms of functorch first, which the caller has excluded.
