@@ -106,6 +106,38 @@ def test_trains_as_a_static_table(
     torch.testing.assert_close(read, rows_of.weight.detach(), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "compiler",
+    [
+        pytest.param(torch.compile(backend="eager"), marks=pytest.mark.long, id="compiled"),
+        pytest.param(lambda graph: graph, id="traced"),
+    ],
+)
+def test_compiled_autograd_trains_as_a_static_table(compiler: Callable[[Any], Any]) -> None:
+    torch.manual_seed(0)
+    start = torch.randn(20, 4)
+    rows_of = nn.Embedding.from_pretrained(start.clone(), freeze=False, sparse=True)
+    optimizer = torch.optim.SparseAdam(rows_of.parameters(), lr=0.1)
+    items = td.DynamicEmbedding.from_embedding(start, optimizer=td.Adam(lr=0.1))
+    pair = Attention(items), Attention(rows_of)
+    for step in range(3):
+        torch.manual_seed(step)
+        history, candidate = torch.randint(0, 20, (3, 5)), torch.randint(0, 20, (3,))
+        kept = items(candidate).sum()  # has no part in the backward
+        loss, expected = (one(history, candidate).square().mean() for one in pair)
+        with torch._dynamo.compiled_autograd._enable(compiler):
+            loss.backward()
+        assert items.optimizer.updates_since_step() == 1
+        items.optimizer.step()
+        optimizer.zero_grad()
+        expected.backward()
+        optimizer.step()
+        del kept
+    read = items.group.read(0, torch.arange(20))
+    torch.testing.assert_close(read, rows_of.weight.detach(), rtol=1e-3, atol=1e-4)
+    assert not open_lookups.EXPECTED
+
+
 def test_counts_as_one_update(recwarn: pytest.WarningsRecorder) -> None:
     module = table()
     for _ in range(2):

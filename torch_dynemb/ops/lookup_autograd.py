@@ -22,10 +22,12 @@ from torch_dynemb.ops.autograd import (
 from torch_dynemb.ops.columns import ROW_CLOCK_EXTRA, Pooling, RowClock
 from torch_dynemb.ops.gradient import bag_weight_grad
 from torch_dynemb.ops.open_lookups import (
+    EXPECTED,
     OPEN,
     SEVERAL,
     Gradient,
     end_meeting,
+    expect,
     meeting_of,
     opened_again,
     sum_gradients,
@@ -170,14 +172,18 @@ def _run_backward(
 
     Returns:
         The gradient of its weights if they learn, and that of the anchor. The output does not
-        depend on the anchor, so its gradient is 0; None in training leaves its ``grad`` alone.
+        depend on the anchor, so its gradient is 0. None leaves its ``grad`` alone in training;
+        compiled autograd, which adds the gradients of several lookups, needs zeros.
     """
     if not _trains(ctx, grad_output):
         return _gradients_alone(ctx, grad_output, weights_learn)
-    weight_grad = gradient = None
+    weight_grad = gradient = anchor_grad = None
     lookup = ctx.lookup
     key = lookup.update_key
-    if key in SEVERAL:
+    if key in EXPECTED:
+        meeting = EXPECTED[key]
+        anchor_grad = torch.zeros(1, device=lookup.rows.row_clock.device)
+    elif key in SEVERAL:
         meeting = meeting_of(key, ctx)
     else:
         meeting = None
@@ -198,15 +204,18 @@ def _run_backward(
                 updates = _updates_now(lookup.rows)
             gradient = Gradient(grad_output, batch, handles, updates)
     if meeting is not None and meeting.ends_with(gradient):
-        end_meeting(key, meeting)
+        if EXPECTED.pop(key, None) is None:
+            end_meeting(key, meeting)
         if meeting.gradients:
             _update_rows_once(lookup, meeting.gradients)
-    return weight_grad, None
+    return weight_grad, anchor_grad
 
 
 def _trains(ctx: Any, grad_output: Tensor | None) -> bool:
     """Return whether the backward that runs is to update rows, and not only to give gradients."""
-    if torch.compiler.is_compiling() or isinstance(grad_output, FakeTensor | FunctionalTensor):
+    if torch.compiler.is_compiling() or ctx.lookup.update_key in EXPECTED:
+        return True  # no engine runs, which could be asked
+    if isinstance(grad_output, FakeTensor | FunctionalTensor):
         return True  # a trace, which torch.autograd.grad makes of any backward
     return accumulates(ctx.next_functions[-1][0])
 
@@ -225,6 +234,11 @@ def _gradients_alone(
     batch = ctx.lookup.batch(ids, offsets, per_sample_weights)
     rows = ctx.lookup.rows
     return bag_weight_grad(rows, grad_output.contiguous(), batch, handles), anchor_grad
+
+
+def _compiled_autograd_key(ctx: Any) -> tuple[Any, ...]:
+    expect(ctx.lookup.update_key, ctx)
+    return (ctx._autograd_function_id,)
 
 
 class _DifferentiableLookup(torch.autograd.Function):
@@ -253,6 +267,8 @@ class _DifferentiableLookup(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
         gradients = _run_backward(ctx, grad_output, ctx.needs_input_grad[5])
         return None, None, None, None, None, *gradients
+
+    _compiled_autograd_key = staticmethod(_compiled_autograd_key)
 
 
 class _InsertingLookup(torch.autograd.Function):
@@ -288,6 +304,8 @@ class _InsertingLookup(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Any, ...]:
         gradients = _run_backward(ctx, grad_output, ctx.needs_input_grad[5])
         return None, None, None, None, None, *gradients
+
+    _compiled_autograd_key = staticmethod(_compiled_autograd_key)
 
 
 # Function.apply looks for transforms of functorch first, which the caller has excluded.

@@ -23,6 +23,9 @@ OPEN: dict[int, weakref.ref[Any]] = {}
 # per forward. Lookups access both directly, since a function call takes longer.
 SEVERAL: dict[int, list[weakref.ref[Any]]] = {}
 
+# By the same key, lookups that meet in the backward that compiled autograd runs next.
+EXPECTED: dict[int, Meeting] = {}
+
 
 class Gradient(NamedTuple):
     """Gradient of one lookup.
@@ -56,6 +59,10 @@ class Meeting:
         self.gradients: list[Gradient] = []
         self._left = lookups
 
+    def join(self) -> None:
+        """Add a lookup."""
+        self._left += 1
+
     def ends_with(self, gradient: Gradient | None) -> bool:
         """Take the gradient of a lookup, if it got one; return whether it was the last lookup."""
         if gradient is not None:
@@ -71,6 +78,7 @@ def opened_again(key: int, node: Any) -> None:
         key: of the tables, in ``OPEN``.
         node: of the autograd graph.
     """
+    EXPECTED.pop(key, None)  # of a backward that failed
     # entries of deleted tables may have the key, too: Python reuses ids
     refs = SEVERAL.pop(key, [])
     last = OPEN[key]
@@ -109,6 +117,21 @@ def meeting_of(key: int, node: Any) -> Meeting | None:
         for one in (node, *others):
             one.meeting = meeting
     return meeting
+
+
+def expect(key: int, node: Any) -> None:
+    """Note that compiled autograd is about to run the backward of one of several open lookups.
+
+    It asks all nodes that it will run for a key, before it runs any. The engine does not run then,
+    so :func:`meeting_of` could not ask it.
+
+    Args:
+        key: of the tables.
+        node: of the lookup.
+    """
+    if key in SEVERAL or key in EXPECTED:
+        EXPECTED.setdefault(key, Meeting(-1, 0)).join()
+        _close(key, lambda other: other is node)
 
 
 def end_meeting(key: int, meeting: Meeting) -> None:
@@ -158,11 +181,13 @@ def sum_gradients(rows: RowTensors, gradients: list[Gradient]) -> PendingGradien
 
 
 __all__ = [
+    "EXPECTED",
     "OPEN",
     "SEVERAL",
     "Gradient",
     "Meeting",
     "end_meeting",
+    "expect",
     "meeting_of",
     "opened_again",
     "sum_gradients",
