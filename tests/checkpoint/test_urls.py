@@ -114,30 +114,6 @@ def test_tools_take_urls(
     assert not any("npz" in name for name in files())
 
 
-def test_a_save_is_whole_or_absent_whatever_request_fails() -> None:
-    small = torch.nn.ModuleDict({"ads": td.DynamicEmbedding(4, optimizer=td.Adam(lr=0.1))})
-    for number in range(2, 200):
-        at, dead = divmod(number, 2)  # each request fails, also as the last one of a process
-        small["ads"](torch.arange(40 * number)).sum().backward()
-        small["ads"].optimizer.step()
-        before = saved_content(URL) if STORE.exists(f"{URL}/manifest.json") else None
-        with failing(at, dead=bool(dead)) as requests:
-            try:
-                checkpoint.save(URL, small, asynchronous=number % 3 == 2).wait()
-                failed = False
-            except (Dead, OSError):
-                failed = True
-        now = saved_content(URL) if STORE.exists(f"{URL}/manifest.json") else None
-        new = now is not None and now["ads"].ids.numel() == 40 * number
-        # after the manifest, only the removal of former files can fail
-        assert new or (failed and same(before, now))
-        if not failed and len(requests) < at:
-            break
-    else:
-        raise AssertionError("no save has ended without a failure")
-    assert at > 4
-
-
 def test_files_of_dead_saves_are_removed_after_a_day(model: torch.nn.ModuleDict) -> None:
     top = torch.nn.ModuleDict({"top": torch.nn.Linear(3, 2)})
     with failing(2, dead=True), pytest.raises(Dead):

@@ -410,7 +410,7 @@ class FailingDisk(Disk):
         return call
 
 
-@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [14, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "the disk fails"), KeyboardInterrupt()])
 def test_a_failure_leaves_the_snapshot_before_and_training_goes_on(
     error: BaseException,

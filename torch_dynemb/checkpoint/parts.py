@@ -16,6 +16,7 @@ from torch_dynemb.nn import DynamicEmbedding, DynamicEmbeddingBag
 from torch_dynemb.nn.embedding import UNNAMED
 from torch_dynemb.nn.module_kinds import register_module, tables_in
 from torch_dynemb.nn.table_module import TableModule
+from torch_dynemb.nn.wrappers import wrapped_by
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.group import TableGroup
@@ -141,8 +142,9 @@ def _collect(module: nn.Module, path: str, visited: set[int]) -> Iterator[TableP
     if find is not None:
         yield from find(module, path)
         return
+    inner = wrapped_by(module)
     for name, child in module.named_children():
-        yield from _collect(child, table_name(path, name), visited)
+        yield from _collect(child, path if name == inner else table_name(path, name), visited)
 
 
 def groups_of(parts: Sequence[TablePart]) -> list[TableGroup]:

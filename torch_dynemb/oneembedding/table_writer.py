@@ -189,14 +189,14 @@ class PersistentTableWriter:
             ):
                 tables[table_entry(number)] = self._write_table(files, number, spool, table)
                 spool.remove()
-            manifest = Manifest(
-                self._uuid, "full", None, 1, tables, [], SavedDense(), SavedDense(values=None)
-            )
-            finish_folder(_DISK, self._unfinished, self._folder, self._uuid, manifest)
-            self._claim.close()
         except BaseException:
             self._remove()
             raise
+        manifest = Manifest(
+            self._uuid, "full", None, 1, tables, [], SavedDense(), SavedDense(values=None)
+        )
+        with self._claim:
+            finish_folder(_DISK, self._folder, manifest)
 
     def _write_table(
         self, files: TensorFiles, number: int, spool: KeyValueSpool, saved: SavedTable

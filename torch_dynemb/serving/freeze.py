@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, overload
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from torch_dynemb.argument_checks import described, flag
 from torch_dynemb.checkpoint.kept_ids import check_names, rules_of
@@ -22,9 +21,9 @@ from torch_dynemb.nn.module_kinds import (
     KeptTables,
     Ranks,
     frozen_of,
-    register_module,
 )
 from torch_dynemb.nn.table_module import TableModule
+from torch_dynemb.nn.wrappers import FSDP, wrapped_by
 from torch_dynemb.policy.keep import Keep, check_keep
 from torch_dynemb.serving.frozen_tables import FrozenTables
 from torch_dynemb.serving.missing import CountsMissing
@@ -183,6 +182,10 @@ def _freeze_parts(module: nn.Module, memo: dict[int, Any], choices: Choices) -> 
     if make is not None:
         memo[id(module)] = make(module, choices)
         return
+    inner = wrapped_by(module)
+    if inner is not None and inner != FSDP:  # which has parts of its parameters
+        memo[id(module)] = frozen_by(choices, module.get_submodule(inner))
+        return
     if isinstance(module, TableModule):
         raise TypeError(
             f"freeze: {type(module).__name__} is not a module that freeze() knows: register a "
@@ -198,12 +201,5 @@ def _freeze_parts(module: nn.Module, memo: dict[int, Any], choices: Choices) -> 
     for part in module.children():
         _freeze_parts(part, memo, choices)
 
-
-def _replicated(source: DistributedDataParallel, choices: Choices) -> nn.Module | None:
-    """Return the frozen module of a wrapper; all ranks have the same one."""
-    return frozen_by(choices, source.module)
-
-
-register_module(DistributedDataParallel, frozen=_replicated)
 
 __all__ = ["freeze", "frozen_by"]

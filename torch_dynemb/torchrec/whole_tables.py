@@ -26,6 +26,7 @@ from torch_dynemb.checkpoint.together import Ranks, ranks_of
 from torch_dynemb.distributed.exchange import from_rank
 from torch_dynemb.nn.module_kinds import SharedRows, TablesOf, tables_in
 from torch_dynemb.nn.table_optimizers import row_optimizers
+from torch_dynemb.nn.wrappers import wrapped_by
 from torch_dynemb.ops.columns import BUCKET_WIDTH, Clock, RowClock, Table
 from torch_dynemb.table.content import score_names
 from torch_dynemb.table.expiry import Expiry
@@ -183,8 +184,10 @@ def _modules_with_tables(
     if listing is not None:
         yield path, module, listing
         return
+    inner = wrapped_by(module)
     for name, child in module.named_children():
-        yield from _modules_with_tables(child, table_name(path, name), visited)
+        within = path if name == inner else table_name(path, name)
+        yield from _modules_with_tables(child, within, visited)
 
 
 def _is_named(name: str, table: object) -> bool:

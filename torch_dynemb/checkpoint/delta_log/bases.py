@@ -35,10 +35,15 @@ def base_folders(log: Location) -> dict[int, Location]:
     Args:
         log: directory of the log.
     """
+    folders = _folders(log)
+    return {number: base for number, base in folders.items() if is_file(base / MANIFEST)}
+
+
+def _folders(log: Location) -> dict[int, Location]:
+    """Return the folders of bases, also of those that are written or were removed in part."""
     found = (_NAME.fullmatch(name) for name in names_in(log))
     numbers = sorted((int(match[1] or 0), match[0]) for match in found if match)
-    bases = {number: log / name for number, name in numbers}
-    return {number: base for number, base in bases.items() if is_file(base / MANIFEST)}
+    return {number: log / name for number, name in numbers}
 
 
 def newest_base(log: Location, known: Collection[str]) -> Location:
@@ -68,7 +73,7 @@ def remove_bases(log: Location, *, before: int = 0, after: int | None = None) ->
         before: number of the first commit with a base that stays.
         after: number of the last one; None: all later ones stay.
     """
-    for number, folder in base_folders(log).items():
+    for number, folder in _folders(log).items():
         if number < before or (after is not None and number > after):
             disk_of(folder, _DISK).remove(folder)
 

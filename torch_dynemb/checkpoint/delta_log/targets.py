@@ -12,10 +12,9 @@ from torch_dynemb.checkpoint.delta_log.applying import PartChange
 from torch_dynemb.checkpoint.delta_log.commits import Commit, TableDelta
 from torch_dynemb.checkpoint.entries import PACKED
 from torch_dynemb.checkpoint.parts import parts_of
-from torch_dynemb.checkpoint.saving.dense_state import dense_state
+from torch_dynemb.checkpoint.saving.dense_state import dense_state, load_dense_state
 from torch_dynemb.nn.module_kinds import follower_of
 from torch_dynemb.process.interrupts import defer_signals
-from torch_dynemb.table.dense_state import dense_only
 from torch_dynemb.table.row_update import RowUpdate
 
 
@@ -203,8 +202,7 @@ class _TrainedModel(WholeTarget):
 
     def _load(self, dense: Mapping[str, Tensor]) -> None:
         if dense:
-            with dense_only():
-                self._model.load_state_dict(dense, strict=False)
+            load_dense_state(self._model, dense)
 
 
 __all__ = [

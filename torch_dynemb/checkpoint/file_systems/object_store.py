@@ -108,12 +108,14 @@ class ObjectStore:
         return {name[start:]: int(entry["size"]) for name, entry in found.items()}
 
     def last_change(self, url: str) -> datetime | None:
-        """Return the time of the newest file below a folder; None if it is empty or unknown."""
+        """Return the time of the newest file below a folder, or of an empty folder; None if it is
+        unknown.
+        """
         key = self.key(url)
         with _errors_of(url):
             self._forget(key)
             try:
-                times = [self._fs.modified(name) for name in self._fs.find(key)]
+                times = [self._fs.modified(name) for name in self._fs.find(key) or [key]]
             except (FileNotFoundError, NotImplementedError):
                 return None
         known = [of if of.tzinfo else of.replace(tzinfo=timezone.utc) for of in times if of]

@@ -10,8 +10,10 @@ from contextlib import suppress
 from threading import BoundedSemaphore
 from typing import Any, BinaryIO, NamedTuple
 
+from torch_dynemb.checkpoint.entries import MANIFEST
 from torch_dynemb.checkpoint.file_systems.locations import Location, Url
 from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.process.interrupts import defer_signals
 
 PART_BYTES = 16 << 20  # of a file in one request, and of the parts of a larger one
 _AT_ONCE = 3  # parts in flight, beside the one that is filled: 64 MiB
@@ -141,8 +143,11 @@ class UrlDisk(Disk):
         return False
 
     def remove(self, path: Location) -> None:
+        store = _url(path).store
         with suppress(OSError):
-            _url(path).store.remove(str(path))
+            # first, so that a part of it is never mistaken for a checkpoint
+            store.remove_files([str(path / MANIFEST)])
+            store.remove(str(path))
 
     def _send_part(self, upload: _Upload) -> None:
         if upload.stream is None:
@@ -172,11 +177,12 @@ class UrlDisk(Disk):
             finally:
                 self._room.release()
 
-        try:
-            upload.last = self._pool.submit(run)
-        except BaseException:
-            self._room.release()
-            raise
+        with defer_signals():  # Ctrl-C may come once the thread has the room
+            try:
+                upload.last = self._pool.submit(run)
+            except BaseException:
+                self._room.release()
+                raise
 
 
 def disk_of(path: Location, local: Disk) -> Disk:

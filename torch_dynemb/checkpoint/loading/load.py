@@ -30,6 +30,7 @@ from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.reading.dense_files import read_dense, read_state
+from torch_dynemb.checkpoint.saving.dense_state import dense_state
 from torch_dynemb.checkpoint.saving.handle import check_none_running
 from torch_dynemb.checkpoint.saving.increments import count_from
 from torch_dynemb.checkpoint.threads import one_thread
@@ -84,6 +85,7 @@ class LoadReport(NamedTuple):
         )
 
 
+_NAMES = 8  # most names in an error
 _ATTEMPTS = 10  # attempts to load a checkpoint that is replaced meanwhile
 
 
@@ -123,7 +125,8 @@ def load(
         FileNotFoundError: ``path`` is not a checkpoint.
         DamagedFileError: a file is damaged or missing; it is a ValueError.
         UnsupportedFormatError: it has another format version; it is a ValueError, too.
-        ValueError: the checkpoint does not fit the model.
+        ValueError: the checkpoint does not fit the model; also without ``strict``, if they have no
+            table and no entry in common.
         NoRoomError: there is too little room or memory.
         InUseError: a save runs in the background.
         ReplacedError: other processes replace the checkpoint faster than it is read. In all these
@@ -245,6 +248,7 @@ def load_parts(
     if ranks.size > 1:  # a single process may have only some ids of a table
         check_whole(places)
     names = {shard.name for _, shard in places}
+    ranks.run(lambda: _check_common(call, folder, manifest, names, model))
     missing = tuple(sorted(names - manifest.tables.keys()))
     unexpected = tuple(sorted(manifest.tables.keys() - names))
     if strict and (missing or unexpected):
@@ -285,6 +289,21 @@ def load_parts(
 
     loads = _load_tables(ranks, folder, manifest, plans, finished, progress)
     return LoadReport(manifest.uuid, _reported(ranks, plans, loads), state, missing, unexpected)
+
+
+def _check_common(
+    call: str, folder: Location, manifest: Manifest, tables: set[str], model: nn.Module
+) -> None:
+    """Raise ValueError if no table and no dense entry of a checkpoint is in the model."""
+    own = {*tables, *dense_state(model)}
+    saved = {*manifest.tables, *manifest.dense.entries, *(manifest.dense.values or {})}
+    if own and saved and own.isdisjoint(saved):
+        raise ValueError(
+            f"{call}: {folder.name} has {sorted(saved)[:_NAMES]}, the model has "
+            f"{sorted(own)[:_NAMES]}, and they have no name in common: load it into a model with "
+            "the same paths; if it was saved as part 'net' of another model, into "
+            "torch.nn.ModuleDict({'net': model})"
+        )
 
 
 def _load_tables(

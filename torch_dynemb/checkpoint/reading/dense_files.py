@@ -18,11 +18,11 @@ from torch_dynemb.checkpoint.saving.dense_state import (
     dense_state,
     filled,
     is_sharded,
+    load_dense_state,
     tensor_pieces,
 )
 from torch_dynemb.errors import DamagedFileError
 from torch_dynemb.process.interrupts import defer_signals
-from torch_dynemb.table.dense_state import dense_only
 
 
 class DenseLoad(NamedTuple):
@@ -82,8 +82,7 @@ def _give(model: nn.Module, state: dict[str, Any], shards: list[tuple[Tensor, Te
     with torch.no_grad():
         for target, values in shards:
             target.copy_(values)
-    with dense_only():
-        model.load_state_dict(state, strict=False)
+    load_dense_state(model, state)
 
 
 def read_dense(folder: Location, saved: SavedDense, model: nn.Module, *, strict: bool) -> DenseLoad:

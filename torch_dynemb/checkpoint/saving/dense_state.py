@@ -21,6 +21,7 @@ from torch_dynemb.checkpoint.files.tensor_file import TensorShape
 from torch_dynemb.checkpoint.manifest.records import SavedEntry, SavedFile
 from torch_dynemb.checkpoint.saving.table_files import Folder, Section
 from torch_dynemb.distributed.dtensors import is_dtensor
+from torch_dynemb.nn.wrappers import plain_name
 from torch_dynemb.table.dense_state import dense_only
 
 if TYPE_CHECKING:
@@ -59,9 +60,22 @@ class DenseSource(NamedTuple):
 
 
 def dense_state(model: nn.Module) -> dict[str, Any]:
-    """Return the state dict of a model without its tables."""
+    """Return the state dict of a model without its tables, by names without wrappers."""
     with dense_only():
-        return dict(model.state_dict())
+        return {plain_name(model, name): value for name, value in model.state_dict().items()}
+
+
+def load_dense_state(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Load entries of the dense state; others stay.
+
+    Args:
+        model: the model.
+        state: values by names as :func:`dense_state` gives.
+    """
+    with dense_only():
+        names = {plain_name(model, name): name for name in model.state_dict()}
+        own = {names[name]: value for name, value in state.items()}
+        model.load_state_dict(own, strict=False)
 
 
 def dense_source(kind: str, model: nn.Module, rank: int) -> DenseSource:
@@ -271,6 +285,7 @@ __all__ = [
     "dense_state",
     "filled",
     "is_sharded",
+    "load_dense_state",
     "plain",
     "state_source",
     "tensor_pieces",

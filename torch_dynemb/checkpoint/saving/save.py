@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid as uuids
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from os import PathLike
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from torch_dynemb.checkpoint.file_systems.locations import (
     Url,
     checked_location,
     local,
+    prefix_of,
 )
 from torch_dynemb.checkpoint.file_systems.uploads import disk_of
 from torch_dynemb.checkpoint.files.bounded_json import check_values
@@ -42,7 +43,7 @@ from torch_dynemb.checkpoint.manifest.records import (
     SavedPart,
     SavedTable,
 )
-from torch_dynemb.checkpoint.manifest.url_places import finish_at_url
+from torch_dynemb.checkpoint.manifest.url_places import finish_at_url, uuid_at
 from torch_dynemb.checkpoint.manifest.whole_tables import check_same_ids, check_whole, together
 from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.checkpoint.plain_torch import plain_torch
@@ -69,6 +70,7 @@ from torch_dynemb.checkpoint.saving.table_files import Folder, SourcePart, write
 from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.checkpoint.together import Ranks, background_ranks, ranks_of
 from torch_dynemb.ops.pending import PendingGradients
+from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.undisturbed import Undisturbed
 
@@ -163,8 +165,10 @@ def save(
         RuntimeError: gradients are pending for an optimizer's ``step()``, or rows lie in an
             :class:`ExternalStore` with ``asynchronous``.
         OSError: the disk fails. In all cases all ranks raise, and what was at ``path`` is
-            unchanged. With ``asynchronous``, errors of the thread are raised by ``wait()``, or by
-            the next ``optimizer.step()`` as a :class:`~torch_dynemb.errors.BackgroundError`.
+            unchanged. One exception: a disk or store that fails as it takes the name or the
+            manifest may have the new checkpoint. With ``asynchronous``, errors of the thread are
+            raised by ``wait()``, or by the next ``optimizer.step()`` as a
+            :class:`~torch_dynemb.errors.BackgroundError`.
 
     Example:
         >>> import tempfile, torch, torch_dynemb as td
@@ -237,7 +241,8 @@ def save(
             increment.taken(uuid)
             pin_rows(copies.groups)
 
-    try:
+    with ExitStack() as pinned:
+        pinned.callback(unpin_rows, copies.groups)
         try:
             ranks.run(pin)
         except BaseException:
@@ -245,13 +250,12 @@ def save(
             raise
         behind = background_ranks(ranks)
         past_cache = disk if isinstance(target, Url) else DirectDisk(disk)
-        handle._run(
-            lambda: _write_copies(behind, past_cache, target, uuid, copies, progress),
-            groups_of(parts),
-        )
-    except BaseException:
-        unpin_rows(copies.groups)
-        raise
+        with defer_signals():  # from its start on, the thread has the rows
+            handle._run(
+                lambda: _write_copies(behind, past_cache, target, uuid, copies, progress),
+                groups_of(parts),
+            )
+            pinned.pop_all()
     return handle
 
 
@@ -385,19 +389,31 @@ def write_checkpoint(
             with space_errors(folder):
                 claim.enter_context(claimed(disk, target, uuid))
 
+        naming = False
         try:
             ranks.on_first(begin)
             written = ranks.run(write)
             of_ranks = ranks.gather(written)
 
-            def finish() -> None:
+            def checked() -> Manifest:
                 manifest = _manifest_of(uuid, parent, of_ranks)
-                finish_folder(disk, folder, target, uuid, manifest)
+                if ranks.rank == 0:
+                    _check_files(folder, manifest)
+                return manifest
+
+            manifest = ranks.run(checked)
+            # set before the first rank may begin: others cannot know how far it has come
+            naming = True
+            ranks.gather(None)
+
+            def finish() -> None:
+                finish_folder(disk, target, manifest)
                 claim.close()  # removes its file before other ranks continue
 
             ranks.on_first(finish)
         except BaseException:
-            disk.remove(folder)  # on each rank, in case they do not share one disk
+            if not naming:
+                disk.remove(folder)  # on each rank, in case they do not share one disk
             raise
 
 
@@ -503,36 +519,54 @@ def _dense_of(
     return saved
 
 
-def finish_folder(
-    disk: Disk, folder: Location, target: Location, uuid: str, manifest: Manifest
-) -> None:
-    """Turn a folder of files into a checkpoint."""
-    if isinstance(target, Url):
-        finish_at_url(disk, target, uuid, manifest)
-        return
-    folder = local(folder)
+def _check_files(folder: Location, manifest: Manifest) -> None:
+    """Raise OSError unless the files of all ranks are in a folder."""
+    if isinstance(folder, Url):
+        found = folder.store.sizes(str(folder))
+    else:
+        found = {}
+        for file in manifest.files():
+            path = local(folder) / file.path
+            found[file.path] = path.stat().st_size if path.exists() else 0
     for file in manifest.files():
-        path = folder / file.path
-        size = path.stat().st_size if path.exists() else 0
+        size = found.get(file.path.removeprefix(prefix_of(folder)), 0)
         if size != file.bytes:
             raise OSError(
-                f"checkpoint.save: {file.path} has {size} bytes, expected {file.bytes}: all ranks "
-                f"must see the same {folder.parent}"
+                f"checkpoint.save: {folder.parent} has {size} bytes of {file.path}, expected "
+                f"{file.bytes}: all ranks must see the same files, and a store must not remove them"
             )
-    for inner in sorted({(folder / file.path).parent for file in manifest.files()}):
-        with space_errors(inner):
-            disk.sync_folder(inner)
-    text = manifest.text()
-    check_values(text)
-    writer = ChecksummedWriter(disk, folder / MANIFEST)
+
+
+def finish_folder(disk: Disk, target: Location, manifest: Manifest) -> None:
+    """Turn the folder that was written for a checkpoint into that checkpoint, or remove it.
+
+    After an error at a URL the files stay, because the store may have the manifest or get it late.
+    A later save removes them.
+    """
+    if isinstance(target, Url):
+        finish_at_url(disk, target, manifest)
+        return
+    folder = local(unfinished(target, manifest.uuid))
     try:
-        writer.write(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        writer.finish()
-    finally:
-        writer.close()
-    with space_errors(folder):
-        disk.sync_folder(folder)
-        put_in_place(disk, folder, target, uuid)
+        for inner in sorted({(folder / file.path).parent for file in manifest.files()}):
+            with space_errors(inner):
+                disk.sync_folder(inner)
+        text = manifest.text()
+        check_values(text)
+        writer = ChecksummedWriter(disk, folder / MANIFEST)
+        try:
+            writer.write(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+            writer.finish()
+        finally:
+            writer.close()
+        with space_errors(folder):
+            disk.sync_folder(folder)
+            put_in_place(disk, folder, target, manifest.uuid)
+    except BaseException:
+        with suppress(OSError):
+            if uuid_at(target) != manifest.uuid:  # else the folder has the checkpoint from before
+                disk.remove(folder)
+        raise
 
 
 __all__ = [

@@ -164,7 +164,6 @@ def save_snapshot(
     reading = ranks.run(lambda: begin_reading("save_snapshot", parts, model))
     source = ranks.run(lambda: source_of_model(in_memory, model, state, ranks))
     written: list[_UnfinishedStore] = []
-    named: list[Path] = []
     naming = False
     try:
         # so that no crash brings back a name after its rows are deleted
@@ -177,17 +176,17 @@ def save_snapshot(
         ranks.run(reading.check)
         with defer_signals():
             ranks.run(lambda: _finish(disk, written))
+            # set before the first rank may begin: others cannot know whether the snapshot exists
             naming = True
-            ranks.run(lambda: _name(disk, plan, named) if _is_first(ranks, plan) else None)
+            ranks.gather(None)
+            ranks.run(lambda: _name(disk, plan, stores[0]) if _is_first(ranks, plan) else None)
     except BaseException:
-        # once the first rank has begun to name it, other ranks cannot know whether it exists
-        if not naming or (_is_first(ranks, plan) and not named):
+        first = _is_first(ranks, plan)
+        if not naming or (first and plan.snapshot.uuid not in history(stores[0].tiers)):
             _abandon(disk, plan, stores, written)
         raise
     with defer_signals():
         removed = outdated(plan.there, plan.snapshot, keep)
-        if _is_first(ranks, plan):
-            goes_on_from(stores[0].tiers, plan.snapshot)
         ranks.run(lambda: forget(disk, plan.first, removed) if _is_first(ranks, plan) else None)
         _clean_all(ranks, disk, plan, stores, removed)
 
@@ -271,15 +270,19 @@ def _sync_names(disk: Disk, plan: _Plan) -> None:
         disk.sync_folder(snapshot_folder(plan.first))
 
 
-def _name(disk: Disk, plan: _Plan, named: list[Path]) -> None:
-    """Write the file that makes the snapshot exist, then add it to ``named``."""
+def _name(disk: Disk, plan: _Plan, first: StoredGroup) -> None:
+    """Write the file that makes the snapshot exist; the tables then continue it."""
     folder = snapshot_folder(plan.first)
     draft = folder / f".{plan.snapshot.name}.tmp-{plan.snapshot.uuid}"
     disk.make_folder(folder)
     disk.sync_folder(plan.first)
     write_record(disk, draft, plan.snapshot)
-    disk.rename(draft, folder / plan.snapshot.name)
-    named.append(folder / plan.snapshot.name)
+    try:
+        disk.rename(draft, folder / plan.snapshot.name)
+    except OSError:
+        if all(of.uuid != plan.snapshot.uuid for of in snapshots_of(plan.first)):
+            raise  # else only the answer was lost
+    goes_on_from(first.tiers, plan.snapshot)
     disk.sync_folder(folder)
 
 

@@ -259,12 +259,12 @@ def write_parts(
                 replace(of, files=[copied[file.path] for file in of.files])
                 for of in (source.manifest.dense, source.manifest.state)
             )
-            manifest = Manifest(uuid, FULL, None, parts, tables, [], dense, state)
-            finish_folder(disk, folder, target, uuid, manifest)
         except BaseException:
             with defer_signals():
                 disk.remove(folder)
             raise
+        manifest = Manifest(uuid, FULL, None, parts, tables, [], dense, state)
+        finish_folder(disk, target, manifest)
 
 
 def _copy(folder: Location, files: TensorFiles, file: SavedFile, progress: Progress) -> SavedFile:
