@@ -17,9 +17,11 @@ import torch
 
 import torch_dynemb as td
 from torch_dynemb.checkpoint import DeltaLog, Follower, follow, replay
+from torch_dynemb.errors import InUseError
 
 # what happens to the call: the last three take effect
 FATES = ("fails", "loses its answer", "is interrupted", "ends the process")
+Fate = str | Callable[[], object]
 Rows = dict[int, float]
 
 
@@ -32,15 +34,15 @@ class Calls:
 
     Args:
         at: number of the call with a fate of its own, from 1.
-        fate: one of ``FATES``.
+        fate: one of ``FATES``, or what happens before the call.
         error: error of a call that fails.
 
     Attributes:
         seen: number of calls so far.
     """
 
-    def __init__(self, at: int, fate: str, error: Exception) -> None:
-        assert fate in FATES
+    def __init__(self, at: int, fate: Fate, error: Exception) -> None:
+        assert callable(fate) or fate in FATES
         self.seen = 0
         self._at, self._fate, self._error = at, fate, error
 
@@ -50,6 +52,9 @@ class Calls:
             raise Ended
         self.seen += 1
         if self.seen != self._at:
+            return call()
+        if callable(self._fate):
+            self._fate()
             return call()
         if self._fate != "fails":
             call()
@@ -73,7 +78,7 @@ class Place(ABC):
         """Return the log for followers."""
 
     @abstractmethod
-    def lost(self, at: int, fate: str) -> AbstractContextManager[Calls]:
+    def lost(self, at: int, fate: Fate) -> AbstractContextManager[Calls]:
         """Give a call a fate, see :class:`Calls`."""
 
     def base(self, number: int) -> str | None:
@@ -215,6 +220,64 @@ def walk(place: Place, at: int, fate: str) -> int:
             ended = False
     (_restarted(job) if ended else job).check()
     return calls.seen
+
+
+def overtake(place: Place, at: int, *, publishes: bool) -> bool:
+    """Have another trainer attach before the call with a number of a publish.
+
+    One of both trainers goes on, with followers that have its rows, and the other one is refused.
+
+    Args:
+        place: of the log.
+        at: number of the call.
+        publishes: whether the other trainer also publishes then.
+
+    Returns:
+        Whether the publish made as many calls.
+    """
+    first, other = Job(place), Job(place)
+    if first.base is not None:
+        td.checkpoint.save(first.base, first.table)
+    first.attach()
+    first.publish()
+    other.changes = 10
+
+    def attach() -> None:
+        replay(place.followed(), other.table, base=other.base)
+        other.rows = rows_of(other.table)
+        other.attach()
+        if publishes:
+            other.publish()
+
+    first.change()
+    with place.lost(at, attach) as calls:
+        try:
+            first.log.publish()
+            first.log.flush()
+            is_refused = False
+        except InUseError:
+            is_refused = True
+    if calls.seen < at:
+        first.log.close()
+        return False
+    assert is_refused or not publishes
+    try:
+        first.log.publish()
+        first.log.close()
+        raise AssertionError("both trainers publish")
+    except InUseError:
+        first.log.close()
+    if not publishes:
+        try:
+            other.publish()
+        except InUseError:  # the first one was just in time
+            assert not is_refused
+            other.log.close()
+            other.attach()
+            other.publish()
+    other.close()
+    other.check()
+    return True
 
 
 def _restarted(job: Job) -> Job:

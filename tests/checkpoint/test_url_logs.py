@@ -12,9 +12,8 @@ import pytest
 import torch
 from changing_tables import train
 from checkpoint_content import same, trained_model
-from logged_batches import batch
 from table_content import content
-from walked_logs import FATES, Calls, Place, walk
+from walked_logs import FATES, Calls, Fate, Place, overtake, walk
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint, errors
@@ -129,21 +128,6 @@ def test_a_second_publisher_is_refused(store: str) -> None:
     assert len(batches()) == 2
 
 
-def test_a_publisher_in_between_is_refused_by_the_number() -> None:
-    table = items()
-    log = DeltaLog(URL)
-    log.attach(table)
-    step(table, 0)
-    other, _ = batch(1, 0)
-    STORE.pipe_file(f"{URL}/r000-of-001/{1:020}.delta", other)
-    log.publish()
-    for call in (log.flush, log.publish):
-        with pytest.raises(errors.InUseError, match="another writer, which has written commit 1"):
-            call()
-    log.close()
-    assert STORE.cat(f"{URL}/r000-of-001/{1:020}.delta") == other
-
-
 class Requests(Place):
     """A log at ``URL``, a request of which is lost; those of its bases are in test_urls.py."""
 
@@ -154,7 +138,7 @@ class Requests(Place):
         return URL
 
     @contextmanager
-    def lost(self, at: int, fate: str) -> Iterator[Calls]:
+    def lost(self, at: int, fate: Fate) -> Iterator[Calls]:
         calls = Calls(at, fate, OSError(5, "the store has failed"))
 
         def counted(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -173,9 +157,18 @@ class Requests(Place):
 
 @pytest.mark.parametrize("fate", FATES)
 def test_a_lost_request_loses_no_commit(fate: str) -> None:
-    for at in range(1 + 3 * FATES.index(fate), 60, 12):
+    for at in range(2 + 4 * FATES.index(fate), 60, 16):
         assert walk(Requests(), at, fate) >= at
         STORE.store.clear()
+
+
+@pytest.mark.parametrize("publishes", [False, True])
+def test_a_second_publisher_attaches_before_each_request(publishes: bool) -> None:
+    for at in itertools.count(1):
+        if not overtake(Requests(), at, publishes=publishes):
+            break
+        STORE.store.clear()
+    assert at > 2
 
 
 @pytest.mark.long

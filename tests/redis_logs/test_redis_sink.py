@@ -16,7 +16,7 @@ import torch
 from logged_models import Model, act, content, train
 from redis.connection import AbstractConnection
 from redis_server import RedisServer, running_server
-from walked_logs import FATES, Calls, Ended, Place, walk
+from walked_logs import FATES, Calls, Ended, Fate, Place, overtake, walk
 
 import torch_dynemb as td
 from torch_dynemb.checkpoint import (
@@ -122,34 +122,6 @@ def test_followers_and_trainers_go_on_from_redis(server: RedisServer, tmp_path: 
     assert content(copy) == content(other)
 
 
-def test_the_last_writer_that_attaches_is_the_one(server: RedisServer, tmp_path: Path) -> None:
-    model, generator = trained()
-    td.checkpoint.save(tmp_path / "base", model)
-    first = DeltaLog(RedisSink(server.url, "log"))
-    first.attach(model, base=tmp_path / "base")
-    first.publish()
-    first.flush()
-    second, other = DeltaLog(RedisSink(server.url, "log")), Model(seed=9)
-    td.checkpoint.load(tmp_path / "base", other)
-    second.attach(other, base=tmp_path / "base")
-    train(model, generator)
-    first.publish()
-    with pytest.raises(InUseError, match=r"RedisSink.append: .* has another writer"):
-        first.flush()
-    train(other, generator)
-    assert second.publish() == 2
-    second.flush()
-    with pytest.raises(InUseError):  # nor does its cleaning up remove the commit of the other one
-        first.publish()
-    train(model, generator)  # training goes on
-    first.close()
-    assert replayed(server, tmp_path / "base")[0] == 2
-    assert content(replayed(server, tmp_path / "base")[1], state=False) == content(
-        other, state=False
-    )
-    second.close()
-
-
 def test_a_server_that_is_gone_stops_no_training(own_server: RedisServer, tmp_path: Path) -> None:
     model, generator = trained()
     td.checkpoint.save(tmp_path / "base", model)
@@ -190,7 +162,7 @@ class Messages(Place):
         return str(self._folder / f"base-{number}")
 
     @contextmanager
-    def lost(self, at: int, fate: str) -> Iterator[Calls]:
+    def lost(self, at: int, fate: Fate) -> Iterator[Calls]:
         calls = Calls(at, fate, redis.ConnectionError("lost"))
         send = AbstractConnection.send_packed_command
 
@@ -212,9 +184,20 @@ class Messages(Place):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of redis, at exit
 @pytest.mark.parametrize("fate", FATES)
 def test_a_lost_message_loses_no_commit(server: RedisServer, tmp_path: Path, fate: str) -> None:
-    for at in range(1 + 5 * FATES.index(fate), 100, 20):
+    for at in range(2 + 7 * FATES.index(fate), 90, 28):
         assert walk(Messages(server, tmp_path / str(at)), at, fate) >= at
         server.client().flushall()
+
+
+@pytest.mark.parametrize("publishes", [False, True])
+def test_a_second_trainer_attaches_before_each_message(
+    server: RedisServer, tmp_path: Path, publishes: bool
+) -> None:
+    for at in itertools.count(1):
+        if not overtake(Messages(server, tmp_path / str(at)), at, publishes=publishes):
+            break
+        server.client().flushall()
+    assert at > 3
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
