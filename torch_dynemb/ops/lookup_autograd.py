@@ -180,13 +180,12 @@ def _run_backward(
     weight_grad = gradient = anchor_grad = None
     lookup = ctx.lookup
     key = lookup.update_key
-    if key in EXPECTED:
-        meeting = EXPECTED[key]
+    meeting = EXPECTED.get(key)
+    if meeting is not None:
         anchor_grad = torch.zeros(1, device=lookup.rows.row_clock.device)
     elif key in SEVERAL:
         meeting = meeting_of(key, ctx)
     else:
-        meeting = None
         OPEN.pop(key, None)
     if grad_output is not None:
         _check_backward()
