@@ -75,7 +75,7 @@ class BatchCheck:
                 f"{self._keys}, and TorchRec finds features by position: give all batches the "
                 "same keys in the same order"
             )
-        batch = contiguous(batch)
+        batch = _contiguous(batch)
         ids = batch.values()
         if ids.dtype not in _ID_DTYPES:
             if ids.numel() > 0:
@@ -272,7 +272,7 @@ def copied(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     return _changed(features, Tensor.clone)
 
 
-def contiguous(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+def _contiguous(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     """Return the same features, contiguous: ops of FBGEMM ignore the strides of tensors."""
     tensors = [getattr(features, name) for name in _TENSORS]
     if features._inverse_indices is not None:
@@ -323,7 +323,6 @@ def with_one_sample(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
 __all__ = [
     "BatchCheck",
     "check_processed",
-    "contiguous",
     "copied",
     "missing_weights",
     "scored_features",
