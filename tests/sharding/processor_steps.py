@@ -89,8 +89,14 @@ def sharded(
     return DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
 
 
-def trained(rank: int, sharding: str, dynamic: bool) -> list[list[float]]:
-    """Outputs of three steps, then the dense parameters, which include the position weights."""
+def trained(rank: int, sharding: str, dynamic: bool, folder: str) -> list[list[float]]:
+    """Outputs of three steps, then the dense parameters, which include the position weights.
+
+    A dynamic model is saved and loaded, and a frozen copy gives the same.
+
+    Args:
+        folder: of the checkpoints.
+    """
     model = sharded(sharding, dynamic=dynamic)
     dense = {n: of for n, of in model.named_parameters() if "embedding_bags" not in n}
     optimizer = torch.optim.SGD(dense.values(), lr=0.01)
@@ -103,6 +109,13 @@ def trained(rank: int, sharding: str, dynamic: bool) -> list[list[float]]:
         optimizer.zero_grad()
         output.square().sum().backward()
         optimizer.step()
+    if dynamic:
+        td.checkpoint.save(f"{folder}/{sharding}", model)
+        td.checkpoint.load(f"{folder}/{sharding}", model)
+    with torch.no_grad():
+        expected = model.eval()(batch)
+        served = td.freeze(model)(batch) if dynamic else expected
+    torch.testing.assert_close(served, expected)
     return seen + [dense[name].flatten().tolist() for name in sorted(dense)]
 
 

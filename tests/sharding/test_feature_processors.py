@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,18 +13,22 @@ from ranks import Ranks
 pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
 
 
-def test_position_weights_learn_as_with_static_tables(two_ranks: Ranks) -> None:
-    static = two_ranks.run(trained, "table_wise", False)
+def test_position_weights_learn_as_with_static_tables(two_ranks: Ranks, tmp_path: Path) -> None:
+    static = two_ranks.run(trained, "table_wise", False, "")
     for sharding in ("table_wise", "row_wise", "column_wise"):
-        for values, expected in zip(two_ranks.run(trained, sharding, True), static, strict=True):
+        for values, expected in zip(
+            two_ranks.run(trained, sharding, True, str(tmp_path)), static, strict=True
+        ):
             for value, other in zip(values, expected, strict=True):
                 torch.testing.assert_close(torch.tensor(value), torch.tensor(other))
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_they_learn_on_one_rank() -> None:
+def test_they_learn_on_one_rank(tmp_path: Path) -> None:
     for value, other in zip(
-        trained(0, "row_wise", True), trained(0, "table_wise", False), strict=True
+        trained(0, "row_wise", True, str(tmp_path)),
+        trained(0, "table_wise", False, ""),
+        strict=True,
     ):
         torch.testing.assert_close(torch.tensor(value), torch.tensor(other))
 

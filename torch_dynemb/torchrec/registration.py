@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardedModule
 
@@ -23,6 +24,7 @@ from torch_dynemb.torchrec.collections.sequence import ShardedDynamicEmbeddingCo
 from torch_dynemb.torchrec.frozen.copies import (
     frozen_collection,
     frozen_model,
+    frozen_processed,
     frozen_unknown,
 )
 from torch_dynemb.torchrec.planning.options import NOT_TRAINED
@@ -53,6 +55,7 @@ def _in_collection(collection: DynamicPart, path: str) -> Iterator[TablePart]:
 register_module(DistributedModelParallel, tables=_in_wrapped_model, frozen=frozen_model)
 register_module(ShardedModule, frozen=frozen_unknown)
 register_module(ShardedEmbeddingBagCollection, frozen=frozen_collection)
+register_module(ShardedFeatureProcessedEmbeddingBagCollection, frozen=frozen_processed)
 register_module(ShardedEmbeddingCollection, frozen=frozen_collection)
 for kind in (ShardedDynamicEmbeddingBagCollection, ShardedDynamicEmbeddingCollection):
     register_module(kind, tables=_in_collection, optimizers=DynamicPart.row_optimizers)

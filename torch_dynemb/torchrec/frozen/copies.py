@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardedModule
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from torch_dynemb.checkpoint.parts import TablePart, parts_in
 from torch_dynemb.initializers import Uniform
@@ -34,10 +37,27 @@ def frozen_model(source: DistributedModelParallel, choices: Choices) -> nn.Modul
     return frozen_by(choices, source.module)
 
 
+def frozen_processed(
+    source: ShardedFeatureProcessedEmbeddingBagCollection, choices: Choices
+) -> nn.Module | None:
+    """Return the unsharded copy of a feature-processed collection; None on a rank without one."""
+    bags = frozen_by(choices, source._embedding_bag_collection)
+    if bags is None:
+        return None
+    processors = copy.deepcopy(source._feature_processors)
+    for part in processors.modules():
+        if hasattr(part, "_pre_processed"):  # by-rows shardings give positions as weights
+            part._pre_processed = False
+    if isinstance(processors, nn.ModuleDict):
+        processors = dict(processors.items())
+    return FeatureProcessedEmbeddingBagCollection(bags, processors)
+
+
 def frozen_unknown(source: ShardedModule, choices: Choices) -> nn.Module:
     raise TypeError(
         f"freeze: {type(source).__name__} is not a sharded module that freeze() knows, which are "
-        "those of EmbeddingBagCollection and EmbeddingCollection: freeze the model's other "
+        "those of EmbeddingBagCollection, EmbeddingCollection and "
+        "FeatureProcessedEmbeddingBagCollection: freeze the model's other "
         "parts, or register a function that copies it with "
         "torch_dynemb.register_module(..., frozen=)"
     )
