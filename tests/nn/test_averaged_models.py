@@ -197,6 +197,34 @@ def test_state_dicts_that_are_averaged_in_place_are_refused() -> None:
     assert not average.dynamic._given_entries
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_means_of_state_dicts_hold_where_ids_have_their_places(dtype: torch.dtype) -> None:
+    """A soup of two models of one ancestor is one of parameters; others are refused."""
+    first = Both()
+    second, other = copy.deepcopy(first), Both()
+    order = torch.arange(IDS).flip(0)
+    other.dynamic = td.DynamicEmbedding.from_embedding(
+        other.static.weight[order], ids=order, optimizer=td.SGD(lr=0.5), name="ads"
+    )
+    for step, model in enumerate((first, second, other)):
+        model.train_step(torch.arange(5 * step + 2))
+
+    def soup(one: Both, two: Both) -> dict[str, Tensor]:
+        states = one.state_dict(), two.state_dict()
+        return {
+            name: (0.3 * of.to(dtype) + 0.7 * states[1][name].to(dtype)).to(of.dtype)
+            if of.is_floating_point()
+            else of
+            for name, of in states[0].items()
+        }
+
+    result = copy.deepcopy(first)
+    result.load_state_dict(soup(first, second))
+    torch.testing.assert_close(*result.eval()(torch.arange(IDS)))
+    with pytest.raises(RuntimeError, match=r"'places' is .*AveragedModel"):
+        result.load_state_dict(soup(first, other))
+
+
 @pytest.mark.parametrize("update", [by_hand, foreach])
 def test_a_copy_whose_parameters_alone_are_averaged_is_refused(
     update: Callable[[nn.Module, nn.Module], None],

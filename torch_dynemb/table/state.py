@@ -8,6 +8,10 @@ Entries::
     <slab>.weights, .generations, .<state>   rows up to the last used one
     <slab>.free_rows                         handles of free rows
     seeds, tables, slabs, clock, sketch, row_clock   complete
+    places                                   checksums of the buckets of tables, as float64
+
+A mean of two states is right only where both have the ids in the same places. It has the integers
+of one of them. ``places`` is a float, so a mean changes it wherever the buckets differ.
 
 Invariants:
 
@@ -25,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_dynemb.ops.checksum import crc32c
 from torch_dynemb.ops.columns import BUCKET_WIDTH, MAX_COUNT, MIN_BUCKETS, Clock, Meta, Slab, Table
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.clock import propose
@@ -96,6 +101,31 @@ def used_tensors(tables: Tables, *, rows: bool = True) -> Iterator[tuple[str, Te
     yield "row_clock", tables.rows.row_clock
 
 
+def _places(tables: Tables, state: Mapping[str, Tensor]) -> Tensor:
+    """Return the entry ``places`` for the buckets of a state, float64 [tables], on the CPU."""
+    buckets = [state[f"{name}.buckets"].detach().cpu() for name in tables.config.names]
+    crcs = [crc32c(of.resolve_neg().contiguous()) for of in buckets]
+    return torch.tensor(crcs, dtype=torch.float64, device="cpu")
+
+
+def check_places(tables: Tables, state: Mapping[str, Tensor]) -> None:
+    """Raise ValueError if the rows of a checked state were not those of its ids.
+
+    A state of an older version may lack the entry.
+    """
+    if "places" not in state:
+        return
+    given, expected = state["places"].detach().cpu().double(), _places(tables, state)
+    # as far as sums of floats, also of float32, round
+    if given.shape != expected.shape or not bool(((given - expected).abs() < 4096).all()):
+        raise ValueError(
+            f"state entry 'places' is {given.tolist()}, but its ids have {expected.tolist()}: the "
+            "state is a mean of states with rows of different ids in one place, or its ids have "
+            "been changed: average models by torch.optim.swa_utils.AveragedModel, which averages "
+            "rows by id, or change rows by id with group.read() and group.insert_or_assign()"
+        )
+
+
 def _as_text(description: dict[str, Any]) -> Tensor:
     """Encode as JSON in uint8."""
     return torch.frombuffer(bytearray(json.dumps(description).encode()), dtype=torch.uint8)
@@ -159,6 +189,7 @@ def load(tables: Tables, tensors: Mapping[str, Tensor]) -> None:
     tables.check_in_memory("load_state_dict", "load a checkpoint with torch_dynemb.checkpoint.load")
     tensors = in_own_order(tables, tensors)
     check(tables, tensors)
+    check_places(tables, tensors)
     tables.wait_until_read()
     with defer_signals():
         try:
@@ -345,7 +376,7 @@ class GroupState:
 
     def names(self) -> set[str]:
         """Return the names of the entries of :meth:`tensors`."""
-        return {"format", *(name for name, _ in used_tensors(self._tables))}
+        return {"format", "places", *(name for name, _ in used_tensors(self._tables))}
 
     def tensors(self) -> dict[str, Tensor]:
         """Copy the used part of everything, after writing unwritten rows.
@@ -355,7 +386,8 @@ class GroupState:
         Raises:
             RuntimeError: rows are in a store and need not fit in memory.
         """
-        return save(self._tables)
+        state = save(self._tables)
+        return {**state, "places": _places(self._tables, state).to(state["clock"].device)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace everything by a saved state, in place: compiled code keeps the addresses.
