@@ -272,7 +272,10 @@ class DynamicPart:
                 refused = error
         requests = sent.awaitables if refused is None else refused
         shardings = len(sent.awaitables)
-        under_way = SizesUnderWay(self.module_kind, requests, shardings, ranks, self._device)
+        tables = tuple(self.module_sharding_plan)
+        under_way = SizesUnderWay(
+            self.module_kind, tables, requests, shardings, ranks, self._device
+        )
         return as_torchrec_waits(under_way, sent)
 
     def _own(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
