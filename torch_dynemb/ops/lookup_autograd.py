@@ -20,6 +20,7 @@ from torch_dynemb.ops.open_lookups import (
     OPEN,
     SEVERAL,
     Gradient,
+    Meeting,
     end_meeting,
     expect,
     meeting_of,
@@ -169,6 +170,7 @@ def _run_backward(
     weight_grad = gradient = anchor_grad = None
     lookup = ctx.lookup
     key = lookup.update_key
+    meeting: Meeting | None
     if key in EXPECTED:
         meeting = EXPECTED[key]
         anchor_grad = torch.zeros(1, device=lookup.rows.row_clock.device)
