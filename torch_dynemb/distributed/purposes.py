@@ -1,4 +1,4 @@
-"""What ranks exchange data for: exchanges of other tables must not be taken for one another.
+"""Purposes of exchanges: ranks must not take those of different tables for one another.
 
 A message begins with the identity of its purpose, so no exchange is needed to compare it.
 """
