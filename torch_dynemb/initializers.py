@@ -322,9 +322,12 @@ class ByColumn(Initializer):
                 f"ByColumn: parts is {described(self.parts)}, expected pairs (number of columns, "
                 "initializer)"
             )
-        object.__setattr__(self, "parts", tuple(tuple(part) for part in self.parts))
-        for i, (columns, part) in enumerate(self.parts):
-            integer(f"ByColumn: parts[{i}][0]", columns)
+        parts = [
+            (integer(f"ByColumn: parts[{i}][0]", columns), part)
+            for i, (columns, part) in enumerate(self.parts)
+        ]
+        object.__setattr__(self, "parts", tuple(parts))
+        for i, (columns, part) in enumerate(parts):
             if not isinstance(part, Initializer):
                 raise TypeError(
                     f"ByColumn: parts[{i}][1] is {described(part)}, expected an initializer"

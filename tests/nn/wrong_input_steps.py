@@ -112,7 +112,7 @@ def apart(rank: int) -> dict[str, str]:
 
 
 def many_features(rank: int) -> dict[str, Any]:
-    """Rows and sizes of features whose numbers do not fit into the first message of a lookup."""
+    """Rows and sizes of more features than the first message of a lookup has numbers for."""
     tables = [td.TableConfig(f"t{t}", 2, initializer=td.Constant(float(t))) for t in range(70)]
     options: Any = {"optimizer": td.SGD(lr=1.0), "process_group": dist.group.WORLD}
     features = td.DynamicEmbeddingCollection(tables, **options)

@@ -54,9 +54,9 @@ def shared_items(rank: int) -> dict[str, Any]:
     )
     everyone = torch.cat([torch.arange(5), torch.arange(6) + 100])
     query = torch.randn(2 + rank, DIM, generator=seeded(rank))  # other numbers on other ranks
-    seen = everyone[: 2 + rank, None]
-    found = td.top_k(query, items, 4, exclude=seen)
-    whole = td.top_k(query, td.freeze(items), 4, exclude=seen)
+    seen = everyone[: (2 + rank) * (1 + rank)].view(2 + rank, 1 + rank)  # of other lengths
+    found = td.top_k(query, items, 3 + rank, exclude=seen)
+    whole = td.top_k(query, td.freeze(items), 3 + rank, exclude=seen)
     return {
         "changed": changed,
         "gradient": gradient / dist.get_world_size(),
@@ -66,6 +66,9 @@ def shared_items(rank: int) -> dict[str, Any]:
         ),
         "full": refusal(lambda: td.FullSoftmaxLoss(items)),
         "top_k": (tuple(found), tuple(whole)),
+        "metrics": refusal(
+            lambda: td.top_k(query, items, 1, metric="dot" if rank == 0 else "cosine")
+        ),
         "vectors": refusal(lambda: td.export_vectors(items, "items", "unused")),
     }
 
@@ -75,12 +78,12 @@ def results_of_ranks(
 ) -> tuple[Any, Any]:
     """Results of a search of all ranks, and those of a full sort of all rows."""
     query = torch.randn(2 + rank, DIM, generator=seeded(rank))
-    seen = everyone[: 2 + rank, None]
-    found = td.top_k(query, items, 4, table=table, exclude=seen)
+    seen = everyone[: (2 + rank) * (1 + rank)].view(2 + rank, 1 + rank)  # of other lengths
+    found = td.top_k(query, items, 3 + rank, table=table, exclude=seen)
     with torch.no_grad():
         scores = query @ look_up(everyone).detach().t()
-    scores.masked_fill_(seen == everyone, -torch.inf)
-    expected = scores.topk(4)
+    scores.masked_fill_((seen[:, :, None] == everyone).any(1), -torch.inf)
+    expected = scores.topk(3 + rank)
     return tuple(found), (everyone[expected.indices], expected.values)
 
 

@@ -18,6 +18,7 @@ def test_in_batch_negatives_of_a_shared_table(two_ranks: Ranks) -> None:
             assert "ranks share table 'items'" in of[refused]
             assert "negatives=InBatchNegatives() and correction=None" in of[refused]
         assert "'items' are on several ranks" in of["full"]
+        assert "('items', 'dot'), but rank 1 ('items', 'cosine'): call it" in of["metrics"]
         torch.testing.assert_close(*of["top_k"])
         assert "ranks share table 'items'" in of["vectors"]
 

@@ -183,6 +183,18 @@ def refused_by_the_second(rank: int) -> list[str]:
     return raised
 
 
+def in_another_order(rank: int) -> str:
+    """What is raised if rank 1 looks up the other collection of a model first; it then trains."""
+    tables = (Table("a", 8, ("f_a",)), Table("b", 8, ("f_b",), "none"))
+    model, alike = sharded(tables), sharded(tables)
+    batch = _jagged(torch.arange(4), lengths=torch.tensor([2, 0, 1, 1]))
+    assert _step(model, batch) == _step(alike, batch)
+    first = model.module.bags if rank == 0 else model.module.sequences
+    raised = _raised(lambda: first(batch))
+    assert _step(model, batch) == _step(alike, batch)
+    return raised
+
+
 def _step(model: Any, batch: KeyedJaggedTensor) -> list[dict[int, list[float]]]:
     """Train a batch; return the rows of this rank."""
     sum(of.square().sum() for of in model(batch).values()).backward()

@@ -15,6 +15,7 @@ from ranks import Ranks
 from record_dict import RecordDict
 from refused_models import (
     batch_refusals,
+    in_another_order,
     refusal,
     refusals,
     refused_by_the_second,
@@ -365,6 +366,15 @@ def test_the_second_of_two_collections_refuses(two_ranks: Ranks) -> None:
             assert message.startswith(
                 "KeyError: rank 1: EmbeddingCollection: features lacks ['f_b']; it has ['f_a', 'f"
             )
+
+
+def test_all_ranks_refuse_collections_in_another_order(two_ranks: Ranks) -> None:
+    first, second = two_ranks.run(in_another_order)
+    assert first == second
+    assert first.startswith(
+        "RuntimeError: rank 0 begins a lookup by EmbeddingBagCollection of table 'a', but rank 1 "
+        "begins a lookup by EmbeddingCollection of table 'b': look up the same tables"
+    )
 
 
 @pytest.mark.parametrize(

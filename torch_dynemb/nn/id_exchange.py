@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.distributed.exchange import all_to_all, arrived, one_to_each
 from torch_dynemb.distributed.failures import FAILED, raise_together
-from torch_dynemb.distributed.ranks import RankGroup, from_all_ranks, process_group_of
+from torch_dynemb.distributed.purposes import HEADER, Purpose, check_alike, identity_of
+from torch_dynemb.distributed.ranks import RankGroup, process_group_of
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.table.given_scores import scores_of_distinct
 from torch_dynemb.table.group import TableGroup
-
-_HEADER = 64
-"""Numbers that a rank sends first, whatever it looks up: gloo ends a process that gets too many."""
-
-_SHOWN_NAMES = 3
-_PRIME = (1 << 48) - 59
 
 
 class Arrived(NamedTuple):
@@ -98,37 +91,6 @@ def _sizes(lengths: Tensor, total: int | None = None) -> list[int]:
     return result
 
 
-class _Purpose(NamedTuple):
-    """What an exchange is for, the same on all ranks.
-
-    Attributes:
-        call: such as ``"training lookup"``.
-        tables: names.
-        seed: of the tables; those of modules without a name differ in it.
-    """
-
-    call: str
-    tables: tuple[str, ...]
-    seed: int
-
-    def __str__(self) -> str:
-        names = ", ".join(map(repr, self.tables[:_SHOWN_NAMES]))
-        more = len(self.tables) - _SHOWN_NAMES
-        also = f" and {more} more" if more > 0 else ""
-        return f"a {self.call} of table{'s' * (len(self.tables) > 1)} {names}{also}"
-
-
-def _identity(call: str, tables: tuple[str, ...], seed: int) -> int:
-    """Return 48 bits of a :class:`_Purpose`, the same in every process; compiled code traces it."""
-    number = seed
-    for byte in "\0".join((call, *tables)).encode():
-        number = (number * 257 + byte) % _PRIME
-    return number
-
-
-_cached_identity = functools.cache(_identity)
-
-
 def fail_exchange(device: torch.device, ranks: RankGroup, failure: Exception) -> NoReturn:
     """Raise the error of a rank that cannot start its exchange, on all ranks that start theirs.
 
@@ -141,50 +103,12 @@ def fail_exchange(device: torch.device, ranks: RankGroup, failure: Exception) ->
         Exception: of the class of ``failure``.
     """
     with torch.no_grad():
-        header = torch.full((ranks.size, _HEADER), FAILED, dtype=torch.int64, device=device)
+        header = torch.full((ranks.size, HEADER), FAILED, dtype=torch.int64, device=device)
         one_to_each(header, ranks)
     process_group = process_group_of(ranks)
     assert process_group is not None
     raise_together(failure, process_group)
     raise failure
-
-
-def _check_alike(purpose: _Purpose, own: int, identities: list[int], ranks: RankGroup) -> None:
-    """Raise an error on all ranks unless all of them have begun the same exchange.
-
-    Args:
-        purpose: of the exchange of this rank.
-        own: its identity.
-        identities: that arrived, by rank.
-        ranks: that share the tables.
-
-    Raises:
-        Exception: another rank has called :func:`fail_exchange`; of the class of its error.
-        RuntimeError: ranks look up different tables, or one trains and another one reads.
-    """
-    if torch.compiler.is_compiling():
-        for identity in identities:
-            torch._check(identity == own)
-        return
-    if all(identity == own for identity in identities):
-        return
-    process_group = process_group_of(ranks)
-    assert process_group is not None
-    raise_together(None, process_group)
-    purposes = from_all_ranks(purpose, process_group)
-    other = next(rank for rank, of in enumerate(purposes) if of != purposes[0])
-    same = str(purposes[0]) == str(purposes[other])  # unnamed tables
-    numbers = dist.get_process_group_ranks(process_group)
-    first, second = (
-        f"rank {numbers[rank]} begins {purposes[rank]}"
-        + (f" (of seed {purposes[rank].seed})" if same else "")
-        for rank in (0, other)
-    )
-    raise RuntimeError(
-        f"{first}, but {second}: look up the same tables in the same order on all ranks (the order "
-        "of a set differs between processes), also without ids, and train and freeze the same ones "
-        "on all. No row has changed"
-    )
 
 
 class IdExchange:
@@ -224,8 +148,7 @@ class IdExchange:
         config = table.group.config
         names = tuple([config.tables[child].name for child in children])
         call = f"{'training ' * self._learns}{call}{' with scores' * (scores is not None)}"
-        identity_of = _identity if torch.compiler.is_compiling() else _cached_identity
-        identity = identity_of(call, names, config.seed)
+        purpose = Purpose(call, names, config.seed)
         distinct = ops.ids_partition(ids, offsets, parts=ranks.size, slots=table.id_slots)
         self.inverse = distinct.inverse
         proposed = table.group.clock.proposed
@@ -233,12 +156,10 @@ class IdExchange:
             lengths = distinct.lengths
             if proposed is not None:
                 lengths = torch.cat([proposed.expand(ranks.size, 1), lengths], 1)
-            padding = _HEADER - 1 - lengths.shape[1]  # negative: leaves out the last ones
-            header = torch.constant_pad_nd(lengths, (1, padding), identity)
+            padding = HEADER - 1 - lengths.shape[1]  # negative: leaves out the last ones
+            header = torch.constant_pad_nd(lengths, (1, padding), identity_of(purpose))
             received = one_to_each(header, ranks)
-            _check_alike(
-                _Purpose(call, names, config.seed), identity, received[:, 0].tolist(), ranks
-            )
+            self._check_alike(purpose, received[:, 0].tolist())
             received = received[:, 1 : 1 + lengths.shape[1]]
             if padding < 0:
                 received = torch.cat([received, one_to_each(lengths[:, padding:], ranks)], 1)
@@ -255,6 +176,16 @@ class IdExchange:
                 combine = table.group.config.tables[children[0]].policy.combine
                 of_ids = scores_of_distinct(scores, distinct.inverse, distinct.ids, combine)
                 self._scores = all_to_all(of_ids, self._received, self._sent, ranks)
+
+    def _check_alike(self, purpose: Purpose, identities: list[int]) -> None:
+        if torch.compiler.is_compiling():
+            own = identity_of(purpose)
+            for identity in identities:
+                torch._check(identity == own)
+            return
+        process_group = process_group_of(self._ranks)
+        assert process_group is not None
+        check_alike(purpose, identities, process_group)
 
     def _arrived(self) -> LookupBatch:
         """Ask for the rows of the ids that came here, those of each child of each rank together."""

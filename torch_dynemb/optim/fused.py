@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from torch_dynemb.argument_checks import described
+from torch_dynemb.argument_checks import described, integer
 from torch_dynemb.ops.columns import MAX_COUNT, Hyper, RowClock
 from torch_dynemb.ops.tensors import RowTensors
 from torch_dynemb.optim.base import OptimizerConfig, hyper_values, plain_value
@@ -239,6 +239,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if not self._is_stepping:
             self.check_own_step("module.optimizer.step")
         self.check_step(now)
+        now = None if now is None else int(now)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -262,14 +263,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         """
         if self._retired is not None:
             raise RuntimeError(f"optimizer.step: {self._retired.why}: use {self._retired.instead}")
-        if now is not None and (isinstance(now, bool) or not isinstance(now, int)):
-            raise TypeError(
-                f"optimizer.step: now: seconds is {now!r}, expected int, as int(time.time()) is"
-            )
-        if now is not None and now < 0:
-            raise ValueError(f"optimizer.step: now: seconds is {now}, expected at least 0")
-        if now is not None and now > MAX_COUNT:
-            raise ValueError(f"optimizer.step: now: seconds is {now}, expected at most 2^62")
+        if now is not None:
+            what = "int, as int(time.time()) is"
+            if integer("optimizer.step: now: seconds", now, least=0, what=what) > MAX_COUNT:
+                raise ValueError(f"optimizer.step: now: seconds is {now}, expected at most 2^62")
         if self._check_step is not None:
             self._check_step(now)
 

@@ -19,9 +19,9 @@ class AdmissionRule:
     """Base of the admission rules."""
 
 
-def _check_threshold(rule: AdmissionRule, threshold: int) -> None:
-    if isinstance(threshold, bool) or not isinstance(threshold, int):
-        raise TypeError(f"{type(rule).__name__}: threshold is {threshold!r}, expected int")
+def _check_threshold(rule: AdmissionRule, given: int) -> None:
+    threshold = integer(f"{type(rule).__name__}: threshold", given)
+    object.__setattr__(rule, "threshold", threshold)
     if not 1 <= threshold < 1 << 31:  # the largest count of a sketch's cell
         raise ValueError(
             f"{type(rule).__name__}: threshold is {threshold}, expected at least 1 and less than "
@@ -137,7 +137,8 @@ class AdmitFrequentSketch(AdmissionRule):
                 f"{4 * SKETCH_ROWS} bytes"
             )
         if self.halve_every is not None:
-            integer("AdmitFrequentSketch: halve_every", self.halve_every, least=1)
+            steps = integer("AdmitFrequentSketch: halve_every", self.halve_every, least=1)
+            object.__setattr__(self, "halve_every", steps)
 
     @property
     def width(self) -> int:
@@ -284,13 +285,12 @@ def parse_bytes(owner: str, size: int | str) -> int:
         TypeError, ValueError: neither, or less than 1.
     """
     expected = "expected a number of bytes or a text such as '4GB' or '512MiB'"
-    if isinstance(size, bool) or not isinstance(size, int | str):
-        raise TypeError(f"{owner} is {size!r}, {expected}")
     if isinstance(size, str):
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", size.strip().lower())
         if match is None or match[2] not in _UNITS:
             raise ValueError(f"{owner} is {size!r}, {expected}")
         size = int(float(match[1]) * _UNITS[match[2]])
+    size = integer(owner, size, what=expected.removeprefix("expected "))
     if size < 1:
         raise ValueError(f"{owner} is {size}, expected at least 1 byte")
     return size

@@ -31,9 +31,10 @@ def parse_half_life(owner: str, value: object) -> int:
         ValueError: it is not from 1 second to 2^32.
     """
     expected = "expected seconds, or a text such as '7d' or '12h'"
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise TypeError(f"{owner} is {value!r}, {expected}")
-    seconds = duration(owner, value, expected) if isinstance(value, str) else value
+    if isinstance(value, str):
+        seconds = duration(owner, value, expected)
+    else:
+        seconds = integer(owner, value, what=expected.removeprefix("expected "))
     check_half_life(owner, value, seconds)
     return seconds
 
@@ -88,7 +89,7 @@ def ticks_of(owner: str, half_life: int | str | None, half_life_steps: int | Non
     """
     if half_life is not None:
         return parse_half_life(f"{owner}: half_life", half_life)
-    return -(half_life_steps or 0)
+    return -int(half_life_steps or 0)
 
 
 def half_lives(time: int, half_life: int) -> float:

@@ -37,7 +37,7 @@ class Top:
     by: str
 
     def __post_init__(self) -> None:
-        integer("Top: count", self.count, least=1)
+        object.__setattr__(self, "count", integer("Top: count", self.count, least=1))
         _check_score("Top", self.by)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from torch_dynemb.argument_checks import described, flag, tensor
+from torch_dynemb.argument_checks import described, flag, integer, tensor
 from torch_dynemb.initializers import Initializer
 from torch_dynemb.policy.admission import AdmissionRule, AdmitFrequent, AdmitFrequentSketch
 from torch_dynemb.policy.custom import Custom
@@ -96,10 +96,7 @@ class Policy:
             value = getattr(self, name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"Policy: {name} is {value!r}, expected int")
-            if value < 1:
-                raise ValueError(f"Policy: {name} is {value}, expected at least 1")
+            object.__setattr__(self, name, integer(f"Policy: {name}", value, least=1))
         if self.keep_at_least is not None and self.ttl is None:
             raise ValueError(
                 f"Policy: keep_at_least is {self.keep_at_least}, but without a ttl no id expires: "
@@ -295,10 +292,9 @@ class FeaturePolicy:
     def __post_init__(self) -> None:
         for name in ("threshold", "ttl"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise TypeError(f"FeaturePolicy: {name} is {value!r}, expected int")
-            if value is not None and value < 1:
-                raise ValueError(f"FeaturePolicy: {name} is {value}, expected at least 1")
+            if value is not None:
+                value = integer(f"FeaturePolicy: {name}", value, least=1)
+                object.__setattr__(self, name, value)
         flag("FeaturePolicy: updates_scores", self.updates_scores)
 
 

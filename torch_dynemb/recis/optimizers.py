@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dynemb.argument_checks import described, number
+from torch_dynemb.argument_checks import described, integer, number
 from torch_dynemb.distributed.agreement import Option, check_agreement, comparable, options_of
 from torch_dynemb.distributed.ranks import process_group_of
 from torch_dynemb.optim import Adam, AdamW, AdamWTF, OptimizerConfig
@@ -67,11 +67,10 @@ class SparseOptimizer(torch.optim.Optimizer):
             steps: at least 1.
 
         Raises:
-            ValueError: ``steps`` is less than 1.
+            TypeError, ValueError: ``steps`` is not an int, or less than 1.
             RuntimeError: an accumulation has begun.
         """
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise ValueError(f"set_grad_accum_steps: steps is {steps!r}, expected at least 1")
+        steps = integer("set_grad_accum_steps: steps", steps, least=1)
         if self._micro_steps != 0:
             raise RuntimeError(
                 f"set_grad_accum_steps: {self._micro_steps} of {self._accum_steps} steps of an "

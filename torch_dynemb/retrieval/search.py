@@ -134,12 +134,14 @@ class _Searched(NamedTuple):
         device: of the rows.
         candidates: yields all ids with their rows, of this rank.
         ranks: that have other ids; None: there are none.
+        name: of the table; ranks compare it.
     """
 
     dim: int
     device: torch.device
     candidates: Callable[[], Iterator[_Candidates]]
     ranks: RankGroup | None = None
+    name: str = ""
 
 
 def _searched_of(owner: str, items: object, table: int | str | None) -> _Searched:
@@ -173,7 +175,8 @@ def _live_source(owner: str, items: TableModule, table: int | str | None) -> _Se
             yield _Candidates(batch.ids, ops.embedding_inference(rows, wanted, handles), None)
 
     shared = items.shared_rows is not None
-    return _Searched(dim, tables.device, candidates, items.sharing_ranks if shared else None)
+    ranks = items.sharing_ranks if shared else None
+    return _Searched(dim, tables.device, candidates, ranks, tables.config.names[number])
 
 
 def _frozen_source(frozen: FrozenTables, table: int) -> _Searched:
@@ -241,15 +244,23 @@ def _best_of_ranks(
     query: Tensor, source: _Searched, ranks: RankGroup, k: int, metric: Metric, keeps: Filter | None
 ) -> ops.BestScores:
     """Return the best k of the ids of all ranks, which call this together."""
-    counts = from_all_ranks(query.shape[0], process_group_of(ranks))
-    most = max(counts)
+    own = (source.name, metric)
+    of_ranks = from_all_ranks((query.shape[0], k, own), process_group_of(ranks))
+    for rank, (_, _, searched) in enumerate(of_ranks):
+        if searched != of_ranks[0][2]:
+            raise ValueError(
+                f"top_k: rank 0 of the group searches (table, metric) {of_ranks[0][2]}, but rank "
+                f"{rank} {searched}: call it with the same ones in the same order on all ranks"
+            )
+    most = max(count for count, _, _ in of_ranks)
+    widest = max(results for _, results, _ in of_ranks)  # lists to exclude differ in length
     padded = F.pad(query, (0, 0, 0, most - query.shape[0]))
     each = [most] * ranks.size
     everyone = move_rows(padded.repeat(ranks.size, 1), each, each, ranks)
-    best = _best_of(everyone, source, k, metric, keeps)
+    best = _best_of(everyone, source, widest, metric, keeps)
     # what each rank has found for the queries of this one, side by side
     parts = [
-        move_rows(part, each, each, ranks).view(ranks.size, most, k).movedim(0, 1).flatten(1)
+        move_rows(part, each, each, ranks).view(ranks.size, most, widest).movedim(0, 1).flatten(1)
         for part in best
     ]
     scores, ids = (part[: query.shape[0]] for part in parts)

@@ -19,6 +19,7 @@ import time
 import torch
 from torch import Tensor
 
+from torch_dynemb.argument_checks import integer
 from torch_dynemb.ops.columns import MAX_COUNT, MOST_HALF_LIVES, Clock
 from torch_dynemb.storage.static_tensors import mark_static
 from torch_dynemb.table.tables import Tables
@@ -84,10 +85,7 @@ class TableClock:
 
 def check_now(tables: Tables, seconds: int) -> None:
     """Raise TypeError, ValueError or RuntimeError for a time that cannot be set."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int):
-        raise TypeError(f"clock.set_now: seconds is {seconds!r}, expected int")
-    if seconds < 0:
-        raise ValueError(f"clock.set_now: seconds is {seconds}, expected at least 0")
+    seconds = integer("clock.set_now: seconds", seconds, least=0)
     if seconds > MAX_COUNT:
         raise ValueError(f"clock.set_now: seconds is {seconds}, expected at most 2^62")
     half_lives = [

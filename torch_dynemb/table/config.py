@@ -119,15 +119,8 @@ class TableConfig:
             raise TypeError(f"TableConfig: name is {described(self.name)}, expected str")
         if not self.name:
             raise ValueError("TableConfig: name is empty, expected a name for the table")
-        if isinstance(self.embedding_dim, bool) or not isinstance(self.embedding_dim, int):
-            raise TypeError(
-                f"TableConfig {self.name!r}: embedding_dim is {self.embedding_dim!r}, expected int"
-            )
-        if self.embedding_dim <= 0:
-            raise ValueError(
-                f"TableConfig {self.name!r}: embedding_dim is {self.embedding_dim}, expected at "
-                "least 1"
-            )
+        dim = integer(f"TableConfig {self.name!r}: embedding_dim", self.embedding_dim, least=1)
+        object.__setattr__(self, "embedding_dim", dim)
         if self.embedding_dim > _LARGEST_DIM:
             raise ValueError(
                 f"TableConfig {self.name!r}: embedding_dim is {self.embedding_dim}, expected at "

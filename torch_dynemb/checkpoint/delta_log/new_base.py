@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from torch_dynemb.argument_checks import described, duration, integer
+from torch_dynemb.argument_checks import duration, integer
 from torch_dynemb.checkpoint.delta_log.attaching import uuid_of
 from torch_dynemb.checkpoint.delta_log.bases import base_folder, remove_bases
 from torch_dynemb.checkpoint.delta_log.own_log import OwnLog
@@ -55,12 +55,8 @@ class Retention:
         if isinstance(retain, str):
             self._seconds = duration("DeltaLog: retain", retain)
         elif retain is not None:
-            if isinstance(retain, bool) or not isinstance(retain, int):
-                raise TypeError(
-                    f"DeltaLog: retain is {described(retain)}, expected a number of commits, a "
-                    "text such as '1h', or None"
-                )
-            self._commits = integer("DeltaLog: retain", retain, least=0)
+            what = "a number of commits, a text such as '1h', or None"
+            self._commits = integer("DeltaLog: retain", retain, least=0, what=what)
 
     def published(self, sequence: int) -> None:
         """Note the time of a commit. The machine's clock may be set back meanwhile.

@@ -129,13 +129,10 @@ class EmbeddingOption:
         if self.initializer is None:
             self.initializer = Constant(0.0)
         for name in ("embedding_dim", "block_size", "max_partition_num"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"EmbeddingOption: {name} is {value!r}, expected int")
-            if value < 1:
-                raise ValueError(f"EmbeddingOption: {name} is {value}, expected at least 1")
+            setattr(self, name, integer(f"EmbeddingOption: {name}", getattr(self, name), least=1))
         if self.max_rows is not None:
-            integer("EmbeddingOption: max_rows", self.max_rows, least=1, most=MAX_ROWS)
+            most = integer("EmbeddingOption: max_rows", self.max_rows, least=1, most=MAX_ROWS)
+            self.max_rows = most
         if self.dtype not in (*ROW_DTYPES, torch.int8):
             raise ValueError(
                 f"EmbeddingOption: dtype is {self.dtype}, expected one of {list(ROW_DTYPES)} or "

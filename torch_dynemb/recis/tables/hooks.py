@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch_dynemb.argument_checks import described, text
+from torch_dynemb.argument_checks import described, integer, text
 from torch_dynemb.policy.admission import AdmissionRule, AdmitByChance, AdmitFrequent
 from torch_dynemb.policy.custom import Custom
 from torch_dynemb.policy.policy import Score
@@ -198,11 +198,8 @@ class GlobalStepFilter(RowFilter):
     scores = ("step",)
 
     def __init__(self, filter_step: int, filter_interval: int = 100) -> None:
-        for name, value in (("filter_step", filter_step), ("filter_interval", filter_interval)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"GlobalStepFilter: {name} is {value!r}, expected at least 1")
-        self.filter_step = filter_step
-        self.interval = filter_interval
+        self.filter_step = integer("GlobalStepFilter: filter_step", filter_step, least=1)
+        self.interval = integer("GlobalStepFilter: filter_interval", filter_interval, least=1)
 
     def remove(self, group: TableGroup, table: int) -> int:
         return group.remove(table, not_seen_for=self.filter_step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal
 
 from torch_dynemb.argument_checks import described
@@ -80,7 +81,7 @@ def parse_cache(owner: str, value: object) -> CacheSize:
         TypeError: it is neither a number nor a text.
         ValueError: it has another form, or is not more than 0.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+    if isinstance(value, bool) or not isinstance(value, Integral | float | str):
         raise TypeError(
             f"{owner} is {described(value)}, expected bytes (4 << 30 or '4GB'), '100000 rows', or "
             "a fraction of the rows (0.25 or '25%')"
@@ -91,7 +92,7 @@ def parse_cache(owner: str, value: object) -> CacheSize:
         return CacheSize(_positive(owner, value, int(rows[1])), "rows")
     if isinstance(value, float):
         return _fraction(owner, value, value)
-    return CacheSize(parse_bytes(owner, value), "bytes")
+    return CacheSize(parse_bytes(owner, value if isinstance(value, str) else int(value)), "bytes")
 
 
 def _fraction(owner: str, given: object, value: float) -> CacheSize:

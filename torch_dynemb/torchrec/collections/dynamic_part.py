@@ -274,7 +274,8 @@ class DynamicPart:
                 refused = error
         requests = sent.awaitables if refused is None else refused
         owned = [getattr(sharding, "ids", IdSlots()) for sharding in self.shardings()]
-        under_way = SizesUnderWay(self.module_kind, requests, owned, ranks, self._device)
+        tables = tuple(self.module_sharding_plan)
+        under_way = SizesUnderWay(self.module_kind, tables, requests, owned, ranks, self._device)
         return as_torchrec_waits(under_way, sent)
 
     def _own(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:

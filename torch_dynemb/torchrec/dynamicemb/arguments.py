@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from torch_dynemb.argument_checks import integer
 from torch_dynemb.initializers import Constant, Initializer, Normal, TruncatedNormal, Uniform
 from torch_dynemb.policy.policy import Check, Score
 
@@ -255,14 +256,7 @@ class FrequencyAdmissionStrategy:
                 f"FrequencyAdmissionStrategy: initializer_args is {self.initializer_args!r}, "
                 "expected DynamicEmbInitializerArgs"
             )
-        if isinstance(self.threshold, bool) or not isinstance(self.threshold, int):
-            raise TypeError(
-                f"FrequencyAdmissionStrategy: threshold is {self.threshold!r}, expected int"
-            )
-        if self.threshold < 0:
-            raise ValueError(
-                f"FrequencyAdmissionStrategy: threshold is {self.threshold}, expected at least 0"
-            )
+        self.threshold = integer("FrequencyAdmissionStrategy: threshold", self.threshold, least=0)
 
 
 @dataclass(unsafe_hash=True)

@@ -4,6 +4,7 @@ TorchRec exchanges sizes for each sharding of a collection, and then sends ids. 
 serves all shardings of a collection. A rank that refuses its batch sends :data:`FAILED` in place of
 sizes, and all ranks raise its error before any ids are sent. The form of the batch travels beside
 the sizes, so ranks also find batches that do not fit together, such as weights on one rank only.
+The identity of the tables precedes both, so ranks find that they look up other collections.
 
 Ids that arrive as quotients are restored here, so all that follows gets the ids of the batch:
 feature processors, trackers of ids, lookups.
@@ -25,7 +26,8 @@ from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from torch_dynemb import ops
-from torch_dynemb.distributed.failures import FAILED, raise_together
+from torch_dynemb.distributed.failures import FAILED
+from torch_dynemb.distributed.purposes import HEADER, Purpose, check_alike, identity_of
 from torch_dynemb.table.shards import IdSlots
 from torch_dynemb.torchrec.sharding.batches import with_ids
 
@@ -83,7 +85,8 @@ class SizesUnderWay:
     """Sizes of all shardings of a collection, on their way to the other ranks.
 
     Args:
-        owner: the collection.
+        owner: class of the collection.
+        tables: its tables.
         requests: of the shardings, in order: those of :func:`leave_sizes`, or awaitables that send
             nothing; or the error of a batch that this rank refuses.
         owned: the ids that this rank owns, by sharding.
@@ -94,6 +97,7 @@ class SizesUnderWay:
     def __init__(
         self,
         owner: str,
+        tables: tuple[str, ...],
         requests: Sequence[Any] | Exception,
         owned: Sequence[IdSlots],
         process_group: dist.ProcessGroup,
@@ -106,17 +110,14 @@ class SizesUnderWay:
         self._requests: Sequence[Any] = []
         self._refused: Exception | None = None
         ranks = process_group.size()
-        numbers = [FAILED] * (ranks * shardings * _NUMBERS)
+        self._purpose = Purpose(f"lookup by {owner}", tables)
+        self._width = max(HEADER, 1 + shardings * _NUMBERS)
+        numbers = [FAILED] * (ranks * self._width)
         try:
             if isinstance(requests, Exception):
                 raise requests
             self._requests = requests
-            numbers = [
-                number
-                for rank in range(ranks)
-                for request in requests
-                for number in _numbers(request, rank)
-            ]
+            numbers = [number for rank in range(ranks) for number in self._message(requests, rank)]
         except Exception as error:
             self._refused = error
         sent = torch.tensor(numbers, dtype=torch.int64, device=device)
@@ -140,9 +141,10 @@ class SizesUnderWay:
 
     def _send_ids(self) -> list[Awaitable[KeyedJaggedTensor]]:
         self._work.wait()
-        by_rank = self._received.view(-1, len(self._owned), _NUMBERS).tolist()
-        if any(sizes[0] == FAILED for of_rank in by_rank for sizes in of_rank):
-            raise_together(self._refused, self._process_group)
+        received = self._received.view(-1, self._width)
+        check_alike(self._purpose, received[:, 0].tolist(), self._process_group, self._refused)
+        sizes_of_ranks = received[:, 1 : 1 + len(self._owned) * _NUMBERS]
+        by_rank = sizes_of_ranks.reshape(-1, len(self._owned), _NUMBERS).tolist()
         by_sharding = list(zip(*by_rank, strict=True))
         for request, sizes in zip(self._requests, by_sharding, strict=True):
             self._check_forms(request, [of_rank[0] for of_rank in sizes])
@@ -150,6 +152,11 @@ class SizesUnderWay:
             _started(request, [of_rank[1:] for of_rank in sizes], owned)
             for request, sizes, owned in zip(self._requests, by_sharding, self._owned, strict=True)
         ]
+
+    def _message(self, requests: Sequence[Any], rank: int) -> list[int]:
+        sizes = [number for request in requests for number in _numbers(request, rank)]
+        message = [identity_of(self._purpose), *sizes]
+        return message + [0] * (self._width - len(message))
 
     def _check_forms(self, request: Any, forms: list[int]) -> None:
         """Raise ValueError, on all ranks, unless their batches have one form."""
