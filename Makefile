@@ -60,7 +60,7 @@ train: build $(STAMPS)/train $(if $(findstring --torchrec,$(ARGS)),$(STAMPS)/tor
 SHORT_TESTS := $(VENV)/bin/python -m pytest tests -m "not long" --numprocesses $(WORKERS) --dist loadfile
 
 # the second run is for tests that mix devices; ARGS choose tests, or a device, for the first
-test: build $(STAMPS)/test $(STAMPS)/torchrec $(STAMPS)/redis  ## tests that take seconds each
+test: build $(STAMPS)/test $(STAMPS)/torchrec $(STAMPS)/redis $(STAMPS)/cpp-server  ## tests that take seconds each
 	cd tests && $(CURDIR)/$(VENV)/bin/python -m emulator.build  # a test that did it might take too long
 	$(SHORT_TESTS) $(ARGS)
 	$(if $(ARGS),,$(SHORT_TESTS) --device marked --first-and-last)
@@ -70,12 +70,12 @@ check: build $(STAMPS)/test  ## schema, opcheck, errors, values and emulator of 
 	cd tests && $(CURDIR)/$(VENV)/bin/python -m emulator.build
 	$(VENV)/bin/python tests/tools/check_op.py $(OP) $(ARGS)
 
-test-touched: build $(STAMPS)/test $(STAMPS)/torchrec $(STAMPS)/redis  ## of test-long, for a quarter of an hour, what the commits since DYNEMB_BASE touch
+test-touched: build $(STAMPS)/test $(STAMPS)/torchrec $(STAMPS)/redis $(STAMPS)/cpp-server  ## of test-long, for a quarter of an hour, what the commits since DYNEMB_BASE touch
 	files=$$($(VENV)/bin/python tests/tools/touched_tests.py) && test -z "$$files" || \
 	    $(VENV)/bin/python -m pytest $$files -m long --timeout 1800 --skip-after 900 \
 	    --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-long: build $(STAMPS)/test $(STAMPS)/torchrec $(STAMPS)/redis  ## tests that take minutes each
+test-long: build $(STAMPS)/test $(STAMPS)/torchrec $(STAMPS)/redis $(STAMPS)/cpp-server  ## tests that take minutes each
 	$(VENV)/bin/python -m pytest tests -m long --timeout 3600 $(ARGS)
 
 programs: build  ## frameworks of others into build/programs, for tests/programs in make test-long
@@ -196,12 +196,23 @@ build/torchrec-%/installed: $(STAMPS)/torchrec
 	$(PIP) install --quiet --no-deps --target $(@D) torchrec==$*
 	@touch $@
 
-# the server that tests start; RUNLEVEL=1: none is started as a service
-REDIS := RUNLEVEL=1 apt-get update -qq && RUNLEVEL=1 apt-get install -y -qq redis-server
+# as root or by sudo; RUNLEVEL=1: no server is started as a service
+apt_install = APT='RUNLEVEL=1 apt-get update -qq && RUNLEVEL=1 apt-get install -y -qq $(1)'; \
+    if [ "$$(id -u)" = 0 ]; then sh -c "$$APT"; else sudo -n sh -c "$$APT"; fi
+
+# the server that tests start
 $(STAMPS)/redis: | $(STAMPS)/tools
 	@command -v redis-server >/dev/null || command -v valkey-server >/dev/null || \
-	    if [ "$$(id -u)" = 0 ]; then $(REDIS); else sudo -n sh -c '$(REDIS)'; fi || \
+	    { $(call apt_install,redis-server); } || \
 	    echo 'no redis-server or valkey-server: tests of Redis are skipped' >&2
+	@touch $@
+
+# what tutorials/serving/server.cpp includes
+$(STAMPS)/cpp-server: | $(STAMPS)/tools
+	@printf '#include <simdjson.h>\n#include <boost/beast/http/parser.hpp>\n' | \
+	    $${CXX:-c++} -E -x c++ - >/dev/null 2>&1 || \
+	    { $(call apt_install,libboost-dev libsimdjson-dev); } || \
+	    echo 'no Boost.Beast or simdjson: tests of the C++ server are skipped' >&2
 	@touch $@
 
 # absl::flat_hash_map; the other hash map, ska::flat_hash_map, comes with torch's headers

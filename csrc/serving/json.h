@@ -1,4 +1,4 @@
-// Reader of JSON (RFC 8259): manifests, headers of safetensors files, requests.
+// Reader of JSON (RFC 8259): manifests and headers of safetensors files.
 
 #pragma once
 

@@ -354,7 +354,7 @@ class Model {
     }
   }
 
-  // Such as "[s0, 3]"; an unchecked size is "any".
+  // Such as "[batch, 3]"; an unchecked size is "any".
   static std::string shape_text(const Input& wanted) {
     std::ostringstream text;
     for (const auto& size : wanted.sizes) {

@@ -88,11 +88,26 @@ def test_sizes_that_are_computed_from_a_dim_have_its_name() -> None:
     assert [shape_text(of.sizes) for of in inputs][:2] == ["(ids [<= 1000])", "(2 * batch + 1)"]
 
 
-def test_sizes_without_a_name_keep_that_of_torch() -> None:
-    model = td.freeze(td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1)))
-    (ids,) = taken(model, (torch.ones(3, 2).long(),), ({0: Dim.DYNAMIC, 1: LENGTH},))
-    assert shape_text(ids.sizes).endswith(", length)")
-    assert shape_text(ids.sizes).startswith("(s")
+def test_sizes_without_a_name_have_that_of_their_place() -> None:
+    shapes = {"even": {0: Dim.AUTO, 1: LENGTH}, "ragged": ({0: Dim.AUTO}, {0: Dim.AUTO})}
+    inputs = taken(Bags(), EXAMPLE, (shapes, {0: Dim.AUTO}))
+    ids, offsets, even, dense = (of.name for of in inputs)
+    assert [shape_text(of.sizes) for of in inputs] == [
+        f"({ids}.shape[0])",
+        f"({offsets}.shape[0])",
+        f"({offsets}.shape[0], length)",
+        f"({offsets}.shape[0], 4)",
+    ]
+    assert (even, dense) == ("features_even", "dense")
+
+
+def test_sizes_that_are_computed_from_one_without_a_name_have_its_place() -> None:
+    class Twice(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x + torch.cat([y, y])
+
+    inputs = taken(Twice(), (torch.ones(6), torch.ones(3)), ({0: Dim.AUTO}, {0: Dim.AUTO}))
+    assert [shape_text(of.sizes) for of in inputs] == ["(2 * y.shape[0])", "(y.shape[0])"]
 
 
 @pytest.mark.parametrize(

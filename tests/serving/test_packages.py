@@ -60,7 +60,7 @@ def test_a_served_model_says_what_it_is(served: td.serving.ServedModel) -> None:
     assert served.tables == {"bags.u": (100, 8), "bags.v": (100 + MANY, 4)}
     assert served.device == torch.device("cpu")
     assert not served.closed
-    assert re.search(r"shift: float32 \(s\d+, 1\)", repr(served))
+    assert "shift: float32 (features_v.shape[0], 1)" in repr(served)
 
 
 def test_a_served_model_counts_what_it_does_not_find(package: Package) -> None:
@@ -142,7 +142,7 @@ WRONG_INPUTS: dict[str, tuple[Callable[..., tuple[Any, ...]], type[Exception], s
     "another number of columns": (
         lambda ids, shift: (ids | {"v": ids["v"][:, :2]}, shift),
         ValueError,
-        r"'features_v' has shape \(4, 2\), expected \(s\d+, 3\)",
+        r"'features_v' has shape \(4, 2\), expected \(features_v\.shape\[0\], 3\)",
     ),
     "another number of dimensions": (
         lambda ids, shift: (ids, shift[:, 0]),

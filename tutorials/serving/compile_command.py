@@ -1,5 +1,7 @@
 """Prints the command that compiles a C++ program against the torch that is installed here.
 
+The server needs Boost and simdjson, too (apt-get install libboost-dev libsimdjson-dev).
+
 python -m tutorials.serving.compile_command server | sh
 python -m tutorials.serving.compile_command main --source main.cpp | sh
 """
@@ -25,10 +27,11 @@ def compile_command(
         output: the program that it makes.
         source: a C++ file that includes ``serving/model.h``.
     """
+    libraries = ["-lsimdjson"] if Path(source) == SOURCE else []
     compiler, flags = os.environ.get("CXX", "c++"), serving.cpp_flags()
     return [
         *(compiler, "-O2", *flags.compile, os.fspath(source)),
-        *(*flags.link, "-o", os.fspath(output)),
+        *(*flags.link, *libraries, "-o", os.fspath(output)),
     ]
 
 

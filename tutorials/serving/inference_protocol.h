@@ -5,7 +5,6 @@
 
 #include <ATen/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/isfinite.h>
 
 #include <algorithm>
 #include <cstring>
@@ -20,15 +19,17 @@
 #include <utility>
 #include <vector>
 
-#include "http.h"
-#include "serving/json_tensors.h"
+#include "http_server.h"
+#include "json_tensors.h"
 
 namespace inference_protocol {
 
-using dynemb::serving::check_fields;
 using dynemb::serving::Input;
-using dynemb::serving::Json;
 using dynemb::serving::quoted;
+using json_tensors::field;
+using json_tensors::fields_of;
+using simdjson::dom::element;
+using simdjson::dom::object;
 
 // Length of the JSON text; binary tensors follow it.
 constexpr char kLengthHeader[] = "Inference-Header-Content-Length";
@@ -78,26 +79,27 @@ inline void describe(const std::vector<Input>& tensors, std::ostream& out) {
   }
 }
 
-inline const Json::Array& list_of(const Json& fields, const std::string& key) {
-  if (!fields.has(key) || !fields.at(key).is_array()) refuse(key, "expected a list");
-  return fields.at(key).array();
+inline simdjson::dom::array list_of(const object& fields, const std::string& key) {
+  simdjson::dom::array list;
+  if (fields.at_key(key).get(list)) refuse(key, "expected a list");
+  return list;
 }
 
-inline const std::string& text_of(const Json& fields, const std::string& key,
-                                  const std::string& owner) {
-  if (!fields.has(key) || !fields.at(key).is_text()) refuse(owner + '.' + key, "expected a string");
-  return fields.at(key).text();
+inline std::string text_of(const object& fields, const std::string& key, const std::string& owner) {
+  std::string_view text;
+  if (fields.at_key(key).get(text)) refuse(owner + '.' + key, "expected a string");
+  return std::string(text);
 }
 
-inline std::vector<int64_t> shape_of(const Json& fields, const std::string& owner) {
+inline std::vector<int64_t> shape_of(const object& fields, const std::string& owner) {
+  const auto refuse_shape = [&] { refuse(owner + ".shape", "expected a list of sizes"); };
   std::vector<int64_t> shape;
-  try {
-    for (const Json& size : fields.at("shape").array()) shape.push_back(size.integer());
-  } catch (const std::runtime_error&) {
-    refuse(owner + ".shape", "expected a list of sizes");
-  }
-  if (std::any_of(shape.begin(), shape.end(), [](int64_t size) { return size < 0; })) {
-    refuse(owner + ".shape", "expected a list of sizes");
+  simdjson::dom::array sizes;
+  if (fields.at_key("shape").get(sizes)) refuse_shape();
+  for (const element size : sizes) {
+    int64_t number;
+    if (size.get(number) || number < 0) refuse_shape();
+    shape.push_back(number);
   }
   return shape;
 }
@@ -111,19 +113,25 @@ inline int64_t elements(const std::vector<int64_t>& shape) {
   return is_empty ? 0 : is_more ? std::numeric_limits<int64_t>::max() : count;
 }
 
-// The parameters of a request; a client may send others than those that are read.
-inline Json parameters_of(const Json& fields, const std::string& owner) {
-  if (!fields.has("parameters")) return Json(Json::Object{});
-  if (!fields.at("parameters").is_object()) refuse(owner + ".parameters", "expected an object");
-  return fields.at("parameters");
+// The parameters of a request, if any; a client may send others than those that are read.
+inline std::optional<object> parameters_of(const object& fields, const std::string& owner) {
+  const auto parameters = field(fields, "parameters");
+  if (!parameters) return std::nullopt;
+  return json_tensors::object_of(parameters, owner + ".parameters");
 }
 
-inline bool flag_of(const Json& parameters, const std::string& key, const std::string& owner) {
-  try {
-    return parameters.has(key) && parameters.at(key).truth();
-  } catch (const std::runtime_error&) {
-    refuse(owner + ".parameters." + key, "expected true or false");
-  }
+// A field of the parameters; none: they lack it.
+inline std::optional<element> parameter(const std::optional<object>& parameters,
+                                        std::string_view key) {
+  return parameters ? field(*parameters, key) : std::nullopt;
+}
+
+inline bool flag_of(const std::optional<object>& parameters, const std::string& key,
+                    const std::string& owner, bool otherwise = false) {
+  const auto value = parameter(parameters, key);
+  bool flag = otherwise;
+  if (value && value->get(flag)) refuse(owner + ".parameters." + key, "expected true or false");
+  return flag;
 }
 
 inline at::Tensor tensor_in(std::string_view data, at::ScalarType dtype, int64_t count,
@@ -143,30 +151,27 @@ inline at::Tensor tensor_in(std::string_view data, at::ScalarType dtype, int64_t
 }
 
 // The tensor of an entry of "inputs"; takes its bytes from `binary`.
-inline at::Tensor input_of(const Json& fields, const Input& wanted, std::string_view& binary) {
+inline at::Tensor input_of(const object& fields, const Input& wanted, std::string_view& binary) {
   const std::string owner = "inputs." + wanted.name;
   const std::string& type = datatype(wanted.dtype);
-  if (!fields.has("datatype") || !fields.at("datatype").is_text() ||
-      fields.at("datatype").text() != type) {
+  std::string_view given;
+  if (fields.at_key("datatype").get(given) || given != type) {
     refuse(owner, "expected datatype " + type);
   }
   const std::vector<int64_t> shape = shape_of(fields, owner);
   const int64_t count = elements(shape);
-  const Json parameters = parameters_of(fields, owner);
-  if (!parameters.has("binary_data_size")) {
-    const Json data = fields.has("data") ? fields.at("data") : Json();
-    const at::Tensor values = dynemb::serving::tensor_of(data, wanted.dtype, {0}, owner);
+  const auto binary_size = parameter(parameters_of(fields, owner), "binary_data_size");
+  const auto data = field(fields, "data");
+  if (!binary_size) {
+    if (!data) refuse(owner, "expected data, or binary_data_size of its parameters");
+    const at::Tensor values = json_tensors::tensor_of(*data, wanted.dtype, {0}, owner);
     if (values.numel() != count) {
       refuse(owner, "expected " + std::to_string(count) + " numbers for its shape");
     }
     return values.reshape(shape);
   }
   int64_t size = -1;
-  try {
-    size = parameters.at("binary_data_size").integer();
-  } catch (const std::runtime_error&) {
-  }
-  if (fields.has("data") || size < 0 || size > static_cast<int64_t>(binary.size())) {
+  if (data || binary_size->get(size) || size < 0 || size > static_cast<int64_t>(binary.size())) {
     refuse(owner, "expected binary_data_size bytes after the JSON text");
   }
   const at::Tensor values = tensor_in(binary.substr(0, size), wanted.dtype, count, owner);
@@ -174,22 +179,23 @@ inline at::Tensor input_of(const Json& fields, const Input& wanted, std::string_
   return values.reshape(shape);
 }
 
-inline std::vector<at::Tensor> inputs_of(const Json& request, const std::vector<Input>& known,
+inline std::vector<at::Tensor> inputs_of(const object& request, const std::vector<Input>& known,
                                          std::string_view binary) {
   std::vector<std::string> names;
   for (const Input& input : known) names.push_back(input.name);
   std::vector<at::Tensor> found(known.size());
   size_t number = 0;
-  for (const Json& entry : list_of(request, "inputs")) {
+  for (const element entry : list_of(request, "inputs")) {
     const std::string owner = "inputs[" + std::to_string(number++) + ']';
-    check_fields(entry, {"name", "shape", "datatype", "parameters", "data"}, owner);
-    const std::string& name = text_of(entry, "name", owner);
+    const object fields =
+        fields_of(entry, {"name", "shape", "datatype", "parameters", "data"}, owner);
+    const std::string name = text_of(fields, "name", owner);
     const auto place =
         static_cast<size_t>(std::find(names.begin(), names.end(), name) - names.begin());
     if (place == names.size() || found[place].defined()) {
       refuse(owner, "expected one each of " + listed(names) + ", not '" + name + '\'');
     }
-    found[place] = input_of(entry, known[place], binary);
+    found[place] = input_of(fields, known[place], binary);
   }
   for (size_t place = 0; place < names.size(); ++place) {
     if (!found[place].defined()) {
@@ -203,22 +209,22 @@ inline std::vector<at::Tensor> inputs_of(const Json& request, const std::vector<
 }
 
 // The outputs to send, by their numbers, and whether each is sent in binary.
-inline std::vector<std::pair<size_t, bool>> wanted_outputs(const Json& request,
+inline std::vector<std::pair<size_t, bool>> wanted_outputs(const object& request,
                                                            const std::vector<Input>& known) {
-  const Json parameters = parameters_of(request, "the request");
-  const bool all_binary = flag_of(parameters, "binary_data_output", "the request");
+  const bool all_binary =
+      flag_of(parameters_of(request, "the request"), "binary_data_output", "the request");
   std::vector<std::pair<size_t, bool>> wanted;
-  if (!request.has("outputs")) {
+  if (!field(request, "outputs")) {
     for (size_t place = 0; place < known.size(); ++place) wanted.emplace_back(place, all_binary);
     return wanted;
   }
   std::vector<std::string> names;
   for (const Input& output : known) names.push_back(output.name);
   size_t number = 0;
-  for (const Json& entry : list_of(request, "outputs")) {
+  for (const element entry : list_of(request, "outputs")) {
     const std::string owner = "outputs[" + std::to_string(number++) + ']';
-    check_fields(entry, {"name", "parameters"}, owner);
-    const std::string& name = text_of(entry, "name", owner);
+    const object fields = fields_of(entry, {"name", "parameters"}, owner);
+    const std::string name = text_of(fields, "name", owner);
     const auto place =
         static_cast<size_t>(std::find(names.begin(), names.end(), name) - names.begin());
     const bool again = std::any_of(wanted.begin(), wanted.end(),
@@ -226,12 +232,11 @@ inline std::vector<std::pair<size_t, bool>> wanted_outputs(const Json& request,
     if (place == names.size() || again) {
       refuse(owner, "expected some of " + listed(names) + ", not '" + name + '\'');
     }
-    const Json own = parameters_of(entry, owner);
-    if (own.has("classification")) {
+    const auto own = parameters_of(fields, owner);
+    if (parameter(own, "classification")) {
       refuse(owner, "classification is not built: ask for the tensor");
     }
-    wanted.emplace_back(place,
-                        own.has("binary_data") ? flag_of(own, "binary_data", owner) : all_binary);
+    wanted.emplace_back(place, flag_of(own, "binary_data", owner, all_binary));
   }
   return wanted;
 }
@@ -267,16 +272,17 @@ inline http::Response model_metadata(const NamedModel& model) {
 // Runs a model on a request. Throws std::exception for a wrong request; the message names the
 // field.
 inline http::Response infer(const NamedModel& model, const http::Request& given) {
-  const size_t length =
-      detail::json_length(given.header("inference-header-content-length"), given.body.size());
-  const std::string_view body = given.body;
-  const Json request = Json::parse(body.substr(0, length));
-  check_fields(request, {"id", "parameters", "inputs", "outputs"}, "the request");
-  std::vector<at::Tensor> inputs = detail::inputs_of(request, model.inputs, body.substr(length));
+  const size_t length = detail::json_length(given.header(kLengthHeader), given.body.size());
+  const json_tensors::Document document(given.body, length);
+  const object request =
+      fields_of(document.root(), {"id", "parameters", "inputs", "outputs"}, "the request");
+  std::vector<at::Tensor> inputs =
+      detail::inputs_of(request, model.inputs, std::string_view(given.body).substr(length));
   const auto wanted = detail::wanted_outputs(request, model.outputs);
   std::ostringstream out;
   out << "{\"model_name\":" << quoted(model.name) << ",\"model_version\":" << quoted(model.version);
-  if (request.has("id")) out << ",\"id\":" << quoted(detail::text_of(request, "id", "the request"));
+  if (field(request, "id"))
+    out << ",\"id\":" << quoted(detail::text_of(request, "id", "the request"));
   out << ",\"outputs\":[";
   const std::vector<at::Tensor> outputs = model.run(std::move(inputs));
   std::string binary;
@@ -296,12 +302,8 @@ inline http::Response infer(const NamedModel& model, const http::Request& given)
       out << "\"parameters\":{\"binary_data_size\":" << tensor.nbytes() << "}}";
       continue;
     }
-    if (tensor.is_floating_point() && !tensor.isfinite().all().item<bool>()) {
-      detail::refuse("outputs." + name,
-                     "it has a number that JSON lacks, NaN or infinite: ask for binary_data");
-    }
     out << "\"data\":[";
-    dynemb::serving::print_numbers(tensor, out);
+    json_tensors::print_numbers(tensor, "outputs." + name, out);
     out << "]}";
   }
   out << "]}";

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import torch_dynemb as td
-from tutorials.serving.json_requests import fields_of, tensor_of
+from tutorials.serving.json_requests import check_finite, fields_of, parsed, tensor_of
 
 DATATYPES = {
     torch.bool: "BOOL",
@@ -93,7 +93,7 @@ def infer(name: str, model: td.serving.ServedModel, body: bytes, json_bytes: str
         TypeError, RuntimeError: the model does not take the inputs.
     """
     length = _json_length(json_bytes, len(body))
-    content = json.loads(body[:length], parse_constant=_no_number)
+    content = parsed(body[:length])
     request = fields_of(content, ["id", "parameters", "inputs", "outputs"], "the request")
     answer: dict[str, Any] = {"model_name": name, "model_version": str(model.version)}
     if "id" in request:
@@ -113,7 +113,8 @@ def infer(name: str, model: td.serving.ServedModel, body: bytes, json_bytes: str
             tails.append(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
             entry["parameters"] = {"binary_data_size": len(tails[-1])}
         else:
-            entry["data"] = _json_data(output, tensor)
+            check_finite(tensor, f"outputs.{output}")
+            entry["data"] = tensor.reshape(-1).tolist()
         entries.append(entry)
     answer |= {"outputs": entries}
     text = json.dumps(answer, separators=(",", ":")).encode()
@@ -126,10 +127,6 @@ def _json_length(header: str | None, body_bytes: int) -> int:
     if not header.isdecimal() or int(header) > body_bytes:
         raise ValueError(f"{LENGTH_HEADER}: expected at most the {body_bytes} bytes of the body")
     return int(header)
-
-
-def _no_number(word: str) -> None:
-    raise ValueError(f"JSON: expected a value, not {word}")
 
 
 def _inputs_of(
@@ -203,14 +200,6 @@ def _wanted_outputs(request: Mapping[str, Any], known: Sequence[str]) -> dict[st
         has_own = "binary_data" in own
         wanted[name] = _flag_of(own, "binary_data", owner) if has_own else all_binary
     return wanted
-
-
-def _json_data(name: str, tensor: Tensor) -> list[Any]:
-    if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-        raise ValueError(
-            f"outputs.{name}: it has a number that JSON lacks, NaN or infinite: ask for binary_data"
-        )
-    return tensor.reshape(-1).tolist()
 
 
 def _list_of(fields: Mapping[str, Any], key: str) -> list[Any]:

@@ -1,19 +1,48 @@
 """The tensors of a JSON request: nested lists, of which each is taken as it is or refused by name.
 
-``csrc/serving/json_tensors.h`` reads them by the same rules, in the same words.
+``json_tensors.h`` reads them by the same rules, in the same words.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 import torch_dynemb as td
 
-MOST_BYTES = 64 << 20  # of a request
+
+def parsed(body: bytes) -> Any:
+    """Return the content of a JSON text (RFC 8259).
+
+    Raises:
+        ValueError: it is not JSON in UTF-8, or has a key twice in an object.
+        RecursionError: it is too deep.
+    """
+    try:
+        text = body.decode()
+        content = json.loads(text, parse_constant=_no_number, object_pairs_hook=_fields)
+        if "\\u" in text:
+            json.dumps(content, ensure_ascii=False).encode()  # an escape may be half of a letter
+    except UnicodeError as error:
+        raise ValueError(f"JSON: expected UTF-8: {error.reason}") from None
+    return content
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"JSON: expected a value, not {word}")
+
+
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"JSON: an object has '{twice}' twice")
+    return fields
 
 
 def fields_of(content: object, known: Sequence[str], owner: str) -> Mapping[str, Any]:
@@ -91,6 +120,15 @@ def _check_kinds(values: Sequence[Any], dtype: torch.dtype, field: str) -> None:
         limits = torch.iinfo(dtype)
         if values and not (limits.min <= min(values) and max(values) <= limits.max):
             raise ValueError(f"{field}: expected a whole number of {limits.bits} bits")
+
+
+def check_finite(tensor: Tensor, field: str) -> None:
+    """Raise ValueError for NaN and the infinite numbers, which JSON lacks."""
+    if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        raise ValueError(
+            f"{field}: it has a number that JSON lacks, NaN or infinite: ask for binary_data by "
+            "the Open Inference Protocol"
+        )
 
 
 def inputs_of(content: object, model: td.serving.ServedModel) -> list[Any]:

@@ -1,6 +1,7 @@
 // An HTTP server of one model, in C++ with libtorch only.
 //
 //   server PACKAGE OP_LIBRARY [PORT [ADDRESS]] [--name NAME] [--follow LOG]
+//          [--request-bytes N] [--pending-bytes N] [--connections N] [--timeout SECONDS]
 //
 // Port 0 is one that the system chooses. NAME, of the model in the Open Inference Protocol, is by
 // default that of the package's folder.
@@ -18,8 +19,10 @@
 //   POST /v2/models/NAME/infer    {"inputs": [{"name", "shape", "datatype", "data"}]}
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <filesystem>
 #include <iostream>
@@ -29,14 +32,16 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "http.h"
+#include "http_server.h"
 #include "inference_protocol.h"
+#include "json_tensors.h"
 #include "metrics.h"
-#include "serving/json_tensors.h"
 #include "serving/versioned_model.h"
 
 using namespace dynemb::serving;
@@ -95,40 +100,43 @@ class Served {
   std::mutex changing_;  // the versions: the thread that makes a version publishes it
 };
 
-std::string run(Served& model, const Json& request) {
-  check_fields(request, {"inputs"}, "the request");
-  const Json given = request.has("inputs") ? request.at("inputs") : Json();
+std::string run(Served& model, const std::string& body) {
+  const json_tensors::Document document(body);
+  const auto request = json_tensors::fields_of(document.root(), {"inputs"}, "the request");
   std::vector<std::string> names;
   for (const Input& input : model.inputs()) names.push_back(input.name);
-  check_fields(given, names, "inputs");
+  const auto given =
+      json_tensors::fields_of(json_tensors::field(request, "inputs"), names, "inputs");
   std::vector<at::Tensor> inputs;
   for (const Input& input : model.inputs()) {
-    if (!given.has(input.name)) throw std::invalid_argument("inputs lacks '" + input.name + "'");
-    inputs.push_back(tensor_of(given.at(input.name), input));
+    const auto value = json_tensors::field(given, input.name);
+    if (!value) throw std::invalid_argument("inputs lacks '" + input.name + "'");
+    inputs.push_back(json_tensors::tensor_of(*value, input));
   }
   std::ostringstream out;
   out << "{\"version\":" << quoted(model.version()) << ",\"outputs\":[";
-  bool first = true;
+  int64_t number = 0;
   for (const at::Tensor& output : model.run(std::move(inputs))) {
-    if (!std::exchange(first, false)) out << ',';
-    print(output, out);
+    if (number > 0) out << ',';
+    json_tensors::print(output, "outputs[" + std::to_string(number++) + ']', out);
   }
   out << "]}";
   return out.str();
 }
 
 // Runs of other threads go on meanwhile.
-std::string update(Served& model, const Json& request) {
-  check_fields(request, {"table", "ids", "rows", "erased"}, "the request");
-  if (!request.has("table") || !request.at("table").is_text()) {
-    throw std::invalid_argument("table: expected a string");
-  }
-  const std::string& table = request.at("table").text();
+std::string update(Served& model, const std::string& body) {
+  const json_tensors::Document document(body);
+  const auto request =
+      json_tensors::fields_of(document.root(), {"table", "ids", "rows", "erased"}, "the request");
+  std::string_view name;
+  if (request.at_key("table").get(name)) throw std::invalid_argument("table: expected a string");
+  const std::string table(name);
   const auto found = model.tables().find(table);
   const int64_t dim = found == model.tables().end() ? 0 : found->second.embedding_dim;
-  const auto part = [&](const char* name, at::ScalarType dtype, std::vector<int64_t> empty) {
-    return tensor_of(request.has(name) ? request.at(name) : Json(Json::Array{}), dtype, empty,
-                     name);
+  const auto part = [&](const char* key, at::ScalarType dtype, const std::vector<int64_t>& empty) {
+    const auto value = json_tensors::field(request, key);
+    return value ? json_tensors::tensor_of(*value, dtype, empty, key) : at::empty(empty, dtype);
   };
   const LiveUpdate done =
       model.apply(table, part("ids", at::kLong, {0}), part("rows", at::kFloat, {0, dim}),
@@ -257,13 +265,50 @@ std::optional<std::string> option(std::vector<std::string>& arguments, const std
   return value;
 }
 
+// The whole number that an argument has.
+size_t number_of(const std::string& text, const std::string& name, size_t least, size_t most) {
+  size_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || number < least || number > most) {
+    throw std::invalid_argument(name + " is '" + text + "', expected a whole number from " +
+                                std::to_string(least) + " to " + std::to_string(most));
+  }
+  return number;
+}
+
+// The limits that the arguments have, which are taken out of them.
+http::Limits limits_of(std::vector<std::string>& arguments) {
+  http::Limits limits;
+  const auto take = [&](const std::string& name, size_t& limit) {
+    if (const auto given = option(arguments, name)) {
+      limit = number_of(*given, name, 1, size_t{1} << 40);
+    }
+  };
+  take("--request-bytes", limits.request_bytes);
+  take("--pending-bytes", limits.pending_bytes);
+  take("--connections", limits.connections);
+  take("--timeout", limits.seconds);
+  if (limits.pending_bytes < limits.request_bytes) {
+    throw std::invalid_argument("--pending-bytes is " + std::to_string(limits.pending_bytes) +
+                                ", expected at least the " + std::to_string(limits.request_bytes) +
+                                " of --request-bytes");
+  }
+  return limits;
+}
+
 int main(int count, char** given) try {
   std::vector<std::string> arguments(given + 1, given + count);
   const auto log = option(arguments, "--follow"), name = option(arguments, "--name");
-  if (arguments.size() < 2 || arguments.size() > 4) {
+  const http::Limits limits = limits_of(arguments);
+  const bool has_others = std::any_of(arguments.begin(), arguments.end(),
+                                      [](const auto& word) { return word.rfind("--", 0) == 0; });
+  if (arguments.size() < 2 || arguments.size() > 4 || has_others) {
     throw std::invalid_argument(
-        "usage: server PACKAGE OP_LIBRARY [PORT [ADDRESS]] [--name NAME] [--follow LOG]");
+        "usage: server PACKAGE OP_LIBRARY [PORT [ADDRESS]] [--name NAME] [--follow LOG] "
+        "[--request-bytes N] [--pending-bytes N] [--connections N] [--timeout SECONDS]");
   }
+  const auto port = static_cast<uint16_t>(
+      arguments.size() > 2 ? number_of(arguments[2], "PORT", 0, 65535) : 8000);
   const std::string& package = arguments[0];
   at::set_num_threads(1);  // requests run side by side instead
   load_ops(arguments[1]);
@@ -278,8 +323,8 @@ int main(int count, char** given) try {
   const auto answer = [&](const http::Request& request) -> std::optional<http::Response> {
     const std::string call = request.method + ' ' + request.path;
     if (call == "GET /") return http::Response{describe(model, following)};
-    if (call == "POST /run") return http::Response{run(model, Json::parse(request.body))};
-    if (call == "POST /rows") return http::Response{update(model, Json::parse(request.body))};
+    if (call == "POST /run") return http::Response{run(model, request.body)};
+    if (call == "POST /rows") return http::Response{update(model, request.body)};
     if (call == "GET /metrics") return metrics_of(metrics, model, following, log.has_value());
     if (call == "GET /v2") return inference_protocol::server_metadata(model.library());
     if (call == "GET /v2/health/live" || call == "GET /v2/health/ready") return http::Response{};
@@ -289,11 +334,11 @@ int main(int count, char** given) try {
     const std::string call_name = call_of(request);
     if (!call_name.empty()) metrics.answered(call_name, status, seconds);
   };
-  const auto port = static_cast<uint16_t>(arguments.size() > 2 ? std::stoi(arguments[2]) : 8000);
-  http::serve(
-      arguments.size() > 3 ? arguments[3] : "127.0.0.1", port, answer, answered, [&](int opened) {
-        std::cout << "serving version " << model.version() << " on port " << opened << std::endl;
-      });
+  http::serve(arguments.size() > 3 ? arguments[3] : "127.0.0.1", port, answer, answered, limits,
+              [&](int opened) {
+                std::cout << "serving version " << model.version() << " on port " << opened
+                          << std::endl;
+              });
 } catch (const std::exception& error) {
   std::cerr << error.what() << std::endl;
   return 1;

@@ -1,6 +1,7 @@
 """An HTTP server of one model (pip install fastapi uvicorn prometheus-client).
 
 python -m tutorials.serving.server PACKAGE [--port 8000] [--follow LOG [--dense keep]]
+    [--request-bytes N] [--pending-bytes N] [--connections N] [--timeout SECONDS]
 
     POST /run   {"inputs": {"user": [[1], [2]], "item": [[3], [4]]}}  ->  {"version", "outputs"}
     POST /rows  {"table": "bags.user", "ids": [1], "rows": [[0.1, ...]], "erased": [2]}
@@ -18,19 +19,20 @@ and the Open Inference Protocol, as clients of Triton and KServe speak it:
 from __future__ import annotations
 
 import argparse
-import json
+import asyncio
 import os
 import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect
 
 import torch_dynemb as td
 from tutorials.serving.inference_protocol import (
@@ -39,15 +41,33 @@ from tutorials.serving.inference_protocol import (
     model_metadata,
     server_metadata,
 )
-from tutorials.serving.json_requests import MOST_BYTES, inputs_of, update_of
+from tutorials.serving.json_requests import check_finite, inputs_of, parsed, update_of
 from tutorials.serving.metrics import Metrics
+
+
+class Limits(NamedTuple):
+    """The most that clients may take of a server.
+
+    Attributes:
+        request_bytes: most bytes of a body; status 413.
+        pending_bytes: most bytes of all bodies that are read or answered at once; status 503.
+        connections: most connections at once; while there are more, requests get status 503.
+        timeout: seconds within which a body should arrive, status 408, and the next request of a
+            connection.
+    """
+
+    request_bytes: int = 16 << 20
+    pending_bytes: int = 64 << 20
+    connections: int = 1000
+    timeout: int = 60
 
 
 def application(
     model: td.serving.ServedModel,
     follower: td.checkpoint.Follower | None = None,
     *,
-    name: str = "model",
+    name: str,
+    limits: Limits,
 ) -> FastAPI:
     """Return the server of a model; requests run on the threads of FastAPI.
 
@@ -55,8 +75,10 @@ def application(
         model: what :func:`torch_dynemb.serving.load` gives.
         follower: that of the model, where it follows a delta log.
         name: of the model, in paths of the Open Inference Protocol.
+        limits: those of bodies; uvicorn keeps those of connections.
     """
     app, metrics = FastAPI(title="torch_dynemb"), Metrics(model, follower)
+    pending = 0  # bytes
 
     def stopped() -> str | None:
         """Return why commits of the log are no longer taken; the rows from before are served."""
@@ -86,10 +108,12 @@ def application(
             return refusal(error)
 
     def as_json(found: Callable[[Any], dict[str, Any]]) -> Callable[[bytes], Response]:
-        return lambda body: JSONResponse(found(json.loads(body, parse_constant=_no_number)))
+        return lambda body: JSONResponse(found(parsed(body)))
 
     def run(content: Any) -> dict[str, Any]:
         outputs = model.run_flat(inputs_of(content, model))
+        for number, output in enumerate(outputs):
+            check_finite(output, f"outputs[{number}]")
         return {"version": str(model.version), "outputs": [out.tolist() for out in outputs]}
 
     def update(content: Any) -> dict[str, Any]:
@@ -98,18 +122,36 @@ def application(
 
     async def answered(call: str, request: Request, found: Callable[[bytes], Response]) -> Response:
         began = time.perf_counter()
-        response = await checked(request, found)
+        try:
+            response = await checked(request, found)
+        except ClientDisconnect:
+            return Response()  # of an upload that the client has ended; not sent, and not counted
         metrics.answered(call, response.status_code, time.perf_counter() - began)
         return response
 
     async def checked(request: Request, found: Callable[[bytes], Response]) -> Response:
+        nonlocal pending
         if "transfer-encoding" in request.headers:
             return refusal(ValueError("the request has no Content-Length"), 411)
         if "content-encoding" in request.headers:
             return refusal(ValueError("Content-Encoding: a compressed request is not built"), 415)
-        if int(request.headers.get("content-length", 0)) > MOST_BYTES:
-            return refusal(ValueError(f"the request has more than {MOST_BYTES} bytes"), 413)
-        return await run_in_threadpool(answer, await request.body(), found)
+        length = int(request.headers.get("content-length", 0))
+        if length > limits.request_bytes:
+            error = ValueError(f"the request has more than {limits.request_bytes} bytes")
+            return refusal(error, 413)
+        if pending + length > limits.pending_bytes:
+            busy = "the server has too many bytes of requests to answer: ask again later"
+            return refusal(ValueError(busy), 503)
+        pending += length
+        try:
+            try:
+                body = await asyncio.wait_for(request.body(), limits.timeout)
+            except asyncio.TimeoutError:
+                late = f"the request has not arrived within {limits.timeout} seconds"
+                return refusal(ValueError(late), 408)
+            return await run_in_threadpool(answer, body, found)
+        finally:
+            pending -= length
 
     # bodies are read as bytes: a model of them would take true and "7" for numbers
     @app.post("/run")
@@ -171,14 +213,11 @@ def application(
     return app
 
 
-def _no_number(word: str) -> None:
-    raise ValueError(f"JSON: expected a value, not {word}")
-
-
 def refusal(error: Exception, status: int = 400) -> JSONResponse:
     """Say what is wrong with a request."""
     # behind the first line is the place in C++
-    return JSONResponse({"error": str(error).partition("\n")[0]}, status_code=status)
+    content = {"error": str(error).partition("\n")[0]}
+    return JSONResponse(content, status, {"Retry-After": "1"} if status == 503 else None)
 
 
 def tables_of(model: td.serving.ServedModel) -> dict[str, dict[str, int]]:
@@ -197,6 +236,12 @@ def _counts(stats: td.serving.LiveStats) -> dict[str, int]:
     return {"ids": stats.ids, "free_rows": stats.free_rows, "updates": stats.updates}
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("package", help="a folder of torch_dynemb.serving.export")
@@ -210,7 +255,16 @@ def main() -> None:
         default="follow",
         help="keep: the dense part stays that of the package, in half of the memory",
     )
+    for limit, otherwise in Limits()._asdict().items():
+        flag = f"--{limit.replace('_', '-')}"
+        parser.add_argument(flag, type=_positive, default=otherwise, help="(default: %(default)s)")
     options = parser.parse_args()
+    limits = Limits(*(getattr(options, limit) for limit in Limits._fields))
+    if limits.pending_bytes < limits.request_bytes:
+        parser.error(
+            f"--pending-bytes is {limits.pending_bytes}, expected at least the "
+            f"{limits.request_bytes} of --request-bytes"
+        )
     torch.set_num_threads(1)  # requests run side by side instead
     model = td.serving.load(
         options.package,
@@ -228,8 +282,14 @@ def main() -> None:
         port = listener.getsockname()[1]
         print(f"serving version {model.version} on port {port}", flush=True)
         name = options.name or Path(options.package).resolve().name
-        app = application(model, follower, name=name)
-        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run([listener])
+        app = application(model, follower, name=name, limits=limits)
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            limit_concurrency=limits.connections + 1,  # the first number that is refused
+            timeout_keep_alive=limits.timeout,
+        )
+        uvicorn.Server(config).run([listener])
 
 
 if __name__ == "__main__":

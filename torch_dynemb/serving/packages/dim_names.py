@@ -1,4 +1,4 @@
-"""The user's names of the dynamic sizes of an exported program, which torch calls ``s77``."""
+"""Names of the dynamic sizes of an exported program, which torch calls ``s77``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def dim_names(
     inputs: tuple[Any, ...],
     dynamic_shapes: Any,
 ) -> dict[str, str]:
-    """Return names of ``torch.export.Dim`` by torch's symbols.
+    """Return names for torch's symbols: of ``torch.export.Dim``, or places such as ``x.shape[0]``.
 
     Args:
         program: as passed to ``torch.export.export``.
@@ -27,28 +27,35 @@ def dim_names(
         dynamic_shapes: as ``torch.export.export`` was given it.
 
     Returns:
-        Symbol -> name; sizes without a name of their own, such as ``Dim.AUTO``, are left out.
+        Symbol -> name; that of a size without a name of its own, such as ``Dim.AUTO``, is the
+        place of the first input with it.
     """
     if isinstance(dynamic_shapes, Mapping):
         order = list(inspect.signature(forward).parameters)
         dynamic_shapes = [dynamic_shapes.get(name) for name in order[: len(inputs)]]
-    found: dict[str, str] = {}
-    specs = list(_specs(inputs, dynamic_shapes))
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     leaves = [
-        nodes[spec.arg.name].meta.get("val")
+        nodes[spec.arg.name]
         for spec in program.graph_signature.input_specs
         if spec.kind == InputKind.USER_INPUT
     ]
-    for leaf, spec in zip(leaves, specs, strict=False):
-        if not isinstance(leaf, Tensor):
-            continue
-        for size, name in zip(leaf.shape, _names(spec, leaf.dim()), strict=True):
-            if name is None or not isinstance(size, torch.SymInt):
-                continue
-            symbols = list(size.node.expr.free_symbols)
-            if len(symbols) == 1 and name not in found.values():
-                found.setdefault(str(symbols[0]), name)
+    sizes: list[tuple[Any, str, str | None]] = []  # expression, place and name of each size
+    for leaf, spec in zip(leaves, _specs(inputs, dynamic_shapes), strict=False):
+        value = leaf.meta.get("val")
+        if isinstance(value, Tensor):
+            for dim, (size, name) in enumerate(
+                zip(value.shape, _names(spec, value.dim()), strict=True)
+            ):
+                if isinstance(size, torch.SymInt):
+                    sizes.append((size.node.expr, f"{leaf.name}.shape[{dim}]", name))
+    found: dict[str, str] = {}
+    for expression, _, name in sizes:
+        symbols = list(expression.free_symbols)
+        if len(symbols) == 1 and name is not None and name not in found.values():
+            found.setdefault(str(symbols[0]), name)
+    for expression, place, _ in sizes:
+        if expression.is_Symbol:
+            found.setdefault(str(expression), place)
     return found
 
 

@@ -25,8 +25,8 @@ class Size(NamedTuple):
     """The size of a dimension.
 
     Attributes:
-        symbol: dynamic size that it depends on, by the name of its ``torch.export.Dim`` if it has
-            one, such as ``batch``; None: the size is ``plus``.
+        symbol: dynamic size that it depends on, by the name of its ``torch.export.Dim``, such as
+            ``batch``, or else by its place, such as ``ids.shape[0]``; None: the size is ``plus``.
         times, plus: the size is ``times * symbol + plus``.
         least, most: bounds of the symbol; None: unbounded.
     """
@@ -60,7 +60,7 @@ def inputs_of(program: torch.export.ExportedProgram, names: Mapping[str, str]) -
 
     Args:
         program: the program.
-        names: the user's names of its symbols, if any.
+        names: of its symbols.
 
     Raises:
         ValueError: an input is neither a tensor nor a constant.
@@ -92,7 +92,7 @@ def outputs_of(
 
     Args:
         program: the program.
-        names: the user's names of its symbols, if any.
+        names: of its symbols.
         counted: whether the output is a pair of that of the model, and counts of missing ids, which
             are left out.
     """
