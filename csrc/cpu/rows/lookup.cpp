@@ -106,9 +106,8 @@ DYNEMB_INLINE void pool_tile(const BagJob& job) {
       add_rows<kWeighted, Level, kStorage>(row, weight, rows, table.dim, out);
     }
     if (lookup.pooling == kPoolMean) {
-      float scale;
-      bag_scale(lookup, bag, &scale);
-      for (int64_t c = 0; c < table.dim; ++c) out[c] *= scale;
+      const MeanDivisor divisor = bag_divisor(lookup, bag);
+      for (int64_t c = 0; c < table.dim; ++c) out[c] = divisor.divide(out[c]);
     }
   }
 }
