@@ -62,12 +62,12 @@ def insert_or_assign(tables: Tables, table: int, ids: Tensor, rows: Tensor) -> N
             "row: leave it out"
         )
     rule = tables.config.layout.assign_rows[table : table + 1]
-    # Without policies, handles show later which ids were new. With evictions they do not.
-    there = contains(tables, table, ids) if rule else None
     slab = tables.config.slab_of(table)
     values = rows.detach().to(tables.config.slabs[slab].dtype)
-    before = tables.index.slabs[slab].clone()
-    with defer_signals():
+    with defer_signals(), tables.changing():
+        # Without policies, handles show later which ids were new. With evictions they do not.
+        there = contains(tables, table, ids) if rule else None
+        before = tables.index.slabs[slab].clone()
         handles = find_or_insert(tables, ids, offsets, features, rule)
         if ids.numel() == 0:
             return

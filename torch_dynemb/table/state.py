@@ -160,7 +160,7 @@ def load(tables: Tables, tensors: Mapping[str, Tensor]) -> None:
     tensors = in_own_order(tables, tensors)
     check(tables, tensors)
     tables.wait_until_read()
-    with defer_signals():
+    with defer_signals(), tables.changing(moves_rows=True):
         try:
             write(tables, tensors)
         except BaseException:
