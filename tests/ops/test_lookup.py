@@ -163,7 +163,7 @@ def test_mean_of_weights_that_cancel_is_zero() -> None:
 
 
 def test_a_mean_of_weights_that_sum_to_a_subnormal_number() -> None:
-    """Against float64: their reciprocal is no float32."""
+    """Against float64: the reciprocal of the sum exceeds float32."""
     group = make_group((4,))
     ids = torch.arange(7)
     call = call_of(group, [(0, [[0, 1], [2], [3, 4], [5, 6]])])

@@ -25,7 +25,7 @@ PROBES = [
     SOURCES / "cpu" / "index" / "moving_entries.cpp",
 ]
 FLAGS = ["-std=c++17", "-O2", "-g1", "-pthread", "-Wall", "-Wextra", "-Wno-psabi"]
-# shared_words.h tells it of fences
+# it learns of fences by shared_words.h
 THREAD_SANITIZER = ["-fsanitize=thread", "-Wno-tsan"]
 
 

@@ -1,8 +1,8 @@
 // Words that threads share without a lock: whole words, relaxed, with fences between them.
 //
-// ThreadSanitizer knows no fences, so it is told what an acquire fence acquires: the words that
-// this thread has loaded before. Where one is missing, it then reports accesses to memory beside
-// them that is not atomic.
+// ThreadSanitizer knows no fences. An acquire fence is to it an acquire of each word that this
+// thread has loaded before. Where one is missing, it reports accesses to memory beside these words
+// that is not atomic.
 #pragma once
 
 #include <cstdint>
