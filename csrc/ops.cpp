@@ -24,6 +24,8 @@ DYNEMB_DEFINE_OPS(m) {
   host.def("release_(Tensor(a!) tensor, int begin, int end) -> ()");
   host.def("available_memory() -> int");
   host.def("being_changed(int[] memory) -> bool");
+  host.def("lock_memory(int[] memory, bool moves_rows) -> ()");
+  host.def("unlock_memory(int[] memory, bool moves_rows) -> ()");
   gpu.def("reserve_cuda(int[] size, int dtype, int device) -> Tensor");
   gpu.def("available_cuda_memory(int device) -> int");
   gpu.def("raise_device_errors(int device) -> ()");

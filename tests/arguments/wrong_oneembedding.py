@@ -71,7 +71,12 @@ ROWS: list[Row] = [
         (lambda: ssd(-1, "a"), "make_cached_ssd_store_options: cache_budget_mb is -1"),
         (lambda: ssd(1, "a", capacity=0), "capacity is 0, expected at least 1"),
         (lambda: ssd(1, "a", segment=5), "segment is 5, expected a multiple of 4096"),
-        (lambda: ssd(1, "a", disk="1MB"), "disk is '1MB', expected at least 4 seg"),
+        (
+            lambda: ssd(1, "a", disk="1MB"),
+            r"disk is '1MB', expected at least 4 segments of segment='64MiB', of which two are "
+            "kept free for garbage collection: give disk=268435456 or more, or segment=249856 or "
+            "less",
+        ),
         (lambda: oneembedding.make_table_options([]), "param is empty"),
         (lambda: oneembedding.make_table(UNIFORM, capacity=0), "capacity is 0"),
         (lambda: embedding(dims=0), "embedding_dim is 0"),

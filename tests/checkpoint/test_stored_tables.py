@@ -101,6 +101,21 @@ def test_a_stored_model_is_loaded_and_saved_bit_for_bit(
         assert same_values(live(twin), live(plain))
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_save_reads_each_stored_row_once(tmp_path: Path, asynchronous: bool) -> None:
+    """With its state, of which AMSGrad has three tensors."""
+    storage = td.SSDStore(tmp_path / "rows", cache="16 rows", segment="64KiB")
+    table = td.DynamicEmbedding(16, optimizer=td.AMSGrad(lr=0.1), storage=storage)
+    for first in range(0, 400, 40):
+        table(torch.arange(40) + first).sum().backward()
+        table.optimizer.step()
+    tiers = table.group.tables.tiers
+    assert tiers is not None
+    before = tiers.stats()
+    checkpoint.save(tmp_path / "saved", table, asynchronous=asynchronous).wait()
+    assert 300 < tiers.stats().reads - before.reads <= 400
+
+
 @pytest.mark.parametrize("on_disk", [False, True])
 @pytest.mark.parametrize("filled", [False, True])
 @pytest.mark.parametrize("other", [False, True])

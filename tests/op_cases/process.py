@@ -20,6 +20,8 @@ CASES: dict[str, dict[str, Case]] = {
     },
     "available_memory": {"": lambda: ()},
     "being_changed": {"": lambda: ([64, 128],)},
+    "lock_memory": {"": lambda: ([64, 128], False)},
+    "unlock_memory": {"": lambda: ([64, 128], False)},
     "advance_step_": {
         "": lambda: step_arguments(None),
         "time": lambda: step_arguments(1001),

@@ -162,6 +162,33 @@ def test_mean_of_weights_that_cancel_is_zero() -> None:
     assert same_bits(output[1], group.read(0, torch.tensor([1]))[0])
 
 
+def test_a_mean_of_weights_that_sum_to_a_subnormal_number() -> None:
+    """Against float64: the reciprocal of the sum exceeds float32."""
+    group = make_group((4,))
+    ids = torch.arange(7)
+    call = call_of(group, [(0, [[0, 1], [2], [3, 4], [5, 6]])])
+    group.find_or_insert(call.ids, call.offsets, call.tables)
+    rows = group.read(0, ids).double().requires_grad_()
+    weights = torch.tensor([1.1e-40, 3e-40, -2e-41, 1.0, -1.0, 9e-39, 3e-39], requires_grad=True)
+    exact = weights.detach().double()
+    bags = torch.tensor([0, 0, 1, 2, 2, 3, 3])
+    sums = torch.zeros(4, dtype=torch.float64).index_add(0, bags, exact)
+    shares = torch.where(sums == 0, 0.0, exact.new_ones(4) / sums)[bags] * exact
+    wanted = torch.zeros(4, 4, dtype=torch.float64).index_add(0, bags, shares[:, None] * rows)
+    pooled = bag_lookup(group, call, pooling=Pooling.MEAN, weights=weights)
+    torch.testing.assert_close(pooled.double(), wanted, rtol=0.01, atol=1e-4)
+    read = read_bags(group, call, pooling=Pooling.MEAN, weights=weights.detach())
+    assert same_bits(read, pooled.detach())
+    gradient = torch.randn(4, 4, generator=seeded(5))
+    pooled.backward(gradient)
+    wanted.backward(gradient.double())
+    assert rows.grad is not None
+    assert weights.grad is not None
+    moved = rows.detach() - rows.grad  # SGD with lr 1
+    torch.testing.assert_close(group.read(0, ids).double(), moved, rtol=1e-4, atol=1e-5)
+    assert not weights.grad.isnan().any()
+
+
 def test_equals_nn_embedding_bag() -> None:
     group = make_group((16,))
     ids = torch.randint(60, (500,), generator=seeded(1))

@@ -126,6 +126,27 @@ def test_as_embedding_bag() -> None:
     torch.testing.assert_close(pooled, bags.view(3, 50, 16).transpose(0, 1).reshape(50, 48))
 
 
+def test_a_mean_of_weights_that_sum_to_a_subnormal_number() -> None:
+    rows = torch.tensor([[0.5, -1.0, 2.0], [4.0, 1.0, -0.25]], requires_grad=True)
+    weights = torch.tensor([1e-40, 3e-40], requires_grad=True)
+    pooled = ops.pool_rows(
+        rows,
+        torch.tensor([0, 1]),
+        torch.tensor([0, 2]),
+        features=1,
+        weights=weights,
+        pooling=Pooling.MEAN,
+    )
+    shares = weights.detach().double() / weights.detach().double().sum()
+    wanted = (shares[:, None] * rows.detach()).sum(0, keepdim=True)
+    torch.testing.assert_close(pooled.double(), wanted, rtol=1e-3, atol=1e-3)
+    pooled.sum().backward()
+    assert rows.grad is not None
+    assert weights.grad is not None
+    torch.testing.assert_close(rows.grad.double(), shares[:, None].expand(2, 3))
+    assert not weights.grad.isnan().any()
+
+
 def test_a_mean_of_weights_that_sum_to_zero() -> None:
     rows = torch.randn(2, 3, requires_grad=True)
     weights = torch.tensor([1.0, -1.0, 0.0], requires_grad=True)

@@ -321,6 +321,8 @@ dynemb::sgd_backward_(Tensor(a!)[] weights, Tensor(b!)[] generations, Tensor(c!)
             "release_",
             "available_memory",
             "being_changed",
+            "lock_memory",
+            "unlock_memory",
             "simd_level",
             "set_simd_level",
             "compiled_with",
@@ -335,6 +337,8 @@ dynemb::reserve(int[] size, int dtype, bool huge_pages) -> Tensor
 dynemb::release_(Tensor(a!) tensor, int begin, int end) -> ()
 dynemb::available_memory() -> int
 dynemb::being_changed(int[] memory) -> bool
+dynemb::lock_memory(int[] memory, bool moves_rows) -> ()
+dynemb::unlock_memory(int[] memory, bool moves_rows) -> ()
 dynemb::simd_level() -> int
 dynemb::set_simd_level(int level) -> ()
 dynemb::compiled_with() -> int[]

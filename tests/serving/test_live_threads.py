@@ -53,6 +53,13 @@ def test_no_two_threads_meet_in_a_live_table() -> None:
     assert seen.rehashes > 1
 
 
+@pytest.mark.long
+def test_rows_are_read_after_their_handles() -> None:
+    """Under ThreadSanitizer, which ends the program where nothing orders them."""
+    program = live_readers.build(live_readers.PUBLISHED, sanitized=True)
+    assert live_readers.printed(program) == {"right": 4}
+
+
 def test_models_run_in_threads_while_rows_change() -> None:
     """All ids change at once from version to version; a bag adds up rows of at most two of them."""
     ids = torch.arange(256)

@@ -201,6 +201,14 @@ def test_what_is_in_memory_is_trained_where_the_disk_is_full(tmp_path: Path) -> 
     assert refused(table.group, lambda: trained(table, batches[-1]))
 
 
+@pytest.mark.parametrize("disk", [8, 16])
+def test_a_disk_that_is_too_small_is_full_before_the_index(tmp_path: Path, disk: int) -> None:
+    table = td.DynamicEmbedding(DIM, optimizer=td.Adam(lr=0.1), storage=store(tmp_path, disk=disk))
+    batches = until_full(table, lambda ids: trained(table, ids))
+    with pytest.raises(td.errors.DiskFullError, match=FULL):
+        trained(table, batches[-1])
+
+
 def test_a_store_that_is_opened_with_more_room_goes_on(tmp_path: Path) -> None:
     """From its snapshot, with the bits of training in memory."""
     policy = td.Policy(score="frequency", admission=td.AdmitFrequent(2))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from execution import threads
 
 import torch_dynemb as td
 from torch_dynemb.ops.columns import NEVER_OCCURRED, Combine
@@ -83,6 +84,23 @@ def test_a_kernel_ignores_weights_that_are_no_numbers() -> None:
         word=group.config.layout.word("decayed"),
     )
     assert score_of(group, list(range(6))) == pytest.approx([1.0] * 6, rel=1e-6)
+
+
+def test_decayed_sums_of_a_call_are_those_of_calls_with_each_id_once() -> None:
+    """Bit by bit, with any number of threads: sums are rounded, so their order counts."""
+    torch.manual_seed(4)
+    distinct, times = 300, 30
+    ids = torch.stack([torch.randperm(distinct) for _ in range(times)])
+    weights = torch.rand(times, distinct).exp()
+    whole, parts = (make_group(KINDS["decayed_sum"]) for _ in range(2))
+    with threads(3):
+        whole.insert(0, ids.reshape(-1), scores=weights.reshape(-1))
+    for some, of_some in zip(ids, weights, strict=True):
+        parts.insert(0, some, scores=of_some)
+    word = whole.config.layout.word("decayed")
+    flat = (torch.arange(distinct), torch.tensor([0, distinct]), [0])
+    stored = [td.ops.get_scores(of.index, *flat, word=word).scores for of in (whole, parts)]
+    assert torch.equal(*stored)
 
 
 def test_sums_end_at_the_limits_of_int64() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +20,12 @@ from seeding import seeded
 from started import start_server
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+import live_readers
+
 import torch_dynemb as td
 from torch_dynemb.ops.columns import Table
+from torch_dynemb.table.changes import record_changes
 from torch_dynemb.table.state import check
 
 pytestmark = pytest.mark.cpu_only("threads of the CPU")
@@ -200,3 +207,172 @@ def test_two_threads_that_train_a_module_leave_it_sound(split: bool) -> None:
     check(module.group.tables, module.group.state.tensors())
     module(torch.arange(100)).sum().backward()
     module.optimizer.step()
+
+
+# -- changes of several steps ---------------------------------------------------------------------
+
+
+def in_another_thread(call: Callable[[], object]) -> Exception | None:
+    """Its error."""
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            call()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return errors[0] if errors else None
+
+
+IDS = torch.arange(50)
+CHANGES: dict[str, Callable[[td.DynamicEmbeddingCollection], object]] = {
+    "compact": lambda module: module.group.compact(),
+    "erase": lambda module: module.group.erase(0, IDS[:5]),
+    "remove": lambda module: module.group.remove(0, predicate=lambda ids, _: ids < 9),
+    "clear": lambda module: module.group.clear(0),
+    "fill": lambda module: module.group.fill(0, 1.0),
+    "reset_counts": lambda module: module.group.reset_counts(1),
+    "insert": lambda module: module.group.insert(0, IDS + 7),
+    "insert_or_assign": lambda module: module.group.insert_or_assign(0, IDS, torch.ones(50, 4)),
+    "materialize": lambda module: module.group.materialize(),
+    "reserve": lambda module: module.group.reserve(0, 5000),
+    "scores": lambda module: module.group.scores.set(0, IDS, IDS, score="step"),
+    "state": lambda module: module.group.state.load(module.group.state.tensors()),
+    "add_table": lambda module: module.add_table(td.TableConfig("c", 4)),
+    "set_optimizer": lambda module: module.set_optimizer(td.Adam(lr=0.1)),
+    "evicted.record": lambda module: module.group.evicted.record(10),
+    "evicted.take": lambda module: module.group.evicted.take(),
+    "record_changes": lambda module: record_changes(module.group.tables, "follower", scores=False),
+    "forward": lambda module: module({"a": (IDS + 9)[:, None], "b": IDS[:, None]}),
+}
+
+
+def trained_collection() -> td.DynamicEmbeddingCollection:
+    policy = td.Policy(score="step")
+    counted = td.Policy(score="step", admission=td.AdmitFrequent(3))
+    tables = [td.TableConfig("a", 4, policy=policy), td.TableConfig("b", 4, policy=counted)]
+    module = td.DynamicEmbeddingCollection(tables, optimizer=td.SGD(lr=0.1), max_rows=10_000)
+    outputs = module({"a": IDS[:, None], "b": IDS[:, None]})
+    sum(of.sum() for of in outputs.values()).backward()
+    module.optimizer.step()
+    module.group.erase(0, IDS[::3])
+    return module
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_beside_one_of_several_steps_is_refused_before_anything(change: str) -> None:
+    module = trained_collection()
+    call = CHANGES[change]
+    before = snapshot(module.group)
+    with module.group.tables.changing():
+        error = in_another_thread(lambda: call(module))
+        assert isinstance(error, td.errors.InUseError), error
+        assert "another thread is changing this table" in str(error)
+    assert differences(before, snapshot(module.group)) == []
+    assert in_another_thread(lambda: call(module)) is None
+
+
+def test_a_backward_beside_a_change_of_several_steps_is_refused() -> None:
+    module = trained_collection()
+    output = module({"a": IDS[:, None], "b": IDS[:, None]})["a"]
+    before = snapshot(module.group)
+    with module.group.tables.changing():
+        error = in_another_thread(output.sum().backward)
+        assert "another thread is changing this table" in str(error)
+    assert differences(before, snapshot(module.group)) == []
+
+
+@pytest.mark.parametrize("moves_rows", [False, True])
+def test_lookups_beside_a_change_are_refused_if_it_moves_rows(moves_rows: bool) -> None:
+    group = make_group(1000)
+    group.insert(0, IDS)
+    rows = group.read(0, IDS)
+    calls = [
+        lambda: group.read(0, IDS),
+        lambda: group.contains(0, IDS),
+        lambda: group.scores.get(0, IDS),
+    ]
+    with group.tables.changing(moves_rows=moves_rows):
+        assert torch.equal(group.read(0, IDS), rows)  # of the thread that changes
+        errors = [in_another_thread(call) for call in calls]
+    if not moves_rows:
+        assert errors == [None] * len(calls)
+    for error in errors if moves_rows else ():
+        assert isinstance(error, td.errors.InUseError)
+        assert "cannot be read now: call again afterwards" in str(error)
+    assert [in_another_thread(call) for call in calls] == [None] * len(calls)
+
+
+def test_a_change_is_refused_beside_another_and_lets_it_go_on() -> None:
+    group = make_group(1000)
+    with group.tables.changing(), group.tables.changing(moves_rows=True):
+        assert isinstance(in_another_thread(group.compact), td.errors.InUseError)
+        group.insert(0, IDS)
+        assert group.erase(0, IDS[:20]) == 20
+        group.compact()
+    assert in_another_thread(group.compact) is None
+    assert group.contains(0, IDS).tolist() == [False] * 20 + [True] * 30
+
+
+def test_compaction_beside_training_loses_no_id() -> None:
+    policy = td.Policy(score="step", capacity=3000)
+    module = td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1), policy=policy)
+    generator = seeded(1)
+    batches = torch.randint(6000, (60, 1000), generator=generator)
+
+    def step(number: int) -> None:
+        module(batches[number]).sum().backward()
+        module.optimizer.step()
+
+    def change(thread: int, number: int) -> object:
+        while True:
+            with suppress(td.errors.InUseError):
+                return step(number) if thread == 0 else module.group.compact()
+
+    assert refused_of_two(change, 60) == [[""] * 60] * 2
+    ids = module.ids()
+    found = module.group.contains(0, torch.arange(6000))
+    assert len(ids) == len(ids.unique()) == module.group.size(0) == int(found.sum()) > 0
+    check(module.group.tables, module.group.state.tensors())
+
+
+# -- readers beside the trainer -------------------------------------------------------------------
+
+
+def test_a_reader_beside_the_trainer_misses_no_id() -> None:
+    """While the index grows, ids leave it, and others take their slots."""
+    lasting = torch.arange(500) * 7919
+    module = td.DynamicEmbedding(4, optimizer=td.SGD(lr=1.0), eval_default="zeros")
+    values = (torch.arange(500) + 1.0)[:, None].expand(-1, 4).contiguous()
+    module.group.insert_or_assign(0, lasting, values)
+    stop, wrong = threading.Event(), []
+
+    def read() -> None:
+        with torch.no_grad():
+            while not stop.is_set():
+                rows = module(lasting)
+                if not torch.equal(rows, values):
+                    wrong.append(rows)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for step in range(60):
+        new = torch.arange(2000) + 10**7 + 2000 * step
+        module.group.insert(0, new)
+        module.group.erase(0, new[::2])
+    stop.set()
+    reader.join()
+    assert not wrong
+    assert module.group.usage.tables()["embedding"].growths > 5
+
+
+@pytest.mark.long
+def test_a_bucket_is_read_as_it_was_at_some_time() -> None:
+    """Under ThreadSanitizer, beside a thread that changes its slots."""
+    seen = live_readers.printed(live_readers.build(live_readers.PROBES, sanitized=True), 60_000)
+    assert seen.pop("reads") > 0
+    assert not any(seen.values()), seen

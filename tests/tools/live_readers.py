@@ -1,4 +1,7 @@
-"""Compiles and runs ``tests/serving/live_check.cpp``: readers of a live table beside its writer."""
+"""Compiles and runs programs of threads that read what another one writes: live tables,
+``tests/serving/live_check.cpp`` and ``publish_check.cpp``, and a bucket of an index,
+``tests/table/probe_check.cpp``.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,17 @@ from emulator.build import ROOT, SOURCES, compile_source, one_build_at_a_time, r
 from emulator.build import torch_flags as flags_of_torch
 
 OUTPUT = ROOT / "build" / "live_readers"
-DRIVER = ROOT / "tests" / "serving" / "live_check.cpp"
-WRITER = SOURCES / "cpu" / "serving" / "live_writer.cpp"
+LIVE = [
+    ROOT / "tests" / "serving" / "live_check.cpp",
+    SOURCES / "cpu" / "serving" / "live_writer.cpp",
+]
+PUBLISHED = [ROOT / "tests" / "serving" / "publish_check.cpp", LIVE[1]]
+PROBES = [
+    ROOT / "tests" / "table" / "probe_check.cpp",
+    SOURCES / "cpu" / "index" / "moving_entries.cpp",
+]
 FLAGS = ["-std=c++17", "-O2", "-g1", "-pthread", "-Wall", "-Wextra", "-Wno-psabi"]
-# all that threads share is atomic, which is what the sanitizer looks for; fences it does not know
+# it learns of fences by shared_words.h
 THREAD_SANITIZER = ["-fsanitize=thread", "-Wno-tsan"]
 
 
@@ -44,10 +54,11 @@ class Readings(NamedTuple):
         return self.torn + self.stale + self.missing + self.damaged
 
 
-def build(*, sanitized: bool = False) -> Path:
-    """Builds the program; only what has changed is compiled again.
+def build(sources: list[Path] = LIVE, *, sanitized: bool = False) -> Path:
+    """Builds a program; only what has changed is compiled again.
 
     Args:
+        sources: ``LIVE``, ``PUBLISHED`` or ``PROBES``.
         sanitized: with ThreadSanitizer.
 
     Returns:
@@ -59,18 +70,18 @@ def build(*, sanitized: bool = False) -> Path:
     checks = THREAD_SANITIZER if sanitized else []
     output = OUTPUT / ("sanitized" if sanitized else "plain")
     compile_flags, link_flags = flags_of_torch()
-    program = output / "live_check"
+    program = output / sources[0].stem
     with one_build_at_a_time(output):
         flags = [*FLAGS, *checks, *compile_flags]
-        objects = [compile_source(source, flags, output=output) for source in (DRIVER, WRITER)]
+        objects = [compile_source(source, flags, output=output) for source in sources]
         newest = max(file.stat().st_mtime for file in objects)
         if not program.is_file() or program.stat().st_mtime < newest:
             run_compiler([*checks, "-pthread", "-o", str(program), *map(str, objects), *link_flags])
     return program
 
 
-def run(program: Path, *, reads: int, validated: bool, dim: int) -> Readings:
-    """Runs it.
+def run(program: Path, *, reads: int, validated: bool, dim: int, inserts: bool = False) -> Readings:
+    """Runs ``live_check``.
 
     Args:
         program: from :func:`build`.
@@ -81,10 +92,20 @@ def run(program: Path, *, reads: int, validated: bool, dim: int) -> Readings:
     Raises:
         RuntimeError: it failed, or ThreadSanitizer found a race.
     """
+    return Readings(**printed(program, reads, int(validated), dim))
+
+
+def printed(program: Path, *arguments: int) -> dict[str, int]:
+    """Runs a program; returns what it prints.
+
+    Raises:
+        RuntimeError: it failed, or ThreadSanitizer found a race.
+    """
     environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1:exitcode=66"}
     # without address randomisation, which some kernels do so widely that the sanitizer refuses
-    command = ["setarch", "-R", str(program), str(reads), str(int(validated)), str(dim)]
+    command = ["setarch", "-R", str(program), *map(str, arguments)]
     reply = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if reply.returncode != 0:
-        raise RuntimeError(f"live_check ended with {reply.returncode}: {reply.stderr}")
-    return Readings(**json.loads(reply.stdout))
+        raise RuntimeError(f"{program.name} ended with {reply.returncode}: {reply.stderr}")
+    result: dict[str, int] = json.loads(reply.stdout)
+    return result

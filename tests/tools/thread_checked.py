@@ -1,5 +1,5 @@
 """Compiles the row store with ThreadSanitizer, and runs ``tests/storage/thread_check.cpp`` with it;
-then the same of live tables, by ``live_readers.py``.
+then the same of live tables and of a bucket of an index, by ``live_readers.py``.
 
 The sources of the store need torch's headers, and no torch.
 """
@@ -91,4 +91,8 @@ if __name__ == "__main__":
         live_readers.build(sanitized=True), reads=given.steps * 1000, validated=True, dim=16
     )
     print(seen)
-    sys.exit(seen.wrong > 0)
+    print(live_readers.printed(live_readers.build(live_readers.PUBLISHED, sanitized=True)))
+    probes = live_readers.build(live_readers.PROBES, sanitized=True)
+    found = live_readers.printed(probes, given.steps * 100)
+    print(found)
+    sys.exit(seen.wrong > 0 or any(found[name] for name in found if name != "reads"))

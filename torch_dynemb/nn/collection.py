@@ -105,14 +105,15 @@ class Collection(TableModule):
         """
         check_tables(f"{type(self).__name__}.add_table", [table])
         self._check_new_table(table)
-        extended = table_extension.extend(self._group.tables, table)
-        features = self._named_features(extended.config)
-        with defer_signals():
-            self._group.become(extended)
-            self._set_features(features)
-            self._rebind_optimizer()
-            if self._optimizer is not None:
-                self._optimizer.add_table(table.name)
+        with self._group.tables.changing(moves_rows=True):
+            extended = table_extension.extend(self._group.tables, table)
+            features = self._named_features(extended.config)
+            with defer_signals():
+                self._group.become(extended)
+                self._set_features(features)
+                self._rebind_optimizer()
+                if self._optimizer is not None:
+                    self._optimizer.add_table(table.name)
 
     def _check_new_table(self, table: TableConfig) -> None:
         taken = [name for name in table.feature_names if name in self.feature_names]

@@ -280,10 +280,11 @@ class TableModule(nn.Module):
             RuntimeError: too little memory, or addresses, or this process is a fork of the one that
                 made the tables.
         """
-        changed = self._with_optimizer(config)
-        optimizer = self._optimizer_of(changed)
-        with defer_signals():
-            self._take_optimizer(changed, optimizer)
+        with self._group.tables.changing(moves_rows=True):
+            changed = self._with_optimizer(config)
+            optimizer = self._optimizer_of(changed)
+            with defer_signals():
+                self._take_optimizer(changed, optimizer)
         return self.optimizer
 
     def _take_optimizer(self, changed: Tables, optimizer: FusedOptimizer | None) -> None:
@@ -759,19 +760,20 @@ class TableModule(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TableModule:
         probe = self.check_conversion(fn)
         if probe.device != self._group.device:
-            moved = table_extension.on_device(self._group.tables, probe.device)
             anchor = nn.Parameter(
                 self.grad_anchor.detach().to(probe.device),
                 requires_grad=self.grad_anchor.requires_grad,
             )
-            with defer_signals():
-                self._group.become(moved)
-                self.grad_anchor = anchor
-                self._own_anchor = (anchor,)
-                self._unwrapped_anchor = (anchor.detach().clone().requires_grad_(),)
-                if self._copied_anchor is not None:
-                    self.follows_parameters()
-                self._rebind_optimizer()
+            with self._group.tables.changing(moves_rows=True):
+                moved = table_extension.on_device(self._group.tables, probe.device)
+                with defer_signals():
+                    self._group.become(moved)
+                    self.grad_anchor = anchor
+                    self._own_anchor = (anchor,)
+                    self._unwrapped_anchor = (anchor.detach().clone().requires_grad_(),)
+                    if self._copied_anchor is not None:
+                        self.follows_parameters()
+                    self._rebind_optimizer()
         return self
 
     def __getstate__(self) -> dict[str, Any]:

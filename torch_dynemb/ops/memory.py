@@ -6,7 +6,8 @@ launch, for groups registered by :func:`bind_group`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -57,12 +58,41 @@ def being_changed(tensors: Sequence[Tensor]) -> bool:
 
     Ops of the CPU lock ``index.tables`` while they change an index, and the weights of the first
     slab while they update rows. They lock the counts of pending gradients while they add to them.
+    Another thread may also hold them by :func:`locked`.
 
     Args:
-        tensors: such tensors; those of a GPU are never locked.
+        tensors: such tensors; ops of a GPU lock none.
     """
     changed: bool = torch.ops.dynemb.being_changed([tensor.data_ptr() for tensor in tensors])
     return changed
+
+
+@contextmanager
+def locked(tensors: Sequence[Tensor], *, moves_rows: bool = False) -> Iterator[None]:
+    """Lock tensors, as ops of the CPU do, for a change of several ops by this thread.
+
+    Ops of other threads that would change them raise InUseError inside the context. A thread may
+    nest such contexts.
+
+    Args:
+        tensors: as of :func:`being_changed`.
+        moves_rows: ids get other rows, or all rows are replaced: lookups of other threads raise
+            InUseError, too.
+
+    Raises:
+        InUseError: another thread is changing one of the tensors now.
+    """
+    memory = [tensor.data_ptr() for tensor in tensors]
+    _lock(memory, moves_rows)
+    try:
+        yield
+    finally:
+        torch.ops.dynemb.unlock_memory(memory, moves_rows)
+
+
+@raises_typed_errors
+def _lock(memory: list[int], moves_rows: bool) -> None:
+    torch.ops.dynemb.lock_memory(memory, moves_rows)
 
 
 def has_cuda_kernels() -> bool:

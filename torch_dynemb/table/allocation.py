@@ -138,7 +138,10 @@ def _reserved_rows(config: GroupConfig, memory: TableMemory) -> tuple[list[int],
 
 
 def _most_rows(config: GroupConfig, memory: TableMemory, slab: SlabConfig) -> int:
-    """Return the number of rows that fill the memory of the device, or the store."""
+    """Return the number of rows that fill the memory of the device, or twice the store.
+
+    So a store is full before the index is, and its error says so.
+    """
     storage = config.storage
     if not slab.tiered:
         total = memory.total_bytes()
@@ -149,7 +152,7 @@ def _most_rows(config: GroupConfig, memory: TableMemory, slab: SlabConfig) -> in
     if not isinstance(storage, SSDStore):
         return _MOST_TIERED_ROWS
     record = ops.record_bytes(config.row_bytes(slab) - 4)
-    return min(_MOST_TIERED_ROWS, storage.total_bytes() * 3 // 4 // record)
+    return min(_MOST_TIERED_ROWS, 2 * storage.total_bytes() // record)
 
 
 def _caches(config: GroupConfig, memory: TableMemory) -> bool:

@@ -345,7 +345,7 @@ def record_changes(tables: Tables, name: str, *, scores: bool) -> ChangeReader:
             f"record_changes: {sorted(host.readers)} read the changes of tables "
             f"{tables.config.names} already, and there is room for {_READERS} readers"
         )
-    with defer_signals():
+    with defer_signals(), tables.changing():
         if not tables.rows.dirty_bits:
             dirty_bits = [
                 tables.memory.reserve((weights.shape[0],), torch.uint8, huge_pages=False)

@@ -55,15 +55,16 @@ def compact(tables: Tables) -> int:
     tables.check_own()
     tables.wait_until_read()
     tables.memory.wait_beside()
-    before = used_bytes(tables)["total"]
-    for slab in range(len(tables.config.slabs)):
-        if tables.stored(slab) is None or _has_no_ids(tables, slab):
-            _compact_rows(tables, slab)
-    for table in range(tables.index.tables.shape[0]):
-        ops.shrink_(tables.index, table, 0)
-    with defer_signals():
-        tables.release_memory()
-    return before - used_bytes(tables)["total"]
+    with tables.changing(moves_rows=True):
+        before = used_bytes(tables)["total"]
+        for slab in range(len(tables.config.slabs)):
+            if tables.stored(slab) is None or _has_no_ids(tables, slab):
+                _compact_rows(tables, slab)
+        for table in range(tables.index.tables.shape[0]):
+            ops.shrink_(tables.index, table, 0)
+        with defer_signals():
+            tables.release_memory()
+        return before - used_bytes(tables)["total"]
 
 
 def _has_no_ids(tables: Tables, slab: int) -> bool:

@@ -56,7 +56,8 @@ class Evictions:
                 earlier records are kept.
         """
         tables = self._group.tables
-        self._group.become(_recording(tables, records, rows, tables.evictions.callback))
+        with tables.changing():
+            self._group.become(_recording(tables, records, rows, tables.evictions.callback))
 
     def call(
         self, callback: EvictionCallback, *, records: int = 1 << 16, rows: bool = False
@@ -77,7 +78,9 @@ class Evictions:
         """
         if not callable(callback):
             raise TypeError(f"evicted.call: callback is {callback!r}, expected a function")
-        self._group.become(_recording(self._group.tables, records, rows, callback))
+        tables = self._group.tables
+        with tables.changing():
+            self._group.become(_recording(tables, records, rows, callback))
 
     def take(self) -> dict[str, EvictedIds]:
         """Return the records since the last call, by table; waits for the device.
@@ -116,22 +119,22 @@ def record_as(tables: Tables, other: Tables) -> Tables:
 
 def take_evicted(tables: Tables) -> dict[str, EvictedIds]:
     """Take the records as :meth:`Evictions.take` does."""
-    tables.check_own()
-    count, lost = tables.index.evicted[0, :2].tolist()
-    records = tables.index.evicted[1 : 1 + count].clone()
-    kept = tables.evictions.rows
-    result = {}
-    for t, name in enumerate(tables.config.names) if lost == 0 else ():
-        own = records[records[:, Evicted.TABLE] == t]
-        if own.shape[0] > 0:
-            rows = None if kept is None else torch.cat(kept[t])
-            result[name] = EvictedIds(
-                own[:, Evicted.ID].contiguous(), own[:, Evicted.SCORE].contiguous(), rows
-            )
-    with defer_signals():
-        tables.index.evicted[0].zero_()
-        if kept is not None:
-            tables.evictions.rows = [[] for _ in tables.config.tables]
+    with tables.changing():
+        count, lost = tables.index.evicted[0, :2].tolist()
+        records = tables.index.evicted[1 : 1 + count].clone()
+        kept = tables.evictions.rows
+        result = {}
+        for t, name in enumerate(tables.config.names) if lost == 0 else ():
+            own = records[records[:, Evicted.TABLE] == t]
+            if own.shape[0] > 0:
+                rows = None if kept is None else torch.cat(kept[t])
+                result[name] = EvictedIds(
+                    own[:, Evicted.ID].contiguous(), own[:, Evicted.SCORE].contiguous(), rows
+                )
+        with defer_signals():
+            tables.index.evicted[0].zero_()
+            if kept is not None:
+                tables.evictions.rows = [[] for _ in tables.config.tables]
     if lost > 0:
         raise RuntimeError(
             f"evicted.take: {lost} evicted ids were not recorded: there was room for "

@@ -39,13 +39,18 @@ class TableGroup:
 
     Address space is reserved for as many rows as fit the machine, and memory is taken as ids
     arrive: rows never move, and no tensor changes shape. One thread may insert or train at a time.
-    Any number of threads may read while none writes.
+
+    Beside it any number of threads may look ids up and read rows and scores, on the CPU. An id that
+    stays in the table is always found. A row may be read between two columns of its update, and
+    that of an id which leaves meanwhile between two owners; ``serving.live`` gives whole rows.
+    Rows in a store have no such readers. Lookups raise InUseError while ids get other rows:
+    :meth:`compact`, loads, :meth:`add_table`, :meth:`set_optimizer`, :meth:`to`.
 
     Methods take tables by name or number. They raise ValueError for an unknown name and for ids on
     another device, IndexError for an unknown number, and TypeError for tables and ids of another
-    type. Methods that change something raise InUseError if another thread inserts (on the CPU), and
-    ForkedProcessError in a forked process. Unless a method says otherwise, an error leaves the
-    group unchanged.
+    type. Methods that change something raise InUseError if another thread changes something (on
+    the CPU), and ForkedProcessError in a forked process. Unless a method says otherwise, an error
+    leaves the group unchanged.
 
     Args:
         tables: at least one; names must differ.
@@ -148,7 +153,8 @@ class TableGroup:
                 memory, or the group belongs to a module.
         """
         self._check_no_owner("to")
-        self.become(extension.on_device(self._tables, device))
+        with self._tables.changing(moves_rows=True):
+            self.become(extension.on_device(self._tables, device))
 
     def become(self, tables: Tables) -> None:
         """Replace the tables by others, in one assignment.
@@ -188,7 +194,8 @@ class TableGroup:
         """
         check_tables("add_table", [table])
         self._check_no_owner("add_table")
-        self.become(extension.extend(self._tables, table))
+        with self._tables.changing(moves_rows=True):
+            self.become(extension.extend(self._tables, table))
         return len(self.config.tables) - 1
 
     def set_optimizer(self, config: OptimizerConfig) -> None:
@@ -203,7 +210,8 @@ class TableGroup:
                 memory, or too few addresses.
         """
         self._check_no_owner("set_optimizer")
-        self.become(extension.reoptimize(self._tables, config))
+        with self._tables.changing(moves_rows=True):
+            self.become(extension.reoptimize(self._tables, config))
 
     # -- lookup --------------------------------------------------------------------------------
 

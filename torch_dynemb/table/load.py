@@ -23,7 +23,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import torch
@@ -103,6 +103,7 @@ class RowLoader:
 
     Call :meth:`begin` first, then :meth:`write` for all columns of all rows, :meth:`publish` for
     each table in the order of ``counts``, and :meth:`end`. After an error call :meth:`undo`.
+    Other threads can neither change nor look up the tables until :meth:`unlock`.
 
     Args:
         tables: of the group.
@@ -127,6 +128,8 @@ class RowLoader:
         self._begins: dict[int, int] = {}
         self._ends: list[int] = []
         self._scores: dict[int, dict[str, Tensor]] = {}
+        self._lock = ExitStack()
+        self._begun = False
         self.newest = [0] * len(tables.config.slabs)
         self.replaces = self._holds_anything() or self._needs_free_rows()
         self.keeps = not self.replaces or self._has_room_for_both()
@@ -136,11 +139,14 @@ class RowLoader:
 
         Raises:
             NoRoomError: too few rows, or too little memory.
+            InUseError: another thread is changing the tables now.
             ForkedProcessError: this process is a fork of the one that made the tables.
         """
         tables = self._tables
         tables.check_own()
         tables.memory.wait_beside()
+        self._lock.enter_context(tables.changing(moves_rows=True))
+        self._begun = True
         with defer_signals():
             if not self.replaces or self.keeps:
                 self._before = Before(tables, self._numbers(), copied=self.replaces)
@@ -272,8 +278,10 @@ class RowLoader:
         recount(self._tables)
 
     def undo(self) -> None:
-        """Restore the former content; see ``keeps``."""
+        """Restore the former content, if the load has begun; see ``keeps``."""
         tables = self._tables
+        if not self._begun:
+            return
         with defer_signals():
             if self._before is not None:
                 self._before.put_back(self._ends)
@@ -285,6 +293,10 @@ class RowLoader:
                     newest = max(newest, row_access.first_generation(tables, slab))
                     tables.index.slabs[slab, Slab.GENERATION] = newest
             tables.release_memory()
+
+    def unlock(self) -> None:
+        """Let other threads use the tables, after :meth:`end` or :meth:`undo`."""
+        self._lock.close()
 
     # -- former content --------------------------------------------------------------------------
 
@@ -388,7 +400,7 @@ class RowLoader:
 
 @contextmanager
 def undone_after_error(loaders: Iterable[RowLoader]) -> Iterator[Callable[[], None]]:
-    """Roll loads back after an error or an interrupt in the context.
+    """Roll loads back after an error or an interrupt in the context; unlock the tables at its end.
 
     Args:
         loaders: of the loads.
@@ -397,7 +409,8 @@ def undone_after_error(loaders: Iterable[RowLoader]) -> Iterator[Callable[[], No
         A function to call when all loads have ended, while signals are deferred: the loads are
             final then.
     """
-    begun = list(loaders)
+    every = list(loaders)
+    begun = list(every)
     try:
         yield begun.clear
     except BaseException:
@@ -405,6 +418,9 @@ def undone_after_error(loaders: Iterable[RowLoader]) -> Iterator[Callable[[], No
             for loader in begun:
                 loader.undo()
         raise
+    finally:
+        for loader in every:
+            loader.unlock()
 
 
 __all__ = ["RowBlock", "RowLoader", "check_ids", "undone_after_error"]

@@ -62,12 +62,11 @@ def contains(tables: Tables, table: int, ids: Tensor) -> Tensor:
 
 def erase(tables: Tables, table: int, ids: Tensor) -> int:
     """Remove ids as :meth:`torch_dynemb.TableGroup.erase` does."""
-    tables.check_own()
     flat, offsets, features = one_table(tables, table, ids, "erase")
     slab = tables.config.slab_of(table)
     stored = tables.stored(slab)
-    handles = None if stored is None else find(tables, flat, offsets, features).handles
-    with defer_signals():
+    with defer_signals(), tables.changing():
+        handles = None if stored is None else find(tables, flat, offsets, features).handles
         erased = int(ops.erase_(tables.index, flat, offsets, features)[table])
         if erased > 0:
             drop_pending(tables, table, flat)
@@ -83,10 +82,10 @@ def remove(
     """Remove ids as :meth:`torch_dynemb.TableGroup.remove` does."""
     batch_size = integer("remove: batch_size", batch_size, least=BUCKET_WIDTH)
     condition = condition_of(tables, table, conditions)
-    tables.check_own()
-    # in one erase: an error of a predicate, or an interrupt, removes nothing
-    chosen = [batch.ids[condition(batch)] for batch in exported(tables, table, batch_size)]
-    return erase(tables, table, torch.cat(chosen)) if chosen else 0
+    with tables.changing():
+        # in one erase: an error of a predicate, or an interrupt, removes nothing
+        chosen = [batch.ids[condition(batch)] for batch in exported(tables, table, batch_size)]
+        return erase(tables, table, torch.cat(chosen)) if chosen else 0
 
 
 def clear(tables: Tables, table: int) -> int:
@@ -98,10 +97,9 @@ def fill(tables: Tables, table: int, value: float) -> None:
     """Set all rows as :meth:`torch_dynemb.TableGroup.fill` does."""
     value = number("fill: value", value)
     dim = tables.config.tables[table].embedding_dim
-    tables.check_own()
     dtype = tables.config.slabs[tables.config.slab_of(table)].dtype
     row = torch.full((1, dim), value, dtype=dtype, device=tables.device)
-    with defer_signals():
+    with defer_signals(), tables.changing():
         for batch in exported(tables, table, _FILLED_AT_ONCE):
             rows = row.expand(batch.ids.numel(), dim)
             write_rows(tables, table, batch.ids, batch.handles, rows, {})
@@ -110,17 +108,16 @@ def fill(tables: Tables, table: int, value: float) -> None:
 def reset_counts(tables: Tables, table: int) -> None:
     """Reset counts of admission as :meth:`torch_dynemb.TableGroup.reset_counts` does."""
     rule = tables.config.tables[table].policy.admission
-    tables.check_own()
     counters = tables.config.layout.counters[table]
     if counters is not None:
-        active = tables.index.active_buckets(counters)
-        with defer_signals():
-            tables.index.buckets[active] = 0
+        with defer_signals(), tables.changing():
+            tables.index.buckets[tables.index.active_buckets(counters)] = 0
             tables.index.tables[counters, [Table.SIZE, Table.TOMBSTONES]] = 0
             tables.bind_memory()
     elif isinstance(rule, AdmitFrequentSketch):
         begin = tables.config.layout.rows[table][PolicyColumn.SKETCH_BEGIN]
-        tables.index.sketch[begin : begin + SKETCH_ROWS * rule.width] = 0
+        with tables.changing():
+            tables.index.sketch[begin : begin + SKETCH_ROWS * rule.width] = 0
     else:
         raise ValueError(
             f"reset_counts: table {tables.config.names[table]!r} counts nothing: its "

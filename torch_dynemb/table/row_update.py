@@ -74,7 +74,6 @@ class RowUpdate:
             RuntimeError: memory is short.
         """
         tables, table = self._tables, self._table
-        tables.check_own()
         new = self.ids[self.new]
         if new.numel() > 0:
             size = int(tables.index.tables[table, Table.SIZE])
@@ -98,8 +97,13 @@ class RowUpdate:
         """Apply the update.
 
         Raises:
+            InUseError: another thread is changing the tables now.
             RuntimeError: memory is short, or other tables use up the group's budget.
         """
+        with self._tables.changing():
+            self._apply()
+
+    def _apply(self) -> None:
         tables, table = self._tables, self._table
         if self.gone.numel() > 0:
             erase(tables, table, self.gone)

@@ -66,12 +66,12 @@ def insert_or_assign(
     if scores is None and config.policy.custom is not None:
         scores = _unchanged_scores(tables, table, ids)
     rule = tables.config.layout.assign_rows[table : table + 1]
-    # Without policies, handles show later which ids were new. With evictions they do not.
-    there = contains(tables, table, ids) if rule else None
     slab = tables.config.slab_of(table)
     values = rows.detach().to(tables.config.slabs[slab].dtype)
-    before = tables.index.slabs[slab].clone()
-    with defer_signals():
+    with defer_signals(), tables.changing():
+        # Without policies, handles show later which ids were new. With evictions they do not.
+        there = contains(tables, table, ids) if rule else None
+        before = tables.index.slabs[slab].clone()
         handles = find_or_insert(tables, ids, offsets, features, rule, scores=scores)
         if ids.numel() == 0:
             return

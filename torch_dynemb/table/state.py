@@ -191,7 +191,7 @@ def load(tables: Tables, tensors: Mapping[str, Tensor]) -> None:
     check(tables, tensors)
     check_places(tables, tensors)
     tables.wait_until_read()
-    with defer_signals():
+    with defer_signals(), tables.changing(moves_rows=True):
         try:
             write(tables, tensors)
         except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +21,7 @@ from torch_dynemb.ops.columns import (
     Slab,
     Table,
 )
+from torch_dynemb.ops.pending import PendingGradients
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.process.forked import check_own
 from torch_dynemb.storage.memory import TableMemory
@@ -119,6 +121,28 @@ class Tables:
     def check_own(self) -> None:
         """Raise RuntimeError in a process that inherited the tables by a fork."""
         check_own(self.host)
+
+    def lock_words(self) -> list[Tensor]:
+        """Return the tensors that an op of the CPU locks while it changes the tables."""
+        words = [self.index.tables, *self.rows.weights[:1]]
+        if self.rows.pending:
+            words.append(PendingGradients.of(self.rows.pending).counts)
+        return words
+
+    @contextmanager
+    def changing(self, *, moves_rows: bool = False) -> Iterator[None]:
+        """Keep other threads from changing the tables while this one does, in several steps.
+
+        Args:
+            moves_rows: ids get other rows, or all rows are replaced: no thread may look them up.
+
+        Raises:
+            InUseError: another thread is changing the tables now.
+            ForkedProcessError: this process inherited the tables by a fork.
+        """
+        self.check_own()
+        with ops.locked(self.lock_words(), moves_rows=moves_rows):
+            yield
 
     def retire(self) -> None:
         """Make backwards of these tables raise RuntimeError, after others have replaced them."""

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.errors import InUseError
-from torch_dynemb.ops.pending import PendingGradients
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.tables import Tables
 
@@ -92,7 +91,7 @@ class Undisturbed:
         )
 
     def _being_changed(self) -> bool:
-        return ops.being_changed([word for of in self._tables for word in _held_words(of)])
+        return ops.being_changed([word for of in self._tables for word in of.lock_words()])
 
     def _counters(self) -> list[Tensor]:
         return [word.detach().cpu().clone() for of in self._tables for word in _counted(of)]
@@ -106,15 +105,6 @@ class Undisturbed:
             "backward and step",
             tables=names,
         )
-
-
-def _held_words(tables: Tables) -> list[Tensor]:
-    """Return the tensors that an op of the CPU locks while it changes the tables."""
-    rows = tables.rows
-    words = [tables.index.tables, *rows.weights[:1]]
-    if rows.pending:
-        words.append(PendingGradients.of(rows.pending).counts)
-    return words
 
 
 def _counted(tables: Tables) -> list[Tensor]:

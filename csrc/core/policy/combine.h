@@ -13,7 +13,8 @@ enum Combine : int64_t {
   kCombineLast = 0,   // the largest of the call's
   kCombineMax = 1,
   kCombineSum = 2,
-  kCombineDecayedSum = 3,  // logarithms, as decayed counts; a value is the bits of a double
+  kCombineDecayedSum = 3,  // logarithms, as decayed counts, in the order of occurrence; a value is
+                           // the bits of a double
 };
 constexpr int64_t kCombines = 4;
 

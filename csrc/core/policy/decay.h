@@ -4,7 +4,7 @@
 // With half-life h, an id keeps L = log2(sum over its occurrences of 2^(t / h)), int64 with
 // kDecayBits after the point. The order of L is that of the decayed counts at every later time; the
 // count as of now is 2^(L - now / h). All is integer arithmetic: CPU, GPU and every rank have the
-// same bits, in any order of the occurrences of one call.
+// same bits. Sums are rounded, so weights that differ are added in the order of occurrence.
 #pragma once
 
 #include <cstdint>

@@ -77,12 +77,11 @@ DYNEMB_INLINE void bag_weight_grad_tile_body(const WeightGradJob& job) {
       along_output += lookup.id_weights[i] * job.output[i];
     }
     if (lookup.pooling != kPoolMean) continue;
-    float scale;
-    bag_scale(lookup, bag, &scale);
+    const MeanDivisor divisor = bag_divisor(lookup, bag);
     for (int64_t i = lookup.offsets[bag]; i < lookup.offsets[bag + 1]; ++i) {
       job.output[i] = lookup.handles[i] == kPaddingHandle
                           ? 0.0f
-                          : (job.output[i] - along_output * scale) * scale;
+                          : divisor.divide(job.output[i] - divisor.divide(along_output));
     }
   }
 }

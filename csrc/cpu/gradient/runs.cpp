@@ -29,7 +29,7 @@ DYNEMB_INLINE Occurrence occurrence(const GradientSource& source, int64_t positi
   if (lookup.pooling == kPoolNone) return {source.gradient + position * lookup.columns, 1.0f};
   const int64_t bag = source.bag_of(position);
   float factor = lookup.id_weights == nullptr ? 1.0f : lookup.id_weights[position];
-  if (lookup.pooling == kPoolMean) factor *= source.scale[bag];
+  if (lookup.pooling == kPoolMean) factor = source.divisor[bag].divide(factor);
   int64_t feature = 0;
   int64_t row = bag;
   if (lookup.column.size() > 1) {
@@ -153,7 +153,7 @@ GradientSource gradient_source(const char* op, const LookupArgs& lookup, const T
   const bool writes_bags = source.equal_length.inverse == 0;
   if (!writes_bags && lookup.pooling != kPoolMean) return source;
   if (writes_bags) source.bag.resize(lookup.features.count);
-  if (lookup.pooling == kPoolMean) source.scale.resize(bags);
+  if (lookup.pooling == kPoolMean) source.divisor.resize(bags);
   constexpr int64_t kBagsPerUnit = 512;
   parallel_units((bags + kBagsPerUnit - 1) / kBagsPerUnit, lookup.features.count,
                  [&](int64_t begin, int64_t end) {
@@ -163,7 +163,7 @@ GradientSource gradient_source(const char* op, const LookupArgs& lookup, const T
                      for (int64_t i = lookup.offsets[b]; i < ids_end; ++i) {
                        source.bag[i] = static_cast<int32_t>(b);
                      }
-                     if (!source.scale.empty()) bag_scale(lookup, b, &source.scale[b]);
+                     if (!source.divisor.empty()) source.divisor[b] = bag_divisor(lookup, b);
                    }
                  });
   return source;

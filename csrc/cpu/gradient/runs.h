@@ -25,8 +25,8 @@ struct BagLength {
 struct GradientSource {
   const float* gradient;  // [batch or ids, columns]
   const LookupArgs* lookup;
-  Scratch<int32_t> bag;      // of each occurrence; empty where equal_length says it, or no pooling
-  std::vector<float> scale;  // factor of each bag under mean pooling; empty otherwise
+  Scratch<int32_t> bag;  // of each occurrence; empty where equal_length says it, or no pooling
+  std::vector<MeanDivisor> divisor;  // of each bag under mean pooling; empty otherwise
   BagLength equal_length;
 
   // With pooling. Occurrences come in the order of rows, so each read of `bag` misses the

@@ -26,6 +26,7 @@ Tensor erase_(Tensor buckets, Tensor scores, Tensor tables, Tensor slabs, Tensor
   Tensor erased = zeros_cpu({index.table_count}, ScalarType::Long);
   auto* count = static_cast<int64_t*>(erased.data_ptr());
   const OneWriter writer(op, index.tables);
+  const MovingEntries moving(index.tables);
   for (size_t f = 0; f < features.table.size(); ++f) {
     const int64_t t = features.table[f];
     const TableView table = index.table(t);

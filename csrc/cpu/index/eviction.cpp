@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/policy/counts.h"
+#include "cpu/index/moving_entries.h"
 #include "cpu/index/probe.h"
 #include "cpu/index/victim_search.h"
 #include "cpu/runtime/simd.h"
@@ -362,6 +363,7 @@ void evict(const IndexArgs& index, const PolicyArgs& policies, const EvictionLog
   // Slots are cleared in parallel: the properties of a bucket that clear_slot reads do not change
   // meanwhile.
   std::vector<Outcome> outcomes(kWalks * index.table_count, Outcome{});
+  const MovingEntries moving(index.tables);
   for_each_walk([&](int64_t w, int64_t begin, int64_t end) {
     take_victims(claims, policies, log, records, begin, end, new_ids,
                  outcomes.data() + w * index.table_count);

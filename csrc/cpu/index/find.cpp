@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cpu/index/find_block.h"
+#include "cpu/index/one_writer.h"
 
 namespace dynemb::cpu {
 namespace {
@@ -60,8 +61,10 @@ Tensor find_all(const IndexArgs& index, const FeatureArgs& features, int64_t* mi
       static_cast<int64_t>(tiles.size()), features.count, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
           const Tile& tile = tiles[i];
-          find_tile({index.table(tile.table), features.ids + tile.begin, tile.end - tile.begin,
-                     handle + tile.begin, nullptr, &tile_missing[i], nullptr, ScoreUpdate{}});
+          read_unmoved(index.tables, [&] {
+            find_tile({index.table(tile.table), features.ids + tile.begin, tile.end - tile.begin,
+                       handle + tile.begin, nullptr, &tile_missing[i], nullptr, ScoreUpdate{}});
+          });
         }
       });
   if (missing == nullptr) return handles;
@@ -74,9 +77,13 @@ std::tuple<Tensor, Tensor> find(Tensor buckets, Tensor tables, Tensor meta, Tens
   const IndexArgs index = index_args("find", buckets, nullptr, tables, meta);
   const FeatureArgs features =
       feature_args("find", ids, offsets, feature_tables, index.table_count);
-  Tensor missing = zeros_cpu({index.table_count}, ScalarType::Long);
-  Tensor handles = find_all(index, features, static_cast<int64_t*>(missing.data_ptr()));
-  return {handles, missing};
+  std::tuple<Tensor, Tensor> found;
+  read_between_moves("find", index.tables, [&] {
+    Tensor missing = zeros_cpu({index.table_count}, ScalarType::Long);
+    Tensor handles = find_all(index, features, static_cast<int64_t*>(missing.data_ptr()));
+    found = {handles, missing};
+  });
+  return found;
 }
 
 }  // namespace

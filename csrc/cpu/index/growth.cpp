@@ -61,6 +61,7 @@ void shrink_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t 
       (bucket_of(entry.hash, old.bucket_count) == bucket ? kept : rest).push_back(entry);
     }
   }
+  const MovingEntries moving(index.tables);
   std::memset(old.line(0), 0, static_cast<size_t>(old.bucket_count * kLineBytes));
   if (old.scores != nullptr) {
     std::memset(old.scores, 0,
@@ -72,7 +73,8 @@ void shrink_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, int64_t 
   const TableView view = index.table(table);
   int64_t reused = 0;
   for (const Entry& entry : kept) {
-    if (!put_entry(view, bucket_of(entry.hash, wanted), entry, &reused)) rest.push_back(entry);
+    if (!put_entry(index.tables, view, bucket_of(entry.hash, wanted), entry, &reused))
+      rest.push_back(entry);
   }
   std::sort(rest.begin(), rest.end(),
             [](const Entry& a, const Entry& b) { return a.order < b.order; });
@@ -93,6 +95,7 @@ int64_t check_rehash(const IndexArgs& index, int64_t table, int64_t bucket_count
 void rehash(const IndexArgs& index, int64_t table, int64_t bucket_count) {
   int64_t* row = index.table_row(table);
   const TableView view = index.table(table);
+  const MovingEntries moving(index.tables);
   if (bucket_count * kLineBytes >= kHugePageBytes) {
     prefer_huge_pages(view.lines, static_cast<size_t>(bucket_count * kLineBytes));
     if (view.scores != nullptr) {

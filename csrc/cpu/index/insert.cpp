@@ -69,8 +69,8 @@ void place_misses(const IndexArgs& index, const Misses& misses, const Fill& fill
         entry.order = miss.order;
         if (!fill(miss, &entry)) continue;
         const bool owned = one_partition || table.bucket_count % kPartitions == 0;
-        if (!owned || !put_entry(table, bucket_of(entry.hash, table.bucket_count), entry,
-                                 &reused[p * index.table_count + miss.table])) {
+        if (!owned || !put_entry(index.tables, table, bucket_of(entry.hash, table.bucket_count),
+                                 entry, &reused[p * index.table_count + miss.table])) {
           rest[p].push_back(entry);
         }
       }

@@ -81,9 +81,10 @@ struct TileInsertion {
   int64_t first_new;  // handles from here on were given out in this call
   RowAllocator* allocator;
   Displaced* displaced;
-  int64_t added;   // out: ids
-  int64_t reused;  // out: tombstones that ids have taken
-  int64_t missed;  // out: occurrences of ids that were new in the call
+  const void* memory;  // counters of the index
+  int64_t added;       // out: ids
+  int64_t reused;      // out: tombstones that ids have taken
+  int64_t missed;      // out: occurrences of ids that were new in the call
 };
 
 // A bit for each slot of a bucket.
@@ -110,8 +111,7 @@ DYNEMB_INLINE void put_new(TileInsertion& job, int64_t id, int64_t stored, int64
   int64_t* line = table.line(bucket);
   const int slot = __builtin_ctzll(static_cast<uint64_t>(free));
   job.reused += line[slot] != 0;
-  line[slot] = id;
-  line[kBucketWidth + slot] = stored;
+  fill_slot(job.memory, line, slot, id, stored);
   if (table.scores == nullptr) return;
   int64_t* score = table.score(bucket, slot);
   score[kStepWord] = job.find.update.step;
@@ -247,6 +247,7 @@ void insert_in_one_pass(const IndexArgs& index, const FeatureArgs& features,
                       first_new[slab],
                       allocator,
                       &displaced,
+                      index.tables,
                       0,
                       0,
                       0};

@@ -19,6 +19,7 @@ std::vector<TableView> table_views(const IndexArgs& index) {
 
 // A thread's part of a round: the entries with buckets in its range of every table's buckets.
 struct PlacementPart {
+  const void* memory;  // counters of the index
   const std::vector<TableView>& tables;
   const EntryList& entries;
   int64_t part;
@@ -54,8 +55,8 @@ void place_part(const PlacementPart& job, const HashOf& hash_of) {
         prefetch_line(table.line(bucket[k + kLookahead]));
       }
       const Entry& entry = *job.entries[position[k]];
-      job.left[position[k]] =
-          !put_entry(job.tables[entry.table], bucket[k], entry, &job.reused[entry.table]);
+      job.left[position[k]] = !put_entry(job.memory, job.tables[entry.table], bucket[k], entry,
+                                         &job.reused[entry.table]);
     }
   }
 }
@@ -63,7 +64,7 @@ void place_part(const PlacementPart& job, const HashOf& hash_of) {
 // Runs one round over the entries and returns those without a place, in order. Each thread goes
 // over all entries: selecting those of its buckets takes much less than placing them.
 template <class HashOf>
-EntryList place_round(const std::vector<TableView>& tables, int64_t* reused,
+EntryList place_round(const void* memory, const std::vector<TableView>& tables, int64_t* reused,
                       const EntryList& entries, const HashOf& hash_of) {
   const auto count = static_cast<int64_t>(entries.size());
   const auto table_count = static_cast<int64_t>(tables.size());
@@ -72,8 +73,9 @@ EntryList place_round(const std::vector<TableView>& tables, int64_t* reused,
   std::vector<int64_t> reused_by(parts * table_count, 0);
   parallel_units(parts, count, [&](int64_t begin, int64_t end) {
     for (int64_t part = begin; part < end; ++part) {
-      place_part({tables, entries, part, parts, &reused_by[part * table_count], left.data()},
-                 hash_of);
+      place_part(
+          {memory, tables, entries, part, parts, &reused_by[part * table_count], left.data()},
+          hash_of);
     }
   });
   for (int64_t part = 0; part < parts; ++part) {
@@ -114,7 +116,7 @@ EntryList entry_list(const std::vector<Entry>& entries) {
 
 void place_entries(const IndexArgs& index, const EntryList& entries) {
   std::vector<int64_t> reused(index.table_count, 0);
-  const EntryList rest = place_round(table_views(index), reused.data(), entries,
+  const EntryList rest = place_round(index.tables, table_views(index), reused.data(), entries,
                                      [](const Entry& e) { return e.hash; });
   for (int64_t t = 0; t < index.table_count; ++t) {
     index.table_row(t)[kTableTombstones] -= reused[t];
@@ -126,7 +128,7 @@ void place_displaced(const IndexArgs& index, const EntryList& entries) {
   if (entries.empty()) return;
   const std::vector<TableView> tables = table_views(index);
   std::vector<int64_t> reused(index.table_count, 0);
-  const EntryList rest = place_round(tables, reused.data(), entries,
+  const EntryList rest = place_round(index.tables, tables, reused.data(), entries,
                                      [](const Entry& e) { return second_hash(e.hash); });
   for (size_t i = 0; i < rest.size(); ++i) {
     if (i + 2 * kLookahead < rest.size()) __builtin_prefetch(rest[i + 2 * kLookahead]);
@@ -142,7 +144,7 @@ void place_displaced(const IndexArgs& index, const EntryList& entries) {
     const ProbeSequence sequence(entry.hash, table.bucket_count);
     int64_t probe = 2;
     while (probe < sequence.length() &&
-           !put_entry(table, sequence.at(probe), entry, &reused[entry.table])) {
+           !put_entry(index.tables, table, sequence.at(probe), entry, &reused[entry.table])) {
       ++probe;
     }
   }

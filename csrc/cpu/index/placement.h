@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/policy/decisions.h"
-#include "cpu/index/args.h"
+#include "cpu/index/probe.h"
 
 namespace dynemb::cpu {
 
@@ -29,9 +29,9 @@ EntryList merge_by_order(const std::vector<std::vector<Entry>>& lists, int64_t o
 EntryList entry_list(const std::vector<Entry>& entries);
 
 // Puts the entry into the bucket's first free slot, empty or tombstone, and counts the latter;
-// false if the bucket is full.
-inline bool put_entry(const TableView& table, int64_t bucket, const Entry& entry,
-                      int64_t* reused_tombstones) {
+// false if the bucket is full. `memory`: the counters of the index.
+inline bool put_entry(const void* memory, const TableView& table, int64_t bucket,
+                      const Entry& entry, int64_t* reused_tombstones) {
   int64_t* line = table.line(bucket);
   uint32_t free = 0;  // a bit for each slot
   for (int slot = 0; slot < kBucketWidth; ++slot) {
@@ -40,8 +40,7 @@ inline bool put_entry(const TableView& table, int64_t bucket, const Entry& entry
   if (free == 0) return false;
   const int slot = __builtin_ctz(free);
   *reused_tombstones += line[slot] != 0;
-  line[slot] = entry.key;
-  line[kBucketWidth + slot] = entry.stored;
+  fill_slot(memory, line, slot, entry.key, entry.stored);
   if (table.scores != nullptr) {
     int64_t* score = table.score(bucket, slot);
     for (int64_t w = 0; w < table.score_words; ++w) score[w * kBucketWidth] = entry.score[w];

@@ -1,25 +1,27 @@
 // Probing one bucket, in vector form.
+//
+// Other threads may change slots of the bucket meanwhile. A slot takes an id by a store of its key,
+// then of its handle, and loses it by a store of 0 as its handle; the key of a full bucket is not 0
+// by then. So handles are loaded before keys: a handle is not seen beside an earlier key, and an id
+// 0 that leaves a full bucket is not seen as an empty slot. That a handle is seen beside a later
+// key is prevented by read_unmoved (moving_entries.h).
 #pragma once
 
 #include <cstring>
+#include <optional>
 
 #include "core/index/bucket.h"
 #include "cpu/index/args.h"
+#include "cpu/index/moving_entries.h"
 #include "cpu/runtime/prefetch.h"
+#include "cpu/runtime/shared_words.h"
 #include "cpu/runtime/simd.h"
 
 namespace dynemb::cpu {
 
 typedef int64_t Words2 __attribute__((vector_size(16)));
-typedef int64_t Words4 __attribute__((vector_size(32)));
 typedef uint64_t UnsignedWords4 __attribute__((vector_size(32)));
 static_assert(kBucketWidth % 4 == 0, "a bucket is probed four slots at a time");
-
-DYNEMB_INLINE Words4 load_words(const int64_t* words) {
-  Words4 value;
-  std::memcpy(&value, words, sizeof value);
-  return value;
-}
 
 DYNEMB_INLINE int64_t or_words(Words4 words) {
   Words2 low, high;
@@ -35,7 +37,9 @@ DYNEMB_INLINE int64_t match_stored(const int64_t* line, int64_t id) {
   Words4 found = {0, 0, 0, 0};
 #pragma GCC unroll 8
   for (int j = 0; j < kBucketWidth; j += 4) {
-    found |= (load_words(line + j) == wanted) & load_words(line + kBucketWidth + j);
+    const Words4 stored = load_words(line + kBucketWidth + j);
+    acquire_fence();
+    found |= (load_words(line + j) == wanted) & stored;
   }
   return or_words(found);
 }
@@ -56,13 +60,25 @@ DYNEMB_INLINE bool has_empty_slot(const int64_t* line) {
   Words4 empty = zero;
 #pragma GCC unroll 8
   for (int j = 0; j < kBucketWidth; j += 4) {
-    empty |= (load_words(line + j) | load_words(line + kBucketWidth + j)) == zero;
+    const Words4 stored = load_words(line + kBucketWidth + j);
+    acquire_fence();
+    empty |= (load_words(line + j) | stored) == zero;
   }
   return or_words(empty) != 0;
 }
 
 DYNEMB_INLINE void prefetch_line(const int64_t* line) {
   for (int word = 0; word < kBucketWords; word += 8) prefetch_line_of(line + word);
+}
+
+// Puts an id into a free slot of the index with counters at `memory`. Id 0 in the place of a
+// tombstone seems an empty slot until its handle is there.
+DYNEMB_INLINE void fill_slot(const void* memory, int64_t* line, int64_t slot, int64_t id,
+                             int64_t stored) {
+  std::optional<MovingEntries> moving;
+  if (id == 0 && line[slot] != 0) moving.emplace(memory);
+  store_word(line + slot, id);
+  store_word_release(line + kBucketWidth + slot, stored);
 }
 
 // Position of an id after walking its probe sequence: bucket and slot, or bucket -1.
@@ -96,16 +112,15 @@ DYNEMB_INLINE void clear_scores(const TableView& table, int64_t bucket, int64_t 
 }
 
 // Frees an occupied slot; true if it becomes a tombstone. A bucket that was never full needs none,
-// because probes do not go past it. Threads may clear slots of one bucket at once: a full bucket
-// never seems to have an empty slot, because its keys are not 0 when their handles are cleared.
+// because probes do not go past it. Threads may clear slots of one bucket at once.
 DYNEMB_INLINE bool clear_slot(const TableView& table, int64_t bucket, int64_t slot) {
   int64_t* line = table.line(bucket);
   const bool tombstone = !has_empty_slot(line);
   if (tombstone && line[slot] == 0) {
-    __atomic_store_n(line + slot, kTombstoneKey, __ATOMIC_RELEASE);
+    store_word_release(line + slot, kTombstoneKey);
   }
-  __atomic_store_n(line + kBucketWidth + slot, int64_t{0}, __ATOMIC_RELEASE);
-  if (!tombstone) __atomic_store_n(line + slot, int64_t{0}, __ATOMIC_RELAXED);
+  store_word_release(line + kBucketWidth + slot, 0);
+  if (!tombstone) store_word(line + slot, 0);
   clear_scores(table, bucket, slot);
   return tombstone;
 }

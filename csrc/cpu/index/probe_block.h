@@ -70,17 +70,6 @@ DYNEMB_INLINE void fetch_lines(const TableView& table, const int64_t* ids, int64
                                      : fetch_lines<false>(table, ids, count, hash, bucket);
 }
 
-// If an id is in a bucket, its stored handle is one of the words, and the others are 0.
-DYNEMB_INLINE Words4 match_words(const int64_t* line, int64_t id) {
-  const Words4 wanted = {id, id, id, id};
-  Words4 found = {0, 0, 0, 0};
-#pragma GCC unroll 8
-  for (int j = 0; j < kBucketWidth; j += 4) {
-    found |= (load_words(line + j) == wanted) & load_words(line + kBucketWidth + j);
-  }
-  return found;
-}
-
 // Reduces each of four vectors to one word by `either`, of two vectors.
 template <class Either>
 DYNEMB_INLINE Words4 reduce_four(Words4 first, Words4 second, Words4 third, Words4 fourth,
@@ -95,10 +84,16 @@ DYNEMB_INLINE Words4 reduce_four(Words4 first, Words4 second, Words4 third, Word
 
 // match_stored of four ids, each in its bucket: half as many instructions as one by one.
 DYNEMB_INLINE Words4 match_four(const int64_t* lines, const int64_t* bucket, const int64_t* ids) {
-  return reduce_four(match_words(lines + bucket[0] * kBucketWords, ids[0]),
-                     match_words(lines + bucket[1] * kBucketWords, ids[1]),
-                     match_words(lines + bucket[2] * kBucketWords, ids[2]),
-                     match_words(lines + bucket[3] * kBucketWords, ids[3]),
+  static_assert(kBucketWidth == 4, "keys, and handles, are one vector");
+  const auto line = [&](int i) { return lines + bucket[i] * kBucketWords; };
+  const auto handles = [&](int i) { return load_words(line(i) + kBucketWidth); };
+  const Words4 stored[] = {handles(0), handles(1), handles(2), handles(3)};
+  acquire_fence();
+  // the stored handle of the id is one of the words, and the others are 0
+  const auto match = [&](int i) {
+    return (load_words(line(i)) == Words4{ids[i], ids[i], ids[i], ids[i]}) & stored[i];
+  };
+  return reduce_four(match(0), match(1), match(2), match(3),
                      [](Words4 a, Words4 b) { return a | b; });
 }
 

@@ -123,13 +123,13 @@ std::vector<BagTile> make_bag_tiles(const LookupArgs& lookup) {
   return tiles;
 }
 
-void bag_scale(const LookupArgs& lookup, int64_t bag, float* scale) {
+MeanDivisor bag_divisor(const LookupArgs& lookup, int64_t bag) {
   float sum = 0.0f;
   for (int64_t i = lookup.offsets[bag]; i < lookup.offsets[bag + 1]; ++i) {
     if (lookup.handles[i] == kPaddingHandle) continue;
     sum += lookup.id_weights == nullptr ? 1.0f : lookup.id_weights[i];
   }
-  *scale = sum == 0.0f ? 0.0f : 1.0f / sum;
+  return mean_divisor(sum);
 }
 
 }  // namespace dynemb::cpu

@@ -80,8 +80,8 @@ struct BagTile {
 };
 std::vector<BagTile> make_bag_tiles(const LookupArgs& lookup);
 
-// Divisor of every bag under mean pooling (number of ids, or sum of their weights, without
-// padding), as its reciprocal; 0 for an empty bag.
-void bag_scale(const LookupArgs& lookup, int64_t bag, float* scale);
+// Divisor of a bag under mean pooling: its number of ids, or the sum of their weights, without
+// padding.
+MeanDivisor bag_divisor(const LookupArgs& lookup, int64_t bag);
 
 }  // namespace dynemb::cpu

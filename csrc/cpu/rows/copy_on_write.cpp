@@ -87,8 +87,6 @@ void copy_before_write(const SlabState& state, int64_t row, const char* weights,
       to += bytes;
     });
     __atomic_store_n(mark, static_cast<int32_t>(place + 1), __ATOMIC_RELEASE);
-    // a thread that sees later writes to the row also sees the mark
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
     return;
   }
 }
@@ -108,7 +106,6 @@ void take_row(const SlabState& state, int64_t row, const char* weights, int64_t 
     part = 0;
     copy_from(weights, [&](int64_t) { return parts[part++]; });
   }
-  __atomic_thread_fence(__ATOMIC_SEQ_CST);  // the mark is read after the row
   int32_t* mark = mark_of(state, row);
   while (true) {
     int32_t seen = kCowUnread;

@@ -6,6 +6,10 @@
 // by then, the save takes the copy, which frees the place. If no place is free, the writer waits
 // until the save has read its row.
 //
+// Marks change by compare-and-swap from kCowUnread, of which one succeeds. If that of the save
+// does, it releases the copied row, and no writer has begun: each acquires the mark first. If that
+// of a writer does, the save finds it, whatever parts of later writes it has copied.
+//
 // No thread may write rows during activation. The reading thread never waits for training.
 // Deactivation, at the end or after a failure, ends all waiting.
 #pragma once

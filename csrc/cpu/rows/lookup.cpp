@@ -11,6 +11,7 @@
 
 #include "arguments/clocks.h"
 #include "cpu/index/find.h"
+#include "cpu/index/one_writer.h"
 #include "cpu/rows/args.h"
 #include "cpu/rows/floats.h"
 #include "cpu/rows/initial_row.h"
@@ -106,9 +107,8 @@ DYNEMB_INLINE void pool_tile(const BagJob& job) {
       add_rows<kWeighted, Level, kStorage>(row, weight, rows, table.dim, out);
     }
     if (lookup.pooling == kPoolMean) {
-      float scale;
-      bag_scale(lookup, bag, &scale);
-      for (int64_t c = 0; c < table.dim; ++c) out[c] *= scale;
+      const MeanDivisor divisor = bag_divisor(lookup, bag);
+      for (int64_t c = 0; c < table.dim; ++c) out[c] = divisor.divide(out[c]);
     }
   }
 }
@@ -313,9 +313,13 @@ Tensor find_and_read(Tensor buckets, Tensor tables, Tensor meta, std::vector<Ten
   const char* op = "find_and_read";
   fill_in_feature(op, tables, weights, &feature_tables, &feature_dims);
   if (!include_last_offset) offsets = with_last_offset(op, offsets, ids, feature_tables, pooling);
-  const Tensor handles = find_handles(op, buckets, tables, meta, ids, offsets, feature_tables);
-  return read_rows(op, weights, generations, meta, init_data, ids, handles, offsets,
-                   per_sample_weights, feature_tables, feature_dims, pooling);
+  Tensor output;
+  read_between_moves(op, tables.data_ptr(), [&] {
+    const Tensor handles = find_handles(op, buckets, tables, meta, ids, offsets, feature_tables);
+    output = read_rows(op, weights, generations, meta, init_data, ids, handles, offsets,
+                       per_sample_weights, feature_tables, feature_dims, pooling);
+  });
+  return output;
 }
 
 }  // namespace

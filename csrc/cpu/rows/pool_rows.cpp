@@ -31,16 +31,17 @@ namespace {
 
 constexpr int64_t kColumns = 32;  // of a block that stays in registers
 
-// Factor of a bag's sum.
-DYNEMB_INLINE float scale_of(const BagArgs& bags, int64_t first, int64_t last, int64_t pooling) {
-  if (pooling != kPoolMean) return 1.0f;
+// Divisor of a bag's sum.
+DYNEMB_INLINE MeanDivisor divisor_of(const BagArgs& bags, int64_t first, int64_t last,
+                                     int64_t pooling) {
+  if (pooling != kPoolMean) return {1.0f, 1.0f};
   float sum = 0.0f;
   if (bags.weight == nullptr) {
     sum = static_cast<float>(last - first);
   } else {
     for (int64_t i = first; i < last; ++i) sum += bags.weight[i];
   }
-  return sum == 0.0f ? 0.0f : 1.0f / sum;
+  return mean_divisor(sum);
 }
 
 struct PoolJob {
@@ -114,8 +115,8 @@ DYNEMB_INLINE void pool_tile_body(const PoolJob& job, std::bool_constant<kWeight
       out[c] = sum;
     }
     if (job.pooling == kPoolMean) {
-      const float scale = scale_of(bags, first, last, job.pooling);
-      for (int64_t k = 0; k < dim; ++k) out[k] *= scale;
+      const MeanDivisor divisor = divisor_of(bags, first, last, job.pooling);
+      for (int64_t k = 0; k < dim; ++k) out[k] = divisor.divide(out[k]);
     }
   }
 }
@@ -140,7 +141,8 @@ DYNEMB_INLINE void add_grad_body(const GradJob& job, std::bool_constant<kScaled>
     const int64_t* offset = bags.offset + feature * bags.batch;
     for (int64_t b = 0; b < bags.batch; ++b) {
       const float* grad = job.grad + b * bags.columns() + feature * dim;
-      const float scale = kScaled ? scale_of(bags, offset[b], offset[b + 1], job.pooling) : 1.0f;
+      MeanDivisor divisor;
+      if constexpr (kScaled) divisor = divisor_of(bags, offset[b], offset[b + 1], job.pooling);
       for (int64_t i = offset[b]; i < offset[b + 1]; ++i) {
         if (i + kAheadRows < bags.ids) {
           const float* next = job.rows + bags.position[i + kAheadRows] * dim;
@@ -148,7 +150,8 @@ DYNEMB_INLINE void add_grad_body(const GradJob& job, std::bool_constant<kScaled>
             __builtin_prefetch(next + c, 1);
           }
         }
-        const float factor = kScaled && bags.weight != nullptr ? bags.weight[i] * scale : scale;
+        float factor = kScaled && bags.weight != nullptr ? bags.weight[i] : 1.0f;
+        if constexpr (kScaled) factor = divisor.divide(factor);
         add_columns<kScaled>(job.rows + bags.position[i] * dim, grad, factor, job.begin, job.end);
       }
     }
@@ -186,9 +189,9 @@ DYNEMB_INLINE void weight_grad_tile_body(const WeightGradJob& job) {
       along_output += bags.weight[i] * job.output[i];
     }
     if (job.pooling != kPoolMean) continue;
-    const float scale = scale_of(bags, first, last, job.pooling);
+    const MeanDivisor divisor = divisor_of(bags, first, last, job.pooling);
     for (int64_t i = first; i < last; ++i) {
-      job.output[i] = (job.output[i] - along_output * scale) * scale;
+      job.output[i] = divisor.divide(job.output[i] - divisor.divide(along_output));
     }
   }
 }

@@ -36,12 +36,9 @@ DYNEMB_INLINE int64_t match_live(const int64_t* line, int64_t id) {
   return found;
 }
 
-// The same for four ids, each in its bucket.
+// The same for four ids, each in its bucket. An acquire fence precedes reads of their rows.
 DYNEMB_INLINE void match_four_live(const int64_t* range, const int64_t* bucket, const int64_t* ids,
                                    int64_t* stored) {
-#ifdef __SANITIZE_THREAD__  // it sees words that are loaded one by one
-  for (int i = 0; i < 4; ++i) stored[i] = match_live(range + bucket[i] * kBucketWords, ids[i]);
-#else  // a processor loads the words of a vector whole, too
   static_assert(kBucketWidth == 4, "keys, and handles, are one vector");
   const auto line = [&](int i) { return range + bucket[i] * kBucketWords; };
   const auto is_key = [&](int i) {
@@ -53,7 +50,6 @@ DYNEMB_INLINE void match_four_live(const int64_t* range, const int64_t* bucket, 
   const Words4 four = reduce_four(handles(0), handles(1), handles(2), handles(3),
                                   [](Words4 a, Words4 b) { return a > b ? a : b; });
   std::memcpy(stored, &four, sizeof four);
-#endif
 }
 
 DYNEMB_INLINE bool has_empty_live(const int64_t* line) {
@@ -83,21 +79,26 @@ DYNEMB_INLINE LivePlace find_live(const LiveTable& table, const int64_t* range, 
   return {0, 0};
 }
 
-// Copies the values of a row, which may change meanwhile; false if the row does not exist.
+// Copies the values of a row; false if the row does not exist. kValidated: it may change meanwhile,
+// which the caller finds out afterwards.
+template <bool kValidated>
 DYNEMB_INLINE bool copy_live_row(const LiveTable& table, int64_t stored, char* values) {
   const int64_t number = handle_row(decode_handle(stored));
   if (static_cast<uint64_t>(number) >= static_cast<uint64_t>(table.row_count)) return false;
   const int64_t* row = table.row(number);
-#ifdef __SANITIZE_THREAD__
-  for (int64_t w = 0; w < table.row_words; ++w) {
-    const int64_t word = load_word(row + w);
-    std::memcpy(values + 8 * w, &word, sizeof word);
+  if constexpr (!kValidated) {
+    std::memcpy(values, row, static_cast<size_t>(8 * table.row_words));
+    return true;
   }
-#else
   int64_t w = 0;
-  for (; w + 4 <= table.row_words; w += 4) std::memcpy(values + 8 * w, row + w, 32);
-  if (w < table.row_words) std::memcpy(values + 8 * w, row + w, 16);  // their number is even
-#endif
+  for (; w + 4 <= table.row_words; w += 4) {
+    const Words4 words = load_words(row + w);
+    std::memcpy(values + 8 * w, &words, sizeof words);
+  }
+  if (w < table.row_words) {  // their number is even
+    const int64_t words[] = {load_word(row + w), load_word(row + w + 1)};
+    std::memcpy(values + 8 * w, words, sizeof words);
+  }
   return true;
 }
 
@@ -112,7 +113,7 @@ inline LiveRead read_live_again(const LiveTable& table, int64_t id, uint64_t has
     const int64_t active = load_word_acquire(table.active);
     const int64_t* range = table.range(active);
     const LivePlace place = find_live(table, range, id, hash, 0);
-    const bool copied = place.stored != 0 && copy_live_row(table, place.stored, values);
+    const bool copied = place.stored != 0 && copy_live_row<kValidated>(table, place.stored, values);
     acquire_fence();
     // a range that is no longer active is not kept up to date, and may be cleared
     if (!kValidated || load_word(table.active) == active) {
@@ -211,9 +212,10 @@ DYNEMB_INLINE int64_t read_live_rows(const LiveTable& table, int64_t active, con
   const int64_t* range = table.range(active);
   const int64_t bytes = live_slot_bytes(table);
   bool copied[kLiveSlots];
+  acquire_fence();  // rows are read after their handles
   for (int64_t r = 0; r < count; ++r) {
     const int64_t stored = block.stored[first + r];
-    copied[r] = stored != 0 && copy_live_row(table, stored, slots + r * bytes);
+    copied[r] = stored != 0 && copy_live_row<kValidated>(table, stored, slots + r * bytes);
     row[r] = slots + r * bytes;
   }
   acquire_fence();

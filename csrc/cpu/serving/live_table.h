@@ -5,25 +5,9 @@
 
 #include "core/serving/live_index.h"
 #include "core/serving/live_row.h"
-#include "cpu/runtime/simd.h"
+#include "cpu/runtime/shared_words.h"
 
 namespace dynemb::cpu {
-
-// Memory shared by readers and the writer is accessed as whole words.
-DYNEMB_INLINE int64_t load_word(const int64_t* word) {
-  return __atomic_load_n(word, __ATOMIC_RELAXED);
-}
-DYNEMB_INLINE int64_t load_word_acquire(const int64_t* word) {
-  return __atomic_load_n(word, __ATOMIC_ACQUIRE);
-}
-DYNEMB_INLINE void store_word(int64_t* word, int64_t value) {
-  __atomic_store_n(word, value, __ATOMIC_RELAXED);
-}
-DYNEMB_INLINE void store_word_release(int64_t* word, int64_t value) {
-  __atomic_store_n(word, value, __ATOMIC_RELEASE);
-}
-DYNEMB_INLINE void acquire_fence() { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
-DYNEMB_INLINE void release_fence() { __atomic_thread_fence(__ATOMIC_RELEASE); }
 
 struct LiveTable {
   int64_t* lines;         // of both ranges

@@ -159,8 +159,8 @@ struct BagSink : RowSink {
       // up to here a sum of ones in floats is exact
       constexpr int64_t kMostOnes = int64_t{1} << 24;
       const float sum = kWeighted ? total : static_cast<float>(std::min(ones, kMostOnes));
-      const float scale = sum == 0.0f ? 0.0f : 1.0f / sum;
-      for (int64_t c = 0; c < rows.dim; ++c) out[c] *= scale;
+      const MeanDivisor divisor = mean_divisor(sum);
+      for (int64_t c = 0; c < rows.dim; ++c) out[c] = divisor.divide(out[c]);
     }
     begin_bag();
   }

@@ -107,11 +107,12 @@ __global__ void grad_of_weights(Group group, SlabLookup job, const float* pooled
     if (lane == 0) output[i] = product;
   }
   if (lookup.pooling != kPoolMean) return;
-  const float scale = total_weight == 0.0f ? 0.0f : 1.0f / total_weight;
+  const MeanDivisor divisor = mean_divisor(total_weight);
   __syncwarp(group.mask());  // lane 0 has written the products
   for (int64_t i = bag.begin + lane; i < bag.end; i += group.size()) {
-    output[i] =
-        lookup.handles[i] == kPaddingHandle ? 0.0f : (output[i] - along_output * scale) * scale;
+    output[i] = lookup.handles[i] == kPaddingHandle
+                    ? 0.0f
+                    : divisor.divide(output[i] - divisor.divide(along_output));
   }
 }
 

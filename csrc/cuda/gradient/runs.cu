@@ -49,7 +49,7 @@ __global__ void make_keys(LookupArgs lookup, RowArgs rows, const int64_t* base, 
 }
 
 // A thread per bag: the ids' weights, summed in order, 4 to 12 bytes each.
-__global__ void scale_bags(LookupArgs lookup, float* scale) {
+__global__ void scale_bags(LookupArgs lookup, MeanDivisor* divisor) {
   const FeatureArgs& features = lookup.features;
   const int64_t bag = thread_number();
   if (bag >= features.features * features.batch) return;
@@ -59,7 +59,7 @@ __global__ void scale_bags(LookupArgs lookup, float* scale) {
     if (lookup.handles[i] == kPaddingHandle) continue;
     sum += lookup.id_weights == nullptr ? 1.0f : lookup.id_weights[i];
   }
-  scale[bag] = sum == 0.0f ? 0.0f : 1.0f / sum;
+  divisor[bag] = mean_divisor(sum);
 }
 
 // A thread per occurrence: 1 where a run begins. Reads a key twice (once from cache), writes 4
@@ -216,19 +216,19 @@ GradientSort::GradientSort(const Call& call, const GroupRows& rows, LookupCall* 
   head_part_ = scratch_.add<int64_t>(kRunHeadWords);
   bag_part_ = scratch_.add<uint32_t>(pooled ? count : 0);
   position_part_ = scratch_.add<uint32_t>(count);
-  const auto scale_part = scratch_.add<float>(lookup->args.pooling == kPoolMean ? bags : 0);
+  const auto divisor_part = scratch_.add<MeanDivisor>(lookup->args.pooling == kPoolMean ? bags : 0);
   const auto sums_part = scratch_.add<float>(most_pieces * width);
   scratch_.allocate(call);
   upload_lookup(call, lookup, scratch_.get(words));
   upload_words(call, base, scratch_.get(base_part_));
   call.fill(scratch_.get(head_part_), 0, kRunHeadWords * 8);
   args_.bag = pooled ? scratch_.get(bag_part_) : nullptr;
-  args_.scale = nullptr;
+  args_.divisor = nullptr;
   args_.lookup = lookup->args;
   if (lookup->args.pooling == kPoolMean && bags > 0) {
-    float* scale = scratch_.get(scale_part);
-    call.launch(scale_bags, bags, 0, lookup->args, scale);
-    args_.scale = scale;
+    MeanDivisor* divisor = scratch_.get(divisor_part);
+    call.launch(scale_bags, bags, 0, lookup->args, divisor);
+    args_.divisor = divisor;
   }
   runs_ = {scratch_.get(position_part_),
            scratch_.get(begin_part_),

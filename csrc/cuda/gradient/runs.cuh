@@ -10,9 +10,9 @@ namespace dynemb::cuda {
 
 // Gradients of occurrences, from a lookup's output gradient.
 struct GradientArgs {
-  const float* gradient;  // [batch or ids, columns]
-  const uint32_t* bag;    // of each occurrence; nullptr without pooling
-  const float* scale;     // factor of each bag under mean pooling; nullptr otherwise
+  const float* gradient;       // [batch or ids, columns]
+  const uint32_t* bag;         // of each occurrence; nullptr without pooling
+  const MeanDivisor* divisor;  // of each bag under mean pooling; nullptr otherwise
   LookupArgs lookup;
 };
 
@@ -25,7 +25,7 @@ __device__ __forceinline__ Occurrence occurrence(const GradientArgs& args, int64
   if (args.bag == nullptr) return {position * lookup.columns, 1.0f};
   const int64_t bag = args.bag[position];
   float factor = lookup.id_weights == nullptr ? 1.0f : lookup.id_weights[position];
-  if (args.scale != nullptr) factor *= args.scale[bag];
+  if (args.divisor != nullptr) factor = args.divisor[bag].divide(factor);
   const int64_t feature = lookup.features.features == 1 ? 0 : bag / lookup.features.batch;
   const int64_t row = bag - feature * lookup.features.batch;
   return {row * lookup.columns + lookup.column[feature], factor};

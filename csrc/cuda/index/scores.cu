@@ -4,6 +4,7 @@
 #include "arguments/combines.h"
 #include "core/policy/combine.h"
 #include "core/policy/decisions.h"
+#include "cuda/gradient/runs.h"
 #include "cuda/index/args.h"
 
 namespace dynemb::cuda {
@@ -71,28 +72,36 @@ __global__ void clear_last_scores(IndexArgs index, FeatureArgs features, Feature
   });
 }
 
-// A compare-and-swap or more at random, 8 bytes in order.
-__global__ void combine_scores(IndexArgs index, FeatureArgs features, FeatureCombines combines,
-                               ErrorSink errors, int64_t threads, int64_t word,
-                               const int64_t* values) {
+// A thread per occurrence: its score word among those of the index, or `missing`. 8 bytes in order.
+__global__ void find_score_words(IndexArgs index, FeatureArgs features, FeatureCombines combines,
+                                 ErrorSink errors, int64_t threads, int64_t word, uint64_t missing,
+                                 uint64_t* keys, uint32_t* positions) {
   if (thread_number() < threads) check_offset(features, errors, thread_number());
-  visit_score(index, features, word, [&](int64_t i, int64_t* score) {
-    const int64_t feature = features.feature_of(i);
-    const int64_t how = combines.how[feature];
-    if (score == nullptr || how == kCombineNone) return;
-    const int64_t time = decay_time_now(combines.half_life[feature], combines.clock);
-    const int64_t brought = brought_score(how, values[i], time);
-    auto* place = reinterpret_cast<unsigned long long*>(score);
-    unsigned long long seen = *place;
-    for (;;) {
-      const int64_t next = combined_score(how, static_cast<int64_t>(seen), brought);
-      if (next == static_cast<int64_t>(seen)) return;
-      const unsigned long long found =
-          atomicCAS(place, seen, static_cast<unsigned long long>(next));
-      if (found == seen) return;
-      seen = found;
-    }
+  visit_score(index, features, word, [&](int64_t i, const int64_t* score) {
+    const bool wanted = score != nullptr && combines.how[features.feature_of(i)] != kCombineNone;
+    keys[i] = wanted ? static_cast<uint64_t>(score - index.scores) : missing;
+    positions[i] = static_cast<uint32_t>(i);
   });
+}
+
+// A thread per id with its occurrences, in order: decayed sums are rounded. Reads and writes 8
+// bytes of score at random; reads 12 bytes an occurrence.
+__global__ void combine_scores(IndexArgs index, FeatureArgs features, FeatureCombines combines,
+                               const uint64_t* keys, const uint32_t* positions,
+                               const int32_t* begin, const int64_t* head, const int64_t* values) {
+  const int64_t runs = head[kRunCount];
+  for (int64_t r = thread_number(); r < runs; r += thread_total()) {
+    int64_t* score = index.scores + keys[begin[r]];
+    int64_t sum = *score;
+    for (int64_t i = begin[r]; i < begin[r + 1]; ++i) {
+      const int64_t position = positions[i];
+      const int64_t feature = features.feature_of(position);
+      const int64_t how = combines.how[feature];
+      const int64_t time = decay_time_now(combines.half_life[feature], combines.clock);
+      sum = combined_score(how, sum, brought_score(how, values[position], time));
+    }
+    *score = sum;
+  }
 }
 
 // The index and the ids of a call, checked.
@@ -144,7 +153,8 @@ Tensor set_scores_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Te
   return found;
 }
 
-// Combines the custom scores of the ids in their tables with those that a lookup brings.
+// Combines the custom scores of the ids in their tables with those that a lookup brings, as the
+// CPU in the order of occurrence.
 void combine_scores_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, Tensor clock,
                      Tensor ids, Tensor offsets, std::vector<int64_t> feature_tables, Tensor values,
                      std::vector<int64_t> combines, std::vector<int64_t> half_lives, int64_t word) {
@@ -154,20 +164,33 @@ void combine_scores_(Tensor buckets, Tensor scores, Tensor tables, Tensor meta, 
   const CombineArgs checked =
       combine_args(call, scored.index.table_count, clock, combines, half_lives,
                    static_cast<size_t>(scored.features.features));
+  const int64_t count = scored.features.count;
+  const int64_t words = scores.numel();
+  const RunSort<uint64_t> sort(call, count, bits_for(words + 1));
   Scratch scratch;
   const auto how = scratch.add<int64_t>(scored.features.features);
   const auto half_life = scratch.add<int64_t>(scored.features.features);
+  const auto positions = scratch.add<uint32_t>(count);
+  const auto begin = scratch.add<int32_t>(count + 1);
+  const auto head = scratch.add<int64_t>(kRunHeadWords);
   scratch.allocate(call);
   upload_words(call, combines, scratch.get(how));
   upload_words(call, half_lives, scratch.get(half_life));
+  call.fill(scratch.get(head), 0, kRunHeadWords * 8);
   const FeatureCombines on_device{scratch.get(how), scratch.get(half_life), checked.clock};
   if (checked.any_last) {
-    call.launch(clear_last_scores, scored.features.count, 0, scored.index, scored.features,
-                on_device, word);
+    call.launch(clear_last_scores, count, 0, scored.index, scored.features, on_device, word);
   }
   const int64_t threads = scored.features.threads();
-  call.launch(combine_scores, threads, 0, scored.index, scored.features, on_device,
-              error_sink(call), threads, word, value);
+  call.launch(find_score_words, threads, 0, scored.index, scored.features, on_device,
+              error_sink(call), threads, word, static_cast<uint64_t>(words), sort.keys(),
+              sort.unsorted());
+  if (count == 0) return;
+  sort.find(call, static_cast<uint64_t>(words), scratch.get(positions), scratch.get(begin),
+            scratch.get(head));
+  call.launch_strided(combine_scores, count, scored.index, scored.features, on_device,
+                      sort.sorted(), scratch.get(positions), scratch.get(begin), scratch.get(head),
+                      value);
 }
 
 }  // namespace

@@ -136,9 +136,9 @@ __global__ void pool_bags(Group group, SlabLookup job, float* pooled) {
       }
     }
     if (lookup.pooling == kPoolMean) {
-      const float scale = sum.weights == 0.0f ? 0.0f : 1.0f / sum.weights;
+      const MeanDivisor divisor = mean_divisor(sum.weights);
 #pragma unroll
-      for (int k = 0; k < kWidth; ++k) sum.rows.value[k] *= scale;
+      for (int k = 0; k < kWidth; ++k) sum.rows.value[k] = divisor.divide(sum.rows.value[k]);
     }
     if (active) store_floats<kWidth>(output + column, sum.rows);
   }

@@ -4,15 +4,15 @@
 namespace dynemb::cuda {
 namespace {
 
-// Factor of a bag's sum.
-__device__ __forceinline__ float scale_of(const BagArgs& args, int64_t begin, int64_t end) {
+// Divisor of a bag's sum.
+__device__ __forceinline__ MeanDivisor divisor_of(const BagArgs& args, int64_t begin, int64_t end) {
   float sum = 0.0f;
   if (args.weights == nullptr) {
     sum = static_cast<float>(end - begin);
   } else {
     for (int64_t i = begin; i < end; ++i) sum += args.weights[i];
   }
-  return sum == 0.0f ? 0.0f : 1.0f / sum;
+  return mean_divisor(sum);
 }
 
 // A group of lanes per bag: 8 to 12 bytes a position in order and a random row of 4 * dim bytes;
@@ -56,24 +56,25 @@ __global__ void pool_plain_bags(Group group, BagArgs args, const float* rows, bo
           if (row.known) add_scaled(&sum, row.weight, row.values);
         });
     if (mean) {
-      const float scale = scale_of(args, begin, end);
+      const MeanDivisor divisor = divisor_of(args, begin, end);
 #pragma unroll
-      for (int k = 0; k < kWidth; ++k) sum.value[k] *= scale;
+      for (int k = 0; k < kWidth; ++k) sum.value[k] = divisor.divide(sum.value[k]);
     }
     if (column < args.dim) store_floats<kWidth>(to + column, sum);
   }
 }
 
 // A thread per bag: 4 bytes of weights a position.
-__global__ void scale_plain_bags(BagArgs args, float* scale) {
+__global__ void scale_plain_bags(BagArgs args, MeanDivisor* divisor) {
   const int64_t bag = thread_number();
   if (bag >= args.bags.rows) return;
-  scale[bag] = scale_of(args, args.bags.begin(bag), args.bags.end(bag));
+  divisor[bag] = divisor_of(args, args.bags.begin(bag), args.bags.end(bag));
 }
 
 // A thread per position, and per bag: the gradient for the position's row. A binary search in
 // offsets, 8 bytes read and 20 written a position.
-__global__ void make_pool_terms(BagArgs args, const float* grad, const float* scale, Terms terms) {
+__global__ void make_pool_terms(BagArgs args, const float* grad, const MeanDivisor* divisor,
+                                Terms terms) {
   const int64_t i = thread_number();
   if (i < args.bags.rows) args.check(i);
   if (i >= args.bags.count) return;
@@ -85,7 +86,7 @@ __global__ void make_pool_terms(BagArgs args, const float* grad, const float* sc
   if (row < 0) return;
   terms.from[i] = grad + args.pooled_offset(bag);
   const float factor = args.weight_at(i);
-  terms.factor[i] = scale == nullptr ? factor : factor * scale[bag];
+  terms.factor[i] = divisor == nullptr ? factor : divisor[bag].divide(factor);
 }
 
 // d sum / d w_i = g . e_i;  d mean / d w_i = (g . e_i - g . mean) / sum(w), the mean over weights.
@@ -115,10 +116,10 @@ __global__ void grad_of_plain_weights(Group group, BagArgs args, const float* gr
     if (group.lane() == 0) output[i] = product;
   }
   if (!mean) return;
-  const float scale = scale_of(args, begin, end);
+  const MeanDivisor divisor = divisor_of(args, begin, end);
   __syncwarp(group.mask());  // lane 0 has written the products
   for (int64_t i = begin + group.lane(); i < end; i += group.size()) {
-    output[i] = (output[i] - along_output * scale) * scale;
+    output[i] = divisor.divide(output[i] - divisor.divide(along_output));
   }
 }
 
@@ -158,12 +159,12 @@ Tensor pool_rows_grad(Tensor grad, Tensor positions, Tensor offsets, int64_t fea
   const auto* from = static_cast<const float*>(grad.data_ptr());
   const RowTerms terms(call, args);
   Scratch scratch;
-  const auto scale = scratch.add<float>(pooling == kPoolMean ? args.bag_total() : 0);
+  const auto divisor = scratch.add<MeanDivisor>(pooling == kPoolMean ? args.bag_total() : 0);
   scratch.allocate(call);
   const bool mean = pooling == kPoolMean && args.bag_total() > 0;
-  if (mean) call.launch(scale_plain_bags, args.bag_total(), 0, args, scratch.get(scale));
+  if (mean) call.launch(scale_plain_bags, args.bag_total(), 0, args, scratch.get(divisor));
   const int64_t threads = std::max(args.count(), args.bag_total());
-  call.launch(make_pool_terms, threads, 0, args, from, mean ? scratch.get(scale) : nullptr,
+  call.launch(make_pool_terms, threads, 0, args, from, mean ? scratch.get(divisor) : nullptr,
               terms.terms());
   return terms.sum(call, is_aligned(from));
 }

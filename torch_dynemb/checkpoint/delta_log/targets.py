@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch_dynemb.checkpoint.delta_log.applying import PartChange
 from torch_dynemb.checkpoint.delta_log.commits import Commit, TableDelta
 from torch_dynemb.checkpoint.entries import PACKED
-from torch_dynemb.checkpoint.parts import parts_of
+from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
 from torch_dynemb.checkpoint.saving.dense_state import dense_state, load_dense_state
 from torch_dynemb.nn.module_kinds import follower_of
 from torch_dynemb.process.interrupts import defer_signals
@@ -175,11 +176,16 @@ class _TrainedModel(WholeTarget):
                 )
 
     def apply(self, commit: Commit, taken: Callable[[], object] = nothing) -> None:
-        updates = [
-            PartChange(part, commit.tables[part.name]).update
-            for part in parts_of(self._model)
-            if part.name in commit.tables
-        ]
+        parts = [part for part in parts_of(self._model) if part.name in commit.tables]
+        with ExitStack() as locks:
+            for group in groups_of(parts):
+                locks.enter_context(group.tables.changing())
+            self._apply(parts, commit, taken)
+
+    def _apply(
+        self, parts: Sequence[TablePart], commit: Commit, taken: Callable[[], object]
+    ) -> None:
+        updates = [PartChange(part, commit.tables[part.name]).update for part in parts]
         for update in updates:
             update.prepare()
         own = dense_state(self._model) if commit.dense else {}

@@ -269,7 +269,7 @@ def _write_part(
     number = part.number
     # ranks with other columns of the same ids must write them in the same order
     table = TableSource(source, number, order, by_id=part.split)
-    reader = source.slabs[source.config.slab_of(number)].copy_on_write
+    reader = source.slabs[source.config.slab_of(number)].reader
     sections = _id_sections(source, part, table)
     values = _value_sections(source, part, table)
     row_bytes = sum(of.shape.bytes for of in (*sections, *values)) // max(1, table.count)

@@ -82,45 +82,32 @@ class TableSource:
         return (places << GENERATION_BITS) | generations.cpu().long()
 
     def weights(self, rows: range) -> Iterator[Tensor]:
-        """Iterate over weights, [n, columns] each."""
-        if self._slab.in_store is None:
-            yield from self._pieces(rows, self._slab.weights)
-        else:
-            for values in self._stored_rows(self._slab.in_store, rows):
-                yield values.weights
+        """Iterate over weights in the tensors of the slab, [n, columns] each."""
+        yield from self._pieces(rows, self._slab.weights)
 
     def state(self, rows: range, name: str) -> Iterator[Tensor]:
-        """Iterate over a state tensor, [n] or [n, columns] each."""
-        if self._slab.in_store is None:
-            yield from self._pieces(rows, self._slab.state[name])
-        else:
-            for values in self._stored_rows(self._slab.in_store, rows):
-                yield values.state[name]
+        """Iterate over a state tensor of the slab, [n] or [n, columns] each."""
+        yield from self._pieces(rows, self._slab.state[name])
 
     def rows_and_state(
-        self, rows: range, reader: CopyOnWriteRows, room: RoomForRows
+        self, rows: range, reader: StoredRows | CopyOnWriteRows, room: RoomForRows
     ) -> Iterator[RowValues]:
         """Iterate over weights and state together. Each piece is valid until the next one.
 
         Args:
             rows: rows of the table.
             reader: reader of the slab.
-            room: called before each piece.
+            room: called before each piece of rows in memory.
         """
         for begin, end in _ranges(rows, self._slab.row_bytes, ROWS_BYTES):
             numbers = self._numbers(begin, end)
             places = numbers if isinstance(numbers, slice) else numbers.long()
-            handles = self._handles(numbers)
-            written = self._slab.generations[places] == (handles & GENERATION_MASK)
-            out = room(end - begin)
-            yield reader.read(self._table, self._order.ids[places], handles, written, out)
-
-    def _stored_rows(self, stored: StoredRows, rows: range) -> Iterator[RowValues]:
-        """Iterate over rows in a store. A piece holds rows with their state."""
-        for begin, end in _ranges(rows, self._slab.row_bytes, PIECE_BYTES):
-            numbers = self._numbers(begin, end)
-            places = numbers if isinstance(numbers, slice) else numbers.long()
-            yield stored.read(self._table, self._order.ids[places], self._handles(numbers))
+            ids, handles = self._order.ids[places], self._handles(numbers)
+            if isinstance(reader, StoredRows):
+                yield reader.read(self._table, ids, handles)
+            else:
+                written = self._slab.generations[places] == (handles & GENERATION_MASK)
+                yield reader.read(self._table, ids, handles, written, room(end - begin))
 
     def scores(self, rows: range, word: int) -> Iterator[Tensor]:
         """Iterate over scores, int64 [n] each; ``word`` is the index of one that the group

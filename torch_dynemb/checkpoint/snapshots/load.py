@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
@@ -226,13 +227,16 @@ def _manifest(folder: Path) -> Manifest:
 
 def _put_back(states: Sequence[SnapshotState]) -> None:
     """Restore the tables of this rank. On failure all of them are cleared."""
-    try:
+    with ExitStack() as locks:
         for state in states:
-            put_back(state)
-    except BaseException:
-        for state in states:
-            give_up(state)
-        raise
+            locks.enter_context(state.stored.group.tables.changing(moves_rows=True))
+        try:
+            for state in states:
+                put_back(state)
+        except BaseException:
+            for state in states:
+                give_up(state)
+            raise
 
 
 def _clean(stores: Sequence[StoredGroup], chosen: _Chosen) -> None:

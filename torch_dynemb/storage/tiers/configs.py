@@ -90,9 +90,12 @@ class SSDStore:
                 f"from {4 * PAGE_BYTES} to {1 << 32}"
             )
         if 0 < disk < 4 * segment:
+            fits = disk // 4 // PAGE_BYTES * PAGE_BYTES
+            smaller = f", or segment={fits} or less" if fits >= 4 * PAGE_BYTES else ""
             raise ValueError(
-                f"SSDStore: disk is {self.disk!r}, expected at least 4 segments of {segment} "
-                "bytes: two are kept free for garbage collection"
+                f"SSDStore: disk is {self.disk!r}, expected at least 4 segments of "
+                f"segment={self.segment!r}, of which two are kept free for garbage collection: "
+                f"give disk={4 * segment} or more{smaller}"
             )
         object.__setattr__(self, "disk_bytes", disk)
         object.__setattr__(self, "segment_bytes", segment)

@@ -221,10 +221,11 @@ class StoreTiers(Tiers):
             self.check()
             return  # rows stay in memory until the disk has room
         self.drain()
-        ops.shrink_cache_(self.tensors, slab, limit)  # drops saved rows only
-        slabs = len(self._rows.weights)
-        for tensor in (self._rows.weights[slab], *self._rows.state[slab::slabs]):
-            ops.release_(tensor, limit, used)
+        with ops.locked([self.tensors.clock]):  # no lookup of another thread takes the slots
+            ops.shrink_cache_(self.tensors, slab, limit)  # drops saved rows only
+            slabs = len(self._rows.weights)
+            for tensor in (self._rows.weights[slab], *self._rows.state[slab::slabs]):
+                ops.release_(tensor, limit, used)
 
     def _set_limits(self, used_rows: Sequence[int]) -> None:
         bytes_of = {s: self._slot_bytes[s] * max(used_rows[s], 1) for s in self.cached}
@@ -270,13 +271,14 @@ class StoreTiers(Tiers):
         """
         self.drain()
         slabs = len(self._rows.weights)
-        for slab in self.cached:
-            used = self.used_slots(slab)
-            ops.shrink_cache_(self.tensors, slab, 0)  # without saving changed rows
-            places = self.tensors.places[slab]
-            ops.release_(places, 0, places.shape[0])
-            for tensor in (self._rows.weights[slab], *self._rows.state[slab::slabs]):
-                ops.release_(tensor, 0, used)
+        with ops.locked([self.tensors.clock]):
+            for slab in self.cached:
+                used = self.used_slots(slab)
+                ops.shrink_cache_(self.tensors, slab, 0)  # without saving changed rows
+                places = self.tensors.places[slab]
+                ops.release_(places, 0, places.shape[0])
+                for tensor in (self._rows.weights[slab], *self._rows.state[slab::slabs]):
+                    ops.release_(tensor, 0, used)
 
     def used_slots(self, slab: int) -> int:
         return self._clock[self._at(slab, Tier.USED)]
