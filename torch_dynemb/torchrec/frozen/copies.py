@@ -50,7 +50,8 @@ def frozen_processed(
             part._pre_processed = False
     if isinstance(processors, nn.ModuleDict):
         processors = dict(processors.items())
-    return FeatureProcessedEmbeddingBagCollection(bags, processors)
+    copied: nn.Module = FeatureProcessedEmbeddingBagCollection(bags, processors)
+    return copied
 
 
 def frozen_unknown(source: ShardedModule, choices: Choices) -> nn.Module:
