@@ -118,7 +118,7 @@ def find_base(
                 "have one: give the path of the checkpoint that the log begins with"
             )
         # a trainer that has ended before its first commit may have left a base, and followers of it
-        if own.sequence == 0 and not ranks.gather(bool(base_folders(log)))[0]:
+        if own.sequence == 0 and not ranks.gather(ranks.run(lambda: bool(base_folders(log))))[0]:
             first = base_folder(log, 0)
             save(first)
             own.base, own.base_sequence = uuid_of(str(first)), 0

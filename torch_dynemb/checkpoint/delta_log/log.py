@@ -171,8 +171,8 @@ class DeltaLog:
         Updates then set a dirty byte per row, so compiled code is compiled again, and CUDA graphs
         must be captured again.
 
-        An empty log in a directory gets a base there, unless one is given. Otherwise the model is
-        compared with the base and the commits since. The next publish has all differences: a
+        A log in a directory without a base gets one there, unless one is given. Otherwise the model
+        is compared with the base and the commits since. The next publish has all differences: a
         trainer can resume from any checkpoint, and later content of the log is taken back.
 
         Args:
@@ -224,12 +224,14 @@ class DeltaLog:
         def find(recorded: RecordedModel, published: PublishedIds | None) -> None:
             path = base
             if path is None:
-                assert self._path is not None
-                if not ranks.gather(own.sequence > 0 or bool(base_folders(self._path)))[0]:
+                log = self._path
+                assert log is not None
+                begun = ranks.run(lambda: own.sequence > 0 or bool(base_folders(log)))
+                if not ranks.gather(begun)[0]:
                     self._find_base(model, recorded, published, None, None)
                     reports.append(LoadReport(own.base, {}, None, (), ()))
                     return
-                path = str(newest_base(self._path, ranks.run(own.bases)))
+                path = str(newest_base(log, ranks.run(own.bases)))
             sinks = sinks_of(own.sink if self._path is None else str(self._path))
             report = load_commits(ranks, path, sinks, model, recorded.parts, progress)
             own.base = report.uuid

@@ -208,7 +208,7 @@ class RedisSink:
                 queue(pipe, int(places or 0) + 1)
                 pipe.execute()
             except WatchError as error:  # another writer, or a lost connection
-                if self._client.hget(self._writer, "writer") != self._token:
+                if self._client.hget(self._writer, "writer") not in (None, self._token):
                     raise taken from error
                 raise lost_connection(owner, self._client) from error
 
