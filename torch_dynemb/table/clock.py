@@ -79,7 +79,10 @@ class TableClock:
 
     @property
     def proposed(self) -> Tensor | None:
-        """int64 [1], seconds that this rank proposes; None: the group is on one rank."""
+        """int64 [1], seconds that this rank proposes; None: the group is on one rank.
+
+        It is the tensor itself, which compiled lookups send: read it only.
+        """
         return self._tables.host.proposed_now
 
 

@@ -91,12 +91,12 @@ class TableGroup:
 
     @property
     def index(self) -> ops.IndexTensors:
-        """The index of ids."""
+        """The index of ids: the tensors themselves, for ops; others read them only."""
         return self._tables.index
 
     @property
     def rows(self) -> ops.RowTensors:
-        """The rows of the ids."""
+        """The rows of the ids: the tensors themselves, for ops; others read them only."""
         return self._tables.rows
 
     @property
