@@ -91,6 +91,27 @@ def test_wrappers_do_not_change_names(tmp_path: Path, wrapper: str, outer: bool)
     assert list(td.serving.live_tables(live)) == ["module.0.frozen_tables"]
 
 
+def test_a_wrapper_with_an_entry_of_its_own_keeps_names(tmp_path: Path) -> None:
+    def wrapped(value: float) -> nn.DataParallel:
+        model = nn.DataParallel(nn.ModuleDict({"top": nn.Linear(1, 1)}))
+        model.top = nn.Linear(1, 1)
+        for number, parameter in enumerate(model.parameters()):
+            nn.init.constant_(parameter, value + number)
+        return model
+
+    checkpoint.save(tmp_path / "last", wrapped(1.0))
+    other = wrapped(7.0)
+    checkpoint.load(tmp_path / "last", other)
+    assert [parameter.item() for parameter in other.parameters()] == [1, 2, 3, 4]
+
+
+def test_a_module_inside_and_outside_a_wrapper_is_copied_once() -> None:
+    items = td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1))
+    items(torch.arange(5))
+    frozen = td.freeze(nn.ModuleDict({"plain": items, "wrapped": nn.DataParallel(items)}))
+    assert frozen["plain"] is frozen["wrapped"]
+
+
 def test_a_checkpoint_with_nothing_in_common_is_refused(tmp_path: Path) -> None:
     model = nn.Sequential(td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1)), nn.Linear(4, 1))
     model(torch.arange(5))

@@ -5,6 +5,8 @@ So a model and its wrapped form have the same names in checkpoints, logs and ser
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import nn
 
 # modules inside torch.compile, FSDP, checkpoint_wrapper, and TorchRec's models
@@ -21,13 +23,21 @@ def wrapped_by(module: nn.Module) -> str | None:
     return "module" if is_wrapper else None
 
 
-def plain_name(model: nn.Module, name: str) -> str:
-    """Return the path of a module, or the name of an entry of a state dict, without wrappers.
+def plain_names(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """Return the names of entries of a state dict by their names without wrappers.
+
+    All names stay as they are if two of them would be the same: a wrapper has entries of its own.
 
     Args:
         model: the model.
-        name: path or name in it.
+        names: names in its state dict.
     """
+    names = list(names)
+    plain = {_plain_name(model, name): name for name in names}
+    return plain if len(plain) == len(names) else {name: name for name in names}
+
+
+def _plain_name(model: nn.Module, name: str) -> str:
     module: nn.Module | None = model
     plain = []
     for part in name.split("."):
@@ -41,4 +51,4 @@ def plain_name(model: nn.Module, name: str) -> str:
     return ".".join(plain)
 
 
-__all__ = ["FSDP", "plain_name", "wrapped_by"]
+__all__ = ["FSDP", "plain_names", "wrapped_by"]

@@ -184,7 +184,9 @@ def _freeze_parts(module: nn.Module, memo: dict[int, Any], choices: Choices) -> 
         return
     inner = wrapped_by(module)
     if inner is not None and inner != FSDP:  # which has parts of its parameters
-        memo[id(module)] = frozen_by(choices, module.get_submodule(inner))
+        wrapped = module.get_submodule(inner)
+        _freeze_parts(wrapped, memo, choices)
+        memo[id(module)] = copy.deepcopy(wrapped, memo)  # other parts may share it
         return
     if isinstance(module, TableModule):
         raise TypeError(

@@ -21,7 +21,7 @@ from torch_dynemb.checkpoint.files.tensor_file import TensorShape
 from torch_dynemb.checkpoint.manifest.records import SavedEntry, SavedFile
 from torch_dynemb.checkpoint.saving.table_files import Folder, Section
 from torch_dynemb.distributed.dtensors import is_dtensor
-from torch_dynemb.nn.wrappers import plain_name
+from torch_dynemb.nn.wrappers import plain_names
 from torch_dynemb.table.dense_state import dense_only
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ class DenseSource(NamedTuple):
 def dense_state(model: nn.Module) -> dict[str, Any]:
     """Return the state dict of a model without its tables, by names without wrappers."""
     with dense_only():
-        return {plain_name(model, name): value for name, value in model.state_dict().items()}
+        state = model.state_dict()
+    return {plain: state[name] for plain, name in plain_names(model, state).items()}
 
 
 def load_dense_state(model: nn.Module, state: Mapping[str, Any]) -> None:
@@ -73,7 +74,7 @@ def load_dense_state(model: nn.Module, state: Mapping[str, Any]) -> None:
         state: values by names as :func:`dense_state` gives.
     """
     with dense_only():
-        names = {plain_name(model, name): name for name in model.state_dict()}
+        names = plain_names(model, model.state_dict())
         own = {names[name]: value for name, value in state.items()}
         model.load_state_dict(own, strict=False)
 

@@ -109,7 +109,7 @@ def check_none_running() -> None:
     if not _last.done():
         raise InUseError(
             f"checkpoint: the asynchronous save of {_last.path} has not ended yet: wait for it "
-            "with its handle's wait(), or save less often",
+            "with its handle's wait(), or call this again later",
             path=_last.path,
         )
     error = _last._work.unreported_error()

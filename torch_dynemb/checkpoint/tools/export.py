@@ -236,7 +236,8 @@ def export(
                     summary[table.name] = {**_summary(table, state), "files": files}
             text = json.dumps({"checkpoint": source.uuid, "tables": summary}, indent=2)
             if isinstance(target, Url):
-                target.store.put(str(target / SUMMARY), f"{text}\n".encode())
+                with defer_signals():  # a request that is interrupted goes on
+                    target.store.put(str(target / SUMMARY), f"{text}\n".encode())
                 return
             summary_file = local(folder / SUMMARY)
             summary_file.write_text(text + "\n")
