@@ -40,7 +40,18 @@ NO_FLOATS: list[Any] = [
     *(None, [[1.0] * 4] * 3, np.zeros((3, 4), np.float32), "x", 1.5),
     *(torch.rand(3, 4).to_sparse(), torch.rand(3, 4, device="meta"), torch.ones(3, 4) > 0),
 ]
-NO_TABLE: list[Any] = [None, "x", "t", -1, 3, 1.5, True, [0], torch.tensor([0, 1]), 1 << 70]
+NO_TABLE: list[Any] = [
+    None,
+    "x",
+    "no such table",
+    -1,
+    3,
+    1.5,
+    True,
+    [0],
+    torch.tensor([0, 1]),
+    1 << 70,
+]
 NO_COUNT: list[Any] = [None, "5", 1.5, True, [5], -1, torch.rand(2)]
 NO_OPTIONAL_COUNT = NO_COUNT[1:]
 NO_NUMBER: list[Any] = [None, "x", True, [0.1], (1, 2), torch.rand(2), {}]
@@ -174,7 +185,6 @@ CALLS: dict[str, Call] = {
         method(lambda: group().scores, "deciding"),
         {"table": 0},
         {"table": NO_TABLE},
-        owner="TableGroup",
     ),
     "size": Call(method(group, "size"), {"table": 0}, {"table": NO_TABLE}),
     "reserve": Call(
