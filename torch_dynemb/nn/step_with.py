@@ -28,6 +28,9 @@ class StepWith:
         optimizer: of the dense parameters.
         modules: with the tables.
         now: see :func:`step_with`.
+
+    Raises:
+        ValueError: as :func:`step_with`.
     """
 
     def __init__(

@@ -260,6 +260,9 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         Args:
             now: as :meth:`step` takes it.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: as :meth:`step`, before anything is done.
         """
         if self._retired is not None:
             raise RuntimeError(f"optimizer.step: {self._retired.why}: use {self._retired.instead}")
@@ -271,10 +274,13 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._check_step(now)
 
     def check_own_step(self, call: str) -> None:
-        """Raise RuntimeError if another optimizer ends the steps, which would count twice.
+        """Check that no other optimizer ends the steps, which would count twice.
 
         Args:
             call: that concerns this optimizer alone, for the error.
+
+        Raises:
+            RuntimeError: :func:`torch_dynemb.step_with` has another optimizer end them.
         """
         by = None if self.stepped_by is None else self.stepped_by()
         if by is not None:

@@ -190,11 +190,14 @@ class SplitOptimizer(FusedOptimizer):
             stand_in.is_scaled = False
 
     def check_unscaled(self, call: str, remedy: str) -> None:
-        """Raise RuntimeError if the pending gradients are still multiplied by a loss scale.
+        """Check that the pending gradients are not multiplied by a loss scale any more.
 
         Args:
             call: that needs them unscaled, for the error.
             remedy: what to call.
+
+        Raises:
+            RuntimeError: ``GradScaler`` has scaled them.
         """
         if any(stand_in.is_scaled for stand_in in self._stand_ins):
             names = [group["name"] for group in self.param_groups]
