@@ -34,6 +34,7 @@ from torch_dynemb.nn import (
     step_with,
     table_optimizers,
 )
+from torch_dynemb.ops.string_ids import hash_strings
 from torch_dynemb.optim import (
     LAMB,
     LARSSGD,
@@ -153,6 +154,7 @@ __all__ = [
     "errors",
     "export_vectors",
     "freeze",
+    "hash_strings",
     "in_batch_softmax_loss",
     "prefetched",
     "private_to_rank",
