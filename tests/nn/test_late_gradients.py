@@ -82,10 +82,12 @@ def test_clipping_warns_once_and_clips_parameters(clip: Callable[[nn.Module], An
 
 @pytest.mark.parametrize("clip", CLIPPING.values(), ids=CLIPPING.keys())
 def test_what_clipping_reaches_does_not_warn(clip: Callable[[nn.Module], Any]) -> None:
-    split, clipped = model(split=True), model(optimizer=td.SGD(lr=0.1, clip_norm=1.0))
+    clipped = model(optimizer=td.SGD(lr=0.1, clip_norm=1.0))
+    split = model(split=True)
     fixed = model(optimizer=None, trainable=False)
     with no_warning():
-        for of in (split, clipped, fixed):
+        backward(split)
+        for of in (clipped, fixed):
             backward(of)
             clip(of)
         backward(whole := model())
@@ -94,6 +96,15 @@ def test_what_clipping_reaches_does_not_warn(clip: Callable[[nn.Module], Any]) -
         infinity = float("inf")  # no limit: what programs measure the norm with
         nn.utils.clip_grad_norm_(whole.parameters(), max_norm=infinity)
         nn.utils.clip_grad_value_(whole.parameters(), infinity)
+
+
+@pytest.mark.parametrize("clip", CLIPPING.values(), ids=CLIPPING.keys())
+def test_clipping_without_the_rows_of_split_mode_warns(clip: Callable[[nn.Module], Any]) -> None:
+    split = model(split=True)
+    backward(split)
+    with pytest.warns(RuntimeWarning, match=r"not those of the rows .*\(ads\)") as seen:
+        clip(split)
+    assert [of.filename for of in seen] == [__file__]
 
 
 # -- accumulation ------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""A warning where torch clips gradients of a model after backward has updated its rows.
+"""A warning where torch clips gradients of a model without those of its rows.
 
-Such rows have moved by then, by gradients of any size, and ``parameters()`` has only an anchor of
-them. torch offers no hook around its clipping. ``clip_grad_norm_`` of torch looks a function up in
+``parameters()`` has only an anchor of them. Rows that backward updates have moved by then, by
+gradients of any size; those of split mode would be applied unclipped. torch offers no hook around its clipping. ``clip_grad_norm_`` of torch looks a function up in
 its module on every call, by whatever name a program or a framework has imported it. That function
 and ``clip_grad_value_`` are replaced by ones that warn first and then do the same. Programs that
 scale ``grad`` on their own are not seen.
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 
-from torch_dynemb.nn.backward_updates import names_of, updated_in_backward
+from torch_dynemb.nn.backward_updates import names_of, split_modules, updated_in_backward
 from torch_dynemb.nn.torch_changes import replace
 from torch_dynemb.optim import FusedOptimizer
 
@@ -58,23 +58,31 @@ def _watched(own: Any, *, limit: str) -> Any:
 
 def _warn_of_rows(parameters: list[Tensor]) -> None:
     """Warn once for a module of which the anchor is among parameters that are clipped."""
-    anchors = {
-        id(m.grad_anchor): m
-        for m in updated_in_backward()
-        if m not in _warned and not _clips_rows(m.optimizer)
-    }
-    met = [anchors[id(p)] for p in parameters if id(p) in anchors]
-    if not met:
-        return
-    _warned.update(met)
-    warnings.warn(
-        f"torch.nn.utils clips gradients, but backward has already updated the rows of "
-        f"{names_of(met)}, unclipped: construct it with split=True and call "
-        "torch_dynemb.clip_grad_norm_(model, max_norm), which clips one norm over parameters and "
-        "rows; or give its optimizer clip_norm, which clips each row",
-        RuntimeWarning,
-        stacklevel=_frames_to_the_program(),
-    )
+    given = {id(p) for p in parameters}
+
+    def unclipped(modules: list[Any]) -> list[Any]:
+        met = [m for m in modules if id(m.grad_anchor) in given and m not in _warned]
+        return [m for m in met if not _clips_rows(m.optimizer)]
+
+    whole = "torch_dynemb.clip_grad_norm_(model, max_norm), which clips one norm over parameters "
+    if moved := unclipped(updated_in_backward()):
+        _warn(
+            moved,
+            f"torch.nn.utils clips gradients, but backward has already updated the rows of "
+            f"{names_of(moved)}, unclipped: construct it with split=True and call {whole}and "
+            "rows; or give its optimizer clip_norm, which clips each row",
+        )
+    if split := unclipped(split_modules()):
+        _warn(
+            split,
+            f"torch.nn.utils clips gradients, but not those of the rows of {names_of(split)}, "
+            f"which step() applies: call {whole}and rows",
+        )
+
+
+def _warn(modules: list[Any], message: str) -> None:
+    _warned.update(modules)
+    warnings.warn(message, RuntimeWarning, stacklevel=_frames_to_the_program())
 
 
 def _frames_to_the_program() -> int:
