@@ -73,7 +73,7 @@ ROWS: list[Row] = [
         (lambda: ssd(1, "a", segment=5), "segment is 5, expected a multiple of 4096"),
         (
             lambda: ssd(1, "a", disk="1MB"),
-            r"disk is '1MB', expected at least 4 segments of segment='64MiB', of which two are "
+            r"disk is '1MB', expected at least 4 segments of segment=67108864, of which two are "
             "kept free for garbage collection: give disk=268435456 or more, or segment=249856 or "
             "less",
         ),

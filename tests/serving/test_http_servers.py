@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -289,10 +290,15 @@ LAST = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
 
 
 def statuses(port: int, request: bytes) -> list[int]:
-    """Those of all answers until the server closes the connection."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+    """Those of all answers until the server closes the connection, in whatever way."""
+    text = b""
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=60) as connection,
+        contextlib.suppress(ConnectionResetError, BrokenPipeError),
+    ):
         connection.sendall(request)
-        text = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+        while part := connection.recv(1 << 16):
+            text += part
     return [int(status) for status in re.findall(rb"HTTP/1.1 (\d+)", text)]
 
 
@@ -321,8 +327,8 @@ def assert_limits_are_kept(port: int, most: int, connections: int) -> None:
     assert huge == (413, f"the request has more than {most} bytes")
     chunked = raw_answer(port, "/run", "0\r\n\r\n", **{"Transfer-Encoding": "chunked"})
     assert chunked == (411, "the request has no Content-Length")
-    head = LAST + b"a: b\r\n" * 30_000 + b"\r\n"  # h11 knows one status
-    assert statuses(port, head) in ([400], [431])
+    head = LAST + b"a: b\r\n" * 30_000 + b"\r\n"  # h11 knows one status, or resets unread bytes
+    assert statuses(port, head) in ([400], [431], [])
     upload = f"POST /run HTTP/1.1\r\nHost: x\r\nContent-Length: {most - 9}\r\n"
     with socket.create_connection(("127.0.0.1", port), timeout=60) as aborted:
         aborted.sendall(f"{upload}Expect: 100-continue\r\n\r\n".encode())

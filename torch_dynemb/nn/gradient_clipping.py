@@ -1,10 +1,11 @@
 """A warning where torch clips gradients of a model without those of its rows.
 
 ``parameters()`` has only an anchor of them. Rows that backward updates have moved by then, by
-gradients of any size; those of split mode would be applied unclipped. torch offers no hook around its clipping. ``clip_grad_norm_`` of torch looks a function up in
-its module on every call, by whatever name a program or a framework has imported it. That function
-and ``clip_grad_value_`` are replaced by ones that warn first and then do the same. Programs that
-scale ``grad`` on their own are not seen.
+gradients of any size; those of split mode would be applied unclipped. torch offers no hook around
+its clipping. ``clip_grad_norm_`` of torch looks a function up in its module on every call, by
+whatever name a program or a framework has imported it. That function and ``clip_grad_value_`` are
+replaced by ones that warn first and then do the same. Programs that scale ``grad`` on their own are
+not seen.
 """
 
 from __future__ import annotations

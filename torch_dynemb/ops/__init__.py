@@ -7,7 +7,7 @@ from torch_dynemb._library.library import load_library
 
 load_library()
 
-import torch_dynemb.ops.batching  # noqa: E402, F401 - registers rules
+from torch_dynemb.ops import batching  # noqa: E402, F401 - registers rules
 from torch_dynemb.ops.block_reads import IoPath, read_blocks, store_io_paths  # noqa: E402
 from torch_dynemb.ops.build import CompiledWith, compiled_with  # noqa: E402
 from torch_dynemb.ops.changes import FoundChanges, changed_ids_  # noqa: E402

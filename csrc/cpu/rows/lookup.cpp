@@ -314,7 +314,8 @@ Tensor find_and_read(Tensor buckets, Tensor tables, Tensor meta, std::vector<Ten
   fill_in_feature(op, tables, weights, &feature_tables, &feature_dims);
   if (!include_last_offset) offsets = with_last_offset(op, offsets, ids, feature_tables, pooling);
   Tensor output;
-  read_between_moves(op, tables.data_ptr(), [&] {
+  const void* memory = tables.defined() ? tables.data_ptr() : nullptr;  // find_handles checks it
+  read_between_moves(op, memory, [&] {
     const Tensor handles = find_handles(op, buckets, tables, meta, ids, offsets, feature_tables);
     output = read_rows(op, weights, generations, meta, init_data, ids, handles, offsets,
                        per_sample_weights, feature_tables, feature_dims, pooling);
