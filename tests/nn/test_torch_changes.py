@@ -59,7 +59,7 @@ def test_the_list_is_whole_and_can_be_switched_off(changes: None) -> None:
         "AveragedModel": {"__init__", "update_parameters"},
         "DefaultLoadPlanner": {"set_up_planner"},
         "GradScaler": {"__init_subclass__", "_unscale_grads_", "scale", "unscale_"},
-        "Module": {"_apply"},
+        "Module": {"_apply", "zero_grad"},
         "clip_grad": {"_clip_grads_with_norm_", "clip_grad_value_"},
         "utils": {"clip_grad_value_", "clip_grads_with_norm_"},
     }

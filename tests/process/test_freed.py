@@ -131,6 +131,16 @@ def scaled() -> nn.Module:
     return module
 
 
+def stepped() -> nn.Module:
+    module = nn.Sequential(trained(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(module[1].parameters(), lr=0.1)
+    td.step_with(optimizer, module)
+    module(IDS).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return module
+
+
 def filtered() -> nn.Module:
     hook = FilterHook("GlobalStepFilter", {"filter_step": 1, "filter_interval": 1})
     table = HashTable([4], name="t", filter_hook=hook)
@@ -171,6 +181,7 @@ MAKERS: dict[str, Callable[[], nn.Module]] = {
     "scheduled": scheduled,
     "clipped": clipped,
     "scaled": scaled,
+    "stepped": stepped,
     "frozen": lambda: td.freeze(nn.Sequential(trained())),
     "filtered": filtered,
     "engine": engine,

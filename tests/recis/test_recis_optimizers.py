@@ -96,6 +96,8 @@ def test_accumulation_has_its_own_count() -> None:
         moved = not torch.equal(module(IDS).detach(), before)
         assert moved == (step > 0)
         if step == 0:
+            module.zero_grad()
+            assert module.hashtable.grad().ids.numel() > 0
             with pytest.raises(RuntimeError, match="1 of 2 steps of an accumulation"):
                 optimizer.set_grad_accum_steps(1)
     assert module.hashtable.group.steps == 2

@@ -184,9 +184,12 @@ def refused_by_the_second(rank: int) -> list[str]:
 
 
 def in_another_order(rank: int) -> str:
-    """What is raised if rank 1 looks up the other collection of a model first; it then trains."""
-    tables = (Table("a", 8, ("f_a",)), Table("b", 8, ("f_b",), "none"))
-    model, alike = sharded(tables), sharded(tables)
+    """What is raised if rank 1 looks up the other collection of a model first; it then trains.
+
+    The order of tables in a plan is of no importance.
+    """
+    tables = (Table("a", 8, ("f_a",)), Table("b", 8, ("f_b",), "none"), Table("c", 8, ("f_b",)))
+    model, alike = sharded(tables, reverses_plan=rank == 1), sharded(tables)
     batch = _jagged(torch.arange(4), lengths=torch.tensor([2, 0, 1, 1]))
     assert _step(model, batch) == _step(alike, batch)
     first = model.module.bags if rank == 0 else model.module.sequences

@@ -228,6 +228,7 @@ def sharded(
     planned_options: dict[str, TableOptions] | None = None,
     prepare: Any = None,
     use_index_dedup: bool = False,
+    reverses_plan: bool = False,
 ) -> DistributedModelParallel:
     """A sharded model.
 
@@ -237,6 +238,7 @@ def sharded(
         planned_options: of dynamic tables, in the plan.
         prepare: called with the unsharded model.
         use_index_dedup: of the sharders.
+        reverses_plan: the plan has the tables in another order than the collections.
     """
     model = Model(tables, weighted)
     if prepare is not None:
@@ -257,6 +259,8 @@ def sharded(
         for kind in (DynamicEmbeddingBagCollectionSharder, DynamicEmbeddingCollectionSharder)
     ]
     plan = plan_of(tables, model, sharders)
+    if reverses_plan:
+        plan = {path: type(of)(dict(reversed(of.items()))) for path, of in plan.items()}
     for name, planned in (planned_options or {}).items():
         plan["bags"][name].key_value_params = TableParams(options=planned)
     return DistributedModelParallel(

@@ -281,6 +281,10 @@ def test_arguments_are_refused(sharder: Any) -> None:
     for tables, message in (
         ("users", rf"tables is 'users', {expected}: for one table \['users'\]"),
         (3, f"tables is 3, {expected}"),
+        (
+            {"a": 3},
+            rf"tables is {{'a': 3}}, {expected}: options= takes a dict of TableOptions by name",
+        ),
         ([b"users"], rf"tables is \[b'users'\], {expected}"),
     ):
         with pytest.raises((TypeError, ValueError), match=f"^{sharder.__name__}: {message}$"):

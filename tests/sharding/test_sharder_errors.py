@@ -372,8 +372,8 @@ def test_all_ranks_refuse_collections_in_another_order(two_ranks: Ranks) -> None
     first, second = two_ranks.run(in_another_order)
     assert first == second
     assert first.startswith(
-        "RuntimeError: rank 0 begins a lookup by EmbeddingBagCollection of table 'a', but rank 1 "
-        "begins a lookup by EmbeddingCollection of table 'b': look up the same tables"
+        "RuntimeError: rank 0 begins a lookup by EmbeddingBagCollection of tables 'a', 'c', but "
+        "rank 1 begins a lookup by EmbeddingCollection of table 'b': look up the same tables"
     )
 
 

@@ -52,11 +52,13 @@ class StepWith:
         ]
         # torch has no hook of zero_grad: the method of this instance is replaced
         zero_dense = _without_reference(optimizer.zero_grad)
+        handle = weakref.ref(self)  # which has the function; the hooks of the optimizer keep it
 
         @functools.wraps(zero_dense)
         def zero_grad(*arguments: Any, **keywords: Any) -> None:
             zero_dense(*arguments, **keywords)
-            for tables in self._tables:
+            connected = handle()
+            for tables in () if connected is None else connected._tables:
                 tables.zero_grad()
 
         optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
@@ -155,13 +157,13 @@ def step_with(
 ) -> StepWith:
     """Have ``optimizer.step()`` also end the step of a model's tables.
 
-    ``optimizer.zero_grad()`` forgets gradients of tables in split mode, too. ``GradScaler`` needs
-    split mode: ``scaler.unscale_(optimizer)`` and ``scaler.step(optimizer)`` include the rows, and
-    an overflow of either skips the whole step. Schedulers, closures, gradient accumulation and
-    frameworks that call ``step()`` work as they do without tables. Where the tables cannot make a
-    step, neither does the optimizer. Copies and pickles of the optimizer step no tables. Warns,
-    once a process, if the optimizer's weight decay covers the anchors of tables, of which the own
-    optimizer has none.
+    ``optimizer.zero_grad()`` forgets gradients of tables in split mode, as ``zero_grad()`` of a
+    model does. ``GradScaler`` needs split mode: ``scaler.unscale_(optimizer)`` and
+    ``scaler.step(optimizer)`` include the rows, and an overflow of either skips the whole step.
+    Schedulers, closures, gradient accumulation and frameworks that call ``step()`` work as they do
+    without tables. Where the tables cannot make a step, neither does the optimizer. Copies and
+    pickles of the optimizer step no tables. Warns, once a process, if the optimizer's weight decay
+    covers the anchors of tables, of which the own optimizer has none.
 
     Args:
         optimizer: of the dense parameters.

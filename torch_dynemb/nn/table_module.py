@@ -44,6 +44,7 @@ from torch_dynemb.nn.shared_rows import (
     ranks_of_option,
 )
 from torch_dynemb.nn.static_arguments import ATTRIBUTES, missing_attribute
+from torch_dynemb.nn.zero_grad import zero_rows_too
 from torch_dynemb.ops.autograd import needs_grad
 from torch_dynemb.ops.columns import NO_HANDLE, REFUSED_HANDLE
 from torch_dynemb.ops.tensors import LookupBatch
@@ -111,6 +112,7 @@ def _watch(module: TableModule) -> None:
     loss_scaling.watch_scalers()
     gradient_clipping.watch_clipping()
     conversions.check_conversions()
+    zero_rows_too()
 
 
 class TableModule(nn.Module):
@@ -218,6 +220,11 @@ class TableModule(nn.Module):
                 "optimizer: give it one by set_optimizer()"
             )
         return self._optimizer
+
+    def forget_gradients(self) -> None:
+        """Forget the gradients of rows in split mode, for ``zero_grad()`` of a model."""
+        if self._optimizer is not None:
+            self._optimizer.zero_grad()
 
     def sizes(self) -> dict[str, int]:
         """Number of ids by table name."""

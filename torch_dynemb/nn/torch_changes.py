@@ -24,8 +24,8 @@ CHANGES: dict[str, str] = {
         "too"
     ),
     "Module": (
-        "_apply of torch.nn.Module: to(), half() and their kin ask the tables of a model before "
-        "they convert the first layer"
+        "_apply and zero_grad of torch.nn.Module: to(), half() and their kin ask the tables of a "
+        "model before they convert the first layer; gradients of rows in split mode are forgotten"
     ),
     "DefaultLoadPlanner": (
         "set_up_planner of torch.distributed.checkpoint.DefaultLoadPlanner: it loads tables of "

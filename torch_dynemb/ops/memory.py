@@ -61,7 +61,7 @@ def being_changed(tensors: Sequence[Tensor]) -> bool:
     Another thread may also hold them by :func:`locked`.
 
     Args:
-        tensors: of such a tensor [...] each; ops of a GPU lock none.
+        tensors: such tensors, of any shape; ops of a GPU lock none.
     """
     changed: bool = torch.ops.dynemb.being_changed([tensor.data_ptr() for tensor in tensors])
     return changed

@@ -474,8 +474,10 @@ class HashTable(OptimizedLater):
 
     def clear_grad(self) -> None:
         """Drop the pending gradients."""
-        if self._optimizer is not None:
-            self._optimizer.zero_grad()
+        super().forget_gradients()
+
+    def forget_gradients(self) -> None:
+        """Do nothing: a model's ``zero_grad()`` may come in the middle of an accumulation."""
 
     # -- state -----------------------------------------------------------------------------------
 

@@ -274,7 +274,7 @@ class DynamicPart:
                 refused = error
         requests = sent.awaitables if refused is None else refused
         owned = [getattr(sharding, "ids", IdSlots()) for sharding in self.shardings()]
-        tables = tuple(self.module_sharding_plan)
+        tables = tuple(config.name for config in getattr(self, self.configs_attribute))
         under_way = SizesUnderWay(self.module_kind, tables, requests, owned, ranks, self._device)
         return as_torchrec_waits(under_way, sent)
 

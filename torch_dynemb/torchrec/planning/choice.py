@@ -162,6 +162,11 @@ def _checked_tables(owner: str, tables: Any) -> Any:
         raise ValueError(
             f"{owner}: tables is {tables!r}, expected {expected}: for one table [{tables!r}]"
         )
+    if isinstance(tables, Mapping):
+        raise TypeError(
+            f"{owner}: tables is {described(tables)}, expected {expected}: options= takes a dict "
+            "of TableOptions by name"
+        )
     if not isinstance(tables, Collection) or not all(isinstance(name, str) for name in tables):
         raise TypeError(f"{owner}: tables is {described(tables)}, expected {expected}")
     return tuple(tables)
