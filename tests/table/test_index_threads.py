@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -19,11 +20,13 @@ from oracle import Oracle
 from seeding import seeded
 from started import start_server
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 import live_readers
 
 import torch_dynemb as td
+from torch_dynemb.ops import memory
 from torch_dynemb.ops.columns import Table
 from torch_dynemb.table.changes import record_changes
 from torch_dynemb.table.state import check
@@ -249,6 +252,10 @@ CHANGES: dict[str, Callable[[td.DynamicEmbeddingCollection], object]] = {
     "record_changes": lambda module: record_changes(module.group.tables, "follower", scores=False),
     "forward": lambda module: module({"a": (IDS + 9)[:, None], "b": IDS[:, None]}),
 }
+MODULES: dict[str, Callable[[], torch.nn.Module]] = {
+    "rows": lambda: td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1)),
+    "bags": lambda: td.DynamicEmbeddingBag(4, mode="sum", optimizer=td.SGD(lr=0.1)),
+}
 
 
 def trained_collection() -> td.DynamicEmbeddingCollection:
@@ -284,6 +291,61 @@ def test_a_backward_beside_a_change_of_several_steps_is_refused() -> None:
         error = in_another_thread(output.sum().backward)
         assert "another thread is changing this table" in str(error)
     assert differences(before, snapshot(module.group)) == []
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_a_module_beside_a_change_that_moves_rows_raises_the_class(kind: str) -> None:
+    module = MODULES[kind]()
+    for training in (True, False):
+        module.train(training)
+        with module.group.tables.changing(moves_rows=True):  # type: ignore[union-attr]
+            error = in_another_thread(lambda: module(IDS[:, None]))
+            assert isinstance(error, td.errors.InUseError), error
+            assert error.tables == ("embedding",)
+
+
+class Compacted(TorchDispatchMode):
+    """Has another thread give ids of a group other rows before one op of this thread."""
+
+    def __init__(self, group: td.TableGroup, before: int) -> None:
+        super().__init__()
+        self._group, self.before = group, before
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        if self.before == 0:
+            assert in_another_thread(lambda: self._group.erase(0, IDS[:30])) is None
+            assert in_another_thread(self._group.compact) is None
+        self.before -= 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("reads", ["group", "module"])
+def test_rows_beside_a_compaction_are_those_of_their_ids(reads: str) -> None:
+    last, values = IDS[40:], IDS[:, None].expand(-1, 4).float()
+    for before in range(10):
+        module = td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1), max_rows=100).eval()
+        module.group.insert_or_assign(0, IDS, values)
+        with Compacted(module.group, before) as mode:
+            read = module.group.read(0, last) if reads == "group" else module(last)
+        assert torch.equal(read, values[40:])
+    assert mode.before > 0  # it came before each op
+
+
+def test_ctrl_c_at_a_lock_releases_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = make_group(1000)
+    lock = memory._lock
+
+    def interrupted(*arguments: Any) -> None:
+        lock(*arguments)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(memory, "_lock", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        group.compact()
+    monkeypatch.undo()
+    assert in_another_thread(group.compact) is None
 
 
 @pytest.mark.parametrize("moves_rows", [False, True])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -61,11 +61,21 @@ def raises_typed_errors(function: Function) -> Function:
         except RuntimeError as error:
             if is_marked(error):
                 # a variable would make a reference cycle of its frame and the traceback
-                raise named(typed_error(error), arguments) from None
+                raise op_error(error, arguments) from None
             name_tables_of(error, arguments)
             raise
 
     return cast(Function, wrapped)
+
+
+def op_error(error: RuntimeError, arguments: Sequence[object]) -> RuntimeError:
+    """Return an op's error as an exception of the marked class, if any, with names of its tables.
+
+    Args:
+        error: the op's error.
+        arguments: of the op, as :func:`raises_typed_errors` sees them.
+    """
+    return named(typed_error(error) if is_marked(error) else error, arguments)
 
 
 def register_fake(op: str) -> Callable[[Function], Function]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb._library.library import raises_typed_errors, register_fake
+from torch_dynemb._library.library import op_error, raises_typed_errors, register_fake
 from torch_dynemb.ops.autograd import needs_grad
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.index import check_ids
@@ -138,6 +138,7 @@ def is_eager(ids: Tensor, offsets: Tensor) -> bool:
     )
 
 
+@raises_typed_errors
 def bind_lookup(index: IndexTensors, rows: RowTensors) -> int:
     """Store the tensors of tables for :func:`insert_and_embed`, until :func:`release_lookup`.
 
@@ -148,6 +149,7 @@ def bind_lookup(index: IndexTensors, rows: RowTensors) -> int:
         A number for them.
 
     Raises:
+        InUseError: another thread is changing the tables now.
         RuntimeError: the tables are not on the CPU.
     """
     number: int = torch.ops.dynemb.bind_lookup(
@@ -275,6 +277,7 @@ def embedding_inference(
     return output
 
 
+@raises_typed_errors
 def find_and_read(index: IndexTensors, rows: RowTensors, batch: LookupBatch) -> Tensor:
     """Look up for inference by ids, in one call: :func:`find`, then the rows; on the CPU only.
 
@@ -287,6 +290,7 @@ def find_and_read(index: IndexTensors, rows: RowTensors, batch: LookupBatch) -> 
 
     Raises:
         TypeError, ValueError: dtype, shape or device of ids, offsets or per_sample_weights.
+        InUseError: another thread moves rows of the tables now.
         RuntimeError: another argument does not fit the tables, or they are not on the CPU.
     """
     check_ids("find_and_read", index, batch.ids, batch.offsets)
@@ -327,24 +331,28 @@ def find_and_read_bags(
         float32 [B, dim].
 
     Raises:
+        InUseError: another thread moves rows of the table now.
         RuntimeError: an argument does not fit the table, there are several tables, or they are not
             on the CPU.
     """
-    output: Tensor = _FIND_AND_READ(
-        index.buckets,
-        index.tables,
-        index.meta,
-        rows.weights,
-        rows.generations,
-        rows.init_data,
-        ids,
-        offsets,
-        None,
-        [],
-        [],
-        pooling,
-        include_last_offset,
-    )
+    try:
+        output: Tensor = _FIND_AND_READ(
+            index.buckets,
+            index.tables,
+            index.meta,
+            rows.weights,
+            rows.generations,
+            rows.init_data,
+            ids,
+            offsets,
+            None,
+            [],
+            [],
+            pooling,
+            include_last_offset,
+        )
+    except RuntimeError as error:  # a wrapper of the function would take longer
+        raise op_error(error, (index,)) from None
     return output
 
 
@@ -364,19 +372,23 @@ def find_and_read_rows(
         float32 [N, dim].
 
     Raises:
+        InUseError: another thread moves rows of the table now.
         RuntimeError: an argument does not fit the table, there are several tables, or they are not
             on the CPU.
     """
-    output: Tensor = _FIND_AND_READ(
-        index.buckets,
-        index.tables,
-        index.meta,
-        rows.weights,
-        rows.generations,
-        rows.init_data,
-        ids,
-        no_offsets,
-    )
+    try:
+        output: Tensor = _FIND_AND_READ(
+            index.buckets,
+            index.tables,
+            index.meta,
+            rows.weights,
+            rows.generations,
+            rows.init_data,
+            ids,
+            no_offsets,
+        )
+    except RuntimeError as error:  # a wrapper of the function would take longer
+        raise op_error(error, (index,)) from None
     return output
 
 

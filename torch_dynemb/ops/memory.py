@@ -7,13 +7,14 @@ launch, for groups registered by :func:`bind_group`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor
 
 from torch_dynemb._library.library import raises_typed_errors, register_fake
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
+from torch_dynemb.process.interrupts import defer_signals
 
 _DTYPE_CODES = {
     torch.float32: 0,
@@ -83,11 +84,11 @@ def locked(tensors: Sequence[Tensor], *, moves_rows: bool = False) -> Iterator[N
         InUseError: another thread is changing one of the tensors now.
     """
     memory = [tensor.data_ptr() for tensor in tensors]
-    _lock(memory, moves_rows)
-    try:
+    with ExitStack() as lock:
+        with defer_signals():  # Ctrl-C comes once the lock is sure to be released
+            _lock(memory, moves_rows)
+            lock.callback(torch.ops.dynemb.unlock_memory, memory, moves_rows)
         yield
-    finally:
-        torch.ops.dynemb.unlock_memory(memory, moves_rows)
 
 
 @raises_typed_errors

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb._library.error_names import name_tables
 from torch_dynemb.argument_checks import integer
 from torch_dynemb.errors import ForkedProcessError
 from torch_dynemb.ops.columns import NO_HANDLE, Clock
@@ -124,11 +123,7 @@ def find_and_read(tables: Tables, batch: LookupBatch) -> Tensor:
         As :func:`read`.
     """
     if tables.read_by_one_op:
-        try:
-            return ops.find_and_read(tables.index, tables.rows, batch)
-        except RuntimeError as error:
-            name_tables(error, tables.config.names)
-            raise
+        return ops.find_and_read(tables.index, tables.rows, batch)
     handles = find(tables, *batch.index_arguments).handles
     return read(tables, batch, without_expired(tables, *batch.index_arguments, handles))
 

@@ -38,9 +38,11 @@ class ExportedRows(NamedTuple):
 def read(tables: Tables, table: int, ids: Tensor) -> Tensor:
     """Read rows as :meth:`torch_dynemb.TableGroup.read` does."""
     flat, offsets, features = one_table(tables, table, ids, "read")
-    rows, handles = readable(tables, table, flat, find(tables, flat, offsets, features).handles)
     dim = tables.config.tables[table].embedding_dim
     batch = ops.LookupBatch.of_rows(flat, offsets, features, dim)
+    if tables.read_by_one_op:  # between two, another thread may give the ids other rows
+        return ops.find_and_read(tables.index, tables.rows, batch)
+    rows, handles = readable(tables, table, flat, find(tables, flat, offsets, features).handles)
     return ops.embedding_inference(rows, batch, handles)
 
 
