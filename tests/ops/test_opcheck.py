@@ -23,8 +23,8 @@ AOT = "test_aot_dispatch_dynamic"
 # number of its own, and it compares no text.
 NOT_COMPARABLE = ("available_memory", "bind_lookup", "op_tags")
 
-# AOT compares gradients by torch.autograd.grad: the anchor of a lookup has 0 in eager mode, and None
-# in a trace, which is of a backward that trains (nn/test_compile.py compares such).
+# AOT compares gradients by torch.autograd.grad: the anchor of a lookup has 0 in eager mode, and
+# None in a trace, which is of a backward that trains (nn/test_compile.py compares such).
 ANCHORED = ("embedding", "embedding_bag")
 
 EVERY_CASE = [
