@@ -105,3 +105,21 @@ def test_conversions_that_tables_refuse_leave_all_layers(convert: Any) -> None:
     assert after == before
     model[0].half()
     assert model[0].weight.dtype == torch.float16
+
+
+class Kept(nn.Module):
+    """A table that conversions of a model leave as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
+        return self
+
+
+def test_conversions_leave_out_what_a_parent_keeps() -> None:
+    model = nn.Sequential(Kept(), nn.Linear(4, 4)).half()
+    assert model[1].weight.dtype == torch.float16
+    with pytest.raises(TypeError, match="DynamicEmbedding"):
+        model[0].table.half()

@@ -18,6 +18,11 @@ def register(module: Any) -> None:
     _modules.add(module)
 
 
+def is_registered(module: Any) -> bool:
+    """Return whether a module has been added."""
+    return module in _modules
+
+
 def registered_in(model: Any) -> list[Any]:
     """Return the registered modules of a model, at any depth."""
     return [module for module in model.modules() if module in _modules] if _modules else []
@@ -43,4 +48,11 @@ def names_of(modules: Iterable[Any]) -> str:
     return " and ".join(sorted(found))
 
 
-__all__ = ["names_of", "register", "registered_in", "split_modules", "updated_in_backward"]
+__all__ = [
+    "is_registered",
+    "names_of",
+    "register",
+    "registered_in",
+    "split_modules",
+    "updated_in_backward",
+]

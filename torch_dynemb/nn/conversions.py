@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
-from torch_dynemb.nn.backward_updates import registered_in
+from torch_dynemb.nn.backward_updates import is_registered
 from torch_dynemb.nn.torch_changes import replace
 
 _local = threading.local()
@@ -31,7 +31,7 @@ def _checked(own: Any) -> Any:
     ) -> Any:
         if getattr(_local, "is_checked", False):  # of a model that has been asked
             return own(self, fn, *arguments, **keywords)
-        for tables in registered_in(self):
+        for tables in _converted_in(self):
             tables.check_conversion(fn)
         _local.is_checked = True
         try:
@@ -40,6 +40,18 @@ def _checked(own: Any) -> Any:
             _local.is_checked = False
 
     return apply
+
+
+def _converted_in(model: nn.Module) -> Iterator[Any]:
+    """Yield the modules with tables that torch's own function converts.
+
+    A module with another one may keep its children as they are.
+    """
+    for child in model.children():
+        if is_registered(child):
+            yield child
+        elif type(child)._apply is nn.Module._apply:
+            yield from _converted_in(child)
 
 
 __all__ = ["check_conversions"]
