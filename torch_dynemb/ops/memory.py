@@ -7,7 +7,7 @@ launch, for groups registered by :func:`bind_group`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -84,11 +84,15 @@ def locked(tensors: Sequence[Tensor], *, moves_rows: bool = False) -> Iterator[N
         InUseError: another thread is changing one of the tensors now.
     """
     memory = [tensor.data_ptr() for tensor in tensors]
-    with ExitStack() as lock:
+    is_locked = False
+    try:
         with defer_signals():  # Ctrl-C comes once the lock is sure to be released
             _lock(memory, moves_rows)
-            lock.callback(torch.ops.dynemb.unlock_memory, memory, moves_rows)
+            is_locked = True
         yield
+    finally:
+        if is_locked:
+            torch.ops.dynemb.unlock_memory(memory, moves_rows)
 
 
 @raises_typed_errors

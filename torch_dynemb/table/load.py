@@ -419,8 +419,9 @@ def undone_after_error(loaders: Iterable[RowLoader]) -> Iterator[Callable[[], No
                 loader.undo()
         raise
     finally:
-        for loader in every:
-            loader.unlock()
+        with defer_signals():
+            for loader in every:
+                loader.unlock()
 
 
 __all__ = ["RowBlock", "RowLoader", "check_ids", "undone_after_error"]
