@@ -95,13 +95,25 @@ def test_accumulation_in_split_mode_is_one_update() -> None:
     assert same_rows(model, expected)
 
 
-@pytest.mark.parametrize("of", ["optimizer", "model"])
-def test_zero_grad_forgets_gradients_of_tables(of: str) -> None:
+@pytest.mark.parametrize(
+    ("of", "compiled"),
+    [("optimizer", False), ("tables", True), ("model", False), ("model", True)],
+)
+def test_zero_grad_forgets_gradients_of_tables(of: str, compiled: bool) -> None:
     model = Model(split=True)
     dense = dense_of(model)
     td.step_with(dense, model)
     model(IDS).backward()
-    (dense if of == "optimizer" else model).zero_grad(set_to_none=False)
+    owners: dict[str, list[Any]] = {
+        "optimizer": [dense],
+        "tables": td.table_optimizers(model),
+        "model": [model],
+    }
+    for owner in owners[of]:
+        zero_grad = owner.zero_grad
+        if compiled:
+            zero_grad = torch.compile(zero_grad, backend="eager")
+        zero_grad(set_to_none=False)
     dense.step()
     assert all(bool((rows == 1).all()) for rows in model.rows())
 

@@ -333,6 +333,21 @@ def test_rows_beside_a_compaction_are_those_of_their_ids(reads: str) -> None:
     assert mode.before > 0  # it came before each op
 
 
+def test_a_frozen_copy_beside_a_compaction_is_whole_or_refused() -> None:
+    last, values = IDS[40:], IDS[:, None].expand(-1, 4).float()
+    refused, before, mode = 0, 0, None
+    while mode is None or mode.before < 0:  # it came before each op
+        module = td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1), max_rows=100)
+        module.group.insert_or_assign(0, IDS, values)
+        with Compacted(module.group, before) as mode:
+            try:
+                assert torch.equal(td.freeze(module)(last), values[40:])
+            except td.errors.InUseError:
+                refused += 1
+        before += 1
+    assert 0 < refused < before
+
+
 def test_ctrl_c_at_a_lock_releases_it(monkeypatch: pytest.MonkeyPatch) -> None:
     group = make_group(1000)
     lock = memory._lock

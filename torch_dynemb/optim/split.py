@@ -185,7 +185,9 @@ class SplitOptimizer(FusedOptimizer):
             stand_in.is_scaled = True
 
     def gradients_are_unscaled(self) -> None:
-        """Record that no pending gradient is scaled any more."""
+        """Record that no pending gradient is scaled any more; compiled code does not."""
+        if torch.compiler.is_compiling():
+            return
         for stand_in in self._stand_ins:
             stand_in.is_scaled = False
 
@@ -235,8 +237,7 @@ class SplitOptimizer(FusedOptimizer):
                 name_tables_of(error, [rows])
                 raise
             pending.counts.zero_()
-        if not torch.compiler.is_compiling():
-            self.gradients_are_unscaled()
+        self.gradients_are_unscaled()
 
     def _take_scale(self) -> None:
         """Write GradScaler's scale and skip condition, or that there are none, for the kernels."""

@@ -109,6 +109,7 @@ def freeze(
             an unknown table, or a score that a table does not keep.
         HostMemoryError: rows of a table lie in a store or on other ranks, and the copy does not fit
             in memory.
+        InUseError: another thread trains or changes the tables, so the copy would mix their steps.
 
     Example:
         >>> import torch, torch_dynemb as td

@@ -27,6 +27,7 @@ from torch_dynemb.table.expiry import Expiry
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.row_access import handle_rows, read_rows
 from torch_dynemb.table.tables import exported
+from torch_dynemb.table.undisturbed import Undisturbed
 
 _ROWS_AT_ONCE = 1 << 14  # read from a store
 
@@ -52,6 +53,7 @@ class FrozenTables(CountedTables):
 
     Raises:
         HostMemoryError: rows lie in a store, and the copy does not fit in memory.
+        InUseError: another thread trains or changes the tables.
     """
 
     kept_because: str | None = None  # reason if rows cannot be stored in another format
@@ -62,6 +64,10 @@ class FrozenTables(CountedTables):
         super().__init__()
         _check_room(group)
         group.materialize()
+        with Undisturbed("freeze", [group]):
+            self._copy(group)
+
+    def _copy(self, group: TableGroup) -> None:
         count = len(group.config.tables)
         meta, tables = group.index.meta[:count].clone(), group.index.tables[:count].clone()
         active = [group.index.active_buckets(t) for t in range(count)]
