@@ -278,8 +278,10 @@ def forgotten(rank: int) -> tuple[bool, bool, bool]:
     before, unchanged = _rows(model), []
     backward()
     unchanged.append(_rows(model) == before)
-    model.fused_optimizer.zero_grad()
-    model.fused_optimizer.step()
+    for owner in (model.fused_optimizer, model):
+        backward()
+        owner.zero_grad()
+        model.fused_optimizer.step()
     unchanged.append(_rows(model) == before)
     backward()
     model.fused_optimizer.step()

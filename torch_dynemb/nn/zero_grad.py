@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from torch_dynemb.nn.backward_updates import registered_in
+from torch_dynemb.nn.table_optimizers import row_optimizers
 from torch_dynemb.nn.torch_changes import replace
 
 
@@ -24,8 +25,12 @@ def _with_rows(own: Any) -> Any:
     @functools.wraps(own)
     def zero_grad(self: nn.Module, *arguments: Any, **keywords: Any) -> None:
         own(self, *arguments, **keywords)
-        for tables in registered_in(self):
-            tables.forget_gradients()
+        tables = registered_in(self)
+        for module in tables:
+            module.forget_gradients()
+        for module in set(self.modules()).difference(tables):  # such as TorchRec's collections
+            for optimizer in row_optimizers(module).optimizers:
+                optimizer.zero_grad()
 
     return zero_grad
 
