@@ -91,8 +91,12 @@ def _remove_dead(disk: Disk, url: Url, own: str) -> None:
         last = url.store.last_change(str(url / name))
         # a save may have replaced the own checkpoint meanwhile
         dead = last is not None and datetime.now(timezone.utc) - last > _DEAD_AFTER
-        if dead and name != uuid_at(url):
+        if not dead or name == uuid_at(url):
+            continue
+        if UUID.fullmatch(name):
             disk.remove(url / name)
+        else:
+            url.store.remove_files([str(url / name)])
 
 
 __all__ = ["UUID", "finish_at_url", "has_foreign_files", "uuid_at"]
