@@ -5,10 +5,12 @@ from __future__ import annotations
 import doctest
 import importlib
 import pkgutil
+from collections.abc import Iterator
 
 import pytest
 
 import torch_dynemb
+from torch_dynemb.nn import torch_changes
 
 pytestmark = pytest.mark.cpu_only("examples, which name no device")
 
@@ -22,6 +24,14 @@ MODULES = [
 ]
 
 
+@pytest.fixture
+def changes_of_torch() -> Iterator[None]:
+    """Undo the example of restore_torch, which would hold for all later tests of the process."""
+    yield
+    torch_changes._restored.clear()
+
+
+@pytest.mark.usefixtures("changes_of_torch")
 @pytest.mark.parametrize("room", sorted({".".join(name.split(".")[:2]) for name in MODULES}))
 def test_examples_run(room: str) -> None:
     """A room at once, which prints what fails and where: most modules have no example."""
