@@ -6,6 +6,7 @@ that say so, and do not import the rest. A file that does not say where it runs 
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -120,6 +121,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     case = item.name.partition("[")[2].removesuffix("]")
     if any(case in marker.args for marker in item.iter_markers("long_cases")):
         item.add_marker(pytest.mark.long)
+
+
+def pytest_collection_finish() -> None:
+    """Take what imports have made out of garbage collection, which many tests ask for."""
+    gc.collect()
+    gc.freeze()
 
 
 def is_test_file(path: Path) -> bool:

@@ -186,7 +186,7 @@ def only_one_of(place: Path, name: str) -> None:
     assert [path.name for path in place.iterdir()] == [name]
 
 
-@pytest.mark.parametrize(("asynchronous", "every"), walks(11, (False,), (True,)))
+@pytest.mark.parametrize(("asynchronous", "every"), walks(17, (False,), (True,)))
 def test_checkpoints_on_disks(asynchronous: bool, every: int, tmp_path: Path) -> None:
     def job(place: Path, epoch: int) -> None:
         saved(place / "last", epoch, asynchronous)

@@ -396,6 +396,7 @@ def test_compiled_activation_checkpointing_counts_ids_once(use_reentrant: bool) 
     assert int(table.group.rows.row_clock[0]) == 2  # updates
 
 
+@pytest.mark.long_cases("compiled autograd-False")
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("how", ["forward", "backward", "compiled autograd"])
 def test_backends_that_copy_reserved_memory_are_refused(

@@ -63,6 +63,7 @@ def test_nearly_all_intervals_have_the_truth() -> None:
     assert sum(trial.inside for trial in found) >= 0.85 * len(found)
 
 
+@pytest.mark.long
 def test_an_interval_says_something() -> None:
     found = [trial for make in STREAMS.values() for trial in trials(make(40_000, 1), 2, 1 << 19)]
     assert np.median([trial.width for trial in found]) < 1.5

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+from cpu_time import cpu_seconds
 from started import start_server
 
 pytestmark = pytest.mark.cpu_only("files, which are the same for all devices")
@@ -50,6 +52,14 @@ def run(folder: Path, output: Path) -> None:
     sys.exit(code)
 
 
+def test_time_of_an_ended_child_counts() -> None:
+    before = cpu_seconds()
+    used = "import time; print(sum(range(3_000_000)) and time.process_time())"
+    child = subprocess.run([sys.executable, "-c", used], stdout=subprocess.PIPE, check=True)
+    assert cpu_seconds() - before >= float(child.stdout) - 0.02  # of clock ticks
+
+
+@pytest.mark.long
 def test_a_test_that_takes_longer_fails_unless_it_is_long(tmp_path: Path) -> None:
     folder, output = tmp_path / "tests", tmp_path / "output.txt"
     folder.mkdir()

@@ -64,6 +64,7 @@ def assert_same(one: dict[str, Child], other: dict[str, Child], tolerance: float
                     torch.testing.assert_close(value, found, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.long
 def test_two_ranks_one_process_and_back(two_ranks: Ranks, tmp_path: Path) -> None:
     first, second = str(tmp_path / "first"), str(tmp_path / "second")
     saved, straight, _ = zip(*two_ranks.run(save_engine, first, range(3), range(3, 5)), strict=True)

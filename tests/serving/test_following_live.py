@@ -66,6 +66,7 @@ def of_trainer(model: Model) -> Tensor:
     return result
 
 
+@pytest.mark.long
 def test_the_dense_part_follows_and_no_run_reads_two_versions(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(5)
     model = Model()

@@ -48,6 +48,7 @@ def test_dynamic_and_static_tables(
     )
 
 
+@pytest.mark.long_cases("table_row_wise")
 @pytest.mark.parametrize("sharding", ["table_row_wise", "grid_shard"])
 def test_dynamic_and_static_tables_of_two_nodes(four_ranks: Ranks, sharding: str) -> None:
     four_ranks.run(

@@ -107,6 +107,7 @@ def test_rows_in_files_are_those_in_memory(
     assert in_files[0]["ids"] > did["stored"] > 0.5 * in_files[0]["ids"]
 
 
+@pytest.mark.long
 def test_same_life_cycle_as_one_process(two_ranks: Ranks, folders: list[str]) -> None:
     """Tables of bounded size; whole ones, since shards of their ids fill up one by one."""
     arguments = [*SMALL, *folders, "--capacity", "2000", "--eviction", "lru"]

@@ -51,6 +51,7 @@ def zipf_ids(generator: torch.Generator, count: int, distinct: int) -> Tensor:
     return (distinct**uniform).long() * 7919 - 100
 
 
+@pytest.mark.long_cases("grow-150")
 @pytest.mark.parametrize("capacity", [50, 150])  # a small index is looked at as a whole
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
 def test_every_call_does_what_a_plain_model_says(policy: td.Policy, capacity: int) -> None:

@@ -84,7 +84,7 @@ def test_contradictions_are_refused(arguments, message, capsys):
 # -- from the command line to the result -----------------------------------------------------------
 
 
-@pytest.mark.long_cases("more0")
+@pytest.mark.long
 @pytest.mark.parametrize("more", [[], ["--accumulate", "2", "--optimizer", "adam"]])
 def test_results_are_those_of_a_run_in_memory(more, folder, tmp_path, capsys):
     in_memory, _ = run(folder, tmp_path / "memory", capsys, *more)
