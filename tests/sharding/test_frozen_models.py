@@ -217,18 +217,9 @@ def test_sharded_modules_of_other_kinds() -> None:
         td.freeze(nn.Sequential(module))
 
 
-# each kind once; all kinds in each way of exporting in `make test-long`
-EXPORTS = [
-    pytest.param("bags", True, marks=pytest.mark.long),
-    ("weighted bags", False),
-    ("sequences", False),
-    pytest.param("bags", False, marks=pytest.mark.long),
-    pytest.param("weighted bags", True, marks=pytest.mark.long),
-    pytest.param("sequences", True, marks=pytest.mark.long),
-]
-
-
-@pytest.mark.parametrize(("kind", "strict"), EXPORTS)
+@pytest.mark.long
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("kind", ["bags", "weighted bags", "sequences"])
 def test_exported(one_rank: None, kind: str, strict: bool) -> None:
     weighted = "weighted" if kind == "weighted bags" else "plain"
     tables = unpooled("table_wise") if kind == "sequences" else pooled("table_wise")
