@@ -50,13 +50,7 @@ def test_trains_as_unsharded(ranks: Ranks, sharding: str, kind: str, pooling: st
 
 
 @pytest.mark.parametrize("kind", OTHER_VBE)
-@pytest.mark.parametrize(
-    "sharding",
-    [
-        pytest.param(sharding, marks=() if sharding == "grid_shard" else pytest.mark.long)
-        for sharding in BAG_SHARDINGS
-    ],
-)
+@pytest.mark.parametrize("sharding", BAG_SHARDINGS)
 def test_batch_sizes_per_feature(ranks: Ranks, sharding: str, kind: str) -> None:
     assert min(ranks.run(trains_as_unsharded, Case(tables(sharding, "mean"), kind))) > 0
 

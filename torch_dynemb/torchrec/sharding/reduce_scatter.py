@@ -148,9 +148,10 @@ def sum_by_exchange(module: nn.Module, arguments: tuple[Any, ...]) -> None:
             module._intra_dist = GlooReduceScatter(process_group, codecs)
             if variable:
                 module._variable_intra_dist = GlooVariableReduceScatter(process_group, codecs)
-    elif module._dist is None:
+    else:
         kind = GlooVariableReduceScatter if variable else GlooReduceScatter
-        module._dist = kind(module._pg, module._codecs)
+        if type(module._dist) is not kind:
+            module._dist = kind(module._pg, module._codecs)
 
 
 __all__ = ["GlooReduceScatter", "GlooVariableReduceScatter", "sum_by_exchange"]

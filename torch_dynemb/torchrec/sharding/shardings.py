@@ -112,6 +112,22 @@ class _SumByRows(_ByRows):
         return output_dist
 
 
+class _SendBags(_Timed):
+    """Base of shardings whose ranks send whole bags."""
+
+    def create_output_dist(self, device: torch.device | None = None) -> Any:
+        output_dist = super().create_output_dist(device)  # type: ignore[misc]
+        output_dist.register_forward_pre_hook(_make_variable_dist)
+        return output_dist
+
+
+def _make_variable_dist(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+    """Have an output dist made again that TorchRec made for one batch size of all features."""
+    context = arguments[1] if len(arguments) > 1 else None
+    if context is not None and context.variable_batch_per_feature and not module._variable_dist:
+        module._dist = None
+
+
 def _pooled_lookup(
     sharding: EmbeddingSharding[Any, Any, Any, Any],
     grouped_configs: list[Any],
@@ -148,7 +164,7 @@ def _sequence_lookup(
     return lookup
 
 
-class DynamicTwPooledSharding(_Timed, TwPooledEmbeddingSharding):  # type: ignore[misc]
+class DynamicTwPooledSharding(_SendBags, TwPooledEmbeddingSharding):  # type: ignore[misc]
     """Pooled sharding: each table is on one rank."""
 
     def create_lookup(
@@ -161,13 +177,13 @@ class DynamicTwPooledSharding(_Timed, TwPooledEmbeddingSharding):  # type: ignor
         return _pooled_lookup(self, configs, device, feature_processor)
 
 
-class DynamicCwPooledSharding(_Timed, CwPooledEmbeddingSharding):  # type: ignore[misc]
+class DynamicCwPooledSharding(_SendBags, CwPooledEmbeddingSharding):  # type: ignore[misc]
     """Pooled sharding: columns of a table are divided over ranks, each with all ids."""
 
     create_lookup = DynamicTwPooledSharding.create_lookup
 
 
-class DynamicTwCwPooledSharding(_Timed, TwCwPooledEmbeddingSharding):  # type: ignore[misc]
+class DynamicTwCwPooledSharding(_SendBags, TwCwPooledEmbeddingSharding):  # type: ignore[misc]
     """Pooled sharding: columns of a table are divided over the ranks of one node."""
 
     create_lookup = DynamicTwPooledSharding.create_lookup
