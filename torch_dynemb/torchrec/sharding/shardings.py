@@ -121,7 +121,7 @@ class _SendBags(_Timed):
         return output_dist
 
 
-def _make_variable_dist(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+def _make_variable_dist(module: Any, arguments: tuple[Any, ...]) -> None:
     """Have an output dist made again that TorchRec made for one batch size of all features."""
     context = arguments[1] if len(arguments) > 1 else None
     if context is not None and context.variable_batch_per_feature and not module._variable_dist:
