@@ -61,12 +61,23 @@ class Space:
     def cases(self, strength: int, seed: int = 0) -> list[Case]:
         """Return the cases of a covering array: the same for the same seed."""
         found = covertable.make(
-            dict(self.axes),
+            [list(values) for values in self.axes.values()],
             strength=strength,
             salt=str(seed),
-            constraints=[_condition(allowed) for allowed in self.constraints],
+            criterion=covertable.criteria.simple,
+            constraints=[self._condition(allowed) for allowed in self.constraints],
         )
-        return [{**{axis: case[axis] for axis in self.axes}, "seed": seed} for case in found]
+        return [{**dict(zip(self.axes, case, strict=True)), "seed": seed} for case in found]
+
+    def _condition(self, allowed: Callable[..., bool]) -> dict[str, Any]:
+        """Return a constraint as covertable takes it, which knows axes by number."""
+        numbers = {axis: number for number, axis in enumerate(self.axes)}
+        names = _names(allowed)
+        return {
+            "operator": "fn",
+            "requires": [numbers[name] for name in names],
+            "evaluate": lambda row: bool(allowed(**{name: row[numbers[name]] for name in names})),
+        }
 
     def line(self, case: Case) -> str:
         """Return a command that runs a case."""
@@ -103,15 +114,6 @@ def _options(of: Any) -> list[str]:
     return [name for name in names if name != "self"]
 
 
-def _condition(allowed: Callable[..., bool]) -> dict[str, Any]:
-    names = _names(allowed)
-    return {
-        "operator": "fn",
-        "requires": names,
-        "evaluate": lambda row: bool(allowed(**{name: row[name] for name in names})),
-    }
-
-
 def wrong(space: Space, case: Case, ranks_of: RanksOf) -> list[str]:
     """Return what is wrong with a case, on any rank; errors are."""
     if case.get("ranks", 0) > 1:
@@ -130,7 +132,7 @@ def wrong(space: Space, case: Case, ranks_of: RanksOf) -> list[str]:
 
 
 def _last_lines(of: str) -> str:
-    return "raised:\n" + "\n".join(of.strip().splitlines()[-8:])
+    return "raised:\n" + "\n".join(of.strip().splitlines()[-14:])
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from covering import Case, RanksOf, Space, failures
+from covering import Case, RanksOf, failures
 
 pytest.importorskip("torchrec")
 
@@ -16,16 +16,16 @@ FOUND = [  # the smallest cases of faults
     "pooling=none vbe=True",
     "pooling=none vbe=True empty=rank",
     "pooling=none strided=ids freeze=True",
+    "pooling=mean weighted=True beside=static data_type=FP16 freeze=True",
     "ranks=2 output_dtype=FP16",
     "ranks=2 pooling=none output_dtype=BF16",
     "ranks=2 pooling=none vbe=True use_index_dedup=True empty=rank",
 ]
-ONE_RANK, TWO_RANKS = SPACE.having(ranks=[1]), SPACE.having(ranks=[2])
 
 
 @pytest.fixture(scope="module")
-def pairs() -> dict[Space, list[Case]]:
-    return {space: space.cases(2) for space in (ONE_RANK, TWO_RANKS)}
+def pairs() -> list[Case]:
+    return SPACE.having(ranks=[1]).cases(2)
 
 
 @pytest.mark.parametrize("found", FOUND)
@@ -34,13 +34,10 @@ def test_what_was_found(ranks_of: RanksOf, found: str) -> None:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_pairs_on_one_rank(pairs: dict[Space, list[Case]], ranks_of: RanksOf, part: int) -> None:
-    assert failures(SPACE, pairs[ONE_RANK][part::PARTS], ranks_of) == []
-
-
-@pytest.mark.parametrize("part", range(PARTS))
-def test_pairs_on_two_ranks(pairs: dict[Space, list[Case]], ranks_of: RanksOf, part: int) -> None:
-    assert failures(SPACE, pairs[TWO_RANKS][part::PARTS], ranks_of) == []
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_pairs(pairs: list[Case], ranks_of: RanksOf, ranks: int, part: int) -> None:
+    cases = [{**case, "ranks": ranks} for case in pairs[part::PARTS]]
+    assert failures(SPACE, cases, ranks_of) == []
 
 
 @pytest.mark.long
