@@ -377,6 +377,8 @@ def _differences(case: Case, folder: str) -> list[str]:
             weight = of_tables[table].weight(reads=reads)
             expected = _expected(case, weight, bags, weights[f])
             differs(f"lookup {number}, output {f}", output.detach(), expected.detach())
+            if output.dtype != TYPES[case["output_dtype"]]:
+                found.append(f"lookup {number}, output {f}: dtype {output.dtype}")
             parts.append((output, expected, weight, bags, of_tables[table]))
         return parts, leaves, weights
 

@@ -331,6 +331,10 @@ def _differences(rank: int, case: Case, folder: str) -> list[str]:
             if table.dynamic:
                 expected = of_tables[table.name].output(of[feature], reads=reads)
                 differs(f"{what} {name}", outputs[name], expected)
+                # means by rows are divided by float32, as in TorchRec, and outputs are one tensor
+                divided = "mean" in [table.pooling for table in tables]
+                if not divided and outputs[name].dtype != TYPES[case["output_dtype"]]:
+                    found.append(f"{what} {name}: dtype {outputs[name].dtype}")
 
     for step in range(STEPS):
         for micro in range(case["micro_batches"]):
