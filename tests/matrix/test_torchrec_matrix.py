@@ -7,6 +7,7 @@ from covering import Case, RanksOf, failures
 
 pytest.importorskip("torchrec")
 
+from sharded_models import FOUR_RANKS
 from torchrec_space import SPACE
 
 pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
@@ -38,6 +39,12 @@ def test_what_was_found(ranks_of: RanksOf, found: str) -> None:
 def test_pairs(pairs: list[Case], ranks_of: RanksOf, ranks: int, part: int) -> None:
     cases = [{**case, "ranks": ranks} for case in pairs[part :: PARTS * ranks]]  # some on two
     assert failures(SPACE, cases, ranks_of) == []
+
+
+@pytest.mark.parametrize("part", range(PARTS // 2))
+def test_pairs_on_two_nodes(pairs: list[Case], ranks_of: RanksOf, part: int) -> None:
+    cases = [{**case, "ranks": 4} for case in pairs if case["sharding"] in FOUR_RANKS]
+    assert failures(SPACE, cases[part::PARTS], ranks_of) == []
 
 
 @pytest.mark.long
