@@ -37,6 +37,7 @@ class Space:
             of a module, so that ranks find it. With an axis ``ranks`` there is a process group.
         public: functions, classes and TypedDicts that have the options.
         without_axis: option -> why it is in no axis.
+        hiding: axis -> values with which other options have little effect.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Space:
     check: Callable[[int, Case], list[str]]
     public: Sequence[Any] = ()
     without_axis: Mapping[str, str] = field(default_factory=dict)
+    hiding: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def having(self, **axes: Sequence[Any]) -> Space:
         """Return the space with other values of some axes."""
@@ -59,7 +61,23 @@ class Space:
         return all(allowed(**{n: case[n] for n in _names(allowed)}) for allowed in self.constraints)
 
     def cases(self, strength: int, seed: int = 0) -> list[Case]:
-        """Return the cases of a covering array: the same for the same seed."""
+        """Return the cases of a covering array: the same for the same seed.
+
+        Values that hide others are in cases of their own, one such value in each.
+        """
+        shown = self.having(
+            **{
+                axis: [value for value in self.axes[axis] if value not in hiding]
+                for axis, hiding in self.hiding.items()
+            }
+        )
+        found = shown._array(strength, seed)
+        for axis, hiding in self.hiding.items():
+            for value in hiding:
+                found += shown.having(**{axis: [value]})._array(strength - 1, seed)
+        return found
+
+    def _array(self, strength: int, seed: int) -> list[Case]:
         found = covertable.make(
             [list(values) for values in self.axes.values()],
             strength=strength,

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import torch_dynemb as td
 
 ROWS, DIM, BATCH, STEPS = 10, 4, 6, 4
-TOLERANCE = {"sgd": 2e-4, "adagrad": 2e-4, "adam": 3e-3}  # SparseAdam's epsilon differs
+TOLERANCE = {"sgd": 2e-4, "adagrad": 2e-4, "adam": 1.5e-2}  # SparseAdam's epsilon differs
 
 # of the table: torch's, the same of ours, and whether nn.Embedding has sparse gradients
 TABLE_OPTIMIZERS: dict[str, tuple[Callable[..., Any], td.optim.OptimizerConfig, bool]] = {

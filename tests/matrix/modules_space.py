@@ -537,6 +537,7 @@ SPACE = Space(
         lambda recomputes, lookups, split: recomputes != "reentrant" or lookups == 1 or split,
     ],
     check=check,
+    hiding={"trainable": [False], "empty": ["bags", "batch"]},
     public=[
         td.DynamicEmbedding,
         td.DynamicEmbeddingBag,

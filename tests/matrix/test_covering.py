@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import shlex
 from typing import TypedDict
@@ -67,6 +68,24 @@ def test_all_allowed_combinations_are_in_a_case(strength: int) -> None:
     assert len(cases) < len(allowed)
     for axes in itertools.combinations(SPACE.axes, strength):
         assert {_values(c, axes) for c in cases} == {_values(c, axes) for c in allowed}
+
+
+def test_a_value_that_hides_others_is_with_each_of_them() -> None:
+    hiding = dataclasses.replace(SPACE, hiding={"speed": ["slow"]})
+    cases = hiding.cases(2)
+    pairs = {
+        (axis, case[axis], case["speed"] == "slow")
+        for case in cases
+        for axis in ("colour", "large", "number")
+    }
+    values = [(axis, v) for axis in ("colour", "large", "number") for v in SPACE.axes[axis]]
+    assert pairs == {(*of, slow) for of in values for slow in (False, True)} - {
+        ("colour", "blue", True)
+    }
+    shown = [case for case in cases if case["speed"] != "slow"]
+    assert {_values(case, ("colour", "large")) for case in shown} == {
+        *itertools.product(SPACE.axes["colour"], SPACE.axes["large"])
+    }
 
 
 def test_a_seed_gives_the_same_cases() -> None:

@@ -23,6 +23,7 @@ def test_pairs(pairs: list[Case], ranks_of: RanksOf, part: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_triples(ranks_of: RanksOf) -> None:
     assert failures(SPACE, SPACE.cases(3), ranks_of) == []

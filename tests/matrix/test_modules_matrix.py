@@ -8,7 +8,7 @@ from modules_space import SPACE
 
 pytestmark = pytest.mark.cpu_only("compilers, autocast and stores of the CPU")
 
-PARTS = 8
+PARTS = 16
 FOUND = [  # the smallest cases of faults
     "split=True lookups=2 run=compiled_autograd",
 ]
@@ -32,6 +32,7 @@ def test_pairs(pairs: list[Case], ranks_of: RanksOf, part: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.filterwarnings("ignore:.*backwards came before it:RuntimeWarning")
 def test_triples(ranks_of: RanksOf) -> None:
     assert failures(SPACE, SPACE.cases(3), ranks_of) == []

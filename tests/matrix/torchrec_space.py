@@ -485,6 +485,7 @@ SPACE = Space(
         lambda strided, vbe: strided != "inverse" or vbe,
     ],
     check=check,
+    hiding={"trainable": [False], "requires_grad": [False], "empty": ["bags", "batch"]},
     public=[DynamicEmbeddingBagCollectionSharder, DynamicEmbeddingCollectionSharder, TableOptions],
     without_axis={
         "fused_params": "output_dtype is of it; the others choose an optimizer: test_planner.py",
