@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 from started import start_server
+from torch._subclasses import FakeTensorMode
 
 import torch_dynemb as td
 from torch_dynemb import ops
@@ -399,3 +400,21 @@ def test_a_thousand_tables_fit_into_the_addresses_of_a_large_machine(
     gc.collect()
     alone = td.TableGroup([td.TableConfig("t", 64)], optimizer=td.Adam(lr=0.1))
     assert alone.rows.weights[0].shape[0] > 10**9
+
+
+def test_tables_freed_in_the_midst_of_a_trace_are_freed(tmp_path: Path) -> None:
+    """The garbage collector runs there, too, and modes of the trace see the ops that it calls."""
+    store = td.SSDStore(tmp_path, cache=10)
+    for _ in range(2):  # the path is free again
+        before = process_bytes("VmSize")
+        trained, stored = (
+            td.DynamicEmbedding(4, optimizer=td.SGD(lr=0.1), storage=storage)
+            for storage in (None, store)
+        )
+        for module in (trained, stored):
+            module(torch.arange(6)).sum().backward()
+        reserved = process_bytes("VmSize") - before
+        with FakeTensorMode():
+            del module, trained, stored
+            gc.collect()
+        assert process_bytes("VmSize") - before < reserved / 10

@@ -8,9 +8,7 @@ import pytest
 from jagged_batches import KINDS, OTHER_VBE
 from ranks import Ranks
 from sharded_models import BAG_SHARDINGS, FOUR_RANKS, Table
-from sharded_training import ADAM, Case, trains_as_unsharded
-
-import torch_dynemb as td
+from sharded_training import Case, trains_as_unsharded
 
 pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
 
@@ -65,40 +63,3 @@ def test_a_grid_beside_other_shardings(four_ranks: Ranks, kind: str) -> None:
     one, two, three = tables("grid_shard", "mean")
     mixed = (replace(three, sharding="row_wise"), one, replace(two, sharding="column_wise"))
     four_ranks.run(trains_as_unsharded, Case(mixed, kind))
-
-
-@pytest.mark.parametrize("sharding", BAG_SHARDINGS)
-def test_one_feature_of_two_tables_that_pool_differently(ranks: Ranks, sharding: str) -> None:
-    tables = (
-        Table("mean", 8, ("a", "b"), "mean", sharding),
-        Table("sum", 16, ("c", "a"), "sum", sharding),
-    )
-    ranks.run(trains_as_unsharded, Case(tables))
-
-
-@pytest.mark.parametrize("kind", ["plain", "weighted"])
-@pytest.mark.parametrize("pooling", ["sum", "mean"])
-@pytest.mark.parametrize("sharding", BAG_SHARDINGS)
-def test_padding(ranks: Ranks, sharding: str, pooling: str, kind: str) -> None:
-    padded = tuple(replace(table, padding_idx=3) for table in tables(sharding, pooling))
-    ranks.run(trains_as_unsharded, Case(padded, kind, vocabulary=5))
-
-
-@pytest.mark.parametrize("data_type", ["BF16", "FP16"])
-@pytest.mark.parametrize("sharding", BAG_SHARDINGS)
-def test_rows_of_half_precision(ranks: Ranks, sharding: str, data_type: str) -> None:
-    half = tuple(replace(table, data_type=data_type) for table in tables(sharding, "mean"))
-    ranks.run(
-        trains_as_unsharded,
-        Case(
-            half,
-            fused_params={**ADAM, "stochastic_rounding": False},
-            optimizer=td.Adam(lr=0.1, stochastic_rounding=False),
-            tolerance=1e-2,  # one bit
-        ),
-    )
-
-
-@pytest.mark.parametrize("sharding", BAG_SHARDINGS)
-def test_without_step_of_the_optimizer(ranks: Ranks, sharding: str) -> None:
-    ranks.run(trains_as_unsharded, Case(tables(sharding, "sum"), ends_steps=False))

@@ -24,17 +24,3 @@ def tables(sharding: str) -> tuple[Table, ...]:
 @pytest.mark.parametrize("sharding", SEQUENCE_SHARDINGS)
 def test_trains_as_unsharded(two_ranks: Ranks, sharding: str, kind: str) -> None:
     assert min(two_ranks.run(trains_as_unsharded, Case(tables(sharding), kind))) > 0
-
-
-@pytest.mark.parametrize("sharding", SEQUENCE_SHARDINGS)
-def test_one_feature_of_two_tables(two_ranks: Ranks, sharding: str) -> None:
-    both = (
-        Table("one", 8, ("a", "b"), "none", sharding),
-        Table("two", 8, ("c", "a"), "none", sharding),
-    )
-    two_ranks.run(trains_as_unsharded, Case(both))
-
-
-@pytest.mark.parametrize("sharding", SEQUENCE_SHARDINGS)
-def test_without_step_of_the_optimizer(two_ranks: Ranks, sharding: str) -> None:
-    two_ranks.run(trains_as_unsharded, Case(tables(sharding), ends_steps=False))

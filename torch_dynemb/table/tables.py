@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb._library.error_names import know_names
+from torch_dynemb._library.finalizers import finalize
 from torch_dynemb.argument_checks import flat_int64
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
@@ -85,7 +85,7 @@ class Tables:
         if self._bound is not None:
             return self._bound
         number = ops.bind_lookup(self.index, self.rows)
-        weakref.finalize(self, ops.release_lookup, number).atexit = False
+        finalize(self, ops.release_lookup, number).atexit = False
         object.__setattr__(self, "_bound", number)
         return number
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb._library.finalizers import finalize
 from torch_dynemb.errors import DeviceMemoryError, DiskFullError
 from torch_dynemb.ops.columns import (
     DIRTY_MARK,
@@ -71,7 +71,7 @@ class DeviceTiers(Tiers):
         super().__init__(tensors, cached)
         self.host = host
         # Work of the thread is done before the store is closed.
-        self._end = weakref.finalize(self, host.end)
+        self._end = finalize(self, host.end)
         self._rows = rows
         self._slots = DeviceSlots(tensors, rows)
         self._background = background

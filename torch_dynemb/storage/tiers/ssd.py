@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb._library.finalizers import finalize
 from torch_dynemb.ops.columns import StoreStat
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors, TierTensors
 from torch_dynemb.storage.tiers.configs import IO_PATHS, SSDStore
@@ -80,7 +80,7 @@ class SSDTiers(StoreTiers, StoreFiles):
             io=IO_PATHS.index(storage.io),
         )
         # The thread only knows addresses: it must end before this object frees the tensors.
-        self._end = weakref.finalize(self, ops.store_close, tensors.clock)
+        self._end = finalize(self, ops.store_close, tensors.clock)
         if not _keeps_snapshots(Path(storage.path)):
             # without a snapshot, rows of an earlier run cannot be read any more: delete them
             self.keep([torch.empty(0, dtype=torch.int64) for _ in slab_names])

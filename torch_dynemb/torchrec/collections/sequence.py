@@ -168,7 +168,8 @@ class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection)
                 trains=self.training and torch.is_grad_enabled(),
             )
         )
-        if not checked.variable_stride_per_key() and checked.stride() == 0:
+        shares_bags = checked.variable_stride_per_key()
+        if (checked.inverse_indices()[1].shape[1] if shares_bags else checked.stride()) == 0:
             # TorchRec's outputs need a sample, and other ranks wait for the backward of this one
             checked = with_one_sample(checked)
             ctx.without_samples = True
@@ -215,6 +216,25 @@ class ShardedDynamicEmbeddingCollection(DynamicPart, ShardedEmbeddingCollection)
             sent.append(unique.features)
         return sent
 
+    def _compute_sequence_vbe_context(self, ctx: Any, unpadded_features: Any) -> None:
+        """Find the row of each output if samples share bags; TorchRec copies rows by an op of
+        FBGEMM without a gradient, so tables would not learn."""
+        super()._compute_sequence_vbe_context(ctx, unpadded_features)
+        of_shardings, ctx.seq_vbe_ctx = ctx.seq_vbe_ctx, []
+        sent, ctx.input_features = ctx.input_features, []
+        for i, shared in enumerate(of_shardings):
+            rows = torch.arange(int(shared.unpadded_lengths.sum()), device=shared.recat.device)
+            lengths, positions, _ = torch.ops.fbgemm.permute_1D_sparse_data(
+                shared.recat, shared.unpadded_lengths, rows
+            )
+            if sent:
+                ctx.reverse_indices[i] = ctx.reverse_indices[i][positions]
+            else:
+                ctx.reverse_indices.append(positions)
+            ids = positions if shared.reindexed_values is None else shared.reindexed_values
+            names = [str(n) for n in range(len(shared.reindexed_lengths))]
+            ctx.input_features.append(KeyedJaggedTensor(names, ids, lengths=lengths))
+
     def _embedding_dim_for_sharding_type(self, sharding_type: str) -> int:
         dim: int = super()._embedding_dim_for_sharding_type(sharding_type.removeprefix("dynamic_"))
         return dim
@@ -226,9 +246,9 @@ def _cut_sample(ctx: Any, awaitable: Any) -> Any:
         awaitable.callbacks.append(
             lambda outputs: {
                 name: JaggedTensor(
-                    values=jagged.values(),
+                    values=jagged.values()[:0],
                     lengths=jagged.lengths()[:0],
-                    weights=jagged.weights_or_none(),
+                    weights=None if (of := jagged.weights_or_none()) is None else of[:0],
                 )
                 for name, jagged in outputs.items()
             }

@@ -13,6 +13,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 
 from torch_dynemb import ops
 from torch_dynemb.nn.features import KeyedJagged, keyed_ids
+from torch_dynemb.nn.inputs import integer_ids
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.serving import FrozenModule
@@ -223,6 +224,7 @@ class FrozenEmbeddingCollection(FrozenModule):
 
         Raises:
             KeyError: a feature is missing.
+            TypeError: ids are not integers.
             ValueError: features have a batch size each, and ``inverse_indices`` is missing or
                 torch.export traces.
         """
@@ -235,7 +237,7 @@ class FrozenEmbeddingCollection(FrozenModule):
                 split[feature] = repeated(split[feature], bags)
         given = {of.name: _of(owner, split, of.feature) for of in self._outputs}
         dynamic = [of for of in self._outputs if of.table is not None]
-        ids = [given[of.name].values for of in dynamic]
+        ids = [integer_ids(f"{owner}: {of.feature}", given[of.name].values) for of in dynamic]
         tables = [of.table for of in dynamic if of.table is not None]
         dims = [of.dim for of in dynamic]
         joined = ops.ids_concat(ids, bags=1)

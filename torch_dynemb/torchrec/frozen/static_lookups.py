@@ -52,11 +52,13 @@ def static_bags(
         [B, dim] for each output.
     """
     if isinstance(static, EmbeddingBagCollection):
+        tables = [static.embedding_bags[output.of] for output in outputs]
         return [
-            static.embedding_bags[output.of](
-                of.values, of.offsets, of.weights if weighted else None
-            )
-            for of, output in zip(given, outputs, strict=True)
+            # nn.EmbeddingBag takes weights of the dtype of its rows alone
+            table(of.values, of.offsets, of.weights.to(table.weight.dtype))
+            if weighted and of.weights is not None
+            else table(of.values, of.offsets)
+            for of, table in zip(given, tables, strict=True)
         ]
     found = static(_keyed(given, outputs, weighted=weighted)).to_dict()
     names = _names(static.embedding_bag_configs())

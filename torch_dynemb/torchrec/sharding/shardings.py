@@ -55,6 +55,15 @@ class _Timed:
         self.time = TimeOfSharding()
         plans: list[KernelPlan] = [info.fused_params[PLAN] for info in sharding_infos]
         self._keeps_time = any(plan.options.keeps_time for plan in plans)
+        self._output_dtype: torch.dtype = sharding_infos[0].fused_params["output_dtype"]
+
+    def take(self, lookup: Any) -> None:
+        """Keep a new lookup of this sharding."""
+        self.time.take(lookup)
+        # what a rank without tables returns, float32 in TorchRec, has to be as what others send
+        lookup._dummy_embs_tensor = torch.empty_like(
+            lookup._dummy_embs_tensor, dtype=self._output_dtype, requires_grad=True
+        )
 
     @property
     def ids(self) -> IdSlots:
@@ -143,7 +152,7 @@ def _pooled_lookup(
         feature_processor=feature_processor,
         env=sharding._env,
     )
-    sharding.time.take(lookup)
+    sharding.take(lookup)
     return lookup
 
 
@@ -160,7 +169,7 @@ def _sequence_lookup(
         device=device if device is not None else sharding._device,
         env=sharding._env,
     )
-    sharding.time.take(lookup)
+    sharding.take(lookup)
     return lookup
 
 

@@ -1,0 +1,29 @@
+"""Training loops: every idiom with every other, on a dynamic table as on nn.Embedding."""
+
+from __future__ import annotations
+
+import pytest
+from covering import Case, RanksOf, failures
+from loops_space import SPACE
+
+pytestmark = pytest.mark.cpu_only("GradScaler and autocast of the CPU")
+
+PARTS = 8
+
+
+@pytest.fixture(scope="module")
+def pairs() -> list[Case]:
+    return SPACE.cases(2)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of schedulers in unusual loops
+@pytest.mark.parametrize("part", range(PARTS))
+def test_pairs(pairs: list[Case], ranks_of: RanksOf, part: int) -> None:
+    assert failures(SPACE, pairs[part::PARTS], ranks_of) == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_triples(ranks_of: RanksOf) -> None:
+    assert failures(SPACE, SPACE.cases(3), ranks_of) == []
