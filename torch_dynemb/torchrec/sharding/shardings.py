@@ -122,7 +122,7 @@ class _SumByRows(_ByRows):
 
 
 class _SendBags(_Timed):
-    """Base of shardings whose ranks send whole bags."""
+    """Base of shardings in which ranks send whole bags."""
 
     def create_output_dist(self, device: torch.device | None = None) -> Any:
         output_dist = super().create_output_dist(device)  # type: ignore[misc]
