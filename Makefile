@@ -39,7 +39,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help build train test check test-touched test-long programs tsan test-torchrec-versions test-oldest-torch lint format docs bench bench-report bench-peers gpu-check wheel wheel-cpu wheel-cuda test-wheel clean
+.PHONY: help build train test check test-marked test-touched test-long programs tsan test-torchrec-versions test-oldest-torch lint format docs bench bench-report bench-peers gpu-check wheel wheel-cpu wheel-cuda test-wheel clean
 
 help:  ## this list
 	@echo 'make TARGET [ARGS="..."]   ARGS goes to the program that the target runs'
@@ -57,25 +57,32 @@ train: build $(STAMPS)/train $(if $(findstring --torchrec,$(ARGS)),$(STAMPS)/tor
 	$(VENV)/bin/python -m tutorials.dlrm.train $(DATA) $(ARGS)
 
 # The tests of a file run in one process, because they share what takes long to make.
-SHORT_TESTS := $(VENV)/bin/python -m pytest tests -m "not long" --numprocesses $(WORKERS) --dist loadfile
+IN_PROCESSES := --numprocesses $(WORKERS) --dist loadfile
+SHORT_TESTS := $(VENV)/bin/python -m pytest -m "not long and not page" --cpu-limit 1 $(IN_PROCESSES)
+MARKED := --device marked --first-and-last
+SET_UP_TESTS := build $(STAMPS)/test $(STAMPS)/torchrec $(STAMPS)/redis $(STAMPS)/cpp-server
 
 # the second run is for tests that mix devices; ARGS choose tests, or a device, for the first
-test: build $(STAMPS)/test $(STAMPS)/torchrec $(STAMPS)/redis $(STAMPS)/cpp-server  ## tests that take seconds each
+test: $(SET_UP_TESTS)  ## tests of at most a second each; files that changed also on a marked device
 	cd tests && $(CURDIR)/$(VENV)/bin/python -m emulator.build  # a test that did it might take too long
-	$(SHORT_TESTS) $(ARGS)
-	$(if $(ARGS),,$(SHORT_TESTS) --device marked --first-and-last)
+	$(SHORT_TESTS) tests $(ARGS)
+	$(if $(ARGS),,files=$$($(VENV)/bin/python tests/tools/touched_tests.py --changed) && \
+	    test -z "$$files" || $(SHORT_TESTS) $$files $(MARKED))
+
+test-marked: $(SET_UP_TESTS)  ## the tests of make test on tensors that behave as a GPU's beside others
+	$(SHORT_TESTS) tests $(MARKED) $(ARGS)
 
 check: build $(STAMPS)/test  ## schema, opcheck, errors, values and emulator of one op: make check OP=multi_hash
 	@test -n '$(OP)' || { echo 'make check OP=name: which op of torch.ops.dynemb?' >&2; exit 1; }
 	cd tests && $(CURDIR)/$(VENV)/bin/python -m emulator.build
 	$(VENV)/bin/python tests/tools/check_op.py $(OP) $(ARGS)
 
-test-touched: build $(STAMPS)/test $(STAMPS)/torchrec $(STAMPS)/redis $(STAMPS)/cpp-server  ## of test-long, for a quarter of an hour, what the commits since DYNEMB_BASE touch
+test-touched: $(SET_UP_TESTS)  ## of test-long, for a quarter of an hour, what the commits since DYNEMB_BASE touch
 	files=$$($(VENV)/bin/python tests/tools/touched_tests.py) && test -z "$$files" || \
 	    $(VENV)/bin/python -m pytest $$files -m long --timeout 1800 --skip-after 900 \
-	    --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	    $(IN_PROCESSES) --no-loadscope-reorder $(ARGS)
 
-test-long: build $(STAMPS)/test $(STAMPS)/torchrec $(STAMPS)/redis $(STAMPS)/cpp-server  ## tests that take minutes each
+test-long: $(SET_UP_TESTS)  ## tests of up to some minutes each
 	$(VENV)/bin/python -m pytest tests -m long --timeout 3600 $(ARGS)
 
 programs: build  ## frameworks of others into build/programs, for tests/programs in make test-long
@@ -107,8 +114,9 @@ format: $(STAMPS)/lint  ## rewrite the sources as lint wants them
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/clang-format -i $(CXX_FILES)
 
-docs: build $(STAMPS)/docs $(STAMPS)/torchrec  ## build/docs/index.html: guides, reference and benchmarks, with a search
+docs: build $(STAMPS)/docs $(STAMPS)/test $(STAMPS)/torchrec  ## run the programs of all pages; build/docs/index.html has guides, reference, benchmarks
 	$(VENV)/bin/python -m sphinx --fail-on-warning --keep-going --quiet -c docs -d build/doctrees . build/docs $(ARGS)
+	$(VENV)/bin/python -m pytest tests/project -m page $(IN_PROCESSES)
 
 bench: build $(STAMPS)/test bench-peers  ## benchmarks, with the peers they compare with
 	$(VENV)/bin/python benchmarks/run.py $(ARGS)

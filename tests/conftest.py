@@ -116,6 +116,12 @@ def pytest_pycollect_makemodule(
     return _SaysNothing.from_parent(parent, path=module_path)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    case = item.name.partition("[")[2].removesuffix("]")
+    if any(case in marker.args for marker in item.iter_markers("long_cases")):
+        item.add_marker(pytest.mark.long)
+
+
 def is_test_file(path: Path) -> bool:
     return path.suffix == ".py" and path.name.startswith("test_")
 

@@ -32,6 +32,7 @@ def tools(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ModuleType, ModuleT
         sys.modules.pop(name, None)
 
 
+@pytest.mark.long
 def test_damaged_arguments(tools: tuple[ModuleType, ModuleType], tmp_path: Path) -> None:
     fuzz_ops, _ = tools
     assert fuzz_ops.run_calls(0, 500, library=None, current=tmp_path / "call") == ""

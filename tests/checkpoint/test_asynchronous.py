@@ -90,6 +90,7 @@ def test_what_is_saved_is_one_step(
     assert differences(contents(model), contents(twin)) == []
 
 
+@pytest.mark.long
 @pytest.mark.traced
 @pytest.mark.parametrize("split", [False, True], ids=["fused", "split"])
 def test_compiled_training_goes_on(
@@ -305,6 +306,7 @@ def test_copies_without_addresses_are_refused(
     checkpoint.save(tmp_path / "c", model, asynchronous=True).wait()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fails", [False, True], ids=["done", "failed"])
 def test_copies_are_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: HeldDisk, fails: bool

@@ -163,6 +163,7 @@ def test_copies_of_a_model_know_nothing_of_it(tmp_path: Path, disk: HeldDisk) ->
         handle.wait()
 
 
+@pytest.mark.long
 def test_an_error_that_nobody_was_told_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     work, told = BackgroundWork("the asynchronous checkpoint a"), BackgroundWork("b")
     for of in (work, told):
@@ -242,6 +243,7 @@ def test_a_forked_process_does_not_wait_for_a_thread_it_has_not(
     handle.wait()
 
 
+@pytest.mark.long
 def test_who_has_waited_for_an_error_can_let_go_of_the_model(tmp_path: Path) -> None:
     """The error has the frames through which it was raised, and they have the model."""
 

@@ -40,6 +40,7 @@ def end_of(path: Path, how: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(program, capture_output=True, text=True, check=True, timeout=120)
 
 
+@pytest.mark.long
 def test_a_program_ends_when_the_checkpoint_is_whole(tmp_path: Path) -> None:
     done = end_of(tmp_path / "c", "works")
     assert done.stdout == "the end\n"

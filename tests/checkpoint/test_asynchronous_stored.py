@@ -209,6 +209,7 @@ def test_damage_is_told_by_the_save_and_by_nothing_else(tmp_path: Path, disk: He
     train(model, range(1, 4))
 
 
+@pytest.mark.long
 def test_a_save_outlives_its_model(tmp_path: Path, disk: HeldDisk) -> None:
     model = bag_on(tmp_path / "model")
     train(model, range(5))

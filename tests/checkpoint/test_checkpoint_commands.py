@@ -147,6 +147,7 @@ def test_without_a_command_the_list_is_shown(capsys: pytest.CaptureFixture[str])
         assert f"\n    {command}" in shown.err
 
 
+@pytest.mark.long
 def test_output_that_nobody_reads_is_no_error(path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "torch_dynemb", "checkpoint", "inspect", path],
@@ -260,6 +261,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.long
 def test_memory_is_bounded(tmp_path: Path) -> None:
     """One process reads, verifies, reshards and exports a table of 195 MB."""
     module = td.DynamicEmbedding(4096, name="t", optimizer=td.SGD(lr=0.1))

@@ -108,6 +108,7 @@ def test_what_cannot_move_stays_where_it_is(tmp_path: Path) -> None:
     assert (old / "dense2").read_text() == "precious"
 
 
+@pytest.mark.long
 def test_a_second_save_to_a_path_names_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +136,7 @@ def test_a_second_save_to_a_path_names_the_first(
     assert UNFINISHED not in names(last)
 
 
+@pytest.mark.long
 def test_a_claim_ends_with_its_process_though_a_child_lives(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     program = """

@@ -350,6 +350,7 @@ def test_pending_gradients_are_refused(path: Path) -> None:
     checkpoint.save(path, items)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_DATA")
 def test_a_table_that_fills_most_of_the_memory(path: Path) -> None:
     program = Path(__file__).with_name("bounded_memory.py")

@@ -489,6 +489,7 @@ def hammer(tmp_path: Path, ids: int, saves: int, *, compiled: bool = False) -> i
     return steps
 
 
+@pytest.mark.long
 def test_no_row_is_torn_or_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_places: None
 ) -> None:

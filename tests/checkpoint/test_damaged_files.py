@@ -98,6 +98,7 @@ def check_damaged_files(saved: Path, folder: Path, refusing: Refusing, step: int
     return count
 
 
+@pytest.mark.long
 def test_damaged_file_is_refused(saved: Path, tmp_path: Path, refusing: Refusing) -> None:
     """Half of the damage, and kinds of models take turns."""
     assert check_damaged_files(saved, tmp_path, refusing, step=2) > 80

@@ -73,6 +73,7 @@ def kill_often(path: Path, times: int) -> None:
         check(one_by_one, number)
 
 
+@pytest.mark.long
 def test_killed_at_some_time(tmp_path: Path) -> None:
     kill_often(tmp_path / "log", 3)
 

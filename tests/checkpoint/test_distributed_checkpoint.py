@@ -98,6 +98,7 @@ def test_a_module_is_stateful_and_states_are_nested(tmp_path: Path) -> None:
     assert same(source, other)
 
 
+@pytest.mark.long
 def test_other_tables_and_other_entries_are_refused(tmp_path: Path) -> None:
     dcp.save(trained().state_dict(), checkpoint_id=tmp_path)
     with pytest.raises(RuntimeError, match="optimizer"):

@@ -203,6 +203,7 @@ def ranked(rank: int, path: Path) -> tuple[list[list[int]], list[list[int]]]:
     return ids_of(model), copied
 
 
+@pytest.mark.long
 def test_ranks_agree_on_the_best_ids(two_ranks: Ranks, tmp_path: Path) -> None:
     (first, copied), (second, other) = two_ranks.run(ranked, tmp_path / "log")
     assert min(len(ids) for ids in first + second) > 0

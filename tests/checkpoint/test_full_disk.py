@@ -125,6 +125,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.long
 def test_limit_of_the_size_of_files_is_told(tmp_path: Path) -> None:
     """A real one, by RLIMIT_FSIZE: the kernel writes a part and then refuses."""
     checkpoint.save(tmp_path / "last", torch.nn.Linear(2, 2))

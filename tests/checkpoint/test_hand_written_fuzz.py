@@ -52,6 +52,7 @@ FUZZ = settings(max_examples=60, suppress_health_check=list(HealthCheck))
 LONG_FUZZ = settings(max_examples=1200, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.long
 @FUZZ
 @given(data=st.data())
 def test_any_value_is_refused_or_sound(data: st.DataObject, saved: Path, tmp_path: Path) -> None:
@@ -82,6 +83,7 @@ def check_changed_manifest(data: st.DataObject, saved: Path, path: Path) -> None
     outcome(path, data.draw(st.sampled_from(KINDS)), f"{place}: {value!r}")
 
 
+@pytest.mark.long
 @FUZZ
 @given(data=st.data())
 def test_any_manifest_is_refused_or_sound(data: st.DataObject, saved: Path, tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def test_a_checkpoint_is_described(tmp_path: Path, capsys: pytest.CaptureFixture
     assert items[:4] + items[5:8] == ["items", "4", "float32", "5", "7", "0", "2"]
 
 
+@pytest.mark.long
 def test_as_a_command(tmp_path: Path) -> None:
     path = saved(tmp_path / "checkpoint.pt", score="none")
     command = [sys.executable, "-m", "torch_dynemb", "inspect", str(path)]

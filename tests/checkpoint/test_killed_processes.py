@@ -63,6 +63,7 @@ def kill_often(path: Path, times: int) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
+@pytest.mark.long
 def test_killed_process_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     kill_often(tmp_path / "last", 3)
 

@@ -33,6 +33,7 @@ def check_points(ranks: Ranks, folder: Path, step: int) -> None:
         assert epochs <= ({0, 1} if renames else {0}), where
 
 
+@pytest.mark.long
 def test_one_of_two_ranks_dies(two_ranks: Ranks, tmp_path: Path) -> None:
     check_points(two_ranks, tmp_path, 5)
 

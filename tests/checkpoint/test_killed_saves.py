@@ -177,6 +177,7 @@ def test_save_has_points_of_every_kind(saved: Saved, tmp_path: Path) -> None:
     assert len(calls) > 100
 
 
+@pytest.mark.long_cases("old-1", "half written-17")
 @pytest.mark.parametrize(("before", "step"), [("old", 1), ("nothing", 7), ("half written", 17)])
 def test_killed_at_a_call(before: str, step: int, saved: Saved, tmp_path: Path) -> None:
     """Of writes, every third; :func:`test_killed_at_every_call` has all of them."""
@@ -202,6 +203,7 @@ def test_what_was_saved_survives_a_power_failure(before: str, saved: Saved, tmp_
     assert found(path, saved.contents) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("before", ["between renames", "half removed"])
 def test_killed_while_it_settles_what_a_killed_one_left(
     before: str, saved: Saved, tmp_path: Path

@@ -109,7 +109,7 @@ class Walk(NamedTuple):
     naming: tuple[str, ...] = ("pipe_file", "mv")
     named: int = -1
 
-    def run(self, folder: Path, every: int) -> None:
+    def run(self, folder: Path, every: int = 1) -> None:
         """Walk.
 
         Args:
@@ -278,8 +278,8 @@ def only_one_snapshot(place: Path) -> None:
     assert len(list((place / "rows" / "snapshots").iterdir())) == 1
 
 
-@pytest.mark.parametrize("every", [31, pytest.param(1, marks=pytest.mark.long)])
-def test_snapshots(every: int, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_snapshots(tmp_path: Path) -> None:
     Walk(
         save_snapshot,
         snapshot_epoch,
@@ -287,12 +287,12 @@ def test_snapshots(every: int, tmp_path: Path) -> None:
         (SAVE, SNAPSHOTS),
         ("rename",),
         -2,  # the last one removes the snapshot before
-    ).run(tmp_path, every)
+    ).run(tmp_path)
 
 
 # -- two ranks -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytest.mark.long)])
-def test_checkpoints_of_two_ranks(every: int, two_ranks: Ranks, tmp_path: Path) -> None:
-    two_ranks.run(lost_by_ranks.walk, str(tmp_path), every)
+@pytest.mark.long
+def test_checkpoints_of_two_ranks(two_ranks: Ranks, tmp_path: Path) -> None:
+    two_ranks.run(lost_by_ranks.walk, str(tmp_path))

@@ -231,6 +231,7 @@ def test_sketches_are_added_only_where_parts_have_ids_of_several(
     assert sketches_of(1) == [111]
 
 
+@pytest.mark.long_cases("1")
 @pytest.mark.parametrize("at_once", [1, 5])
 def test_many_parts_take_several_passes_and_long_ones_several_files(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int

@@ -61,6 +61,7 @@ def step(table: td.DynamicEmbedding, first: int) -> None:
     table.optimizer.step()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_files")
 def test_a_checkpoint_and_a_log_in_a_bucket(server: S3Server, tmp_path: Path) -> None:
     model = trained_model()

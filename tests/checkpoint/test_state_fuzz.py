@@ -27,6 +27,7 @@ def run(first: int, last: int) -> int:
     return int(reply.stdout.splitlines()[-1].split()[0])
 
 
+@pytest.mark.long
 def test_changed_states_are_refused_or_train() -> None:
     assert 10 < run(0, 150) < 140
 

@@ -103,6 +103,7 @@ def steps_of_known_ids(group: td.TableGroup) -> None:
         group.end_step()
 
 
+@pytest.mark.long
 def test_memory_is_given_back_while_the_host_is_ahead() -> None:
     group = make_group()
     with emulated_cuda():
@@ -159,6 +160,7 @@ def test_memory_is_given_back_while_another_thread_captures() -> None:
         assert mapped - created_bytes() >= 60_000 * ROW
 
 
+@pytest.mark.long
 def test_a_driver_that_refuses_to_unmap_leaves_a_usable_table() -> None:
     group = make_group()
     with emulated_cuda():

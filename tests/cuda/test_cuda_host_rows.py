@@ -66,6 +66,7 @@ def places(group: td.TableGroup) -> dict[str, int]:
 # -- results -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hbm", [0, "8MiB", "1GiB"], ids=["none", "some", "all"])
 def test_bits_do_not_depend_on_the_budget(hbm: int | str) -> None:
     whole = make_group(max_rows=IDS)
@@ -138,6 +139,7 @@ def test_delayed_gradients_find_their_rows() -> None:
 # -- memory --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_host_memory_is_given_back() -> None:
     gc.collect()
     start = created_bytes(), host_bytes()

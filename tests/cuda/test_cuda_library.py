@@ -107,6 +107,7 @@ def core_functions() -> set[str]:
     return set(re.findall(r"DYNEMB_HD\s+[\w:<>]+\s+(\w+)\(", text))
 
 
+@pytest.mark.long
 def test_what_kernels_share_with_the_cpu_runs_in_cpu_tests() -> None:
     """What is of the GPU alone is run by the emulator's tests.
 

@@ -68,6 +68,7 @@ def assert_refused_on_device(
 # -- mapping -----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_memory_is_mapped_as_ids_arrive_and_given_back() -> None:
     start = created_bytes()
     group = make_group(tables=2)
@@ -206,6 +207,7 @@ def test_a_host_with_enough_memory_mapped_does_not_wait() -> None:
     assert calls_behind() == 7
 
 
+@pytest.mark.long
 def test_memory_that_no_step_needs_is_given_back() -> None:
     group = make_group()
     with emulated_cuda():
@@ -279,6 +281,7 @@ def test_replays_have_room_for_the_ids_of_each_table_not_for_all_ids() -> None:
 # -- tables that end -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_table_that_ends_in_a_capture_does_not_invalidate_it() -> None:
     start = created_bytes()
     group, other = make_group(), make_group()

@@ -81,6 +81,7 @@ def test_pending_entries_of_more_lookups_than_there_is_room(gpu: str) -> None:
     pair.check_state()
 
 
+@pytest.mark.long
 def test_memory_for_pending_entries_grows(gpu: str) -> None:
     """Pages of 2 MiB, and no error."""
     pair = Pair(gpu, td.SGD(lr=0.5), [(256, FLOAT32)], split=True, max_rows=60_000)

@@ -31,6 +31,7 @@ GOOD = Facts(
     system="Linux 6.1",
     machine="x86_64",
     built=CompiledWith("GCC 12.2.0", liburing=True, cuda=True, cuda_architectures=(80, 90)),
+    ccache=True,
     simd_level=2,
     gpus=(Gpu("H200", 90, 139 * GIB),),
     huge_pages="madvise",
@@ -126,6 +127,7 @@ def test_what_a_fact_means(changes: Mapping[str, Any], level: str, what: str, re
         {"cgroup_limit": 64 * GIB},
         {"overcommit": None, "most_mappings": None},
         {"glibc": ""},
+        {"ccache": False},
         {"threads": 4},
     ],
 )

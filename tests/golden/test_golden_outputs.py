@@ -38,6 +38,7 @@ def test_outputs_are_those_of_the_file(name: str, golden: dict[str, str]) -> Non
         check(outputs.digests(name, outputs.run(CASES[name])), golden)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", range(3))
 def test_order_threads_and_instruction_sets_do_not_matter(
     level: int, golden: dict[str, str]

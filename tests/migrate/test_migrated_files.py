@@ -342,6 +342,7 @@ def test_a_missing_package_is_named(
         getattr(migrate, function)("table")
 
 
+@pytest.mark.long
 def test_files_need_not_fit_in_memory(tmp_path: Path) -> None:
     """80 MB of rows are read with far less memory than that."""
     count, dim = 160_000, 128

@@ -190,6 +190,7 @@ def make_twins(make: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
     return twins[0], twins[1]
 
 
+@pytest.mark.long
 def test_all_optimizers_equal_eager() -> None:
     eager, model = make_twins(OfAllOptimizers)
     function, counter = compiled(model, dynamic=True)
@@ -249,6 +250,7 @@ def test_delayed_gradients_equal_eager() -> None:
         assert_equal_bits(eager, model)
 
 
+@pytest.mark.long
 def test_reading_equals_eager() -> None:
     """eval(), no_grad and inference_mode read; each is a graph of its own."""
     make, inputs = KINDS["keyed bags"]
@@ -274,6 +276,7 @@ def test_reading_equals_eager() -> None:
 # -- recompilation -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_each_varying_dimension_compiles_once_more() -> None:
     model = Head(td.DynamicEmbeddingBag(DIM, mode="sum", optimizer=td.SGD(lr=0.1)), DIM)
     function, counter = compiled(model)
@@ -326,6 +329,7 @@ def test_growth_schedules_and_loading_do_not_recompile() -> None:
 # -- checkpointing, misuse ---------------------------------------------------------------------
 
 
+@pytest.mark.long_cases("compiled")
 @pytest.mark.parametrize(
     "how",
     [

@@ -25,6 +25,7 @@ def make_bag(optimizer: td.optim.OptimizerConfig) -> td.DynamicEmbeddingBag:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", [td.SGD(lr=0.1), td.Adam(lr=0.1)], ids=["sgd", "adam"])
 def test_bag_step_is_batch_sized(optimizer: td.optim.OptimizerConfig) -> None:
     bag = make_bag(optimizer)
@@ -36,6 +37,7 @@ def test_bag_step_is_batch_sized(optimizer: td.optim.OptimizerConfig) -> None:
     assert table_sized_lines(code) == []
 
 
+@pytest.mark.long
 def test_split_step_is_batch_sized() -> None:
     """Check two lookups of a table with waiting gradients, rows below float32 and 8-bit state."""
     table = td.DynamicEmbedding(
@@ -52,6 +54,7 @@ def test_split_step_is_batch_sized() -> None:
     assert table_sized_lines(code) == []
 
 
+@pytest.mark.long
 def test_collection_step_is_batch_sized() -> None:
     tables = [td.TableConfig(f"t{i}", DIM * (1 + i % 2), [f"f{i}"]) for i in range(4)]
     collection = td.DynamicEmbeddingBagCollection(
@@ -62,6 +65,7 @@ def test_collection_step_is_batch_sized() -> None:
     assert table_sized_lines(code) == []
 
 
+@pytest.mark.long
 def test_weighted_step_of_any_batch_size_is_batch_sized() -> None:
     bag = make_bag(td.Adagrad(lr=0.1))
     factor = torch.nn.Parameter(torch.ones(3))
@@ -72,6 +76,7 @@ def test_weighted_step_of_any_batch_size_is_batch_sized() -> None:
     assert table_sized_lines(code) == []
 
 
+@pytest.mark.long
 def test_checkpointed_step_is_batch_sized() -> None:
     """The lookup is computed again in the backward, the insertion is not."""
     table = td.DynamicEmbedding(DIM, optimizer=td.Adam(lr=0.1), max_rows=ROWS)
@@ -100,6 +105,7 @@ def _(weights: Tensor, ids: Tensor) -> Tensor:
     return torch.empty_like(ids)
 
 
+@pytest.mark.long
 def test_scan_finds_rows_changed_in_forward_and_backward() -> None:
     """What DynamicEmbedding would cost if insertion wrote rows."""
     bag = make_bag(td.SGD(lr=0.1))
@@ -110,6 +116,7 @@ def test_scan_finds_rows_changed_in_forward_and_backward() -> None:
     assert table_sized_lines(generated_code(step)) != []
 
 
+@pytest.mark.long
 def test_scan_finds_functional_update() -> None:
     weights = torch.zeros(ROWS, DIM)
     scale = torch.nn.Parameter(torch.ones(1))

@@ -402,6 +402,7 @@ def test_reentrant_checkpoints() -> None:
 # -- compiled ----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.traced
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_code(backend: str) -> None:

@@ -168,6 +168,7 @@ def test_plans_are_those_of_the_oracle(calls: list[tuple[str, list[int]]]) -> No
     check_plans(calls, ROWS, limit=8)
 
 
+@pytest.mark.long
 @given(MANY)
 @settings(max_examples=40, deadline=None)
 def test_victims_that_no_row_needs_are_free(calls: list[tuple[str, list[int]]]) -> None:

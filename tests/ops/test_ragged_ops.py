@@ -311,6 +311,7 @@ def test_gradients_of_doubles_and_halves() -> None:
         assert values.grad.tolist() == [1, 1, 0, 1, 1, 0, 0]
 
 
+@pytest.mark.long
 def test_compiled_with_gradients() -> None:
     def step(values: Tensor, weights: Tensor) -> Tensor:
         cut = ops.ragged_cutoff_2d([values], [OFFSETS], [2], weights=[weights])

@@ -249,6 +249,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.long
 def test_a_kernel_that_forbids_io_uring(written: tuple[Path, bytes]) -> None:
     program = FORBIDDEN.replace("PATH", repr(str(written[0])))
     reply = subprocess.run(

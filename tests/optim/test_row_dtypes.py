@@ -247,6 +247,7 @@ def test_moves_of_rows() -> None:
     assert torch.equal(module.group.read(0, read), twin.group.read(0, read))
 
 
+@pytest.mark.long
 @pytest.mark.traced
 @small_dtypes
 def test_compiled_equals_eager(dtype: torch.dtype) -> None:
@@ -294,6 +295,7 @@ def test_output_dtype(output_dtype: torch.dtype) -> None:
     assert td.freeze(small)(ids).dtype == output_dtype
 
 
+@pytest.mark.long_cases("True")
 @pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.traced)])
 def test_autocast(is_compiled: bool) -> None:
     """Lookups stay what output_dtype says; weights of ids may come from a layer under autocast."""

@@ -51,6 +51,7 @@ def test_extreme_ids_are_sampled() -> None:
     assert counts.distinct == pytest.approx(503, rel=0.5)
 
 
+@pytest.mark.long
 def test_nearly_all_intervals_have_the_truth() -> None:
     found = [
         trial

@@ -136,6 +136,7 @@ def clicked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return clicks(tmp_path_factory.mktemp("clicks") / "clicks.parquet", 4000)
 
 
+@pytest.mark.long
 def test_auc_names_the_least_capacity_without_loss(
     clicked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,6 +165,7 @@ def test_auc_names_the_least_capacity_without_loss(
     assert "GPUs have not been measured" in report
 
 
+@pytest.mark.long
 def test_a_sample_of_ids_estimates_the_hit_rates_of_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

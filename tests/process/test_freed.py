@@ -227,6 +227,7 @@ assert [gone() for gone in make()] == [None] * 3
 """
 
 
+@pytest.mark.long
 def test_the_first_module_of_a_process_is_gone_too() -> None:
     """It is the one that imports the parts of torch that are imported when they are needed."""
     done = subprocess.run(

@@ -271,6 +271,7 @@ def test_a_compaction_of_which_any_op_fails_keeps_all_ids_and_rows(
         trial.run(lambda call, number=number: after_op(call, number, interrupt_unheld))
 
 
+@pytest.mark.long
 def test_a_compaction_whose_ops_fail_keeps_all_ids_and_rows(
     trials: Callable[[str], Trial],
 ) -> None:

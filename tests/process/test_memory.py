@@ -169,6 +169,7 @@ def test_ops_do_not_leak_over_100_000_calls(loop: Callable[[], Loop]) -> None:
     assert growth_of(loop(), 100_000) < MIB
 
 
+@pytest.mark.long
 def test_a_deleted_group_gives_its_memory_back() -> None:
     """In a process of its own: what other tests have left in the heap would be used again."""
     here, there = multiprocessing.Pipe(duplex=False)
@@ -208,6 +209,7 @@ def use_and_delete_a_group() -> None:
     assert after - before < 4 * MIB
 
 
+@pytest.mark.long
 def test_groups_come_and_go() -> None:
     """More groups than the address space could hold at a time."""
     before = process_bytes("VmSize")
@@ -219,6 +221,7 @@ def test_groups_come_and_go() -> None:
     assert process_bytes("VmSize") - before < 1 << 30
 
 
+@pytest.mark.long
 def test_loading_and_copying_give_memory_back() -> None:
     module = td.DynamicEmbedding(8, optimizer=td.Adam(lr=0.1))
     module(torch.arange(100)).sum().backward()
@@ -231,6 +234,7 @@ def test_loading_and_copying_give_memory_back() -> None:
     assert growth_of(call, 500) < 400_000
 
 
+@pytest.mark.long
 def test_many_small_tables_are_small() -> None:
     before = resident()
     modules = [td.DynamicEmbedding(16, optimizer=td.Adam(lr=0.1)) for _ in range(100)]
@@ -240,6 +244,7 @@ def test_many_small_tables_are_small() -> None:
     assert resident() - before < 100 * 100 * 1024
 
 
+@pytest.mark.long
 def test_many_tables_of_one_group_are_small() -> None:
     before = resident()
     tables = [td.TableConfig(f"t{i}", 16) for i in range(200)]
@@ -249,6 +254,7 @@ def test_many_tables_of_one_group_are_small() -> None:
     assert module.memory()["total"] < 200 * 10_000
 
 
+@pytest.mark.long
 def test_resident_memory_follows_the_ids() -> None:
     """Reserved memory is taken as ids come, and no growth keeps a second copy of the index."""
     module = td.DynamicEmbedding(32, optimizer=td.Adagrad(lr=0.1))
@@ -281,6 +287,7 @@ def limited(program: str, *, left: int) -> str:
     ).stdout
 
 
+@pytest.mark.long
 def test_tables_reserve_less_where_the_process_is_limited() -> None:
     output = limited(
         "tables = [td.DynamicEmbedding(16, optimizer=td.Adam(lr=0.1)) for _ in range(30)]\n"
@@ -366,6 +373,7 @@ def test_a_thousand_modules_in_one_process(
     gc.collect()  # other tests ask how many addresses are left
 
 
+@pytest.mark.long
 def test_a_thousand_tables_fit_into_the_addresses_of_a_large_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -58,6 +58,7 @@ def train(module: td.DynamicEmbedding) -> None:
     module.optimizer.step()
 
 
+@pytest.mark.long_cases("spawn")
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_live_module_goes_to_another_process(method: str) -> None:
     module = trained()
@@ -92,6 +93,7 @@ class Looked(Dataset[Tensor]):
         return row
 
 
+@pytest.mark.long_cases("spawn")
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_workers_of_a_data_loader_look_ids_up(method: str) -> None:
     module = trained()

@@ -96,6 +96,7 @@ def run(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> None:
     runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
 
 
+@pytest.mark.long_cases("train_step", "growth", "dlrm", "ragged", "delta", "quantized_rows")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.long) if n in SLOW else n for n in SMALL]
 )
@@ -172,6 +173,7 @@ def test_rows_are_compared_with_rocksdb(
     assert all(row["valid"] for row in rows)
 
 
+@pytest.mark.long
 def test_every_op_is_timed_or_left_out_with_a_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -284,6 +286,7 @@ def test_the_exact_cache_evicts_by_its_definition(monkeypatch: pytest.MonkeyPatc
         assert len(cache) == 20
 
 
+@pytest.mark.long
 def test_eviction_by_hand_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel that our step with eviction is measured against does what such a step is."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))

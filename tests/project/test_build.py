@@ -315,6 +315,7 @@ def test_cuda_sources_are_compiled_where_there_is_a_toolkit(
     assert str(runtime.parent) in extension.library_dirs
 
 
+@pytest.mark.long
 def test_wheel_is_for_every_python_from_3_10() -> None:
     program = """
 from distutils.core import run_setup
@@ -346,6 +347,7 @@ def test_library_needs_no_python_and_only_the_stable_abi() -> None:
     assert [symbol for symbol in symbols if unstable.match(symbol)] == []
 
 
+@pytest.mark.long
 def test_import_needs_torch_alone() -> None:
     program = "import sys, torch_dynemb; print({'torchrec', 'fbgemm_gpu'} & set(sys.modules))"
     reply = subprocess.run(
@@ -364,7 +366,7 @@ def test_import_needs_torch_alone() -> None:
         ),
         (
             ["test", "WORKERS=3", "ARGS=-k optim"],
-            '-m pytest tests -m "not long" --numprocesses 3 --dist loadfile -k optim',
+            "--numprocesses 3 --dist loadfile tests -k optim",
         ),
         (["test-long", "ARGS=-x"], "-m pytest tests -m long --timeout 3600 -x"),
         (["bench", "ARGS=--json"], "benchmarks/run.py --json"),

@@ -44,6 +44,7 @@ def test_an_op_that_is_not_there_is_told_near_names(monkeypatch: pytest.MonkeyPa
         program.Op("find_or_insert")
 
 
+@pytest.mark.long
 def test_an_op_is_checked(tmp_path: Path) -> None:
     status, said = check_op(tmp_path, "id_owners")
     assert status == 0, said
@@ -54,6 +55,7 @@ def test_an_op_is_checked(tmp_path: Path) -> None:
     assert "300 damaged calls" in said
 
 
+@pytest.mark.long
 def test_a_kind_without_a_test_is_an_error_that_says_where_to_add_it(tmp_path: Path) -> None:
     status, said = check_op(tmp_path, "id_owners", "-k", "test_schemas")
     assert status == 1

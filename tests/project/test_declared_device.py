@@ -49,9 +49,8 @@ def collect(folder: Path, device: str, output: Path) -> None:
     sys.exit(code)
 
 
-@pytest.mark.parametrize(
-    "device", [*(pytest.param(d, marks=pytest.mark.long) for d in ("cpu", "marked")), "emulated"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("device", ["cpu", "marked", "emulated"])
 def test_a_file_that_says_nothing_is_an_error(device: str, tmp_path: Path) -> None:
     folder, output = tmp_path / "tests", tmp_path / "output.txt"
     folder.mkdir()

@@ -26,11 +26,12 @@ MODULES = [
 
 @pytest.fixture
 def changes_of_torch() -> Iterator[None]:
-    """Undo the example of restore_torch, which would hold for all later tests of the process."""
+    """Take the example of restore_torch back; it would hold for all later tests."""
     yield
     torch_changes._restored.clear()
 
 
+@pytest.mark.page
 @pytest.mark.usefixtures("changes_of_torch")
 @pytest.mark.parametrize("room", sorted({".".join(name.split(".")[:2]) for name in MODULES}))
 def test_examples_run(room: str) -> None:

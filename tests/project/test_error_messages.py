@@ -89,6 +89,7 @@ def is_listed(message: Message) -> bool:
     return text in LISTED or text.startswith(BEGINS)
 
 
+@pytest.mark.long
 def test_messages_name_owner_value_and_remedy() -> None:
     found = [
         f"{path}:{message.line}: {message}\n    {fault}"

@@ -58,6 +58,7 @@ def text_tests(source: str) -> Iterator[int]:
             yield node.lineno
 
 
+@pytest.mark.long
 def test_no_code_tests_the_text_of_an_error() -> None:
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):

@@ -66,6 +66,7 @@ def test_make_neither_installs_nor_needs_an_environment() -> None:
     assert reply.stdout.split() == ["some-python", "benchmarks/gpu/check.py", "first"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_machine_without_a_gpu_is_told_so(tmp_path: Path) -> None:
     environ = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OUT": str(tmp_path)}
@@ -238,6 +239,7 @@ def test_rest_measures_ceilings_before_it_divides_by_them(
     assert sorted(part.notes) == ["initcheck", "racecheck"]
 
 
+@pytest.mark.long
 def test_tests_that_look_at_free_memory_run_alone() -> None:
     looks = re.compile(r"memory_in_use\(|mem_get_info\(")
     unmarked = []

@@ -164,6 +164,7 @@ def test_the_program_for_nsight_compute_runs(
     assert "two steps of 320 ids" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_every_op_runs_in_the_program_for_the_sanitizer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,6 +193,7 @@ def test_an_error_ends_a_part_of_the_program_and_not_the_rest(
     assert json.loads(kernels.read_text()) == {}  # none of its kernels counts as having run
 
 
+@pytest.mark.long
 def test_steps_are_timed_and_plotted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     experiments, steps = module("experiments"), module("steps")
     ceilings = tmp_path / "ceilings.jsonl"

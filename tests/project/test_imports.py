@@ -123,6 +123,7 @@ def test_no_circle_of_imports() -> None:
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
 
 
+@pytest.mark.long
 def test_what_takes_long_to_import_is_left_to_those_who_need_it() -> None:
     slow = (
         "torch.distributed.tensor",

@@ -60,6 +60,7 @@ def programs() -> list[tuple[str, str]]:
 PROGRAMS = dict(programs())
 
 
+@pytest.mark.page
 def test_the_first_example_runs_in_a_fresh_process(tmp_path: Path) -> None:
     script = tmp_path / "example.py"
     script.write_text(PROGRAMS["README.md-1"])
@@ -90,6 +91,7 @@ def run_program(script: Path, output: Path) -> None:
             raise
 
 
+@pytest.mark.page
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "README.md-1"])
 def test_the_examples_run(tmp_path: Path, name: str) -> None:
     needs = re.match(r"# needs (\w+)\n", PROGRAMS[name])

@@ -102,6 +102,7 @@ def small_repository(folder: Path, links: str, name: str) -> Path:
     return folder
 
 
+@pytest.mark.page
 def test_links_of_every_kind_are_built(tmp_path: Path) -> None:
     pytest.importorskip("sphinx")
     source = small_repository(tmp_path / "source", "no more", "torch_dynemb.freeze")
@@ -111,6 +112,7 @@ def test_links_of_every_kind_are_built(tmp_path: Path) -> None:
     assert 'href="folder/page.html#its-second-part"' in page
 
 
+@pytest.mark.page
 def test_links_that_lead_nowhere_fail(tmp_path: Path) -> None:
     pytest.importorskip("sphinx")
     links = "[none](folder/none.md), [no part](folder/page.md#its-third-part)"

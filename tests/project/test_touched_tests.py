@@ -29,6 +29,7 @@ def test_attributes_of_the_package_count_as_imports(tmp_path: Path) -> None:
     assert far[TESTS / "started.py"] == 2
 
 
+@pytest.mark.long
 def test_only_files_that_reach_the_change_are_touched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

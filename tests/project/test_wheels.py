@@ -100,6 +100,7 @@ def unpacked(directory: Path) -> Path:
     return directory / archive.name.removesuffix(".tar.gz")
 
 
+@pytest.mark.long
 def test_a_source_distribution_has_what_a_build_reads(tmp_path: Path) -> None:
     sources = unpacked(tmp_path)
     tracked = subprocess.run(

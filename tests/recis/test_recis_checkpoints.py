@@ -85,6 +85,7 @@ def test_two_ranks_one_process_and_back(two_ranks: Ranks, tmp_path: Path) -> Non
     assert_same(contents(alone.engine), merged(list(straight)), 1e-4)
 
 
+@pytest.mark.long_cases("False")
 @pytest.mark.parametrize("filters", [False, True])
 def test_the_same_ranks_go_on_bit_for_bit(two_ranks: Ranks, tmp_path: Path, filters: bool) -> None:
     """With a filter, it removes rows in the same step as if nothing had happened."""

@@ -237,6 +237,7 @@ def any_sizes(of: Any) -> Any:
     return {0: Dim.AUTO}
 
 
+@pytest.mark.long
 @pytest.mark.traced
 @pytest.mark.parametrize("strict", [False, True])
 def test_exported_engines(strict: bool) -> None:

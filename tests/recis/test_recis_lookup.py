@@ -338,6 +338,7 @@ def test_exchange_and_lookup_may_be_apart() -> None:
 # -- compile, copies -------------------------------------------------------------------------------
 
 
+@pytest.mark.long_cases("engine")
 @pytest.mark.traced
 @pytest.mark.parametrize("kind", ["engine", "embedding"])
 def test_compiled_steps_are_eager_ones(kind: str) -> None:

@@ -125,12 +125,10 @@ def test_the_first_rank_s_generator_counts(two_ranks: Ranks) -> None:
         assert torch.equal(rows, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("grad_reduce_by", "names"),
-    [
-        ("worker", ["clicked", "candidate"]),
-        pytest.param("id", None, marks=pytest.mark.long),
-    ],
+    [("worker", ["clicked", "candidate"]), ("id", None)],
 )
 def test_compiled_lookups_over_ranks(
     two_ranks: Ranks, grad_reduce_by: str, names: list[str] | None

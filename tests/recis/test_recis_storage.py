@@ -47,6 +47,7 @@ def test_tiered_engines_are_trained_as_those_in_memory(
     assert [stats.prefetched > 0 for stats in tiered.stats] == [prefetching] * 2
 
 
+@pytest.mark.long
 def test_tiered_engines_over_two_ranks(two_ranks: Ranks, tmp_path: Path) -> None:
     plain = two_ranks.run(trained, "memory", "", False)
     tiered = two_ranks.run(trained, "disk", str(tmp_path), True)
@@ -55,6 +56,7 @@ def test_tiered_engines_over_two_ranks(two_ranks: Ranks, tmp_path: Path) -> None
         assert all(stats.prefetched > 0 for stats in one.stats)
 
 
+@pytest.mark.long
 def test_rows_beneath_a_cache_on_gpus(two_ranks: Ranks, tmp_path: Path) -> None:
     plain = two_ranks.run(trained, "hbm", "", True)
     for kind in ("cache", "cache above a disk"):

@@ -61,15 +61,13 @@ def trained(model: TwoTowers, function: Any, steps: int = 3) -> list[float]:
 UNIFORM, FREQUENCY = td.UniformNegatives(5), td.FrequencyNegatives(5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("backend", "negatives"),
     [
         ("eager", (UNIFORM, td.InBatchNegatives(), FREQUENCY)),
         # of two draws, Inductor may make the second one first
-        *(
-            pytest.param("inductor", (of, td.InBatchNegatives()), marks=pytest.mark.long)
-            for of in (UNIFORM, FREQUENCY)
-        ),
+        *(("inductor", (of, td.InBatchNegatives())) for of in (UNIFORM, FREQUENCY)),
     ],
 )
 def test_a_compiled_loss_trains_as_an_eager_one(backend: str, negatives: Any) -> None:

@@ -112,6 +112,7 @@ def test_the_dense_part_follows(live_package: Package, tmp_path: Path) -> None:
         assert_same(later, model)
 
 
+@pytest.mark.long
 def test_no_run_reads_two_versions(live_package: Package, tmp_path: Path) -> None:
     model, publisher = new_trainer(live_package, tmp_path / "log")
     expected = {answer(model)[0].detach().numpy().tobytes()}
@@ -351,6 +352,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_a_follower_that_was_killed_begins_again_and_agrees(
     live_package: Package, tmp_path: Path
 ) -> None:

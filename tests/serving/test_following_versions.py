@@ -46,6 +46,7 @@ def program() -> Path:
     return versions_program.build()
 
 
+@pytest.mark.long
 def test_each_commit_is_a_version_with_the_bits_of_the_trainer(
     live_package: Package, program: Path, tmp_path: Path
 ) -> None:
@@ -244,6 +245,7 @@ def test_heads_with_numbers_that_no_batch_has_are_told(
         assert "byte 0: its head says that" in said["versions"]["damaged"]
 
 
+@pytest.mark.long
 def test_torn_tails_are_no_commits_and_damage_is_told(
     live_package: Package, program: Path, tmp_path: Path
 ) -> None:

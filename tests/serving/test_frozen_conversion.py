@@ -102,6 +102,7 @@ def test_modules_that_move_keep_their_dtype() -> None:
     assert torch.equal(frozen(IDS), expected)
 
 
+@pytest.mark.long
 @pytest.mark.traced
 @pytest.mark.parametrize("strict", [False, True])
 def test_converted_models_are_exported(strict: bool) -> None:

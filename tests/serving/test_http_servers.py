@@ -359,6 +359,7 @@ def assert_limits_are_kept(port: int, most: int, connections: int) -> None:
         assert time.monotonic() < last
 
 
+@pytest.mark.long_cases("python")
 def test_requests_are_taken_as_they_are_written_or_refused_by_name(
     live_package: Package,
     command: list[str | Path],
@@ -477,6 +478,7 @@ def refused(cpp_server: Path, folder: Path, ops: Path = OPS) -> str:
     return run.stderr
 
 
+@pytest.mark.long
 def test_the_cpp_reader_refuses_what_it_cannot_serve(
     package: Package, live_package: Package, cpp_server: Path, tmp_path: Path
 ) -> None:
@@ -517,6 +519,7 @@ def test_the_cpp_reader_refuses_what_it_cannot_serve(
     assert "call load_ops with torch_dynemb/_C.abi3.so" in refused(cpp_server, package.path, libc)
 
 
+@pytest.mark.long_cases("python")
 def test_servers_follow_a_delta_log(
     live_package: Package, command: list[str | Path], tmp_path: Path
 ) -> None:

@@ -193,6 +193,7 @@ def test_a_package_without_headroom_says_what_to_do(package: Package) -> None:
         assert frozen.stats() == {}
 
 
+@pytest.mark.long
 def test_tables_stay_until_an_update_has_ended(
     served: serving.ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from torch_dynemb import serving
 pytestmark = pytest.mark.cpu_only("live tables are in the memory of the CPU")
 
 
+@pytest.mark.long_cases("1-1000000", "16-10000000")
 @pytest.mark.parametrize(("dim", "reads"), [(1, 10**6), (16, 10**7), (100, 10**6)])
 def test_every_row_is_one_that_the_id_had(dim: int, reads: int) -> None:
     seen = live_readers.run(live_readers.build(), reads=reads, validated=True, dim=dim)
@@ -30,6 +31,7 @@ def test_every_row_is_one_that_the_id_had(dim: int, reads: int) -> None:
     assert seen.rehashes > 1
 
 
+@pytest.mark.long_cases("100")
 @pytest.mark.parametrize("dim", [16, 100])
 def test_readers_that_do_not_look_get_wrong_rows(dim: int) -> None:
     """That is, the test above would see them."""

@@ -104,6 +104,7 @@ def test_an_error_in_the_model_leaves_nothing_behind() -> None:
     assert missing.tolist() == [120, 60, 60]
 
 
+@pytest.mark.long_cases("True")
 @pytest.mark.traced
 @pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")
 @pytest.mark.parametrize("strict", [False, True])
@@ -126,6 +127,7 @@ def test_exported(strict: bool) -> None:
         assert torch.equal(output["rows"], frozen(ids, others)[0]["rows"])
 
 
+@pytest.mark.long
 @pytest.mark.traced
 def test_compiled_in_one_graph() -> None:
     model = trained()

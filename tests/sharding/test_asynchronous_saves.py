@@ -34,5 +34,6 @@ def save_and_train(rank: int, path: Path) -> bool:
     return files_of(path / "stopped") != files_of(path / "training")
 
 
+@pytest.mark.long
 def test_what_is_saved_is_one_step(two_ranks: Ranks, tmp_path: Path) -> None:
     assert two_ranks.run(save_and_train, tmp_path) == [False, False]

@@ -20,6 +20,7 @@ from torch_dynemb.torchrec.state.load_planner import rows_by_rank
 pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stays", [True, False], ids=["stays", "moves"])
 @pytest.mark.parametrize("policy", [td.Policy(), td.Policy(score="frequency")], ids=["", "scores"])
 def test_a_load_takes_little_memory_beside_the_state_dict(

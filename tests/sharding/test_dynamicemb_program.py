@@ -38,6 +38,7 @@ def seen(found: list[Increments], feature: int, batches: range) -> Tensor:
     return torch.cat([rank.trained[n][feature] for rank in found for n in batches]).unique()
 
 
+@pytest.mark.long
 def test_a_program_loads_what_it_has_saved(ranks: Ranks, tmp_path: Path) -> None:
     for of in ranks.run(save_and_load, str(tmp_path / "saved")):
         assert torch.equal(of.loaded, of.trained)

@@ -64,6 +64,7 @@ def check(found: list[Moved], kinds: tuple[Kind, ...]) -> None:
     assert sum(ids for of in found for ids in of.first) > 10 * len(kinds)
 
 
+@pytest.mark.long
 def test_tables_move_as_a_save_and_a_load(four_ranks: Ranks, tmp_path: Path) -> None:
     kinds = kinds_of(SOME)
     check(four_ranks.run(moved_and_loaded, kinds, "adam", str(tmp_path / "saved")), kinds)
@@ -81,6 +82,7 @@ def test_all_pairs_of_sharding_types(
     assert sum(of.evicted for of in found) > 0
 
 
+@pytest.mark.long
 def test_an_error_of_a_rank_leaves_all_as_they_were(two_ranks: Ranks, tmp_path: Path) -> None:
     kinds = kinds_of(
         [
@@ -99,6 +101,7 @@ def test_an_error_of_a_rank_leaves_all_as_they_were(two_ranks: Ranks, tmp_path: 
         assert found["the next move"] == ("True", True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["torch", "torchrec"])
 def test_schedulers_of_before_reach_the_new_shards(two_ranks: Ranks, kind: str) -> None:
     """Also on a rank that had no table."""
@@ -112,6 +115,7 @@ def test_schedulers_of_before_reach_the_new_shards(two_ranks: Ranks, kind: str) 
                 assert list(of_tables) == [pytest.approx(rates[step])], (rank, step)
 
 
+@pytest.mark.long
 def test_static_tables_and_handles_stay(two_ranks: Ranks) -> None:
     """By DistributedModelParallel.reshard."""
     for rank, found in enumerate(two_ranks.run(beside_static_tables)):
@@ -156,6 +160,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.long
 def test_wrong_calls_change_nothing(two_ranks: Ranks, tmp_path: Path) -> None:
     for found in two_ranks.run(refused, str(tmp_path)):
         for name, (kind, text) in REFUSED.items():

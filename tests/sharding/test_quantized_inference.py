@@ -212,6 +212,7 @@ def test_exported(one_rank: None, strict: bool) -> None:
     check_exported(model, given, others, strict=strict)
 
 
+@pytest.mark.long
 def test_exported_with_static_tables(one_rank: None, fake_classes: None) -> None:
     tables = pooled("table_wise")
     model = quantize_inference_model(td.freeze(trained(0, tables, "plain")))

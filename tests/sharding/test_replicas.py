@@ -34,6 +34,7 @@ ADMITTING = TableOptions(
 OPTIONS = {"rows": EVICTING, "whole": ADMITTING, "columns": EVICTING, "sequence": ADMITTING}
 
 
+@pytest.mark.long
 def test_groups_are_equal_after_each_sync(four_ranks: Ranks) -> None:
     of_ranks = four_ranks.run(syncs_as_expected, Case(SHARDINGS, OPTIONS))
     assert of_ranks[0] == of_ranks[1]  # ranks of a replica group
@@ -106,6 +107,7 @@ def test_bytes_are_those_of_touched_rows(four_ranks: Ranks) -> None:
         assert more < 0.15 * of_rank[2][1]
 
 
+@pytest.mark.long
 def test_first_group_saves_and_all_load(four_ranks: Ranks, tmp_path: Path) -> None:
     for result in four_ranks.run(saves_and_loads, str(tmp_path)):
         assert "has the same ids on ranks" in result["save"]

@@ -28,6 +28,7 @@ def test_two_ranks(two_ranks: Ranks, sharding: str, pooling: str, dedup: bool) -
         assert wrong == []
 
 
+@pytest.mark.long
 def test_other_shards(two_ranks: Ranks) -> None:
     for wrong in two_ranks.run(stays_frozen_elsewhere):
         assert wrong == []

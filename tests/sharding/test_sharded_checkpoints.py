@@ -95,6 +95,7 @@ def parts_of_ids(kinds: tuple[Kind, ...], side: int, ranks: int = 2) -> dict[str
     return {kind.name: parts.get(kind.shardings[side], 1) for kind in kinds}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["adam", "rowwise"])
 def test_every_change_of_the_sharding(two_ranks: Ranks, tmp_path: Path, optimizer: str) -> None:
     """Two ranks, one process without TorchRec, and back."""
@@ -142,6 +143,7 @@ def test_every_change_of_the_sharding(two_ranks: Ranks, tmp_path: Path, optimize
             )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["adam", "rowwise", "8 bits"])
 def test_the_same_sharding_goes_on_bit_for_bit(
     two_ranks: Ranks, tmp_path: Path, optimizer: str
@@ -378,6 +380,7 @@ def test_four_ranks_two_ranks_and_back(
     assert_loaded(tables_of(found), tables_of(back), back[0].report, parts)
 
 
+@pytest.mark.long
 def test_increments_of_any_sharding_make_a_whole_checkpoint(
     two_ranks: Ranks, tmp_path: Path
 ) -> None:
@@ -395,6 +398,7 @@ def test_increments_of_any_sharding_make_a_whole_checkpoint(
     assert_same_content(second / "merged", second / "whole")
 
 
+@pytest.mark.long
 def test_increments_of_tables_that_evict_make_a_whole_checkpoint(
     two_ranks: Ranks, tmp_path: Path
 ) -> None:

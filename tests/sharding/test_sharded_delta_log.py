@@ -103,7 +103,8 @@ ON_THREE = [
 ]
 
 
-@pytest.mark.parametrize("optimizer", [pytest.param("adam", marks=pytest.mark.long), "rowwise"])
+@pytest.mark.long
+@pytest.mark.parametrize("optimizer", ["adam", "rowwise"])
 def test_training_resumes_on_any_number_of_ranks(
     two_ranks: Ranks, three_ranks: Ranks, tmp_path: Path, optimizer: str
 ) -> None:

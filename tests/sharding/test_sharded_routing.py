@@ -66,6 +66,7 @@ def test_exported_and_tracked_ids_are_those_given(
     assert tracked == given
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dedup", [False, True])
 def test_trackers_stay_when_tables_move(two_ranks: Ranks, dedup: bool) -> None:
     of_ranks = two_ranks.run(tracked_rows, dedup)

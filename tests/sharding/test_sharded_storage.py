@@ -56,6 +56,7 @@ def check_same(tiered: Trained, plain: Trained) -> None:
     assert tiered.sizes == plain.sizes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dedup", [False, True])
 def test_tiered_tables_are_trained_as_tables_in_memory(
     two_ranks: Ranks, tmp_path: Path, dedup: bool
@@ -74,6 +75,7 @@ def test_tiered_tables_are_trained_as_tables_in_memory(
                 assert (stats.prefetched > 0) == prefetching
 
 
+@pytest.mark.long
 def test_rows_beyond_hbm_are_plain_memory_on_the_cpu(two_ranks: Ranks) -> None:
     plain, split = (two_ranks.run(trained, kind, "", True, False) for kind in ("memory", "host"))
     for of_rank, alone in zip(split, plain, strict=True):
@@ -81,6 +83,7 @@ def test_rows_beyond_hbm_are_plain_memory_on_the_cpu(two_ranks: Ranks) -> None:
         assert of_rank.stats == [None] * len(of_rank.stats)
 
 
+@pytest.mark.long
 def test_rows_beneath_a_cache_on_gpus(two_ranks: Ranks, tmp_path: Path) -> None:
     plain = two_ranks.run(trained, "hbm", "", True, False)
     for kind in ("cache", "cache above a disk"):

@@ -116,6 +116,7 @@ def check(found: Sequence[Streamed], dims: dict[str, int]) -> None:
                 assert torch.equal(own_whole["rows"], mine[columns.start].rows)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["adam", "rowwise", "8 bits"])
 def test_all_ranks_get_the_whole_table(two_ranks: Ranks, optimizer: str) -> None:
     check(two_ranks.run(streamed, TWO_RANKS, optimizer), {of.name: of.dim for of in TWO_RANKS})
@@ -165,6 +166,7 @@ def test_column_shards_of_one_rank(one_rank: None) -> None:
     assert columns == [range(8), range(8, 16)]
 
 
+@pytest.mark.long
 def test_an_index_of_all_items_finds_what_the_model_ranks_first(two_ranks: Ranks) -> None:
     for found, expected, hits in two_ranks.run(retrieved):
         assert torch.equal(found, expected)

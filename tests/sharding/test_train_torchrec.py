@@ -90,6 +90,7 @@ def test_an_id_is_sent_once_where_its_table_allows_it(two_ranks: Ranks, folders:
             assert set(of_rank) == {once}, sharding
 
 
+@pytest.mark.long
 def test_rows_in_files_are_those_in_memory(
     two_ranks: Ranks, folders: list[str], tmp_path: Path
 ) -> None:
@@ -117,6 +118,7 @@ def test_same_life_cycle_as_one_process(two_ranks: Ranks, folders: list[str]) ->
     assert_same(result, expected)
 
 
+@pytest.mark.long
 def test_bad_lines_are_left_out(two_ranks: Ranks, folders: list[str], tmp_path: Path) -> None:
     expected = job_of_one_process([*SMALL, *folders])
     (samples,) = Path(folders[1]).glob("*/samples.tsv")
@@ -130,6 +132,7 @@ def test_bad_lines_are_left_out(two_ranks: Ranks, folders: list[str], tmp_path: 
     assert_same(result, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "first", "other"),
     [
@@ -153,6 +156,7 @@ def test_interrupted_job_goes_on(
         assert "--seed: 0 in the checkpoint, 1 now" in message
 
 
+@pytest.mark.long
 def test_a_job_goes_on_from_its_last_commit(
     two_ranks: Ranks, folders: list[str], tmp_path: Path
 ) -> None:
@@ -172,6 +176,7 @@ def test_a_job_goes_on_from_its_last_commit(
         assert "has commits of the run: add --commit-every" in message
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("one_rank")
 def test_one_rank_goes_on_with_what_two_have_saved(
     two_ranks: Ranks, folders: list[str], tmp_path: Path
@@ -207,6 +212,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.long
 def test_it_starts_its_processes(capsys: pytest.CaptureFixture[str], folders: list[str]) -> None:
     expected = run(capsys, *SMALL, *folders, "--no-baseline")
     result = run(capsys, *SMALL, *folders, "--torchrec", "--nproc", "2")
@@ -347,6 +353,7 @@ def test_ctrl_c_ends_all_ranks_and_names_the_checkpoint(folders: list[str], tmp_
 # -- the introduction ------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_introduction_runs() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tutorials.torchrec_intro"],

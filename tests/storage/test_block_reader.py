@@ -42,6 +42,7 @@ def program(folder: Path, *, uring: setup.Uring | None) -> Path:
     return built
 
 
+@pytest.mark.long
 def test_readers_with_liburing(tmp_path: Path) -> None:
     uring = setup.wanted_uring(os.environ)
     if uring is None:
@@ -54,6 +55,7 @@ def test_readers_with_liburing(tmp_path: Path) -> None:
         assert reply.stdout == "both\n"
 
 
+@pytest.mark.long
 def test_readers_without_liburing(tmp_path: Path) -> None:
     reply = subprocess.run(
         [program(tmp_path, uring=None), tmp_path], capture_output=True, text=True, check=False

@@ -11,6 +11,7 @@ import pytest
 pytestmark = pytest.mark.cpu_only("rows of tables on a GPU lie in its memory")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 def test_a_table_of_four_times_the_memory_is_trained(tmp_path: Path) -> None:
     program = Path(__file__).with_name("bounded_training.py")

@@ -94,6 +94,7 @@ def test_a_table_that_is_looked_up_twice(make: Make) -> None:
     assert table_sized_lines(code) == []
 
 
+@pytest.mark.long
 def test_a_lookup_whose_result_nobody_wants_is_staged(make: Make) -> None:
     """Ids are counted and have rows from then on, as in eager code."""
     table, other = make(), make(name="other")
@@ -130,7 +131,8 @@ def trained(tables: list[td.DynamicEmbedding], ids: int = 800) -> None:
             table.optimizer.step()
 
 
-@pytest.mark.parametrize("count", [pytest.param(40, marks=pytest.mark.long), 500])
+@pytest.mark.long
+@pytest.mark.parametrize("count", [40, 500])
 def test_rows_that_are_read_do_not_lose_their_slots_before(make: Make, count: int) -> None:
     """Inductor put off what is large, until after a later lookup had taken the slots."""
     plain, table = make(storage=None), make()

@@ -72,6 +72,7 @@ def check(run: Run, folder: Path, prefixes: Collection[int] | None, drawn: int) 
     return count
 
 
+@pytest.mark.long
 def test_some_states_after_a_power_failure(run: Run, tmp_path: Path) -> None:
     told = list(run.told.values())
     # when a snapshot is named, which is shortly before it is reported, and some others

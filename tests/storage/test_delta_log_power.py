@@ -30,6 +30,7 @@ for number, data in enumerate(batches({COUNT}, {ENTRIES}), start=1):
 """
 
 
+@pytest.mark.long
 def test_what_was_appended_survives_and_the_rest_is_no_damage(tmp_path: Path) -> None:
     folder, shim = tmp_path / "disk", tmp_path / "shim"
     folder.mkdir()

@@ -69,6 +69,7 @@ def test_bits_of_tables_in_hbm(kind: str, store: str, slots: int, tmp_path: Path
         assert stats.cached <= stats.slots + stats.slots // 16
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("store", ["python", FILES])
 def test_micro_batches_and_changes_from_outside(store: str, tmp_path: Path) -> None:
     with emulated_cuda():
@@ -196,6 +197,7 @@ def train_ids(table: td.DynamicEmbedding, ids: torch.Tensor) -> None:
     table.optimizer.step()
 
 
+@pytest.mark.long
 def test_slots_lie_in_hbm_and_grow_for_a_step(tmp_path: Path) -> None:
     gc.collect()
     start = created_bytes()

@@ -261,6 +261,7 @@ def test_a_wrong_configuration_ends_the_process(tmp_path: Path) -> None:
     assert "file_shim: a line of the configuration is none" in reply.stderr
 
 
+@pytest.mark.long
 def test_the_compiled_reader_reads_on_after_short_and_interrupted_reads(
     tmp_path: Path, work: Path
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 pytestmark = pytest.mark.cpu_only("stores on disks are the CPU's")
 
 
+@pytest.mark.long
 def test_rows_on_their_way_to_files_are_neither_lost_nor_mixed(tmp_path: Path) -> None:
     environment = file_shim.environment(tmp_path, holds=[held_writes.hold_of(tmp_path)])
     environment["PYTHONPATH"] = os.pathsep.join(

@@ -184,6 +184,7 @@ def test_bits_of_tables_in_hbm(kind: str, slots: int) -> None:
         assert slots == 8 or min(stats.reads, stats.write_backs) > 100
 
 
+@pytest.mark.long
 def test_micro_batches_and_changes_from_outside() -> None:
     with emulated_cuda():
         pair = Pair(tables(), td.Adam(lr=0.1), cached(), split=True)
@@ -309,6 +310,7 @@ def train_ids(table: td.DynamicEmbedding, ids: torch.Tensor) -> None:
     table.optimizer.step()
 
 
+@pytest.mark.long
 def test_homes_lie_in_host_memory_and_slots_in_hbm() -> None:
     gc.collect()
     start = created_bytes(), host_bytes()

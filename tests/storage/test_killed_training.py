@@ -105,6 +105,7 @@ def kill_and_check(
 Undisturbed = tuple[list[str], torch.Tensor]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gpu", [False, True], ids=["cpu", "gpu"])
 def test_training_goes_on_after_kills(
     gpu: bool, server: ForkServerContext, tmp_path: Path, undisturbed: Undisturbed

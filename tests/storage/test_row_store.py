@@ -440,6 +440,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.long
 def test_a_second_process_is_told_the_first_one(tmp_path: Path) -> None:
     here = str(Path(__file__).parent)
     command = [sys.executable, "-c", HOLD, str(tmp_path), here]

@@ -18,6 +18,7 @@ def embedding(name: str, storage: td.ExternalStore) -> td.DynamicEmbedding:
     return td.DynamicEmbedding(4, name=name, optimizer=td.SGD(lr=0.1), storage=storage)
 
 
+@pytest.mark.long
 def test_two_tables_of_a_name_do_not_share_a_store() -> None:
     """Else each would read the rows of the other, which may have equal handles."""
     store = RecordDict()

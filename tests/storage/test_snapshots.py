@@ -48,6 +48,7 @@ def goes_on(model: StoredModel, losses: list[str], steps: int) -> None:
 # -- going on ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long_cases("io_uring-gpu", "threads-gpu")
 @pytest.mark.parametrize("place", ["cpu", "gpu"])
 @pytest.mark.parametrize("io", ["io_uring", "threads"])
 def test_goes_on_bit_for_bit_in_the_same_process_and_in_another(

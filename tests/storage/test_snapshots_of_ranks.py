@@ -75,6 +75,7 @@ def goes_back_together(rank: int, folder: Path) -> None:
     assert len(list((folder / f"{rank}" / "index").iterdir())) == 1
 
 
+@pytest.mark.long
 def test_two_ranks_go_back_together(two_ranks: Ranks, tmp_path: Path) -> None:
     two_ranks.run(goes_back_together, tmp_path)
     model = RankModel(tmp_path, 0)

@@ -26,6 +26,7 @@ def run(tmp_path: Path, faults: list[Fault], full: Path, fails: Path) -> dict[st
     return said
 
 
+@pytest.mark.long
 def test_faults_of_the_disk(tmp_path: Path) -> None:
     """In one process, which takes long to begin: all rows stay right, and errors say which file."""
     stores = tmp_path / "stores"

@@ -333,6 +333,7 @@ def test_a_registered_function_decides() -> None:
     assert ids_of(group, 1) == set()
 
 
+@pytest.mark.long
 @pytest.mark.traced
 def test_hooks_run_in_compiled_code() -> None:
     policy = td.Policy(admission=td.AdmitBy("multiples of three"))

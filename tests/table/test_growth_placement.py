@@ -88,6 +88,7 @@ def test_growth_by_its_rule(ids: int, score: str) -> None:
         np.testing.assert_array_equal(new, grown(group, old, len(new)))
 
 
+@pytest.mark.long
 def test_growth_past_the_caches() -> None:
     """An index large enough for lines to be streamed; the same on all threads and instructions."""
     wanted: dict[str, torch.Tensor] = {}

@@ -315,6 +315,7 @@ def run(examples: int, steps: int) -> None:
     )
 
 
+@pytest.mark.long
 def test_sequences(request: pytest.FixtureRequest) -> None:
     # what is marked shows in the first ones
     run(examples=5 if request.config.getoption("--device") == "marked" else 25, steps=25)

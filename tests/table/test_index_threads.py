@@ -126,6 +126,7 @@ def send_cpu_seconds(pipe: Connection, kind: str, ids_per_call: int) -> None:
 
 
 # Where all ids share a range of first buckets, one thread places what fits there.
+@pytest.mark.long_cases("distinct-1000000-0.01", "distinct-50000-0.01")
 @pytest.mark.parametrize(
     ("kind", "ids_per_call", "least_share"),
     [("distinct", COUNT, 0.01), ("distinct", 50_000, 0.01), ("repeated", 50_000, 0.2)],

@@ -152,6 +152,7 @@ def do(
     return None
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     steps=st.lists(STEPS, min_size=1, max_size=14),

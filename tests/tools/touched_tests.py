@@ -1,6 +1,6 @@
 """Print the files with long tests that a change touches, the nearest first, one a line.
 
-    python tests/tools/touched_tests.py [--base COMMIT]
+    python tests/tools/touched_tests.py [--base COMMIT] [--changed]
 
 A file is near if few imports lead from it to a changed file. ``td.name`` counts as an import of the
 module that defines ``name``, and a C++ source as the module of ``torch_dynemb/ops`` named as its
@@ -120,7 +120,7 @@ def changed_files(base: str) -> set[Path]:
 
 def has_long_tests(path: Path) -> bool:
     return any(
-        isinstance(node, ast.Attribute) and ast.unparse(node) == "pytest.mark.long"
+        isinstance(node, ast.Attribute) and ast.unparse(node).startswith("pytest.mark.long")
         for node in ast.walk(parsed(path))
     )
 
@@ -147,8 +147,14 @@ def default_base() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--base", help="commit before the change", default=None)
+    parser.add_argument("--changed", action="store_true", help="only test files that changed")
     options = parser.parse_args()
-    for path in touched_tests(changed_files(options.base or default_base())):
+    changed = changed_files(options.base or default_base())
+    if options.changed:
+        paths = sorted(set((ROOT / "tests").rglob("test_*.py")) & changed)
+    else:
+        paths = touched_tests(changed)
+    for path in paths:
         print(path.relative_to(ROOT))
 
 

@@ -19,6 +19,7 @@ def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str) -> 
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
+@pytest.mark.long
 def test_it_trains_saves_and_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = run(capsys, tmp_path, "--lr", "0.02")
     assert 0.55 < result["auc"] < result["best_auc"] < 0.9

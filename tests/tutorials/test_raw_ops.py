@@ -18,6 +18,7 @@ pytestmark = pytest.mark.cpu_only("a tutorial with tensors on the CPU as tables"
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long
 def test_the_program_runs() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "tutorials.raw_ops", "--steps", "60"],

@@ -45,6 +45,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict:
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
+@pytest.mark.long
 def test_history_helps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     learning = ["--steps", "160", "--batch-size", "384", "--embedding-dim", "8", "--lr", "0.03"]
     result = run(capsys, *learning, "--out", tmp_path)

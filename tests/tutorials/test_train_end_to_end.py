@@ -55,6 +55,7 @@ def refused(*arguments: str | Path) -> str:
     return caught.value.code
 
 
+@pytest.mark.long
 def test_files_from_the_command_line(tmp_path, text):
     """Several files, one of them compressed, with a bad line to skip."""
     lines = text.splitlines(keepends=True)
@@ -93,6 +94,7 @@ def test_files_from_the_command_line(tmp_path, text):
     assert saved["position"][3] == 4501
 
 
+@pytest.mark.long
 def test_generated_data_compiled_and_not(tmp_path, capsys):
     arguments = ["--samples", "6000", "--samples-folder", tmp_path / "samples", "--no-baseline"]
     eager = run(capsys, *arguments, "--out", tmp_path / "eager")
@@ -192,6 +194,7 @@ def test_packages_that_give_something_else_are_refused(tmp_path, monkeypatch):
         serving.export_package(frozen, tmp_path, 1, CriteoReader([samples], 2))
 
 
+@pytest.mark.long
 def test_seed_decides_everything(tmp_path, capsys):
     arguments = ["--samples", "1500", "--samples-folder", tmp_path / "samples"]
     results = []

@@ -163,6 +163,7 @@ def default(folder) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.long
 def test_every_optimizer_trains(folder, capsys, default):
     aucs = set()
     for name in OPTIMIZERS:

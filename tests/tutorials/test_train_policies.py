@@ -195,6 +195,7 @@ def test_unlimited_tables_keep_everything(unlimited):
     assert unlimited["evicted"] == unlimited["rejected"] == unlimited["not_admitted"] == 0
 
 
+@pytest.mark.long
 def test_evictions(folder, capsys, unlimited):
     limit = unlimited["ids"] // 4
     results = {}
@@ -216,6 +217,7 @@ def test_evictions(folder, capsys, unlimited):
     assert sizes == sorted(set(sizes))
 
 
+@pytest.mark.long
 def test_admission(folder, capsys, unlimited):
     results = [unlimited]
     for rule in ("count:2", "count:3", "sketch:3:1MB", "sketch:3:4KB", "chance:0.2"):

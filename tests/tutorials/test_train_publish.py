@@ -34,6 +34,7 @@ class Kept:
         self.commits.append(commit)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("resumed", [False, True])
 def test_who_follows_has_the_rows_of_the_checkpoint(
     tmp_path: Path, resumed: bool, capsys: pytest.CaptureFixture[str]

@@ -86,6 +86,7 @@ def assert_samples(got: tuple[np.ndarray, ...], table: list[list[str]]) -> None:
     assert got[2].T.tolist() == ids
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(
     table=st.lists(rows, min_size=1, max_size=12),
@@ -324,6 +325,7 @@ def test_binary_junk_is_never_read(junk):
         assert parse_lines([good_line().encode() + b"\n", line + b"\n"]) is None
 
 
+@pytest.mark.long
 @settings(max_examples=200)
 @given(
     row=rows,

@@ -95,6 +95,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str,
     return result
 
 
+@pytest.mark.long
 def test_a_job_that_evicts_says_so_in_pictures(data, tmp_path, capsys):
     result = run(capsys, data, "--out", tmp_path, "--capacity", "700")
     page = Page(tmp_path / "report.html")
@@ -122,6 +123,7 @@ def test_a_job_that_evicts_nothing_and_has_few_steps(data, tmp_path, capsys):
     assert "None: tables grow as long as ids come" in page.text
 
 
+@pytest.mark.long
 def test_points_are_those_of_the_whole_job_after_an_interruption(
     data, tmp_path, capsys, ctrl_c_after_a_save
 ):

@@ -142,13 +142,13 @@ def whole(data, whole_out) -> tuple[dict[str, Any], Saved]:
     return result, saved(command(data, whole_out))
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(5, marks=pytest.mark.long)])
-def test_killed_and_resumed(data, whole, tmp_path, kills):
+@pytest.mark.long
+def test_killed_and_resumed(data, whole, tmp_path):
     whole_result, whole_saved = whole
     path = tmp_path / "checkpoint"
     chance = random.Random(0)
     lines_before = 0
-    for attempt in range(kills):
+    for attempt in range(5):
         arguments = command(data, tmp_path)
         arguments += ["--resume"] if attempt else []
         arguments += ["--async-checkpoint"] if attempt in (0, 3) else []
@@ -174,6 +174,7 @@ def test_killed_and_resumed(data, whole, tmp_path, kills):
     assert result == whole_result
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [

@@ -84,6 +84,7 @@ def test_contradictions_are_refused(arguments, message, capsys):
 # -- from the command line to the result -----------------------------------------------------------
 
 
+@pytest.mark.long_cases("more0")
 @pytest.mark.parametrize("more", [[], ["--accumulate", "2", "--optimizer", "adam"]])
 def test_results_are_those_of_a_run_in_memory(more, folder, tmp_path, capsys):
     in_memory, _ = run(folder, tmp_path / "memory", capsys, *more)
@@ -108,6 +109,7 @@ def test_results_are_those_of_a_run_in_memory(more, folder, tmp_path, capsys):
     assert names == ["checkpoint", "rows"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("before", "after"), [(FILES, FILES), (FILES, []), ([], FILES)])
 def test_a_run_goes_on_from_memory_and_from_files(
     before, after, folder, tmp_path, capsys, ctrl_c_after_a_save

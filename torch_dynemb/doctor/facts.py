@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
@@ -54,6 +55,7 @@ class Facts:
         system: kernel and its version.
         machine: architecture of the processor.
         built: options of the library's build.
+        ccache: whether it is installed.
         simd_level: instruction set of the kernels, see :func:`torch_dynemb.ops.simd_level`.
         gpus: GPUs that torch sees.
         huge_pages: the kernel's mode of transparent huge pages; empty: not supported.
@@ -82,6 +84,7 @@ class Facts:
     system: str
     machine: str
     built: CompiledWith
+    ccache: bool
     simd_level: int
     gpus: tuple[Gpu, ...]
     huge_pages: str
@@ -115,6 +118,7 @@ def gather() -> Facts:
         system=f"{platform.system()} {platform.release()}",
         machine=platform.machine(),
         built=compiled_with(),
+        ccache=shutil.which("ccache") is not None,
         simd_level=ops.simd_level(),
         gpus=_gpus(),
         huge_pages=chosen(read_text("/sys/kernel/mm/transparent_hugepage/enabled")),

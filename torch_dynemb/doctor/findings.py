@@ -56,6 +56,10 @@ def _versions(facts: Facts) -> Iterator[Finding]:
     cuda = ", CUDA kernels for " + _names(facts.built.cuda_architectures)
     kernels = cuda if facts.built.cuda else ", without CUDA kernels"
     yield Finding("ok", "torch_dynemb", f"{facts.version}, by {facts.built.compiler}{kernels}")
+    builds = "installed: building the library again takes seconds"
+    if not facts.ccache:
+        builds = "not installed: each build of the library takes three minutes on two cores"
+    yield Finding("ok", "ccache", builds)
     yield Finding("ok", "python", facts.python)
     built_for = "without CUDA" if facts.torch_cuda is None else f"for CUDA {facts.torch_cuda}"
     is_old = _numbers(facts.torch) < _OLDEST_TORCH

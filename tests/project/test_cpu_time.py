@@ -1,0 +1,67 @@
+"""The limit of CPU seconds for tests that are not long, and the end of a run that says them."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+from started import start_server
+
+pytestmark = pytest.mark.cpu_only("files, which are the same for all devices")
+
+TESTS = Path(__file__).resolve().parents[1]
+FILE = """
+import subprocess, sys, time
+import pytest
+
+pytestmark = pytest.mark.cpu_only("a test of pytest")
+calls = []
+
+def busy(seconds=0.1):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+def test_slow():
+    busy()
+
+def test_slow_child():
+    subprocess.run([sys.executable, "-c", "for i in range(3_000_000): pass"])
+
+def test_slow_only_at_first():
+    calls.append(1)
+    busy(0.1 if len(calls) == 1 else 0.0)
+
+@pytest.mark.long_cases("b")
+@pytest.mark.parametrize("case", ["a", "b"])
+def test_with_a_long_case(case):
+    busy(0.1 if case == "b" else 0.0)
+"""
+
+
+def run(folder: Path, output: Path) -> None:
+    sys.path.insert(0, str(TESTS))  # folders have a conftest, too
+    options = ["-c", str(TESTS.parent / "pyproject.toml"), "-p", "conftest"]
+    options += ["-p", "no:cacheprovider", "-q", "--cpu-limit", "0.05"]
+    with output.open("w") as file, redirect_stdout(file), redirect_stderr(file):
+        code = pytest.main([*options, str(folder)])
+    sys.exit(code)
+
+
+def test_a_test_that_takes_longer_fails_unless_it_is_long(tmp_path: Path) -> None:
+    folder, output = tmp_path / "tests", tmp_path / "output.txt"
+    folder.mkdir()
+    (folder / "test_limited.py").write_text(FILE)
+    process = start_server().Process(target=run, args=(folder, output))
+    process.start()
+    process.join(120)
+    said = output.read_text()
+    assert process.exitcode == pytest.ExitCode.TESTS_FAILED, said
+    assert "3 passed" in said
+    assert "2 failed" in said
+    for name in ("test_slow", "test_slow_child"):
+        assert f"test_limited.py::{name} took " in said
+    assert " CPU seconds; without the marker long it may take 0.05" in said
+    assert " s  " in said.partition("CPU seconds, ")[2]
