@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-SPACES = ("torchrec", "saving")  # each in the module <name>_space
+SPACES = ("torchrec", "saving", "serving")  # each in the module <name>_space
 
 
 def main() -> int:

@@ -117,10 +117,9 @@ def _target(case: Case) -> Made:
         "state_dtype": {"adam": "adam_bf16", "adam_bf16": "adam"}.get(source.optimizer, ""),
         "none": "none",
     }[case["target_optimizer"]]
-    if case["target_policy"] == "other":
-        capacity = CAPACITIES["larger"]
-    else:
-        capacity = CAPACITIES[case["target_capacity"]]
+    capacity = CAPACITIES[case["target_capacity"]]
+    if case["target_policy"] == "other" or (case["target"] == "shared" and not source.shared):
+        capacity = CAPACITIES["larger"]  # ranks divide it
     return replace(
         source,
         **changed,
@@ -413,7 +412,7 @@ def _differences(rank: int, case: Case, folder: str) -> list[str]:
         found.append("the dense state")
     slack = _take(case, source, target, saved)
     found += target.differences("loaded", slack)
-    if target.made.optimizer != "none" and not slack and saving.has_optimizer_state:
+    if target.made.optimizer != "none" and not slack and saving.resumes:
         for step in range(STEPS + 1, 2 * STEPS + 1):
             target.train(step)
         found += target.differences("trained on")
@@ -492,7 +491,8 @@ class Saving:
             {"step": 1, "of": [torch.arange(3), ("a", None, 0.5)]} if case["state"] else None
         )
         self.log: DeltaLog | None = None
-        self.has_optimizer_state = self.how != "log" or case["log_optimizer_state"]
+        counts = POLICIES[case["policy"]].admission is not None  # of which a log has none
+        self.resumes = self.how != "log" or (case["log_optimizer_state"] and not counts)
 
     def _save(self, path: str, **options: Any) -> checkpoint.SaveHandle:
         model = self.source.model
@@ -715,6 +715,10 @@ WITHOUT: list[tuple[Callable[[Case], bool], Sequence[str]]] = [  # when -> axes 
     (lambda c: c["target_optimizer"] == "none", ["target_is"]),  # it cannot be trained before
     (lambda c: c["save"] in (*OBJECTS, "snapshot"), ["target_split", "target_is"]),
     (lambda c: c["save"] == "log" and c["policy"] == "ttl", ["policy"]),  # a log has no times
+    (
+        lambda c: c["target_capacity"] == "smaller" and c["target"] == "shared",
+        ["target_capacity"],  # each rank evicts the worst of its own
+    ),
     # refused: see REFUSED
     (lambda c: c["save"] in ("increment", *LOGS, *STATES), ["storage"]),
     (lambda c: c["save"] in (*STATES, "snapshot"), [*TABLES, "target_ssd", "target_capacity"]),
