@@ -164,9 +164,10 @@ def _stored_rows(live: ops.ServedTensors, number: int, ids: Tensor) -> ops.LiveR
     if live.formats[slab] not in QUANTIZED:
         return ops.serve_rows(live, ids, table=number, dim=dim)
     size = row_bytes(QUANTIZED[live.formats[slab]], dim)
-    # their words, read as float32
+    # their words, read as float32, and so are those of all tables of the slab
     meta, formats = live.meta.clone(), list(live.formats)
-    meta[number, Meta.DIM] = words = 2 * live.weights[slab].shape[1]
+    words = 2 * live.weights[slab].shape[1]
+    meta[meta[:, Meta.SLAB] == slab, Meta.DIM] = words
     formats[slab] = ops.LIVE_FORMATS["fp32"]
     live = live._replace(meta=meta, formats=formats)
     read = ops.serve_rows(live, ids, table=number, dim=words)

@@ -1,0 +1,36 @@
+"""Models that serve: every three options with every other, as numpy has their rows."""
+
+from __future__ import annotations
+
+import pytest
+from covering import Case, RanksOf, failures
+from serving_space import SPACE
+
+pytestmark = pytest.mark.cpu_only("live tables are on the CPU")
+
+PARTS = 12
+FOUND = ["how=live rows=fp8 kind=sequences dim=18 updated=log"]  # the smallest cases of faults
+
+
+@pytest.fixture(scope="module")
+def triples() -> list[Case]:
+    return SPACE.cases(3)
+
+
+@pytest.mark.parametrize("found", FOUND)
+def test_what_was_found(ranks_of: RanksOf, found: str) -> None:
+    assert failures(SPACE, [SPACE.parsed(found)], ranks_of) == []
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_triples(triples: list[Case], ranks_of: RanksOf, part: int) -> None:
+    assert failures(SPACE, triples[part::PARTS], ranks_of) == []
+
+
+@pytest.mark.long
+def test_fours(ranks_of: RanksOf) -> None:
+    assert failures(SPACE, SPACE.cases(4), ranks_of) == []
+
+
+def test_options_have_an_axis_or_a_reason() -> None:
+    assert SPACE.unnamed_options() == []
