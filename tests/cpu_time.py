@@ -1,8 +1,8 @@
 """CPU seconds of tests with their processes, and the limit of those that are not ``long``.
 
-CPU time hardly depends on what else the machine does. The first test that imports,
-compiles or starts something for all others may exceed the limit, so a test fails only if it
-exceeds the limit twice in a row. Fixtures do not count.
+The first test that imports, compiles or starts something for all others may exceed the limit, so a
+test fails only if it exceeds the limit twice in a row. On a machine with much other work, CPU time
+is half as much again; no test fails there for it. Fixtures do not count.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class CpuTime:
             item.user_properties.clear()
             item._initrequest()  # type: ignore[attr-defined]  # fresh fixtures, as pytest makes them
             reports = runtestprotocol(item, log=False, nextitem=nextitem)
-            if self._exceeds(item, reports):
+            if self._exceeds(item, reports) and not _has_much_other_work():
                 call = reports[1]
                 call.outcome = "failed"
                 call.longrepr = (
@@ -112,6 +112,10 @@ class CpuTime:
         terminalreporter.line(", ".join(f"{name} {seconds:.0f}" for name, seconds in by_time))
         for name, seconds in sorted(self._of_tests.items(), key=lambda item: -item[1])[:10]:
             terminalreporter.line(f"{seconds:7.2f} s  {name}")
+
+
+def _has_much_other_work() -> bool:
+    return os.getloadavg()[0] > 2 * (os.cpu_count() or 1)
 
 
 def _seconds_of(report: pytest.TestReport) -> float:

@@ -12,7 +12,7 @@ from torchrec_space import SPACE
 
 pytestmark = pytest.mark.cpu_only("TorchRec over gloo")
 
-PARTS = 8
+PARTS = 12
 FOUND = [  # the smallest cases of faults
     "pooling=none vbe=True",
     "pooling=none vbe=True empty=rank",

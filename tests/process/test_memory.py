@@ -402,6 +402,7 @@ def test_a_thousand_tables_fit_into_the_addresses_of_a_large_machine(
     assert alone.rows.weights[0].shape[0] > 10**9
 
 
+@pytest.mark.long
 def test_tables_freed_in_the_midst_of_a_trace_are_freed(tmp_path: Path) -> None:
     """The garbage collector runs there, too, and modes of the trace see the ops that it calls."""
     store = td.SSDStore(tmp_path, cache=10)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -24,8 +24,7 @@ def test_no_two_classes_share_a_name() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for path in PACKAGE.rglob("*.py"):
         place = path.relative_to(PACKAGE)
-        for node in ast.parse(path.read_text()).body:
-            own = OF_FRAMEWORKS.get(place.parts[0], ())
-            if isinstance(node, ast.ClassDef) and node.name not in own:
-                places[node.name].append(str(place))
+        for name in re.findall(r"^class (\w+)", path.read_text(), re.MULTILINE):
+            if name not in OF_FRAMEWORKS.get(place.parts[0], ()):
+                places[name].append(str(place))
     assert {name: of for name, of in places.items() if len(of) > 1} == {}
