@@ -49,11 +49,13 @@ class CpuTime:
     """Measures tests, fails those above the limit, and ends a run with what it has taken.
 
     Args:
-        config: of the run; ``--cpu-limit`` is the limit in seconds, 0 for none.
+        config: of the run; ``--cpu-limit`` is the limit in seconds, 0 for none. The emulated and
+            the marked device are slower, and have none.
     """
 
     def __init__(self, config: pytest.Config) -> None:
-        self._limit: float = config.getoption("--cpu-limit")
+        on_cpu = config.getoption("--device") == "cpu"
+        self._limit: float = config.getoption("--cpu-limit") if on_cpu else 0.0
         self._of_workers = 0.0
         self._of_tests: dict[str, float] = defaultdict(float)
 
