@@ -58,6 +58,7 @@ class Batch:
         if case["strided"]:
             ids = torch.stack([ids, ids + 1], dim=-1)[:, 0]
             weights = torch.stack([weights, weights + 1], dim=-1)[:, 0]
+        weights.requires_grad_(case["weights_learn"])  # as those of a layer in front
         return ids, lengths.cumsum(0), weights if case["weighted"] else None
 
 
@@ -287,6 +288,8 @@ def _batch(case: Case, seed: int) -> Batch:
         2 if case["form"] == "padded" else (draw(4) if n else 3) for n in range(case["batch"])
     ]
     ids = [[pool[draw(len(pool))] for _ in range(length)] for length in lengths]
+    if ids and case["absent"] != "all":
+        ids[0][0] = PADDING
     weights = [[(1 + draw(8)) / 4 if case["weighted"] else 1.0 for _ in bag] for bag in ids]
     return Batch(ids, weights)
 
@@ -432,6 +435,7 @@ WITHOUT: list[tuple[Any, list[str]]] = [  # when -> axes that are plain then
         lambda c: c["kind"] == "recis",
         ["eval_default", "padding_idx", "policy", "storage", "split", "output_dtype", "ids"],
     ),
+    (lambda c: not c["weighted"], ["weights_learn"]),
     (lambda c: c["policy"] not in ("custom", "ttl"), ["keep"]),
     (lambda c: c["how"] == "freeze", ["updated"]),
     (lambda c: c["updated"] != "log", ["log_rows"]),
@@ -450,6 +454,7 @@ SPACE = Space(
         "dim": [4, 18, 64],
         "mode": ["sum", "mean"],
         "weighted": [False, True],
+        "weights_learn": [False, True],
         "form": ["jagged", "padded"],
         "ids": ["int64", "int32"],
         "strided": [False, True],
