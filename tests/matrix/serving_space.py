@@ -58,6 +58,7 @@ class Batch:
         if case["strided"]:
             ids = torch.stack([ids, ids + 1], dim=-1)[:, 0]
             weights = torch.stack([weights, weights + 1], dim=-1)[:, 0]
+        weights.requires_grad_(case["weights_learn"])  # as those of a layer in front
         return ids, lengths.cumsum(0), weights if case["weighted"] else None
 
 
@@ -147,11 +148,12 @@ class Served:
         self.group: td.TableGroup = of.group
         if self.group.config.keeps_time:
             self.group.clock.set_now(100)
-        self.write(KNOWN[: len(KNOWN) // 2], seed=1)
-        if case["policy"] == "ttl":
-            self.group.clock.set_now(110 if case["keep"] else 130)  # the first ones have expired
-        for rows in self.rows.values() if case["policy"] == "ttl" and not case["keep"] else ():
-            rows.of = {}
+        expires = case["policy"] == "ttl"
+        self.write(KNOWN[: len(KNOWN) // 2], seed=4 if expires else 1)
+        if expires:
+            self.group.clock.set_now(130)
+            for rows in self.rows.values():
+                rows.of = {}
         self.write(KNOWN[len(KNOWN) // 2 :], seed=2)
 
     def _module(self, dims: Mapping[str, int], folder: str) -> nn.Module:
@@ -286,6 +288,8 @@ def _batch(case: Case, seed: int) -> Batch:
         2 if case["form"] == "padded" else (draw(4) if n else 3) for n in range(case["batch"])
     ]
     ids = [[pool[draw(len(pool))] for _ in range(length)] for length in lengths]
+    if ids and case["absent"] != "all":
+        ids[0][0] = PADDING
     weights = [[(1 + draw(8)) / 4 if case["weighted"] else 1.0 for _ in bag] for bag in ids]
     return Batch(ids, weights)
 
@@ -309,16 +313,32 @@ def _differences(case: Case, folder: Path) -> list[str]:
     }[case["keep"]]
     if keep is not None:
         served.keep_only()
-    model: Any
     if case["how"] == "live":
         model = serving.live(served.model, headroom=10, rows=case["rows"], keep=keep)
-    else:
-        model = td.freeze(served.model, rows=case["rows"], keep=keep, missing=case["missing"])
+        if case["updated"] == "log":
+            follower = checkpoint.follow(folder / "log", model)
+            served.write([*KNOWN[-3:], *NEW], seed=3)
+            served.erase(KNOWN[:2])
+            log.publish()
+            log.flush()
+            follower.update()
+        elif case["updated"] == "update":
+            _update(model, served)
+        log.close()
+        return _wrong_outputs(case, served, model)
+    frozen = [
+        _copied(case, td.freeze(served.model, rows=case["rows"], keep=keep, missing=missing))
+        for missing in (False, True)
+    ]
+    return [text for model in frozen for text in _wrong_outputs(case, served, model)]
+
+
+def _copied(case: Case, model: nn.Module) -> nn.Module:
     if case["copied"] == "pickle":
-        model = pickle.loads(pickle.dumps(model))
-    elif case["copied"] == "deepcopy":
-        model = copy.deepcopy(model)
-    elif case["copied"] == "state_dict":
+        return pickle.loads(pickle.dumps(model))  # type: ignore[no-any-return]
+    if case["copied"] == "deepcopy":
+        return copy.deepcopy(model)
+    if case["copied"] == "state_dict":
         file = io.BytesIO()
         torch.save(model.state_dict(), file)
         file.seek(0)
@@ -326,24 +346,18 @@ def _differences(case: Case, folder: Path) -> list[str]:
             if buffer.dtype == torch.uint8:
                 buffer.zero_()
         model.load_state_dict(torch.load(file, weights_only=True))
-    found = []
-    if case["updated"] == "log":
-        follower = checkpoint.follow(folder / "log", model)
-        served.write([*KNOWN[-3:], *NEW], seed=3)
-        served.erase(KNOWN[:2])
-        log.publish()
-        log.flush()
-        follower.update()
-    elif case["updated"] == "update":
-        _update(model, served)
-    log.close()
+    return model
+
+
+def _wrong_outputs(case: Case, served: Served, model: nn.Module) -> list[str]:
     if case["converted"]:
         model.to(TYPES[case["converted"]])
+    found = []
     for number in range(2):
         batch = {name: _batch(case, 10 * number + n) for n, name in enumerate(served.names)}
-        counted = Counted(model, case["missing"])
+        counted = Counted(model)
         result = served(counted, batch)
-        if case["missing"] and counted.missing != _missing(served, batch):
+        if counted.missing not in (None, _missing(served, batch)):
             found.append(f"missing {counted.missing}, expected {_missing(served, batch)}")
         for name, rows in served.rows.items():
             value, off = rows.output(batch[name])
@@ -372,14 +386,14 @@ def rows_off(case: Case, rows: Rows, batch: Batch) -> Floats:
 class Counted:
     """A model that may also count missing ids, called as one that does not."""
 
-    def __init__(self, model: Any, counts: bool) -> None:
-        self.model, self.counts, self.missing = model, counts, []
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.missing = model, None
 
     def __call__(self, *given: Any) -> Any:
-        if not self.counts:
-            return self.model(*given)
-        output, missing = self.model(*given)
-        self.missing = missing.tolist()
+        output = self.model(*given)
+        if isinstance(self.model, serving.CountsMissing):
+            output, missing = output
+            self.missing = missing.tolist()
         return output
 
 
@@ -421,11 +435,12 @@ WITHOUT: list[tuple[Any, list[str]]] = [  # when -> axes that are plain then
         lambda c: c["kind"] == "recis",
         ["eval_default", "padding_idx", "policy", "storage", "split", "output_dtype", "ids"],
     ),
+    (lambda c: not c["weighted"], ["weights_learn"]),
     (lambda c: c["policy"] not in ("custom", "ttl"), ["keep"]),
     (lambda c: c["how"] == "freeze", ["updated"]),
     (lambda c: c["updated"] != "log", ["log_rows"]),
     # refused
-    (lambda c: c["how"] == "live", ["missing", "copied"]),
+    (lambda c: c["how"] == "live", ["copied"]),
     (lambda c: c["storage"] == "ssd" and c["updated"] == "log", ["storage"]),
 ]
 
@@ -439,6 +454,7 @@ SPACE = Space(
         "dim": [4, 18, 64],
         "mode": ["sum", "mean"],
         "weighted": [False, True],
+        "weights_learn": [False, True],
         "form": ["jagged", "padded"],
         "ids": ["int64", "int32"],
         "strided": [False, True],
@@ -452,7 +468,6 @@ SPACE = Space(
         "output_dtype": list(TYPES),
         "converted": [None, "fp16", "bf16"],
         "keep": [None, "top", "at_least"],
-        "missing": [False, True],
         "copied": ["no", "pickle", "deepcopy", "state_dict"],
         "updated": ["no", "update", "log"],
         "log_rows": [None, "int8", "fp16"],
@@ -464,6 +479,7 @@ SPACE = Space(
         "model": "axis kind",
         "input": "axis form",
         "source": "axis kind",
+        "missing": "each frozen model has one that counts beside it",
         "ranks": "needs ranks: torchrec_space.py, test_frozen_models.py",
         "headroom": "runs out: test_live_tables.py",
         "dense_version": "is a name: test_live_tables.py",
