@@ -56,7 +56,7 @@ POLICIES = {
 }
 TYPES = {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloat16}
 BY_ROWS = ("table_wise", "row_wise", "table_row_wise")  # shards with whole rows
-TOLERANCE = {"FP32": 1e-5, "FP16": 1e-2, "BF16": 8e-2}  # gradients of outputs are rounded, too
+TOLERANCE = {"FP32": 1e-5, "FP16": 2e-2, "BF16": 1.6e-1}  # gradients of outputs are rounded, too
 
 
 @dataclass(frozen=True)

@@ -58,10 +58,17 @@ class _LastDisk(Disk):
         self._left = writes
 
     def write(self, file: int, data: memoryview) -> int:
+        self._count()
+        return super().write(file, data)
+
+    def write_at(self, file: int, data: memoryview, begin: int) -> int:  # asynchronous saves
+        self._count()
+        return super().write_at(file, data, begin)
+
+    def _count(self) -> None:
         self._left -= self.counts
         if self._left == 0:
             _die()
-        return super().write(file, data)
 
 
 def _die() -> NoReturn:
