@@ -34,6 +34,7 @@ from torch_dynemb.checkpoint import DeltaLog
 
 IDS = [0, -1, 5, 2**63 - 1, -(2**63), *range(7, 22)]
 PADDING = 5
+ONCE = 500  # in one step before a save, and in one after the load
 NEW = [*range(1000, 1020)]  # ids of a target before it loads, and of no training
 MANY = [*range(2000, 2060)]  # make an index grow, and a cache overflow
 INITIAL = 0.25
@@ -144,7 +145,7 @@ class Job:
         if self.group.config.keeps_time:
             self.group.clock.set_now(START)
         self.names = ["t", "u"] if self.kind in ("bags", "sequences") else ["t"]
-        universe = [*IDS, *NEW, *MANY]
+        universe = [*IDS, ONCE, *NEW, *MANY]
         begin = self._looked_up(dict.fromkeys(self.names, universe))
         self.twins = {
             name: Twin(
@@ -253,7 +254,8 @@ class Job:
         found = {}
         for name in self.names:
             drawn = torch.randint(len(ids), (samples,), generator=random).tolist()
-            given = [ids[0], ids[0], *(ids[n] for n in drawn)]
+            once = ONCE if step in (0, STEPS + 1) and rank == 0 else ids[0]
+            given = [ids[0], once, ids[0], *(ids[n] for n in drawn)]
             dim = self.group.config.tables[self._number(name)].embedding_dim
             found[name] = (given, torch.randn(len(given), dim, generator=random))
         return found
@@ -322,7 +324,7 @@ class Job:
         Args:
             slack: by table and id: how far a row may be off.
         """
-        universe = [*IDS, *NEW, *MANY]
+        universe = [*IDS, ONCE, *NEW, *MANY]
         rows = self._looked_up(dict.fromkeys(self.names, universe))
         tolerance = self.tolerance()
         found = []

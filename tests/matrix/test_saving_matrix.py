@@ -11,11 +11,17 @@ from saving_space import REFUSED, SPACE, check_as_given
 pytestmark = pytest.mark.cpu_only("several ranks over gloo")
 
 PARTS = 24
+FOUND = ["save=increment policy=admission"]  # no pairs find lost counts of admission
 
 
 @pytest.fixture(scope="module")
 def pairs() -> list[Case]:
     return SPACE.cases(2)
+
+
+@pytest.mark.parametrize("found", FOUND)
+def test_what_was_found(ranks_of: RanksOf, found: str) -> None:
+    assert failures(SPACE, [SPACE.parsed(found)], ranks_of) == []
 
 
 @pytest.mark.parametrize("part", range(PARTS))
