@@ -223,6 +223,19 @@ def test_a_log_is_rolled_back_and_who_has_read_further_is_told(tmp_path: Path) -
         replayed(tmp_path / "log", until=9)
 
 
+def test_a_log_of_another_optimizer_is_replayed_without_its_state(tmp_path: Path) -> None:
+    model, log, drawn = begun(tmp_path)
+    train(model, drawn)
+    log.publish()
+    log.close()
+    other = Model(seed=9)
+    other.bags.set_optimizer(td.SGD(lr=0.1))
+    with pytest.raises(ValueError, match="give optimizer_state=False"):
+        replay(tmp_path / "log", other)
+    replay(tmp_path / "log", other, optimizer_state=False)
+    assert content(other, state=False) == content(model, state=False)
+
+
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_sink_that_is_rolled_back_is_noticed(tmp_path: Path, ends: bool) -> None:
     class Ending(MemorySink):

@@ -9,6 +9,7 @@ from functools import partial
 from os import PathLike
 from typing import Literal
 
+import torch.distributed as dist
 from torch import nn
 
 from torch_dynemb.argument_checks import integer, number
@@ -285,6 +286,8 @@ def replay(
     *,
     base: str | PathLike[str] | None = None,
     until: int | None = None,
+    optimizer_state: bool = True,
+    process_group: dist.ProcessGroup | None = None,
 ) -> int:
     """Load the base of a delta log, and apply its commits up to one of them.
 
@@ -293,6 +296,7 @@ def replay(
         model: model to load, as for :func:`torch_dynemb.checkpoint.load`.
         base: path of the checkpoint; default: the newest one in the directory of the log.
         until: number of the last commit to apply; default: the newest one.
+        optimizer_state, process_group: as for :func:`torch_dynemb.checkpoint.load`.
 
     Returns:
         Number of the last commit that was applied, or that the base includes; 0 if nothing is
@@ -304,7 +308,7 @@ def replay(
         Exception: as :func:`torch_dynemb.checkpoint.load` and :meth:`Follower.update`.
     """
     path = str(base_of("replay", log, base))
-    load(path, model)
+    load(path, model, optimizer_state=optimizer_state, process_group=process_group)
     follower = follow(log, model, base=path)
     follower.update(until=until)
     reached = follower.sequence or 0
