@@ -39,6 +39,9 @@ class EmulatedMemory(CudaMemory):
         reserved: Tensor = torch.ops.dynemb.reserve_cuda(list(size), code, self.index)
         return reserved
 
+    def is_capturing(self) -> bool:
+        return capturing()
+
     @contextmanager
     def beside(self, *inputs: Tensor) -> Iterator[None]:
         current = Stream.current()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from emulated_groups import different_state, emulated_cuda
 from emulator.mode import (
+    Graph,
     calls_behind,
     created_bytes,
     forbidden_calls,
@@ -322,6 +323,61 @@ def test_a_captured_call_makes_room_for_replays_first() -> None:
         room = int(group.index.tables[0, Table.BUCKET_COUNT]) * 4 * 70 // 100
         assert room >= group.size(0) + 3 * 2000
         assert bool(group.contains(0, torch.arange(11_000)).all())
+
+
+def test_a_step_is_refused_in_a_capture_and_ends_after_every_replay() -> None:
+    """Events of a capture cannot be waited for, so a captured step would break a later one."""
+    group, graph = make_group(), Graph()
+    ids = torch.arange(2000)
+    with emulated_cuda():
+        group.insert(0, ids)
+        before = group.rows.row_clock.clone(), forbidden_calls()
+        with graph.capture():
+            group.insert(0, ids)
+            for step in (group.step, group.end_step):
+                with pytest.raises(RuntimeError, match="outside of the CUDA graph, after every re"):
+                    step()
+        assert (group.steps, forbidden_calls()) == (0, before[1])
+        assert torch.equal(group.rows.row_clock, before[0])
+        for replay in range(1, 8):
+            ids += 2000
+            graph.replay()
+            group.step()
+            assert group.size(0) == 2000 * (replay + 1)
+    assert group.steps == 7
+    assert forbidden_calls() == before[1]
+
+
+def test_replays_without_steps_refuse_new_ids_and_the_next_step_says_so() -> None:
+    group, graph = make_group(), Graph()
+    ids = torch.arange(2000)
+    with emulated_cuda():
+        with graph.capture():
+            group.insert(0, ids)
+        for _ in range(40):
+            ids += 2000
+            graph.replay()
+        held = group.index.tables[0, Table.SIZE].item()
+        assert held == 3 * 2000  # the capture has run once, here
+        with pytest.raises(td.errors.NoRoomError, match=r"step\(\) after every replay"):
+            group.step()
+        group.step()
+        graph.replay()
+        group.step()
+        assert group.size(0) == held + 2000
+        assert bool((group.find_or_insert(ids, torch.tensor([0, 2000]), [0]) >= 0).all())
+
+
+def test_a_replay_does_not_use_what_has_been_freed() -> None:
+    group, graph = make_group(), Graph()
+    with emulated_cuda():
+        ids = torch.arange(100)
+        with graph.capture():
+            group.insert(0, ids)
+        graph.replay()
+        del ids
+        with pytest.raises(AssertionError, match="uses freed arguments of .*find_or_insert_"):
+            graph.replay()
 
 
 def test_a_captured_call_without_memory_for_replays_is_refused() -> None:

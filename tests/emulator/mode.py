@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from emulator.build import build
 
@@ -41,11 +43,17 @@ def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.emulator_set_seed.argtypes = [ctypes.c_ulonglong]
     loaded.emulator_set_memory_limit.argtypes = [ctypes.c_longlong]
     loaded.emulator_set_capturing.argtypes = [ctypes.c_int]
+    loaded.emulator_take_graph.argtypes = []
+    loaded.emulator_take_graph.restype = ctypes.c_void_p
+    loaded.emulator_replay.argtypes = [ctypes.c_void_p]
+    loaded.emulator_end_graph.argtypes = [ctypes.c_void_p]
     loaded.emulator_set_capturing_elsewhere.argtypes = [ctypes.c_int]
     loaded.emulator_set_calls_behind.argtypes = [ctypes.c_longlong]
     loaded.emulator_refuse_unmapping.argtypes = [ctypes.c_longlong]
     loaded.emulator_set_host_limit.argtypes = [ctypes.c_longlong]
     loaded.emulator_refuse_location.argtypes = [ctypes.c_int, ctypes.c_int]
+    loaded.emulator_fault.argtypes = [ctypes.c_longlong]
+    loaded.emulator_is_copyable.argtypes = [ctypes.c_void_p, ctypes.c_longlong]
     loaded.emulator_ignore_wait.argtypes = [ctypes.c_int, ctypes.c_longlong]
     loaded.emulator_set_lazy.argtypes = [ctypes.c_int]
     loaded.emulator_set_current_stream.argtypes = [ctypes.c_void_p]
@@ -61,10 +69,13 @@ def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
         loaded.emulator_set_memory_limit,
         loaded.emulator_set_capturing,
         loaded.emulator_set_capturing_elsewhere,
+        loaded.emulator_replay,
+        loaded.emulator_end_graph,
         loaded.emulator_refuse_unmapping,
         loaded.emulator_set_host_limit,
         loaded.emulator_refuse_location,
         loaded.emulator_ignore_wait,
+        loaded.emulator_fault,
         loaded.emulator_set_lazy,
         loaded.emulator_set_current_stream,
         loaded.emulator_wait_stream,
@@ -121,6 +132,61 @@ def set_capturing(on: bool) -> None:
 def capturing() -> bool:
     """Whether the current stream of this thread is being captured."""
     return bool(library().emulator_is_capturing())
+
+
+class Graph:
+    """Captured work of emulated kernels, as ``torch.cuda.CUDAGraph``. Ops of torch are not in it.
+
+    What the capture makes lives as long as the graph, as memory from a graph's pool does. A tensor
+    that ops of the capture were given from outside may end before a replay, which then fails: the
+    kernels would use the address of freed memory.
+    """
+
+    _capturing: Graph | None = None
+
+    def __init__(self) -> None:
+        self._address: int | None = None
+        self._made: dict[StorageWeakRef, torch.Tensor] = {}
+        self._given: list[tuple[str, StorageWeakRef]] = []
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """Capture the default stream; the work of the capture is done at once, too."""
+        set_capturing(True)
+        Graph._capturing = self
+        try:
+            yield
+        finally:
+            Graph._capturing = None
+            set_capturing(False)
+            self._address = library().emulator_take_graph()
+
+    def note(self, func: Any, arguments: object, results: object) -> None:
+        """Note the tensors of an op in the capture."""
+        given = set(_storages(arguments)) - self._made.keys()
+        made = _storages(results)
+        self._made |= {storage: made[storage] for storage in made.keys() - given}
+        if func.namespace == "dynemb":
+            self._given += [(str(func), storage) for storage in given]
+
+    def replay(self) -> None:
+        """Do the captured work again, on the current stream.
+
+        Raises:
+            AssertionError: a tensor that the capture was given has been freed.
+        """
+        freed = sorted({op for op, given in self._given if given.expired()})
+        assert not freed, f"a replay uses freed arguments of {freed}"
+        library().emulator_replay(self._address)
+
+    def __del__(self) -> None:
+        if self._address is not None:
+            library().emulator_end_graph(self._address)
+
+
+def _storages(tree: object) -> dict[StorageWeakRef, torch.Tensor]:
+    tensors = filter(torch.is_tensor, tree_leaves(tree))
+    return {StorageWeakRef(tensor.untyped_storage()): tensor for tensor in tensors}
 
 
 def set_capturing_elsewhere(on: bool) -> None:
@@ -211,6 +277,15 @@ class Stream:
             library().emulator_set_current_stream(before.address)
 
 
+def fault(launch: int) -> None:
+    """The launch of this number from now on faults, and every later call fails.
+
+    Args:
+        launch: 1: the next one. 0: the device works again, as in a new process.
+    """
+    library().emulator_fault(launch)
+
+
 def launches() -> int:
     """Number of kernels that have run."""
     return int(library().emulator_launches())
@@ -240,6 +315,12 @@ class EmulatedCuda(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        result = self._call(func, args, kwargs)
+        if Graph._capturing is not None:
+            Graph._capturing.note(func, (args, kwargs), result)
+        return result
+
+    def _call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if func.namespace == "dynemb":
             name = func._schema.name.split("::")[1]
             emulated = f"dynemb_emulated::{name}"

@@ -66,9 +66,12 @@ class CudaMemory:
     def split_bytes(self, index: IndexTensors) -> tuple[int, int]:
         return ops.split_bytes(index)
 
+    def is_capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
     @contextmanager
     def beside(self, *inputs: Tensor) -> Iterator[None]:
-        if torch.cuda.is_current_stream_capturing():
+        if self.is_capturing():
             yield  # programs fork and join the streams of a graph
             return
         stream = _side_stream(self.index)
@@ -81,7 +84,7 @@ class CudaMemory:
                 tensor.record_stream(stream)
 
     def wait_beside(self) -> None:
-        if not torch.cuda.is_current_stream_capturing():
+        if not self.is_capturing():
             torch.cuda.current_stream(self.device).wait_stream(_side_stream(self.index))
 
     def end_step(self, index: IndexTensors, rows: RowTensors) -> None:

@@ -56,6 +56,9 @@ class HostMemory:
     def split_bytes(self, index: IndexTensors) -> tuple[int, int]:
         return 0, 0
 
+    def is_capturing(self) -> bool:
+        return False
+
     def beside(self, *inputs: Tensor) -> AbstractContextManager[None]:
         return nullcontext()
 

@@ -82,6 +82,9 @@ class TableMemory(Protocol):
             index: of the group.
         """
 
+    def is_capturing(self) -> bool:
+        """Return whether the current stream of a GPU is being captured in a CUDA graph."""
+
     def beside(self, *inputs: Tensor) -> AbstractContextManager[None]:
         """Return a context for work beside that of the current stream of a GPU.
 

@@ -13,6 +13,7 @@
 #include "core/runtime/error_class.h"
 #include "cuda/memory/reservation.h"
 #include "cuda/memory/table_memory.h"
+#include "cuda/runtime/device.cuh"
 
 #if !defined(DYNEMB_EMULATED)
 #pragma weak aoti_torch_get_current_cuda_stream
@@ -95,10 +96,41 @@ std::vector<HostLocation> host_locations(const char* op, int32_t device) {
           {"HOST_NUMA", {CU_MEM_LOCATION_TYPE_HOST_NUMA, std::max(node, 0)}}};
 }
 
-// Takes host memory at the first location that the driver accepts. Returns
-// CUDA_ERROR_OUT_OF_MEMORY if memory is short; raises if the driver refuses all locations.
-CUresult create_host_piece(const char* op, int32_t device, int64_t size, int64_t page,
-                           uint64_t* handle) {
+// Maps a piece of memory at an address for the GPU, and for `also`. Leaves nothing behind otherwise.
+CUresult map_piece(const Driver& d, CUdeviceptr address, size_t size, uint64_t handle,
+                   CUmemLocation device, const CUmemLocation* also) {
+  const CUresult mapped = d.map(address, size, 0, handle, 0);
+  if (mapped != CUDA_SUCCESS) return mapped;
+  CUmemAccessDesc access[2] = {};
+  access[0].location = device;
+  access[0].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  if (also != nullptr) access[1] = {*also, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  const CUresult accessible = d.set_access(address, size, access, also == nullptr ? 1 : 2);
+  if (accessible != CUDA_SUCCESS) d.unmap(address, size);
+  return accessible;
+}
+
+// Takes HBM and maps it. Returns CUDA_ERROR_OUT_OF_MEMORY if memory is short.
+CUresult map_hbm_piece(const char* op, int32_t device, CUdeviceptr address, size_t size,
+                       uint64_t* handle) {
+  const Driver& d = driver(op);
+  const CUmemAllocationProp properties = allocation_properties(location_of(device));
+  CUmemGenericAllocationHandle created = 0;
+  CUresult status = d.create(&created, size, &properties, 0);
+  if (status == CUDA_ERROR_OUT_OF_MEMORY) return status;
+  check_driver(op, "allocating memory", status);
+  *handle = created;
+  status = map_piece(d, address, size, created, location_of(device), nullptr);
+  if (status != CUDA_SUCCESS) d.release(created);
+  check_driver(op, "mapping memory", status);
+  return status;
+}
+
+// Takes host memory at the first location that the driver accepts, and maps it for the GPU and for
+// CPUs: the driver copies host memory as a CPU does. Returns CUDA_ERROR_OUT_OF_MEMORY if memory is
+// short; raises if the driver refuses all locations.
+CUresult map_host_piece(const char* op, int32_t device, CUdeviceptr address, size_t size,
+                        int64_t page, uint64_t* handle) {
   const Driver& d = driver(op);
   std::string refusals;
   for (const HostLocation& candidate : host_locations(op, device)) {
@@ -112,9 +144,14 @@ CUresult create_host_piece(const char* op, int32_t device, int64_t size, int64_t
     }
     if (status == CUDA_SUCCESS) {
       CUmemGenericAllocationHandle created = 0;
-      status = d.create(&created, static_cast<size_t>(size), &properties, 0);
-      *handle = created;
-      if (status == CUDA_SUCCESS || status == CUDA_ERROR_OUT_OF_MEMORY) return status;
+      status = d.create(&created, size, &properties, 0);
+      if (status == CUDA_ERROR_OUT_OF_MEMORY) return status;
+      if (status == CUDA_SUCCESS) {
+        *handle = created;
+        status = map_piece(d, address, size, created, location_of(device), &candidate.location);
+        if (status == CUDA_SUCCESS) return status;
+        d.release(created);
+      }
     }
     const char* text = nullptr;
     d.error_string(status, &text);
@@ -129,6 +166,11 @@ CUresult create_host_piece(const char* op, int32_t device, int64_t size, int64_t
 }
 
 constexpr int64_t kPieceBytes = int64_t{64} << 20;
+
+// 16 bytes written for each thread and turn: host memory, which cudaMemset takes for a CPU's.
+__global__ void clear_words(uint4* words, int64_t count) {
+  for (int64_t i = thread_number(); i < count; i += thread_total()) words[i] = {0, 0, 0, 0};
+}
 
 struct Retired {
   int32_t device;
@@ -287,8 +329,13 @@ Mapped Reservation::map(const char* op, int64_t offset, int64_t bytes, cudaStrea
     if (mapped != Mapped::kYes) break;
     added->push_back(at);
     update_mapped_end();
-    check_cuda(op, "clearing new memory",
-               cudaMemsetAsync(base_ + at, 0, static_cast<size_t>(size), stream));
+    const Call call = Call(op, device_).on_stream(stream);
+    if (pieces_.at(at).place == Place::kHost) {
+      const int64_t words = size / static_cast<int64_t>(sizeof(uint4));
+      call.launch_strided(clear_words, words, reinterpret_cast<uint4*>(base_ + at), words);
+    } else {
+      call.fill(base_ + at, 0, size);
+    }
     cleared = false;
     at += size;
   }
@@ -298,7 +345,6 @@ Mapped Reservation::map(const char* op, int64_t offset, int64_t bytes, cudaStrea
 
 Mapped Reservation::add_piece(const char* op, int64_t offset, int64_t most, bool in_hbm,
                               int64_t* size) {
-  const Driver& d = driver(op);
   Piece piece{most, 0, Place::kHbm};
   if (budget_ != nullptr) {
     const auto share = in_hbm ? budget_->add_hbm(most) : budget_->take(most, page_);
@@ -306,34 +352,18 @@ Mapped Reservation::add_piece(const char* op, int64_t offset, int64_t most, bool
     piece.place = share->place;
     piece.size = share->bytes;
   }
+  const auto address = reinterpret_cast<CUdeviceptr>(base_) + static_cast<CUdeviceptr>(offset);
   const auto bytes = static_cast<size_t>(piece.size);
-  bool created = false;
   try {
-    CUresult status = CUDA_SUCCESS;
-    if (piece.place == Place::kHost) {
-      status = create_host_piece(op, device_, piece.size, page_, &piece.handle);
-    } else {
-      const CUmemAllocationProp properties = allocation_properties(location_of(device_));
-      CUmemGenericAllocationHandle handle = 0;
-      status = d.create(&handle, bytes, &properties, 0);
-      piece.handle = handle;
-    }
+    const CUresult status =
+        piece.place == Place::kHost
+            ? map_host_piece(op, device_, address, bytes, page_, &piece.handle)
+            : map_hbm_piece(op, device_, address, bytes, &piece.handle);
     if (status == CUDA_ERROR_OUT_OF_MEMORY) {
       give_back(piece);
       return piece.place == Place::kHost ? Mapped::kHostIsFull : Mapped::kHbmIsFull;
     }
-    check_driver(op, "allocating memory", status);
-    created = true;
-    const auto address = reinterpret_cast<CUdeviceptr>(base_) + static_cast<CUdeviceptr>(offset);
-    CUmemAccessDesc access = {};
-    access.location = location_of(device_);
-    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    check_driver(op, "mapping memory", d.map(address, bytes, 0, piece.handle, 0));
-    const CUresult accessible = d.set_access(address, bytes, &access, 1);
-    if (accessible != CUDA_SUCCESS) d.unmap(address, bytes);
-    check_driver(op, "mapping memory", accessible);
   } catch (...) {
-    if (created) d.release(piece.handle);
     give_back(piece);
     throw;
   }

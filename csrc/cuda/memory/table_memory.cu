@@ -134,6 +134,7 @@ void end_step(Tensor buckets, Tensor tables, Tensor row_clock) {
   const Call call("end_step", "buckets", buckets);
   check_tensor(call, "tables", tables, ScalarType::Long);
   check_tensor(call, "row_clock", row_clock, ScalarType::Long);
+  check_step_is_not_captured(call);
   const InOrder in_order(call, stream_order(buckets));
   end_group_step(call, buckets, tables, row_clock);
 }
@@ -211,6 +212,12 @@ InsertionRoom prepare_insertion(const Call& call, GroupMemory* group,
                                 const std::vector<int64_t>& feature_policies, int64_t ids) {
   return group == nullptr ? InsertionRoom{}
                           : group->prepare_insertion(call, feature_tables, feature_policies, ids);
+}
+
+void check_step_is_not_captured(const Call& call) {
+  DYNEMB_CHECK(!call.capturing(), "dynemb::", call.op,
+               ": the end of a step cannot be captured, because the host makes room for new ids in "
+               "it: call optimizer.step() outside of the CUDA graph, after every replay");
 }
 
 void end_group_step(const Call& call, const Tensor& buckets, const Tensor& tables,
