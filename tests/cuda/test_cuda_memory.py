@@ -17,6 +17,7 @@ from emulator.mode import (
     launches,
     set_calls_behind,
     set_capturing,
+    set_capturing_elsewhere,
     set_memory_limit,
 )
 from group_calls import bag_lookup, call_of, flat_call, train
@@ -303,6 +304,21 @@ def test_a_table_that_ends_in_a_capture_does_not_invalidate_it() -> None:
     assert created_bytes() == start
 
 
+def test_a_table_that_ends_while_another_thread_captures_gives_its_memory_back() -> None:
+    """A wait for the device would invalidate the capture, and the memory would be lost."""
+    start = created_bytes()
+    group = make_group()
+    with emulated_cuda():
+        group.insert(0, torch.arange(5000))
+        before = forbidden_calls()
+        set_capturing_elsewhere(True)
+        del group
+        gc.collect()
+        set_capturing_elsewhere(False)
+    assert forbidden_calls() == before
+    assert created_bytes() == start
+
+
 # -- captured steps ------------------------------------------------------------------------------
 
 
@@ -376,7 +392,7 @@ def test_a_replay_does_not_use_what_has_been_freed() -> None:
             group.insert(0, ids)
         graph.replay()
         del ids
-        with pytest.raises(AssertionError, match="uses freed arguments of .*find_or_insert_"):
+        with pytest.raises(AssertionError, match=r"uses freed arguments of .*find_or_insert_"):
             graph.replay()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -295,6 +296,36 @@ def launches() -> int:
 KEYS = ("CPU", "CompositeExplicitAutograd")
 
 
+_COPIES = ("aten::copy_", "aten::clone", "aten::_to_copy")
+
+
+def check_copy(*tensors: torch.Tensor) -> None:
+    """Raise as CUDA does if torch would copy whole ranges, one of them in memory of two places.
+
+    Torch copies tensors of other dtypes and with gaps by kernels, which may read any memory.
+    """
+    if host_bytes() == 0 or len({tensor.dtype for tensor in tensors}) > 1:
+        return
+    if not all(tensor.is_contiguous() for tensor in tensors):
+        return
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if size > 0 and not library().emulator_is_copyable(tensor.data_ptr(), size):
+            raise RuntimeError("cudaMemcpy: invalid argument: HBM and host memory in one copy")
+
+
+class _HostCopies(TorchFunctionMode):
+    """Checks copies of emulated device tensors to the CPU, which dispatch does not see."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        to_cpu = func is torch.Tensor.to and "cpu" in (str(arg) for arg in args[1:])
+        if func is torch.Tensor.cpu or to_cpu:
+            check_copy(args[0])
+        return func(*args, **(kwargs or {}))
+
+
 class EmulatedCuda(TorchDispatchMode):
     """Within it, ops of ``dynemb`` on CPU tensors run as emulated CUDA kernels, where there is one.
 
@@ -306,6 +337,16 @@ class EmulatedCuda(TorchDispatchMode):
         super().__init__()
         library()
         self.redirected: set[str] = set()
+        self._copies = _HostCopies()
+
+    def __enter__(self) -> EmulatedCuda:
+        self._copies.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._copies.__exit__(*error)
 
     def __torch_dispatch__(
         self,
@@ -328,4 +369,6 @@ class EmulatedCuda(TorchDispatchMode):
                 self.redirected.add(name)
                 packet = getattr(torch.ops.dynemb_emulated, name)
                 return getattr(packet, func._overloadname)(*args, **kwargs)
+        if func._schema.name in _COPIES:
+            check_copy(*(leaf for leaf in (*args, *kwargs.values()) if torch.is_tensor(leaf)))
         return func(*args, **kwargs)

@@ -210,7 +210,8 @@ cudaError_t cudaPeekAtLastError() { return last_error; }
 cudaError_t cudaDeviceSynchronize() {
   const bool waiting = counts(kWaitDevice);
   if (const cudaError_t error = faulted()) return error;
-  if (capturing) return forbidden(cudaErrorStreamCaptureUnsupported);
+  // a device includes all of its streams, whatever the mode and the thread
+  if (capturing || capturing_elsewhere) return forbidden(cudaErrorStreamCaptureUnsupported);
   if (waiting) run_all();
   return cudaSuccess;
 }

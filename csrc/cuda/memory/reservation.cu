@@ -14,10 +14,7 @@
 #include "cuda/memory/reservation.h"
 #include "cuda/memory/table_memory.h"
 #include "cuda/runtime/device.cuh"
-
-#if !defined(DYNEMB_EMULATED)
-#pragma weak aoti_torch_get_current_cuda_stream
-#endif
+#include "cuda/runtime/used_streams.h"
 
 namespace dynemb::cuda {
 namespace {
@@ -180,25 +177,6 @@ std::mutex retired_mutex;
 std::vector<Retired>& retired() {
   static auto* list = new std::vector<Retired>();
   return *list;
-}
-
-// Whether the device's current stream is being captured. Does not throw: destructors call it.
-bool is_capturing(int32_t device) {
-  cudaStream_t stream = nullptr;
-#if !defined(DYNEMB_EMULATED)
-  void* current = nullptr;
-  if (&aoti_torch_get_current_cuda_stream == nullptr ||
-      aoti_torch_get_current_cuda_stream(device, &current) != 0) {
-    return false;
-  }
-  stream = static_cast<cudaStream_t>(current);
-#else
-  static_cast<void>(device);
-  stream = emulator_current_stream();
-#endif
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) cudaGetLastError();
-  return status != cudaStreamCaptureStatusNone;
 }
 
 std::mutex registry_mutex;
@@ -411,7 +389,7 @@ void Reservation::update_mapped_end() {
 DeviceWait::DeviceWait(int32_t device) {
   relaxed_ = cudaGetDevice(&before_) == cudaSuccess && cudaSetDevice(device) == cudaSuccess &&
              cudaThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess;
-  waited_ = relaxed_ && cudaDeviceSynchronize() == cudaSuccess;
+  waited_ = relaxed_ && wait_for_used_streams(device);
   if (!waited_) cudaGetLastError();
 }
 DeviceWait::~DeviceWait() {
@@ -449,7 +427,13 @@ void drop_retired() {
   std::vector<Retired> ended;  // destroyed at the end, without the lock
   const std::lock_guard<std::mutex> lock(retired_mutex);
   auto& all = retired();
-  const auto waits = [](const Retired& one) { return is_capturing(one.device); };
+  std::map<int32_t, bool> idle;  // by device
+  const auto waits = [&](const Retired& one) {
+    const auto known = idle.find(one.device);
+    if (known != idle.end()) return !known->second;
+    const DeviceWait waited(one.device);
+    return !(idle[one.device] = static_cast<bool>(waited));
+  };
   const auto first = std::stable_partition(all.begin(), all.end(), waits);
   std::move(first, all.end(), std::back_inserter(ended));
   all.erase(first, all.end());

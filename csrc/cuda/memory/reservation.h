@@ -59,7 +59,8 @@ class Reservation {
   std::shared_ptr<RowBudget> budget_;  // nullptr: all pieces lie in HBM
 };
 
-// Selects a device and waits for everything that runs on it, without throwing: for destructors.
+// Selects a device and waits for the streams that ops have used on it, without throwing: for
+// destructors.
 // During its lifetime, calls are allowed that the capture of another thread forbids.
 class DeviceWait {
  public:
@@ -94,8 +95,8 @@ class PinnedWords {
   volatile int64_t* device_words_ = nullptr;
 };
 
-// Destroys objects of a device's tables, now, or after the running capture: waiting for the device
-// and giving back memory would invalidate the capture.
+// Destroys objects of a device's tables, now, or after a capture of a stream that ops have used: the
+// stream cannot be waited for during it.
 void retire(int32_t device, std::shared_ptr<void> ended);
 // Destroys the objects that had to wait.
 void drop_retired();

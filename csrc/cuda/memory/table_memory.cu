@@ -143,7 +143,9 @@ void end_step(Tensor buckets, Tensor tables, Tensor row_clock) {
 void release_group(Tensor buckets, std::vector<int64_t> table_buckets,
                    std::vector<int64_t> slab_rows) {
   const Call call("release_group", "buckets", buckets);
-  check_cuda(call.op, "waiting for the device", cudaDeviceSynchronize());
+  const DeviceWait waited(call.device);
+  DYNEMB_CHECK(waited, "dynemb::release_group: memory cannot be given back while a stream that "
+               "tables use is being captured: call compact() outside of the capture");
   const auto group = group_memory(call, buckets);
   DYNEMB_CHECK(group != nullptr,
                "dynemb::release_group: buckets was not made by reserve_cuda: its memory cannot "
