@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 from emulated_groups import different_state, emulated_cuda
+from emulator.build import build
 from emulator.mode import (
     Graph,
     calls_behind,
     created_bytes,
     forbidden_calls,
     launches,
+    library,
     set_calls_behind,
     set_capturing,
     set_capturing_elsewhere,
@@ -26,6 +28,7 @@ from torch import Tensor
 import torch_dynemb as td
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import Slab, Table
+from torch_dynemb.storage import cuda
 
 pytestmark = pytest.mark.own_device
 
@@ -131,6 +134,38 @@ def test_out_of_memory_in_growth_changes_nothing() -> None:
         set_memory_limit(None)
         group.insert(0, torch.arange(500, 100_000))
     assert group.size(0) == 100_000
+
+
+@pytest.mark.parametrize("frees", [True, False])
+def test_memory_that_torch_caches_is_taken_before_a_call_fails(
+    monkeypatch: pytest.MonkeyPatch, frees: bool
+) -> None:
+    calls = []
+
+    def empty_cache() -> None:
+        calls.append(group.size(0))
+        set_memory_limit(None if frees else created_bytes())
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(cuda, "LIBRARY", build())
+    group = make_group()
+    with emulated_cuda():
+        group.insert(0, torch.arange(1000))
+        share = cuda.share_cached_memory.__wrapped__
+        function = share()  # as the memory of a GPU does when it is made
+        try:
+            set_memory_limit(created_bytes() + 24 * MIB)
+            if frees:
+                group.insert(0, torch.arange(100_000))
+            else:
+                with pytest.raises(torch.OutOfMemoryError):
+                    group.insert(0, torch.arange(100_000))
+        finally:
+            library().dynemb_set_empty_cache(None)
+    assert function is not None
+    assert calls == [1000]
+    assert group.size(0) == (100_000 if frees else 1000)
 
 
 def test_results_that_do_not_fit_into_memory_are_out_of_memory_too() -> None:

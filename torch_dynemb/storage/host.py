@@ -24,6 +24,7 @@ class HostMemory:
 
     device = torch.device("cpu")
     has_cache = False  # rows of a HostStore are here
+    has_graphs = False
 
     def total_bytes(self) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -24,6 +24,10 @@ class TableMemory(Protocol):
     def has_cache(self) -> bool:
         """Whether this memory caches the rows of a ``HostStore`` with a cache."""
 
+    @property
+    def has_graphs(self) -> bool:
+        """Whether graphs of this device keep addresses of tensors that are replaced."""
+
     def total_bytes(self) -> int:
         """Return the memory of the machine or the GPU."""
 

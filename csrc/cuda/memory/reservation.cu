@@ -2,6 +2,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <atomic>
 #include <iterator>
 #include <limits>
 #include <mutex>
@@ -179,6 +180,8 @@ std::vector<Retired>& retired() {
   return *list;
 }
 
+std::atomic<void (*)()> empty_cache{nullptr};
+
 std::mutex registry_mutex;
 std::map<uintptr_t, std::shared_ptr<Reservation>>& registry() {
   static auto* map = new std::map<uintptr_t, std::shared_ptr<Reservation>>();  // outlives tensors
@@ -206,8 +209,14 @@ Tensor reserve_cuda(std::vector<int64_t> size, int64_t dtype, int64_t device) {
     // from_blob asks the driver for the kind of address, which the driver knows for mapped memory
     // only
     const RelaxedCapture relaxed(op);
+    const cudaStream_t stream = side_stream(op, device_index);
     std::vector<int64_t> added;
-    DYNEMB_CHECK(reservation->map(op, 0, 1, side_stream(op, device_index), &added) == Mapped::kYes,
+    Mapped mapped = reservation->map(op, 0, 1, stream, &added);
+    if (mapped != Mapped::kYes) {
+      empty_torch_cache();
+      mapped = reservation->map(op, 0, 1, stream, &added);
+    }
+    DYNEMB_CHECK(mapped == Mapped::kYes,
                  "dynemb::reserve_cuda: out of GPU memory: the device has not even ",
                  "a page left. Call torch.cuda.empty_cache(), or use another GPU",
                  kDeviceMemoryError);
@@ -461,12 +470,18 @@ cudaStream_t side_stream(const char* op, int32_t device) {
   return stream;
 }
 
+void empty_torch_cache() {
+  if (void (*const function)() = empty_cache) function();
+}
+
 RelaxedCapture::RelaxedCapture(const char* op) : mode_(cudaStreamCaptureModeRelaxed) {
   check_cuda(op, "leaving the capture mode", cudaThreadExchangeStreamCaptureMode(&mode_));
 }
 RelaxedCapture::~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
 
 }  // namespace dynemb::cuda
+
+extern "C" void dynemb_set_empty_cache(void (*function)()) { dynemb::cuda::empty_cache = function; }
 
 DYNEMB_IMPLEMENT_DEVICELESS_OPS(m) {
   m.impl("reserve_cuda", TORCH_BOX(&dynemb::cuda::reserve_cuda));

@@ -107,6 +107,9 @@ std::shared_ptr<Reservation> find_reservation(const void* data);
 // The stream for clearing memory and growing tables outside of a capture.
 cudaStream_t side_stream(const char* op, int32_t device);
 
+// Has torch give back the memory that it caches for the GPU, before a call fails for want of memory.
+void empty_torch_cache();
+
 // Allows calls that a stream capture forbids during its lifetime; they are not captured.
 class RelaxedCapture {
  public:
@@ -118,3 +121,6 @@ class RelaxedCapture {
 };
 
 }  // namespace dynemb::cuda
+
+// For ctypes: what empty_torch_cache() calls, from any thread; the ABI of torch has no such function.
+extern "C" __attribute__((visibility("default"))) void dynemb_set_empty_cache(void (*function)());
