@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from emulator.mode import (
     Graph,
     calls_behind,
     created_bytes,
+    fault,
     forbidden_calls,
     launches,
     library,
@@ -578,6 +580,53 @@ def test_entries_that_reduce_grad_did_not_return(name: str, value: int, message:
     with emulated_cuda():
         group.insert(0, call.ids)
     assert_refused_on_device(group, update, message)
+
+
+# -- a kernel that faults --------------------------------------------------------------------------
+
+
+CALLS_AFTER_A_FAULT: dict[str, Callable[[td.TableGroup], object]] = {
+    "insert": lambda group: group.insert(0, torch.arange(300)),
+    "train": lambda group: train(group, 0, torch.arange(300), torch.ones(300, 64)),
+    "contains": lambda group: group.contains(0, torch.arange(300)),
+    "step": lambda group: group.step(),
+    "erase": lambda group: group.erase(0, torch.arange(3)),
+    "compact": lambda group: group.compact(),
+    "state": lambda group: group.state.tensors(),
+    "a new group": lambda _: make_group(),
+}
+
+
+@pytest.mark.parametrize("launch", [1, 9])
+def test_after_a_fault_every_call_raises_and_tables_end(launch: int) -> None:
+    """CUDA fails for good. Memory of tables that end then is neither given back nor used."""
+    start = created_bytes()
+    group, other = make_group(), make_group()
+    try:
+        with emulated_cuda():
+            train(group, 0, torch.arange(200), torch.ones(200, 64))
+            group.step()
+            fault(launch)
+            for _ in range(2):
+                with contextlib.suppress(RuntimeError):  # the fault comes within
+                    train(group, 0, torch.arange(300), torch.ones(300, 64))
+            for call in CALLS_AFTER_A_FAULT.values():
+                with pytest.raises(RuntimeError, match="illegal memory access"):
+                    call(group)
+            held = created_bytes()
+            del group
+            gc.collect()
+            assert created_bytes() == held
+    finally:
+        fault(0)  # as a new process
+    with emulated_cuda():
+        other.step()
+        assert created_bytes() < held
+        other.insert(0, torch.arange(10))
+        assert other.size(0) == 10
+        del other
+        gc.collect()
+    assert created_bytes() == start
 
 
 # -- large numbers of tables -----------------------------------------------------------------------
