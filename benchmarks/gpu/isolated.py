@@ -18,6 +18,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch._dynamo  # noqa: F401  # seconds, which each fork would take for itself
+
 SECONDS = 20.0  # between two messages
 _END_SECONDS = 2.0  # for a process that has closed its pipe or was killed
 

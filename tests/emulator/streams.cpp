@@ -264,7 +264,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   if (runs_at_once(stream)) {
     run_until(event->stream, event->position);
   } else {  // a graph has its work in the order of the calls
-    queue(stream, [from = event->stream, position = event->position] { run_until(from, position); });
+    queue(stream,
+          [from = event->stream, position = event->position] { run_until(from, position); });
   }
   return cudaSuccess;
 }

@@ -94,7 +94,8 @@ std::vector<HostLocation> host_locations(const char* op, int32_t device) {
           {"HOST_NUMA", {CU_MEM_LOCATION_TYPE_HOST_NUMA, std::max(node, 0)}}};
 }
 
-// Maps a piece of memory at an address for the GPU, and for `also`. Leaves nothing behind otherwise.
+// Maps a piece of memory at an address for the GPU, and for `also`. Leaves nothing behind
+// otherwise.
 CUresult map_piece(const Driver& d, CUdeviceptr address, size_t size, uint64_t handle,
                    CUmemLocation device, const CUmemLocation* also) {
   const CUresult mapped = d.map(address, size, 0, handle, 0);
@@ -216,10 +217,9 @@ Tensor reserve_cuda(std::vector<int64_t> size, int64_t dtype, int64_t device) {
       empty_torch_cache();
       mapped = reservation->map(op, 0, 1, stream, &added);
     }
-    DYNEMB_CHECK(mapped == Mapped::kYes,
-                 "dynemb::reserve_cuda: out of GPU memory: the device has not even ",
-                 "a page left. Call torch.cuda.empty_cache(), or use another GPU",
-                 kDeviceMemoryError);
+    DYNEMB_CHECK(
+        mapped == Mapped::kYes, "dynemb::reserve_cuda: out of GPU memory: the device has not even ",
+        "a page left. Call torch.cuda.empty_cache(), or use another GPU", kDeviceMemoryError);
   }
   {
     const std::lock_guard<std::mutex> lock(registry_mutex);
@@ -342,10 +342,9 @@ Mapped Reservation::add_piece(const char* op, int64_t offset, int64_t most, bool
   const auto address = reinterpret_cast<CUdeviceptr>(base_) + static_cast<CUdeviceptr>(offset);
   const auto bytes = static_cast<size_t>(piece.size);
   try {
-    const CUresult status =
-        piece.place == Place::kHost
-            ? map_host_piece(op, device_, address, bytes, page_, &piece.handle)
-            : map_hbm_piece(op, device_, address, bytes, &piece.handle);
+    const CUresult status = piece.place == Place::kHost
+                                ? map_host_piece(op, device_, address, bytes, page_, &piece.handle)
+                                : map_hbm_piece(op, device_, address, bytes, &piece.handle);
     if (status == CUDA_ERROR_OUT_OF_MEMORY) {
       give_back(piece);
       return piece.place == Place::kHost ? Mapped::kHostIsFull : Mapped::kHbmIsFull;

@@ -95,8 +95,8 @@ class PinnedWords {
   volatile int64_t* device_words_ = nullptr;
 };
 
-// Destroys objects of a device's tables, now, or after a capture of a stream that ops have used: the
-// stream cannot be waited for during it.
+// Destroys objects of a device's tables, now, or after a capture of a stream that ops have used:
+// the stream cannot be waited for during it.
 void retire(int32_t device, std::shared_ptr<void> ended);
 // Destroys the objects that had to wait.
 void drop_retired();
@@ -107,7 +107,8 @@ std::shared_ptr<Reservation> find_reservation(const void* data);
 // The stream for clearing memory and growing tables outside of a capture.
 cudaStream_t side_stream(const char* op, int32_t device);
 
-// Has torch give back the memory that it caches for the GPU, before a call fails for want of memory.
+// Has torch give back the memory that it caches for the GPU, before a call fails for want of
+// memory.
 void empty_torch_cache();
 
 // Allows calls that a stream capture forbids during its lifetime; they are not captured.
@@ -122,5 +123,6 @@ class RelaxedCapture {
 
 }  // namespace dynemb::cuda
 
-// For ctypes: what empty_torch_cache() calls, from any thread; the ABI of torch has no such function.
+// For ctypes: what empty_torch_cache() calls, from any thread; the ABI of torch has no such
+// function.
 extern "C" __attribute__((visibility("default"))) void dynemb_set_empty_cache(void (*function)());

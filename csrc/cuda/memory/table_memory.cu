@@ -144,8 +144,9 @@ void release_group(Tensor buckets, std::vector<int64_t> table_buckets,
                    std::vector<int64_t> slab_rows) {
   const Call call("release_group", "buckets", buckets);
   const DeviceWait waited(call.device);
-  DYNEMB_CHECK(waited, "dynemb::release_group: memory cannot be given back while a stream that "
-               "tables use is being captured: call compact() outside of the capture");
+  DYNEMB_CHECK(waited, "dynemb::", call.op,
+               ": memory cannot be given back while a stream that tables have used is being "
+               "captured, or after the device has failed: call compact() after the capture");
   const auto group = group_memory(call, buckets);
   DYNEMB_CHECK(group != nullptr,
                "dynemb::release_group: buckets was not made by reserve_cuda: its memory cannot "

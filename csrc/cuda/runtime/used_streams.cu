@@ -38,7 +38,8 @@ bool wait_for_used_streams(int32_t device) {
   }
   bool waited = true;
   for (cudaStream_t stream : streams) waited = waited && !is_captured(stream);
-  for (cudaStream_t stream : streams) waited = waited && cudaStreamSynchronize(stream) == cudaSuccess;
+  for (cudaStream_t stream : streams)
+    waited = waited && cudaStreamSynchronize(stream) == cudaSuccess;
   if (!waited) cudaGetLastError();
   return waited;
 }

@@ -7,6 +7,8 @@
 
 namespace dynemb::cuda {
 
+// Streams of torch live as long as the process; an external one must outlive the tables that it
+// used.
 void note_stream(int32_t device, cudaStream_t stream);
 
 // Waits for all of a device's streams that ops have used. A wait for the device itself would

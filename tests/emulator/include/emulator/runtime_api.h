@@ -141,7 +141,8 @@ EMULATOR_EXPORT void emulator_ignore_wait(int kind, long long number);
 // 0: work is done at once. Otherwise work of all streams but the default one is done when something
 // waits for it; a wait for the device does that of the oldest stream first (1), or the newest (2).
 EMULATOR_EXPORT void emulator_set_lazy(int order);
-// The launch of this number from now on faults, and every later call fails; 0: the device works again.
+// The launch of this number from now on faults, and every later call fails; 0: the device works
+// again.
 EMULATOR_EXPORT void emulator_fault(long long launch);
 // The stream on which ops of this thread run; nullptr: the default stream.
 EMULATOR_EXPORT void emulator_set_current_stream(cudaStream_t stream);
@@ -149,7 +150,8 @@ EMULATOR_EXPORT cudaStream_t emulator_current_stream();
 EMULATOR_EXPORT int emulator_is_capturing();  // the current stream of this thread
 EMULATOR_EXPORT cudaStream_t emulator_new_stream();
 EMULATOR_EXPORT void emulator_wait_stream(cudaStream_t waiting, cudaStream_t waited_for);
-// Whether one copy may read or write a range: it is in the memory of one place, which the CPU reaches.
+// Whether one copy may read or write a range: it is in the memory of one place, which the CPU
+// reaches.
 EMULATOR_EXPORT int emulator_is_copyable(const void* begin, long long bytes);
 EMULATOR_EXPORT void emulator_copy(cudaStream_t stream, void* to, const void* from,
                                    long long bytes);

@@ -16,8 +16,8 @@ bool runs_at_once(cudaStream_t stream);
 void queue(cudaStream_t stream, std::function<void()> work);
 // Does all work of a stream.
 void finish(cudaStream_t stream);
-// Keeps what work of the stream may still use: until the lazy mode ends, and as long as a graph that
-// captures the stream.
+// Keeps what work of the stream may still use: until the lazy mode ends, and as long as a graph
+// that captures the stream.
 void keep(cudaStream_t stream, std::shared_ptr<void> used);
 
 bool is_captured(cudaStream_t stream);
