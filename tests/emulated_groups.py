@@ -15,7 +15,7 @@ from torch import Tensor
 
 import torch_dynemb as td
 from torch_dynemb.nn import optimized_later
-from torch_dynemb.ops import memory, serving
+from torch_dynemb.ops import memory, row_copies, serving
 from torch_dynemb.storage.cuda import CudaMemory
 from torch_dynemb.table import extension
 from torch_dynemb.table import group as table
@@ -38,6 +38,9 @@ class EmulatedMemory(CudaMemory):
         code = memory._DTYPE_CODES[dtype]
         reserved: Tensor = torch.ops.dynemb.reserve_cuda(list(size), code, self.index)
         return reserved
+
+    def is_capturing(self) -> bool:
+        return capturing()
 
     @contextmanager
     def beside(self, *inputs: Tensor) -> Iterator[None]:
@@ -72,6 +75,7 @@ def emulated_cuda() -> Iterator[EmulatedCuda]:
         patch.object(table, "memory_of", lambda owner, device: EmulatedMemory()),
         patch.object(extension, "memory_of", lambda owner, device: EmulatedMemory()),
         patch.object(optimized_later, "memory_of", lambda owner, device: EmulatedMemory()),
+        patch.object(row_copies, "_on_gpu", lambda rows: True),
         patch.object(serving, "in_host_memory", lambda tensor: False),
         EmulatedCuda() as mode,
     ):

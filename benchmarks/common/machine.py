@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import platform
@@ -15,8 +16,7 @@ from .report import slug
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-class CommitUnknownError(Exception):
-    """A result that names no commit says nothing."""
+UNKNOWN = "unknown"  # commit of a copy without git
 
 
 def cpu_name() -> str:
@@ -54,23 +54,11 @@ def commit_of_git() -> str:
 
 
 def commit() -> str:
-    """Return the commit that is checked out; without git, the environment's COMMIT.
-
-    Raises:
-        CommitUnknownError: neither says it.
-    """
-    reason = ".git is missing"
+    """Return the commit that is checked out; without git, the environment's COMMIT, or UNKNOWN."""
     if (ROOT / ".git").exists():
-        try:
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
             return commit_of_git()
-        except (OSError, subprocess.CalledProcessError) as error:
-            reason = f"git does not say it ({error})"
-    if given := os.environ.get("COMMIT"):
-        return given
-    raise CommitUnknownError(
-        f"the commit is unknown: {reason} in {ROOT}. Set the environment variable COMMIT to the "
-        "output of `git rev-parse HEAD`"
-    )
+    return os.environ.get("COMMIT", UNKNOWN)
 
 
 def _cpu_facts() -> dict[str, object]:
@@ -102,9 +90,6 @@ def description(device_type: str) -> dict[str, object]:
 
     Args:
         device_type: ``cpu``, or ``cuda`` for the first GPU.
-
-    Raises:
-        CommitUnknownError: see :func:`commit`.
     """
     return {
         "commit": commit(),

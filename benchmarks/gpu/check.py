@@ -3,16 +3,21 @@
 No network and no environment of its own: the python3 that runs this must have torch with CUDA,
 pytest and matplotlib. Parts, each within --seconds; what does not fit is cut from the end::
 
-  first  every op on small shapes against the CPU, the tests of the device, memcheck with Adam, the
-         published case eager and replayed, Nsight Compute on the hot kernels
-  suite  the test suite on the GPU: four processes, then alone what takes all memory
+  first  every op on small shapes against the CPU, each part by itself; four checks of what no
+         emulator shows; the published case eager and replayed; memcheck with Adam; Nsight Compute
+         on the hot kernels
+  suite  the tests of the device, then the test suite on the GPU: four processes, then alone what
+         takes all memory
   rest   ceilings of the GPU, waits of the host, the published case and all widths, rows in host
          memory, racecheck, initcheck; JSON and a plot
+
+All three fit into fifteen minutes. Each step has a share of its part's seconds, so that none takes
+the time of those after it.
 
 torch_dynemb/_C.abi3.so is taken if it works on this GPU, else built for it alone, by nvcc. The
 directory in the environment variable OUT (or build/gpu-check) gets gpu-check-<part>.json, what
 became of each step, and gpu-check-<part>.tar.gz, all logs and results; both also while it runs.
-Results name the commit; in a copy without git, set the environment variable COMMIT.
+Results name the commit; in a copy without git, that in the environment variable COMMIT.
 """
 
 from __future__ import annotations
@@ -51,16 +56,47 @@ from benchmarks.gpu.part import (  # noqa: E402
     say,
 )
 
-SECONDS = 570.0  # ten minutes, less what it takes to begin and to end
+# Limits of the steps of a part. Their sum is the default of --seconds; another one scales them.
+LIMITS: dict[str, dict[str, float]] = {
+    "first": {
+        "library found": library.TRY_SECONDS,
+        "small shapes": 95,
+        "first contact": 55,
+        "published case": 50,
+        "memcheck": 45,
+        "ncu": 35,
+        "ncu table": 10,
+    },
+    "suite": {
+        "library found": library.TRY_SECONDS,
+        "device tests": 70,
+        "device tests alone": 30,
+        "suite": 70,
+        "suite alone": 30,
+    },
+    "rest": {
+        "library found": library.TRY_SECONDS,
+        "experiments": 40,
+        "host": 20,
+        "steps": 50,
+        "host rows": 15,
+        "tiers": 15,
+        "plot": 10,
+        "launches": 15,
+        "racecheck": 20,
+        "initcheck": 15,
+    },
+}
+WATCHDOG = 20.0  # seconds of one part of small shapes
+JOBS = 4
 WORK = ROOT / "build" / "gpu-check"
 PYTEST = [
     *(sys.executable, "-m", "pytest", "tests", "--device", "cuda", "-v", "--durations=20"),
-    *("--timeout", "300", "--continue-on-collection-errors"),
+    *("--timeout", "25", "--continue-on-collection-errors"),
 ]
 PROCESSES = 4
-ALONE_SECONDS = 100.0
 STAGES = {"gpu_published": "published", "gpu_ops": "dims"}  # by benchmark in a row
-RACECHECK, INITCHECK = ("adam", "rowwise_adagrad"), ("adam",)
+SANITIZED = ("adam", ("insertion", "pooled", "sequence", "split_update"))
 
 
 class CheckError(Exception):
@@ -122,21 +158,31 @@ def module(name: str, *arguments: object) -> list[str]:
     return [sys.executable, "-m", f"benchmarks.gpu.{name}", *map(str, arguments)]
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return a file of a step; empty if the step has not written it."""
-    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return found
-
-
 # -- steps --------------------------------------------------------------------------------------
+
+
+def limit(part: Part, step: str) -> float:
+    """Return the seconds that a step may take."""
+    limits = LIMITS[part.name]
+    return limits[step] * part.seconds / sum(limits.values())
+
+
+def small_shape_records(part: Part) -> list[dict[str, Any]]:
+    """Return what is known of parts of small shapes."""
+    files = sorted(part.work.glob("small-shapes.*.jsonl"))
+    return [row for file in files for row in report.read_rows(file)]
 
 
 def compare_small_shapes(part: Part) -> None:
     """Compare every op on small shapes with the CPU; note the kernels that it launched."""
-    file = part.work / "small-shapes.json"
-    part.run("small shapes", module("small_shapes", "--kernels", file), seconds=150)
-    by_optimizer = read_json(file)
-    ran = set().union(*by_optimizer.values())
+    step = "small shapes"
+    seconds = limit(part, step)
+    arguments = ("--records", part.work / "small-shapes.jsonl", "--jobs", JOBS)
+    arguments += ("--seconds", max(seconds - WATCHDOG, seconds / 2))
+    part.run(step, module("isolated_parts", *arguments), seconds=seconds)
+    records = small_shape_records(part)
+    part.summary["parts"] = [one for one in records if one["result"] != "passed"]
+    ran = {kernel for one in records if one["result"] == "passed" for kernel in one["kernels"]}
     part.summary["kernels"]["ran"] = sorted(ran)
     if not ran:
         reason = "no kernel of ours was seen with the CPU's results: small-shapes.log says why"
@@ -144,39 +190,54 @@ def compare_small_shapes(part: Part) -> None:
     part.save()
 
 
-def run_tests(part: Part, step: str, marker: str, *, seconds: float) -> None:
+def make_first_contact(part: Part) -> None:
+    """Check what no emulator shows."""
+    step = "first contact"
+    records = part.work / "first-contact.jsonl"
+    part.run(step, module("first_contact", "--records", records), seconds=limit(part, step))
+    part.summary["first_contact"] = report.read_rows(records)
+    part.save()
+
+
+def run_tests(part: Part, step: str, marker: str) -> None:
     """Test by marker: most of them side by side, then those that want the GPU to themselves."""
     side_by_side = [*PYTEST, "-m", f"({marker}) and not alone"]
     if has_module("xdist"):
         side_by_side += ["-n", str(PROCESSES)]
     xml = part.work / f"{step}.xml".replace(" ", "-")
-    part.run(step, [*side_by_side, f"--junitxml={xml}"], seconds=seconds)
+    part.run(step, [*side_by_side, f"--junitxml={xml}"], seconds=limit(part, step))
+    alone = f"{step} alone"
     part.run(
-        f"{step} alone",
+        alone,
         [*PYTEST, "-m", f"({marker}) and alone", f"--junitxml={xml.with_suffix('.alone.xml')}"],
-        seconds=ALONE_SECONDS,
+        seconds=limit(part, alone),
     )
 
 
-def sanitize(
-    part: Part, tool: str, optimizers: tuple[str, ...], cuda_root: Path | None, *, seconds: float
-) -> None:
-    """Run small shapes under a tool of compute-sanitizer."""
+def sanitize(part: Part, tool: str, cuda_root: Path | None) -> None:
+    """Run some parts of small shapes, on plain tensors, under a tool of compute-sanitizer."""
     program = find_tool("compute-sanitizer", cuda_root)
     if program is None:
         part.record(tool, Outcome(NOT_RUN, "compute-sanitizer is missing"))
         return
-    command = [
-        *sanitizer_command(program, tool),
-        *module("small_shapes", "--optimizers", *optimizers),
-    ]
-    # without torch's cache every scratch tensor has bounds of its own
-    extra = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    outcome = part.run(tool, command, seconds=seconds, judge=sanitizer_verdict, extra=extra)
+    optimizer, names = SANITIZED
+    shapes = module("small_shapes", "--plain", "--optimizers", optimizer, "--parts", *names)
+    outcome = part.run(
+        tool,
+        [*sanitizer_command(program, tool), *shapes],
+        seconds=limit(part, tool),
+        judge=sanitizer_verdict,
+        # without torch's cache every tensor has bounds of its own
+        extra={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+    )
     if tool == "memcheck" and outcome.result == PASSED:
-        # as the same program launched them without the sanitizer, which no profiler can watch
-        by_optimizer = read_json(part.work / "small-shapes.json")
-        launched = set().union(*(by_optimizer.get(name, ()) for name in optimizers))
+        # as the same parts launched them without the sanitizer, which no profiler can watch
+        launched = {
+            kernel
+            for one in small_shape_records(part)
+            if one["optimizer"] == optimizer and one["part"] in names
+            for kernel in one["kernels"]
+        }
         part.summary["kernels"]["sanitized"] = sorted(launched)
         part.save()
 
@@ -191,18 +252,19 @@ def profile_hot_kernels(part: Part, cuda_root: Path | None) -> None:
     outcome = part.run(
         step,
         [*ncu_command(program, profile), *module("hot_kernels")],
-        seconds=120,
+        seconds=limit(part, step),
         judge=ncu_verdict,
     )
     if outcome.result == PASSED:
         table = [program, "--import", str(profile), "--page", "details", "--csv"]
-        part.run("ncu table", table, seconds=60, judge=ncu_table_verdict)
+        seconds = limit(part, "ncu table")
+        part.run("ncu table", table, seconds=seconds, judge=ncu_table_verdict)
 
 
-def time_steps(part: Part, step: str, *arguments: object, seconds: float) -> None:
+def time_steps(part: Part, step: str, *arguments: object) -> None:
     """Time lookups and training steps; results are kept also if one fails."""
     rows = part.work / f"{step.replace(' ', '-')}.jsonl"
-    part.run(step, module("steps", "--rows", rows, *arguments), seconds=seconds)
+    part.run(step, module("steps", "--rows", rows, *arguments), seconds=limit(part, step))
 
 
 def note_timed_kernels(part: Part, *stages: str) -> None:
@@ -211,11 +273,13 @@ def note_timed_kernels(part: Part, *stages: str) -> None:
     The launches are looked at in another process, at small sizes, because a profiler slows down
     what is timed after it.
     """
-    files = ("published-case.jsonl", "steps.jsonl")
-    timed = {STAGES[row["bench"]] for row in read_rows(part, *files) if row["bench"] in STAGES}
+    timed = {
+        STAGES[row["bench"]] for row in read_rows(part, "steps.jsonl") if row["bench"] in STAGES
+    }
     rows = part.work / "launches.jsonl"
     small = ("--quick", "--rounds", "1", "--launches", "--rows", rows)
-    part.run("launches", module("steps", "--stages", *stages, *small), seconds=60)
+    command = module("steps", "--stages", *stages, *small)
+    part.run("launches", command, seconds=limit(part, "launches"))
     launched = [
         row["kernels"]
         for row in read_rows(part, rows.name)
@@ -240,10 +304,10 @@ def write_results(part: Part, machine: dict[str, Any]) -> None:
     (part.work / "results.txt").write_text("\n".join(summary) + "\n")
     # of what is timed twice, eagerly and by replay, the screen gets the replays
     print("\n".join(line for line in summary if ", eager " not in line), flush=True)
-    if any("share" in row and "limit_ms" in row for row in rows):
+    if any("share" in row and "limit_ms" in row for row in read_rows(part, "steps.jsonl")):
         image = part.work / f"{stem}.png"
         plot = module("roofline", part.work / "steps.jsonl", image, "--title", machine["device"])
-        part.run("plot", plot, seconds=60)
+        part.run("plot", plot, seconds=limit(part, "plot"))
     part.save()
 
 
@@ -275,33 +339,33 @@ def lines_of(rows: list[report.Row]) -> list[str]:
 
 def first(part: Part, machine: dict[str, Any], cuda_root: Path | None, quick: list[str]) -> None:
     compare_small_shapes(part)
-    run_tests(part, "device tests", "cuda", seconds=150)
-    sanitize(part, "memcheck", ("adam",), cuda_root, seconds=150)
-    published = ("--stages", "published", "--assume-ceilings")
-    time_steps(part, "published case", *published, *quick, seconds=120)
+    make_first_contact(part)
+    time_steps(
+        part, "published case", "--stages", "published", "--assume-ceilings", "--rounds", 3, *quick
+    )
     write_results(part, machine)
+    sanitize(part, "memcheck", cuda_root)
     profile_hot_kernels(part, cuda_root)
-    if not quick:
-        note_timed_kernels(part, "published")
 
 
 def suite(part: Part, machine: dict[str, Any], cuda_root: Path | None, quick: list[str]) -> None:
-    run_tests(part, "suite", "not long", seconds=part.left() - ALONE_SECONDS)
+    run_tests(part, "device tests", "cuda")
+    run_tests(part, "suite", "not long and not cuda")
 
 
 def rest(part: Part, machine: dict[str, Any], cuda_root: Path | None, quick: list[str]) -> None:
     ceilings = part.work / "experiments.jsonl"
-    part.run("experiments", module("experiments", "--rows", ceilings, *quick), seconds=150)
-    time_steps(part, "host", "--stages", "host", *quick, seconds=60)  # it profiles: by itself
-    both = ("--stages", "published", "dims", "--ceilings", ceilings)
-    time_steps(part, "steps", *both, *quick, seconds=240)
-    time_steps(part, "host rows", "--stages", "host_rows", *quick, seconds=120)
-    time_steps(part, "tiers", "--stages", "tiers", *quick, seconds=150)
+    experiments = module("experiments", "--rows", ceilings, *quick)
+    part.run("experiments", experiments, seconds=limit(part, "experiments"))
+    time_steps(part, "host", "--stages", "host", *quick)  # it profiles: by itself
+    time_steps(part, "steps", "--stages", "published", "dims", "--ceilings", ceilings, *quick)
+    time_steps(part, "host rows", "--stages", "host_rows", *quick)
+    time_steps(part, "tiers", "--stages", "tiers", *quick)
     write_results(part, machine)
     if not quick:
         note_timed_kernels(part, "published", "dims")
-    sanitize(part, "racecheck", RACECHECK, cuda_root, seconds=100)
-    sanitize(part, "initcheck", INITCHECK, cuda_root, seconds=80)
+    sanitize(part, "racecheck", cuda_root)
+    sanitize(part, "initcheck", cuda_root)
 
 
 PARTS: dict[str, Callable[[Part, dict[str, Any], Path | None, list[str]], None]] = {
@@ -323,9 +387,9 @@ def main() -> None:
     arguments.add_argument(
         "part", nargs="?", default="first", choices=tuple(PARTS), help="default: first"
     )
-    arguments.add_argument(
-        "--seconds", type=float, default=SECONDS, help=f"budget (default {SECONDS:.0f})"
-    )
+    budgets = {name: sum(limits.values()) for name, limits in LIMITS.items()}
+    default = ", ".join(f"{name} {seconds:.0f}" for name, seconds in budgets.items())
+    arguments.add_argument("--seconds", type=float, help=f"budget (default: {default})")
     arguments.add_argument("--rebuild", action="store_true", help="build the library in any case")
     arguments.add_argument(
         "--quick", action="store_true", help="smaller sizes where time is measured: no result"
@@ -339,7 +403,8 @@ def main() -> None:
     except CheckError as error:
         sys.exit(f"gpu-check: {options.part} cannot run: {error}")
     out = Path(os.environ.get("OUT") or WORK)
-    seconds = options.seconds - (time.monotonic() - begin)
+    seconds = options.seconds or budgets[options.part]
+    seconds -= time.monotonic() - begin
     part = Part(options.part, WORK / options.part, out, seconds=seconds, about=machine)
     say(f"{machine['device']}, torch {machine['torch']}, toolkit {cuda_root}, {machine['commit']}")
     if library.provide(part, machine, cuda_root, rebuild=options.rebuild):

@@ -93,8 +93,11 @@ def merge(ledger: Ledger, summary: dict[str, Any]) -> int:
         How many states of kernels are new.
 
     Raises:
-        ValueError: the summary names a kernel or a state that the ledger does not have.
+        ValueError: the summary names no commit, or a kernel or a state that the ledger does not
+            have.
     """
+    if summary["commit"] == "unknown":
+        raise ValueError("commit is unknown: write the commit that was run into the file")
     by_name = {kernel["kernel"]: kernel for kernel in ledger["kernels"]}
     seen: dict[str, list[str]] = summary["kernels"]
     if unknown := sorted(seen.keys() - set(STATES)):

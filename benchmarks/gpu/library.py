@@ -15,7 +15,7 @@ LIBRARY = ROOT / "torch_dynemb" / "_C.abi3.so"
 BUILT = ROOT / "build" / "gpu-check" / "built.json"
 BUILD = ("setup.py", "build_ext", "--inplace", "--force")
 BUILD_SECONDS = 420.0
-TRY_SECONDS = 90.0
+TRY_SECONDS = 40.0
 # Trains a row on the GPU, so that a library for other architectures fails.
 TRY = """
 import torch

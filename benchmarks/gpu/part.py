@@ -22,9 +22,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LATE = 124  # exit status of a program that was interrupted, as of timeout(1)
-LEAST_SECONDS = 15.0  # a step that has less left is not begun
+LEAST_SECONDS = 5.0  # a step that has less left is not begun
 SAVE_EVERY = 20.0  # seconds
-KILL_AFTER = 15.0  # seconds after the interrupt
+KILL_AFTER = 5.0  # seconds after the interrupt
+LOG_BYTES = 64 << 20  # a program that prints more is interrupted
+ARCHIVED_BYTES = 1 << 20  # of a log, from its end
 
 PASSED, FINDINGS, FAILED, CUT, NOT_RUN = "passed", "findings", "failed", "cut", "not run"
 
@@ -87,7 +89,7 @@ class Part:
         self.summary: dict[str, Any] = {"part": name, **about, "steps": [], "kernels": {}}
         self._out = out
         self._end = time.monotonic() + seconds
-        self._seconds = seconds
+        self.seconds = seconds
         self._saved = 0.0
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
@@ -118,8 +120,8 @@ class Part:
     ) -> Outcome:
         """Run a program as a step, in the repository's root.
 
-        A program that takes too long is interrupted, as by Ctrl-C, and killed fifteen seconds
-        later.
+        A program that takes too long or prints too much is interrupted, as by Ctrl-C, and killed
+        five seconds later. One that hangs in the driver even then is left behind.
 
         Args:
             step: name of the step, and of its log.
@@ -134,7 +136,7 @@ class Part:
         """
         allowed = min(seconds, self.left())
         if allowed < LEAST_SECONDS:
-            reason = f"the part's {self._seconds:.0f} s were used up"
+            reason = f"the part's {self.seconds:.0f} s were used up"
             return self.record(step, Outcome(NOT_RUN, reason))
         say(f"{step} (at most {allowed:.0f} s): {' '.join(map(str, command))}")
         log = self.work / f"{step.replace(' ', '-')}.log"
@@ -143,9 +145,12 @@ class Part:
         # what stands if this process is killed meanwhile
         self.record(step, Outcome(CUT, "gpu-check was killed during this step"), **facts)
         status = self._finish(command, log, allowed, environment(extra), quiet=quiet)
-        outcome = judge(status, log.read_text(errors="replace"))
+        outcome = judge(status, end_of(log).decode(errors="replace"))
         if status == LATE and outcome.result != FINDINGS:
-            outcome = Outcome(CUT, f"interrupted after {allowed:.0f} s: {outcome.reason}")
+            why = f"after {allowed:.0f} s"
+            if log.stat().st_size > LOG_BYTES:
+                why = f"because it printed more than {LOG_BYTES >> 20} MiB"
+            outcome = Outcome(CUT, f"interrupted {why}: {outcome.reason}")
         facts |= {"status": status, "seconds": round(time.monotonic() - begin, 1)}
         say(f"{step}: {outcome.result}. {outcome.reason}")
         return self.record(step, outcome, **facts)
@@ -184,15 +189,17 @@ class Part:
                     printed = print_from(log, printed)
                 if time.monotonic() - self._saved > SAVE_EVERY:
                     self.save()
-                if process.returncode is None and time.monotonic() > end:
+                too_much = log.stat().st_size > LOG_BYTES and not late
+                if process.returncode is None and (too_much or time.monotonic() > end):
                     signal_group(process, signal.SIGKILL if late else signal.SIGINT)
                     late = True
                     end = time.monotonic() + KILL_AFTER
         finally:  # also if a signal ends this process
             signal_group(process, signal.SIGKILL)
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=KILL_AFTER)
         print_from(log, max(log.stat().st_size - 1500, 0) if quiet else printed)
-        return LATE if late else process.returncode
+        return LATE if late or process.returncode is None else process.returncode
 
     def save(self) -> None:
         """Write summary and archive; each is whole at every moment."""
@@ -206,7 +213,7 @@ class Part:
         with tarfile.open(unfinished, "w:gz") as archive:
             for path in sorted(self.work.rglob("*")):
                 try:
-                    data = path.read_bytes()
+                    data = end_of(path) if path.suffix == ".log" else path.read_bytes()
                 except OSError:  # a directory, or what a running program has just removed
                     continue
                 member = tarfile.TarInfo(f"{stem}/{path.relative_to(self.work)}")
@@ -232,6 +239,13 @@ def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> No
     """Send a signal to a program and what it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
+
+
+def end_of(log: Path) -> bytes:
+    """Return the end of a log, at most ARCHIVED_BYTES."""
+    with log.open("rb") as file:
+        file.seek(max(log.stat().st_size - ARCHIVED_BYTES, 0))
+        return file.read(ARCHIVED_BYTES)
 
 
 def print_from(log: Path, begin: int) -> int:

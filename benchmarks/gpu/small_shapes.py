@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_dynemb as td
-from benchmarks.gpu.launches import recorded_launches
 from benchmarks.gpu.value_calls import Calls, ValueCalls
 from torch_dynemb import ops
 from torch_dynemb._library.op_names import op_names, op_tags, tagged_ops, takes_tensors
 from torch_dynemb.ops.columns import Pooling, RowClock
 from torch_dynemb.ops.pending import PendingGradients, merge_grad_
+from torch_dynemb.storage.cuda import CudaMemory
+from torch_dynemb.table import group as table_group
 
 
 def _names_an_op(kind: object) -> bool:
@@ -46,6 +46,27 @@ OPTIMIZERS: dict[str, td.optim.OptimizerConfig] = {
     "group_ftrl": td.GroupFtrl(lr=0.1, group_l1=0.01),
 }
 LONG_RUN = 3000  # occurrences of one id
+FIRST_PART = "insertion"  # gives the tables the ids of the parts after it
+
+
+class PlainMemory(CudaMemory):
+    """Memory of a GPU in allocations of their own, where a sanitizer sees accesses beyond them.
+
+    Mapped memory comes in pages of 2 MiB.
+    """
+
+    def reserve(self, size: Sequence[int], dtype: torch.dtype, *, huge_pages: bool) -> Tensor:
+        return torch.zeros(list(size), dtype=dtype, device=self.device)
+
+    def bind(self, *arguments: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def plain_memory() -> Iterator[None]:
+    """Give tables of a GPU, made within, plain tensors."""
+    with patch.object(table_group, "memory_of", lambda owner, device: PlainMemory(device)):
+        yield
 
 
 class Recorder(TorchDispatchMode):
@@ -75,6 +96,19 @@ def wanted_ops(device: torch.device) -> set[str]:
 class TableCalls(Calls):
     """Program of the ops that have a table, with one optimizer, a key of OPTIMIZERS."""
 
+    part_names = (
+        FIRST_PART,
+        "pooled",
+        "sequence",
+        "quantized",
+        "split_update",
+        "export",
+        "retrieval",
+        "policies",
+        "cached",
+        "split_mode",
+    )
+
     def __init__(self, device: torch.device, optimizer: str, results: dict[str, Tensor]) -> None:
         super().__init__(device, optimizer, results)
         self.optimizer = optimizer
@@ -100,21 +134,6 @@ class TableCalls(Calls):
         lengths = [0, *(len(bag) for bag in bags)]
         ids = self.tensor([id for bag in bags for id in bag])
         return ids, self.tensor(lengths).cumsum(0), [0, 1, 2], [8, 3, 8]
-
-    def parts(self) -> list[Callable[[], None]]:
-        """Return the parts to run, one after the other."""
-        return [
-            self._insertion,
-            self._pooled,
-            self._sequence,
-            self._quantized,
-            self._split_update,
-            self._export,
-            self._retrieval,
-            self._policies,
-            self._cached,
-            self._split_mode,
-        ]
 
     def _insertion(self) -> None:
         group = self.group
@@ -373,52 +392,50 @@ class Run:
     Attributes:
         results: by optimizer and name.
         ops: names of the ops that ran.
-        kernels: by optimizer, names of the kernels that were launched; empty unless recorded.
         failures: what raised an error.
     """
 
     results: dict[str, Tensor]
     ops: set[str]
-    kernels: dict[str, set[str]]
     failures: list[str]
 
 
-def run(device: torch.device, optimizers: list[str], *, record: bool = False) -> Run:
-    """Run the program for some optimizers; an error ends one part of it, and the others go on."""
-    done = Run({}, set(), {}, [])
+def parts_of(
+    device: torch.device, optimizer: str, results: dict[str, Tensor]
+) -> dict[str, Callable[[], None]]:
+    """Make the tables of a program; return its parts by name."""
+    of_tables = TableCalls(device, optimizer, results).parts()
+    return of_tables | ValueCalls(device, optimizer, results).parts()
+
+
+def finish(device: torch.device, part: Callable[[], None]) -> None:
+    """Run a part, wait for the device, and raise what its kernels reported."""
+    part()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        ops.raise_device_errors(torch.cuda.current_device())
+
+
+def run(device: torch.device, optimizers: list[str], names: Sequence[str] = ()) -> Run:
+    """Run the program for some optimizers; an error ends one part of it, and the others go on.
+
+    Args:
+        names: parts to run; none: all.
+    """
+    done = Run({}, set(), [])
     for optimizer in optimizers:
-        recorder = Recorder()
-        launches = recorded_launches() if record else contextlib.nullcontext(set[str]())
-        try:
-            with launches as launched, recorder:
-                done.failures.extend(run_parts(device, optimizer, done.results))
-            done.kernels[optimizer] = launched
-        except RuntimeError as error:  # the GPU does not answer any more
-            done.failures.append(f"{optimizer}: recording launches: {error}")
+        with Recorder() as recorder:
+            for name, part in parts_of(device, optimizer, done.results).items():
+                if names and name not in names:
+                    continue
+                try:
+                    finish(device, part)
+                except Exception as error:
+                    traceback.print_exc()
+                    done.failures.append(f"{optimizer}: {name}: {type(error).__name__}: {error}")
         done.ops.update(recorder.names)
         print(f"{device}: {optimizer}", flush=True)
     return done
-
-
-def run_parts(device: torch.device, optimizer: str, results: dict[str, Tensor]) -> list[str]:
-    """Run the parts of a program, add their results, and return the errors."""
-    failures = []
-    try:
-        tables = TableCalls(device, optimizer, results)
-    except Exception as error:
-        traceback.print_exc()
-        return [f"{optimizer}: making tables: {type(error).__name__}: {error}"]
-    for part in (*tables.parts(), *ValueCalls(device, optimizer, results).parts()):
-        try:
-            part()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-                ops.raise_device_errors(torch.cuda.current_device())
-        except Exception as error:
-            traceback.print_exc()
-            name = part.__name__.strip("_")
-            failures.append(f"{optimizer}: {name}: {type(error).__name__}: {error}")
-    return failures
 
 
 def differences(expected: dict[str, Tensor], given: dict[str, Tensor]) -> list[str]:
@@ -436,31 +453,35 @@ def differences(expected: dict[str, Tensor], given: dict[str, Tensor]) -> list[s
     return names
 
 
+def wanted_of(device: torch.device, optimizers: Sequence[str]) -> set[str]:
+    """Return the ops that a program with all its parts calls with some optimizers."""
+    wanted = wanted_ops(device)
+    if len(optimizers) < len(OPTIMIZERS):
+        wanted = {name for name in wanted if not name.endswith(("_update_", "_backward_"))}
+    return wanted
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: a check")
     arguments.add_argument(
         "--optimizers", nargs="+", choices=list(OPTIMIZERS), default=list(OPTIMIZERS)
     )
-    arguments.add_argument("--kernels", type=Path, help="file for the kernels that ran correctly")
+    arguments.add_argument("--parts", nargs="+", default=[], help="names of parts; default: all")
+    arguments.add_argument(
+        "--plain", action="store_true", help="tensors of their own size, not in mapped pages"
+    )
     options = arguments.parse_args()
     device = torch.device(options.device)
-    record = options.kernels is not None and device.type == "cuda"
-    given = run(device, options.optimizers, record=record)
-    expected = run(torch.device("cpu"), options.optimizers)
-    wrong = differences(expected.results, given.results)
-    if options.kernels is not None:
-        bad = {text.split(":", 1)[0] for text in [*wrong, *given.failures]}
-        right = {name: sorted(of) for name, of in given.kernels.items() if name not in bad}
-        options.kernels.write_text(json.dumps(right) + "\n")
-    wanted = wanted_ops(device)
-    if len(options.optimizers) < len(OPTIMIZERS):
-        wanted = {name for name in wanted if not name.endswith(("_update_", "_backward_"))}
+    with plain_memory() if options.plain else contextlib.nullcontext():
+        given = run(device, options.optimizers, options.parts)
+    expected = run(torch.device("cpu"), options.optimizers, options.parts)
     if given.failures:
         print("\n".join(given.failures))
         raise SystemExit(f"{len(given.failures)} parts failed: {given.failures[0][:200]}")
-    if wrong:
+    if wrong := differences(expected.results, given.results):
         raise SystemExit(f"{len(wrong)} results differ from the CPU's: {', '.join(wrong[:20])}")
+    wanted = set() if options.parts else wanted_of(device, options.optimizers)
     if not_run := sorted(wanted - given.ops):
         raise SystemExit(f"ops that were not run: {', '.join(not_run)}")
     print(f"{len(given.ops)} ops ran on {device}, {len(given.results)} results equal the CPU's")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,10 +21,16 @@ class Calls:
         results: gets the results.
     """
 
+    part_names: ClassVar[tuple[str, ...]] = ()
+
     def __init__(self, device: torch.device, program: str, results: dict[str, Tensor]) -> None:
         self.device = device
         self._program = program
         self._results = results
+
+    def parts(self) -> dict[str, Callable[[], None]]:
+        """Return the calls to run by name, the first one before any other."""
+        return {name: getattr(self, f"_{name}") for name in self.part_names}
 
     def keep(self, name: str, *tensors: Tensor) -> None:
         """Note results."""
@@ -39,9 +45,7 @@ class Calls:
 class ValueCalls(Calls):
     """Program of the ops on ids, values of features and rows of their own."""
 
-    def parts(self) -> list[Callable[[], None]]:
-        """Return the calls to run, one after the other."""
-        return [self._routing, self._bags, self._ragged, self._feature_values]
+    part_names = ("routing", "bags", "ragged", "feature_values")
 
     def _routing(self) -> None:
         ids = self.tensor([5, -1, 2**63 - 1, 5, 0])

@@ -151,12 +151,11 @@ def _parts_of_small_shapes() -> Iterator[Any]:
     from benchmarks.gpu.value_calls import ValueCalls
 
     device, results = torch.device("cpu"), dict[str, Tensor]()
-    yield from ValueCalls(device, "values", results).parts()
+    yield from ValueCalls(device, "values", results).parts().values()
     for number, optimizer in enumerate(OPTIMIZERS):
-        for part in TableCalls(device, optimizer, results).parts():
-            name = part.__name__
+        for name, part in TableCalls(device, optimizer, results).parts().items():
             # tables of policies have no bound, so their tensors are reserved memory
-            if name != "_policies" and (
-                number == 0 or name in ("_insertion", "_pooled", "_split_update")
+            if name != "policies" and (
+                number == 0 or name in ("insertion", "pooled", "split_update")
             ):
                 yield part

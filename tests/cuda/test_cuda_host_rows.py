@@ -136,6 +136,54 @@ def test_delayed_gradients_find_their_rows() -> None:
     make_group(td.HostStore(), optimizer=td.SGD(lr=0.1, delayed_gradients="apply"))
 
 
+def make_module(name: str = "table0") -> td.DynamicEmbedding:
+    with emulated_cuda():
+        return td.DynamicEmbedding(
+            DIM, name=name, optimizer=td.Adam(lr=0.1), storage=td.HostStore(hbm="8MiB")
+        )
+
+
+def read_all(module: td.DynamicEmbedding) -> torch.Tensor:
+    return module.group.read(0, torch.arange(IDS))
+
+
+def saved_and_loaded(module: td.DynamicEmbedding, other: td.DynamicEmbedding, path: Path) -> None:
+    td.checkpoint.save(path / "saved", module)
+    td.checkpoint.load(path / "saved", other)
+
+
+def state_taken(module: td.DynamicEmbedding, other: td.DynamicEmbedding, path: Path) -> None:
+    other.group.state.load(module.group.state.tensors())
+
+
+def state_dict_taken(module: td.DynamicEmbedding, other: td.DynamicEmbedding, path: Path) -> None:
+    other.load_state_dict(module.state_dict())
+
+
+@pytest.mark.parametrize("move", [saved_and_loaded, state_taken, state_dict_taken])
+def test_rows_of_both_places_are_moved(move: Any, tmp_path: Path) -> None:
+    """The driver takes a range for memory of the place where it begins: kernels gather rows."""
+    module, other = make_module(), make_module()
+    with emulated_cuda():
+        for ids in (torch.arange(IDS), torch.arange(IDS // 2)):
+            module(ids).square().sum().backward()
+            module.optimizer.step()
+        assert min(places(module.group).values()) > 0
+        move(module, other, tmp_path)
+        assert torch.equal(read_all(other), read_all(module))
+
+
+def test_rows_of_both_places_are_frozen_and_extended() -> None:
+    module = make_module()
+    with emulated_cuda():
+        module(torch.arange(IDS)).square().sum().backward()
+        module.optimizer.step()
+        expected = read_all(module)
+        assert torch.equal(td.freeze(module)(torch.arange(IDS)), expected)
+        module.set_optimizer(td.SGD(lr=0.1))
+        assert torch.equal(read_all(module), expected)
+
+
 # -- memory --------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,13 +10,18 @@ from typing import Any
 import pytest
 import torch
 from emulated_groups import different_state, emulated_cuda
+from emulator.build import build
 from emulator.mode import (
+    Graph,
     calls_behind,
     created_bytes,
+    fault,
     forbidden_calls,
     launches,
+    library,
     set_calls_behind,
     set_capturing,
+    set_capturing_elsewhere,
     set_memory_limit,
 )
 from group_calls import bag_lookup, call_of, flat_call, train
@@ -24,6 +30,7 @@ from torch import Tensor
 import torch_dynemb as td
 from torch_dynemb import ops
 from torch_dynemb.ops.columns import Slab, Table
+from torch_dynemb.storage import cuda
 
 pytestmark = pytest.mark.own_device
 
@@ -129,6 +136,38 @@ def test_out_of_memory_in_growth_changes_nothing() -> None:
         set_memory_limit(None)
         group.insert(0, torch.arange(500, 100_000))
     assert group.size(0) == 100_000
+
+
+@pytest.mark.parametrize("frees", [True, False])
+def test_memory_that_torch_caches_is_taken_before_a_call_fails(
+    monkeypatch: pytest.MonkeyPatch, frees: bool
+) -> None:
+    calls = []
+
+    def empty_cache() -> None:
+        calls.append(group.size(0))
+        set_memory_limit(None if frees else created_bytes())
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(cuda, "LIBRARY", build())
+    group = make_group()
+    with emulated_cuda():
+        group.insert(0, torch.arange(1000))
+        share = cuda.share_cached_memory.__wrapped__
+        function = share()  # as the memory of a GPU does when it is made
+        try:
+            set_memory_limit(created_bytes() + 24 * MIB)
+            if frees:
+                group.insert(0, torch.arange(100_000))
+            else:
+                with pytest.raises(torch.OutOfMemoryError):
+                    group.insert(0, torch.arange(100_000))
+        finally:
+            library().dynemb_set_empty_cache(None)
+    assert function is not None
+    assert calls == [1000]
+    assert group.size(0) == (100_000 if frees else 1000)
 
 
 def test_results_that_do_not_fit_into_memory_are_out_of_memory_too() -> None:
@@ -302,6 +341,21 @@ def test_a_table_that_ends_in_a_capture_does_not_invalidate_it() -> None:
     assert created_bytes() == start
 
 
+def test_a_table_that_ends_while_another_thread_captures_gives_its_memory_back() -> None:
+    """A wait for the device would invalidate the capture, and the memory would be lost."""
+    start = created_bytes()
+    group = make_group()
+    with emulated_cuda():
+        group.insert(0, torch.arange(5000))
+        before = forbidden_calls()
+        set_capturing_elsewhere(True)
+        del group
+        gc.collect()
+        set_capturing_elsewhere(False)
+    assert forbidden_calls() == before
+    assert created_bytes() == start
+
+
 # -- captured steps ------------------------------------------------------------------------------
 
 
@@ -322,6 +376,61 @@ def test_a_captured_call_makes_room_for_replays_first() -> None:
         room = int(group.index.tables[0, Table.BUCKET_COUNT]) * 4 * 70 // 100
         assert room >= group.size(0) + 3 * 2000
         assert bool(group.contains(0, torch.arange(11_000)).all())
+
+
+def test_a_step_is_refused_in_a_capture_and_ends_after_every_replay() -> None:
+    """Events of a capture cannot be waited for, so a captured step would break a later one."""
+    group, graph = make_group(), Graph()
+    ids = torch.arange(2000)
+    with emulated_cuda():
+        group.insert(0, ids)
+        before = group.rows.row_clock.clone(), forbidden_calls()
+        with graph.capture():
+            group.insert(0, ids)
+            for step in (group.step, group.end_step):
+                with pytest.raises(RuntimeError, match="outside of the CUDA graph, after every re"):
+                    step()
+        assert (group.steps, forbidden_calls()) == (0, before[1])
+        assert torch.equal(group.rows.row_clock, before[0])
+        for replay in range(1, 8):
+            ids += 2000
+            graph.replay()
+            group.step()
+            assert group.size(0) == 2000 * (replay + 1)
+    assert group.steps == 7
+    assert forbidden_calls() == before[1]
+
+
+def test_replays_without_steps_refuse_new_ids_and_the_next_step_says_so() -> None:
+    group, graph = make_group(), Graph()
+    ids = torch.arange(2000)
+    with emulated_cuda():
+        with graph.capture():
+            group.insert(0, ids)
+        for _ in range(40):
+            ids += 2000
+            graph.replay()
+        held = group.index.tables[0, Table.SIZE].item()
+        assert held == 3 * 2000  # the capture has run once, here
+        with pytest.raises(td.errors.NoRoomError, match=r"step\(\) after every replay"):
+            group.step()
+        group.step()
+        graph.replay()
+        group.step()
+        assert group.size(0) == held + 2000
+        assert bool((group.find_or_insert(ids, torch.tensor([0, 2000]), [0]) >= 0).all())
+
+
+def test_a_replay_does_not_use_what_has_been_freed() -> None:
+    group, graph = make_group(), Graph()
+    with emulated_cuda():
+        ids = torch.arange(100)
+        with graph.capture():
+            group.insert(0, ids)
+        graph.replay()
+        del ids
+        with pytest.raises(AssertionError, match=r"uses freed arguments of .*find_or_insert_"):
+            graph.replay()
 
 
 def test_a_captured_call_without_memory_for_replays_is_refused() -> None:
@@ -471,6 +580,53 @@ def test_entries_that_reduce_grad_did_not_return(name: str, value: int, message:
     with emulated_cuda():
         group.insert(0, call.ids)
     assert_refused_on_device(group, update, message)
+
+
+# -- a kernel that faults --------------------------------------------------------------------------
+
+
+CALLS_AFTER_A_FAULT: dict[str, Callable[[td.TableGroup], object]] = {
+    "insert": lambda group: group.insert(0, torch.arange(300)),
+    "train": lambda group: train(group, 0, torch.arange(300), torch.ones(300, 64)),
+    "contains": lambda group: group.contains(0, torch.arange(300)),
+    "step": lambda group: group.step(),
+    "erase": lambda group: group.erase(0, torch.arange(3)),
+    "compact": lambda group: group.compact(),
+    "state": lambda group: group.state.tensors(),
+    "a new group": lambda _: make_group(),
+}
+
+
+@pytest.mark.parametrize("launch", [1, 9])
+def test_after_a_fault_every_call_raises_and_tables_end(launch: int) -> None:
+    """CUDA fails for good. Memory of tables that end then is neither given back nor used."""
+    start = created_bytes()
+    group, other = make_group(), make_group()
+    try:
+        with emulated_cuda():
+            train(group, 0, torch.arange(200), torch.ones(200, 64))
+            group.step()
+            fault(launch)
+            for _ in range(2):
+                with contextlib.suppress(RuntimeError):  # the fault comes within
+                    train(group, 0, torch.arange(300), torch.ones(300, 64))
+            for call in CALLS_AFTER_A_FAULT.values():
+                with pytest.raises(RuntimeError, match="illegal memory access"):
+                    call(group)
+            held = created_bytes()
+            del group
+            gc.collect()
+            assert created_bytes() == held
+    finally:
+        fault(0)  # as a new process
+    with emulated_cuda():
+        other.step()
+        assert created_bytes() < held
+        other.insert(0, torch.arange(10))
+        assert other.size(0) == 10
+        del other
+        gc.collect()
+    assert created_bytes() == start
 
 
 # -- large numbers of tables -----------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from emulated_groups import emulated_cuda
-from emulator.mode import created_bytes, set_capturing
+from emulator.mode import Graph, created_bytes, set_capturing
 from group_calls import same_bits, with_free_steps
 from torch import Tensor
 
@@ -406,3 +406,33 @@ def test_a_captured_step_drops_the_tombstones_of_a_table_that_evicts(
         set_capturing(False)
         assert group.size(0) == 1000
         assert int(group.index.tables[0, Table.GROWTHS]) > 3
+
+
+@pytest.mark.parametrize("again", ["record", "call"])
+def test_replays_of_a_graph_from_before_a_record_write_into_kept_memory(again: str) -> None:
+    """The graph knows the address of the records of its capture."""
+    policy = td.Policy(capacity=100)
+    ids, graph, seen = torch.arange(150), Graph(), []
+    with emulated_cuda():
+        group = td.TableGroup([table(0, policy)], optimizer=td.SGD(lr=0.5))
+        group.evicted.record(500)
+        group.insert(0, torch.arange(-100, 0))
+        group.step()
+        with graph.capture():
+            group.insert(0, ids)
+        if again == "record":
+            group.evicted.record(600)
+        else:
+            group.evicted.call(lambda name, evicted: seen.append(evicted))
+        assert group.evicted.take() == {}
+        group.step()
+        ids += 1000
+        graph.replay()
+        stale = r"\d+ evicted ids were not recorded.* captured before evicted.record or evicted.c"
+        with pytest.raises(RuntimeError, match=stale):
+            group.step() if again == "call" else group.evicted.take()
+        assert group.evicted.take() == {}
+        assert seen == []
+        group.step()
+        group.insert(0, torch.arange(5000, 5010))
+        assert group.evicted.take()["table0"].ids.numel() == 10

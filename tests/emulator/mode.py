@@ -10,7 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from emulator.build import build
 
@@ -41,11 +44,17 @@ def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.emulator_set_seed.argtypes = [ctypes.c_ulonglong]
     loaded.emulator_set_memory_limit.argtypes = [ctypes.c_longlong]
     loaded.emulator_set_capturing.argtypes = [ctypes.c_int]
+    loaded.emulator_take_graph.argtypes = []
+    loaded.emulator_take_graph.restype = ctypes.c_void_p
+    loaded.emulator_replay.argtypes = [ctypes.c_void_p]
+    loaded.emulator_end_graph.argtypes = [ctypes.c_void_p]
     loaded.emulator_set_capturing_elsewhere.argtypes = [ctypes.c_int]
     loaded.emulator_set_calls_behind.argtypes = [ctypes.c_longlong]
     loaded.emulator_refuse_unmapping.argtypes = [ctypes.c_longlong]
     loaded.emulator_set_host_limit.argtypes = [ctypes.c_longlong]
     loaded.emulator_refuse_location.argtypes = [ctypes.c_int, ctypes.c_int]
+    loaded.emulator_fault.argtypes = [ctypes.c_longlong]
+    loaded.emulator_is_copyable.argtypes = [ctypes.c_void_p, ctypes.c_longlong]
     loaded.emulator_ignore_wait.argtypes = [ctypes.c_int, ctypes.c_longlong]
     loaded.emulator_set_lazy.argtypes = [ctypes.c_int]
     loaded.emulator_set_current_stream.argtypes = [ctypes.c_void_p]
@@ -61,10 +70,13 @@ def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
         loaded.emulator_set_memory_limit,
         loaded.emulator_set_capturing,
         loaded.emulator_set_capturing_elsewhere,
+        loaded.emulator_replay,
+        loaded.emulator_end_graph,
         loaded.emulator_refuse_unmapping,
         loaded.emulator_set_host_limit,
         loaded.emulator_refuse_location,
         loaded.emulator_ignore_wait,
+        loaded.emulator_fault,
         loaded.emulator_set_lazy,
         loaded.emulator_set_current_stream,
         loaded.emulator_wait_stream,
@@ -121,6 +133,61 @@ def set_capturing(on: bool) -> None:
 def capturing() -> bool:
     """Whether the current stream of this thread is being captured."""
     return bool(library().emulator_is_capturing())
+
+
+class Graph:
+    """Captured work of emulated kernels, as ``torch.cuda.CUDAGraph``. Ops of torch are not in it.
+
+    What the capture makes lives as long as the graph, as memory from a graph's pool does. A tensor
+    that ops of the capture were given from outside may end before a replay, which then fails: the
+    kernels would use the address of freed memory.
+    """
+
+    _capturing: Graph | None = None
+
+    def __init__(self) -> None:
+        self._address: int | None = None
+        self._made: dict[StorageWeakRef, torch.Tensor] = {}
+        self._given: list[tuple[str, StorageWeakRef]] = []
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """Capture the default stream; the work of the capture is done at once, too."""
+        set_capturing(True)
+        Graph._capturing = self
+        try:
+            yield
+        finally:
+            Graph._capturing = None
+            set_capturing(False)
+            self._address = library().emulator_take_graph()
+
+    def note(self, func: Any, arguments: object, results: object) -> None:
+        """Note the tensors of an op in the capture."""
+        given = set(_storages(arguments)) - self._made.keys()
+        made = _storages(results)
+        self._made |= {storage: made[storage] for storage in made.keys() - given}
+        if func.namespace == "dynemb":
+            self._given += [(str(func), storage) for storage in given]
+
+    def replay(self) -> None:
+        """Do the captured work again, on the current stream.
+
+        Raises:
+            AssertionError: a tensor that the capture was given has been freed.
+        """
+        freed = sorted({op for op, given in self._given if given.expired()})
+        assert not freed, f"a replay uses freed arguments of {freed}"
+        library().emulator_replay(self._address)
+
+    def __del__(self) -> None:
+        if self._address is not None:
+            library().emulator_end_graph(self._address)
+
+
+def _storages(tree: object) -> dict[StorageWeakRef, torch.Tensor]:
+    tensors = filter(torch.is_tensor, tree_leaves(tree))
+    return {StorageWeakRef(tensor.untyped_storage()): tensor for tensor in tensors}
 
 
 def set_capturing_elsewhere(on: bool) -> None:
@@ -211,6 +278,15 @@ class Stream:
             library().emulator_set_current_stream(before.address)
 
 
+def fault(launch: int) -> None:
+    """The launch of this number from now on faults, and every later call fails.
+
+    Args:
+        launch: 1: the next one. 0: the device works again, as in a new process.
+    """
+    library().emulator_fault(launch)
+
+
 def launches() -> int:
     """Number of kernels that have run."""
     return int(library().emulator_launches())
@@ -218,6 +294,36 @@ def launches() -> int:
 
 # Kernels of this key serve every device; they, too, are part of the CUDA sources.
 KEYS = ("CPU", "CompositeExplicitAutograd")
+
+
+_COPIES = ("aten::copy_", "aten::clone", "aten::_to_copy")
+
+
+def check_copy(*tensors: torch.Tensor) -> None:
+    """Raise as CUDA does if torch would copy whole ranges, one of them in memory of two places.
+
+    Torch copies tensors of other dtypes and with gaps by kernels, which may read any memory.
+    """
+    if host_bytes() == 0 or len({tensor.dtype for tensor in tensors}) > 1:
+        return
+    if not all(tensor.is_contiguous() for tensor in tensors):
+        return
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if size > 0 and not library().emulator_is_copyable(tensor.data_ptr(), size):
+            raise RuntimeError("cudaMemcpy: invalid argument: HBM and host memory in one copy")
+
+
+class _HostCopies(TorchFunctionMode):
+    """Checks copies of emulated device tensors to the CPU, which dispatch does not see."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        to_cpu = func is torch.Tensor.to and "cpu" in (str(arg) for arg in args[1:])
+        if func is torch.Tensor.cpu or to_cpu:
+            check_copy(args[0])
+        return func(*args, **(kwargs or {}))
 
 
 class EmulatedCuda(TorchDispatchMode):
@@ -231,6 +337,16 @@ class EmulatedCuda(TorchDispatchMode):
         super().__init__()
         library()
         self.redirected: set[str] = set()
+        self._copies = _HostCopies()
+
+    def __enter__(self) -> EmulatedCuda:
+        self._copies.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._copies.__exit__(*error)
 
     def __torch_dispatch__(
         self,
@@ -240,6 +356,12 @@ class EmulatedCuda(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        result = self._call(func, args, kwargs)
+        if Graph._capturing is not None:
+            Graph._capturing.note(func, (args, kwargs), result)
+        return result
+
+    def _call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if func.namespace == "dynemb":
             name = func._schema.name.split("::")[1]
             emulated = f"dynemb_emulated::{name}"
@@ -247,4 +369,6 @@ class EmulatedCuda(TorchDispatchMode):
                 self.redirected.add(name)
                 packet = getattr(torch.ops.dynemb_emulated, name)
                 return getattr(packet, func._overloadname)(*args, **kwargs)
+        if func._schema.name in _COPIES:
+            check_copy(*(leaf for leaf in (*args, *kwargs.values()) if torch.is_tensor(leaf)))
         return func(*args, **kwargs)

@@ -39,6 +39,7 @@ struct Allocation {
 struct Mapping {
   size_t size;
   CUmemGenericAllocationHandle handle;
+  bool cpu_access;
 };
 
 std::mutex mapping_mutex;
@@ -118,6 +119,24 @@ bool touches_mapping(CUdeviceptr pointer, size_t size) {
   return last->first + last->second.size > pointer;
 }
 
+// Whether one copy or memset may touch a range: the driver takes all of it for memory of the place
+// where it begins, and reads host memory as a CPU does.
+bool is_copyable(const void* begin, size_t bytes) {
+  const auto pointer = reinterpret_cast<CUdeviceptr>(begin);
+  const std::lock_guard<std::mutex> lock(mapping_mutex);
+  auto mapping = mappings.upper_bound(pointer);
+  if (mapping != mappings.begin()) --mapping;
+  int hbm = 0;
+  int host = 0;
+  for (; mapping != mappings.end() && mapping->first < pointer + bytes; ++mapping) {
+    if (mapping->first + mapping->second.size <= pointer) continue;
+    const bool on_host = allocations[mapping->second.handle].on_host;
+    if (on_host && !mapping->second.cpu_access) return false;
+    ++(on_host ? host : hbm);
+  }
+  return hbm == 0 || host == 0;
+}
+
 struct Function {
   const char* name;
   void* address;
@@ -148,6 +167,8 @@ const ErrorText kErrors[] = {
     {1, "cudaErrorInvalidValue", "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
     {2, "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
     {101, "cudaErrorInvalidDevice", "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+    {700, "cudaErrorIllegalAddress", "CUDA_ERROR_ILLEGAL_ADDRESS",
+     "an illegal memory access was encountered"},
     {801, "cudaErrorNotSupported", "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {907, "cudaErrorCapturedEvent", "CUDA_ERROR_CAPTURED_EVENT",
      "operation not permitted on an event last recorded in a capturing stream"},
@@ -189,6 +210,9 @@ long long emulator_host_bytes() {
 void emulator_refuse_location(int type, int on) {
   const std::lock_guard<std::mutex> lock(mapping_mutex);
   refused_locations[type] = on != 0;
+}
+int emulator_is_copyable(const void* begin, long long bytes) {
+  return is_copyable(begin, static_cast<size_t>(bytes)) ? 1 : 0;
 }
 void emulator_copy(cudaStream_t stream, void* to, const void* from, long long bytes) {
   cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream);
@@ -283,6 +307,8 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   if (bytes == 0) return cudaSuccess;
+  if (const cudaError_t error = faulted()) return error;
+  if (!is_copyable(to, bytes) || !is_copyable(from, bytes)) return returned(cudaErrorInvalidValue);
   if (kind == cudaMemcpyHostToDevice && !runs_at_once(stream)) {
     // CUDA reads pageable memory before it returns
     const char* begin = static_cast<const char*>(from);
@@ -300,8 +326,9 @@ cudaError_t cudaMemset(void* to, int value, size_t bytes) {
   return cudaMemsetAsync(to, value, bytes, nullptr);
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
-  if (bytes > 0) run(stream, [to, value, bytes] { std::memset(to, value, bytes); });
-  return cudaSuccess;
+  if (bytes == 0) return cudaSuccess;
+  if (!is_copyable(to, bytes)) return returned(cudaErrorInvalidValue);
+  return run(stream, [to, value, bytes] { std::memset(to, value, bytes); });
 }
 
 cudaError_t cudaGetDriverEntryPoint(const char* symbol, void** function, unsigned long long,
@@ -374,6 +401,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size,
   if (!is_whole(size) || flags != 0 || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  if (faulted() != cudaSuccess) return CUDA_ERROR_ILLEGAL_ADDRESS;
   if (unless_captured() != cudaSuccess) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   const std::lock_guard<std::mutex> lock(mapping_mutex);
   const CUresult accepted = check_location(properties->location);
@@ -392,6 +420,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size,
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  if (faulted() != cudaSuccess) return CUDA_ERROR_ILLEGAL_ADDRESS;
   const std::lock_guard<std::mutex> lock(mapping_mutex);
   const auto found = allocations.find(handle);
   if (found == allocations.end() || found->second.released) return CUDA_ERROR_INVALID_VALUE;
@@ -402,6 +431,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 
 CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
                   CUmemGenericAllocationHandle handle, unsigned long long flags) {
+  if (faulted() != cudaSuccess) return CUDA_ERROR_ILLEGAL_ADDRESS;
   const std::lock_guard<std::mutex> lock(mapping_mutex);
   const auto found = allocations.find(handle);
   if (found == allocations.end() || found->second.released || offset != 0 || flags != 0 ||
@@ -412,12 +442,13 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
   void* mapped = mmap(address(pointer), size, PROT_NONE, MAP_SHARED | MAP_FIXED, memory_file(),
                       found->second.begin);
   if (mapped == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
-  mappings[pointer] = {size, handle};
+  mappings[pointer] = {size, handle, false};
   ++found->second.mappings;
   return CUDA_SUCCESS;
 }
 
 CUresult cuMemUnmap(CUdeviceptr pointer, size_t size) {
+  if (faulted() != cudaSuccess) return CUDA_ERROR_ILLEGAL_ADDRESS;
   if (unless_captured() != cudaSuccess) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   const std::lock_guard<std::mutex> lock(mapping_mutex);
   if (refused_unmappings > 0) {
@@ -442,8 +473,17 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t size) {
 CUresult cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc* descriptions,
                         size_t count) {
   const std::lock_guard<std::mutex> lock(mapping_mutex);
-  if (count != 1 || !is_whole(size) || !is_mapped(pointer, size)) return CUDA_ERROR_INVALID_VALUE;
+  if (count < 1 || count > 2 || !is_whole(size) || !is_mapped(pointer, size)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   if (!is_device(descriptions->location)) return CUDA_ERROR_INVALID_DEVICE;
+  if (count == 2) {
+    if (!is_host(descriptions[1].location)) return CUDA_ERROR_INVALID_DEVICE;
+    for (CUdeviceptr at = pointer; at < pointer + size; at += mappings[at].size) {
+      if (!allocations[mappings[at].handle].on_host) return CUDA_ERROR_NOT_SUPPORTED;
+      mappings[at].cpu_access = true;
+    }
+  }
   int protection = PROT_NONE;
   if (descriptions->flags == CU_MEM_ACCESS_FLAGS_PROT_READ) protection = PROT_READ;
   if (descriptions->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {

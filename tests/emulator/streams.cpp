@@ -16,6 +16,10 @@ struct CUstream_st {
   uint64_t capture = 0;  // that it has joined
   uint64_t joined = 0;   // the capture in which the default stream has waited for it
 };
+struct EmulatorGraph {
+  std::vector<std::function<void()>> work;  // in the order of its calls
+  std::vector<std::shared_ptr<void>> used;
+};
 struct CUevent_st {
   cudaStream_t stream = nullptr;
   uint64_t position = 0;  // of the work of the stream before it
@@ -43,7 +47,9 @@ thread_local cudaStream_t current = nullptr;
 std::atomic<bool> capturing{false};            // the default stream, by this thread
 std::atomic<bool> capturing_elsewhere{false};  // another stream, by another thread
 std::atomic<uint64_t> captures{0};             // so far
+std::shared_ptr<EmulatorGraph> graph;          // of the last capture
 std::atomic<long long> forbidden_calls{0};     // each would have invalidated the capture
+std::atomic<long long> faulting_launch{0};     // how many are to come, and 1; 1: it has faulted
 std::atomic<long long> calls_behind{0};        // insertions that the device still has to do
 
 // Calls in which the host or a stream waits, or the host asks whether something is done.
@@ -100,16 +106,32 @@ void finish(cudaStream_t stream) {
   if (stream != nullptr) run_until(stream, stream->issued);
 }
 void keep(cudaStream_t stream, std::shared_ptr<void> used) {
-  if (runs_at_once(stream)) return;
   const std::lock_guard<std::recursive_mutex> lock(mutex);
-  stream->used.push_back(std::move(used));
+  if (capture_of(stream) != 0) graph->used.push_back(used);
+  if (!runs_at_once(stream)) stream->used.push_back(std::move(used));
+}
+bool is_captured(cudaStream_t stream) { return capture_of(stream) != 0; }
+void record(std::function<void()> work) {
+  const std::lock_guard<std::recursive_mutex> lock(mutex);
+  graph->work.push_back(std::move(work));
 }
 
 cudaError_t returned(cudaError_t error) {
   if (error != cudaSuccess) last_error = error;
   return error;
 }
+cudaError_t faulted() {
+  if (faulting_launch != 1) return cudaSuccess;
+  return returned(cudaErrorIllegalAddress);
+}
+bool faults_now() {
+  const long long launch = faulting_launch;
+  if (launch <= 1) return false;
+  faulting_launch = launch - 1;
+  return launch == 2;
+}
 cudaError_t unless_captured() {
+  if (const cudaError_t error = faulted()) return error;
   const bool refused =
       (capturing || capturing_elsewhere) && capture_mode != cudaStreamCaptureModeRelaxed;
   return refused ? forbidden(cudaErrorStreamCaptureUnsupported) : cudaSuccess;
@@ -123,7 +145,10 @@ extern "C" {
 
 void emulator_set_capturing(int on) {
   const std::lock_guard<std::recursive_mutex> lock(mutex);
-  if (on != 0 && !capturing) ++captures;
+  if (on != 0 && !capturing) {
+    ++captures;
+    graph = std::make_shared<EmulatorGraph>();
+  }
   if (on == 0 && capturing) {
     for (cudaStream_t stream : streams()) {
       // a forked stream that the capturing stream has not waited for
@@ -132,8 +157,23 @@ void emulator_set_capturing(int on) {
   }
   capturing = on != 0;
 }
+EmulatorGraph* emulator_take_graph() {
+  const std::lock_guard<std::recursive_mutex> lock(mutex);
+  return new EmulatorGraph(std::move(*graph));
+}
+void emulator_replay(const EmulatorGraph* captured) {
+  for (const std::function<void()>& work : captured->work) run(current, work);
+}
+void emulator_end_graph(EmulatorGraph* captured) {
+  run_all();
+  delete captured;
+}
 void emulator_set_capturing_elsewhere(int on) { capturing_elsewhere = on != 0; }
 long long emulator_forbidden_calls() { return forbidden_calls; }
+void emulator_fault(long long launch) {
+  faulting_launch = launch == 0 ? 0 : launch + 1;
+  last_error = cudaSuccess;
+}
 void emulator_set_calls_behind(long long calls) { calls_behind = calls; }
 long long emulator_calls_behind() { return calls_behind; }
 long long emulator_waits(int kind) { return waits[kind]; }
@@ -162,19 +202,22 @@ void emulator_wait_stream(cudaStream_t waiting, cudaStream_t waited_for) {
 
 cudaError_t cudaGetLastError() {
   const cudaError_t error = last_error;
-  last_error = cudaSuccess;
+  last_error = faulted();
   return error;
 }
 cudaError_t cudaPeekAtLastError() { return last_error; }
 
 cudaError_t cudaDeviceSynchronize() {
   const bool waiting = counts(kWaitDevice);
-  if (capturing) return forbidden(cudaErrorStreamCaptureUnsupported);
+  if (const cudaError_t error = faulted()) return error;
+  // a device includes all of its streams, whatever the mode and the thread
+  if (capturing || capturing_elsewhere) return forbidden(cudaErrorStreamCaptureUnsupported);
   if (waiting) run_all();
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  if (const cudaError_t error = faulted()) return error;
   const std::lock_guard<std::recursive_mutex> lock(mutex);
   *stream = new CUstream_st();
   streams().push_back(*stream);
@@ -189,6 +232,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   const bool waiting = counts(kWaitStream);
+  if (const cudaError_t error = faulted()) return error;
   if (capture_of(stream) != 0) return returned(cudaErrorStreamCaptureUnsupported);
   if (const cudaError_t error = unless_captured()) return error;
   if (waiting && stream != nullptr) run_until(stream, stream->issued);
@@ -196,6 +240,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   ++waits[kQueryStream];
+  if (const cudaError_t error = faulted()) return error;
   if (calls_behind > 0) {
     --calls_behind;
     return returned(cudaErrorNotReady);
@@ -207,6 +252,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   const bool waiting = counts(kStreamWaits);
+  if (const cudaError_t error = faulted()) return error;
   const uint64_t capture = capture_of(stream);
   if (event->capture != capture) {
     if (capture != 0) return forbidden(cudaErrorStreamCaptureIsolation);
@@ -215,7 +261,12 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   }
   if (!waiting || event->stream == nullptr) return cudaSuccess;
   if (stream == nullptr && capture != 0) event->stream->joined = capture;
-  run(stream, [from = event->stream, position = event->position] { run_until(from, position); });
+  if (runs_at_once(stream)) {
+    run_until(event->stream, event->position);
+  } else {  // a graph has its work in the order of the calls
+    queue(stream,
+          [from = event->stream, position = event->position] { run_until(from, position); });
+  }
   return cudaSuccess;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
@@ -223,6 +274,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
 }
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
                                      unsigned long long* id) {
+  if (const cudaError_t error = faulted()) return error;
   const uint64_t capture = capture_of(stream);
   *status = capture != 0 ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   if (id != nullptr && capture != 0) *id = capture;
@@ -234,16 +286,19 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  if (const cudaError_t error = faulted()) return error;
   *event = new CUevent_st();
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  if (const cudaError_t error = faulted()) return error;
   const std::lock_guard<std::recursive_mutex> lock(mutex);
   *event = {stream, stream == nullptr ? 0 : stream->issued, capture_of(stream)};
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   ++waits[kQueryEvent];
+  if (event->capture != 0) return forbidden(cudaErrorCapturedEvent);
   if (const cudaError_t error = unless_captured()) return error;
   if (event->stream == nullptr || event->stream->done >= event->position) return cudaSuccess;
   run_until(event->stream, event->stream->done + 1);
@@ -251,13 +306,14 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   const bool waiting = counts(kWaitEvent);
+  if (event->capture != 0) return forbidden(cudaErrorCapturedEvent);
   if (const cudaError_t error = unless_captured()) return error;
   if (waiting) run_until(event->stream, event->position);
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete event;
-  return cudaSuccess;
+  return faulted();
 }
 
 }  // extern "C"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -173,24 +177,108 @@ def test_every_op_runs_in_the_program_for_the_sanitizer(
     assert "results equal the CPU's" in capsys.readouterr().out
 
 
-def test_an_error_ends_a_part_of_the_program_and_not_the_rest(
+def parts_that_fail(device: torch.device, optimizer: str, results: dict[str, Any]) -> Any:
+    """Stands for the programs of an optimizer: they pass, fault, hang and print megabytes."""
+    on_cpu = device.type == "cpu"
+
+    def insertion() -> None:
+        results["ids"] = torch.ones(2)
+
+    def faults() -> None:
+        if not on_cpu:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def raises() -> None:
+        if not on_cpu:
+            blocking = os.environ.get("CUDA_LAUNCH_BLOCKING")
+            raise RuntimeError("in a kernel" if blocking else "an illegal address")
+
+    def hangs() -> None:
+        if not on_cpu:
+            time.sleep(60)
+
+    def differs() -> None:
+        results["x"] = torch.tensor([1.0 if on_cpu else 2.0])
+
+    def prints() -> None:
+        print("x" * (3 << 20))
+
+    return {part.__name__: part for part in (insertion, faults, raises, hangs, differs, prints)}
+
+
+def test_a_part_that_faults_hangs_or_prints_megabytes_does_not_stop_the_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    shapes = module("small_shapes")
+    apart = module("isolated_parts")
+    monkeypatch.setattr(apart, "parts_of", parts_that_fail)
+    monkeypatch.setattr(apart, "finish", lambda device, part: part())
+    monkeypatch.setattr(apart, "recorded_launches", lambda: contextlib.nullcontext({"a_kernel"}))
+    records = tmp_path / "records.jsonl"
+    # the name of a device, which nothing uses
+    parts = apart.IsolatedParts(torch.device("cuda"), records, seconds=60, watchdog=1.0)
+    names = ["insertion", "faults", "raises", "hangs", "differs", "prints"]
+    parts.run("adam", names)
+    assert [json.loads(line)["part"] for line in records.read_text().splitlines()] == names
+    found = {one.part: one for one in parts.done}
+    results = [found[name].result for name in names]
+    assert results == ["passed", "failed", "failed", "failed", "differs", "passed"]
+    assert found["faults"].reason == "died with signal 9"
+    assert found["raises"].reason == "RuntimeError: an illegal address"
+    assert found["raises"].blocking == "failed. RuntimeError: in a kernel"
+    assert found["hangs"].reason == "hangs: nothing came for 1 s"
+    assert found["prints"].kernels == ["a_kernel"]
 
-    def fail(self: Any) -> None:
-        raise RuntimeError("a kernel failed")
 
-    monkeypatch.setattr(shapes.TableCalls, "_sequence", fail)
-    done = shapes.run(torch.device("cpu"), ["sgd"])
-    assert done.failures == ["sgd: fail: RuntimeError: a kernel failed"]
-    assert {"export_batch", "merge_grad_"} <= done.ops
-    kernels = tmp_path / "kernels.json"
-    arguments = ["--device", "cpu", "--optimizers", "sgd", "--kernels", str(kernels)]
-    monkeypatch.setattr(sys, "argv", ["small_shapes", *arguments])
-    with pytest.raises(SystemExit, match="1 parts failed: sgd: fail"):
-        shapes.main()
-    assert json.loads(kernels.read_text()) == {}  # none of its kernels counts as having run
+def test_a_part_that_has_failed_twice_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    apart = module("isolated_parts")
+    monkeypatch.setattr(apart, "parts_of", parts_that_fail)
+    monkeypatch.setattr(apart, "finish", lambda device, part: part())
+    monkeypatch.setattr(apart, "recorded_launches", lambda: contextlib.nullcontext(set()))
+    parts = apart.IsolatedParts(torch.device("cuda"), tmp_path / "records", seconds=60)
+    for optimizer in ("adam", "sgd", "lamb"):
+        parts.run(optimizer, ["raises", "prints"])
+    assert [one.result for one in parts.done if one.part == "prints"] == ["passed"] * 3
+    last = parts.done[-2]
+    assert (last.result, last.reason) == ("not run", "it failed with adam, sgd")
+
+
+def test_checks_of_the_first_contact_are_apart_from_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    contact = module("first_contact")
+    monkeypatch.setattr(contact, "CHECK_SECONDS", 1.0)
+
+    def passes() -> str:
+        return "x" * (1 << 18)  # more than a pipe holds
+
+    def raises() -> str:
+        raise ValueError("wrong")
+
+    def dies() -> str:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return ""
+
+    def hangs() -> str:
+        time.sleep(60)
+        return ""
+
+    found = [contact.run_check(check) for check in (passes, raises, dies, hangs)]
+    assert [one["result"] for one in found] == ["passed", "failed", "failed", "failed"]
+    reasons = [one["reason"] for one in found[1:]]
+    assert reasons == ["ValueError: wrong", "died with signal 9", "hangs: nothing came for 1 s"]
+
+
+@pytest.mark.long
+def test_every_part_runs_apart_from_those_before_it(tmp_path: Path) -> None:
+    """After a failure, a part has the ids of the first part alone."""
+    apart, cpu = module("isolated_parts"), torch.device("cpu")
+    parts = apart.IsolatedParts(cpu, tmp_path / "records", seconds=600, watchdog=120)
+    for name in apart.PARTS:
+        parts.run("adam", [name])
+    assert [one.line() for one in parts.done if one.result != "passed"] == []
+    assert {op for one in parts.done for op in one.ops} >= apart.wanted_of(cpu, ["adam"])
 
 
 @pytest.mark.long

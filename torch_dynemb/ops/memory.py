@@ -194,7 +194,9 @@ def bind_group(
 def end_step(index: IndexTensors, rows: RowTensors) -> None:
     """Do the work of ``optimizer.step()`` on a GPU.
 
-    If a lookup of the group has been captured in a CUDA graph, make room for the next replays.
+    If a lookup of the group has been captured in a CUDA graph, make room for the next replays. Call
+    it after every replay: without it, the fourth replay may refuse new ids, which a later op
+    reports.
     Update the counts of :func:`reported_counts`, without waiting.
 
     Args:
@@ -202,7 +204,7 @@ def end_step(index: IndexTensors, rows: RowTensors) -> None:
 
     Raises:
         RuntimeError: kernels of earlier calls have reported an error so far; or the group has not
-            been bound.
+            been bound; or the current stream is being captured.
     """
     torch.ops.dynemb.end_step(index.buckets, index.tables, rows.row_clock)
 
@@ -221,6 +223,10 @@ def advance_step_(index: IndexTensors, rows: RowTensors, *, now: int | None = No
             GPU also as :func:`end_step`.
     """
     torch.ops.dynemb.advance_step_(index.buckets, index.tables, rows.row_clock, index.clock, now)
+
+
+# Inductor ends a CUDA graph before it. The ABI of the compiled library has no tags.
+torch.ops.dynemb.advance_step_.default.tags.append(torch.Tag.cudagraph_unsafe)
 
 
 @register_fake("advance_step_")

@@ -193,6 +193,9 @@ class FusedOptimizer(torch.optim.Optimizer):
     ) -> float | None:
         """End a training step.
 
+        A CUDA graph cannot capture it. Call it after every replay of a captured step, which gives
+        the next replays room for new ids.
+
         Args:
             closure: re-evaluates the model and returns the loss; its backward updates the rows.
             now: seconds from 0 to 2^62, for tables that keep timestamps or a ttl; default: the
@@ -207,7 +210,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             RuntimeError: nothing has been done, because ``now`` is given, but no table keeps times.
                 Or this process is a fork of the process that made the tables. Or
                 ``set_optimizer()`` gave the tables another optimizer. Or an asynchronous checkpoint
-                of the tables has failed, which is reported once.
+                of the tables has failed, which is reported once. Or the current stream of the GPU
+                is being captured.
             RuntimeError: the step has ended, but ids found no room in a table with
                 ``check="error"``; on a GPU, also for errors that kernels found.
         """

@@ -19,6 +19,7 @@ from torch_dynemb.ops.columns import (
     RowFormat,
     Table,
 )
+from torch_dynemb.ops.row_copies import copied_rows
 from torch_dynemb.serving.frozen_state import check_frozen
 from torch_dynemb.serving.missing import CountedTables
 from torch_dynemb.serving.row_formats import FormattedRows, RowKind, is_stored_so, stored_rows
@@ -303,7 +304,7 @@ def _copied_rows(group: TableGroup, slab: int) -> tuple[Tensor, Tensor]:
     tables = group.tables
     if tables.stored(slab) is None:
         return (
-            group.rows.weights[slab][:used].clone(),
+            copied_rows(group.rows.weights[slab][:used]),
             group.rows.generations[slab][:used].clone(),
         )
     weights = group.rows.weights[slab].new_zeros(used, group.config.slabs[slab].dim)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from torch_dynemb import ops
+from torch_dynemb._library.library import LIBRARY
 from torch_dynemb.ops.columns import Table
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.storage.host import HostMemory
@@ -22,6 +24,19 @@ def _side_stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+@functools.cache
+def share_cached_memory() -> Callable[[], None]:
+    """Have tables that need memory take what torch's allocator caches, before a call fails."""
+
+    def empty_cache() -> None:
+        if not torch.cuda.is_current_stream_capturing():
+            torch.cuda.empty_cache()
+
+    function = ctypes.CFUNCTYPE(None)(empty_cache)
+    ctypes.CDLL(str(LIBRARY)).dynemb_set_empty_cache(function)
+    return function  # the cache keeps it
+
+
 class CudaMemory:
     """Memory of a GPU, mapped into reserved addresses by the index ops as ids arrive.
 
@@ -30,11 +45,14 @@ class CudaMemory:
     """
 
     has_cache = True
+    has_graphs = True
 
     def __init__(self, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
         self.index = index
+        if ops.has_cuda_kernels():
+            share_cached_memory()
 
     def total_bytes(self) -> int:
         return int(torch.cuda.get_device_properties(self.device).total_memory)
@@ -66,9 +84,12 @@ class CudaMemory:
     def split_bytes(self, index: IndexTensors) -> tuple[int, int]:
         return ops.split_bytes(index)
 
+    def is_capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
     @contextmanager
     def beside(self, *inputs: Tensor) -> Iterator[None]:
-        if torch.cuda.is_current_stream_capturing():
+        if self.is_capturing():
             yield  # programs fork and join the streams of a graph
             return
         stream = _side_stream(self.index)
@@ -81,7 +102,7 @@ class CudaMemory:
                 tensor.record_stream(stream)
 
     def wait_beside(self) -> None:
-        if not torch.cuda.is_current_stream_capturing():
+        if not self.is_capturing():
             torch.cuda.current_stream(self.device).wait_stream(_side_stream(self.index))
 
     def end_step(self, index: IndexTensors, rows: RowTensors) -> None:

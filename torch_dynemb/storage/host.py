@@ -24,6 +24,7 @@ class HostMemory:
 
     device = torch.device("cpu")
     has_cache = False  # rows of a HostStore are here
+    has_graphs = False
 
     def total_bytes(self) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -55,6 +56,9 @@ class HostMemory:
 
     def split_bytes(self, index: IndexTensors) -> tuple[int, int]:
         return 0, 0
+
+    def is_capturing(self) -> bool:
+        return False
 
     def beside(self, *inputs: Tensor) -> AbstractContextManager[None]:
         return nullcontext()

@@ -24,6 +24,10 @@ class TableMemory(Protocol):
     def has_cache(self) -> bool:
         """Whether this memory caches the rows of a ``HostStore`` with a cache."""
 
+    @property
+    def has_graphs(self) -> bool:
+        """Whether graphs of this device keep addresses of tensors that are replaced."""
+
     def total_bytes(self) -> int:
         """Return the memory of the machine or the GPU."""
 
@@ -81,6 +85,9 @@ class TableMemory(Protocol):
         Args:
             index: of the group.
         """
+
+    def is_capturing(self) -> bool:
+        """Return whether the current stream of a GPU is being captured in a CUDA graph."""
 
     def beside(self, *inputs: Tensor) -> AbstractContextManager[None]:
         """Return a context for work beside that of the current stream of a GPU.

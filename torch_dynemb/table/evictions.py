@@ -41,8 +41,9 @@ class Evictions:
     def record(self, records: int, *, rows: bool = False) -> None:
         """Record the ids that are evicted from now on, until :meth:`take`.
 
-        Replaces a tensor: compiled code is compiled again, and graphs must be captured again.
-        Records that were not taken are dropped; a callback of :meth:`call` stays.
+        Replaces a tensor: compiled code is compiled again, and graphs must be captured again. If a
+        replay of an earlier one evicts ids, :meth:`take` raises. Records that were not taken are
+        dropped; a callback of :meth:`call` stays.
 
         Args:
             records: number of ids to record at most, at least 1; more are counted and lost.
@@ -57,7 +58,7 @@ class Evictions:
         """
         tables = self._group.tables
         with tables.changing():
-            self._group.become(_recording(tables, records, rows, tables.evictions.callback))
+            self._become(_recording(tables, records, rows, tables.evictions.callback))
 
     def call(
         self, callback: EvictionCallback, *, records: int = 1 << 16, rows: bool = False
@@ -80,13 +81,20 @@ class Evictions:
             raise TypeError(f"evicted.call: callback is {callback!r}, expected a function")
         tables = self._group.tables
         with tables.changing():
-            self._group.become(_recording(tables, records, rows, callback))
+            self._become(_recording(tables, records, rows, callback))
+
+    def _become(self, tables: Tables) -> None:
+        self._group.become(tables)
+        for replaced in tables.evictions.replaced[-1:]:
+            replaced[0].zero_()  # its records are dropped
 
     def take(self) -> dict[str, EvictedIds]:
         """Return the records since the last call, by table; waits for the device.
 
         Raises:
-            RuntimeError: more ids were evicted than ``records``; the records are lost.
+            RuntimeError: more ids were evicted than ``records``, and the records are lost. Or a
+                graph that was captured before :meth:`record` or :meth:`call` has been replayed, and
+                its records are lost.
         """
         return take_evicted(self._group.tables)
 
@@ -98,7 +106,10 @@ def _recording(
     flag("evicted.record: rows", rows)
     evicted = torch.zeros(1 + records, EVICTED_COLUMNS, dtype=torch.int64, device=tables.device)
     mark_static([evicted])
-    kept = EvictionRecords(callback, [[] for _ in tables.config.tables] if rows else None)
+    replaced = tables.evictions.replaced
+    if tables.memory.has_graphs:
+        replaced = [*replaced, tables.index.evicted]
+    kept = EvictionRecords(callback, [[] for _ in tables.config.tables] if rows else None, replaced)
     index = tables.index._replace(evicted=evicted)
     return dataclasses.replace(tables, index=index, evictions=kept)
 
@@ -119,6 +130,7 @@ def record_as(tables: Tables, other: Tables) -> Tables:
 
 def take_evicted(tables: Tables) -> dict[str, EvictedIds]:
     """Take the records as :meth:`Evictions.take` does."""
+    _check_replaced(tables)
     with tables.changing():
         count, lost = tables.index.evicted[0, :2].tolist()
         records = tables.index.evicted[1 : 1 + count].clone()
@@ -142,6 +154,18 @@ def take_evicted(tables: Tables) -> dict[str, EvictedIds]:
             "more often"
         )
     return result
+
+
+def _check_replaced(tables: Tables) -> None:
+    for replaced in tables.evictions.replaced:
+        stale = int(replaced[0, :2].sum())
+        if stale > 0:
+            replaced[0].zero_()
+            raise RuntimeError(
+                f"evicted.take: {stale} evicted ids were not recorded: replays of a graph that was "
+                "captured before evicted.record or evicted.call evicted them: capture it again "
+                "after that call"
+            )
 
 
 def keep_evicted_rows(tables: Tables, before: int) -> None:

@@ -89,7 +89,7 @@ def below_floors(
     """
     floors = tables.host.expiry_floors
     assert floors is not None
-    if not torch.compiler.is_compiling() and not _capturing(times):
+    if not torch.compiler.is_compiling() and not tables.memory.is_capturing():
         _refresh(tables, floors)
     if len(set(feature_tables)) == 1:
         return times < floors.values[feature_tables[0]]
@@ -108,7 +108,7 @@ def refresh_each_second(tables: Tables, second: int) -> None:
         second: any number that changes once a second.
     """
     floors = tables.host.expiry_floors
-    if floors is None or floors.second == second or _capturing(floors.values):
+    if floors is None or floors.second == second:
         return
     _refresh(tables, floors)
     floors.second = second
@@ -135,10 +135,6 @@ def _floor(tables: Tables, table: int) -> int:
     batches = exported(tables, table, _IDS_AT_ONCE)
     times = torch.cat([batch.scores[:, word].clone() for batch in batches])
     return int(times.kthvalue(times.numel() - keep + 1).values)
-
-
-def _capturing(tensor: Tensor) -> bool:
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 __all__ = ["Expiry", "below_floors", "new_floors", "refresh_each_second"]

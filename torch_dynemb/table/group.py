@@ -506,8 +506,9 @@ class TableGroup:
                 once.
             NoRoomError: ids found no room in a table with ``check="error"``; everything else has
                 been done.
-            RuntimeError: ``now`` is given, but no table keeps times. Or more ids were evicted than
-                ``evicted.call`` can record; the step has ended.
+            RuntimeError: ``now`` is given, but no table keeps times; or the current stream of the
+                GPU is being captured. Or more ids were evicted than ``evicted.call`` can record;
+                the step has ended.
         """
         table_steps.step(self._tables, now)
 

@@ -51,10 +51,13 @@ class EvictionRecords:
     Attributes:
         callback: called at the end of a step.
         rows: by table, rows of the ids in ``index.evicted``; None: they are not recorded.
+        replaced: earlier ``index.evicted`` of a GPU, into which graphs that were captured before
+            still write.
     """
 
     callback: EvictionCallback | None = None
     rows: list[list[Tensor]] | None = None
+    replaced: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(eq=False)

@@ -24,6 +24,7 @@ from torch_dynemb.ops.columns import (
     Slab,
     Table,
 )
+from torch_dynemb.ops.row_copies import put_rows_
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.storage.tiers import Records, Tiers
 from torch_dynemb.table.records import packed, record_bytes, state_of, weights_of
@@ -352,7 +353,7 @@ def _columns_of(tensor: Tensor, values: Tensor, first_column: int) -> Tensor:
 def _put(target: Tensor, places: _Places, values: Tensor) -> None:
     """Write rows of a tensor."""
     if places.run is not None:
-        target[places.run] = values
+        put_rows_(target[places.run], values)
     else:
         target.index_copy_(0, places.numbers, values.to(target.dtype))
 

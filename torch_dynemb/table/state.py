@@ -31,6 +31,7 @@ from torch import Tensor
 
 from torch_dynemb.ops.checksum import crc32c
 from torch_dynemb.ops.columns import BUCKET_WIDTH, MAX_COUNT, MIN_BUCKETS, Clock, Meta, Slab, Table
+from torch_dynemb.ops.row_copies import copied_rows, put_rows_
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.clock import propose
 from torch_dynemb.table.config import SlabConfig
@@ -172,7 +173,7 @@ def save(tables: Tables) -> dict[str, Tensor]:
     tables.check_in_memory("state_dict")
     materialize(tables)
     result = {"format": format_entry(tables)}
-    result.update((name, tensor.clone()) for name, tensor in used_tensors(tables))
+    result.update((name, copied_rows(tensor)) for name, tensor in used_tensors(tables))
     clamp_counts(result)
     return result
 
@@ -240,7 +241,7 @@ def write(tables: Tables, tensors: Mapping[str, Tensor], *, rows: bool = True) -
         # an entry without values may be missing
         if name not in ("tables", "slabs") and target.numel() > 0:
             # .detach(): entries may be parameters, and the tables must not become such
-            target.copy_(tensors[name].detach())
+            put_rows_(target, tensors[name].detach())
     tables.bind_memory()
     recount(tables)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 
+import torch
+
 from torch_dynemb import ops
 from torch_dynemb.errors import BackgroundError, NoRoomError
 from torch_dynemb.ops.columns import MAX_COUNT, Table
@@ -63,6 +65,12 @@ def _check_rejected(tables: Tables) -> None:
 def check_step(tables: Tables, now: int | None) -> None:
     """Raise the errors of :func:`step` that come before any change."""
     tables.check_own()
+    if not torch.compiler.is_compiling() and tables.memory.is_capturing():
+        raise RuntimeError(
+            f"optimizer.step: tables {tables.config.names}: the end of a step cannot be captured, "
+            "because the host makes room for new ids in it: call optimizer.step() outside of the "
+            "CUDA graph, after every replay"
+        )
     if now is not None:
         check_now(tables, now)
     if tables.tiers is not None:

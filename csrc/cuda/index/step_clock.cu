@@ -18,6 +18,7 @@ void advance_step_(Tensor buckets, Tensor tables, Tensor row_clock, Tensor clock
                    std::optional<int64_t> now) {
   const Call call("advance_step_", "buckets", buckets);
   const ClockTensors clocks = clock_tensors(call, buckets, tables, row_clock, clock);
+  check_step_is_not_captured(call);
   const InOrder in_order(call, stream_order(buckets));
   call.launch(advance_step, 1, 1, clocks.clock, clocks.extra, now.has_value(), now.value_or(0));
   end_group_step(call, buckets, tables, row_clock);

@@ -142,6 +142,8 @@ void MappedTables::add_rows(const Call& call, size_t slab, const RowMemory& part
 
 void MappedTables::map_first_slots(const Call& call, size_t slab, int64_t slots) {
   if (map_slots(call, slab, slots)) return;
+  empty_torch_cache();
+  if (map_slots(call, slab, slots)) return;
   raise_short_memory(call, slots_[slab].missing_bytes(slots), "the cache of rows needs");
 }
 
@@ -188,6 +190,8 @@ void MappedTables::write_limits() {
 }
 
 void MappedTables::map_or_raise(const Call& call, const TableRoom& room, const char* what) {
+  if (map(call, room)) return;
+  empty_torch_cache();
   if (!map(call, room)) raise_short_memory(call, missing_bytes(room), what);
 }
 

@@ -92,16 +92,21 @@ void PendingGradients::release(const Call& call) {
 }
 
 void PendingGradients::map(const Call& call, const std::vector<int64_t>& entries) {
-  bool complete = true;
   int64_t bytes = 0;
   for (size_t s = 0; s < slabs_.size(); ++s) bytes += slabs_[s].memory.missing_bytes(entries[s]);
-  if (bytes > 0) {
+  const auto try_to_map = [&] {
     const RelaxedCapture relaxed(call.op);
     MappingAttempt attempt(side_stream(call.op, call.device));
-    for (size_t s = 0; complete && s < slabs_.size(); ++s) {
-      complete = attempt.map(call.op, &slabs_[s].memory, entries[s]) == Mapped::kYes;
+    for (size_t s = 0; s < slabs_.size(); ++s) {
+      if (attempt.map(call.op, &slabs_[s].memory, entries[s]) != Mapped::kYes) return false;
     }
-    if (complete) attempt.keep();
+    attempt.keep();
+    return true;
+  };
+  bool complete = bytes == 0 || try_to_map();
+  if (!complete) {
+    empty_torch_cache();
+    complete = try_to_map();
   }
   for (size_t s = 0; s < slabs_.size(); ++s) {
     shared_.slab(static_cast<int64_t>(s))[kSharedPendingLimit] = slabs_[s].memory.mapped;

@@ -2,6 +2,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <atomic>
 #include <iterator>
 #include <limits>
 #include <mutex>
@@ -13,10 +14,8 @@
 #include "core/runtime/error_class.h"
 #include "cuda/memory/reservation.h"
 #include "cuda/memory/table_memory.h"
-
-#if !defined(DYNEMB_EMULATED)
-#pragma weak aoti_torch_get_current_cuda_stream
-#endif
+#include "cuda/runtime/device.cuh"
+#include "cuda/runtime/used_streams.h"
 
 namespace dynemb::cuda {
 namespace {
@@ -95,10 +94,42 @@ std::vector<HostLocation> host_locations(const char* op, int32_t device) {
           {"HOST_NUMA", {CU_MEM_LOCATION_TYPE_HOST_NUMA, std::max(node, 0)}}};
 }
 
-// Takes host memory at the first location that the driver accepts. Returns
-// CUDA_ERROR_OUT_OF_MEMORY if memory is short; raises if the driver refuses all locations.
-CUresult create_host_piece(const char* op, int32_t device, int64_t size, int64_t page,
-                           uint64_t* handle) {
+// Maps a piece of memory at an address for the GPU, and for `also`. Leaves nothing behind
+// otherwise.
+CUresult map_piece(const Driver& d, CUdeviceptr address, size_t size, uint64_t handle,
+                   CUmemLocation device, const CUmemLocation* also) {
+  const CUresult mapped = d.map(address, size, 0, handle, 0);
+  if (mapped != CUDA_SUCCESS) return mapped;
+  CUmemAccessDesc access[2] = {};
+  access[0].location = device;
+  access[0].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  if (also != nullptr) access[1] = {*also, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  const CUresult accessible = d.set_access(address, size, access, also == nullptr ? 1 : 2);
+  if (accessible != CUDA_SUCCESS) d.unmap(address, size);
+  return accessible;
+}
+
+// Takes HBM and maps it. Returns CUDA_ERROR_OUT_OF_MEMORY if memory is short.
+CUresult map_hbm_piece(const char* op, int32_t device, CUdeviceptr address, size_t size,
+                       uint64_t* handle) {
+  const Driver& d = driver(op);
+  const CUmemAllocationProp properties = allocation_properties(location_of(device));
+  CUmemGenericAllocationHandle created = 0;
+  CUresult status = d.create(&created, size, &properties, 0);
+  if (status == CUDA_ERROR_OUT_OF_MEMORY) return status;
+  check_driver(op, "allocating memory", status);
+  *handle = created;
+  status = map_piece(d, address, size, created, location_of(device), nullptr);
+  if (status != CUDA_SUCCESS) d.release(created);
+  check_driver(op, "mapping memory", status);
+  return status;
+}
+
+// Takes host memory at the first location that the driver accepts, and maps it for the GPU and for
+// CPUs: the driver copies host memory as a CPU does. Returns CUDA_ERROR_OUT_OF_MEMORY if memory is
+// short; raises if the driver refuses all locations.
+CUresult map_host_piece(const char* op, int32_t device, CUdeviceptr address, size_t size,
+                        int64_t page, uint64_t* handle) {
   const Driver& d = driver(op);
   std::string refusals;
   for (const HostLocation& candidate : host_locations(op, device)) {
@@ -112,9 +143,14 @@ CUresult create_host_piece(const char* op, int32_t device, int64_t size, int64_t
     }
     if (status == CUDA_SUCCESS) {
       CUmemGenericAllocationHandle created = 0;
-      status = d.create(&created, static_cast<size_t>(size), &properties, 0);
-      *handle = created;
-      if (status == CUDA_SUCCESS || status == CUDA_ERROR_OUT_OF_MEMORY) return status;
+      status = d.create(&created, size, &properties, 0);
+      if (status == CUDA_ERROR_OUT_OF_MEMORY) return status;
+      if (status == CUDA_SUCCESS) {
+        *handle = created;
+        status = map_piece(d, address, size, created, location_of(device), &candidate.location);
+        if (status == CUDA_SUCCESS) return status;
+        d.release(created);
+      }
     }
     const char* text = nullptr;
     d.error_string(status, &text);
@@ -130,6 +166,11 @@ CUresult create_host_piece(const char* op, int32_t device, int64_t size, int64_t
 
 constexpr int64_t kPieceBytes = int64_t{64} << 20;
 
+// 16 bytes written for each thread and turn: host memory, which cudaMemset takes for a CPU's.
+__global__ void clear_words(uint4* words, int64_t count) {
+  for (int64_t i = thread_number(); i < count; i += thread_total()) words[i] = {0, 0, 0, 0};
+}
+
 struct Retired {
   int32_t device;
   std::shared_ptr<void> ended;
@@ -140,24 +181,7 @@ std::vector<Retired>& retired() {
   return *list;
 }
 
-// Whether the device's current stream is being captured. Does not throw: destructors call it.
-bool is_capturing(int32_t device) {
-  cudaStream_t stream = nullptr;
-#if !defined(DYNEMB_EMULATED)
-  void* current = nullptr;
-  if (&aoti_torch_get_current_cuda_stream == nullptr ||
-      aoti_torch_get_current_cuda_stream(device, &current) != 0) {
-    return false;
-  }
-  stream = static_cast<cudaStream_t>(current);
-#else
-  static_cast<void>(device);
-  stream = emulator_current_stream();
-#endif
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) cudaGetLastError();
-  return status != cudaStreamCaptureStatusNone;
-}
+std::atomic<void (*)()> empty_cache{nullptr};
 
 std::mutex registry_mutex;
 std::map<uintptr_t, std::shared_ptr<Reservation>>& registry() {
@@ -186,11 +210,16 @@ Tensor reserve_cuda(std::vector<int64_t> size, int64_t dtype, int64_t device) {
     // from_blob asks the driver for the kind of address, which the driver knows for mapped memory
     // only
     const RelaxedCapture relaxed(op);
+    const cudaStream_t stream = side_stream(op, device_index);
     std::vector<int64_t> added;
-    DYNEMB_CHECK(reservation->map(op, 0, 1, side_stream(op, device_index), &added) == Mapped::kYes,
-                 "dynemb::reserve_cuda: out of GPU memory: the device has not even ",
-                 "a page left. Call torch.cuda.empty_cache(), or use another GPU",
-                 kDeviceMemoryError);
+    Mapped mapped = reservation->map(op, 0, 1, stream, &added);
+    if (mapped != Mapped::kYes) {
+      empty_torch_cache();
+      mapped = reservation->map(op, 0, 1, stream, &added);
+    }
+    DYNEMB_CHECK(
+        mapped == Mapped::kYes, "dynemb::reserve_cuda: out of GPU memory: the device has not even ",
+        "a page left. Call torch.cuda.empty_cache(), or use another GPU", kDeviceMemoryError);
   }
   {
     const std::lock_guard<std::mutex> lock(registry_mutex);
@@ -287,8 +316,13 @@ Mapped Reservation::map(const char* op, int64_t offset, int64_t bytes, cudaStrea
     if (mapped != Mapped::kYes) break;
     added->push_back(at);
     update_mapped_end();
-    check_cuda(op, "clearing new memory",
-               cudaMemsetAsync(base_ + at, 0, static_cast<size_t>(size), stream));
+    const Call call = Call(op, device_).on_stream(stream);
+    if (pieces_.at(at).place == Place::kHost) {
+      const int64_t words = size / static_cast<int64_t>(sizeof(uint4));
+      call.launch_strided(clear_words, words, reinterpret_cast<uint4*>(base_ + at), words);
+    } else {
+      call.fill(base_ + at, 0, size);
+    }
     cleared = false;
     at += size;
   }
@@ -298,7 +332,6 @@ Mapped Reservation::map(const char* op, int64_t offset, int64_t bytes, cudaStrea
 
 Mapped Reservation::add_piece(const char* op, int64_t offset, int64_t most, bool in_hbm,
                               int64_t* size) {
-  const Driver& d = driver(op);
   Piece piece{most, 0, Place::kHbm};
   if (budget_ != nullptr) {
     const auto share = in_hbm ? budget_->add_hbm(most) : budget_->take(most, page_);
@@ -306,34 +339,17 @@ Mapped Reservation::add_piece(const char* op, int64_t offset, int64_t most, bool
     piece.place = share->place;
     piece.size = share->bytes;
   }
+  const auto address = reinterpret_cast<CUdeviceptr>(base_) + static_cast<CUdeviceptr>(offset);
   const auto bytes = static_cast<size_t>(piece.size);
-  bool created = false;
   try {
-    CUresult status = CUDA_SUCCESS;
-    if (piece.place == Place::kHost) {
-      status = create_host_piece(op, device_, piece.size, page_, &piece.handle);
-    } else {
-      const CUmemAllocationProp properties = allocation_properties(location_of(device_));
-      CUmemGenericAllocationHandle handle = 0;
-      status = d.create(&handle, bytes, &properties, 0);
-      piece.handle = handle;
-    }
+    const CUresult status = piece.place == Place::kHost
+                                ? map_host_piece(op, device_, address, bytes, page_, &piece.handle)
+                                : map_hbm_piece(op, device_, address, bytes, &piece.handle);
     if (status == CUDA_ERROR_OUT_OF_MEMORY) {
       give_back(piece);
       return piece.place == Place::kHost ? Mapped::kHostIsFull : Mapped::kHbmIsFull;
     }
-    check_driver(op, "allocating memory", status);
-    created = true;
-    const auto address = reinterpret_cast<CUdeviceptr>(base_) + static_cast<CUdeviceptr>(offset);
-    CUmemAccessDesc access = {};
-    access.location = location_of(device_);
-    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    check_driver(op, "mapping memory", d.map(address, bytes, 0, piece.handle, 0));
-    const CUresult accessible = d.set_access(address, bytes, &access, 1);
-    if (accessible != CUDA_SUCCESS) d.unmap(address, bytes);
-    check_driver(op, "mapping memory", accessible);
   } catch (...) {
-    if (created) d.release(piece.handle);
     give_back(piece);
     throw;
   }
@@ -381,7 +397,7 @@ void Reservation::update_mapped_end() {
 DeviceWait::DeviceWait(int32_t device) {
   relaxed_ = cudaGetDevice(&before_) == cudaSuccess && cudaSetDevice(device) == cudaSuccess &&
              cudaThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess;
-  waited_ = relaxed_ && cudaDeviceSynchronize() == cudaSuccess;
+  waited_ = relaxed_ && wait_for_used_streams(device);
   if (!waited_) cudaGetLastError();
 }
 DeviceWait::~DeviceWait() {
@@ -419,7 +435,13 @@ void drop_retired() {
   std::vector<Retired> ended;  // destroyed at the end, without the lock
   const std::lock_guard<std::mutex> lock(retired_mutex);
   auto& all = retired();
-  const auto waits = [](const Retired& one) { return is_capturing(one.device); };
+  std::map<int32_t, bool> idle;  // by device
+  const auto waits = [&](const Retired& one) {
+    const auto known = idle.find(one.device);
+    if (known != idle.end()) return !known->second;
+    const DeviceWait waited(one.device);
+    return !(idle[one.device] = static_cast<bool>(waited));
+  };
   const auto first = std::stable_partition(all.begin(), all.end(), waits);
   std::move(first, all.end(), std::back_inserter(ended));
   all.erase(first, all.end());
@@ -447,12 +469,18 @@ cudaStream_t side_stream(const char* op, int32_t device) {
   return stream;
 }
 
+void empty_torch_cache() {
+  if (void (*const function)() = empty_cache) function();
+}
+
 RelaxedCapture::RelaxedCapture(const char* op) : mode_(cudaStreamCaptureModeRelaxed) {
   check_cuda(op, "leaving the capture mode", cudaThreadExchangeStreamCaptureMode(&mode_));
 }
 RelaxedCapture::~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
 
 }  // namespace dynemb::cuda
+
+extern "C" void dynemb_set_empty_cache(void (*function)()) { dynemb::cuda::empty_cache = function; }
 
 DYNEMB_IMPLEMENT_DEVICELESS_OPS(m) {
   m.impl("reserve_cuda", TORCH_BOX(&dynemb::cuda::reserve_cuda));

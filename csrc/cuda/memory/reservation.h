@@ -59,7 +59,8 @@ class Reservation {
   std::shared_ptr<RowBudget> budget_;  // nullptr: all pieces lie in HBM
 };
 
-// Selects a device and waits for everything that runs on it, without throwing: for destructors.
+// Selects a device and waits for the streams that ops have used on it, without throwing: for
+// destructors.
 // During its lifetime, calls are allowed that the capture of another thread forbids.
 class DeviceWait {
  public:
@@ -94,8 +95,8 @@ class PinnedWords {
   volatile int64_t* device_words_ = nullptr;
 };
 
-// Destroys objects of a device's tables, now, or after the running capture: waiting for the device
-// and giving back memory would invalidate the capture.
+// Destroys objects of a device's tables, now, or after a capture of a stream that ops have used:
+// the stream cannot be waited for during it.
 void retire(int32_t device, std::shared_ptr<void> ended);
 // Destroys the objects that had to wait.
 void drop_retired();
@@ -105,6 +106,10 @@ std::shared_ptr<Reservation> find_reservation(const void* data);
 
 // The stream for clearing memory and growing tables outside of a capture.
 cudaStream_t side_stream(const char* op, int32_t device);
+
+// Has torch give back the memory that it caches for the GPU, before a call fails for want of
+// memory.
+void empty_torch_cache();
 
 // Allows calls that a stream capture forbids during its lifetime; they are not captured.
 class RelaxedCapture {
@@ -117,3 +122,7 @@ class RelaxedCapture {
 };
 
 }  // namespace dynemb::cuda
+
+// For ctypes: what empty_torch_cache() calls, from any thread; the ABI of torch has no such
+// function.
+extern "C" __attribute__((visibility("default"))) void dynemb_set_empty_cache(void (*function)());

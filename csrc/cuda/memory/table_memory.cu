@@ -134,6 +134,7 @@ void end_step(Tensor buckets, Tensor tables, Tensor row_clock) {
   const Call call("end_step", "buckets", buckets);
   check_tensor(call, "tables", tables, ScalarType::Long);
   check_tensor(call, "row_clock", row_clock, ScalarType::Long);
+  check_step_is_not_captured(call);
   const InOrder in_order(call, stream_order(buckets));
   end_group_step(call, buckets, tables, row_clock);
 }
@@ -142,7 +143,10 @@ void end_step(Tensor buckets, Tensor tables, Tensor row_clock) {
 void release_group(Tensor buckets, std::vector<int64_t> table_buckets,
                    std::vector<int64_t> slab_rows) {
   const Call call("release_group", "buckets", buckets);
-  check_cuda(call.op, "waiting for the device", cudaDeviceSynchronize());
+  const DeviceWait waited(call.device);
+  DYNEMB_CHECK(waited, "dynemb::", call.op,
+               ": memory cannot be given back while a stream that tables have used is being "
+               "captured, or after the device has failed: call compact() after the capture");
   const auto group = group_memory(call, buckets);
   DYNEMB_CHECK(group != nullptr,
                "dynemb::release_group: buckets was not made by reserve_cuda: its memory cannot "
@@ -211,6 +215,12 @@ InsertionRoom prepare_insertion(const Call& call, GroupMemory* group,
                                 const std::vector<int64_t>& feature_policies, int64_t ids) {
   return group == nullptr ? InsertionRoom{}
                           : group->prepare_insertion(call, feature_tables, feature_policies, ids);
+}
+
+void check_step_is_not_captured(const Call& call) {
+  DYNEMB_CHECK(!call.capturing(), "dynemb::", call.op,
+               ": the end of a step cannot be captured, because the host makes room for new ids in "
+               "it: call optimizer.step() outside of the CUDA graph, after every replay");
 }
 
 void end_group_step(const Call& call, const Tensor& buckets, const Tensor& tables,

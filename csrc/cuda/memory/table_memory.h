@@ -92,6 +92,9 @@ void map_buckets(const Call& call, GroupMemory* group, int64_t table, int64_t bu
 
 SharedWords shared_words(const GroupMemory* group);
 
+// Raises if the call is captured: a replay does not run what the host does at the end of a step.
+void check_step_is_not_captured(const Call& call);
+
 // Ends a training step of a group: see end_step.
 void end_group_step(const Call& call, const Tensor& buckets, const Tensor& tables,
                     const Tensor& row_clock);

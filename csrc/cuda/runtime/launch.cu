@@ -8,6 +8,7 @@
 #include "core/runtime/error_class.h"
 #include "cuda/runtime/device.cuh"
 #include "cuda/runtime/launch.h"
+#include "cuda/runtime/used_streams.h"
 
 #if !defined(DYNEMB_EMULATED)
 // Missing in torch's CPU build, against which the library is linked; never called there.
@@ -263,6 +264,7 @@ Call::Call(const char* op_name, int32_t device_index)
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &current));
   stream = static_cast<cudaStream_t>(current);
 #endif
+  note_stream(device, stream);
   DeviceState& state = device_state(op, device);
   error = state.device_error;
   raise_reported(op, state);
@@ -271,6 +273,7 @@ Call::Call(const char* op_name, int32_t device_index)
 Call Call::on_stream(cudaStream_t other) const {
   Call result(op, device);
   result.stream = other;
+  note_stream(device, other);
   return result;
 }
 

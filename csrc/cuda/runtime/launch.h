@@ -109,7 +109,8 @@ class Call : public CallContext {
     const dim3 block_size(static_cast<unsigned>(block));
     std::tuple<std::decay_t<P>...> values(static_cast<P>(arguments)...);
 #if defined(DYNEMB_EMULATED)
-    emulator::launch(stream, grid_size, block_size, kernel, std::move(values));
+    check_cuda(op, "launching a kernel",
+               emulator::launch(stream, grid_size, block_size, kernel, std::move(values)));
 #else
     void* pointers[sizeof...(P) + 1];
     collect(values, pointers, std::index_sequence_for<P...>{});

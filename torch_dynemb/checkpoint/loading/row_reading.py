@@ -14,6 +14,7 @@ from torch_dynemb.checkpoint.manifest.records import SavedPart
 from torch_dynemb.checkpoint.reading.column_shards import combined_by_row
 from torch_dynemb.checkpoint.reading.saved_rows import SavedRows
 from torch_dynemb.checkpoint.saving.table_files import Progress
+from torch_dynemb.ops.row_copies import put_rows_
 from torch_dynemb.table.state_check import check_counts
 
 
@@ -133,7 +134,7 @@ class RowReading:
                 rows.read(name, low, piece)
                 at, values = _picked(chosen, low, high, piece)
                 out = target[begin + at : begin + at + values.shape[0], target_columns]
-                out.copy_(values[:, saved_columns])
+                put_rows_(out, values[:, saved_columns])
             self._progress((high - low) * section.row_bytes)
 
     def _combine(
@@ -156,7 +157,7 @@ class RowReading:
             if values.dtype == torch.int32:
                 check_counts(name, values)
             at, picked = _picked(chosen, low, high, values)
-            target[begin + at : begin + at + picked.shape[0]].copy_(picked)
+            put_rows_(target[begin + at : begin + at + picked.shape[0]], picked)
             self._progress((high - low) * section.row_bytes)
 
 

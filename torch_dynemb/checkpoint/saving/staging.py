@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.together import Ranks
 from torch_dynemb.errors import HostMemoryError
+from torch_dynemb.ops.row_copies import read_rows_
 from torch_dynemb.storage.address_space import what_ran_out
 
 T = TypeVar("T")
@@ -75,14 +76,17 @@ def _copy(tensor: Tensor) -> Tensor:
     """Copy a tensor to the CPU, contiguous."""
     size = _bytes_of(tensor)
     if size < _HUGE_FROM:
-        return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+        memory = torch.empty(tensor.shape, dtype=tensor.dtype)
+        read_rows_(memory, tensor)
+        return memory
     try:
-        memory = _in_huge_pages(size)
+        memory = _in_huge_pages(size).view(tensor.dtype).view(tensor.shape)
     except RuntimeError:
         raise HostMemoryError(
             f"checkpoint.save: no addresses for a copy of {size} bytes: {what_ran_out(size)}"
         ) from None
-    return memory.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    read_rows_(memory, tensor)
+    return memory
 
 
 def _in_huge_pages(size: int) -> Tensor:

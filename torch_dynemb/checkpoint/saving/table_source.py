@@ -11,6 +11,7 @@ from torch_dynemb.checkpoint.saving.row_order import RowOrder
 from torch_dynemb.checkpoint.saving.source import GroupSource
 from torch_dynemb.checkpoint.saving.stored_rows import StoredRows
 from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, GENERATION_MASK
+from torch_dynemb.ops.row_copies import rows_on_host
 from torch_dynemb.table.copy_on_write import CopyOnWriteRows
 from torch_dynemb.table.row_access import RowValues
 
@@ -125,7 +126,7 @@ class TableSource:
         for begin, end in _ranges(rows, row_bytes, PIECE_BYTES):
             numbers = self._numbers(begin, end)
             if isinstance(numbers, slice):
-                yield values[numbers].cpu()
+                yield rows_on_host(values[numbers])
             else:
                 yield self._gathered(values, numbers.to(values.device)).cpu()
 

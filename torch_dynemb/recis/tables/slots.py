@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from torch_dynemb.ops.columns import Meta
+from torch_dynemb.ops.row_copies import copied_rows
 from torch_dynemb.optim import Adam, AdamW, AdamWTF, OptimizerConfig
 from torch_dynemb.table.group import TableGroup
 
@@ -113,12 +114,13 @@ def slot_group(
 
     def rows() -> Tensor:
         check()
-        return floats(group.rows.weights[slab][: group.index.used_rows(slab)].clone())
+        return floats(copied_rows(group.rows.weights[slab][: group.index.used_rows(slab)]))
 
     def state_of(place: int) -> Callable[[], Tensor]:
         def state() -> Tensor:
             check()
-            tensor = group.rows.state[place * slabs + slab][: group.index.used_rows(slab)].clone()
+            rows = group.rows.state[place * slabs + slab][: group.index.used_rows(slab)]
+            tensor = copied_rows(rows)
             return tensor if tensor.dim() == 2 else tensor[:, None]
 
         return state

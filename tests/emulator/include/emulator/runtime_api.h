@@ -9,6 +9,7 @@ extern "C" {
 
 typedef struct CUstream_st* cudaStream_t;
 typedef struct CUevent_st* cudaEvent_t;
+struct EmulatorGraph;
 
 typedef enum cudaError {
   cudaSuccess = 0,
@@ -18,6 +19,7 @@ typedef enum cudaError {
   cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101,
   cudaErrorNotReady = 600,
+  cudaErrorIllegalAddress = 700,
   cudaErrorNotSupported = 801,
   cudaErrorStreamCaptureUnsupported = 900,
   cudaErrorStreamCaptureIsolation = 905,
@@ -122,8 +124,12 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
 
 #define EMULATOR_EXPORT __attribute__((visibility("default")))
 // For tests, through ctypes. While the flag is set, the default stream is being captured: what CUDA
-// forbids then fails, all other work is still done at once. Other streams join by an event.
+// forbids then fails, all other work is done at once and recorded. Other streams join by an event.
 EMULATOR_EXPORT void emulator_set_capturing(int on);
+// Takes the graph of the last capture; does its work again on the current stream; frees it.
+EMULATOR_EXPORT EmulatorGraph* emulator_take_graph();
+EMULATOR_EXPORT void emulator_replay(const EmulatorGraph* captured);
+EMULATOR_EXPORT void emulator_end_graph(EmulatorGraph* captured);
 EMULATOR_EXPORT void emulator_set_capturing_elsewhere(int on);
 EMULATOR_EXPORT long long emulator_forbidden_calls();
 EMULATOR_EXPORT void emulator_set_calls_behind(long long calls);
@@ -135,12 +141,18 @@ EMULATOR_EXPORT void emulator_ignore_wait(int kind, long long number);
 // 0: work is done at once. Otherwise work of all streams but the default one is done when something
 // waits for it; a wait for the device does that of the oldest stream first (1), or the newest (2).
 EMULATOR_EXPORT void emulator_set_lazy(int order);
+// The launch of this number from now on faults, and every later call fails; 0: the device works
+// again.
+EMULATOR_EXPORT void emulator_fault(long long launch);
 // The stream on which ops of this thread run; nullptr: the default stream.
 EMULATOR_EXPORT void emulator_set_current_stream(cudaStream_t stream);
 EMULATOR_EXPORT cudaStream_t emulator_current_stream();
 EMULATOR_EXPORT int emulator_is_capturing();  // the current stream of this thread
 EMULATOR_EXPORT cudaStream_t emulator_new_stream();
 EMULATOR_EXPORT void emulator_wait_stream(cudaStream_t waiting, cudaStream_t waited_for);
+// Whether one copy may read or write a range: it is in the memory of one place, which the CPU
+// reaches.
+EMULATOR_EXPORT int emulator_is_copyable(const void* begin, long long bytes);
 EMULATOR_EXPORT void emulator_copy(cudaStream_t stream, void* to, const void* from,
                                    long long bytes);
 #undef EMULATOR_EXPORT

@@ -16,23 +16,38 @@ bool runs_at_once(cudaStream_t stream);
 void queue(cudaStream_t stream, std::function<void()> work);
 // Does all work of a stream.
 void finish(cudaStream_t stream);
-// Keeps what work of the stream may still use, until the lazy mode ends.
+// Keeps what work of the stream may still use: until the lazy mode ends, and as long as a graph
+// that captures the stream.
 void keep(cudaStream_t stream, std::shared_ptr<void> used);
 
-// Does work in the order of a stream.
+bool is_captured(cudaStream_t stream);
+// Adds work to the graph of the running capture.
+void record(std::function<void()> work);
+
+// The error of a kernel that has faulted: from then on every call fails with it.
+cudaError_t faulted();
+// Whether the test lets this launch fault.
+bool faults_now();
+
+// Does work in the order of a stream. In a capture it is also recorded, and so the capture is the
+// first replay.
 template <class F>
-void run(cudaStream_t stream, F work) {
+cudaError_t run(cudaStream_t stream, F work) {
+  if (const cudaError_t error = faulted()) return error;
+  if (is_captured(stream)) record(work);
   if (runs_at_once(stream)) {
     work();
   } else {
     queue(stream, std::move(work));
   }
+  return cudaSuccess;
 }
 
 template <class... P>
-void launch(cudaStream_t stream, dim3 grid, dim3 block, void (*kernel)(P...),
-            std::tuple<std::decay_t<P>...> arguments) {
-  run(stream, [grid, block, kernel, arguments = std::move(arguments)]() mutable {
+cudaError_t launch(cudaStream_t stream, dim3 grid, dim3 block, void (*kernel)(P...),
+                   std::tuple<std::decay_t<P>...> arguments) {
+  if (faults_now()) return cudaSuccess;  // as of all errors of kernels, a later call says so
+  return run(stream, [grid, block, kernel, arguments = std::move(arguments)]() mutable {
     run_kernel(grid, block, [&] { std::apply(kernel, arguments); });
   });
 }

@@ -25,7 +25,7 @@ struct DeviceRadixSort {
     if (overlap(keys_in, keys_out, n) || overlap(values_in, values_out, n)) {
       return cudaErrorInvalidValue;
     }
-    emulator::run(stream, [=] {
+    return emulator::run(stream, [=] {
       emulator::overwrite(storage, needed);
       const std::vector<size_t> order = sorted(keys_in, n, begin_bit, end_bit);
       for (size_t i = 0; i < n; ++i) {
@@ -33,7 +33,6 @@ struct DeviceRadixSort {
         values_out[i] = values_in[order[i]];
       }
     });
-    return cudaSuccess;
   }
 
   template <class Key, class Count>
@@ -47,12 +46,11 @@ struct DeviceRadixSort {
       return status;
     }
     if (overlap(keys_in, keys_out, n)) return cudaErrorInvalidValue;
-    emulator::run(stream, [=] {
+    return emulator::run(stream, [=] {
       emulator::overwrite(storage, needed);
       const std::vector<size_t> order = sorted(keys_in, n, begin_bit, end_bit);
       for (size_t i = 0; i < n; ++i) keys_out[i] = keys_in[order[i]];
     });
-    return cudaSuccess;
   }
 
  private:

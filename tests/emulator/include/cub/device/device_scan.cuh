@@ -28,7 +28,7 @@ struct DeviceScan {
     if (emulator::only_asks(storage, storage_bytes, needed, &status) || status != cudaSuccess) {
       return status;
     }
-    emulator::run(stream, [=] {
+    return emulator::run(stream, [=] {
       emulator::overwrite(storage, needed);
       typename std::iterator_traits<In>::value_type sum{};
       Out to = out;
@@ -38,7 +38,6 @@ struct DeviceScan {
         to[i] = kExclusive ? before : sum;
       }
     });
-    return cudaSuccess;
   }
 };
 
