@@ -79,7 +79,7 @@ check: build $(STAMPS)/test  ## schema, opcheck, errors, values and emulator of 
 
 test-touched: $(SET_UP_TESTS)  ## of test-long, for a quarter of an hour, what the commits since DYNEMB_BASE touch
 	files=$$($(VENV)/bin/python tests/tools/touched_tests.py) && test -z "$$files" || \
-	    $(VENV)/bin/python -m pytest $$files -m long --timeout 1800 --skip-after 900 \
+	    $(VENV)/bin/python -m pytest $$files -m "long and not exhaustive" --timeout 1800 --skip-after 900 \
 	    $(IN_PROCESSES) --no-loadscope-reorder $(ARGS)
 
 test-long: $(SET_UP_TESTS)  ## tests of up to some minutes each

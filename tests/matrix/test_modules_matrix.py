@@ -31,6 +31,7 @@ def test_pairs(pairs: list[Case], ranks_of: RanksOf, part: int) -> None:
     assert failures(SPACE, pairs[part::PARTS], ranks_of) == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.filterwarnings("ignore:.*backwards came before it:RuntimeWarning")

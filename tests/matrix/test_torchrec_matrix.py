@@ -47,6 +47,7 @@ def test_pairs_on_two_nodes(pairs: list[Case], ranks_of: RanksOf, part: int) -> 
     assert failures(SPACE, cases[part :: 2 * PARTS], ranks_of) == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_triples(ranks_of: RanksOf) -> None:
