@@ -29,6 +29,7 @@ def test_pairs(pairs: list[Case], ranks_of: RanksOf, part: int) -> None:
     assert failures(SPACE, pairs[part::PARTS], ranks_of) == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.long
 def test_triples(ranks_of: RanksOf) -> None:
     assert failures(SPACE, SPACE.cases(3), ranks_of) == []

@@ -27,6 +27,7 @@ def test_triples(triples: list[Case], ranks_of: RanksOf, part: int) -> None:
     assert failures(SPACE, triples[part::PARTS], ranks_of) == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.long
 def test_fours(ranks_of: RanksOf) -> None:
     assert failures(SPACE, SPACE.cases(4), ranks_of) == []
