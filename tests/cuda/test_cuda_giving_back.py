@@ -85,7 +85,7 @@ def test_a_refused_capture_leaves_as_much_memory_free_as_there_was() -> None:
         with pytest.raises(torch.OutOfMemoryError, match="replays of a captured step"):
             group.insert(0, torch.arange(1000, 30_000))
         set_capturing(False)
-        assert created_bytes() == before
+        assert created_bytes() <= before  # tables of earlier tests may end meanwhile
 
 
 # -- what steps do not need ----------------------------------------------------------------------
