@@ -67,6 +67,14 @@ def test_block_reduction(kernels: ctypes.CDLL, seed: int) -> None:
     assert kernels.emulator_launches() == before + 1
 
 
+def test_shared_memory_is_filled_before_a_block(kernels: ctypes.CDLL) -> None:
+    word = ctypes.c_uint()
+    for byte in (0x00, 0xA5):
+        kernels.emulator_set_fill(byte)
+        kernels.test_write_shared(1, ctypes.byref(word))  # and reads the first word
+        assert word.value == 0x01010101 * byte
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_lanes_exchange_values(kernels: ctypes.CDLL, seed: int) -> None:
     kernels.emulator_set_seed(seed)

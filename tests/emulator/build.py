@@ -16,13 +16,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 EMULATOR = Path(__file__).resolve().parent
 ROOT = EMULATOR.parent.parent
 SOURCES = ROOT / "csrc"
 OUTPUT = ROOT / "build" / "emulated"
-RUNTIME = [EMULATOR / name for name in ("emulator.cpp", "runtime.cpp", "streams.cpp")]
+RUNTIME = [
+    EMULATOR / f"{name}.cpp" for name in ("emulator", "fibers", "order", "runtime", "streams")
+]
 
 FLAGS = [
     "-DDYNEMB_EMULATED",
@@ -40,6 +43,22 @@ FLAGS = [
     "-Wextra",
     "-Wno-unknown-pragmas",
 ]
+# Sanitizers of the sources; the emulator itself is not sanitized, and takes the last flag only.
+CHECKS = {
+    "bounds": [
+        "-fsanitize=address",
+        "-fsanitize-recover=address",
+        "-fsanitize-sections=emulated_shared_*",
+        "-fno-omit-frame-pointer",
+        "-DEMULATOR_BOUNDS",
+    ],
+    "races": [
+        "-fsanitize=thread",
+        "--param=tsan-distinguish-volatile=1",
+        "-Wno-tsan",
+        "-DEMULATOR_RACES",
+    ],
+}
 INCLUDES = [f"-I{EMULATOR / 'include'}", f"-I{SOURCES}"]
 
 
@@ -113,7 +132,14 @@ def one_build_at_a_time(output: Path = OUTPUT) -> Iterator[None]:
 
 
 def build_library(
-    name: str, sources: Sequence[Path], *, compile_flags: Sequence[str], link_flags: Sequence[str]
+    name: str,
+    sources: Sequence[Path],
+    *,
+    compile_flags: Sequence[str],
+    link_flags: Sequence[str],
+    check: str | None = None,
+    replaced: Sequence[Path] = (),
+    include: Path = SOURCES,
 ) -> Path:
     """Compiles sources and the emulator into a shared library.
 
@@ -122,6 +148,8 @@ def build_library(
         sources: files below the repository's root.
         compile_flags: besides FLAGS.
         link_flags: libraries.
+        check: a key of CHECKS.
+        replaced: more sources, with their headers below ``include``.
 
     Returns:
         The library's path.
@@ -129,19 +157,24 @@ def build_library(
     Raises:
         RuntimeError: what the compiler printed about the files that it refused.
     """
-    library = OUTPUT / f"lib{name}.so"
-    with one_build_at_a_time():
+    output = OUTPUT if check is None else OUTPUT.with_name(f"{OUTPUT.name}_{check}")
+    sanitizer = [] if check is None else CHECKS[check]
+    library = output / f"lib{name}.so"
+    with one_build_at_a_time(output):
         jobs = int(os.environ.get("MAX_JOBS", len(os.sched_getaffinity(0))))
-        flags = [*FLAGS, *compile_flags]
+        flags = [*FLAGS, *compile_flags, *sanitizer]
+        own_flags = [*FLAGS, *sanitizer[-1:]]
         with ThreadPoolExecutor(jobs) as pool:
-            tasks = [pool.submit(compile_source, source, flags) for source in sources]
-            tasks += [pool.submit(compile_source, source, FLAGS) for source in RUNTIME]
+            compiled = partial(pool.submit, compile_source, output=output)
+            tasks = [compiled(source, flags) for source in sources]
+            tasks += [compiled(source, [f"-I{include}", *flags]) for source in replaced]
+            tasks += [compiled(source, own_flags) for source in RUNTIME]
         errors = [str(error) for task in tasks if (error := task.exception()) is not None]
         if errors:
             raise RuntimeError("\n".join(errors))
         objects = [task.result() for task in tasks]
         # the list too: a source that is gone must not stay in the library
-        listing = OUTPUT / f"{name}.objects"
+        listing = output / f"{name}.objects"
         text = "\n".join(str(file) for file in objects)
         if (
             library.is_file()
@@ -150,26 +183,49 @@ def build_library(
             and all(file.stat().st_mtime <= library.stat().st_mtime for file in objects)
         ):
             return library
-        unfinished = OUTPUT / f"{name}.unfinished.so"
-        link = ["-shared", "-Wl,--no-undefined", "-fsanitize=undefined", "-pthread"]
+        unfinished = output / f"{name}.unfinished.so"
+        # sanitizers of threads and addresses are there only in a process that has loaded them first
+        defined = [] if sanitizer else ["-Wl,--no-undefined"]
+        defined.append(f"-Wl,-T,{EMULATOR / 'shared_memory.ld'}")
+        link = ["-shared", *defined, "-fsanitize=undefined", *sanitizer[:1], "-pthread"]
         run_compiler([*link, "-o", str(unfinished), *map(str, objects), *link_flags])
         unfinished.replace(library)
         listing.write_text(text)
     return library
 
 
-def build() -> Path:
+def build(
+    check: str | None = None,
+    *,
+    name: str = "dynemb_emulated",
+    replaced: Sequence[Path] = (),
+    include: Path = SOURCES,
+) -> Path:
     """Builds the CUDA kernels for CPU tensors.
+
+    Args:
+        check: a key of CHECKS; None: that of the environment variable EMULATOR_CHECK, if it is set.
+        name: of the library.
+        replaced: sources below ``include`` that take the places of those below ``csrc``.
+        include: where their headers are looked for first.
 
     Returns:
         A library to load with ``torch.ops.load_library``.
     """
+    check = check or os.environ.get("EMULATOR_CHECK")
     sources = sorted(
         [*SOURCES.glob("*.cpp"), *SOURCES.glob("arguments/*.cpp"), *SOURCES.glob("cuda/**/*.cu")]
     )
+    names = {SOURCES / source.relative_to(include) for source in replaced}
     compile_flags, link_flags = torch_flags()
     return build_library(
-        "dynemb_emulated", sources, compile_flags=compile_flags, link_flags=link_flags
+        name,
+        [source for source in sources if source not in names],
+        compile_flags=compile_flags,
+        link_flags=link_flags,
+        check=check,
+        replaced=replaced,
+        include=include,
     )
 
 

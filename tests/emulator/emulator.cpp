@@ -1,12 +1,11 @@
 // Threads of a kernel as fibers on one host thread.
 //
 // A fiber runs thread after thread; only a thread that waits keeps its fiber, and the next thread
-// then runs on another one. So threads that never wait cost a function call each. Fibers start with
-// makecontext and switch with _setjmp and _longjmp, which make no system call.
-#include <setjmp.h>
-#include <sys/mman.h>
-#include <ucontext.h>
-#include <unistd.h>
+// then runs on another one. So threads that never wait cost a function call each. In the build for
+// races every thread has a fiber of its own.
+#if defined(EMULATOR_BOUNDS)
+#include <sanitizer/asan_interface.h>
+#endif
 
 #include <cstdio>
 #include <cstdlib>
@@ -16,19 +15,28 @@
 #include <utility>
 #include <vector>
 
+#include "emulator/fibers.h"
 #include "emulator/launch.h"
 #include "emulator/synchronization.h"
+#include "order.h"
 
 uint3 threadIdx;
 uint3 blockIdx;
 dim3 blockDim;
 dim3 gridDim;
 
+// By the linker: the section of shared memory. The word is there also without another one.
+extern "C" {
+extern char __start_emulated_shared[] __attribute__((visibility("hidden")));
+extern char __stop_emulated_shared[] __attribute__((visibility("hidden")));
+}
+
 namespace emulator {
 namespace {
 
+alignas(8) __attribute__((section("emulated_shared"), used)) uint64_t first_shared_word;
+
 constexpr int kMaxThreads = 1024;
-constexpr size_t kStackBytes = 64 * 1024;
 constexpr uint64_t kGarbage = 0xdeaddeaddeaddeadULL;
 
 const char* const kNames[] = {"__syncthreads",       "__syncthreads_or", "__syncthreads_and",
@@ -36,11 +44,6 @@ const char* const kNames[] = {"__syncthreads",       "__syncthreads_or", "__sync
                               "__shfl_xor_sync",     "__shfl_up_sync",   "__shfl_down_sync",
                               "__ballot_sync",       "__any_sync",       "__all_sync",
                               "__match_any_sync"};
-
-struct Fiber {
-  jmp_buf registers;
-  int thread;  // to run next, or running
-};
 
 struct Thread {
   Fiber* fiber;  // nullptr before it starts and after it ends
@@ -52,6 +55,7 @@ struct Thread {
   uint64_t value;
   int source;
   uint64_t result;
+  char* meeting;  // of the call in which it waits, if that orders memory
 };
 
 // Lanes that wait for each other.
@@ -60,6 +64,7 @@ struct Group {
   unsigned arrived;
   Operation operation;
   Site site;
+  char* meeting;
 };
 
 // The one launch that runs; guarded by `launching`.
@@ -81,10 +86,18 @@ Group barrier;
 int barrier_arrived;
 uint64_t barrier_true;
 
+#if defined(EMULATOR_RACES)
+// Fibers in turn, so many that neighbouring blocks have different ones.
+constexpr bool kReuse = false;
+constexpr size_t kFibers = kMaxThreads + 256;
+size_t turn = 0;
+#else
+constexpr bool kReuse = true;
+#endif
 std::vector<Fiber*> free_fibers;
-jmp_buf launcher;
-ucontext_t fiber_creator;
-Fiber* new_fiber;
+Fiber launcher;
+
+unsigned char fill = 0xa5;  // of shared memory, before each block
 
 bool shuffled = false;
 uint64_t random_state;
@@ -173,10 +186,6 @@ int next_thread() {
   return can_start ? start_order[started++] : -1;
 }
 
-__attribute__((noinline)) void switch_fiber(jmp_buf& from, jmp_buf& to) {
-  if (_setjmp(from) == 0) _longjmp(to, 1);
-}
-
 uint3 index_of_thread(int thread) {
   const auto t = static_cast<unsigned>(thread);
   if (t < blockDim.x) return {t, 0, 0};
@@ -185,42 +194,20 @@ uint3 index_of_thread(int thread) {
 
 void run_threads_on(Fiber* self) noexcept;
 
-void enter_fiber() {
-  Fiber* self = new_fiber;
-  if (_setjmp(self->registers) == 0) setcontext(&fiber_creator);
-  run_threads_on(self);
-}
-
-Fiber* create_fiber() {
-  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  const size_t stack_bytes = (kStackBytes + page - 1) / page * page;
-  void* memory = mmap(nullptr, page + stack_bytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED || mprotect(memory, page, PROT_NONE) != 0) {
-    std::perror("emulator: no memory for the stack of a thread");
-    stop();
-  }
-  new_fiber = new Fiber();
-  ucontext_t context;
-  getcontext(&context);
-  context.uc_stack.ss_sp = static_cast<char*>(memory) + page;
-  context.uc_stack.ss_size = stack_bytes;
-  context.uc_link = nullptr;
-  makecontext(&context, enter_fiber, 0);
-  swapcontext(&fiber_creator, &context);
-  return new_fiber;
-}
-
 // The fiber on which `thread` goes on or starts.
 Fiber* fiber_of(int thread) {
   if (threads[thread].fiber != nullptr) return threads[thread].fiber;
+#if defined(EMULATOR_RACES)
+  Fiber* fiber = free_fibers[turn++ % kFibers];
+#else
   Fiber* fiber;
   if (free_fibers.empty()) {
-    fiber = create_fiber();
+    fiber = create_fiber(run_threads_on);
   } else {
     fiber = free_fibers.back();
     free_fibers.pop_back();
   }
+#endif
   fiber->thread = thread;
   return fiber;
 }
@@ -233,17 +220,19 @@ void run_threads_on(Fiber* self) noexcept {
     thread.index = index_of_thread(self->thread);
     threadIdx = thread.index;
     current = self->thread;
+    begin_thread_order();
     body(body_context);
+    end_thread_order();
     thread.fiber = nullptr;
     ++finished;
     const int next = next_thread();
-    if (next >= 0 && threads[next].fiber == nullptr) {
+    if (kReuse && next >= 0 && threads[next].fiber == nullptr) {
       self->thread = next;
       continue;
     }
-    free_fibers.push_back(self);
+    if (kReuse) free_fibers.push_back(self);
     if (next < 0 && finished < thread_count) stop_at_deadlock();
-    switch_fiber(self->registers, next < 0 ? launcher : threads[next].fiber->registers);
+    switch_fiber(*self, next < 0 ? launcher : *fiber_of(next));
   }
 }
 
@@ -253,7 +242,7 @@ void suspend() {
   const int next = next_thread();
   if (next < 0) stop_at_deadlock();
   if (next == self) return;
-  switch_fiber(threads[self].fiber->registers, fiber_of(next)->registers);
+  switch_fiber(*threads[self].fiber, *fiber_of(next));
   threadIdx = threads[self].index;
   current = self;
 }
@@ -321,14 +310,33 @@ void finish_exchange(const Group& group, int first_thread) {
   }
 }
 
+// Statically allocated by the linker, of all kernels; volatile, because a call of memset would be
+// checked.
+void fill_shared_memory() {
+  for (volatile char* byte = __start_emulated_shared; byte != __stop_emulated_shared; ++byte) {
+    *byte = static_cast<char>(fill);
+  }
+}
+
 void run_block() {
+  fill_shared_memory();
+  begin_block_order(__start_emulated_shared,
+                    static_cast<size_t>(__stop_emulated_shared - __start_emulated_shared));
   started = 0;
   finished = 0;
   if (shuffled) shuffle_order(start_order, thread_count);
-  switch_fiber(launcher, fiber_of(next_thread())->registers);
+  switch_fiber(launcher, *fiber_of(next_thread()));
 }
 
 }  // namespace
+
+int mutant = 0;
+
+#if defined(EMULATOR_BOUNDS)
+void forbid(char* begin, char* end) {
+  __asan_poison_memory_region(begin, static_cast<size_t>(end - begin));
+}
+#endif
 
 void run_threads(dim3 grid, dim3 block, void (*thread_body)(void*), void* context) {
   const uint64_t block_threads = uint64_t{block.x} * block.y * block.z;
@@ -353,6 +361,12 @@ void run_threads(dim3 grid, dim3 block, void (*thread_body)(void*), void* contex
     std::iota(block_order.begin(), block_order.end(), 0);
     shuffle_order(block_order.data(), static_cast<int64_t>(blocks));
   }
+  adopt_thread(launcher);
+#if defined(EMULATOR_RACES)
+  while (free_fibers.size() < kFibers) free_fibers.push_back(create_fiber(run_threads_on));
+  for (std::vector<Group>& waiting : groups) waiting.reserve(warpSize);
+#endif
+  begin_grid_order();
   in_kernel = true;
   for (uint64_t i = 0; i < blocks; ++i) {
     const auto b = static_cast<unsigned>(shuffled ? block_order[i] : static_cast<int>(i));
@@ -360,13 +374,16 @@ void run_threads(dim3 grid, dim3 block, void (*thread_body)(void*), void* contex
     run_block();
   }
   in_kernel = false;
+  end_grid_order();
 }
+
+int running_thread() { return in_kernel ? current : -1; }
 
 int block_barrier(Operation operation, int predicate, Site site) {
   check_in_kernel(operation);
   begin_wait(operation, 0, 0, 0, site);
   if (barrier_arrived == 0) {
-    barrier = {0, 0, operation, site};
+    barrier = {0, 0, operation, site, new_meeting()};
     barrier_true = 0;
   } else {
     int other = 0;
@@ -375,6 +392,8 @@ int block_barrier(Operation operation, int predicate, Site site) {
     }
     check_same_call(barrier, other);
   }
+  threads[current].meeting = barrier.meeting;
+  arrive(barrier.meeting);
   barrier_true += predicate != 0 ? 1 : 0;
   if (++barrier_arrived == thread_count) {
     uint64_t result = barrier_true;
@@ -387,6 +406,7 @@ int block_barrier(Operation operation, int predicate, Site site) {
     }
   }
   suspend();
+  leave(threads[current].meeting);
   return static_cast<int>(threads[current].result);
 }
 
@@ -404,10 +424,12 @@ uint64_t warp_exchange(Operation operation, unsigned mask, uint64_t value, int s
   size_t g = 0;
   while (g < waiting.size() && waiting[g].mask != mask) ++g;
   if (g == waiting.size()) {
-    waiting.push_back({mask, 0, operation, site});
+    waiting.push_back({mask, 0, operation, site, operation == kSyncWarp ? new_meeting() : nullptr});
   } else {
     check_same_call(waiting[g], first_thread + __builtin_ctz(waiting[g].arrived));
   }
+  threads[current].meeting = waiting[g].meeting;
+  arrive(waiting[g].meeting);
   waiting[g].arrived |= 1u << lane;
   if (waiting[g].arrived == mask) {
     finish_exchange(waiting[g], first_thread);
@@ -418,7 +440,13 @@ uint64_t warp_exchange(Operation operation, unsigned mask, uint64_t value, int s
     }
   }
   suspend();
+  leave(threads[current].meeting);
   return threads[current].result;
+}
+
+void fence() {
+  if (in_kernel) fence_order();
+  interleave();
 }
 
 void interleave() {
@@ -433,6 +461,13 @@ extern "C" void emulator_set_seed(unsigned long long seed) {
   const std::lock_guard<std::mutex> lock(emulator::launching);
   emulator::shuffled = seed != 0;
   emulator::random_state = seed;
+}
+
+extern "C" void emulator_set_mutant(int number) { emulator::mutant = number; }
+
+extern "C" void emulator_set_fill(int byte) {
+  const std::lock_guard<std::mutex> lock(emulator::launching);
+  emulator::fill = static_cast<unsigned char>(byte);
 }
 
 extern "C" long long emulator_launches() {

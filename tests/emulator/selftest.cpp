@@ -79,6 +79,43 @@ __global__ void load_unaligned(const float* from, float* to) {
   to[threadIdx.x] = reinterpret_cast<const float4*>(from + 1)->x;
 }
 
+// One block writes, a later one reads if it sees the flag.
+__global__ void pass_message(int* data, int* flag, int* seen, bool writer_fences,
+                             bool reader_fences) {
+  if (blockIdx.x == 0) {
+    *data = 1;
+    if (writer_fences) __threadfence();
+    atomicExch(flag, 1);
+  } else if (atomicAdd(flag, 0) != 0) {
+    if (reader_fences) __threadfence();
+    *seen = *data;
+  }
+}
+// Lanes read what their neighbours have written.
+__global__ void read_neighbours(int* sums, bool synchronizes) {
+  __shared__ int values[32];
+  const int lane = static_cast<int>(threadIdx.x);
+  values[lane] = lane;
+  if (synchronizes) {
+    __syncwarp();
+  } else {
+    __shfl_xor_sync(0xffffffffu, lane, 1);
+  }
+  sums[blockIdx.x * 32 + lane] = values[lane ^ 1];
+}
+__global__ void write_one_word(int* word, int how) {
+  if (how == 0) *word = 1;
+  if (how == 1) *const_cast<volatile int*>(word) = 1;
+  if (how == 2) __stcg(word, 1);
+  if (how == 3) atomicExch(word, 1);
+}
+__global__ void write_shared(int index, int* sum) {
+  __shared__ int values[32];
+  volatile int* first = values;  // the compiler would see an index beyond the array
+  first[index] = 1;
+  *sum = values[0];
+}
+
 template <class F>
 bool driver_function(const char* name, F** function) {
   void* found = nullptr;
@@ -127,6 +164,28 @@ EXPORT void test_bug(int which) {
       return launch(load_unaligned, 1, 32, memory, memory);
   }
 }
+
+// Cases of a word that several threads access; the first ones are races.
+EXPORT void test_order(int which) {
+  int words[4 + 64] = {};
+  switch (which) {
+    case 0:
+      return launch(write_one_word, 2, 32, words, 0);
+    case 1:
+      return launch(pass_message, 2, 1, words, words + 1, words + 2, false, true);
+    case 2:
+      return launch(pass_message, 2, 1, words, words + 1, words + 2, true, false);
+    case 3:
+      return launch(read_neighbours, 2, 32, words + 4, false);
+    case 4:
+      return launch(read_neighbours, 2, 32, words + 4, true);
+    case 5:
+      return launch(pass_message, 2, 1, words, words + 1, words + 2, true, true);
+    default:
+      return launch(write_one_word, 2, 32, words, which - 5);
+  }
+}
+EXPORT void test_write_shared(int index, int* sum) { launch(write_shared, 1, 1, index, sum); }
 
 // Sorts by bits [begin, end) of the keys, and turns counts into offsets.
 EXPORT int test_sort(const uint64_t* keys, uint64_t* keys_out, const int* values, int* values_out,

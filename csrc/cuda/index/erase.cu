@@ -12,7 +12,7 @@ __global__ void find_erased(IndexArgs index, FeatureArgs features, ErrorSink err
                             int64_t* places) {
   const int64_t i = thread_number();
   if (i >= threads) return;
-  if (!check_offset(features, errors, i)) plan.head[kPlanInvalid] = 1;
+  if (!check_offset(features, errors, i)) note_in_plan(plan, kPlanInvalid);
   if (i >= features.count) return;
   const int64_t id = features.ids[i];
   const int64_t t = features.table_of(i);
@@ -23,7 +23,7 @@ __global__ void find_erased(IndexArgs index, FeatureArgs features, ErrorSink err
   }
   work[i] = kMissBase - dedupe_id(dedupe, features, i, id, t);
   places[i] = pack_place({found.bucket, found.slot, found.never_full});
-  plan.head[kPlanTouched] = 1;
+  note_in_plan(plan, kPlanTouched);
 }
 
 // One block: the counts of tables and slabs.

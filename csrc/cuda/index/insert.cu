@@ -20,7 +20,7 @@ __global__ void find_or_claim(IndexArgs index, FeatureArgs features, ErrorSink e
                               PolicyArgs policies, DedupeTable dedupe, NewIds new_ids,
                               const bool* admit, Plan plan, int64_t threads, int64_t* handles) {
   const int64_t i = thread_number();
-  if (i < threads && !check_offset(features, errors, i)) plan.head[kPlanInvalid] = 1;
+  if (i < threads && !check_offset(features, errors, i)) note_in_plan(plan, kPlanInvalid);
   int64_t t = 0;
   bool missed = false;
   bool padding = false;
@@ -34,7 +34,7 @@ __global__ void find_or_claim(IndexArgs index, FeatureArgs features, ErrorSink e
     if (found.stored != 0) {
       if (table.scores != nullptr) {
         int64_t* score = table.score(found.bucket, found.slot);
-        *score = policies.clock[kClockStep];
+        store_racing(score, policies.clock[kClockStep]);  // the same for all threads
         if constexpr (kPolicies) {
           const ScoreUpdate update = policy_update(policies.feature_row(f), policies.clock, t);
           if (update.refresh) refresh_scores(update, score);
@@ -49,13 +49,14 @@ __global__ void find_or_claim(IndexArgs index, FeatureArgs features, ErrorSink e
     if (missed) {
       const int64_t slot = dedupe_id(dedupe, features, i, id, t);
       handle = kMissBase - slot;
-      plan.head[kPlanTouched] = 1;
+      note_in_plan(plan, kPlanTouched);
       if constexpr (kPolicies) {
         if (policies.feature_row(f)[kPolicyUpdatesScores] != 0) {
           atomicAdd(new_ids.occurrences + slot, 1);
         }
         new_ids.note_feature(slot, policies.feature_row(f), policies.clock);
-        if (admit != nullptr && admit[i]) new_ids.wanted[slot] = 1;
+        // the same for all threads
+        if (admit != nullptr && admit[i]) store_racing(new_ids.wanted + slot, uint8_t{1});
       }
     }
     handles[i] = handle;

@@ -89,7 +89,7 @@ __device__ void plan_room(const PlanJob& job, int* refused) {
   }
   __syncthreads();
   for (int64_t t = threadIdx.x; t < tables; t += blockDim.x) {
-    if (!divide_new_ids(job, t, level)) *refused = 1;
+    if (!divide_new_ids(job, t, level)) atomicExch(refused, 1);
   }
   __syncthreads();
 }
@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(kPlanBlock) plan_insertion(const __grid_consta
       rank_rows(job);
     }
     for (int64_t t = threadIdx.x; t < tables; t += blockDim.x) {
-      if (!plan_table(job, t)) refused = 1;
+      if (!plan_table(job, t)) atomicExch(&refused, 1);
       if (plan.old_buckets[t] > 0) {
         atomicAdd(&old_buckets, static_cast<unsigned long long>(plan.old_buckets[t]));
       }
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(kPlanBlock) plan_insertion(const __grid_consta
     }
     __syncthreads();
     for (int64_t s = threadIdx.x; s < job.slabs.count; s += blockDim.x) {
-      if (!plan_slab(job, s)) refused = 1;
+      if (!plan_slab(job, s)) atomicExch(&refused, 1);
     }
     __syncthreads();
     // the host's bound was wrong: nothing may be lost

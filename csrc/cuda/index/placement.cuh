@@ -75,7 +75,8 @@ __device__ __forceinline__ bool settle_claim(const Entry& entry, int64_t order, 
   int64_t* line = entry.table.line(place.bucket);
   const bool tombstone = line[place.slot] != 0;
   line[place.slot] = entry.key;
-  line[kBucketWidth + place.slot] = stored;
+  // threads that look for their claims see this one or a handle, neither of which is theirs
+  store_racing(line + kBucketWidth + place.slot, stored);
   for (int64_t w = 0; w < entry.table.score_words; ++w) {
     entry.table.score(place.bucket, place.slot)[w * kBucketWidth] = score(w);
   }

@@ -46,6 +46,11 @@ enum PlanHead : int {
   kPlanHeadWords = 8
 };
 
+// Many threads do so, and write the same.
+__device__ __forceinline__ void note_in_plan(const Plan& plan, PlanHead what) {
+  store_racing(plan.head + what, int64_t{1});
+}
+
 constexpr int64_t kPlanFeatureArrays = 4;
 constexpr int64_t kPlanSlabArrays = 3;
 constexpr int64_t kPlanTableArrays = 13;

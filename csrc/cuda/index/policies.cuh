@@ -24,8 +24,13 @@ struct PolicyArgs {
 // Changes the scores of an id that a lookup has found. Several threads may find one id: their
 // changes of its words commute.
 __device__ __forceinline__ void refresh_scores(const ScoreUpdate& update, int64_t* score) {
-  if (update.timestamp_word != 0) score[update.timestamp_word * kBucketWidth] = update.now;
-  if (update.custom_word != 0) score[update.custom_word * kBucketWidth] = update.custom;
+  // all threads write the same time, and the same custom score
+  if (update.timestamp_word != 0) {
+    store_racing(score + update.timestamp_word * kBucketWidth, update.now);
+  }
+  if (update.custom_word != 0) {
+    store_racing(score + update.custom_word * kBucketWidth, update.custom);
+  }
   if (update.frequency_word != 0) {
     int64_t* word = score + update.frequency_word * kBucketWidth;
     const auto before =
@@ -37,7 +42,7 @@ __device__ __forceinline__ void refresh_scores(const ScoreUpdate& update, int64_
   }
   if (update.decayed_word != 0) {
     auto* word = reinterpret_cast<unsigned long long*>(score + update.decayed_word * kBucketWidth);
-    unsigned long long seen = *word;
+    unsigned long long seen = load_racing(word);  // atomicCAS refuses an older value
     for (;;) {
       const int64_t sum = add_decayed(static_cast<int64_t>(seen), update.decay_time);
       const unsigned long long found = atomicCAS(word, seen, static_cast<unsigned long long>(sum));

@@ -43,7 +43,7 @@ __global__ void clear_scores(IndexArgs index, FeatureArgs features, ErrorSink er
   if (thread_number() < threads) check_offset(features, errors, thread_number());
   visit_score(index, features, word, [&](int64_t i, int64_t* score) {
     found[i] = score != nullptr;
-    if (score != nullptr) *score = INT64_MIN;
+    if (score != nullptr) store_racing(score, int64_t{INT64_MIN});  // the same for all threads
   });
 }
 
@@ -68,7 +68,7 @@ __global__ void clear_last_scores(IndexArgs index, FeatureArgs features, Feature
                                   int64_t word) {
   visit_score(index, features, word, [&](int64_t i, int64_t* score) {
     if (score == nullptr || combines.how[features.feature_of(i)] != kCombineLast) return;
-    *score = INT64_MIN;
+    store_racing(score, int64_t{INT64_MIN});  // the same for all threads
   });
 }
 

@@ -174,6 +174,7 @@ __device__ __forceinline__ void store_block_chunk(const Group& group, uint64_t k
   }
   const float scale = block_scale(float_from_bits(group.largest(most)));
   const float inverse = block_inverse(scale);
+  __syncwarp(group.mask());  // all lanes have read the scale; exchanging values does not order that
   if (group.lane() == 0) {
     *reinterpret_cast<float*>(row + block_codes_bytes(dim) + first / kBlockColumns * 4) = scale;
   }

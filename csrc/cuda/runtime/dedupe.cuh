@@ -18,7 +18,8 @@ struct DedupeTable {
     uint64_t slot = hash & static_cast<uint64_t>(mask);
     const int32_t mine = static_cast<int32_t>(position);
     for (;;) {
-      int32_t held = slots[slot];
+      // an older value is -1 or a later position: the atomic operations find out
+      int32_t held = load_racing(slots + slot);
       if (held < 0) {
         held = atomicCAS(slots + slot, -1, mine);
         if (held < 0) return static_cast<int64_t>(slot);

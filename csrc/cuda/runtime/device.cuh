@@ -17,6 +17,19 @@ __device__ __forceinline__ int64_t thread_total() {
   return static_cast<int64_t>(gridDim.x) * blockDim.x;
 }
 
+// Accesses that race with others of their kernel: one access each of the L2 cache, where all
+// threads of a GPU meet. A comment at each says why an older value does no harm, or that all
+// threads that write the word write the same. A race checker (tests/emulator) takes them for
+// relaxed atomics, and reports all other races.
+template <class T>
+__device__ __forceinline__ T load_racing(const T* from) {
+  return __ldcg(from);
+}
+template <class T>
+__device__ __forceinline__ void store_racing(T* to, T value) {
+  __stcg(to, value);
+}
+
 // Error reports of a kernel: any of several concurrent reports may win; each is one 8-byte store.
 struct ErrorSink {
   ErrorWord* word;

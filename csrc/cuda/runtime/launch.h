@@ -139,11 +139,18 @@ class Scratch {
   Part<T> add(int64_t count) {
     const int64_t offset = bytes_;
     bytes_ += (count * static_cast<int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
+#if defined(EMULATOR_BOUNDS)
+    bytes_ += kAlignment;
+    gaps_.push_back({offset + count * static_cast<int64_t>(sizeof(T)), bytes_});
+#endif
     return {offset};
   }
   void allocate(const Call& call) {
     memory_ = call.empty({std::max<int64_t>(bytes_, 1)}, ScalarType::Byte);
     data_ = static_cast<char*>(memory_.data_ptr());
+#if defined(EMULATOR_BOUNDS)
+    for (const auto& [begin, end] : gaps_) emulator::forbid(data_ + begin, data_ + end);
+#endif
   }
   template <class T>
   T* get(Part<T> part) const {
@@ -155,6 +162,9 @@ class Scratch {
   int64_t bytes_ = 0;
   Tensor memory_;
   char* data_ = nullptr;
+#if defined(EMULATOR_BOUNDS)
+  std::vector<std::pair<int64_t, int64_t>> gaps_;  // after each part: no kernel may touch them
+#endif
 };
 
 // Copies small host values (feature tables, pointers) to the device as kernel arguments: host

@@ -72,10 +72,11 @@ __global__ void begin_lookup(int64_t* head, bool trains) {
 // Returns whether this is the first use of the row in the epoch.
 __device__ __forceinline__ bool touch(const StageJob& job, int64_t* words) {
   auto* marks = reinterpret_cast<unsigned long long*>(words + kSlotMarks);
-  if (job.changes && !slot_is_dirty(words[kSlotMarks])) {
+  // an older value sets the bit again
+  if (job.changes && !slot_is_dirty(load_racing(words + kSlotMarks))) {
     atomicOr(marks, static_cast<unsigned long long>(kSlotDirty));
   }
-  const int64_t use = words[kSlotUse];
+  const int64_t use = load_racing(words + kSlotUse);  // atomicCAS refuses an older value
   if (!epoch_is_past(use_epoch(use), job.epoch())) return false;
   const uint32_t count = use_count(use);
   const bool more = job.counts && count < UINT32_MAX;
@@ -113,7 +114,8 @@ __global__ void find_places(const __grid_constant__ StageJob job, int64_t thread
                           RowStatus::kStale;
       if (hit) {
         touched = touch(job, words);
-        job.out[i] = make_handle(place - 1, slot_generation(words[kSlotMarks]));
+        // other threads change the dirty bit only
+        job.out[i] = make_handle(place - 1, slot_generation(load_racing(words + kSlotMarks)));
       } else if (stale) {
         job.out[i] = kPaddingHandle;  // reads zeros, and gets no gradient
       } else {

@@ -1,7 +1,8 @@
 // Atomic operations, for the types for which CUDA has them; long is none of them. Threads run one
-// at a time, so plain reads and writes do.
+// at a time, so plain reads and writes do; only ThreadSanitizer needs to know.
 #pragma once
 
+#include "emulator/order.h"
 #include "emulator/synchronization.h"
 
 namespace emulator {
@@ -9,8 +10,20 @@ namespace emulator {
 template <class T, class Change>
 T update(T* address, Change change) {
   interleave();
+#if defined(EMULATOR_RACES)
+  T old;
+  T changed;
+  __atomic_load(address, &old, __ATOMIC_RELAXED);
+  order_before_write(address);
+  do {
+    changed = change(old);
+  } while (!__atomic_compare_exchange(address, &old, &changed, false, __ATOMIC_RELAXED,
+                                      __ATOMIC_RELAXED));
+  order_after_read(address);
+#else
   const T old = *address;
   *address = change(old);
+#endif
   return old;
 }
 
@@ -45,7 +58,27 @@ EMULATOR_ATOMIC(atomicExch, float, (static_cast<void>(old), value))
 #undef EMULATOR_ATOMIC_INTEGERS
 #undef EMULATOR_ATOMIC
 
-inline void __threadfence() { emulator::interleave(); }
-inline void __threadfence_block() { emulator::interleave(); }
-inline void __threadfence_system() { emulator::interleave(); }
+inline void __threadfence() { emulator::fence(); }
+inline void __threadfence_block() { emulator::fence(); }
+inline void __threadfence_system() { emulator::fence(); }
 inline void __nanosleep(unsigned) { emulator::interleave(); }
+
+namespace emulator {
+
+// For mutants: atomic, or not.
+template <class T>
+T add(bool plain, T* address, T value) {
+  if (!plain) return atomicAdd(address, value);
+  const T old = *address;
+  *address = old + value;
+  return old;
+}
+template <class T>
+T lower(bool plain, T* address, T value) {
+  if (!plain) return atomicMin(address, value);
+  const T old = *address;
+  if (value < old) *address = value;
+  return old;
+}
+
+}  // namespace emulator

@@ -4,19 +4,51 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
 
+#include "emulator/order.h"
 #include "emulator/types.h"
 
-#define EMULATOR_ACCESSES(T)                          \
-  inline T __ldg(const T* from) { return *from; }     \
-  inline T __ldca(const T* from) { return *from; }    \
-  inline T __ldcg(const T* from) { return *from; }    \
-  inline T __ldcs(const T* from) { return *from; }    \
-  inline T __ldcv(const T* from) { return *from; }    \
-  inline T __ldlu(const T* from) { return *from; }    \
-  inline void __stcg(T* to, T value) { *to = value; } \
-  inline void __stcs(T* to, T value) { *to = value; } \
-  inline void __stwb(T* to, T value) { *to = value; } \
+// Accesses of the L2 cache, in which threads of different blocks may meet: relaxed atomics for
+// ThreadSanitizer.
+namespace emulator {
+
+template <class T>
+T load_shared_word(const T* from) {
+#if defined(EMULATOR_RACES)
+  if constexpr (std::is_arithmetic_v<T>) {
+    T value;
+    __atomic_load(from, &value, __ATOMIC_RELAXED);
+    order_after_read(from);
+    return value;
+  }
+#endif
+  return *from;
+}
+template <class T>
+void store_shared_word(T* to, T value) {
+#if defined(EMULATOR_RACES)
+  if constexpr (std::is_arithmetic_v<T>) {
+    order_before_write(to);
+    __atomic_store(to, &value, __ATOMIC_RELAXED);
+    return;
+  }
+#endif
+  *to = value;
+}
+
+}  // namespace emulator
+
+#define EMULATOR_ACCESSES(T)                                                     \
+  inline T __ldg(const T* from) { return *from; }                                \
+  inline T __ldca(const T* from) { return *from; }                               \
+  inline T __ldcg(const T* from) { return emulator::load_shared_word(from); }    \
+  inline T __ldcs(const T* from) { return *from; }                               \
+  inline T __ldcv(const T* from) { return emulator::load_shared_word(from); }    \
+  inline T __ldlu(const T* from) { return *from; }                               \
+  inline void __stcg(T* to, T value) { emulator::store_shared_word(to, value); } \
+  inline void __stcs(T* to, T value) { *to = value; }                            \
+  inline void __stwb(T* to, T value) { *to = value; }                            \
   inline void __stwt(T* to, T value) { *to = value; }
 EMULATOR_ACCESSES(signed char)
 EMULATOR_ACCESSES(unsigned char)

@@ -7,6 +7,16 @@
 
 namespace emulator {
 
+// Memory that nothing may read or write until it is freed; only AddressSanitizer knows.
+#if defined(EMULATOR_BOUNDS)
+void forbid(char* begin, char* end);
+#else
+inline void forbid(char*, char*) {}
+#endif
+
+// For tests: which of the faults in mutants.py the kernels have; 0: none.
+extern int mutant;
+
 void run_threads(dim3 grid, dim3 block, void (*body)(void*), void* context);
 
 // Calls `thread_body` once for every thread, with threadIdx and the like set.
@@ -25,5 +35,8 @@ extern "C" {
 // Order of blocks, of ready threads, and of threads between atomic operations: ascending for 0,
 // else shuffled.
 __attribute__((visibility("default"))) void emulator_set_seed(unsigned long long seed);
+__attribute__((visibility("default"))) void emulator_set_mutant(int number);
+// A byte of which shared memory is full when a block begins.
+__attribute__((visibility("default"))) void emulator_set_fill(int byte);
 __attribute__((visibility("default"))) long long emulator_launches();
 }

@@ -40,6 +40,8 @@ uint64_t warp_exchange(Operation operation, unsigned mask, uint64_t value, int s
 
 // Lets other threads run first, now and then, if the order is shuffled.
 void interleave();
+// A memory fence; it, too, lets other threads run.
+void fence();
 
 inline int lane_of_thread() {
   return static_cast<int>(threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) %

@@ -9,9 +9,12 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
-// One block runs at a time, so its shared memory can be static. Like the real one, it still holds
-// what the block before left there.
-#define __shared__ static
+// One block runs at a time, so its shared memory can be static. It is filled before each block.
+// Each declaration has a section of its own, because variables of inline functions cannot share one
+// with others; shared_memory.ld joins them.
+#define EMULATOR_SECTION(number) EMULATOR_SECTION_OF(number)
+#define EMULATOR_SECTION_OF(number) "emulated_shared_" #number
+#define __shared__ static __attribute__((section(EMULATOR_SECTION(__COUNTER__))))
 
 #define EMULATOR_VECTOR2(name, type)                       \
   struct alignas(2 * sizeof(type)) name##2 { type x, y; }; \
