@@ -79,13 +79,15 @@ def test_a_refused_capture_leaves_as_much_memory_free_as_there_was() -> None:
     group = make_group()
     with emulated_cuda():
         group.insert(0, torch.arange(1000))
-        before = created_bytes()
-        set_memory_limit(before + 24 * MIB)
-        set_capturing(True)
-        with pytest.raises(torch.OutOfMemoryError, match="replays of a captured step"):
-            group.insert(0, torch.arange(1000, 30_000))
-        set_capturing(False)
-        assert created_bytes() <= before  # tables of earlier tests may end meanwhile
+        for attempt in range(2):
+            before = created_bytes()
+            set_memory_limit(before + 24 * MIB)
+            set_capturing(True)
+            with pytest.raises(torch.OutOfMemoryError, match="replays of a captured step"):
+                group.insert(0, torch.arange(1000, 30_000))
+            set_capturing(False)
+            # a table of an earlier test may end in the first one
+            assert created_bytes() == before or (attempt == 0 and created_bytes() < before)
 
 
 # -- what steps do not need ----------------------------------------------------------------------
