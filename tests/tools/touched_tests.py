@@ -14,11 +14,16 @@ import argparse
 import ast
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from declared_device import declared_kind  # noqa: E402
+
 PACKAGE = "torch_dynemb"
 
 
@@ -147,11 +152,15 @@ def default_base() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--base", help="commit before the change", default=None)
-    parser.add_argument("--changed", action="store_true", help="only test files that changed")
+    parser.add_argument(
+        "--changed", action="store_true", help="test files of any device that changed"
+    )
     options = parser.parse_args()
     changed = changed_files(options.base or default_base())
     if options.changed:
         paths = sorted(set((ROOT / "tests").rglob("test_*.py")) & changed)
+        # pytest would import the others if they are named
+        paths = [path for path in paths if declared_kind(path) == "any_device"]
     else:
         paths = touched_tests(changed)
     for path in paths:
