@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from torch_dynemb.ops.columns import Meta, Table
-from torch_dynemb.table.row_access import DIRTY
+from torch_dynemb.table.row_access import DIRTY, state_tensors
 from torch_dynemb.table.state import used_tensors
 from torch_dynemb.table.tables import Tables
 
@@ -59,8 +59,12 @@ class Before:
         for tensor, values in self._kept:
             tensor.copy_(values)
         for slab in range(slabs):
-            if tables.stored(slab) is None:
-                tables.rows.generations[slab][index.used_rows(slab) : used[slab]] = 0
+            unowned = slice(index.used_rows(slab), used[slab])
+            if tables.stored(slab) is None and unowned.start < unowned.stop:
+                # state of rows of generation 0 is taken for zero, and a GPU keeps what it was
+                for tensor in state_tensors(tables, slab).values():
+                    tensor[unowned] = 0
+                tables.rows.generations[slab][unowned] = 0
         tables.bind_memory()
         for tensor, values in self._content:
             tensor.copy_(values)

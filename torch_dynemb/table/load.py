@@ -163,8 +163,8 @@ class RowLoader:
             ends[slab] += count
             if ends[slab] > tables.reserved_rows(slab):
                 raise self._no_room(table)
-        self._ends = ends
         tables.memory.bind(tables.index, tables.rows, slab_rows=ends)
+        self._ends = ends  # only memory that is there is cleared again
 
     def begin_of(self, table: int) -> int:
         """Return the row of a table's first id; the others follow.
