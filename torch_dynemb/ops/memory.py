@@ -24,6 +24,10 @@ _DTYPE_CODES = {
     torch.float16: 4,
     torch.uint8: 5,
 }
+# a constant, because what asks torch's dispatcher is not compiled
+_HAS_CUDA_KERNELS = torch._C._dispatch_has_kernel_for_dispatch_key(
+    "dynemb::reserve_cuda", "CompositeExplicitAutograd"
+)
 
 
 @raises_typed_errors
@@ -102,10 +106,7 @@ def _lock(memory: list[int], moves_rows: bool) -> None:
 
 def has_cuda_kernels() -> bool:
     """Return whether the library was built with its CUDA kernels."""
-    has: bool = torch._C._dispatch_has_kernel_for_dispatch_key(
-        "dynemb::reserve_cuda", "CompositeExplicitAutograd"
-    )
-    return has
+    return _HAS_CUDA_KERNELS
 
 
 def _check_cuda_kernels(op: str) -> None:
@@ -345,7 +346,7 @@ def _release_fake(tensor: Tensor, begin: int, end: int) -> None:
 @register_fake("reserve")
 def _reserve_fake(size: Sequence[int], dtype: int, huge_pages: bool) -> Tensor:
     dtypes = {code: dtype for dtype, code in _DTYPE_CODES.items()}
-    return torch.empty(size, dtype=dtypes[dtype])
+    return torch.empty(size, dtype=dtypes[dtype], device="cpu")
 
 
 @register_fake("reserve_cuda")

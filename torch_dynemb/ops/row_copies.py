@@ -37,7 +37,7 @@ def read_rows_(out: Tensor, rows: Tensor) -> None:
         out: as ``rows``; all values change.
         rows: see :func:`copied_rows`.
     """
-    if not _on_gpu(rows):
+    if rows.dim() == 0 or not _on_gpu(rows):
         out.copy_(rows)
         return
     step = max(1, _PIECE_BYTES // max(1, rows.element_size() * rows[:1].numel()))
@@ -52,7 +52,7 @@ def put_rows_(rows: Tensor, values: Tensor) -> None:
         rows: see :func:`copied_rows`, or some of their columns; all values change.
         values: of the same shape.
     """
-    if not _on_gpu(rows):
+    if rows.dim() == 0 or not _on_gpu(rows):
         rows.copy_(values)
         return
     step = max(1, _PIECE_BYTES // max(1, rows.element_size() * rows[:1].numel()))
