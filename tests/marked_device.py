@@ -7,8 +7,8 @@ meet an unmarked tensor, and when they are made NumPy arrays. What torch allows 
 (tensors without dims) of the CPU, ``copy_``, indices of the CPU, ``.cpu()``, ``.tolist()``. Ops of
 ``torch_dynemb`` take tensors of one device only.
 
-Users seldom set a default device. Therefore a tensor that torch_dynemb makes without saying where
-is the CPU's.
+torch.set_default_device("cuda") does the same to every program that calls it, so torch_dynemb says
+of each tensor that it makes where it is.
 
 What this does not show: branches that only a GPU takes (``device.type`` is ``"cpu"``), its kernels
 (see tests/emulator), and what is compiled or exported.
@@ -17,7 +17,6 @@ What this does not show: branches that only a GPU takes (``device.type`` is ``"c
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -263,7 +262,7 @@ class Functions(DeviceContext):
             if special is not None:
                 return special(func, *args, **kwargs)
             if func in self._factories:
-                return self._make(func, sys._getframe(1), args, kwargs)
+                return self._make(func, args, kwargs)
             if kwargs.get("generator") is not None:
                 on_device = any(tensor in MARKS for tensor in tensors_in(args))
                 check_generator(func, kwargs, DEVICE if on_device else HOST)
@@ -288,14 +287,9 @@ class Functions(DeviceContext):
         cast = func(tensor, *args, **kwargs)
         return cast if device_of(cast) == target else Move.apply(cast, target)
 
-    def _make(
-        self, func: Any, frame: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Tensor:
+    def _make(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
         given = kwargs.get("device")
-        if given is None:
-            of_library = frame.f_globals.get("__name__", "").startswith("torch_dynemb.")
-            given = HOST if of_library else DEVICE
-        device = self._ops.called = torch.device(given)
+        device = self._ops.called = DEVICE if given is None else torch.device(given)
         check_generator(func, kwargs, device)
         if func in (torch.as_tensor, torch.asarray) and device in (HOST, DEVICE):
             made = func(*args, **{**kwargs, "device": HOST})  # may be what it was given

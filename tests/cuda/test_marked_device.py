@@ -6,7 +6,6 @@ import copy
 import io
 import pickle
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -126,13 +125,6 @@ def test_training_on_the_device(marked: Tensor) -> None:
         DEVICE
     }
     assert module.group.size(0) == 4
-
-
-def test_the_library_has_no_default_device(marked: Tensor) -> None:
-    """Users seldom set one: what they would get is the CPU's."""
-    namespace: dict[str, Any] = {"__name__": "torch_dynemb.some_module", "torch": torch}
-    assert eval("torch.zeros(3)", namespace).device == HOST
-    assert torch.zeros(3).device == DEVICE
 
 
 def test_without_the_mode_nothing_is_marked() -> None:

@@ -115,7 +115,7 @@ def histogram(scores: Tensor) -> list[str]:
     width = -(-(high - low + 1) // BINS)
     firsts = list(range(low, high + 1, width))
     # not by subtraction, which could leave the range of int64
-    numbers = torch.bucketize(scores, torch.tensor(firsts), right=True) - 1
+    numbers = torch.bucketize(scores, torch.tensor(firsts, device="cpu"), right=True) - 1
     counts = torch.bincount(numbers, minlength=len(firsts)).tolist()
     ranges = []
     for first, count in zip(firsts, counts, strict=True):

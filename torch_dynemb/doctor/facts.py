@@ -186,12 +186,12 @@ def _tried(function: Callable[[], Result], otherwise: Result) -> tuple[Result, s
 
 def _train() -> None:
     table = DynamicEmbedding(4, optimizer=SGD(lr=0.5), device="cpu")
-    ids = torch.tensor([3, -7, 3])
+    ids = torch.tensor([3, -7, 3], device="cpu")
     before = table(ids)
     before.sum().backward()
     table.optimizer.step()
     moved = before.detach() - table(ids).detach()
-    expected = torch.tensor([1.0, 0.5, 1.0]).unsqueeze(1).expand(3, 4)
+    expected = torch.tensor([1.0, 0.5, 1.0], device="cpu").unsqueeze(1).expand(3, 4)
     if not torch.allclose(moved, expected, atol=1e-5):
         raise RuntimeError(
             f"a step of SGD moved the rows by {moved[:, 0].tolist()}, expected "

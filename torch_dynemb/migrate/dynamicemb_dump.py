@@ -275,7 +275,9 @@ class DumpSource(Source):
                 f"read_dynamicemb: {self._folder} has no {self._table}_counter_keys.rank_* with as "
                 f"many {self._table}_counter_frequencies.rank_*: give counter=False"
             )
-        found: list[list[Tensor]] = [[torch.empty(0, dtype=torch.int64)] for _ in range(2)]
+        found: list[list[Tensor]] = [
+            [torch.empty(0, dtype=torch.int64, device="cpu")] for _ in range(2)
+        ]
         for of_keys, of_counts in zip(keys, counts, strict=True):
             with RawFile(of_keys, torch.int64) as ids, RawFile(of_counts, torch.int64) as numbers:
                 if ids.rows != numbers.rows:

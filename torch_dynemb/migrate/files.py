@@ -115,7 +115,7 @@ class RawFile:
             ValueError: the file has become shorter.
         """
         assert self._file is not None
-        result = torch.empty((end - begin, *self._shape), dtype=self._dtype)
+        result = torch.empty((end - begin, *self._shape), dtype=self._dtype, device="cpu")
         memory, done = raw(result), 0
         self._file.seek(self._begin + begin * self._row_bytes)
         while done < len(memory):

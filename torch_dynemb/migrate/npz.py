@@ -61,7 +61,7 @@ class _Array:
     def _next(self, *shape: int) -> Tensor:
         dtype = self.column.dtype
         assert isinstance(dtype, torch.dtype)  # others are refused before
-        result = torch.empty(shape, dtype=dtype)
+        result = torch.empty(shape, dtype=dtype, device="cpu")
         memory, done = raw(result), 0
         while done < len(memory):
             piece = self.stream.read(min(len(memory) - done, 1 << 20))

@@ -114,7 +114,11 @@ def _copied(values: Any) -> Tensor:
     begin = values.offset * dtype.itemsize
     memory = memoryview(values.buffers()[1] or b"").cast("B")
     of_values = bytearray(memory[begin : begin + len(values) * dtype.itemsize])
-    return torch.frombuffer(of_values, dtype=dtype) if of_values else torch.empty(0, dtype=dtype)
+    return (
+        torch.frombuffer(of_values, dtype=dtype)
+        if of_values
+        else torch.empty(0, dtype=dtype, device="cpu")
+    )
 
 
 def _is_list(arrow: Any, kind: Any) -> bool:

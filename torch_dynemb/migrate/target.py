@@ -94,7 +94,7 @@ class Target:
         fresh += [f"score {word}" for word in words if word not in self._scores]
         left_out += [f"score {word}" for word in source.scores if word not in words]
         self.fresh, self.left_out = tuple(fresh), tuple(left_out)
-        self.ids = torch.empty(0, dtype=torch.int64)
+        self.ids = torch.empty(0, dtype=torch.int64, device="cpu")
         self.clocks = Clocks(0, 0)
         self._waiting: CountedIds | None = None
 

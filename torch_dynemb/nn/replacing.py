@@ -289,7 +289,9 @@ def _dynamic(
     taken = 0
     if ids == "rows":
         taken = int(keep.sum())
-        module._fill(StaticRows(weight, torch.arange(len(weight)), static.padding_idx))
+        module._fill(
+            StaticRows(weight, torch.arange(len(weight), device="cpu"), static.padding_idx)
+        )
     module.train(static.training)
     paths = [place.path for place in places]
     return module, Replaced(paths, dim, len(weight), taken, module.table.initializer)

@@ -72,7 +72,7 @@ class KeyValueSpool:
     def _mapped(self, file: int, dtype: torch.dtype, width: int) -> Tensor:
         """Map a file as [rows, width]; only pages that are read take memory."""
         if self._rows == 0:  # an empty file cannot be mapped
-            return torch.empty(0, width, dtype=dtype)
+            return torch.empty(0, width, dtype=dtype, device="cpu")
         path, size = str(self._paths[file]), self._rows * width
         return torch.from_file(path, shared=False, size=size, dtype=dtype).view(-1, width)
 

@@ -159,7 +159,7 @@ def _mapped(owner: str, path: Path, dtype: torch.dtype) -> Tensor:
         raise FileNotFoundError(f"{owner}: {path} is missing")
     count = path.stat().st_size // dtype.itemsize
     if count == 0:
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
     # as int64 or int32: from_file does not support unsigned types
     signed = {8: torch.int64, 4: torch.int32}[dtype.itemsize]
     return torch.from_file(str(path), shared=False, size=count, dtype=signed).view(dtype)

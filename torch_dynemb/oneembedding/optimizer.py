@@ -76,7 +76,7 @@ class Optimizer(torch.optim.Optimizer):
         with defer_signals():
             for (embedding, _), config in zip(self._followed, self._configs, strict=True):
                 embedding.set_optimizer(config)
-        placeholder = torch.nn.Parameter(torch.empty(0))
+        placeholder = torch.nn.Parameter(torch.empty(0, device="cpu"))
         super().__init__([{"params": [placeholder]}], optimizer.defaults)
         self._show_groups()
 

@@ -136,7 +136,7 @@ class PersistentTableWriter:
         given = _tensor(table_ids)
         if not isinstance(given, Tensor):
             number = integer("write: table_ids", given, least=0, most=tables - 1)
-            return torch.full((count,), number)
+            return torch.full((count,), number, device="cpu")
         if given.is_floating_point() or tuple(given.shape) != (count,):
             raise ValueError(
                 f"write: table_ids is {described(given)}, expected integers of shape ({count},)"
@@ -214,9 +214,9 @@ class PersistentTableWriter:
             size = max(1, _PIECE_BYTES // (8 + layout.width * self._value_type.itemsize))
             for ids, of_ids in spool.batches(places, size):
                 rows, of_rows = layout.parted(of_ids, table.dtype)
-                nothing = torch.empty(ids.shape[0], 0, dtype=torch.int64)
+                nothing = torch.empty(ids.shape[0], 0, dtype=torch.int64, device="cpu")
                 batch = SavedBatch(ids, rows, of_rows, nothing, ())
-                writer.append(batch, torch.arange(ids.shape[0]))
+                writer.append(batch, torch.arange(ids.shape[0], device="cpu"))
             writer.finish()
         finally:
             writer.close()
@@ -237,7 +237,7 @@ def _tensor(value: Any) -> Any:
     """Convert numpy arrays to tensors that share their memory; move tensors to the CPU."""
     if isinstance(value, Tensor):
         return value.detach().cpu()
-    return torch.as_tensor(value) if hasattr(value, "__array_interface__") else value
+    return torch.as_tensor(value, device="cpu") if hasattr(value, "__array_interface__") else value
 
 
 @plain_torch()

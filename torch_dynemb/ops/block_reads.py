@@ -70,7 +70,7 @@ def read_blocks(
         >>> blocks[:, 0].tolist() == [ord("b"), ord("a")]
         True
     """
-    name = torch.tensor(list(os.fsencode(path)), dtype=torch.uint8)
+    name = torch.tensor(list(os.fsencode(path)), dtype=torch.uint8, device="cpu")
     return torch.ops.dynemb.read_blocks(name, offsets, block_bytes, int(io))  # type: ignore[no-any-return]
 
 

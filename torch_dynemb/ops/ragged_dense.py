@@ -153,6 +153,7 @@ def ragged_to_sparse(
             indices,
             value,
             (of_feature[0].shape[0] - 1, *sizes),
+            device=value.device,
             is_coalesced=True,
             check_invariants=False,
         )

@@ -194,7 +194,7 @@ def ids_encode(ids: Sequence[Tensor], tables: Sequence[int]) -> Tensor:
             raise RuntimeError(
                 f"ids_encode: tables has {len(tables)} entries, expected one for each of 0 ids"
             )
-        return torch.empty(0, dtype=torch.int64)
+        return torch.empty(0, dtype=torch.int64, device="cpu")
     encoded: Tensor = torch.ops.dynemb.ids_encode(list(ids), list(tables))
     return encoded
 

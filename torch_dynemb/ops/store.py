@@ -51,7 +51,7 @@ class StoreSnapshot(NamedTuple):
 
 def _as_bytes(text: str | bytes) -> Tensor:
     data = text.encode() if isinstance(text, str) else text
-    return torch.tensor(list(data), dtype=torch.uint8)
+    return torch.tensor(list(data), dtype=torch.uint8, device="cpu")
 
 
 @raises_typed_errors
@@ -95,7 +95,7 @@ def store_open(
         rows.weights,
         rows.generations,
         rows.state,
-        torch.tensor(list(tiered), dtype=torch.int64),
+        torch.tensor(list(tiered), dtype=torch.int64, device="cpu"),
         _as_bytes("\n".join(slab_names)),
         segment_bytes,
         disk_bytes,

@@ -75,17 +75,21 @@ def hash_strings(values: Any, *, null: int | None = None) -> Tensor:
 def _of_bytes(data: bytearray | np.ndarray[Any, Any], lengths: Any) -> Tensor:
     """Hash strings that follow one another."""
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    content = torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0).byte()
+    content = (
+        torch.frombuffer(data, dtype=torch.uint8)
+        if len(data)
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
+    )
     return farmhash([content], [torch.from_numpy(offsets)])[0]
 
 
 def _of_list(values: Sequence[Any]) -> tuple[Tensor, Tensor]:
-    nulls = torch.zeros(len(values), dtype=torch.bool)
+    nulls = torch.zeros(len(values), dtype=torch.bool, device="cpu")
     try:
         encoded = list(map(str.encode, values))
     except (TypeError, UnicodeEncodeError):  # an element that is not a plain str
         encoded = [_encoded(value, place) for place, value in enumerate(values)]
-        nulls = torch.tensor([_is_null(value) for value in values])
+        nulls = torch.tensor([_is_null(value) for value in values], device="cpu")
     return _of_bytes(bytearray(b"".join(encoded)), np.fromiter(map(len, encoded), np.int64)), nulls
 
 
@@ -123,7 +127,7 @@ def _of_numpy(values: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor]:
     lengths = np.char.str_len(values)
     letters = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), width)
     content = letters[np.arange(width) < lengths[:, None]]
-    return _of_bytes(content, lengths), torch.zeros(len(values), dtype=torch.bool)
+    return _of_bytes(content, lengths), torch.zeros(len(values), dtype=torch.bool, device="cpu")
 
 
 def _of_arrow(values: Any) -> tuple[Tensor, Tensor]:
@@ -139,7 +143,7 @@ def _of_arrow(values: Any) -> tuple[Tensor, Tensor]:
             f"hash_strings: values is a pyarrow array of {kind}, expected strings: cast it"
         )
     if bool(nulls.all()):  # the empty array, too, which may have no buffers
-        return torch.zeros(len(nulls), dtype=torch.int64), nulls
+        return torch.zeros(len(nulls), dtype=torch.int64, device="cpu"), nulls
     if is_dictionary:
         hashes, absent = _of_arrow(values.dictionary)
         words = values.indices.fill_null(0).to_numpy(zero_copy_only=False)

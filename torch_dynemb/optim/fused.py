@@ -120,7 +120,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         # .data: autograd ignores writes to `hyper` between forward and backward
         hyper = rows.hyper.data
         groups = [
-            {"params": [torch.nn.Parameter(torch.empty(0))], "name": name, **config.hyper()}
+            {
+                "params": [torch.nn.Parameter(torch.empty(0, device="cpu"))],
+                "name": name,
+                **config.hyper(),
+            }
             for name in names
         ]
         super().__init__(groups, config.hyper())
@@ -154,7 +158,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._tables += 1
         self._complete = False
         super().add_param_group(
-            {"params": [torch.nn.Parameter(torch.empty(0))], "name": name, **self._config.hyper()}
+            {
+                "params": [torch.nn.Parameter(torch.empty(0, device="cpu"))],
+                "name": name,
+                **self._config.hyper(),
+            }
         )
         self.param_groups[-1] = ParamGroup(self.param_groups[-1], row, self._config.hyper_columns)
         self._complete = True

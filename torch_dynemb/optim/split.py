@@ -39,7 +39,7 @@ class RowGradients(torch.nn.Parameter):
     def __new__(
         cls, rows: RowTensors, slab: int, sort: Callable[[int], None] | None
     ) -> RowGradients:
-        parameter: RowGradients = super().__new__(cls, torch.empty(0))
+        parameter: RowGradients = super().__new__(cls, torch.empty(0, device="cpu"))
         parameter._slab = slab
         parameter._rows = rows
         parameter._sort = sort

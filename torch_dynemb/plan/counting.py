@@ -84,10 +84,12 @@ class IdCounter:
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = integer("IdCounter: kept", kept, least=64)
-        self._counted = [torch.empty(0, dtype=torch.int64)] * 3  # ids, counts, first lines
+        self._counted = [
+            torch.empty(0, dtype=torch.int64, device="cpu")
+        ] * 3  # ids, counts, first lines
         self._waiting: list[tuple[Tensor, Tensor]] = []
         self._waiting_ids = 0
-        self._certain = torch.empty(0, dtype=torch.int64)
+        self._certain = torch.empty(0, dtype=torch.int64, device="cpu")
         self._halvings = 0
         self._lookups = 0
         self._lines = 0
@@ -120,7 +122,7 @@ class IdCounter:
         """Return the counts so far."""
         self._merge()
         ids, counts, first = self._counted
-        weights = torch.full(ids.shape, 2.0**self._halvings, dtype=torch.float64)
+        weights = torch.full(ids.shape, 2.0**self._halvings, dtype=torch.float64, device="cpu")
         weights[self._is_certain(ids)] = 1.0
         return IdCounts(ids, counts, first, weights, self._lookups, self._lines)
 

@@ -93,7 +93,7 @@ class Coverage:
     def divided(self, capacity: float) -> list[float]:
         """Divide the ``capacity`` most frequent ids by column; return numbers of ids."""
         among = self._ids <= capacity
-        sums = torch.zeros(self._columns, dtype=torch.float64)
+        sums = torch.zeros(self._columns, dtype=torch.float64, device="cpu")
         sums.index_add_(0, self._column[among], self._weights[among])
         result: list[float] = sums.tolist()
         return result
@@ -118,7 +118,7 @@ def rank_load(columns: Sequence[IdCounts], ranks: int) -> RankLoad:
         columns: counts of the ids of each.
         ranks: at least 1.
     """
-    load = torch.zeros(ranks, dtype=torch.float64)
+    load = torch.zeros(ranks, dtype=torch.float64, device="cpu")
     for column in columns:
         load.index_add_(0, part_of(column.ids.contiguous(), ranks), _served(column))
     total = float(load.sum())

@@ -112,7 +112,7 @@ def _numbers(arrow: Any, values: Any) -> Tensor:
     missing = _tensor(arrow, values.is_null().cast(arrow.int8())).bool()
     wide = values.fill_null(0).cast(arrow.float64())
     if len(wide) == 0:
-        return torch.empty(0, dtype=torch.float64)
+        return torch.empty(0, dtype=torch.float64, device="cpu")
     data = wide.buffers()[1].slice(8 * wide.offset, 8 * len(wide))
     numbers = torch.frombuffer(bytearray(data), dtype=torch.float64)
     return numbers.masked_fill(missing, torch.nan)
@@ -122,7 +122,7 @@ def _tensor(arrow: Any, values: Any) -> Tensor:
     """Convert an array without nulls to int64; values above its range wrap around."""
     wide = values if values.type == arrow.uint64() else values.cast(arrow.int64())
     if len(wide) == 0:
-        return torch.empty(0, dtype=torch.int64)
+        return torch.empty(0, dtype=torch.int64, device="cpu")
     data = wide.buffers()[1].slice(8 * wide.offset, 8 * len(wide))
     return torch.frombuffer(bytearray(data), dtype=torch.int64)
 

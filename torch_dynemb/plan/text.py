@@ -178,7 +178,7 @@ def _numbers(source: str, done: int, fields: Sequence[bytes], name: str) -> Tens
                 f"{source}, line {number}: {name} is {shown}, expected a number: mend the line or "
                 "leave it out"
             ) from None
-    return torch.tensor(numbers, dtype=torch.float64)
+    return torch.tensor(numbers, dtype=torch.float64, device="cpu")
 
 
 def _column(source: str, done: int, fields: Sequence[bytes], kind: _Kind, name: str) -> ColumnIds:
@@ -193,8 +193,12 @@ def _column(source: str, done: int, fields: Sequence[bytes], kind: _Kind, name: 
                     f"{source}, line {number}: {name} is {shown}, expected {kind.word}{where}: ids "
                     "are integers; hash strings first, for example with torch_dynemb.ops.farmhash"
                 )
-    ids = torch.frombuffer(values, dtype=torch.int64) if values else torch.empty(0).long()
-    lines = torch.arange(len(fields))
+    ids = (
+        torch.frombuffer(values, dtype=torch.int64)
+        if values
+        else torch.empty(0, device="cpu").long()
+    )
+    lines = torch.arange(len(fields), device="cpu")
     if len(present) < len(fields):
         lines = lines[torch.frombuffer(bytearray(map(bool, fields)), dtype=torch.bool)]
     return ColumnIds(ids, lines, len(fields) - len(present))

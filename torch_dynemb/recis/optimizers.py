@@ -44,7 +44,7 @@ class SparseOptimizer(torch.optim.Optimizer):
             table.set_optimizer(config)
         self._accum_steps = 1
         self._micro_steps = 0
-        placeholder = torch.nn.Parameter(torch.empty(0))
+        placeholder = torch.nn.Parameter(torch.empty(0, device="cpu"))
         super().__init__([{"params": [placeholder]}], config.hyper())
         # the tables' own groups: kernels read the lr that is assigned here
         self.param_groups = [group for o in self._optimizers() for group in o.param_groups]

@@ -102,7 +102,7 @@ def _check_table(entries: Mapping[str, Tensor], t: int) -> None:
     damaged = ValueError(f"state entry 'buckets' is corrupted: the index of table {t} is damaged")
     if bool((stored < 0).any()) or ids.numel() != int(row[Table.SIZE]):
         raise damaged
-    offsets = torch.tensor([0, ids.numel()])
+    offsets = torch.tensor([0, ids.numel()], device="cpu")
     index = IndexTensors.read_only(entries["buckets"], entries["tables"], entries["meta"])
     found = ops.find(index, ids, offsets, [t])
     if not torch.equal(found.handles, handles):

@@ -92,7 +92,7 @@ class LiveTables(CountedTables):
 
     def _reserve(self, source: FrozenTables, meta: Tensor, capacity: list[int]) -> None:
         ranges = [buckets_for(ids) for ids in capacity]
-        meta[:, Meta.REGION_BUCKETS] = torch.tensor(ranges)
+        meta[:, Meta.REGION_BUCKETS] = torch.tensor(ranges, device="cpu")
         both = 2 * meta[:, Meta.REGION_BUCKETS]
         meta[:, Meta.REGION_BEGIN] = both.cumsum(0) - both
         slab_of, dims = meta[:, Meta.SLAB].tolist(), meta[:, Meta.DIM].tolist()
@@ -112,13 +112,13 @@ class LiveTables(CountedTables):
                 "of memory are free: give them less headroom, or rows of a narrower format",
                 tables=self.names,
             )
-        tables = torch.zeros(len(capacity), LIVE_TABLE_COLUMNS, dtype=torch.int64)
-        tables[:, LiveTable.CAPACITY] = torch.tensor(capacity)
+        tables = torch.zeros(len(capacity), LIVE_TABLE_COLUMNS, dtype=torch.int64, device="cpu")
+        tables[:, LiveTable.CAPACITY] = torch.tensor(capacity, device="cpu")
         buffers = {
             "buckets": ops.reserve([int(both.sum()), BUCKET_WORDS], torch.int64, huge_pages=True),
             "tables": tables,
             "meta": meta,
-            "free": torch.zeros(len(counts), LIVE_SLAB_COLUMNS, dtype=torch.int64),
+            "free": torch.zeros(len(counts), LIVE_SLAB_COLUMNS, dtype=torch.int64, device="cpu"),
             "init_data": source.get_buffer("init_data").clone(),
         }
         for slab, (count, width) in enumerate(zip(counts, words, strict=True)):
@@ -248,7 +248,7 @@ class LiveTables(CountedTables):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LiveTables:
         """Leave the tables as they are: readers and the writer have their addresses."""
-        probe = fn(torch.zeros(1))
+        probe = fn(torch.zeros(1, device="cpu"))
         if probe.device.type != "cpu" or probe.is_shared():
             where = "shared memory" if probe.is_shared() else str(probe.device)
             raise RuntimeError(

@@ -108,7 +108,7 @@ class LiveState(NamedTuple):
         """Remove ids from a table and return their number; raise what update raises."""
         number = table_number(owner, self.names, table)
         old_ids = _checked_ids(owner, "ids", ids)
-        none = torch.empty(0, int(self.tensors.meta[number, Meta.DIM]))
+        none = torch.empty(0, int(self.tensors.meta[number, Meta.DIM]), device="cpu")
         return self.apply(number, old_ids[:0], none, old_ids).erased
 
     def apply(self, table: int, ids: Tensor, values: Tensor, erased: Tensor) -> LiveUpdate:

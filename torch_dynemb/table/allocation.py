@@ -315,7 +315,7 @@ def _default_records(
         first = whole.first_column
         return init.add(default, whole.embedding_dim, range(first, first + dim))
     if default == "zeros":
-        return init.add_vector(torch.zeros(dim))
+        return init.add_vector(torch.zeros(dim, device="cpu"))
     return row[Meta.INIT_BEGIN], row[Meta.INIT_COUNT]
 
 

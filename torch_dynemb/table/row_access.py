@@ -286,7 +286,7 @@ def _write_stored(
 ) -> None:
     """Write all rows in one call, so a full disk has changed nothing."""
     config, slab = tables.config, tables.config.slab_of(table)
-    whole = RowValues(weights, dict(state), torch.empty(0))
+    whole = RowValues(weights, dict(state), torch.empty(0, device="cpu"))
     shapes = state_tensors(tables, slab)
     given = all(
         name in state and state[name].shape[1:].numel() == tensor.shape[1:].numel()

@@ -151,7 +151,7 @@ def export(
     since = None if since is None else integer("export: since", since, what="int or None")
     word = 0 if since is None else score_word(tables, table, score, "export")
     if since is not None and tables.config.layout.score_words[word] == "decayed":
-        count = torch.tensor([max(since, 0)], dtype=torch.float64)
+        count = torch.tensor([max(since, 0)], dtype=torch.float64, device="cpu")
         since = int(logarithms_of(count, decay_time(tables, table)))
     for batch in exported(tables, table, batch_size):
         if since is not None:

@@ -298,7 +298,7 @@ def _check_rows(
     if used > 0 and not 0 <= _least(rows) <= _most(rows) < used:
         wrong = _least(rows) if _least(rows) < 0 else _most(rows)
         raise damage(f"{prefix}.free_rows", f"or an id has row {wrong}, expected 0 to {used - 1}")
-    by_row = torch.full((used,), -1).index_copy_(0, rows, owned)
+    by_row = torch.full((used,), -1, device="cpu").index_copy_(0, rows, owned)
     if bool((by_row < 0).any()):
         raise damage(f"{prefix}.free_rows", "or an id has a row that another one has")
     if bool(((by_row & GENERATION_MASK) == 0).any()):  # the mark of a row without a value

@@ -224,7 +224,7 @@ def pieces_of_batch(head: Head, records: Sequence[Pieces]) -> Iterator[Tensor]:
         chain = _chained(text, chain)
         yield as_tensor(text)
         yield from pieces
-        yield torch.zeros(_filled(size) - size, dtype=torch.uint8)
+        yield torch.zeros(_filled(size) - size, dtype=torch.uint8, device="cpu")
     end = _COMMIT.pack(chain, _END)
     yield as_tensor(_record_bytes(head, COMMIT, 0, len(end), _crc(end)) + end)
 
@@ -240,7 +240,7 @@ def encoded(head: Head, records: Sequence[Pieces]) -> tuple[Tensor, int]:
     """
     # a tensor, not a bytearray: copying into it releases the GIL
     size = sum(_RECORD.size + _filled(record.bytes) for record in records)
-    out, at = torch.empty(HEAD_BYTES + size + COMMIT_BYTES, dtype=torch.uint8), 0
+    out, at = torch.empty(HEAD_BYTES + size + COMMIT_BYTES, dtype=torch.uint8, device="cpu"), 0
     for piece in pieces_of_batch(head, records):
         out[at : at + piece.numel()].copy_(piece)
         at += piece.numel()
@@ -251,7 +251,7 @@ def encoded(head: Head, records: Sequence[Pieces]) -> tuple[Tensor, int]:
 def as_tensor(data: bytes | bytearray | memoryview) -> Tensor:
     """View bytes as uint8 [n]; copies only read-only memory."""
     if len(data) == 0:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     fixed = isinstance(data, bytes) or (isinstance(data, memoryview) and data.readonly)
     return torch.frombuffer(bytearray(data) if fixed else data, dtype=torch.uint8)
 

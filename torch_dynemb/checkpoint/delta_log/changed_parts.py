@@ -152,7 +152,7 @@ def admission_records(part: TablePart, number: int) -> Iterator[Pieces]:
     tables = part.group.tables
     counters = tables.config.layout.counters[part.table]
     if counters is not None:
-        none = torch.empty(0, dtype=torch.int64)
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
         batches = _counted(tables, counters)
         left = int(tables.index.tables[counters, Table.SIZE])
         while True:
@@ -169,7 +169,7 @@ def admission_records(part: TablePart, number: int) -> Iterator[Pieces]:
 
 def _counted(tables: Tables, counters: int) -> Iterator[dict[str, Tensor]]:
     """Iterate over waiting ids and their counts, in batches of equal size except the last."""
-    waiting = torch.empty(2, 0, dtype=torch.int64)
+    waiting = torch.empty(2, 0, dtype=torch.int64, device="cpu")
     for batch in exported(tables, counters, _COUNTS_AT_ONCE):
         # stored like handles, where 0 is an empty slot
         waiting = torch.cat([waiting, torch.stack([batch.ids, batch.handles + 1]).cpu()], 1)

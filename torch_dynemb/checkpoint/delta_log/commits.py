@@ -117,7 +117,7 @@ def commit_of(batches: Sequence[Batch], *, whole: bool = True, by_shard: bool = 
 def _pieces_of(records: Sequence[Record]) -> list[_Piece]:
     described = [of for of in records if of.kind == TABLES]
     tables = tables_of(described[0].payload) if described else []
-    none = torch.empty(0, dtype=torch.int64)
+    none = torch.empty(0, dtype=torch.int64, device="cpu")
     pieces = [_Piece(logged, [], none) for logged in tables]
     for record in records:
         if record.kind == ROWS:
@@ -291,8 +291,8 @@ def _joined(rows: Sequence[ChangedRows], logged: LoggedPart) -> ChangedRows:
     if len(rows) == 1:
         return rows[0]
     if not rows:
-        none = torch.empty(0, logged.part.columns, dtype=logged.table.column_dtype)
-        return ChangedRows(torch.empty(0, dtype=torch.int64), none, {}, {})
+        none = torch.empty(0, logged.part.columns, dtype=logged.table.column_dtype, device="cpu")
+        return ChangedRows(torch.empty(0, dtype=torch.int64, device="cpu"), none, {}, {})
     if len({of.rows.dtype for of in rows}) > 1:
         rows = [as_floats(logged, of) for of in rows]
     first = rows[0]

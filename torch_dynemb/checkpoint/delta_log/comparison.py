@@ -96,7 +96,7 @@ def _differing(
         own = part.ids.owned(batch.ids)
         known.append(batch.ids[own])
         found.append(batch.ids[own][_differs(part, table, batch, own, state, words)])
-    in_base = torch.cat(known) if known else torch.empty(0, dtype=torch.int64)
+    in_base = torch.cat(known) if known else torch.empty(0, dtype=torch.int64, device="cpu")
     for exported_ids in exported(part.group.tables, part.table, _IDS_AT_ONCE):
         ids = exported_ids.ids.cpu()
         found.append(ids[~torch.isin(ids, in_base)])

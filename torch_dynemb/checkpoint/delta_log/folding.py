@@ -182,11 +182,13 @@ class _TableFolding:
     def result(self) -> LaterTable:
         """Return the changes of all commits."""
         rows, saved = self._rows, self._saved
-        no_row = torch.empty(0, saved.embedding_dim, dtype=saved.column_dtype)
-        no_score = torch.empty(0, dtype=torch.int64)
+        no_row = torch.empty(0, saved.embedding_dim, dtype=saved.column_dtype, device="cpu")
+        no_score = torch.empty(0, dtype=torch.int64, device="cpu")
         state = {}
         for name, _, dtype in _state_in(saved):
-            no_state = torch.empty(0, len(shards_of(saved)), dtype=getattr(torch, dtype))
+            no_state = torch.empty(
+                0, len(shards_of(saved)), dtype=getattr(torch, dtype), device="cpu"
+            )
             state[name] = rows.column(state_entry(name), no_state)
         counted = None
         if self._counts is not None:

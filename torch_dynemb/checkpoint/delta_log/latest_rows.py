@@ -20,7 +20,7 @@ class LatestRows:
     """
 
     def __init__(self) -> None:
-        none = torch.empty(0, dtype=torch.int64)
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
         self._ids, self._places = [none], [none]  # the place of a removed id is -1
         self._columns: dict[str, list[Tensor]] = {}
         self._folded = self._rows = self._waiting = 0
@@ -37,7 +37,7 @@ class LatestRows:
         if count + removed.numel() == 0:
             return
         self._ids += [ids, removed]
-        self._places.append(torch.arange(self._rows, self._rows + count))
+        self._places.append(torch.arange(self._rows, self._rows + count, device="cpu"))
         self._places.append(torch.full_like(removed, -1))
         for name, values in columns.items():
             self._columns.setdefault(name, []).append(values)
@@ -90,14 +90,14 @@ class LatestRows:
         if self._waiting == 0:
             return
         ids, of_ids = torch.cat(self._ids).unique(return_inverse=True)
-        order = torch.arange(of_ids.numel())
+        order = torch.arange(of_ids.numel(), device="cpu")
         last = torch.zeros_like(ids).scatter_reduce_(0, of_ids, order, "amax")
         places = torch.cat(self._places)[last]
         here = places >= 0
         for name, values in self._columns.items():
             self._columns[name] = [torch.cat(values)[places[here]]]
         self._rows = int(here.sum())
-        places[here] = torch.arange(self._rows)
+        places[here] = torch.arange(self._rows, device="cpu")
         self._ids, self._places = [ids], [places]
         self._folded, self._waiting = ids.numel(), 0
 

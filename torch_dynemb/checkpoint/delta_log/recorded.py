@@ -123,7 +123,7 @@ class RecordedModel:
         self.resume = resume
         waiting = self.parts if resume else []
         self._waiting = [AdmissionChanges(part, k) for k, part in enumerate(waiting)]
-        none = torch.empty(0, dtype=torch.int64)
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
         # ids that the next publish must check, in addition to recorded changes
         self._owed = [none] * len(self.parts)
         self._dense_now()

@@ -207,12 +207,12 @@ class ChecksummedReader:
     def _read_header(self) -> dict[str, StoredTensor]:
         """Return the tensors by name."""
         try:
-            first = torch.empty(min(8, self._sums.bytes), dtype=torch.uint8)
+            first = torch.empty(min(8, self._sums.bytes), dtype=torch.uint8, device="cpu")
             self._read(0, first)
             length = header_bytes(bytes(raw(first)))
             if 8 + length > self._sums.bytes:
                 raise ValueError(f"its header claims {length} bytes, more than the file has")
-            text = torch.empty(length, dtype=torch.uint8)
+            text = torch.empty(length, dtype=torch.uint8, device="cpu")
             self._read(8, text)
             return sections_of(bytes(raw(text)), 8 + length, self._sums.bytes)
         except DamagedFileError:
@@ -272,7 +272,9 @@ class ChecksummedReader:
         """
         if not self._open:
             raise ValueError(f"{self.path} is closed: open the checkpoint again to read of it")
-        out = torch.empty(max(0, min(size, self._sums.bytes - begin)), dtype=torch.uint8)
+        out = torch.empty(
+            max(0, min(size, self._sums.bytes - begin)), dtype=torch.uint8, device="cpu"
+        )
         self._fill(out, begin)
         return out
 
@@ -301,7 +303,9 @@ class ChecksummedReader:
 
     def _skip_to(self, end: int) -> None:
         if self._at < end and self._scratch is None:
-            self._scratch = torch.empty(min(self._block, self._sums.bytes), dtype=torch.uint8)
+            self._scratch = torch.empty(
+                min(self._block, self._sums.bytes), dtype=torch.uint8, device="cpu"
+            )
         while self._at < end:
             assert self._scratch is not None
             # a block at a time: each has its own checksum
@@ -447,7 +451,7 @@ def read_tensors(path: Location, sums: FileChecksums) -> dict[str, Tensor]:
     try:
         tensors = {}
         for name, section in reader.tensors.items():
-            tensors[name] = torch.empty(section.shape, dtype=section.dtype)
+            tensors[name] = torch.empty(section.shape, dtype=section.dtype, device="cpu")
             reader.read(name, 0, tensors[name])
         reader.finish()
     finally:

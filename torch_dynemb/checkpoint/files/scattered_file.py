@@ -30,7 +30,7 @@ def joined_crc32c(first: int, second: int, second_bytes: int) -> int:
         first: checksum of the first piece.
         second, second_bytes: checksum and length of the second piece.
     """
-    zeros = torch.zeros(second_bytes, dtype=torch.uint8)
+    zeros = torch.zeros(second_bytes, dtype=torch.uint8, device="cpu")
     return ops.crc32c(zeros, first) ^ ops.crc32c(zeros) ^ second
 
 

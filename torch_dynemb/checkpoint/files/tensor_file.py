@@ -139,7 +139,7 @@ def header_bytes(first: bytes) -> int:
 def as_bytes(tensor: Tensor) -> Tensor:
     """View a contiguous tensor as uint8 [bytes]."""
     if tensor.numel() == 0:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     # a dimension of size 1 may have any stride, for which view() fails
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 

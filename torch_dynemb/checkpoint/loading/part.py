@@ -188,7 +188,7 @@ class PartLoad:
                     self._stream.progress(whole.numel() * 8)
                     values.append(whole if chosen.places is None else whole[chosen.places])
                 rows.finish()
-        none = torch.empty(0, dtype=torch.int64)
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
         self._scores = {word: torch.cat([none, *values]) for word, values in found.items()}
         for word, scores in self._scores.items():
             check_score(f"{self._where} was saved", word, scores, self._plan.saved.step)
@@ -239,7 +239,10 @@ class PartLoad:
                 rows[PolicyColumn.SKETCH_WIDTH],
             )
             return
-        ids, counts = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
+        ids, counts = (
+            [torch.empty(0, dtype=torch.int64, device="cpu")],
+            [torch.empty(0, dtype=torch.int64, device="cpu")],
+        )
         for part in self._plan.id_sources:
             if part.counts is None:
                 continue
@@ -288,7 +291,9 @@ class PartLoad:
         Raises:
             ValueError: an id was saved twice, or a row has a negative number of steps.
         """
-        ids = torch.cat([torch.empty(0, dtype=torch.int64), *(of.ids for of in self._chosen)])
+        ids = torch.cat(
+            [torch.empty(0, dtype=torch.int64, device="cpu"), *(of.ids for of in self._chosen)]
+        )
         if ids.unique().numel() != ids.numel():
             raise ValueError(f"{self._where} was saved with an id twice")
         for tensor in self._plan.state:

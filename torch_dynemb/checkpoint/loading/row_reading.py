@@ -123,13 +123,13 @@ class RowReading:
             and saved_columns == slice(0, width)
             and target_columns == slice(0, target.shape[1])
         )
-        buffer = torch.empty(0)
+        buffer = torch.empty(0, device="cpu")
         for low, high in rows.ranges(section.row_bytes, to.saved):
             if straight:
                 rows.read(name, low, target[begin + low : begin + high])
             else:
                 if buffer.numel() == 0:
-                    buffer = torch.empty((high - low, width), dtype=section.dtype)
+                    buffer = torch.empty((high - low, width), dtype=section.dtype, device="cpu")
                 piece = buffer[: high - low]
                 rows.read(name, low, piece)
                 at, values = _picked(chosen, low, high, piece)
@@ -150,7 +150,7 @@ class RowReading:
         for low, high in opened[0][1].ranges(section.row_bytes, to.saved):
             pieces = []
             for width, rows in opened:
-                piece = torch.empty(high - low, dtype=section.dtype)
+                piece = torch.empty(high - low, dtype=section.dtype, device="cpu")
                 rows.read(name, low, piece)
                 pieces.append((width, piece))
             values = combined_by_row(pieces)
@@ -181,7 +181,7 @@ def places_of(chosen: Chosen, low: int, high: int) -> tuple[int, int]:
     """
     if chosen.places is None:
         return low, high - low
-    bounds = torch.tensor([low, high])
+    bounds = torch.tensor([low, high], device="cpu")
     first, last = torch.searchsorted(chosen.places, bounds).tolist()
     return first, last - first
 

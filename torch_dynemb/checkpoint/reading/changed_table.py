@@ -69,7 +69,7 @@ class ChangesFile:
             last = len(file.crc32c) - 1
             size = file.bytes - max(0, last) * file.block_bytes
             # this block has the commit: its chain covers everything in the batch
-            reader.read_block(last, torch.empty(size, dtype=torch.uint8))
+            reader.read_block(last, torch.empty(size, dtype=torch.uint8, device="cpu"))
             with self.understood():
                 self.index = index_of(file.bytes, reader.read_bytes)
                 self.tables: list[LoggedPart] = []

@@ -78,7 +78,9 @@ class _CheckedFile:
             # a failed read must not leave its buffer in use
             known = self._blocks.pop(name, None)
             if known is None or any(of is known for of in self._blocks.values()):
-                buffer = torch.empty(min(self._block_bytes, self._bytes), dtype=torch.uint8)
+                buffer = torch.empty(
+                    min(self._block_bytes, self._bytes), dtype=torch.uint8, device="cpu"
+                )
             else:
                 buffer = known[1]
             size = min(self._block_bytes, self._bytes - number * self._block_bytes)

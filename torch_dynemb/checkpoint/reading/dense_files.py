@@ -201,7 +201,7 @@ class _Files(ChecksummedReaders):
 
     def _read(self, entry: SavedEntry) -> Tensor:
         reader, section = self._readers[entry.file], self._section(entry)
-        out = torch.empty(section.shape, dtype=section.dtype)
+        out = torch.empty(section.shape, dtype=section.dtype, device="cpu")
         if out.numel() > 0:
             reader.read(entry.tensor, 0, out if out.dim() > 0 else out.reshape(1))
         return out
@@ -248,7 +248,7 @@ class _Files(ChecksummedReaders):
         entries = list(entries)
         out: Tensor | None = None
         # pieces may overlap, so the sum of their sizes does not prove that all elements are there
-        given = torch.zeros(shape if len(entries) > 1 else 0, dtype=torch.bool)
+        given = torch.zeros(shape if len(entries) > 1 else 0, dtype=torch.bool, device="cpu")
         found = 0
         for entry in entries:
             saved = self._section(entry)
@@ -266,7 +266,7 @@ class _Files(ChecksummedReaders):
                     f"model's has {sizes}"
                 )
             if out is None:
-                out = torch.empty(shape, dtype=saved.dtype)
+                out = torch.empty(shape, dtype=saved.dtype, device="cpu")
             low = [max(a, b) for a, b in zip(offsets, begin, strict=True)]
             high = [
                 min(a + n, b + m)

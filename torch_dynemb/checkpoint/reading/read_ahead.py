@@ -39,7 +39,10 @@ def read_ahead(reads: Generator[Read, None, None]) -> None:
     Raises:
         Exception: error of reading or using a piece.
     """
-    buffers = [torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)]
+    buffers = [
+        torch.empty(0, dtype=torch.uint8, device="cpu"),
+        torch.empty(0, dtype=torch.uint8, device="cpu"),
+    ]
     with closing(reads), ThreadPoolExecutor(1, "checkpoint reading") as pool:
 
         def begin(read: Read) -> tuple[Read, Future[Tensor]]:
@@ -47,7 +50,7 @@ def read_ahead(reads: Generator[Read, None, None]) -> None:
             if read.into is None:
                 size = torch.Size(read.shape).numel() * read.dtype.itemsize
                 if buffers[0].numel() < size:
-                    buffers[0] = torch.empty(size, dtype=torch.uint8)
+                    buffers[0] = torch.empty(size, dtype=torch.uint8, device="cpu")
                 piece = buffers[0][:size].view(read.dtype).view(read.shape)
             else:
                 piece = read.into

@@ -141,7 +141,9 @@ class Checkpoint:
             ReplacedError: another checkpoint has taken its place.
         """
         files = self.manifest.files()
-        buffer = torch.empty(max((of.block_bytes for of in files), default=0), dtype=torch.uint8)
+        buffer = torch.empty(
+            max((of.block_bytes for of in files), default=0), dtype=torch.uint8, device="cpu"
+        )
         total = sum(file.bytes for file in files)
         bars = progress_bar(f"verifying {self.folder.name}", total, progress)
         with self._reading(), bars as bar:

@@ -143,7 +143,7 @@ class SavedRows(ChecksummedReaders):
     def whole(self, name: str) -> Tensor:
         """Read all rows of a tensor."""
         section = self.section(name)
-        out = torch.empty((self.count, *section.shape[1:]), dtype=section.dtype)
+        out = torch.empty((self.count, *section.shape[1:]), dtype=section.dtype, device="cpu")
         step = max(1, PIECE_BYTES // max(1, section.row_bytes))
         for begin in range(0, self.count, step):
             self.read(name, begin, out[begin : begin + step])

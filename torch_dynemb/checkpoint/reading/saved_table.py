@@ -212,7 +212,7 @@ class CheckpointTable:
         """Read the ids in a range of a part."""
         begin, count = places.start, len(places)
         ids = shards[0].read(ID, torch.int64, begin, count)
-        scores = torch.empty(count, len(words), dtype=torch.int64)
+        scores = torch.empty(count, len(words), dtype=torch.int64, device="cpu")
         for k, word in enumerate(words):
             scores[:, k] = shards[0].read(score_entry(word), torch.int64, begin, count)
         values = {of.name: _state(shards, of, begin, count) for of in state}
@@ -327,7 +327,7 @@ class CheckpointTable:
         by_path = {part.sketch.path: part for part in parts if part.sketch is not None}
         for part in by_path.values():
             assert part.sketch is not None
-            cells = torch.empty(SKETCH_ROWS, part.sketch_width, dtype=torch.int32)
+            cells = torch.empty(SKETCH_ROWS, part.sketch_width, dtype=torch.int32, device="cpu")
             with self._opened([part.sketch]) as rows:
                 rows.read(SKETCH, 0, cells)
             result.append(cells)
@@ -352,7 +352,7 @@ class _Shard(NamedTuple):
     ) -> Tensor:
         """Read [count] or [count, columns] values."""
         shape = (count,) if columns is None else (count, columns)
-        out = torch.empty(shape, dtype=dtype)
+        out = torch.empty(shape, dtype=dtype, device="cpu")
         self.rows.read(name, begin, out)
         return out
 
@@ -383,7 +383,7 @@ def _together(pieces: Sequence[Tensor]) -> Tensor:
 
 @plain_torch()
 def _int64(rows: CheckedRows, name: str, begin: int, count: int) -> Tensor:
-    out = torch.empty(count, dtype=torch.int64)
+    out = torch.empty(count, dtype=torch.int64, device="cpu")
     rows.read(name, begin, out)
     return out
 

@@ -28,7 +28,7 @@ def combined_sketch(sketches: Sequence[Tensor], width: int) -> Tensor:
     Returns:
         int32 [rows, width].
     """
-    total = torch.zeros(sketches[0].shape[0], width, dtype=torch.int64)
+    total = torch.zeros(sketches[0].shape[0], width, dtype=torch.int64, device="cpu")
     for cells in sketches:
         total += _resized(cells.to(torch.int64), width)
     return total.clamp_(max=_MOST).to(torch.int32)
@@ -38,10 +38,10 @@ def _resized(cells: Tensor, width: int) -> Tensor:
     saved = cells.shape[1]
     if saved == width:
         return cells
-    result = torch.zeros(cells.shape[0], width, dtype=cells.dtype)
+    result = torch.zeros(cells.shape[0], width, dtype=cells.dtype, device="cpu")
     # Old cell i covers [i, i + 1) / saved of the hashes. Cut at the bounds of both widths, each
     # piece lies in one old cell and one new cell.
-    new = torch.arange(width)
+    new = torch.arange(width, device="cpu")
     first = new * saved // width
     last = ((new + 1) * saved + width - 1) // width - 1
     longest = int((last - first).max()) + 1

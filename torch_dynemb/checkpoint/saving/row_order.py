@@ -64,11 +64,11 @@ class RowOrder:
         buckets = max((source.buckets(t).shape[0] for t in tables), default=0)
         slot_dtype = torch.int32 if buckets * BUCKET_WIDTH < 1 << 31 else torch.int64
         owner_dtype = torch.uint8 if len(tables) < 255 else torch.int32
-        self.ids = torch.zeros(used, dtype=torch.int64)
-        self.slots = torch.zeros(used, dtype=slot_dtype)
-        owner = torch.zeros(used, dtype=owner_dtype)  # 0: free
+        self.ids = torch.zeros(used, dtype=torch.int64, device="cpu")
+        self.slots = torch.zeros(used, dtype=slot_dtype, device="cpu")
+        owner = torch.zeros(used, dtype=owner_dtype, device="cpu")  # 0: free
         # rows that were copied have their generations beside them
-        self.generations = torch.zeros(used if stored else 0, dtype=torch.int32)
+        self.generations = torch.zeros(used if stored else 0, dtype=torch.int32, device="cpu")
         for k, t in enumerate(tables):
             for piece in occupied_slots(source.buckets(t)):
                 handles = piece.stored - 1
@@ -95,7 +95,7 @@ def _rows_by_owner(owner: Tensor, counts: list[int]) -> list[Tensor]:
         counts: number of rows of each owner.
     """
     dtype = torch.int32 if owner.shape[0] < 1 << 31 else torch.int64
-    result = [torch.empty(count, dtype=dtype) for count in counts]
+    result = [torch.empty(count, dtype=dtype, device="cpu") for count in counts]
     filled = [0] * len(counts)
     for begin in range(0, owner.shape[0], _ROWS_AT_ONCE):
         piece = owner[begin : begin + _ROWS_AT_ONCE]

@@ -76,7 +76,7 @@ def _copy(tensor: Tensor) -> Tensor:
     """Copy a tensor to the CPU, contiguous."""
     size = _bytes_of(tensor)
     if size < _HUGE_FROM:
-        memory = torch.empty(tensor.shape, dtype=tensor.dtype)
+        memory = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         read_rows_(memory, tensor)
         return memory
     try:

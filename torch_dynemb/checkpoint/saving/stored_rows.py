@@ -80,7 +80,7 @@ class StoredRows:
 
 
 def _no_rows(tensor: Tensor) -> Tensor:
-    return torch.empty(0, *tensor.shape[1:], dtype=tensor.dtype)
+    return torch.empty(0, *tensor.shape[1:], dtype=tensor.dtype, device="cpu")
 
 
 __all__ = ["StoredRows"]

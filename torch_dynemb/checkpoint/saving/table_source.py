@@ -75,7 +75,7 @@ class TableSource:
         stored = self._slab.reader is not None
         of_rows = self._order.generations if stored else self._slab.generations
         if isinstance(numbers, slice):
-            places = torch.arange(numbers.start, numbers.stop)
+            places = torch.arange(numbers.start, numbers.stop, device="cpu")
             generations = of_rows[numbers]
         else:
             places = numbers.long()

@@ -70,7 +70,7 @@ def _pending_evictions(tables: Tables) -> dict[str, Tensor]:
     count = min(int(evicted[0, 0]), evicted.shape[0] - 1)
     entries = {_EVICTED: evicted[: 1 + count]}
     for table, kept in zip(tables.config.tables, tables.evictions.rows or (), strict=False):
-        empty = torch.empty(0, table.embedding_dim)
+        empty = torch.empty(0, table.embedding_dim, device="cpu")
         entries[_evicted_rows(table.name)] = torch.cat([empty, *kept])
     return entries
 
@@ -160,7 +160,9 @@ def read_state(stored: StoredGroup, folder: Path, record: SavedStore) -> Snapsho
 
 
 def _pairs(places: list[int], files: list[int]) -> Tensor:
-    return torch.tensor([places, files], dtype=torch.int64).t().reshape(-1).contiguous()
+    return (
+        torch.tensor([places, files], dtype=torch.int64, device="cpu").t().reshape(-1).contiguous()
+    )
 
 
 def _check_segments(stored: StoredGroup, segments: SavedSegments) -> None:

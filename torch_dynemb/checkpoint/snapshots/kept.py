@@ -130,7 +130,7 @@ def clean(disk: Disk, stored: StoredGroup, first: Path, there: Collection[str]) 
             names.setdefault(of.slab, []).extend(of.files)
     if index_folder(stored.path).is_dir():
         disk.sync_folder(index_folder(stored.path))
-    stored.tiers.keep([torch.tensor(files, dtype=torch.int64) for files in needed])
+    stored.tiers.keep([torch.tensor(files, dtype=torch.int64, device="cpu") for files in needed])
 
 
 __all__ = [

@@ -295,12 +295,16 @@ def _empty(table: CheckpointTable, state: bool) -> SavedBatch:
     """Return an empty batch, so that the file of a table without ids still has its columns."""
     dim = table.embedding_dim
     tensors = {
-        of.name: torch.empty((0,) if of.per_row else (0, of.columns(dim)), dtype=of.dtype)
+        of.name: torch.empty(
+            (0,) if of.per_row else (0, of.columns(dim)), dtype=of.dtype, device="cpu"
+        )
         for of in (table.state_tensors if state else ())
     }
-    scores = torch.empty(0, len(table.scores), dtype=torch.int64)
-    ids = torch.empty(0, dtype=torch.int64)
-    return SavedBatch(ids, torch.empty(0, dim, dtype=table.dtype), tensors, scores, table.scores)
+    scores = torch.empty(0, len(table.scores), dtype=torch.int64, device="cpu")
+    ids = torch.empty(0, dtype=torch.int64, device="cpu")
+    return SavedBatch(
+        ids, torch.empty(0, dim, dtype=table.dtype, device="cpu"), tensors, scores, table.scores
+    )
 
 
 def _summary(table: CheckpointTable, state: bool) -> dict[str, Any]:

@@ -132,7 +132,7 @@ class _MergedTable(CheckpointTable):
     def __init__(self, layers: Sequence[CheckpointTable]) -> None:
         *older, self._last = layers
         super().__init__(self._last.name, self._last._saved, self._last._files)
-        overruled = torch.empty(0, dtype=torch.int64)
+        overruled = torch.empty(0, dtype=torch.int64, device="cpu")
         self._layers = [(self._last, overruled)]
         for before, after in zip(reversed(older), reversed(layers), strict=False):
             changed = [*after.id_batches(_IDS_AT_ONCE), *after.removed_batches(_IDS_AT_ONCE)]

@@ -278,7 +278,7 @@ def _copy(folder: Location, files: TensorFiles, file: SavedFile, progress: Progr
         try:
             for number in range(len(file.crc32c)):
                 size = min(file.block_bytes, file.bytes - number * file.block_bytes)
-                block = torch.empty(size, dtype=torch.uint8)
+                block = torch.empty(size, dtype=torch.uint8, device="cpu")
                 reader.read_block(number, block)
                 writer.write(block)
                 progress(size)
@@ -296,11 +296,13 @@ def _write_table(files: TensorFiles, split: Split, progress: Progress) -> SavedT
     counts = _write_counts(files, split)
     sketches = _write_sketches(files, split)
     # event counters of the table are not divided by ids
-    happened = torch.tensor([part.counters for part in saved.first_parts]).sum(0)[_COUNTERS]
+    happened = torch.tensor([part.counters for part in saved.first_parts], device="cpu").sum(0)[
+        _COUNTERS
+    ]
     written = []
     for writer in rows:
         part, ids = writer.part, split.ids[writer.part.number]
-        counters = torch.zeros(TABLE_COLUMNS, dtype=torch.int64)
+        counters = torch.zeros(TABLE_COLUMNS, dtype=torch.int64, device="cpu")
         if part.number == 0:
             counters[_COUNTERS] = happened
         first = part.columns.start == 0
@@ -363,7 +365,7 @@ def _write_rows(files: TensorFiles, split: Split, progress: Progress) -> list[Pa
 
 def _sizes(split: Split, batches: Iterable[Tensor]) -> list[int]:
     """Count the ids of each part."""
-    counts = torch.zeros(len(split.ids), dtype=torch.int64)
+    counts = torch.zeros(len(split.ids), dtype=torch.int64, device="cpu")
     for ids in batches:
         counts += torch.bincount(split.owners(ids), minlength=len(split.ids))
     return [int(count) for count in counts]
@@ -372,7 +374,9 @@ def _sizes(split: Split, batches: Iterable[Tensor]) -> list[int]:
 def _dealt(owners: Tensor, numbers: range) -> Iterator[tuple[int, Tensor]]:
     """Split a batch by part: positions of the ids of each part."""
     order = torch.argsort(owners, stable=True)
-    bounds = torch.searchsorted(owners[order], torch.arange(numbers.start, numbers.stop + 1))
+    bounds = torch.searchsorted(
+        owners[order], torch.arange(numbers.start, numbers.stop + 1, device="cpu")
+    )
     for number, (begin, end) in zip(
         numbers, zip(bounds.tolist(), bounds[1:].tolist(), strict=False), strict=True
     ):

@@ -76,7 +76,7 @@ class ColumnDemand:
             variances: float64 [parts].
         """
         hot, others, squares = self._sent(lines, senders)
-        means = torch.full((parts,), others / parts, dtype=torch.float64)
+        means = torch.full((parts,), others / parts, dtype=torch.float64, device="cpu")
         if parts == 1:
             means += hot.sum()
             return means, torch.zeros_like(means)
@@ -110,7 +110,9 @@ def column_demand(counts: IdCounts, total: float) -> ColumnDemand:
     hot = counts.ids[is_hot].contiguous()
     shares = counts.counts[is_hot].double() / max(counts.lookups, 1)
     occurrences, places = counts.counts.unique(return_inverse=True)
-    ids = torch.zeros(len(occurrences), dtype=torch.float64).index_add_(0, places, counts.weights)
+    ids = torch.zeros(len(occurrences), dtype=torch.float64, device="cpu").index_add_(
+        0, places, counts.weights
+    )
     return ColumnDemand(counts, total, hot, shares, collision, (occurrences.double(), ids))
 
 

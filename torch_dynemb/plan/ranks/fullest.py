@@ -37,7 +37,7 @@ def fullest(means: Tensor, variances: Tensor) -> float:
     begin = max(0, int(float(rates.max()) - _DEVIATIONS * deviation))
     end = int(float(rates.max()) + _DEVIATIONS * deviation) + 10
     stride = max(1, (end - begin) // _POINTS)
-    steps = torch.arange(begin, end, stride, dtype=torch.float64) + (stride - 1) / 2
+    steps = torch.arange(begin, end, stride, dtype=torch.float64, device="cpu") + (stride - 1) / 2
     below = torch.special.gammaincc(steps[:, None] + 1, rates[None, :])  # P(Poisson <= steps)
     largest = (below.log() * times).sum(1).exp()
     return unit * (begin + stride * float((1 - largest).sum()))

@@ -47,7 +47,7 @@ class Exchange(NamedTuple):
 
     def seconds(self, links: Links) -> float:
         """Return the time until the last rank is done."""
-        rates = torch.tensor([links.inside, links.between], dtype=torch.float64)
+        rates = torch.tensor([links.inside, links.between], dtype=torch.float64, device="cpu")
         most = torch.maximum(self.sent, self.received).amax(0) / rates
         return links.latency * self.messages + float(most.max())
 

@@ -159,7 +159,7 @@ def _memory(
     pieces: Sequence[PlacedColumns], columns: Sequence[ColumnDemand], row: PlannedRow, ranks: int
 ) -> Tensor:
     """Return the bytes of tables on each rank, with even shares of shared ids."""
-    memory = torch.zeros(ranks, dtype=torch.float64)
+    memory = torch.zeros(ranks, dtype=torch.float64, device="cpu")
     bytes_of_id: dict[int, float] = {}  # by width
     for piece in pieces:
         if piece.width not in bytes_of_id:

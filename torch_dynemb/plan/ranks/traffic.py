@@ -61,9 +61,9 @@ def step_of(
         dedup: whether every rank sends each of its ids once.
     """
     ranks, own = cluster.ranks, batch / cluster.ranks
-    zeros = torch.zeros(6, ranks, dtype=torch.float64)
+    zeros = torch.zeros(6, ranks, dtype=torch.float64, device="cpu")
     ids, variances, rows, rows_variance, lengths, id_columns = zeros
-    outputs, shared, updated = torch.zeros(3, ranks, dtype=torch.float64)
+    outputs, shared, updated = torch.zeros(3, ranks, dtype=torch.float64, device="cpu")
     dim = [0] * len(columns)
     sent_ids = 0.0
     for piece in pieces:
@@ -82,7 +82,7 @@ def step_of(
         sent_ids += own * column.ids_per_line
     length_bytes = _DISTINCT_LENGTH_BYTES if dedup else _LENGTH_BYTES * own
     local = cluster.local
-    one = torch.ones(ranks, dtype=torch.float64)
+    one = torch.ones(ranks, dtype=torch.float64, device="cpu")
     exchanges = [
         to_owners("splits", _SPLITS_BYTES * one, local),
         to_owners("lengths", length_bytes * lengths, local),

@@ -213,7 +213,7 @@ def _play(
                         run.predict(step)
                     advance(end - begin)
             done += chunk.count
-    return counted, torch.cat(labels) if labels else torch.empty(0)
+    return counted, torch.cat(labels) if labels else torch.empty(0, device="cpu")
 
 
 def _lookups(chunk: Lines, begin: int, end: int) -> int:

@@ -103,7 +103,9 @@ class Recording:
 
     def _check_times(self, name: str, batch: Lines) -> None:
         times = batch.values[name]
-        before = torch.cat([torch.tensor([self._last_time], dtype=torch.float64), times[:-1]])
+        before = torch.cat(
+            [torch.tensor([self._last_time], dtype=torch.float64, device="cpu"), times[:-1]]
+        )
         wrong = (~(times >= before)).nonzero()  # also NaN
         if len(wrong) > 0:
             at = int(wrong[0])
@@ -148,7 +150,7 @@ def _joined(batches: Sequence[Lines], columns: Sequence[str]) -> Lines:
 def lines_between(batch: Lines, begin: int, end: int) -> Lines:
     """Return lines ``begin`` to ``end`` of a batch, as views."""
     columns = {}
-    edges = torch.tensor([begin, end])
+    edges = torch.tensor([begin, end], device="cpu")
     for name, of in batch.columns.items():
         here = slice(*torch.searchsorted(of.lines, edges).tolist())
         columns[name] = ColumnIds(of.ids[here], of.lines[here] - begin, 0)

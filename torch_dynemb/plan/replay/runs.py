@@ -48,15 +48,15 @@ def step_of(lines: Lines, label: str | None, time: str | None) -> Step:
     values = [of.ids for of in columns]
     now = None if time is None else int(lines.values[time][-1])
     if label is None:
-        ends = torch.tensor([0, *(of.numel() for of in values)]).cumsum(0)
+        ends = torch.tensor([0, *(of.numel() for of in values)], device="cpu").cumsum(0)
         return Step(KeyedJagged(keys, torch.cat(values), ends), None, now)
-    every_line = torch.arange(lines.count)
+    every_line = torch.arange(lines.count, device="cpu")
     offsets, done = [], 0
     for of in columns:
         offsets.append(torch.searchsorted(of.lines, every_line) + done)
         done += of.ids.numel()
-    offsets += [every_line + done, torch.tensor([done + lines.count])]
-    ids = torch.cat([*values, torch.zeros(lines.count, dtype=torch.int64)])
+    offsets += [every_line + done, torch.tensor([done + lines.count], device="cpu")]
+    ids = torch.cat([*values, torch.zeros(lines.count, dtype=torch.int64, device="cpu")])
     labels = lines.values[label].float()
     return Step(KeyedJagged([*keys, _BIAS], ids, torch.cat(offsets)), labels, now)
 
@@ -105,7 +105,7 @@ class Run:
             self._group = TableGroup(tables, optimizer=None, seed=0)
         self._keeps_time = self._group.config.keeps_time
         self._by_group = by_group
-        self._misses = torch.zeros(self._columns, GROUPS, dtype=torch.int64)
+        self._misses = torch.zeros(self._columns, GROUPS, dtype=torch.int64, device="cpu")
         self._before: list[int] | None = None
         self._predicted: list[Tensor] = []
 
@@ -165,7 +165,9 @@ class Run:
     def _count(self, ids: KeyedJagged) -> None:
         values, offsets = ids.values(), ids.offsets()
         found = self._group.find(values, offsets, self._numbers)
-        column = torch.bucketize(torch.arange(values.numel()), offsets[1:], right=True)
+        column = torch.bucketize(
+            torch.arange(values.numel(), device="cpu"), offsets[1:], right=True
+        )
         place = column * GROUPS + group_of(values)
         missing = place[found.handles < 0]
         self._misses += missing.bincount(minlength=self._misses.numel()).view_as(self._misses)

@@ -68,11 +68,11 @@ class Bucketize(FeatureOp):
 
     def _bounds(self, dtype: torch.dtype) -> Tensor:
         if dtype.is_floating_point:
-            return torch.tensor(self._numbers, dtype=dtype)
+            return torch.tensor(self._numbers, dtype=dtype, device="cpu")
         # for integers a boundary is rounded up; some boundaries are beyond the range of the dtype
         least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
         bounds = [least if b < least else math.ceil(b) for b in self._numbers if b <= most]
-        return torch.tensor([b for b in bounds if b <= most], dtype=dtype)
+        return torch.tensor([b for b in bounds if b <= most], dtype=dtype, device="cpu")
 
     def config(self) -> Hashable:
         return self._numbers

@@ -77,7 +77,7 @@ def bucketize(input: Tensor, boundaries: Tensor | Sequence[float]) -> Tensor:
         for i, bound in enumerate(given):
             check = integer if isinstance(bound, int) else number
             check(f"bucketize: boundaries[{i}]", bound)
-        boundaries = torch.tensor(given)
+        boundaries = torch.tensor(given, device="cpu")
     if tensor("bucketize: boundaries", boundaries).is_complex():
         raise TypeError(
             f"bucketize: boundaries has dtype {boundaries.dtype}, expected real numbers"

@@ -77,7 +77,7 @@ def _too_large(size: int, why: str) -> HostMemoryError:
 def _tensor_at(address: int, stored: StoredTensor) -> Tensor:
     """Make a tensor on memory that it does not own."""
     if stored.bytes == 0:
-        return torch.empty(stored.shape, dtype=stored.dtype)
+        return torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
     memory = (ctypes.c_ubyte * stored.bytes).from_address(address)
     return torch.frombuffer(memory, dtype=torch.uint8).view(stored.dtype).reshape(stored.shape)
 

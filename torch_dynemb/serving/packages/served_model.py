@@ -59,7 +59,7 @@ class ServedModel:
         self._leaves = InputChecks(manifest.inputs, self.device)
         self._tensors = InputChecks(self.inputs, self.device)
         self._counted = manifest.missing
-        self._missing = torch.zeros(len(manifest.missing or ()), dtype=torch.int64)
+        self._missing = torch.zeros(len(manifest.missing or ()), dtype=torch.int64, device="cpu")
         self._counting = threading.Lock()
         self._base = manifest.base
         self._versions: Versions | None = versions

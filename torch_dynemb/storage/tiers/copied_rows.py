@@ -37,7 +37,7 @@ class CopiedSlab(NamedTuple):
         """
         copies = []
         for tensor in (*tensors, generations):
-            copy = torch.empty(len(rows), *tensor.shape[1:], dtype=tensor.dtype)
+            copy = torch.empty(len(rows), *tensor.shape[1:], dtype=tensor.dtype, device="cpu")
             for begin in range(0, len(rows), _ROWS_AT_ONCE):
                 piece = rows[begin : begin + _ROWS_AT_ONCE]
                 # by a kernel: the driver may refuse a copy from memory of two kinds

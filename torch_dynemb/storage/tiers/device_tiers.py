@@ -201,7 +201,7 @@ class DeviceTiers(Tiers):
         records = packed_rows(self._slots.rows(slab), numbers)
         if records.device.type == "cpu":
             return LeavingRows(slab, positions, records, None)
-        copies = torch.empty(records.shape, dtype=records.dtype, pin_memory=True)
+        copies = torch.empty(records.shape, dtype=records.dtype, device="cpu", pin_memory=True)
         copies.copy_(records, non_blocking=True)
         copied = torch.cuda.Event()
         copied.record()
@@ -359,7 +359,7 @@ class DeviceTiers(Tiers):
 
     def _saves(self, slab: int, at: Tensor) -> Tensor:
         words = self.tensors.slots[slab][at].cpu()
-        moves = torch.zeros(len(at), MOVE_COLUMNS, dtype=torch.int64)
+        moves = torch.zeros(len(at), MOVE_COLUMNS, dtype=torch.int64, device="cpu")
         moves[:, Move.SLAB] = slab
         moves[:, Move.SLOT] = at.cpu()
         moves[:, Move.HANDLE] = words[:, Slot.OWNER] - 1

@@ -125,7 +125,7 @@ class ExternalTiers(StoreTiers):
             self.check()
             planned = ops.plan_moves_(self.tensors, staged, trains=False)
             counts = staged.offsets[1:] - staged.offsets[:-1]
-            tables = torch.tensor(staged.feature_tables).repeat_interleave(counts)
+            tables = torch.tensor(staged.feature_tables, device="cpu").repeat_interleave(counts)
             slabs = staged.meta[tables, Meta.SLAB] << _SLOT_BITS
             slots = (slabs | planned.handles >> GENERATION_BITS)[overwritten]
             moves = planned.moves
@@ -185,11 +185,11 @@ class ExternalTiers(StoreTiers):
 
     def _read_store(self, slab: int, table: int, ids: Tensor, handles: Tensor) -> Records:
         self.check()
-        none = torch.empty(0, dtype=torch.int64)
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
         size = ops.gather_records(self._rows, slab, none).shape[1]
-        records = torch.zeros(ids.shape[0], size, dtype=torch.uint8)
+        records = torch.zeros(ids.shape[0], size, dtype=torch.uint8, device="cpu")
         if ids.shape[0] == 0:
-            return Records(records, torch.zeros(0, dtype=torch.bool))
+            return Records(records, torch.zeros(0, dtype=torch.bool, device="cpu"))
         name = self._names[table]
         found = self.store.read(name, ids.contiguous(), records)
         if not isinstance(found, Tensor) or found.dtype != torch.bool or found.shape != ids.shape:

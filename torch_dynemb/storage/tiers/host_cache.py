@@ -135,7 +135,7 @@ class HostCache:
         Returns:
             The loaded rows, and the end of all work on ``saved``.
         """
-        places = torch.empty(len(moves), dtype=torch.int64)
+        places = torch.empty(len(moves), dtype=torch.int64, device="cpu")
         loaded = self.start(self._or_fail, self._load, moves, places)
         return loaded, self.start(self._or_fail, self._save, saved, places)
 

@@ -83,7 +83,7 @@ class SSDTiers(StoreTiers, StoreFiles):
         self._end = finalize(self, ops.store_close, tensors.clock)
         if not _keeps_snapshots(Path(storage.path)):
             # without a snapshot, rows of an earlier run cannot be read any more: delete them
-            self.keep([torch.empty(0, dtype=torch.int64) for _ in slab_names])
+            self.keep([torch.empty(0, dtype=torch.int64, device="cpu") for _ in slab_names])
 
     def reserve_space(self, index: IndexTensors, batch: ops.LookupBatch) -> None:
         ops.reserve_space_(self.tensors, index, batch)

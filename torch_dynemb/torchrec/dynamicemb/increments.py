@@ -321,8 +321,8 @@ def _check_scored(call: str, part: TablePart) -> None:
 
 def _dump(part: TablePart, threshold: int) -> _Dumped:
     _check_scored("incremental_dump", part)
-    ids = [torch.empty(0, dtype=torch.int64)]
-    rows = [torch.empty(0, part.config.embedding_dim, dtype=part.config.dtype)]
+    ids = [torch.empty(0, dtype=torch.int64, device="cpu")]
+    rows = [torch.empty(0, part.config.embedding_dim, dtype=part.config.dtype, device="cpu")]
     for batch in part.group.export(part.table, since=threshold, score=_compared(part)):
         ids.append(batch.ids.cpu())
         rows.append(batch.rows.cpu())

@@ -181,7 +181,7 @@ class ReplicaSync:
         for of in merges:
             numbers += [of.updates, *(ids.numel() for ids in of.touched)]
         if not numbers:
-            return torch.empty(exchange.size, 0, dtype=torch.int64)
+            return torch.empty(exchange.size, 0, dtype=torch.int64, device="cpu")
         mine = torch.tensor([numbers], dtype=torch.int64, device=self._shards[0].group.device)
         return torch.cat(exchange.to_all(mine, [1] * exchange.size)).cpu()
 

@@ -236,11 +236,15 @@ class MovedTable:
         return first.index(local.place.rank)
 
     def _no_rows(self, columns: Columns) -> Rows:
-        values = {"weight": torch.empty(0, columns.end - columns.begin, dtype=self._shape.dtype)}
+        values = {
+            "weight": torch.empty(
+                0, columns.end - columns.begin, dtype=self._shape.dtype, device="cpu"
+            )
+        }
         for tensor in self._shape.optimizer.state:
             width = tensor.columns(columns.end - columns.begin)
-            values[state_key(tensor.name)] = torch.empty(0, width, dtype=tensor.dtype)
-        return Rows(torch.empty(0, dtype=torch.int64), values)
+            values[state_key(tensor.name)] = torch.empty(0, width, dtype=tensor.dtype, device="cpu")
+        return Rows(torch.empty(0, dtype=torch.int64, device="cpu"), values)
 
     # -- sketches of admission -------------------------------------------------------------------
 
@@ -341,7 +345,7 @@ def _first_column(local: LocalTable) -> int:
 
 
 def _no_ids(words: int) -> Rows:
-    none = torch.empty(0, dtype=torch.int64)
+    none = torch.empty(0, dtype=torch.int64, device="cpu")
     return Rows(none, {"order": none.reshape(0, words)})
 
 

@@ -37,7 +37,7 @@ class RecordedIds:
     def take(self, table: str) -> Tensor:
         """Take the distinct ids of a table, int64 [n], ascending, on the CPU."""
         kept, self._ids[table] = self._ids[table], []
-        ids: Tensor = torch.cat([torch.empty(0, dtype=torch.int64), *kept]).unique()
+        ids: Tensor = torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *kept]).unique()
         return ids
 
 

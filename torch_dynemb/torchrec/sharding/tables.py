@@ -272,7 +272,7 @@ class ShardTables(TableModule):
         """
         if self._group.config.storage is None:
             return
-        bounds = torch.tensor(features.offset_per_key())
+        bounds = torch.tensor(features.offset_per_key(), device="cpu")
         tables, dims = self._feature_tables, self._feature_dims
         ids = features.values().to(torch.int64).contiguous()
         self._prefetch(LookupBatch(ids, bounds, None, tables, dims, self._pooling), 1)

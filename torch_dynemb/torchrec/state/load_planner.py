@@ -67,7 +67,7 @@ class LoadPlanner(DefaultLoadPlanner):
         """Return an empty entry of the saved size, with rows spread over the ranks."""
         dtype = entry.properties.dtype
         if not isinstance(value, ShardedTensor):
-            return torch.empty(entry.size, dtype=dtype)
+            return torch.empty(entry.size, dtype=dtype, device="cpu")
         process_group = self._process_group
         ranks, rank = dist.get_world_size(process_group), dist.get_rank(process_group)
         rows, columns = entry.size

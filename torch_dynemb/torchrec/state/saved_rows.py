@@ -141,10 +141,10 @@ class StateDictRows:
         dtypes = {"weight": self._shape.dtype, "metadata": torch.int64}
         dtypes |= {state_key(tensor.name): tensor.dtype for tensor in self.state}
         values = {
-            name: torch.empty((0, columns.end - columns.begin), dtype=dtypes[name])
+            name: torch.empty((0, columns.end - columns.begin), dtype=dtypes[name], device="cpu")
             for name, columns in self._entries(k).items()
         }
-        return Rows(torch.empty(0, dtype=torch.int64), values)
+        return Rows(torch.empty(0, dtype=torch.int64, device="cpu"), values)
 
     def _entries(self, k: int) -> dict[str, Columns]:
         """Return the entries of a saved column shard, with its columns in them."""

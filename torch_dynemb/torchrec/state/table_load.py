@@ -134,7 +134,10 @@ class TableLoad:
         self._sources = [
             self._exchange.sent(here, self._saved.none(k)) for k, here in enumerate(rows)
         ]
-        none = Rows(torch.empty(0, dtype=torch.int64), {"count": torch.empty(0, 1).long()})
+        none = Rows(
+            torch.empty(0, dtype=torch.int64, device="cpu"),
+            {"count": torch.empty(0, 1, dtype=torch.int64, device="cpu")},
+        )
         return [self._exchange.sent(here, none) for here in counted]
 
     def _agree_on(self, error: str) -> None:

@@ -91,7 +91,9 @@ class Layout(NamedTuple):
             codes[self.scores.index("decayed")] += _encoded(self.half_life) << _CODE_BITS
         last = [_encoded(self.admission_half_life)] if self.admission_half_life != 0 else []
         head = [FORMAT_VERSION, self.optimizer_steps, self.clock, len(codes)]
-        return torch.tensor([*head, len(self.first_columns), *codes, *self.first_columns, *last])
+        return torch.tensor(
+            [*head, len(self.first_columns), *codes, *self.first_columns, *last], device="cpu"
+        )
 
     @staticmethod
     def of(table: str, tensor: Any) -> Layout:
