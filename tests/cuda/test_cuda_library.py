@@ -33,7 +33,7 @@ needs_kernels = pytest.mark.skipif(
 def kernel_names() -> set[str]:
     """All ``__global__`` functions."""
     text = "\n".join(file.read_text() for file in sorted(CUDA.rglob("*.cu*")))
-    return set(re.findall(r"__global__\s+void\s+(?:__launch_bounds__\(\w+\)\s+)?(\w+)\(", text))
+    return set(re.findall(r"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(", text))
 
 
 @needs_kernels

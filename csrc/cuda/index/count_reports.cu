@@ -1,5 +1,6 @@
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <atomic>
 #include <optional>
 
@@ -73,7 +74,10 @@ void CountReports::write(const Call& call, const Tensor& tables, const Tensor& r
   DYNEMB_CHECK(tables.numel() <= table_words_ && row_clock.numel() <= clock_words_,
                "dynemb::", call.op, ": tables has ", tables.numel(), " elements and row_clock ",
                row_clock.numel(), ", more than the group has tables for");
-  call.launch(report_counts, 1024, 1024, static_cast<const int64_t*>(tables.data_ptr()),
+  // the fence of each warp waits for the host
+  const int64_t words = std::max(tables.numel(), row_clock.numel());
+  const int64_t block = std::clamp<int64_t>((words + 31) / 32 * 32, 32, 1024);
+  call.launch(report_counts, block, block, static_cast<const int64_t*>(tables.data_ptr()),
               tables.numel(), static_cast<const int64_t*>(row_clock.data_ptr()), row_clock.numel(),
               words_.device(), table_words_, clock_words_);
 }

@@ -24,6 +24,8 @@ __global__ void find_or_claim(IndexArgs index, FeatureArgs features, ErrorSink e
   int64_t t = 0;
   bool missed = false;
   bool padding = false;
+  int64_t* decayed = nullptr;
+  int64_t decay_time = 0;
   if (i < features.count) {
     const int64_t id = features.ids[i];
     const int64_t f = features.feature_of(i);
@@ -37,7 +39,8 @@ __global__ void find_or_claim(IndexArgs index, FeatureArgs features, ErrorSink e
         store_racing(score, policies.clock[kClockStep]);  // the same for all threads
         if constexpr (kPolicies) {
           const ScoreUpdate update = policy_update(policies.feature_row(f), policies.clock, t);
-          if (update.refresh) refresh_scores(update, score);
+          decay_time = update.decay_time;
+          if (update.refresh) decayed = refresh_scores(update, score);
         }
       }
     } else {
@@ -61,6 +64,7 @@ __global__ void find_or_claim(IndexArgs index, FeatureArgs features, ErrorSink e
     }
     handles[i] = handle;
   }
+  if constexpr (kPolicies) add_occurrences(decayed, decay_time);
   if (__syncthreads_count(missed || padding) == 0) return;  // most blocks of most steps
   count_in_block(missed, t, plan.missed);
   count_in_block(padding, t, plan.padding);

@@ -21,9 +21,10 @@ struct PolicyArgs {
   }
 };
 
-// Changes the scores of an id that a lookup has found. Several threads may find one id: their
-// changes of its words commute.
-__device__ __forceinline__ void refresh_scores(const ScoreUpdate& update, int64_t* score) {
+// Changes the scores of an id that a lookup has found, and returns the word of its decayed count,
+// or nullptr: a warp changes these together. Several threads may find one id: their changes
+// commute.
+__device__ __forceinline__ int64_t* refresh_scores(const ScoreUpdate& update, int64_t* score) {
   // all threads write the same time, and the same custom score
   if (update.timestamp_word != 0) {
     store_racing(score + update.timestamp_word * kBucketWidth, update.now);
@@ -40,19 +41,32 @@ __device__ __forceinline__ void refresh_scores(const ScoreUpdate& update, int64_
       atomicMin(reinterpret_cast<long long*>(word), static_cast<long long>(kMaxFrequency));
     }
   }
-  if (update.decayed_word != 0) {
-    auto* word = reinterpret_cast<unsigned long long*>(score + update.decayed_word * kBucketWidth);
-    unsigned long long seen = load_racing(word);  // atomicCAS refuses an older value
-    for (;;) {
-      const int64_t sum = add_decayed(static_cast<int64_t>(seen), update.decay_time);
-      const unsigned long long found = atomicCAS(word, seen, static_cast<unsigned long long>(sum));
-      if (found == seen) break;
-      seen = found;
-    }
-  }
   if (update.expiry_word != 0) {
     auto* word = reinterpret_cast<long long*>(score + update.expiry_word * kBucketWidth);
     atomicMax(word, static_cast<long long>(update.expires));
+  }
+  return update.decayed_word == 0 ? nullptr : score + update.decayed_word * kBucketWidth;
+}
+
+// Adds an occurrence to the decayed count of each lane that has one. All lanes of the warp must
+// call it. Lanes of one count and time add one after another in one of them, because threads that
+// exchange a word wait for each other: the most frequent id of a batch is in almost every warp.
+__device__ __forceinline__ void add_occurrences(int64_t* count, int64_t time) {
+  constexpr unsigned kAll = 0xffffffffu;
+  if (__ballot_sync(kAll, count != nullptr) == 0) return;
+  const auto address = static_cast<long long>(reinterpret_cast<intptr_t>(count));
+  const unsigned same =
+      __match_any_sync(kAll, address) & __match_any_sync(kAll, static_cast<long long>(time));
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  if (count == nullptr || lane != __ffs(static_cast<int>(same)) - 1) return;
+  auto* word = reinterpret_cast<unsigned long long*>(count);
+  unsigned long long seen = load_racing(word);  // atomicCAS refuses an older value
+  for (;;) {
+    auto sum = static_cast<int64_t>(seen);
+    for (int n = __popc(same); n > 0; --n) sum = add_decayed(sum, time);
+    const unsigned long long found = atomicCAS(word, seen, static_cast<unsigned long long>(sum));
+    if (found == seen) return;
+    seen = found;
   }
 }
 

@@ -1,5 +1,6 @@
 // Forward of the lookups: embedding_bag (pooled) and embedding (a vector per id), and both without
 // an autograd formula: embedding_forward and embedding_inference.
+#include <algorithm>
 #include <optional>
 #include <tuple>
 
@@ -77,18 +78,19 @@ __device__ __forceinline__ void add_stored(const Group& group, const SlabRows& s
 
 // Rows of which some must be computed: rare after training, so not worth registers.
 template <class Reader, class Group>
-__device__ __forceinline__ void add_any(const Group& group, const SlabRows& slab,
-                                        const TableInit& init, const ResolvedIds<Group>& ids,
-                                        int64_t column, bool active, BagSum<Group::kWidth>* sum) {
+__device__ __forceinline__ void add_any(const Group& group, const SlabLookup& job, int64_t table,
+                                        const ResolvedIds<Group>& ids, int64_t column, bool active,
+                                        BagSum<Group::kWidth>* sum) {
   constexpr int kWidth = Group::kWidth;
+  const TableInit init = table_init(job.rows, table);
 #pragma unroll 1
   for (int j = 0; j < ids.count; ++j) {
     const int64_t source = ids.source_at(group, j);
     const int64_t id = ids.id_at(group, j);
     const float weight = ids.weight_at(group, j);
-    const Floats<kWidth> value = active
-                                     ? source_floats<kWidth, Reader>(slab, init, source, id, column)
-                                     : zero_floats<kWidth>();
+    const Floats<kWidth> value =
+        active ? source_floats<kWidth, Reader>(job.slab, init, source, id, column)
+               : zero_floats<kWidth>();
     sum->add(source, weight, value);
   }
 }
@@ -106,7 +108,6 @@ __global__ void pool_bags(Group group, SlabLookup job, float* pooled) {
   const SlabLookup::Bag bag = job.bag(group.number());
   const int64_t begin = bag.begin;
   const int64_t end = bag.end;
-  const TableInit init = table_init(job.rows, features.table[bag.feature]);
   const int lane = group.lane();
   if (lane == 0) {
     check_offset(features, job.errors, bag.number);
@@ -130,7 +131,7 @@ __global__ void pool_bags(Group group, SlabLookup job, float* pooled) {
         if (lookup.id_weights != nullptr) ids.weight = lookup.id_weights[own];
       }
       if (group.any(computed)) {
-        add_any<Reader>(group, job.slab, init, ids, column, active, &sum);
+        add_any<Reader>(group, job, features.table[bag.feature], ids, column, active, &sum);
       } else {
         add_stored<Reader>(group, job.slab, ids, column, active, &sum);
       }
@@ -144,31 +145,75 @@ __global__ void pool_bags(Group group, SlabLookup job, float* pooled) {
   }
 }
 
-// A group of lanes per id. Bytes as above, and 4 * dim written for every id.
+constexpr int kGathered = 8;                    // ids of a group of lanes, at most one of each lane
+constexpr int64_t kElsewhere = kFromZeros - 8;  // no ValueSource: the row is in another slab
+
+// A group of lanes per kGathered ids: each of them resolves one, then all lanes copy the rows
+// together. Bytes as above, and 4 * dim written for every id.
 template <class Reader, class Group>
 __global__ void gather_rows(Group group, SlabLookup job, float* gathered) {
   constexpr int kWidth = Group::kWidth;
   const LookupArgs& lookup = job.lookup;
   const FeatureArgs& features = lookup.features;
-  const int64_t i = group.number();
   const int lane = group.lane();
-  const int64_t bags = features.features * features.batch;
-  if (lane == 0 && i < max(bags, static_cast<int64_t>(1))) check_offset(features, job.errors, i);
-  if (i >= features.count) return;
-  const int64_t feature = features.feature_of(i);
-  if (lane == 0 && i == features.offset(feature * features.batch)) check_feature(job, feature);
-  if (!job.has_rows_of(feature)) return;
-  const int64_t source = value_source(job.slab, lookup.handles[i], job.errors);
-  TableInit init{};
+  const int most = group.size() < kGathered ? group.size() : kGathered;
+  const int64_t first_id = group.number() * most;
+  const int64_t own = first_id + lane;
+  int64_t source = kElsewhere;
+  int64_t table = 0;
   int64_t id = 0;
-  if (is_computed(source)) {
-    init = table_init(job.rows, features.table[feature]);
-    id = features.ids[i];
+  if (lane < most) {
+    const int64_t bags = features.features * features.batch;
+    if (own < max(bags, static_cast<int64_t>(1))) check_offset(features, job.errors, own);
+    if (own < features.count) {
+      const int64_t feature = features.feature_of(own);
+      if (own == features.offset(feature * features.batch)) check_feature(job, feature);
+      if (job.has_rows_of(feature)) {
+        source = value_source(job.slab, lookup.handles[own], job.errors);
+        table = features.table[feature];
+        if (is_computed(source)) id = features.ids[own];
+      }
+    }
   }
-  float* output = gathered + i * job.slab.dim;
-  for (int64_t column = group.column(0); column < job.slab.dim; column += group.stride()) {
-    store_floats<kWidth>(output + column,
-                         source_floats<kWidth, Reader>(job.slab, init, source, id, column));
+  if (first_id >= features.count) return;
+  const auto count = static_cast<int>(min(static_cast<int64_t>(most), features.count - first_id));
+  const bool any_computed = group.any(is_computed(source));
+  const int64_t dim = job.slab.dim;
+  for (int64_t column = group.column(0); column - lane * kWidth < dim; column += group.stride()) {
+    const bool active = column < dim;
+    float* output = gathered + first_id * dim + column;
+    if (any_computed) {
+#pragma unroll 1
+      for (int j = 0; j < count; ++j) {
+        const int64_t from = group.broadcast(static_cast<long long>(source), j);
+        const int64_t id_of_row = group.broadcast(static_cast<long long>(id), j);
+        const int64_t table_of_row = group.broadcast(static_cast<long long>(table), j);
+        if (!active || from == kElsewhere) continue;
+        const TableInit init = table_init(job.rows, table_of_row);
+        store_floats<kWidth>(output + j * dim, source_floats<kWidth, Reader>(job.slab, init, from,
+                                                                             id_of_row, column));
+      }
+      continue;
+    }
+    struct Row {
+      int64_t source;
+      typename Reader::template Loaded<kWidth> values;
+    };
+    stream_rows<kGathered>(
+        count,
+        [&](int from, bool wanted) {
+          Row row{group.broadcast(static_cast<long long>(source), from), {}};
+          if (wanted && active && row.source >= 0) {
+            row.values = Reader::template load<kWidth>(job.slab, row.source, column);
+          }
+          return row;
+        },
+        [&](const Row& row, int j) {
+          if (!active || row.source == kElsewhere) return;
+          store_floats<kWidth>(output + j * dim, row.source >= 0 ? Reader::template floats<kWidth>(
+                                                                       job.slab, row.values)
+                                                                 : zero_floats<kWidth>());
+        });
   }
 }
 
@@ -178,7 +223,8 @@ void look_up(const Call& call, const SlabLookup& job, bool aligned, float* out) 
   with_lanes(job.slab.dim, aligned, [&](auto group) {
     using Group = decltype(group);
     if (job.lookup.pooling == kPoolNone) {
-      const int64_t groups = job.lookup.features.threads();
+      const int most = std::min(group.size(), kGathered);
+      const int64_t groups = (job.lookup.features.threads() + most - 1) / most;
       call.launch(gather_rows<Reader, Group>, groups * group.size(), 0, group, job, out);
     } else if (job.bags() > 0) {
       call.launch(pool_bags<Reader, Group>, job.bags() * group.size(), 0, group, job, out);

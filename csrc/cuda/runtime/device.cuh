@@ -30,6 +30,19 @@ __device__ __forceinline__ void store_racing(T* to, T value) {
   __stcg(to, value);
 }
 
+// Asks for memory that will be read or written soon: its lines come into the L2 cache meanwhile.
+__device__ __forceinline__ void prefetch([[maybe_unused]] const void* from,
+                                         [[maybe_unused]] int64_t bytes) {
+#if !defined(DYNEMB_EMULATED)
+  constexpr int64_t kLine = 128;
+  const auto* first = static_cast<const char*>(from);
+#pragma unroll 1
+  for (int64_t at = 0; at < bytes; at += kLine) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(first + at));
+  }
+#endif
+}
+
 // Error reports of a kernel: any of several concurrent reports may win; each is one 8-byte store.
 struct ErrorSink {
   ErrorWord* word;

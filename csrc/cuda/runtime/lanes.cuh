@@ -152,17 +152,17 @@ constexpr int kRowsInFlight = 4;  // loads of rows that a lane starts before it 
 // Streams the rows that the first `count` lanes of a group have each found, in order. All lanes
 // call load(lane, wanted), which broadcasts that lane's data and starts the load if it is wanted,
 // then use(row, lane) with the result of load.
-template <class Load, class Use>
+template <int kInFlight = kRowsInFlight, class Load, class Use>
 __device__ __forceinline__ void stream_rows(int count, const Load& load, const Use& use) {
-  for (int first = 0; first < count; first += kRowsInFlight) {
-    decltype(load(0, true)) rows[kRowsInFlight];
+  for (int first = 0; first < count; first += kInFlight) {
+    decltype(load(0, true)) rows[kInFlight];
 #pragma unroll
-    for (int u = 0; u < kRowsInFlight; ++u) {
+    for (int u = 0; u < kInFlight; ++u) {
       const bool wanted = first + u < count;
       rows[u] = load(wanted ? first + u : count - 1, wanted);
     }
 #pragma unroll
-    for (int u = 0; u < kRowsInFlight; ++u) {
+    for (int u = 0; u < kInFlight; ++u) {
       if (first + u < count) use(rows[u], first + u);
     }
   }
