@@ -12,6 +12,8 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import hypothesis
 import pytest
@@ -156,13 +158,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def device_of_tests(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With --device emulated, runs a test's ops as CUDA kernels on the CPU."""
-    if request.config.getoption("--device") != "emulated":
-        yield
-        return
-    from emulated_groups import emulated_cuda
+    """With --device emulated, runs a test's ops as CUDA kernels on the CPU.
 
-    with emulated_cuda():
+    With --device cuda, the end of a step knows what the GPU found in it, and so does a test's end,
+    but for the marker cuda.
+    """
+    device = request.config.getoption("--device")
+    if device == "emulated":
+        from emulated_groups import emulated_cuda
+
+        with emulated_cuda():
+            yield
+    elif device == "cuda" and request.node.get_closest_marker("cuda") is None:
+        from torch_dynemb.storage.cuda import CudaMemory
+
+        end_step = CudaMemory.end_step
+
+        def waits(*arguments: Any) -> None:
+            free = not torch.cuda.is_current_stream_capturing()
+            if free:
+                torch.cuda.synchronize()
+            end_step(*arguments)
+            if free:
+                torch.cuda.synchronize()
+
+        with patch.object(CudaMemory, "end_step", waits):
+            yield
+        torch.cuda.synchronize()
+        torch.ops.dynemb.raise_device_errors(torch.cuda.current_device())
+    else:
         yield
 
 

@@ -43,6 +43,7 @@ def memory_in_use() -> int:
     """Bytes of the default device that are taken: resident ones of this process, or the GPU's."""
     if torch.get_default_device().type == "cuda":
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # freed memory that torch keeps
         free, total = torch.cuda.mem_get_info()
         return total - free
     with open("/proc/self/statm") as file:

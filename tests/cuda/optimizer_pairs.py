@@ -126,6 +126,8 @@ class Pair:
 
     def raise_errors(self) -> None:
         """What the device has found wrong; the step goes on."""
+        if self.gpu.device.type == "cuda":
+            torch.cuda.synchronize()
         torch.ops.dynemb.raise_device_errors(self.gpu.device.index or 0)
 
     def apply(self) -> None:

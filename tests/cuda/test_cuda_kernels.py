@@ -108,6 +108,7 @@ def test_an_op_does_what_the_cpu_does_on_a_gpu(name: str, case: Case) -> None:
     op = getattr(torch.ops.dynemb, name)
     expected = op(*arguments)
     given = op(*gpu_arguments)
+    torch.cuda.synchronize()
     torch.ops.dynemb.raise_device_errors(torch.cuda.current_device())
     check_results(
         name, results_of(name, expected, arguments), results_of(name, given, gpu_arguments)

@@ -26,23 +26,25 @@ def bag_weights(kind: str, count: int) -> Tensor | None:
     return torch.linspace(-0.5, 1.5, count).requires_grad_(kind == "learned")
 
 
-BAGS = (torch.tensor([2, 0, 2, 1, 1, 2, 0]), torch.tensor([0, 2, 2, 5, 6, 6, 7]))  # 2 features
+def some_bags() -> tuple[Tensor, Tensor]:
+    """Positions and offsets of two features."""
+    return torch.tensor([2, 0, 2, 1, 1, 2, 0]), torch.tensor([0, 2, 2, 5, 6, 6, 7])
 
 
 def plain_bag_arguments(kind: str, pooling: Pooling) -> OpArguments:
-    positions, offsets = (tensor.clone() for tensor in BAGS)
+    positions, offsets = some_bags()
     rows = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_(kind == "learned")
     return rows, positions, offsets, 2, bag_weights(kind, 7), int(pooling)
 
 
 def plain_bag_grad_arguments(kind: str, pooling: Pooling) -> OpArguments:
-    positions, offsets = (tensor.clone() for tensor in BAGS)
+    positions, offsets = some_bags()
     grad = torch.linspace(-1, 1, 24).reshape(3, 8)
     return grad, positions, offsets, 2, 4, bag_weights(kind, 7), int(pooling)
 
 
 def plain_weight_grad_arguments(pooling: Pooling) -> OpArguments:
-    positions, offsets = (tensor.clone() for tensor in BAGS)
+    positions, offsets = some_bags()
     bags = (positions, offsets, bag_weights("weighted", 7), 2)
     return some_rows(3, 8), some_rows(3, 4), *bags, int(pooling)
 

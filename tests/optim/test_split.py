@@ -388,6 +388,8 @@ def test_copies_and_files_stay_split() -> None:
 
 
 def test_forgotten_steps_are_reported() -> None:
+    if torch.get_default_device().type == "cuda":
+        pytest.skip("a GPU's backwards are counted when the module is saved or evaluated")
     module = embedding(td.SGD(lr=0.1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

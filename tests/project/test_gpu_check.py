@@ -78,18 +78,18 @@ def test_a_machine_without_a_gpu_is_told_so(tmp_path: Path) -> None:
     assert "GPU_PYTHON names another" in reply.stderr
 
 
-def test_a_commit_comes_from_git_or_the_environment(
+def test_a_commit_comes_from_the_environment_or_git(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     machine = shared("machine")
     monkeypatch.setattr(machine, "ROOT", tmp_path)
     monkeypatch.delenv("COMMIT", raising=False)
     assert machine.commit() == "unknown"
-    monkeypatch.setenv("COMMIT", "0123abc")
-    assert machine.commit() == "0123abc"
     (tmp_path / ".git").mkdir()
     monkeypatch.setattr(machine, "commit_of_git", lambda: "4567def")
     assert machine.commit() == "4567def"
+    monkeypatch.setenv("COMMIT", "0123abc")
+    assert machine.commit() == "0123abc"
 
 
 def test_each_step_leaves_its_record(tmp_path: Path) -> None:
@@ -212,6 +212,7 @@ def test_first_does_the_most_worthy_steps_in_order(
         "small shapes",
         "first contact",
         "published case",
+        "kernel times",
         "memcheck",
         "ncu",
         "ncu table",
