@@ -54,11 +54,13 @@ def commit_of_git() -> str:
 
 
 def commit() -> str:
-    """Return the commit that is checked out; without git, the environment's COMMIT, or UNKNOWN."""
+    """Return the environment's COMMIT, or the one that is checked out; without git, UNKNOWN."""
+    if named := os.environ.get("COMMIT"):
+        return named
     if (ROOT / ".git").exists():
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
             return commit_of_git()
-    return os.environ.get("COMMIT", UNKNOWN)
+    return UNKNOWN
 
 
 def _cpu_facts() -> dict[str, object]:

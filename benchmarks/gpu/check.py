@@ -4,8 +4,8 @@ No network and no environment of its own: the python3 that runs this must have t
 pytest and matplotlib. Parts, each within --seconds; what does not fit is cut from the end::
 
   first  every op on small shapes against the CPU, each part by itself; four checks of what no
-         emulator shows; the published case eager and replayed; memcheck with Adam; Nsight Compute
-         on the hot kernels
+         emulator shows; the published case eager and replayed; times of kernels; memcheck with
+         Adam; Nsight Compute on the hot kernels
   suite  the tests of the device, then the test suite on the GPU: four processes, then alone what
          takes all memory
   rest   ceilings of the GPU, waits of the host, the published case and all widths, rows in host
@@ -17,7 +17,7 @@ the time of those after it.
 torch_dynemb/_C.abi3.so is taken if it works on this GPU, else built for it alone, by nvcc. The
 directory in the environment variable OUT (or build/gpu-check) gets gpu-check-<part>.json, what
 became of each step, and gpu-check-<part>.tar.gz, all logs and results; both also while it runs.
-Results name the commit; in a copy without git, that in the environment variable COMMIT.
+Results name the commit: that in the environment variable COMMIT, if it is set.
 """
 
 from __future__ import annotations
@@ -60,19 +60,20 @@ from benchmarks.gpu.part import (  # noqa: E402
 LIMITS: dict[str, dict[str, float]] = {
     "first": {
         "library found": library.TRY_SECONDS,
-        "small shapes": 95,
-        "first contact": 55,
-        "published case": 50,
-        "memcheck": 45,
+        "small shapes": 60,
+        "first contact": 40,
+        "published case": 30,
+        "kernel times": 25,
+        "memcheck": 30,
         "ncu": 35,
         "ncu table": 10,
     },
     "suite": {
         "library found": library.TRY_SECONDS,
-        "device tests": 70,
+        "device tests": 60,
         "device tests alone": 30,
-        "suite": 70,
-        "suite alone": 30,
+        "suite": 130,
+        "suite alone": 40,
     },
     "rest": {
         "library found": library.TRY_SECONDS,
@@ -88,13 +89,12 @@ LIMITS: dict[str, dict[str, float]] = {
     },
 }
 WATCHDOG = 20.0  # seconds of one part of small shapes
-JOBS = 4
+PROCESSES = max(3 * len(os.sched_getaffinity(0)) // 4, 2)  # that share the GPU
 WORK = ROOT / "build" / "gpu-check"
 PYTEST = [
     *(sys.executable, "-m", "pytest", "tests", "--device", "cuda", "-v", "--durations=20"),
     *("--timeout", "25", "--continue-on-collection-errors"),
 ]
-PROCESSES = 4
 STAGES = {"gpu_published": "published", "gpu_ops": "dims"}  # by benchmark in a row
 SANITIZED = ("adam", ("insertion", "pooled", "sequence", "split_update"))
 
@@ -177,7 +177,7 @@ def compare_small_shapes(part: Part) -> None:
     """Compare every op on small shapes with the CPU; note the kernels that it launched."""
     step = "small shapes"
     seconds = limit(part, step)
-    arguments = ("--records", part.work / "small-shapes.jsonl", "--jobs", JOBS)
+    arguments = ("--records", part.work / "small-shapes.jsonl", "--jobs", PROCESSES)
     arguments += ("--seconds", max(seconds - WATCHDOG, seconds / 2))
     part.run(step, module("isolated_parts", *arguments), seconds=seconds)
     records = small_shape_records(part)
@@ -344,6 +344,7 @@ def first(part: Part, machine: dict[str, Any], cuda_root: Path | None, quick: li
         part, "published case", "--stages", "published", "--assume-ceilings", "--rounds", 3, *quick
     )
     write_results(part, machine)
+    part.run("kernel times", module("hot_kernels", "--times"), seconds=limit(part, "kernel times"))
     sanitize(part, "memcheck", cuda_root)
     profile_hot_kernels(part, cuda_root)
 

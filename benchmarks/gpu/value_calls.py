@@ -35,7 +35,7 @@ class Calls:
     def keep(self, name: str, *tensors: Tensor) -> None:
         """Note results."""
         for number, tensor in enumerate(tensors):
-            self._results[f"{self._program}: {name}[{number}]"] = tensor.detach().cpu()
+            self._results[f"{self._program}: {name}[{number}]"] = tensor.detach().clone().cpu()
 
     def tensor(self, values: Any) -> Tensor:
         """Return an int64 tensor on the device."""

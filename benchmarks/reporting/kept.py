@@ -37,7 +37,9 @@ class Source:
 
     @property
     def processor(self) -> str:
-        """Short name of the processor with its vector instructions."""
+        """Short name of the GPU, or of the processor with its vector instructions."""
+        if self.machine["device"] != "cpu":
+            return str(self.machine["device"])
         name = re.sub(r"\(R\)|Processor", "", str(self.machine["processor"]))
         return f"{' '.join(name.split())}, {self.machine['cpu_capability']}"
 

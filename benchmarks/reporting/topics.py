@@ -445,7 +445,34 @@ RETRIEVAL = Table(
     ),
 )
 
+# -- a GPU -------------------------------------------------------------------------------------
+
+_PUBLISHED = tuple(f"{{}}{how}, 10 tables, D=128, power law 1.05" for how in ("", ", eager"))
+
+
+def _of_gpu(op: str, peer: str) -> list[Cell | None]:
+    cases = tuple(case.format(op) for case in _PUBLISHED)
+    tbe = "static TBE, published for an H100"
+    return [
+        Cell("gpu_published", cases, peer, shows="ours_ms", unit="ms"),
+        Cell("gpu_published", cases, peer),
+        Cell("gpu_published", cases, tbe),
+    ]
+
+
+GPU = Table(
+    "gpu-step",
+    "10 tables, 1 M ids, D=128, power law 1.05, no pooling: graph replay / eager",
+    ("ours", "`nn.Embedding(sparse=True)`", "FBGEMM's TBE on an H100, as DynamicEmb publishes it"),
+    (
+        ("lookup", _of_gpu("lookup", "nn.Embedding(sparse)")),
+        ("SGD step", _of_gpu("SGD step", "nn.Embedding(sparse) SGD")),
+        ("Adam step", _of_gpu("Adam step", "nn.Embedding(sparse) SparseAdam")),
+    ),
+)
+
 TABLES = (
+    GPU,
     *(LOOKUPS, TRAINING, CALLS, MEMORY, EVICTION),
     *(DLRM, TORCHREC, RAGGED, DISKS, SERVING, RETRIEVAL),
 )
