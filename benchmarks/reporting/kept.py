@@ -38,7 +38,7 @@ class Source:
     @property
     def processor(self) -> str:
         """Short name of the GPU, or of the processor with its vector instructions."""
-        if self.machine["device"] != "cpu":
+        if self.machine.get("device", "cpu") != "cpu":
             return str(self.machine["device"])
         name = re.sub(r"\(R\)|Processor", "", str(self.machine["processor"]))
         return f"{' '.join(name.split())}, {self.machine['cpu_capability']}"
