@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-SPACES = ("torchrec", "modules", "loops", "saving", "serving")  # each in <name>_space
+SPACES = ("torchrec", "modules", "loops", "saving", "life", "serving")  # each in <name>_space
 
 
 def main() -> int:

@@ -376,7 +376,9 @@ class TableGroup:
 
         Args:
             table: its name or number.
-            ids: number of ids, those in the table included; at least 0. Rows are not reserved.
+            ids: number of ids, those in the table included; at least 0. Rows are not reserved. A
+                table that evicts or refuses ids beyond its capacity reserves no more than that: an
+                eviction looks at few places of a large index.
 
         Raises:
             TypeError: ``ids`` is not an int.
@@ -385,6 +387,7 @@ class TableGroup:
         """
         number = self._number("reserve", table)
         ids = integer("reserve: ids", ids, least=0)
+        ids = min(ids, self.config.capacity_bound(number) or ids)
         self._tables.check_own()
         ops.grow_(self.index, number, ids)
 
