@@ -214,7 +214,7 @@ class Lived:
         life.look_up(ids, given)
         output = self.module(drawn.to(group.device))
         self.close("output", output.detach().cpu(), [life.value(id, training=True) for id in ids])
-        weights = torch.linspace(-1, 1, BATCH * DIM).view(BATCH, DIM)
+        weights = torch.linspace(-1, 1, BATCH * DIM, device="cpu").view(BATCH, DIM)
         (output * weights.to(output.device)).sum().backward()
         life.update(ids, weights.double().numpy())
         self.module.optimizer.step()

@@ -9,6 +9,12 @@ from life_space import SPACE
 pytestmark = pytest.mark.any_device
 
 PARTS = 4
+FOUND = ["capacity=8 between=reserve"]  # the smallest cases of faults
+
+
+@pytest.mark.parametrize("found", FOUND)
+def test_what_was_found(ranks_of: RanksOf, found: str) -> None:
+    assert failures(SPACE, [SPACE.parsed(found)], ranks_of) == []
 
 
 @pytest.fixture(scope="module")
