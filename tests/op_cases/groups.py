@@ -43,6 +43,7 @@ MANY_SCORES = td.Policy(score=("timestamp", "frequency"), ttl=10)
 # of a group that has ten ids in every table, when pooled_call brings new ones
 POLICIES = {
     "frequency": td.Policy(score="frequency"),
+    "decayed": td.Policy(score="decayed", half_life_steps=4),
     "many scores": MANY_SCORES,
     "evict": td.Policy(score="frequency", capacity=10),
     "default": td.Policy(capacity=11, on_full="default"),
