@@ -24,19 +24,28 @@ struct SearchJob {
   __device__ uint32_t now() const { return static_cast<uint32_t>(cache.head[kTierEpoch]); }
 };
 
-// Strided over the slots in use: 32 bytes each, once for a portion of victims.
+// Strided over the slots in use: 32 bytes each, once for a portion of victims. A block counts for
+// itself first, because most slots have few worths.
 __global__ void count_worths(const __grid_constant__ SearchJob job) {
   const HomePlan& plan = *job.plan;
   if (plan.portion == 0) return;
+  __shared__ unsigned counts[kWorths];
+  for (int64_t worth = threadIdx.x; worth < kWorths; worth += blockDim.x) counts[worth] = 0;
+  __syncthreads();
   const uint32_t now = job.now();
   const int64_t used = job.cache.clock[kTierUsed];
   for (int64_t slot = thread_number(); slot < used; slot += thread_total()) {
     int64_t* words = job.cache.slot(slot);
     if (plan.halves != 0) words[kSlotUse] = halved_use(words[kSlotUse]);
     if (!may_lose_slot(words, now)) continue;
-    auto* count =
-        reinterpret_cast<unsigned long long*>(job.worths + slot_worth(words[kSlotUse], now));
-    atomicAdd(count, 1ULL);
+    atomicAdd(counts + slot_worth(words[kSlotUse], now), 1U);
+  }
+  __syncthreads();
+  auto* worths = reinterpret_cast<unsigned long long*>(job.worths);
+  for (int64_t worth = threadIdx.x; worth < kWorths; worth += blockDim.x) {
+    if (counts[worth] != 0) {
+      atomicAdd(worths + worth, static_cast<unsigned long long>(counts[worth]));
+    }
   }
 }
 
