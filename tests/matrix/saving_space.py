@@ -297,7 +297,8 @@ class Job:
         here = self.group.contains(table, torch.tensor(some)).tolist()
         ids = [id for id, known in zip(some, here, strict=True) if known]
         dim = len(twin.initial(IDS[0]))
-        self.group.insert_or_assign(table, torch.tensor(ids), torch.full((len(ids), dim), 0.5))
+        of_ids = torch.tensor(ids, dtype=torch.int64)  # a rank may have none
+        self.group.insert_or_assign(table, of_ids, torch.full((len(ids), dim), 0.5))
         for id in {*some} & {*twin.rows}:
             twin.assign(id, np.full(dim, 0.5), custom=49)
 
@@ -801,6 +802,7 @@ SPACE = Space(
             ranks == 1 or save not in (*STATES, "snapshot") or source == target
         ),
         lambda ranks, save, target: ranks == 1 or save != "log" or target == "shared",
+        lambda ranks, save, policy: ranks == 1 or save != "log" or policy != "custom",  # not shared
         lambda save, storage: save != "snapshot" or storage == "ssd",
     ],
     check=check,
