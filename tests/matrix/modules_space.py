@@ -533,6 +533,11 @@ SPACE = Space(
         lambda run, max_rows: run != "aot_eager" or max_rows is not None,
         lambda run, storage: run != "aot_eager" or storage == "none",  # it copies tensors
         lambda run, lookups: run != "aot_eager" or lookups == 1,  # two functions
+        # autocast refuses to concatenate float16, which the compiled gradient of a split does
+        lambda kind, output_dtype, autocast, run: (
+            (kind, output_dtype, run) != ("collection", "float16", "aot_eager")
+            or autocast == "none"
+        ),
         # documented: the forward of a reentrant checkpoint only reads, and each has a backward
         lambda recomputes, eval_default: recomputes != "reentrant" or eval_default == "initial",
         lambda recomputes, lookups, split: recomputes != "reentrant" or lookups == 1 or split,
