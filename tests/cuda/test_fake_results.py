@@ -1,4 +1,4 @@
-"""What a compiler is told of ops on a GPU, which needs none: results lie where the arguments do."""
+"""Results of ops for a compiler lie on the GPU where the arguments are; no GPU is needed to see it."""
 
 from __future__ import annotations
 
