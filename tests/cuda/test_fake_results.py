@@ -1,4 +1,4 @@
-"""Results of ops for a compiler lie on the GPU where the arguments are; no GPU is needed to see it."""
+"""For a compiler, results of ops on a GPU lie where the arguments do; no GPU is needed for it."""
 
 from __future__ import annotations
 
