@@ -132,7 +132,8 @@ class IsolatedParts:
         again: list[PartRecord] = []
         environ = {"CUDA_LAUNCH_BLOCKING": "1"}
         ended = self._isolated(failure.optimizer, [failure.part], again.append, environ)
-        failure.blocking = ended or f"{again[0].result}. {again[0].reason}"
+        found = [f"{one.result}. {one.reason}" for one in again]
+        failure.blocking = ended or (found[0] if found else "the time was used up")
 
     def _isolated(
         self,
