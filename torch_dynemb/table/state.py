@@ -37,7 +37,7 @@ from torch_dynemb.table.clock import propose
 from torch_dynemb.table.config import SlabConfig
 from torch_dynemb.table.row_access import materialize, state_names
 from torch_dynemb.table.state_check import check_content, clamp_committed
-from torch_dynemb.table.state_entries import check_format, plain_entries, read_format
+from torch_dynemb.table.state_entries import check_format, check_kind, plain_entries, read_format
 from torch_dynemb.table.tables import Tables
 
 FORMAT_VERSION = 3
@@ -116,6 +116,7 @@ def check_places(tables: Tables, state: Mapping[str, Tensor]) -> None:
     """
     if "places" not in state:
         return
+    check_kind("places", state["places"])
     given, expected = state["places"].detach().cpu().double(), _places(tables, state)
     # as far as sums of floats, also of float32, round
     if given.shape != expected.shape or not bool(((given - expected).abs() < 4096).all()):

@@ -26,7 +26,7 @@ def read_format(tensors: Mapping[str, Tensor]) -> Any:
     if "format" not in tensors:
         raise ValueError("state has no entry 'format': it is not one of torch_dynemb's")
     text = tensors["format"]
-    _check_kind("format", text)
+    check_kind("format", text)
     if text.dtype != torch.uint8 or text.dim() != 1:
         raise ValueError("state entry 'format' is corrupted: expected uint8 of 1 dimension")
     try:
@@ -82,7 +82,7 @@ def _shown(value: Any) -> str:
 # -- kinds and shapes ----------------------------------------------------------------------------
 
 
-def _check_kind(name: str, given: Any) -> None:
+def check_kind(name: str, given: Any) -> None:
     """Raise ValueError unless an entry is a plain tensor with values."""
     if not isinstance(given, Tensor):
         raise ValueError(
@@ -129,7 +129,7 @@ def plain_entries(
     plain = {}
     for name, own in expected.items():
         given = tensors[name] if name in tensors else own.new_empty((0, *own.shape[1:]))
-        _check_kind(name, given)
+        check_kind(name, given)
         skip = 0 if name in fixed else 1
         if (
             given.dtype != own.dtype
@@ -146,4 +146,4 @@ def plain_entries(
     return plain
 
 
-__all__ = ["check_format", "plain_entries", "read_format"]
+__all__ = ["check_format", "check_kind", "plain_entries", "read_format"]
