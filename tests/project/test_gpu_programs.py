@@ -167,7 +167,7 @@ def test_the_program_for_nsight_compute_runs(
     arguments = ["--device", "cpu", "--ids", "320", "--rows", "1000"]
     monkeypatch.setattr(sys, "argv", ["hot_kernels", *arguments])
     module("hot_kernels").main()
-    assert "steps of 320 ids" in capsys.readouterr().out
+    assert "steps of 320 ids on cpu" in capsys.readouterr().out
 
 
 @pytest.mark.long
