@@ -143,7 +143,7 @@ def wrong(space: Space, case: Case, ranks_of: RanksOf) -> list[str]:
         return list(dict.fromkeys(found))
     torch.manual_seed(0)
     try:
-        with _alone() if "ranks" in case else nullcontext():
+        with _alone() if case.get("ranks") else nullcontext():
             return space.check(0, case)
     except Exception:
         return [_last_lines(traceback.format_exc())]

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from covering import Case, Space
 from seeding import seeded
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
@@ -100,24 +105,39 @@ class Loop:
     Args:
         case: what the loop does.
         model: with an attribute ``table``.
-        of_table: its optimizer.
+        of_table: makes its optimizer of its parameters, once the model is wrapped.
         joined: the dense optimizer steps the table, too.
         clip: the function that clips by the norm of all gradients.
     """
 
     def __init__(
-        self, case: Case, model: Model, of_table: Any, *, joined: bool, clip: Callable[..., Tensor]
+        self,
+        case: Case,
+        model: Model,
+        of_table: Callable[[Any], Any],
+        *,
+        joined: bool,
+        clip: Callable[..., Tensor],
     ) -> None:
         self.case, self.model, self.clip = case, model, clip
+        self.rank = dist.get_rank() if case["ranks"] else 0
+        self.called: nn.Module = model
+        if case["wrap"] == "ddp":
+            unused = case["freezes"] != "no"
+            self.called = DistributedDataParallel(model, find_unused_parameters=unused)
+        elif case["wrap"] == "fsdp2":
+            fully_shard(model)
         dense = [of for name, of in model.named_parameters() if not name.startswith("table.")]
         self.dense = DENSE_OPTIMIZERS[case["dense_optimizer"]](dense)
-        self.of_table, self.joined = of_table, joined
+        self.of_table, self.joined = of_table(model.table.parameters()), joined
         if joined and isinstance(model.table, td.DynamicEmbedding):
             td.step_with(self.dense, model)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=16.0, enabled=case["scaler"] != "no")
         self.schedulers: list[Any] = []
         if case["schedule"] not in ("none", "by_hand"):
-            self.schedulers = [SCHEDULES[case["schedule"]](of) for of in (of_table, self.dense)]
+            self.schedulers = [
+                SCHEDULES[case["schedule"]](of) for of in (self.of_table, self.dense)
+            ]
         self.averaged: Any = None
         if case["averages"] == "ema":
             self.averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
@@ -139,7 +159,7 @@ class Loop:
     def _loss(self, ids: Tensor, targets: Tensor) -> Tensor:
         autocast = torch.autocast("cpu", torch.bfloat16, enabled=self.case["autocast"])
         with autocast:
-            rows, outputs = self.model(ids)
+            rows, outputs = self.called(ids)
         tasks = (outputs.float() - targets).square().mean(0)
         loss = tasks.sum()
         if self.case["extra"] == "penalty":
@@ -160,9 +180,17 @@ class Loop:
         parts = self.case["accumulates"]
         total = torch.zeros(())
         for part in range(parts):
-            loss = self._loss(ids[part::parts], targets[part::parts]) / parts
-            self.scaler.scale(loss).backward()
+            last = part == parts - 1
+            waits = self.case["no_sync"] and not last
+            with self.called.no_sync() if waits else nullcontext():
+                loss = self._loss(ids[part::parts], targets[part::parts]) / parts
+                self.scaler.scale(loss).backward()
             total += loss.detach()
+        if self.case["wrap"] == "by_hand":
+            for of in self.model.parameters():
+                if of.grad is not None:
+                    dist.all_reduce(of.grad)
+                    of.grad /= dist.get_world_size()
         return total
 
     def _ascend(self) -> list[Tensor]:
@@ -176,8 +204,10 @@ class Loop:
 
     def step(self, number: int) -> None:
         """Make a training step."""
-        ids = torch.randint(0, ROWS, (BATCH, 3), generator=seeded(number + 100 * self.case["seed"]))
-        targets = torch.randn(BATCH, 2, generator=seeded(1000 + number))
+        ids = torch.randint(
+            0, ROWS, (BATCH, 3), generator=seeded(number + 100 * self.case["seed"] + 50 * self.rank)
+        )
+        targets = torch.randn(BATCH, 2, generator=seeded(1000 + number + 50 * self.rank))
         if self.case["scaler"] == "overflow" and number == 1:
             targets = targets * float("inf")
         if self.case["freezes"] != "no":
@@ -232,7 +262,9 @@ class Loop:
             if self.case["validates"]:
                 self.model.eval()
                 with torch.no_grad():
-                    self.model(torch.arange(6).view(2, 3))
+                    self.called(torch.arange(6).view(2, 3))
+                if self.case["wrap"] == "fsdp2":
+                    self.model.reshard()  # without a backward, FSDP2 leaves the root whole
                 self.model.train()
         if kept is not None:
             of_model, of_dense, of_table = kept
@@ -250,8 +282,10 @@ class Loop:
                 model.eval()
                 with torch.no_grad():
                     found[f"outputs of the {name}"] = model(ids)[1].float()
-        found["rows"] = self.model.table(torch.arange(ROWS)).detach().clone()
-        found["tower"] = self.model.tower.weight.detach()
+        tower = self.model.tower.weight.detach()
+        found["tower"] = tower.full_tensor() if isinstance(tower, DTensor) else tower
+        with torch.no_grad():
+            found["rows"] = self.model(ids)[0].float()
         rates = [group["lr"] for of in (self.of_table, self.dense) for group in of.param_groups]
         found["rates"] = torch.tensor(rates)
         return found
@@ -263,21 +297,24 @@ def check(rank: int, case: Case) -> list[str]:
     start = torch.randn(ROWS, DIM, generator=seeded(case["seed"]))
     static = nn.Embedding(ROWS, DIM, sparse=sparse, _weight=start.clone())
     dynamic = td.DynamicEmbedding.from_embedding(
-        start.clone(), name="t", optimizer=config, split=case["split"]
+        start.clone(),
+        name="t",
+        optimizer=config,
+        split=case["split"],
+        process_group=dist.group.WORLD if case["ranks"] else None,
     )
     models = []
     for table in (static, dynamic):
         torch.manual_seed(0)
         models.append(Model(case, table))
-    of_static = make(static.parameters(), lr=config.lr)
 
     def clip(model: nn.Module, most: float) -> Tensor:
         return nn.utils.clip_grad_norm_(model.parameters(), most)
 
     joined = case["steps"] == "step_with"
     loops = [
-        Loop(case, models[0], of_static, joined=joined, clip=clip),
-        Loop(case, models[1], dynamic.optimizer, joined=joined, clip=td.clip_grad_norm_),
+        Loop(case, models[0], partial(make, lr=config.lr), joined=joined, clip=clip),
+        Loop(case, models[1], lambda _: dynamic.optimizer, joined=joined, clip=td.clip_grad_norm_),
     ]
     for loop in loops:
         loop.run()
@@ -293,6 +330,9 @@ def check(rank: int, case: Case) -> list[str]:
 SPACE = Space(
     "loops",
     axes={
+        "ranks": [0, 2],
+        "wrap": ["no", "ddp", "by_hand", "fsdp2"],
+        "no_sync": [False, True],
         "optimizer": list(TABLE_OPTIMIZERS),
         "dense_optimizer": list(DENSE_OPTIMIZERS),
         "split": [False, True],
@@ -314,6 +354,17 @@ SPACE = Space(
         "recomputes": [False, True],
     },
     constraints=[
+        lambda ranks, wrap: (ranks == 0) == (wrap == "no"),
+        lambda no_sync, wrap: not no_sync or wrap == "ddp",
+        lambda no_sync, accumulates: not no_sync or accumulates > 1,
+        # torch refuses these on several ranks, or has them otherwise
+        lambda wrap, optimizer: wrap != "fsdp2" or optimizer != "adam",
+        lambda wrap, optimizer, freezes: wrap != "ddp" or optimizer != "adam" or freezes != "table",
+        lambda wrap, extra: wrap != "fsdp2" or extra not in ("grad_norm", "penalty"),
+        lambda wrap, extra, freezes: wrap != "ddp" or extra != "penalty" or freezes == "no",
+        lambda wrap, dense_optimizer: wrap != "fsdp2" or dense_optimizer != "lbfgs",
+        lambda ranks, averages: ranks == 0 or averages == "no",  # refused
+        lambda ranks, schedule: ranks == 0 or schedule != "plateau",  # of a loss of each rank
         # each backward is an update without split=True
         lambda split, accumulates: split or accumulates == 1,
         lambda split, scaler: split or scaler == "no",
@@ -343,4 +394,5 @@ SPACE = Space(
         lambda autocast, optimizer: not autocast or optimizer == "sgd",  # signs of small gradients
     ],
     check=check,
+    hiding={"wrap": ["ddp", "by_hand", "fsdp2"]},  # they hide nothing, but ranks take long
 )

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from covering import Case, Space
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import torch_dynemb as td
+from torch_dynemb import ops
 
 Floats = NDArray[np.float64]
 # places of ids; the first ones have rows before training, the last ones none until it meets them
@@ -88,16 +90,16 @@ def _features(case: Case) -> list[int]:
     return [0, 1] if case["tables"] == "two" else [0, 0]
 
 
-def _drawn(case: Case, number: int) -> list[Bags]:
+def _drawn(case: Case, number: int, rank: int) -> list[Bags]:
     """Return the bags of each feature."""
     found = []
     for feature in range(len(_features(case))):
-        random = seeded(1000 * case["seed"] + 10 * number + feature)
-        batch = 0 if case["empty"] == "batch" and number % 2 == 0 else BATCH
+        random = seeded(10000 * case["seed"] + 5000 * rank + 10 * number + feature)
+        batch = 0 if case["empty"] == "batch" and (number + rank) % 2 == 0 else BATCH
         lengths = torch.randint(0, 4, (batch,), generator=random).tolist()
         if case["form"] not in ("ragged", "keyed"):
             lengths = [3] * batch
-        if case["empty"] == "bags" and number % 2 == 0:
+        if case["empty"] == "bags" and (number + rank) % 2 == 0:
             lengths = [0] * batch
         elif batch and lengths[0]:
             lengths[0] = 3
@@ -197,6 +199,7 @@ def _module(case: Case, folder: str) -> Any:
         "output_dtype": TYPES[case["output_dtype"]],
         "max_rows": case["max_rows"],
         "memory_budget": case["memory_budget"],
+        "process_group": dist.group.WORLD if case["ranks"] else None,
     }
     if case["kind"] == "embedding":
         return td.DynamicEmbedding(DIMS[0], name="t", storage=storage, **rows, **options)
@@ -240,9 +243,9 @@ class _Rows:
             rows[PADDING] = 0.0
         return torch.from_numpy(rows).requires_grad_()
 
-    def add(self, gradient: Tensor, bags: Bags) -> None:
+    def add(self, gradient: Tensor, of_ranks: Sequence[Bags]) -> None:
         self.gradient += gradient.numpy()
-        self.touched |= {place for bag in bags.places for place in bag}
+        self.touched |= {place for bags in of_ranks for bag in bags.places for place in bag}
 
     def step(self) -> None:
         if self.case["padding_idx"]:
@@ -332,6 +335,29 @@ def _run(case: Case, module: Any) -> Callable[..., Any]:
     return recomputed
 
 
+def _exported(case: Case, module: Any, table: int) -> dict[int, Tensor]:
+    """Return the rows of a table by id, of all ranks."""
+    rows = {
+        id: row
+        for part in module.group.export(table)
+        for id, row in zip(part.ids.tolist(), part.rows, strict=True)
+    }
+    of_ranks: list[Any] = [rows]
+    if case["ranks"]:
+        of_ranks = [None] * case["ranks"]
+        dist.all_gather_object(of_ranks, rows)
+    return {id: row for of in of_ranks for id, row in of.items()}
+
+
+def _loss(case: Case, output: Tensor, gradient: Tensor) -> Tensor:
+    """Return a loss with this gradient by the output."""
+    if case["gradient"] == "strided":
+        return (output.t().contiguous() * gradient.t()).sum()
+    if case["gradient"] == "expanded":
+        return output.sum()
+    return (output * gradient).sum()
+
+
 def _backward(case: Case) -> AbstractContextManager[Any]:
     if case["run"] == "compiled_autograd":
         return torch._dynamo.compiled_autograd._enable(lambda graph: graph)
@@ -341,16 +367,25 @@ def _backward(case: Case) -> AbstractContextManager[Any]:
 def check(rank: int, case: Case) -> list[str]:
     """Return where outputs, gradients of weights or rows differ from stock PyTorch's."""
     with TemporaryDirectory() as folder:
-        return _differences(case, folder)
+        of_first = [folder]
+        if case["ranks"]:
+            dist.broadcast_object_list(of_first)
+        found = _differences(rank, case, of_first[0])
+        if case["ranks"]:
+            dist.barrier()  # before the folder goes
+        return found
 
 
-def _differences(case: Case, folder: str) -> list[str]:
+def _differences(rank: int, case: Case, folder: str) -> list[str]:
     module, found = _module(case, folder), list[str]()
+    world = max(case["ranks"], 1)
     dtype = TYPES[case["dtype"]]
     of_tables = []
     for table in dict.fromkeys(_features(case)):
         random = torch.randn(KNOWN, DIMS[table], generator=seeded(table)).to(dtype)
-        module.group.insert_or_assign(table, torch.tensor(_ids(case)[:KNOWN]), random)
+        known = torch.tensor(_ids(case)[:KNOWN])
+        own = ops.id_owners(known, parts=world) == rank
+        module.group.insert_or_assign(table, known[own], random[own])
         new = torch.full((len(_ids(case)) - KNOWN, DIMS[table]), INITIAL)
         of_tables.append(_Rows(case, DIMS[table], torch.cat([random, new]).double().numpy()))
     low = case["output_dtype"] if case["autocast"] == "none" else "bfloat16"
@@ -366,22 +401,28 @@ def _differences(case: Case, folder: str) -> list[str]:
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=case["autocast"] != "none")
 
     def looked_up(called: Any, number: int, *, reads: bool) -> tuple[Any, ...]:
-        """Look up; return output, expectation, weight of its table and bags by feature."""
-        of_features = _drawn(case, number)
-        arguments, leaves = _input(case, of_features)
+        """Look up; return what each feature gets: output on this rank, and what all ranks expect.
+
+        Also the leaves with weights, and what theirs are expected to be.
+        """
+        of_ranks = [_drawn(case, number, of) for of in range(world)]
+        arguments, leaves = _input(case, of_ranks[rank])
         with autocast:
             outputs = _outputs(case, module, called(*arguments))
-        weights = [of.flat()[2].requires_grad_() for of in of_features]
+        weights = [[bags.flat()[2].requires_grad_() for bags in of] for of in of_ranks]
         parts = []
-        for f, (bags, output) in enumerate(zip(of_features, outputs, strict=True)):
-            table = _features(case)[f]
-            weight = of_tables[table].weight(reads=reads)
-            expected = _expected(case, weight, bags, weights[f])
-            differs(f"lookup {number}, output {f}", output.detach(), expected.detach())
+        for f, output in enumerate(outputs):
+            of_table = of_tables[_features(case)[f]]
+            weight = of_table.weight(reads=reads)
+            expected = [
+                _expected(case, weight, of[f], given[f])
+                for of, given in zip(of_ranks, weights, strict=True)
+            ]
+            differs(f"lookup {number}, output {f}", output.detach(), expected[rank].detach())
             if output.dtype != TYPES[case["output_dtype"]]:
                 found.append(f"lookup {number}, output {f}: dtype {output.dtype}")
-            parts.append((output, expected, weight, bags, of_tables[table]))
-        return parts, leaves, weights
+            parts.append((output, expected, weight, [of[f] for of in of_ranks], of_table))
+        return parts, leaves, weights[rank]
 
     trains = case["trainable"]
     called = _run(case, module)
@@ -396,17 +437,14 @@ def _differences(case: Case, folder: str) -> list[str]:
             for parts, leaves, weights in all_parts:
                 pairs += [(leaves, weights)] if leaves and case["weights_learn"] else []
                 for n, (output, expected, *_) in enumerate(parts):
-                    random = seeded(7 * number + n)
-                    gradient = torch.randint(1, 5, output.shape, generator=random) / 4
-                    if case["gradient"] == "expanded":
-                        gradient = torch.ones(output.shape)
-                    if case["gradient"] == "strided":
-                        losses.append((output.float().t().contiguous() * gradient.t()).sum())
-                    elif case["gradient"] == "expanded":
-                        losses.append(output.float().sum())
-                    else:
-                        losses.append((output.float() * gradient).sum())
-                    expected_losses.append((expected * gradient.double()).sum())
+                    for of, of_rank in enumerate(expected):
+                        random = seeded(5000 * of + 7 * number + n)
+                        gradient = torch.randint(1, 5, of_rank.shape, generator=random) / 4
+                        if case["gradient"] == "expanded":
+                            gradient = torch.ones(of_rank.shape)
+                        expected_losses.append((of_rank * gradient.double()).sum())
+                        if of == rank:
+                            losses.append(_loss(case, output.float(), gradient))
             loss = sum(losses, torch.zeros(()))
             if loss.requires_grad:
                 with _backward(case):
@@ -420,8 +458,8 @@ def _differences(case: Case, folder: str) -> list[str]:
                     f"step {step}, gradient of weights", got, torch.cat([of.grad for of in weights])
                 )
             for parts, *_ in all_parts:
-                for _, _, weight, bags, of_table in parts:
-                    of_table.add(weight.grad, bags)
+                for _, _, weight, of_ranks, of_table in parts:
+                    of_table.add(weight.grad / world, of_ranks)
         if trains:
             for of_table in of_tables:
                 of_table.step()
@@ -441,11 +479,7 @@ def _differences(case: Case, folder: str) -> list[str]:
         frozen = td.freeze(module)
         looked_up(frozen, 200, reads=True)
     for table, of_table in enumerate(of_tables):
-        of_group = {
-            id: row
-            for part in module.group.export(table)
-            for id, row in zip(part.ids.tolist(), part.rows, strict=True)
-        }
+        of_group = _exported(case, module, table)
         met = {_ids(case)[place] for place in of_table.met}
         if set(of_group) != met:
             found.append(f"ids of table {table}: {sorted(of_group)}, expected {sorted(met)}")
@@ -459,6 +493,7 @@ def _differences(case: Case, folder: str) -> list[str]:
 SPACE = Space(
     "modules",
     axes={
+        "ranks": [0, 1, 2],  # 0: without process_group
         "kind": ["embedding", "bag", "collection", "bag_collection"],
         "form": ["flat", "matrix", "ragged", "keyed", "cube"],
         "mode": ["sum", "mean"],
@@ -558,7 +593,7 @@ SPACE = Space(
         "name": "seeds random rows, which are constant here: test_initializers.py",
         "initializer": "constant rows, which the oracle knows; others: test_initializers.py",
         "device": "--device: test_modules.py",
-        "process_group": "needs ranks: test_process_group.py",
+        "process_group": "axis ranks",
         "scores": "needs eviction: test_combined_scores.py",
         "input": "axis form",
         "features": "axis form",

@@ -8,12 +8,17 @@ from loops_space import SPACE
 
 pytestmark = pytest.mark.cpu_only("GradScaler and autocast of the CPU")
 
-PARTS = 8
+PARTS = 40
 
 
 @pytest.fixture(scope="module")
 def pairs() -> list[Case]:
     return SPACE.cases(2)
+
+
+@pytest.mark.parametrize("found", ["ranks=2 wrap=fsdp2 split=True clips=True"])
+def test_what_was_found(ranks_of: RanksOf, found: str) -> None:
+    assert failures(SPACE, [SPACE.parsed(found)], ranks_of) == []
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of schedulers in unusual loops

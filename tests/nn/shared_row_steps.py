@@ -10,8 +10,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 import torch_dynemb as td
 
@@ -80,36 +78,6 @@ def batch_of(step: int, samples: range) -> tuple[Tensor, Tensor]:
     ids = torch.randint(0, 25, (8, 5), generator=draw)
     weights = torch.rand(8, 5, generator=draw) + 0.1
     return ids[samples.start : samples.stop], weights[samples.start : samples.stop]
-
-
-def trained(rank: int, wrap: str = "none", split: bool = False) -> dict[str, Any]:
-    """Train three steps; return outputs and content of this rank."""
-    size = dist.get_world_size() if dist.is_initialized() else 1
-    torch.manual_seed(7)
-    model = Model(dist.group.WORLD if size > 1 else None, split=split)
-    whole: nn.Module = model
-    if wrap == "ddp":
-        whole = DistributedDataParallel(model)
-    elif wrap == "fsdp":
-        fully_shard(model)
-    dense = torch.optim.SGD(whole.parameters(), lr=0.1)
-    td.step_with(dense, whole)
-    outputs = []
-    samples = range(8 * rank // size, 8 * (rank + 1) // size)
-    for step in range(3):
-        out = whole(*batch_of(step, samples))
-        dense.zero_grad()
-        out.square().mean().backward()
-        if wrap == "none" and size > 1:
-            for parameter in model.head.parameters():
-                dist.all_reduce(parameter.grad)
-                parameter.grad.div_(size)  # type: ignore[union-attr]
-        dense.step()
-        outputs.append(out.detach())
-    model.eval()
-    with torch.no_grad():
-        read = model(*batch_of(9, samples))
-    return {"outputs": [*outputs, read], "content": content(model)}
 
 
 def saved(rank: int, folder: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import Ranks
-from shared_row_steps import Model, content, refused, saved, trained, unnamed_and_limited
+from shared_row_steps import Model, content, refused, saved, unnamed_and_limited
 from wrong_input_steps import apart, many_features
 from wrong_input_steps import refused as refused_input
 
@@ -27,21 +27,6 @@ def merged(results: list[dict[str, Any]]) -> list[dict[int, list[float]]]:
             assert len(ids) > 0
     tables = zip(*(of["content"] for of in results), strict=True)
     return [{id: row for rows in parts for id, row in rows.items()} for parts in tables]
-
-
-@pytest.mark.parametrize(
-    ("wrap", "split"), [("none", False), ("none", True), ("ddp", False), ("fsdp", False)]
-)
-def test_two_ranks_do_what_one_process_does(two_ranks: Ranks, wrap: str, split: bool) -> None:
-    alone = trained(0, "none", split)
-    results = two_ranks.run(trained, wrap, split)
-    for step, expected in enumerate(alone["outputs"]):
-        given = torch.cat([of["outputs"][step] for of in results])
-        torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
-    for found, expected in zip(merged(results), alone["content"], strict=True):
-        assert found.keys() == expected.keys()
-        rows = [torch.tensor([of[id] for id in sorted(expected)]) for of in (found, expected)]
-        torch.testing.assert_close(*rows, rtol=1e-4, atol=1e-5)
 
 
 def test_states_checkpoints_and_frozen_copies(two_ranks: Ranks, tmp_path: Path) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from torch_dynemb.argument_checks import number
+from torch_dynemb.distributed.dtensors import is_dtensor, replicated, whole
 from torch_dynemb.nn.module_kinds import SharedRows
 from torch_dynemb.nn.table_optimizers import modules_in, row_optimizers
 from torch_dynemb.optim import SplitOptimizer
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def clip_grad_norm_(
@@ -25,7 +30,7 @@ def clip_grad_norm_(
     Ranks may share tables: TorchRec's, and those of :mod:`torch_dynemb.recis` with a process group.
     Then all ranks of the group call this function and get one norm, over the rows of all ranks.
     Gradients of parameters are assumed to be equal on all ranks, as DistributedDataParallel makes
-    them.
+    them, or DTensors, as FSDP2 makes them.
 
     Args:
         modules: one, or several, with their parameters and the dynamic tables in them.
@@ -60,9 +65,11 @@ def clip_grad_norm_(
         of_rows = here if rows is None else shared.setdefault(rows, {})
         of_rows |= {id(p): p for o in splits for p in o.stand_ins()}
         here |= {id(p): p for p in module.parameters(recurse=False) if p is not anchor}
-    if not shared:
-        return nn.utils.clip_grad_norm_(here.values(), max_norm, norm_type, error_if_nonfinite)
-    norms = [_norm(list(here.values()), norm_type)]
+    on_meshes = _by_mesh(here.values())
+    if not shared and len(on_meshes) < 2:
+        own = nn.utils.clip_grad_norm_(here.values(), max_norm, norm_type, error_if_nonfinite)
+        return whole(own)
+    norms = [_norm(of, norm_type) for of in on_meshes.values()]
     norms += [_norm_over(rows, list(of.values()), norm_type) for rows, of in shared.items()]
     norm: Tensor = torch.linalg.vector_norm(
         torch.stack([n.to(norms[-1].device) for n in norms]), norm_type
@@ -72,15 +79,27 @@ def clip_grad_norm_(
             f"clip_grad_norm_: the norm of order {norm_type} of the gradients is {float(norm)}, so "
             "they cannot be clipped; error_if_nonfinite=False scales them by it anyway"
         )
-    clipped = [p for of in (here, *shared.values()) for p in of.values()]
-    nn.utils.clip_grads_with_norm_(clipped, max_norm, norm)
+    for mesh, clipped in on_meshes.items():
+        of_mesh = norm if mesh is None else replicated(norm, mesh)
+        nn.utils.clip_grads_with_norm_(clipped, max_norm, of_mesh)
+    rows_of_ranks = [p for of in shared.values() for p in of.values()]
+    nn.utils.clip_grads_with_norm_(rows_of_ranks, max_norm, norm)
     return norm
+
+
+def _by_mesh(parameters: Iterable[nn.Parameter]) -> dict[DeviceMesh | None, list[nn.Parameter]]:
+    """Return those with a gradient, DTensors by their mesh: torch multiplies only these at once."""
+    found: dict[DeviceMesh | None, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        if (gradient := parameter.grad) is not None:
+            mesh = gradient.device_mesh if is_dtensor(gradient) else None
+            found.setdefault(mesh, []).append(parameter)
+    return found
 
 
 def _norm(parameters: Sequence[nn.Parameter], norm_type: float) -> Tensor:
     gradients = [grad for grad in (p.grad for p in parameters) if grad is not None]
-    norm: Tensor = nn.utils.get_total_norm(gradients, norm_type)
-    return norm.to(torch.float32)
+    return whole(nn.utils.get_total_norm(gradients, norm_type)).to(torch.float32)
 
 
 def _norm_over(rows: SharedRows, parameters: Sequence[nn.Parameter], norm_type: float) -> Tensor:

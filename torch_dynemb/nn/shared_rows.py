@@ -24,6 +24,7 @@ from torch_dynemb.nn.pooled_rows import RowsOfIds, pooled_rows
 from torch_dynemb.ops.columns import Pooling
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim import OptimizerConfig
+from torch_dynemb.storage.tiers.sharing import part_of_storage
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.shards import IdSlots
@@ -62,7 +63,7 @@ def own_configs(
     optimizer: OptimizerConfig | None,
     **settings: object,
 ) -> list[TableConfig]:
-    """Return the configs of the tables of one rank, equal on all ranks.
+    """Return the configs of the tables of one rank, with its part of their storage.
 
     Args:
         owner: what errors begin with.
@@ -88,9 +89,14 @@ def own_configs(
                 f"{owner}: table {table.name!r} has feature_policies, which lookups do not send to "
                 "other ranks: leave them or process_group out"
             )
-        # a store has a path for each rank
+        # paths may differ: each rank has its own disk
         alike.update(options_of(table.name, "table", replace(table, storage=None)))
-        configs.append(replace(table, policy=policy_of_share(table.policy, ranks.size)))
+        storage = table.storage
+        if storage is not None:
+            names = [of.name for of in tables if of.storage == storage]
+            storage = part_of_storage(storage, "", names, rank=ranks.rank, ranks=ranks.size)
+        policy = policy_of_share(table.policy, ranks.size)
+        configs.append(replace(table, policy=policy, storage=storage))
     check_agreement(owner, alike, process_group_of(ranks))
     return configs
 
