@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-SPACES = ("torchrec", "modules", "loops", "saving", "life", "serving")  # each in <name>_space
+SPACES = (  # each in <name>_space
+    *("torchrec", "modules", "recis", "oneembedding", "loops", "saving", "life", "serving"),
+)
 
 
 def main() -> int:

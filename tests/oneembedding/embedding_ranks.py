@@ -114,25 +114,6 @@ def load_state(rank: int, of_ranks: list[dict[str, Any]]) -> None:
     model()[0].load_state_dict(of_ranks[1 - rank])
 
 
-def trained_on_ssd(rank: int, path: str | None, prefetches: bool = False) -> list[Tensor]:
-    """Outputs of steps; rows are in memory without a path."""
-    options = {}
-    if path is not None:
-        small = {"size_factor": 3, "segment": 1 << 16, "disk": "8MB"}
-        options["store_options"] = oneembedding.make_cached_ssd_store_options(1, path, **small)
-    module, optimizer = model(**options)
-    outputs = []
-    for step in range(4):
-        ids = SAMPLES[step, part(rank, 2)]
-        rows = module(ids)
-        if prefetches:
-            module.prefetch(SAMPLES[step + 1, part(rank, 2)])
-        rows.sin().sum().backward()
-        optimizer.step()
-        outputs.append(rows.detach())
-    return outputs
-
-
 def frozen(rank: int, ranks: Any) -> tuple[Tensor, Tensor | None, dict[str, int], dict[str, int]]:
     """What an embedding over two ranks gives, and its copy; ids of both by table."""
     module, optimizer = model()

@@ -9,7 +9,6 @@ import torch
 from embedding_ranks import (
     Rows,
     capacities,
-    frozen,
     load_state,
     loaded,
     one_path,
@@ -41,16 +40,6 @@ def check_same(given: Rows, expected: Rows, tolerance: float = 1e-5) -> None:
     assert given.keys() == expected.keys()
     for key, row in expected.items():
         torch.testing.assert_close(given[key], row, rtol=tolerance, atol=tolerance)
-
-
-def test_two_ranks_do_what_one_process_does(two_ranks: Ranks) -> None:
-    outputs, rows = trained(0, 1)
-    of_ranks = two_ranks.run(trained, 2)
-    for step, expected in enumerate(outputs):
-        given = torch.cat([of_rank[0][step] for of_rank in of_ranks])
-        torch.testing.assert_close(given, expected, rtol=1e-5, atol=1e-5)
-    assert all(len(of_rank) > 5 for _, of_rank in of_ranks)
-    check_same(together([of_rank for _, of_rank in of_ranks]), rows)
 
 
 def test_snapshots_load_on_another_number_of_ranks(two_ranks: Ranks, tmp_path: Path) -> None:
@@ -104,14 +93,3 @@ def test_a_state_dict_is_each_rank_s_own(two_ranks: Ranks) -> None:
     of_ranks = two_ranks.run(states)
     for rank, traceback in enumerate(two_ranks.errors(load_state, of_ranks)):
         assert f"the state is of rank_{1 - rank}_of_2, expected rank_{rank}_of_2" in traceback
-
-
-def test_frozen_embeddings_have_the_rows_of_all_ranks(two_ranks: Ranks) -> None:
-    results = two_ranks.run(frozen, "all")
-    sizes = {name: sum(result[2][name] for result in results) for name in results[0][2]}
-    for live, copy, own, of_copy in results:
-        assert torch.equal(copy, live)
-        assert of_copy == sizes != own
-    first, second = two_ranks.run(frozen, "first")
-    assert second[1] is None
-    assert torch.equal(first[1], first[0])

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from embedding_ranks import trained_on_ssd
-from ranks import Ranks
 from small_embeddings import content, embedding, store
 from torch import Tensor
 
@@ -130,16 +128,6 @@ def test_the_optimizer_comes_before_the_first_row(tmp_path: Path) -> None:
         module.set_optimizer(td.Adam(lr=0.1))
     assert before.keys() == {(0, 1), (1, 2)}
     assert all(torch.equal(row, before[key]) for key, row in content(module).items())
-
-
-def test_two_ranks_with_rows_on_ssd(two_ranks: Ranks, tmp_path: Path) -> None:
-    in_memory = two_ranks.run(trained_on_ssd, None)
-    for prefetches in (False, True):
-        path = tmp_path / str(prefetches)
-        of_ranks = two_ranks.run(trained_on_ssd, str(path), prefetches)
-        for outputs, expected in zip(of_ranks, in_memory, strict=True):
-            assert all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True))
-        assert sorted(folder.name for folder in path.iterdir()) == ["0-2", "1-2"]
 
 
 def test_frozen_embeddings_have_the_rows_on_ssd(tmp_path: Path) -> None:

@@ -278,15 +278,6 @@ def wrong_input(rank: int, samples: list[range]) -> dict[str, str]:
     return found
 
 
-def overlapped(rank: int, samples: list[range]) -> list[dict[str, torch.Tensor]]:
-    """Ids of the next batch travel while the last one is computed."""
-    torch.manual_seed(SEED)
-    engine = EmbeddingEngine(features())
-    insert_content(engine, rank, dist.get_world_size())
-    prepared = [engine.exchange_ids(batch(samples[rank], step)) for step in range(2)]
-    return [{name: out.detach() for name, out in engine(p).items()} for p in prepared]
-
-
 def saved_and_loaded(rank: int, samples: list[range]) -> list[str]:
     """A rank's state goes back to the rank, and to no other; returns what loading says."""
     torch.manual_seed(SEED)

@@ -9,14 +9,12 @@ import pytest
 import torch
 from frozen_engines import frozen_engine, kept_ids
 from rank_steps import (
-    batch,
     dense_parameters_too,
     different_options,
     features,
     one_group_each,
     one_norm,
     other_group_refused,
-    overlapped,
     saved_and_loaded,
     scored,
     times,
@@ -30,7 +28,6 @@ from torch_dynemb import ops
 pytestmark = pytest.mark.cpu_only("several processes over gloo")
 
 HALVES = [[range(6), range(6, 12)] for _ in range(3)]
-EMPTY_ON_ONE = [[range(12), range(0)], [range(4), range(4, 12)], [range(0), range(12)]]
 
 
 def whole(parts: list[list[range]]) -> list[list[range]]:
@@ -54,57 +51,11 @@ def check_same(alone: Any, ranks: list[Any], parts: list[list[range]]) -> None:
             assert (ops.id_owners(owned, parts=len(ranks)) == rank).all()
 
 
-@pytest.mark.parametrize("parts", [HALVES, EMPTY_ON_ONE], ids=["halves", "empty on one"])
-def test_two_ranks_do_what_one_process_does(two_ranks: Ranks, parts: list[list[range]]) -> None:
-    alone = trained(0, 1, whole(parts))
-    ranks = two_ranks.run(trained, 2, parts)
-    assert all(len(r[1]["item"][0]) > 5 for r in ranks)
-    check_same(alone, ranks, parts)
-
-
 def test_several_lookups_of_a_step_are_one_update(two_ranks: Ranks) -> None:
     names = ["clicked", "candidate", "history", "user", "wide"]
     alone = trained(0, 1, whole(HALVES), names=names)
     ranks = two_ranks.run(trained, 2, HALVES, "worker", False, names, 3)
     check_same(alone, ranks, HALVES)
-
-
-def test_gradients_by_id_are_means_over_the_ranks_that_sent_it(two_ranks: Ranks) -> None:
-    """Where both ranks have the same samples, the mean is that of one; other ids are not halved."""
-    same = [[range(6), range(6)]]
-    by_id = two_ranks.run(trained, 2, same, "id")
-    by_worker = two_ranks.run(trained, 2, same, "worker")
-    for rank in range(2):
-        for child, (ids, rows) in by_id[rank][1].items():
-            assert ids == by_worker[rank][1][child][0]
-            torch.testing.assert_close(rows, by_worker[rank][1][child][1])
-
-
-def gradient_of(rank: int, grad_reduce_by: str) -> dict[int, float]:
-    """Ids 0 to 3 are rank 0's, 2 to 5 rank 1's: what waits for each."""
-    from lookups import option
-
-    from torch_dynemb.recis import DynamicEmbedding
-
-    module = DynamicEmbedding(option(grad_reduce_by=grad_reduce_by))
-    module(torch.arange(4)[:, None] + 2 * rank).sum().backward()
-    waiting = module.hashtable.grad()
-    return dict(zip(waiting.ids.tolist(), waiting.gradients[:, 0].tolist(), strict=True))
-
-
-@pytest.mark.parametrize(
-    ("grad_reduce_by", "expected"),
-    [
-        ("worker", {0: 0.5, 1: 0.5, 2: 1.0, 3: 1.0, 4: 0.5, 5: 0.5}),
-        ("id", dict.fromkeys(range(6), 1.0)),
-    ],
-)
-def test_what_gradients_are_divided_by(
-    two_ranks: Ranks, grad_reduce_by: str, expected: dict[int, float]
-) -> None:
-    ranks = two_ranks.run(gradient_of, grad_reduce_by)
-    assert {**ranks[0], **ranks[1]} == expected
-    assert not set(ranks[0]) & set(ranks[1])
 
 
 def rows_of_a_generator(rank: int) -> torch.Tensor:
@@ -222,15 +173,6 @@ def test_all_ranks_refuse_the_wrong_input_of_one(two_ranks: Ranks) -> None:
             assert found[name].startswith(message.format("rank 1: ")), (name, found[name])
 
 
-def test_ids_of_the_next_batch_travel_meanwhile(two_ranks: Ranks) -> None:
-    ranks = two_ranks.run(overlapped, [range(6), range(6, 12)])
-    torch.manual_seed(5)
-    for step in range(2):
-        for rank, samples in enumerate([range(6), range(6, 12)]):
-            assert sorted(ranks[rank][step]) == sorted(batch(samples, step))
-            assert ranks[rank][step]["candidate"].shape == (6, 4)
-
-
 def test_states_belong_to_their_rank(two_ranks: Ranks) -> None:
     for messages in two_ranks.run(saved_and_loaded, [range(6), range(6, 12)]):
         assert len(messages) == 1
@@ -247,16 +189,6 @@ def test_one_norm_over_the_rows_of_all_ranks(two_ranks: Ranks) -> None:
 def test_the_dense_part_in_ddp(two_ranks: Ranks) -> None:
     ranks = two_ranks.run(dense_parameters_too)
     assert sorted(ranks[0]["ids"] + ranks[1]["ids"]) == [0, 1, 2, 3, 4]
-
-
-def test_frozen_engines_have_the_rows_of_all_ranks(two_ranks: Ranks) -> None:
-    results = two_ranks.run(frozen_engine, "all")
-    sizes = {name: sum(of[2][name] for of in results) for name in results[0][2]}
-    for live, frozen, own, of_copy in results:
-        assert frozen is not None
-        assert of_copy == sizes != own
-        for name, expected in live.items():
-            torch.testing.assert_close(frozen[name], expected, rtol=1e-6, atol=1e-6)
 
 
 def test_frozen_engines_of_the_first_rank_or_of_each(two_ranks: Ranks) -> None:

@@ -119,6 +119,8 @@ def _grads_of(own: Any) -> Any:
                 of_rows = own(self, tables, inv_scale, found_inf, *arguments)
                 for device, flag in of_rows.items():
                     found[device] = torch.maximum(found.get(device, flag), flag)
+        if not found and any(of.has_scaled_gradients() for of, _ in stepped):
+            found[found_inf.device] = found_inf  # of lookups without ids; torch wants a flag
         shares = {shared for _, shared in stepped if shared is not None}
         # in an order that is that of the other ranks, too
         for shared in sorted(shares, key=lambda shared: str(shared.ranks.group_name)):

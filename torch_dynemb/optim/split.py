@@ -123,7 +123,7 @@ class SplitOptimizer(FusedOptimizer):
 
     def _show_gradients(self) -> None:
         rows, sort = self._rows, self._sort
-        scaled = any(stand_in.is_scaled for stand_in in self._stand_ins)
+        scaled = self.has_scaled_gradients()
         self._stand_ins = [RowGradients(rows, slab, sort) for slab in range(len(rows.weights))]
         self.param_groups[0]["params"] = list(self._stand_ins)
         if scaled:
@@ -184,6 +184,10 @@ class SplitOptimizer(FusedOptimizer):
         for stand_in in self._stand_ins:
             stand_in.is_scaled = True
 
+    def has_scaled_gradients(self) -> bool:
+        """Return whether ``GradScaler`` has scaled pending gradients, also of no ids."""
+        return any(stand_in.is_scaled for stand_in in self._stand_ins)
+
     def gradients_are_unscaled(self) -> None:
         """Record that no pending gradient is scaled any more; compiled code does not."""
         if torch.compiler.is_compiling():
@@ -201,7 +205,7 @@ class SplitOptimizer(FusedOptimizer):
         Raises:
             RuntimeError: ``GradScaler`` has scaled them.
         """
-        if any(stand_in.is_scaled for stand_in in self._stand_ins):
+        if self.has_scaled_gradients():
             names = [group["name"] for group in self.param_groups]
             raise RuntimeError(
                 f"{call}: the gradients of tables {names} are multiplied by the scale of "

@@ -58,7 +58,8 @@ class EmbeddingOption:
             [samples, longest, dim].
         combiner_kwargs: of the combiner.
         grad_reduce_by: gradient of an id over ranks. ``"worker"``: the sum divided by the number of
-            ranks. ``"id"``: the sum divided by the number of ranks that sent the id.
+            ranks. ``"id"``: the sum divided by the number of ranks that sent the id in the same
+            lookup, that of features with equal :meth:`runtime_info`.
         filter_hook: removes rows periodically.
         admit_hook: decides which new ids get a row.
         max_rows: rows to reserve address space for; default: as many as fill the device's memory,
