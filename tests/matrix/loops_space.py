@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 import torch_dynemb as td
@@ -59,6 +59,7 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
     "chained": lambda of: lr_scheduler.ChainedScheduler(
         [lr_scheduler.ConstantLR(of, 0.1, 2), lr_scheduler.ExponentialLR(of, 0.9)]
     ),
+    "swa": lambda of: SWALR(of, 0.05, anneal_epochs=2),
     "plateau": lambda of: lr_scheduler.ReduceLROnPlateau(of, factor=0.5, patience=0),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from covering import Case, Space
 from numpy.typing import NDArray
+from packages_of_cases import Package
 from seeding import seeded
 from torch import Tensor, nn
 
@@ -33,6 +34,7 @@ Floats = NDArray[np.float64]
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 TOLERANCE = {"fp32": 1e-5, "fp16": 2e-3, "bf16": 1.6e-2}
 BAGS = ("bag", "bags", "recis")
+PACKAGES = ("package", "package_cpp")
 POLICIES = {
     "none": td.Policy(),
     "custom": td.Policy(score="custom", capacity=400),
@@ -323,14 +325,40 @@ def _differences(case: Case, folder: Path) -> list[str]:
             log.flush()
             follower.update()
         elif case["updated"] == "update":
-            _update(model, served)
+            (tables,) = serving.live_tables(model).values()
+            _update(tables, served, [*tables.sizes()])
         log.close()
         return _wrong_outputs(case, served, model)
+    if case["how"] in PACKAGES:
+        return _wrong_outputs(case, served, _package(case, served, folder, keep))
     frozen = [
         _copied(case, td.freeze(served.model, rows=case["rows"], keep=keep, missing=missing))
         for missing in (False, True)
     ]
     return [text for model in frozen for text in _wrong_outputs(case, served, model)]
+
+
+def _package(case: Case, served: Served, folder: Path, keep: Any) -> Package:
+    """Return a package of a frozen model, or one with rows that have been updated."""
+    in_cpp, options = case["how"] == "package_cpp", dict[str, Any]()
+    live = case["updated"] == "update"
+    model = served.model.eval() if live else td.freeze(served.model, rows=case["rows"], keep=keep)
+    if live:
+        options = {"headroom": 10, "rows": case["rows"], "keep": keep}
+    elif case["converted"]:
+        model.to(TYPES[case["converted"]])
+    given = list[Any]()
+
+    def example(*inputs: Any) -> Any:
+        given.extend(inputs)
+        return model(*inputs)
+
+    with torch.no_grad():
+        served(example, {name: _batch(case, n) for n, name in enumerate(served.names)})
+    package = Package(model, folder, tuple(given), in_cpp, **options)
+    if live:
+        _update(package.served, served, [*package.served.stats()])
+    return package
 
 
 def _copied(case: Case, model: nn.Module) -> nn.Module:
@@ -349,8 +377,8 @@ def _copied(case: Case, model: nn.Module) -> nn.Module:
     return model
 
 
-def _wrong_outputs(case: Case, served: Served, model: nn.Module) -> list[str]:
-    if case["converted"]:
+def _wrong_outputs(case: Case, served: Served, model: nn.Module | Package) -> list[str]:
+    if case["converted"] and not isinstance(model, Package):
         model.to(TYPES[case["converted"]])
     found = []
     for number in range(2):
@@ -386,7 +414,7 @@ def rows_off(case: Case, rows: Rows, batch: Batch) -> Floats:
 class Counted:
     """A model that may also count missing ids, called as one that does not."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module | Package) -> None:
         self.model, self.missing = model, None
 
     def __call__(self, *given: Any) -> Any:
@@ -394,6 +422,8 @@ class Counted:
         if isinstance(self.model, serving.CountsMissing):
             output, missing = output
             self.missing = missing.tolist()
+        elif isinstance(self.model, Package):
+            self.missing = self.model.missing
         return output
 
 
@@ -405,14 +435,15 @@ def _missing(served: Served, batch: Mapping[str, Batch]) -> list[int]:
     ]
 
 
-def _update(model: Any, served: Served) -> None:
-    (tables,) = serving.live_tables(model).values()
-    for name, (_, rows) in zip(tables.sizes(), served.rows.items(), strict=True):
+def _update(served_by: Any, served: Served, names: Sequence[str]) -> None:
+    """Write rows of ids, and remove others, in the tables that serve."""
+    update = getattr(served_by, "apply", None) or served_by.update
+    for name, (_, rows) in zip(names, served.rows.items(), strict=True):
         ids = [*KNOWN[-3:], *NEW]
         of_ids = torch.randn(len(ids), rows.dim, generator=seeded(7))
-        tables.update(name, torch.tensor(ids), of_ids)
+        update(name, torch.tensor(ids), of_ids)
         rows.set(ids, of_ids)
-        tables.erase(name, torch.tensor(KNOWN[:2]))
+        served_by.erase(name, torch.tensor(KNOWN[:2]))
         for id in KNOWN[:2]:
             rows.of.pop(id, None)
 
@@ -440,14 +471,19 @@ WITHOUT: list[tuple[Any, list[str]]] = [  # when -> axes that are plain then
     (lambda c: c["how"] == "freeze", ["updated"]),
     (lambda c: c["updated"] != "log", ["log_rows"]),
     # refused
-    (lambda c: c["how"] == "live", ["copied"]),
+    (lambda c: c["how"] != "freeze", ["copied"]),
+    (lambda c: c["how"] in PACKAGES and c["updated"] == "log", ["updated", "log_rows"]),
+    (lambda c: c["how"] in PACKAGES and c["updated"] == "update", ["converted"]),
+    # this program has no updates, and a package is compiled for the sizes 2 and more
+    (lambda c: c["how"] == "package_cpp", ["updated"]),
+    (lambda c: c["how"] in PACKAGES, ["batch"]),
     (lambda c: c["storage"] == "ssd" and c["updated"] == "log", ["storage"]),
 ]
 
 SPACE = Space(
     "serving",
     axes={
-        "how": ["freeze", "live"],
+        "how": ["freeze", "live", *PACKAGES],
         "rows": [None, "fp16", "bf16", "int8", "int4", "fp8"],
         "kind": ["embedding", "bag", "bags", "sequences", "recis"],
         "dtype": list(TYPES),

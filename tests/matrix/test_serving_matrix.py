@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 from covering import Case, RanksOf, failures
-from serving_space import SPACE
+from serving_space import PACKAGES, SPACE
 
 pytestmark = pytest.mark.cpu_only("live tables are on the CPU")
 
 PARTS = 12
+IN_PROCESS = SPACE.having(how=["freeze", "live"])
 FOUND = ["how=live rows=fp8 kind=sequences dim=18 updated=log"]  # the smallest cases of faults
 
 
 @pytest.fixture(scope="module")
 def triples() -> list[Case]:
-    return SPACE.cases(3)
+    return IN_PROCESS.cases(3)
 
 
 @pytest.mark.parametrize("found", FOUND)
@@ -30,7 +31,14 @@ def test_triples(triples: list[Case], ranks_of: RanksOf, part: int) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.long
 def test_fours(ranks_of: RanksOf) -> None:
-    assert failures(SPACE, SPACE.cases(4), ranks_of) == []
+    assert failures(SPACE, IN_PROCESS.cases(4), ranks_of) == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_pairs_of_packages(ranks_of: RanksOf) -> None:
+    assert failures(SPACE, SPACE.having(how=PACKAGES).cases(2), ranks_of) == []
 
 
 def test_options_have_an_axis_or_a_reason() -> None:
