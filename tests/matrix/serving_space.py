@@ -71,10 +71,10 @@ class Rows:
         self.case, self.dim = case, dim
         self.of: dict[int, Floats] = {}
 
-    def set(self, ids: list[int], rows: Tensor) -> None:
-        """Set rows."""
-        stored = rows.to(TYPES[self.case["dtype"]]).double().numpy()
-        self.of |= dict(zip(ids, stored, strict=True))
+    def set(self, ids: list[int], rows: Tensor, *, in_table: bool = True) -> None:
+        """Set rows: of the table, or of what serves and has a format of its own."""
+        stored = rows.to(TYPES[self.case["dtype"]]) if in_table else rows
+        self.of |= dict(zip(ids, stored.double().numpy(), strict=True))
 
     def read(self, id: int) -> tuple[Floats, float]:
         """Return a row, and how far it may be off."""
@@ -437,12 +437,13 @@ def _missing(served: Served, batch: Mapping[str, Batch]) -> list[int]:
 
 def _update(served_by: Any, served: Served, names: Sequence[str]) -> None:
     """Write rows of ids, and remove others, in the tables that serve."""
-    update = getattr(served_by, "apply", None) or served_by.update
+    is_live = isinstance(served_by, serving.LiveTables)
+    update = served_by.update if is_live else served_by.apply
     for name, (_, rows) in zip(names, served.rows.items(), strict=True):
         ids = [*KNOWN[-3:], *NEW]
         of_ids = torch.randn(len(ids), rows.dim, generator=seeded(7))
         update(name, torch.tensor(ids), of_ids)
-        rows.set(ids, of_ids)
+        rows.set(ids, of_ids, in_table=served.case["rows"] is None)
         served_by.erase(name, torch.tensor(KNOWN[:2]))
         for id in KNOWN[:2]:
             rows.of.pop(id, None)
