@@ -279,6 +279,7 @@ REFUSED = {
         "score": "layout is damaged",
         "scores": "layout is damaged",
         "columns": "layout is damaged",
+        "time": "layout is damaged",
         "floats": "layout is torch.float32, expected int64",
         "no tensor": "weight is a list, expected a tensor",
         "meta": "layout is torch.int64, expected int64 with values",
@@ -318,6 +319,9 @@ def test_numbers_of_scores_in_files_never_change(monkeypatch: pytest.MonkeyPatch
     decays = some._replace(admission_half_life=-9)
     assert decays.tensor().tolist() == [1, 7, 5, 3, 1, 0, 2, 4, 0, 19]
     assert Layout.of("t", decays.tensor()) == decays
+    timed = some._replace(now=1000)
+    assert timed.tensor().tolist() == [1, 7, 5, 3, 1, 0, 2, 4, 0, 0, 1000]
+    assert Layout.of("t", timed.tensor()) == timed
 
 
 def test_counts_of_another_half_life_are_refused() -> None:

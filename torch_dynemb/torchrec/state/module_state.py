@@ -20,6 +20,7 @@ from torch_dynemb.ops.columns import Clock
 from torch_dynemb.policy.admission import AdmitFrequent
 from torch_dynemb.policy.layout import score_words_of
 from torch_dynemb.process.interrupts import defer_signals
+from torch_dynemb.table.clock import check_now, set_time
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.content import (
     optimizer_steps,
@@ -28,6 +29,7 @@ from torch_dynemb.table.content import (
     set_optimizer_steps,
 )
 from torch_dynemb.table.dense_state import leaves_tables_out
+from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.load import RowLoader, check_ids, undone_after_error
 from torch_dynemb.torchrec.planning.options import NOT_TRAINED
 from torch_dynemb.torchrec.planning.plans import ModulePlan
@@ -123,6 +125,7 @@ class ModuleState:
                     0 if counted is None else counted.ids.numel(),
                     optimizer_steps(of.group.tables, of.table),
                     int(of.group.index.clock[Clock.STEP]),
+                    int(of.group.index.clock[Clock.NOW]) if of.group.config.keeps_time else 0,
                 )
                 for of, content, counted in found
             }
@@ -143,6 +146,7 @@ class ModuleState:
                 first_columns=tuple(sorted({place.first_column for place in shape.places})),
                 half_life=shape.half_life,
                 admission_half_life=shape.admission_half_life,
+                now=max(numbers[4] for numbers in known.values()),
             )
             saved = save_table(
                 shape,
@@ -249,7 +253,7 @@ class ModuleState:
                     device=self.device,
                 )
                 loads[name].check()
-            self._check_ids(loads)
+            self._check_values(loads, layouts)
         except ValueError as error:
             error_msgs.append(str(error))
             return
@@ -264,12 +268,17 @@ class ModuleState:
             return [str(error)]
         return []
 
-    def _check_ids(self, loads: Mapping[str, TableLoad]) -> None:
-        """Raise ValueError on all ranks if ids of one rank do not fit its tables."""
+    def _check_values(
+        self, loads: Mapping[str, TableLoad], layouts: Mapping[str, Layout | None]
+    ) -> None:
+        """Raise ValueError on all ranks if ids of one rank, or times, do not fit its tables."""
 
         def check() -> None:
             for name, load in loads.items():
+                layout = layouts[name]
                 for local in self.local(self.shapes[name]):
+                    if layout is not None and local.group.config.keeps_time:
+                        check_now(local.group.tables, layout.now)
                     check_ids(local.group.tables, local.table, load.arriving[local.place].ids)
 
         ranks_of(self.process_group).run(check)
@@ -303,6 +312,9 @@ class ModuleState:
                 loaders[id(of.group)].publish(of.table, [ids], counted)
             for (name, _), of in local.items():
                 _set_clocks(of, self.shapes[name], layouts[name], loads[name])
+            for group in groups.values():
+                names = [name for (name, _), of in local.items() if of.group is group]
+                _set_time(group, [layouts[name] for name in names])
             for loader in loaders.values():
                 loader.end()
 
@@ -342,6 +354,20 @@ def _set_clocks(
     if layout is not None:
         clock = local.group.index.clock
         clock[Clock.STEP] = max(int(clock[Clock.STEP]), layout.clock)
+
+
+def _set_time(group: TableGroup, layouts: Sequence[Layout | None]) -> None:
+    """Continue the time of a group from that of the saved tables.
+
+    Args:
+        layouts: of the tables that are loaded; the time goes back if these are all of the group.
+    """
+    times = [layout.now for layout in layouts if layout is not None and layout.now > 0]
+    if not times or not group.config.keeps_time:
+        return
+    if len(layouts) < len(group.names):
+        times.append(int(group.index.clock[Clock.NOW]))
+    set_time(group.tables, max(times))
 
 
 def _shape_of(config: Any, plan: ModulePlan, places: list[Place]) -> TableShape:

@@ -76,6 +76,8 @@ class Layout(NamedTuple):
         first_columns: of the column shards.
         half_life: of decayed counts, in the code of their score: seconds, or below 0 steps.
         admission_half_life: of the counts of ids without a row, in a last word if it is not 0.
+        now: seconds that the next lookups have, in a word after it if it is not 0; 0: unknown, or
+            no table keeps times.
     """
 
     optimizer_steps: int
@@ -84,12 +86,15 @@ class Layout(NamedTuple):
     first_columns: tuple[int, ...]
     half_life: int = 0
     admission_half_life: int = 0
+    now: int = 0
 
     def tensor(self) -> Tensor:
         codes = [_SCORE_CODES[name] for name in self.scores]
         if "decayed" in self.scores:
             codes[self.scores.index("decayed")] += _encoded(self.half_life) << _CODE_BITS
-        last = [_encoded(self.admission_half_life)] if self.admission_half_life != 0 else []
+        last = [_encoded(self.admission_half_life), self.now]
+        while last and last[-1] == 0:
+            last.pop()
         head = [FORMAT_VERSION, self.optimizer_steps, self.clock, len(codes)]
         return torch.tensor(
             [*head, len(self.first_columns), *codes, *self.first_columns, *last], device="cpu"
@@ -116,11 +121,11 @@ class Layout(NamedTuple):
         if len(words) < _LAYOUT_HEAD or min(words[1:]) < 0 or max(words) > MAX_COUNT:
             raise damaged
         end = _LAYOUT_HEAD + words[3] + words[4]
-        if len(words) not in (end, end + 1):
+        if not end <= len(words) <= end + 2:
             raise damaged
-        admission_half_life = _decoded(words.pop()) if len(words) > end else 0
+        admission_code, now = [*words[end:], 0, 0][:2]
         codes = words[_LAYOUT_HEAD : _LAYOUT_HEAD + words[3]]
-        columns = words[_LAYOUT_HEAD + words[3] :]
+        columns = words[_LAYOUT_HEAD + words[3] : end]
         half_life = 0
         for k, code in enumerate(codes):
             codes[k] = code & ((1 << _CODE_BITS) - 1)
@@ -133,7 +138,10 @@ class Layout(NamedTuple):
         if columns[:1] != [0] or columns != sorted(set(columns)):
             raise damaged
         names = tuple(_SCORE_NAMES[code] for code in codes)
-        return Layout(words[1], words[2], names, tuple(columns), half_life, admission_half_life)
+        admission_half_life = _decoded(admission_code)
+        return Layout(
+            words[1], words[2], names, tuple(columns), half_life, admission_half_life, now
+        )
 
 
 def _encoded(ticks: int) -> int:
