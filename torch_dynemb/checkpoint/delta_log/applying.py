@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from torch_dynemb.checkpoint.delta_log.commits import TableDelta
@@ -37,7 +38,15 @@ class PartChange:
 
         tensors = state_tensors(tables, tables.config.slab_of(part.table))
         with_state = delta.optimizer is not None and delta.optimizer == _name_of(part)
-        state = delta.state.items() if with_state else ()
+        state = delta.state if with_state else {}
+        state = {name: of for name, of in state.items() if name in tensors}
+        self._in_blocks: list[str] = []  # of the state, where the part has some columns
+        if part.shard.split:
+            for name, tensor in tensors.items():
+                if name in state and tensor.dtype == torch.uint8:
+                    self._in_blocks.append(name)
+                elif name in state and tensor.dim() == 2:
+                    state[name] = state[name][:, columns]
         # other scores are those of the follower's own clock
         kept = [name for name in score_names(tables, part.table) if name == _CUSTOM]
         self.update = RowUpdate(
@@ -46,7 +55,7 @@ class PartChange:
             part.table,
             own(delta.ids),
             own(delta.rows[:, columns]),
-            state={name: own(values) for name, values in state if name in tensors},
+            state={name: own(of) for name, of in state.items()},
             scores={name: own(of) for name, of in delta.scores.items() if name in kept},
             gone=delta.removed[part.ids.owned(delta.removed)].to(device),
             steps=delta.optimizer_steps if with_state else None,
@@ -56,7 +65,8 @@ class PartChange:
         """Check that the table can take the change. Changes nothing.
 
         Raises:
-            ValueError: the commit has the padding id, or lacks custom scores.
+            ValueError: the commit has the padding id, lacks custom scores, or has 8-bit state of
+                more columns than the part.
             NoRoomError: the table has too little room.
         """
         part, name = self._part, self._part.name
@@ -65,6 +75,12 @@ class PartChange:
             raise ValueError(
                 f"follow: table {name!r} has the padding id {padding}, which has no row, but the "
                 "commit has a row for it: follow with a model like the one that is published"
+            )
+        if self._in_blocks and self.update.ids.numel() > 0:
+            raise ValueError(
+                f"follow: table {name!r} has columns {part.columns} here, but the log has 8-bit "
+                f"{self._in_blocks[0]} of whole rows: publish with optimizer_state=False, or shard "
+                "the table by rows"
             )
         given = _CUSTOM in self._delta.scores or self._delta.ids.numel() == 0
         if _CUSTOM in part.config.policy.scores and not given:
