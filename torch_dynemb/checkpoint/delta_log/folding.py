@@ -30,11 +30,12 @@ from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, tables_of, te
 from torch_dynemb.checkpoint.delta_log.program_state import state_of
 from torch_dynemb.checkpoint.entries import COUNT, PLACE, WEIGHT, score_entry, state_entry
 from torch_dynemb.checkpoint.entries import SKETCH as CELLS
-from torch_dynemb.checkpoint.loading.later import LaterChanges, LaterTable, by_row, shards_of
+from torch_dynemb.checkpoint.loading.later import LaterChanges, LaterTable, shards_of
 from torch_dynemb.checkpoint.manifest.check import check_parts
 from torch_dynemb.checkpoint.manifest.records import SavedTable
 from torch_dynemb.checkpoint.manifest.whole_tables import together
 from torch_dynemb.checkpoint.parts import TablePart
+from torch_dynemb.checkpoint.reading.column_shards import by_row
 from torch_dynemb.checkpoint.reading.reader import Checkpoint
 from torch_dynemb.errors import DamagedFileError
 from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch

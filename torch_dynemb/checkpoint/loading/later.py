@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.checkpoint.manifest.records import SavedTable
-from torch_dynemb.checkpoint.reading.column_shards import combined_by_row
+from torch_dynemb.checkpoint.reading.column_shards import by_row
 from torch_dynemb.optim.base import StateTensor
 from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.shards import IdSlots
@@ -102,19 +102,4 @@ def shards_of(saved: SavedTable) -> list[range]:
     return [range(first, first + count) for first, count in firsts]
 
 
-def by_row(values: Tensor, shards: Shards, columns: range) -> Tensor:
-    """Combine values per row of column shards into those of other columns, [n].
-
-    Args:
-        values: [n, shards].
-        shards: columns of each shard.
-        columns: columns of the result.
-    """
-    shared = [
-        (min(of.stop, columns.stop) - max(of.start, columns.start), values[:, k])
-        for k, of in enumerate(shards)
-    ]
-    return combined_by_row([(width, of) for width, of in shared if width > 0])
-
-
-__all__ = ["LaterChanges", "LaterTable", "by_row", "shards_of"]
+__all__ = ["LaterChanges", "LaterTable", "shards_of"]

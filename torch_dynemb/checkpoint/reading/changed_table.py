@@ -34,6 +34,7 @@ from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader
 from torch_dynemb.checkpoint.manifest.check import check_parts
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedFile, SavedPart, SavedTable
 from torch_dynemb.checkpoint.manifest.whole_tables import together
+from torch_dynemb.checkpoint.reading.column_shards import by_shard
 from torch_dynemb.checkpoint.reading.saved_table import (
     CheckpointFiles,
     CheckpointTable,
@@ -179,13 +180,20 @@ class ChangedTable(CheckpointTable):
         return any(self._places(part, COUNTS) for part in self._saved.first_parts)
 
     def _batches(
-        self, size: int, state: Sequence[StateTensor], words: tuple[str, ...]
+        self,
+        size: int,
+        state: Sequence[StateTensor],
+        words: tuple[str, ...],
+        columns: Sequence[range] | None = None,
     ) -> Iterator[SavedBatch]:
         for first in self._saved.first_parts:
-            columns = [self._rows(part) for part in self._shards_of(first)]
+            parts = self._shards_of(first)
             with self._changes[first.rank].understood():
-                for shards in zip(*columns, strict=True):
-                    rows = whole_rows(self.name, shards)
+                for shards in zip(*map(self._rows, parts), strict=True):
+                    rows = whole_rows(self.name, shards, by_shard=columns is not None)
+                    for of in state if columns is not None and rows.ids.numel() > 0 else ():
+                        if of.per_row and columns is not None:
+                            rows.state[of.name] = by_shard(rows.state[of.name], parts, columns)
                     none = rows.ids.new_empty(rows.ids.numel(), 0)
                     scores = torch.cat([none, *(rows.scores[of][:, None] for of in words)], 1)
                     for begin in range(0, rows.ids.numel(), size):

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torch_dynemb.checkpoint.manifest.records import SavedPart
+
 
 def combined_by_row(shards: Sequence[tuple[int, Tensor]]) -> Tensor:
     """Combine values per row from column shards: their mean by columns, or the maximum of integers.
@@ -31,4 +33,31 @@ def combined_by_row(shards: Sequence[tuple[int, Tensor]]) -> Tensor:
     return total.to(shards[0][1].dtype)
 
 
-__all__ = ["combined_by_row"]
+def by_row(values: Tensor, shards: Sequence[range], columns: range) -> Tensor:
+    """Combine values per row of column shards into those of other columns, [n].
+
+    Args:
+        values: [n, shards].
+        shards: columns of each shard.
+        columns: columns of the result.
+    """
+    shared = [
+        (min(of.stop, columns.stop) - max(of.start, columns.start), values[:, k])
+        for k, of in enumerate(shards)
+    ]
+    return combined_by_row([(width, of) for width, of in shared if width > 0])
+
+
+def by_shard(values: Tensor, parts: Sequence[SavedPart], columns: Sequence[range]) -> Tensor:
+    """Combine values per row of saved column shards into those of others, [n, others].
+
+    Args:
+        values: [n, parts].
+        parts: saved column shards of the same ids.
+        columns: of each of the others.
+    """
+    saved = [range(of.first_column, of.first_column + of.columns) for of in parts]
+    return torch.stack([by_row(values, saved, of) for of in columns], 1)
+
+
+__all__ = ["by_row", "by_shard", "combined_by_row"]

@@ -15,7 +15,7 @@ from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart, SavedTable
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.checked_rows import CheckedRows
-from torch_dynemb.checkpoint.reading.column_shards import combined_by_row
+from torch_dynemb.checkpoint.reading.column_shards import by_shard, combined_by_row
 from torch_dynemb.checkpoint.reading.sketches import combined_sketch
 from torch_dynemb.ops.columns import SKETCH_ROWS
 from torch_dynemb.optim.base import StateTensor
@@ -184,8 +184,21 @@ class CheckpointTable:
         tensors = self.state_tensors if state else ()
         return self._batches(size, tensors, self.scores if scores else ())
 
+    def batches_by_shard(self, size: int, columns: Sequence[range]) -> Iterator[SavedBatch]:
+        """Iterate as :meth:`batches`, with state of column shards.
+
+        Args:
+            size: largest number of ids in a batch.
+            columns: of each shard. State with one value per row is [n, shards].
+        """
+        return self._batches(size, self.state_tensors, self.scores, columns)
+
     def _batches(
-        self, size: int, state: Sequence[StateTensor], words: tuple[str, ...]
+        self,
+        size: int,
+        state: Sequence[StateTensor],
+        words: tuple[str, ...],
+        columns: Sequence[range] | None = None,
     ) -> Iterator[SavedBatch]:
         for first in self._saved.first_parts:
             with ExitStack() as stack:
@@ -196,7 +209,7 @@ class CheckpointTable:
                 for begin in range(0, first.ids, size):
                     # not assigned to a name, so that a batch is freed while the next one is read
                     yield self._batch(
-                        shards, range(begin, min(begin + size, first.ids)), state, words
+                        shards, range(begin, min(begin + size, first.ids)), state, words, columns
                     )
                     for shard in shards:
                         shard.rows.pass_by(begin + size)
@@ -208,6 +221,7 @@ class CheckpointTable:
         places: range,
         state: Sequence[StateTensor],
         words: tuple[str, ...],
+        columns: Sequence[range] | None,
     ) -> SavedBatch:
         """Read the ids in a range of a part."""
         begin, count = places.start, len(places)
@@ -215,7 +229,7 @@ class CheckpointTable:
         scores = torch.empty(count, len(words), dtype=torch.int64, device="cpu")
         for k, word in enumerate(words):
             scores[:, k] = shards[0].read(score_entry(word), torch.int64, begin, count)
-        values = {of.name: _state(shards, of, begin, count) for of in state}
+        values = {of.name: _state(shards, of, begin, count, columns) for of in state}
         rows = _together([shard.weights(begin, count) for shard in shards])
         return SavedBatch(ids, rows, values, scores, words)
 
@@ -361,13 +375,21 @@ class _Shard(NamedTuple):
         return self.read(WEIGHT, self.dtype, begin, count, self.part.columns)
 
 
-def _state(shards: Sequence[_Shard], tensor: StateTensor, begin: int, count: int) -> Tensor:
-    """Combine a tensor of optimizer state into whole rows."""
+def _state(
+    shards: Sequence[_Shard],
+    tensor: StateTensor,
+    begin: int,
+    count: int,
+    columns: Sequence[range] | None,
+) -> Tensor:
+    """Combine a tensor of optimizer state into whole rows, or values per row into other shards."""
     name = state_entry(tensor.name)
     if tensor.per_row:
-        return combined_by_row(
-            [(of.part.columns, of.read(name, tensor.dtype, begin, count)) for of in shards]
-        )
+        own = [of.read(name, tensor.dtype, begin, count) for of in shards]
+        if columns is None:
+            widths = [of.part.columns for of in shards]
+            return combined_by_row(list(zip(widths, own, strict=True)))
+        return by_shard(torch.stack(own, 1), [of.part for of in shards], columns)
     widths = [tensor.columns(of.part.columns) for of in shards]
     return _together(
         [

@@ -156,10 +156,14 @@ class _MergedTable(CheckpointTable):
         return self._last.sketches(parts)
 
     def _batches(
-        self, size: int, state: Sequence[StateTensor], words: tuple[str, ...]
+        self,
+        size: int,
+        state: Sequence[StateTensor],
+        words: tuple[str, ...],
+        columns: Sequence[range] | None = None,
     ) -> Iterator[SavedBatch]:
         for table, overruled in self._layers:
-            for batch in table._batches(size, state, words):
+            for batch in table._batches(size, state, words, columns):
                 here = outside(batch.ids, overruled)
                 if bool(here.all()):
                     yield batch

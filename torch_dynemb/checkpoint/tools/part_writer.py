@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -63,15 +63,15 @@ class PartOfTable(NamedTuple):
         parts: number of parts.
         ids: number of ids.
         columns: columns of the part within the whole table.
-        state_columns: by state tensor, the part's slice of a whole row's state; None for one value
-            per row.
+        state_columns: by state tensor, the part's slice of a whole row's state. For one value per
+            row it is the number of the column shard, or None if the value is that of whole rows.
     """
 
     number: int
     parts: int
     ids: int
     columns: range
-    state_columns: dict[str, slice | None]
+    state_columns: Mapping[str, slice | int | None]
 
 
 class PartWriter:
@@ -113,7 +113,7 @@ class PartWriter:
         tensors.append(TensorShape(WEIGHT, self._table.dtype, (count, len(columns))))
         for of in self._table.state_tensors:
             at = self.part.state_columns[of.name]
-            shape = (count,) if at is None else (count, at.stop - at.start)
+            shape = (count, at.stop - at.start) if isinstance(at, slice) else (count,)
             tensors.append(TensorShape(state_entry(of.name), of.dtype, shape))
         return tensors
 
@@ -121,7 +121,7 @@ class PartWriter:
         """Write the next rows.
 
         Args:
-            batch: whole rows, with all scores and all state.
+            batch: whole rows, with all scores and all state, by shard.
             places: int64 [n], positions of the part's ids in the batch.
 
         Raises:

@@ -198,14 +198,14 @@ def _column_shards(dim: int, most: int) -> list[range]:
 
 def _state_columns(
     table: CheckpointTable, shards: Sequence[range]
-) -> list[dict[str, slice | None]]:
+) -> list[dict[str, slice | int | None]]:
     """Return, by shard and state tensor, the slice of a whole row's state that the shard has."""
-    result: list[dict[str, slice | None]] = [{} for _ in shards]
+    result: list[dict[str, slice | int | None]] = [{} for _ in shards]
     for tensor in table.state_tensors:
         begin = 0
-        for shard, of_shard in zip(shards, result, strict=True):
+        for number, (shard, of_shard) in enumerate(zip(shards, result, strict=True)):
             end = begin + tensor.columns(len(shard))
-            of_shard[tensor.name] = None if tensor.per_row else slice(begin, end)
+            of_shard[tensor.name] = number if tensor.per_row else slice(begin, end)
             begin = end
     return result
 
@@ -352,7 +352,7 @@ def _write_rows(files: TensorFiles, split: Split, progress: Progress) -> list[Pa
                     writers[number].append(PartWriter(files, table, part))
                     stack.callback(writers[number][-1].close)
             size = max(1, PIECE_BYTES // table.row_bytes)
-            for batch in table.batches(size):
+            for batch in table.batches_by_shard(size, split.columns):
                 for number, places in _dealt(split.owners(batch.ids), numbers):
                     for writer in writers[number]:
                         writer.append(batch, places)
