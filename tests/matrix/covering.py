@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -35,6 +36,8 @@ class Space:
         constraints: predicates, the parameters of which are names of axes.
         check: called with (rank, case); returns what is wrong, empty if nothing. It is a function
             of a module, so that ranks find it. With an axis ``ranks`` there is a process group.
+        then: called after ``check`` on as many ranks as the axis ``target_ranks`` has. Both find a
+            folder in ``case["folder"]``.
         public: functions, classes and TypedDicts that have the options.
         without_axis: option -> why it is in no axis.
         hiding: axis -> values with which other options have little effect.
@@ -44,6 +47,7 @@ class Space:
     axes: Mapping[str, Sequence[Any]]
     constraints: Sequence[Callable[..., bool]]
     check: Callable[[int, Case], list[str]]
+    then: Callable[[int, Case], list[str]] | None = None
     public: Sequence[Any] = ()
     without_axis: Mapping[str, str] = field(default_factory=dict)
     hiding: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -134,17 +138,29 @@ def _options(of: Any) -> list[str]:
 
 def wrong(space: Space, case: Case, ranks_of: RanksOf) -> list[str]:
     """Return what is wrong with a case, on any rank; errors are."""
-    if case.get("ranks", 0) > 1:
-        ranks = ranks_of(case["ranks"])
-        outcomes = ranks.outcomes(space.check, case)
+    if space.then is None:
+        return _wrong(space.check, case, case.get("ranks"), ranks_of)
+    with TemporaryDirectory() as folder:
+        case = {**case, "folder": folder}
+        return _wrong(space.check, case, case["ranks"], ranks_of) or _wrong(
+            space.then, case, case["target_ranks"], ranks_of
+        )
+
+
+def _wrong(
+    check: Callable[[int, Case], list[str]], case: Case, number: int | None, ranks_of: RanksOf
+) -> list[str]:
+    if number is not None and number > 1:
+        ranks = ranks_of(number)
+        outcomes = ranks.outcomes(check, case)
         if not all(good for good, _ in outcomes):
             ranks.stop()  # some may be in the midst of a collective
         found = [text for good, of in outcomes for text in (of if good else [_last_lines(of)])]
         return list(dict.fromkeys(found))
     torch.manual_seed(0)
     try:
-        with _alone() if case.get("ranks") else nullcontext():
-            return space.check(0, case)
+        with _alone() if number else nullcontext():
+            return check(0, case)
     except Exception:
         return [_last_lines(traceback.format_exc())]
 

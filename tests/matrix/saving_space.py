@@ -94,7 +94,7 @@ def _differences(rank: int, case: Case, folder: str) -> list[str]:
         there.load(target)
     if not torch.equal(target.model["dense"].bias, torch.full((1,), 3.0)):
         found.append("the dense state")
-    slack = take(case, source, target, saved)
+    slack = take(case, target, saved)
     found += target.differences("loaded", slack)
     if target.made.optimizer != "none" and not slack and saving.resumes:
         for step in range(STEPS + 1, 2 * STEPS + 1):

@@ -9,7 +9,7 @@ import copy
 import io
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import fsspec
@@ -18,6 +18,7 @@ import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 from covering import Case
+from torch import Tensor
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from trained_jobs import EVICTS, POLICIES, TYPES, Job
 from trained_twin import FREQUENCIES, Floats, Twin
@@ -32,9 +33,7 @@ OBJECTS = ("pickle", "deepcopy")  # the target is a copy of the source
 STATES = ("state_dict", "dcp", *OBJECTS)
 
 
-def take(
-    case: Case, source: Job, target: Job, saved: dict[str, Twin]
-) -> dict[str, dict[int, float]]:
+def take(case: Case, target: Job, saved: dict[str, Twin]) -> dict[str, dict[int, float]]:
     """Give the target's twins what was saved; return how far rows may be off."""
     slack: dict[str, dict[int, float]] = {}
     for name, twin in saved.items():
@@ -50,22 +49,23 @@ def take(
         own.now, own.steps, own.initial = twin.now, twin.steps, twin.initial
         own.convert(own.dtype)
         if case["target_optimizer"] in ("same", "state_dtype"):
-            own.state = twin.state
+            own.take_state(twin)
         else:
             own.restart_optimizer(own.optimizer)
         if target.made.policy not in ("admission", "sketch"):
             own.waiting = {}
         if case["target_capacity"] == "smaller":
-            _keep_best(target, name, own)
+            keep_best(target, name, own)
     return slack
 
 
-def _keep_best(target: Job, name: str, twin: Twin) -> None:
+def keep_best(target: Job, name: str, twin: Twin) -> None:
     """Keep what a smaller table has, if these are ids with the highest scores."""
     word = EVICTS[target.made.policy]
     ids = {*target.ids(name).tolist()}
     gone = {*twin.rows} - ids
-    least = min((twin.scores[id][word] for id in ids & {*twin.rows}), default=0)
+    parts = [part & {*twin.rows} for part in target.ids_by_part(name)]
+    least = max((min(twin.scores[id][word] for id in part) for part in parts if part), default=0)
     if not gone or len(ids) >= target.made.capacity // 2:
         for id in gone:
             if twin.scores[id][word] <= least:
@@ -129,7 +129,7 @@ class Place:
                 checkpoint.load(base, target.model, process_group=group, optimizer_state=with_state)
                 checkpoint.follow(f"{self.root}/log", target.model, base=base).update()
             else:
-                checkpoint.replay(f"{self.root}/log", target.model)
+                checkpoint.replay(f"{self.root}/log", target.model, process_group=group)
         elif self.how == "resume":
             state = checkpoint.resume(f"{self.root}/log", target.model, process_group=group).state
         elif self.how == "snapshot":
@@ -251,30 +251,23 @@ def wrong_files(path: str, source: Job, saved: Mapping[str, Twin]) -> list[str]:
     names = {source.saved_name(name): name for name in saved}
     if manifest["kind"] != "full" or {*manifest["tables"]} != {*names}:
         return [f"the manifest has {manifest['kind']} {[*manifest['tables']]}"]
-    rows: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in saved}
-    waiting: dict[str, dict[int, int]] = {name: {} for name in saved}
-    for file in files.find(root):
-        *_, folder, name = file.split("/")
-        if folder not in names or name.startswith("sketch"):
-            continue
-        tensors = safetensors.torch.load(files.cat_file(file))
-        ids = tensors.pop("id").tolist()
-        if name.startswith("counts"):
-            waiting[names[folder]].update(zip(ids, tensors["count"].tolist(), strict=True))
-            continue
-        if tensors["weight"].dtype != TYPES[source.made.dtype]:
-            return [f"{file} has rows of {tensors['weight'].dtype}"]
-        values = {of: tensor.double().numpy() for of, tensor in tensors.items()}
-        for n, id in enumerate(ids):
-            rows[names[folder]][id] = {key: value[n] for key, value in values.items()}
+
+    def read(file: Mapping[str, Any]) -> dict[str, Tensor]:
+        return safetensors.torch.load(files.cat_file(f"{root}/{file['path']}"))
+
     found = []
-    for name, twin in saved.items():
-        if {*rows[name]} != {*twin.rows}:
-            found.append(f"files of {name} have ids {sorted(rows[name])}")
+    for of_table, name in names.items():
+        twin, parts = saved[name], manifest["tables"][of_table]["parts"]
+        rows = _rows_of(parts, read, TYPES[source.made.dtype])
+        if {*rows} != {*twin.rows}:
+            found.append(f"files of {name} have ids {sorted(rows)}")
             continue
-        if source.made.policy == "admission" and waiting[name] != twin.waiting:
-            found.append(f"files of {name} have counts {waiting[name]}, expected {twin.waiting}")
-        for id, values in rows[name].items():
+        waiting: dict[int, int] = {}
+        for counts in [read(part["counts"]) for part in parts if part.get("counts")]:
+            waiting.update(zip(counts["id"].tolist(), counts["count"].tolist(), strict=True))
+        if source.made.policy == "admission" and waiting != twin.waiting:
+            found.append(f"files of {name} have counts {waiting}, expected {twin.waiting}")
+        for id, values in rows.items():
             expected = {"weight": twin.rows[id]}
             names_of_state = [of.name for of in twin.optimizer.state]
             expected |= zip(
@@ -289,3 +282,29 @@ def wrong_files(path: str, source: Job, saved: Mapping[str, Twin]) -> list[str]:
                 ):
                     found.append(f"files of {name} have {of} {values.get(of)} of {id}: {value}")
     return found[:3]
+
+
+def _rows_of(
+    parts: Sequence[Mapping[str, Any]],
+    read: Callable[[Mapping[str, Any]], dict[str, Tensor]],
+    dtype: torch.dtype,
+) -> dict[int, dict[str, Floats]]:
+    """Return what files have of each id: columns of parts beside each other."""
+    by_ids: dict[int, list[dict[str, Floats]]] = {}
+    for part in sorted(parts, key=lambda of: int(of["first_column"])):
+        tensors = [read(file) for file in part["rows"]]
+        assert all(of["weight"].dtype == dtype for of in tensors)
+        joined = {of: torch.cat([one[of] for one in tensors]) for of in (tensors or [{}])[0]}
+        values = {of: value.numpy() for of, value in joined.items() if of == "id"}
+        values |= {of: value.double().numpy() for of, value in joined.items() if of != "id"}
+        by_ids.setdefault(part["slots_begin"], []).append(values)
+    found = {}
+    for first, *others in by_ids.values():
+        for n, id in enumerate(first.get("id", ())):
+            pieces = [{of: np.atleast_1d(value[n]) for of, value in first.items()}]
+            pieces += [{of: np.atleast_1d(value[n]) for of, value in v.items()} for v in others]
+            found[int(id)] = {
+                of: np.concatenate([piece[of] for piece in pieces if of in piece])
+                for of in pieces[0]
+            }
+    return found

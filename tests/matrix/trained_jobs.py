@@ -117,6 +117,7 @@ class Job:
     def __init__(self, case: Case, made: Made, folder: str, seed: int = 0) -> None:
         self.case, self.made, self.kind = case, made, case["kind"]
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.copies = 1  # of the model
         torch.manual_seed(seed)  # all ranks alike
         self.names = ["t", "u"] if self.kind in ("bags", "sequences") else ["t"]
         self.make(folder)
@@ -220,6 +221,10 @@ class Job:
         self.model.train()
         return rows
 
+    def other_losses(self, outputs: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return what else is trained."""
+        return []
+
     def end_step(self, now: int) -> None:
         """End a training step at a time."""
         self.tables.optimizer.step(now=now if self.group.config.keeps_time else None)
@@ -238,6 +243,7 @@ class Job:
         custom = 50 - step  # 49 of the last step before a change
         outputs = self.output({name: of[0] for name, of in mine.items()}, custom)
         losses = [(outputs[name] * of[1]).sum() for name, of in mine.items()]
+        losses += self.other_losses(outputs)
         torch.stack(losses).sum().backward()
         now = self.twins["t"].now + STEP_S
         self.end_step(now)
@@ -248,7 +254,7 @@ class Job:
                 given, of_ids = of_rank[name]
                 for id, row in zip(given, of_ids.double().numpy() / len(ranks), strict=True):
                     gradients[id] = gradients.get(id, 0.0) + row
-                    seen[id] = seen.get(id, 0) + 1
+                    seen[id] = seen.get(id, 0) + self.copies
             twin.train(gradients, seen, custom)
             twin.now = now
         if self.made.policy in EVICTS:
@@ -321,6 +327,14 @@ class Job:
             ids = torch.cat(of_ranks)
         return ids.sort().values
 
+    def ids_by_part(self, name: str) -> list[set[int]]:
+        """Return the ids of parts that evict on their own; collective."""
+        return [{*self.ids(name).tolist()}]
+
+    def known(self, twin: Twin) -> list[int]:
+        """Return the ids that :meth:`ids` has if the table is as its twin."""
+        return sorted(twin.rows)
+
     def _number(self, name: str) -> int:
         return self.names.index(name)
 
@@ -337,9 +351,9 @@ class Job:
         tolerance = self.tolerance()
         found = []
         for name, twin in self.twins.items():
-            ids = self.ids(name).tolist()
-            if ids != sorted(twin.rows):
-                lost, new = sorted({*twin.rows} - {*ids}), sorted({*ids} - {*twin.rows})
+            ids, known = self.ids(name).tolist(), self.known(twin)
+            if ids != known:
+                lost, new = sorted({*known} - {*ids}), sorted({*ids} - {*known})
                 found.append(f"{what}: {name} lacks {lost[:9]}, and has {new[:9]} besides")
             for id, row in zip(universe, rows[name].double().numpy(), strict=True):
                 expected = twin.reads(id)

@@ -34,6 +34,7 @@ class Twin:
         steps: that have ended.
         first_step: at which the optimizer began.
         now: seconds.
+        columns: shards with as many columns each, which have their own state of a row.
     """
 
     optimizer: td.optim.OptimizerConfig
@@ -50,6 +51,7 @@ class Twin:
     steps: int = 0
     first_step: int = 0
     now: int = 0
+    columns: int = 1
 
     def train(self, gradients: Mapping[int, Floats], seen: Mapping[int, int], custom: int) -> None:
         """Look ids up, and take a step.
@@ -68,10 +70,40 @@ class Twin:
             scores["frequency"] += count
             self.scores[id] = scores
             row = self.rows.get(id, self.initial(id))
-            state = self.state.get(id) or initial_state(self.optimizer, len(row))
-            step = self.steps - self.first_step
-            moved, self.state[id] = optimizer_step(self.optimizer, step, row, gradients[id], state)
-            self.rows[id] = self.rounded(moved)
+            state = self.state.get(id) or self.initial_state(len(row))
+            moved = [
+                optimizer_step(self.optimizer, self.steps - self.first_step, *of)
+                for of in zip(
+                    np.split(row, self.columns),
+                    np.split(gradients[id], self.columns),
+                    self._by_columns(state),
+                    strict=True,
+                )
+            ]
+            self.rows[id] = self.rounded(np.concatenate([of for of, _ in moved]))
+            self.state[id] = [
+                np.concatenate(of) for of in zip(*(after for _, after in moved), strict=True)
+            ]
+
+    def initial_state(self, dim: int) -> list[Floats]:
+        """Return the state of a row that has not moved; with a value per row, of each shard."""
+        parts = [initial_state(self.optimizer, dim // self.columns) for _ in range(self.columns)]
+        return [np.concatenate(of) for of in zip(*parts, strict=True)]
+
+    def _by_columns(self, state: list[Floats]) -> list[list[Floats]]:
+        return [[np.split(of, self.columns)[part] for of in state] for part in range(self.columns)]
+
+    def take_state(self, other: Twin) -> None:
+        """Take the state of a twin: a value per row is the mean over the new columns."""
+        self.state = {}
+        for id, state in other.state.items():
+            dim = len(other.rows[id])
+            self.state[id] = [
+                np.repeat(of, dim // other.columns).reshape(self.columns, -1).mean(1)
+                if tensor.per_row
+                else of
+                for tensor, of in zip(other.optimizer.state, state, strict=True)
+            ]
 
     def _admits(self, id: int, count: int) -> bool:
         if id in self.rows:
