@@ -229,6 +229,7 @@ def sharded(
     prepare: Any = None,
     use_index_dedup: bool = False,
     reverses_plan: bool = False,
+    kind: type[Model] = Model,
 ) -> DistributedModelParallel:
     """A sharded model.
 
@@ -239,8 +240,9 @@ def sharded(
         prepare: called with the unsharded model.
         use_index_dedup: of the sharders.
         reverses_plan: the plan has the tables in another order than the collections.
+        kind: of the model.
     """
-    model = Model(tables, weighted)
+    model = kind(tables, weighted)
     if prepare is not None:
         prepare(model)
     if options is None:
@@ -250,13 +252,13 @@ def sharded(
             if table.dynamic
         }
     sharders: list[Any] = [
-        kind(
+        of(
             fused_params=fused_params,
             options=options,
             optimizer=optimizer,
             use_index_dedup=use_index_dedup,
         )
-        for kind in (DynamicEmbeddingBagCollectionSharder, DynamicEmbeddingCollectionSharder)
+        for of in (DynamicEmbeddingBagCollectionSharder, DynamicEmbeddingCollectionSharder)
     ]
     plan = plan_of(tables, model, sharders)
     if reverses_plan:

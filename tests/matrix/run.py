@@ -9,7 +9,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 SPACES = (  # each in <name>_space
-    *("torchrec", "modules", "recis", "oneembedding", "loops"),
+    *("torchrec", "pipelines", "modules", "recis", "oneembedding", "loops"),
     *("saving", "sharded_saving", "life", "serving"),
 )
 

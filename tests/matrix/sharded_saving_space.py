@@ -178,6 +178,7 @@ WITHOUT: list[tuple[Callable[[Case], bool], Sequence[str]]] = [  # when -> axes 
     (lambda c: c["save"] in ("increment", *LOGS, *STATES), ["storage"]),
     (lambda c: c["save"] in UNCHANGED, [*TABLES, "target_ssd"]),
     (lambda c: c["save"] in STATES, ["target_optimizer", "target_ssd"]),
+    (lambda c: c["save"] == "dcp", ["target_policy"]),
     (lambda c: c["save"] in UNCHANGED, ["target_capacity"]),
     (lambda c: c["save"] == "resume", TABLES),
     (
@@ -205,6 +206,7 @@ REFUSED = {  # as the pages say
     "save=state_dict target_optimizer=other": "loads rows without optimizer state",
     "save=state_dict policy=lru target_capacity=smaller": "give it a larger capacity",
     "save=dcp target_optimizer=other": "Missing key in checkpoint",
+    "save=dcp policy=lru target_policy=other": "loads rows without optimizer state, scores",
     "save=resume target_optimizer=other": "give the model that was published",
     "save=snapshot storage=ssd target_policy=other": "which other tables can load",
     "ranks=2 target_ranks=2 save=snapshot storage=ssd target_sharding=row_wise": "by 2 ranks with",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -12,19 +11,32 @@ import torch
 import torch.distributed as dist
 from covering import Case, Space
 from fbgemm_gpu.split_embedding_configs import SparseType
-from numpy.typing import NDArray
-from oracle import initial_state, optimizer_step
+from numpy_bags import (
+    BY_ROWS,
+    INITIAL,
+    KNOWN,
+    OPTIMIZERS,
+    POLICIES,
+    TOLERANCE,
+    TYPES,
+    Bags,
+    Floats,
+    Rows,
+    bags_of,
+    batch_of,
+    tables_of,
+)
 from seeding import seeded
 from sharded_models import (
     BAG_SHARDINGS,
     SEQUENCE_SHARDINGS,
     STATIC_VALUE,
+    Model,
     Table,
     sharded,
 )
 from static_rows import insert_static_rows
 from torch import Tensor
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import torch_dynemb as td
 from torch_dynemb.torchrec import (
@@ -34,196 +46,7 @@ from torch_dynemb.torchrec import (
     table_rows,
 )
 
-KNOWN = 12  # ids 0 to 11 have rows before the first step
-NEW = 4  # ids after these that get theirs in training, or none
-PADDING = KNOWN  # one of these
-INITIAL = 0.25  # what rows of new ids start with
-SAMPLES, STEPS = 4, 2
-Floats = NDArray[np.float64]
-
-OPTIMIZERS = {
-    "sgd": td.SGD(lr=0.5, stochastic_rounding=False),
-    "adam": td.Adam(lr=0.1, eps=0.1, stochastic_rounding=False),
-    "adagrad": td.Adagrad(lr=0.5, initial_accumulator_value=0.1, stochastic_rounding=False),
-    "row_wise_adagrad": td.RowWiseAdagrad(lr=0.5, stochastic_rounding=False),
-    "momentum": td.MomentumSGD(lr=0.2, momentum=0.5, weight_decay=0.1, stochastic_rounding=False),
-}
-POLICIES = {
-    "none": td.Policy(),
-    "room": td.Policy(score="step", capacity=400),
-    "frequency": td.Policy(score="frequency", capacity=400, on_full="evict"),
-    "ttl": td.Policy(ttl=10**6),
-}
-TYPES = {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloat16}
-BY_ROWS = ("table_wise", "row_wise", "table_row_wise")  # shards with whole rows
-TOLERANCE = {"FP32": 1e-5, "FP16": 2e-2, "BF16": 1.6e-1}  # gradients of outputs are rounded, too
-
-
-@dataclass(frozen=True)
-class Bags:
-    """The bags of a feature on a rank: ids and weights, and the bag of each sample."""
-
-    ids: list[list[int]]
-    weights: list[list[float]]
-    of_samples: list[int]
-
-
-def _tables(case: Case) -> list[Table]:
-    """Return t, of features a and b, and perhaps another one before it."""
-    pooling = case["pooling"]
-    other = {"sum": "mean", "mean": "sum", "none": "none"}[pooling]
-    options: dict[str, Any] = {
-        "sharding": case["sharding"],
-        "num_embeddings": KNOWN + NEW,
-        "data_type": case["data_type"],
-    }
-    padding_idx = PADDING if case["padding_idx"] else None
-    t = Table("t", case["dim"], ("a", "b"), pooling, padding_idx=padding_idx, **options)
-    dim = case["dim"] if pooling == "none" else 24  # sequences have one
-    others = {
-        "one": [],
-        "two": [Table("u", dim, ("c",), other, **options)],
-        "shared": [Table("u", dim, ("b", "c"), other, **options)],
-        "static": [Table("u", dim, ("c",), other, dynamic=False, **options)],
-    }
-    return [*others[case["beside"]], t]
-
-
-def _bags(case: Case, rank: int, step: int, feature: int) -> Bags:
-    random = seeded(10000 * case["seed"] + 100 * step + 10 * rank + feature)
-
-    def draw(limit: int) -> int:
-        return int(torch.randint(limit, (), generator=random))
-
-    empty = case["empty"]
-    samples = SAMPLES
-    if empty == "batch" or (empty == "rank" and rank == 0):
-        samples = 0
-    bags = min(samples, 1 + (step + feature + rank) % SAMPLES) if case["vbe"] else samples
-    ids = [[draw(KNOWN + NEW) for _ in range(draw(4))] for _ in range(bags)]
-    if bags:
-        ids[0] = [1, 1, PADDING]  # an id twice
-    if empty == "bags" or (empty == "feature" and feature == 0):
-        ids = [[] for _ in ids]
-    weights = [[(1 + draw(8)) / 4 if case["weighted"] else 1.0 for _ in bag] for bag in ids]
-    of_samples = [draw(bags) if case["vbe"] else sample for sample in range(samples)]
-    return Bags(ids, weights, of_samples)
-
-
-def _strided(tensor: Tensor) -> Tensor:
-    """Return the same values, each beside another value."""
-    return torch.stack([tensor, torch.full_like(tensor, 3)], dim=-1)[..., 0]
-
-
-def _batch(case: Case, of_features: Mapping[str, Bags]) -> KeyedJaggedTensor:
-    ids_type, lengths_type = getattr(torch, case["ids_type"]), getattr(torch, case["lengths_type"])
-    parts: dict[str, Tensor | None] = {
-        "ids": torch.tensor(
-            [id for of in of_features.values() for bag in of.ids for id in bag], dtype=ids_type
-        ),
-        "weights": torch.tensor(
-            [w for of in of_features.values() for bag in of.weights for w in bag],
-            dtype=torch.float32,
-        ),
-        "lengths": torch.tensor(
-            [len(bag) for of in of_features.values() for bag in of.ids], dtype=lengths_type
-        ),
-        "inverse": torch.tensor([of.of_samples for of in of_features.values()], dtype=lengths_type),
-    }
-    for name, tensor in parts.items():
-        if case["strided"] in (name, "all"):
-            parts[name] = _strided(tensor)
-    weights = parts["weights"] if case["weighted"] else None
-    sizes: dict[str, Any] = {"lengths": parts["lengths"]}
-    if case["offsets"]:
-        lengths = parts["lengths"]
-        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(lengths_type)
-        sizes = {"offsets": _strided(offsets) if case["strided"] == "lengths" else offsets}
-    keys = list(of_features)
-    if not case["vbe"]:
-        stride = len(next(iter(of_features.values())).ids)
-        return KeyedJaggedTensor(keys, parts["ids"], weights, **sizes, stride=stride)
-    return KeyedJaggedTensor(
-        keys,
-        parts["ids"],
-        weights,
-        **sizes,
-        stride_per_key_per_rank=[[len(of.ids)] for of in of_features.values()],
-        inverse_indices=(keys, parts["inverse"]),
-    )
-
-
-class _Rows:
-    """The rows of a table and their optimizer state."""
-
-    def __init__(self, case: Case, table: Table, rows: Tensor) -> None:
-        self.case, self.table = case, table
-        self.dtype = TYPES[table.data_type]
-        self.config = OPTIMIZERS[case["optimizer"]]
-        self.rows = {id: row.numpy().astype(np.float64) for id, row in enumerate(rows.double())}
-        self.state: dict[int, list[Floats]] = {}
-        self.steps = 0
-        self.gradient: dict[int, Floats] = {}
-
-    def row(self, id: int, *, reads: bool = False) -> Floats:
-        zeros = reads and self.case["eval_default"] == "zeros"
-        if id == self.table.padding_idx:
-            return np.zeros(self.table.dim)
-        return self.rows.get(id, np.full(self.table.dim, 0.0 if zeros else INITIAL))
-
-    def output(self, bags: Bags, *, reads: bool) -> Floats:
-        """Return [samples, dim], or [ids, dim] without pooling; ``reads``: no id gets a row."""
-        if self.table.pooling == "none":
-            ids = [id for bag in bags.of_samples for id in bags.ids[bag]]
-            found = [self.row(id, reads=reads) for id in ids]
-        else:
-            found = [
-                sum(
-                    (w * self.row(id, reads=reads) for id, w in self._weighted(bags, bag)),
-                    self.row_of_zeros(),
-                )
-                for bag in bags.of_samples
-            ]
-        return np.array(found).reshape(-1, self.table.dim)
-
-    def row_of_zeros(self) -> Floats:
-        return np.zeros(self.table.dim)
-
-    def _weighted(self, bags: Bags, bag: int) -> list[tuple[int, float]]:
-        counted = [
-            (id, weight)
-            for id, weight in zip(bags.ids[bag], bags.weights[bag], strict=True)
-            if id != self.table.padding_idx
-        ]
-        total = sum(w for _, w in counted) if self.table.pooling == "mean" else 1.0
-        return [(id, weight / total) for id, weight in counted]
-
-    def add_gradient(self, bags: Bags, of_output: Floats) -> None:
-        """Add that of an output to the gradients of its rows."""
-        if self.table.pooling == "none":
-            ids = [id for bag in bags.of_samples for id in bags.ids[bag]]
-            parts = [(id, 1.0, n) for n, id in enumerate(ids) if id != self.table.padding_idx]
-        else:
-            parts = [
-                (id, weight, sample)
-                for sample, bag in enumerate(bags.of_samples)
-                for id, weight in self._weighted(bags, bag)
-            ]
-        for id in {id for bag in bags.ids for id in bag} - {self.table.padding_idx}:
-            self.gradient.setdefault(id, self.row_of_zeros())  # no sample may have the bag
-        for id, weight, n in parts:
-            self.gradient[id] = self.gradient[id] + weight * of_output[n]
-
-    def step(self, world: int) -> None:
-        """Update rows by the mean of the ranks' gradients."""
-        self.steps += 1
-        for id, total in self.gradient.items():
-            state = self.state.get(id) or initial_state(self.config, self.table.dim)
-            row, self.state[id] = optimizer_step(
-                self.config, self.steps, self.row(id), total / world, state
-            )
-            self.rows[id] = torch.from_numpy(row).to(self.dtype).double().numpy()
-        self.gradient = {}
+STEPS = 2
 
 
 def _loss(case: Case, outputs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
@@ -235,7 +58,13 @@ def _loss(case: Case, outputs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return sum(((output * g).sum() for output, g in outputs), torch.zeros(()))
 
 
-def _model(case: Case, tables: Sequence[Table], folder: str) -> Any:
+def model_of(case: Case, tables: Sequence[Table], folder: str, kind: type[Model] = Model) -> Any:
+    """Return a sharded model.
+
+    Args:
+        folder: of a store.
+        kind: of the model.
+    """
     padding = {table.name: table.padding_idx for table in tables}
     options = {
         table.name: TableOptions(
@@ -257,12 +86,13 @@ def _model(case: Case, tables: Sequence[Table], folder: str) -> Any:
         optimizer=OPTIMIZERS[case["optimizer"]],
         options=options,
         weighted=case["weighted"],
+        kind=kind,
         use_index_dedup=case["use_index_dedup"],
         fused_params={"output_dtype": SparseType[case["output_dtype"]], "learning_rate": 0.1},
     )
 
 
-def _loaded(case: Case, model: Any, tables: Sequence[Table]) -> dict[str, _Rows]:
+def loaded(case: Case, model: Any, tables: Sequence[Table]) -> dict[str, Rows]:
     """Give dynamic tables rows of ids from 0; return them."""
     dynamic = [table for table in tables if table.dynamic]
     rows = {
@@ -277,7 +107,7 @@ def _loaded(case: Case, model: Any, tables: Sequence[Table]) -> dict[str, _Rows]
         static = {key: of for key, of in model.state_dict().items() if key.endswith(".u.weight")}
         model.load_state_dict({**static, **rows}, strict=False)
     return {
-        table.name: _Rows(case, table, of) for table, of in zip(dynamic, rows.values(), strict=True)
+        table.name: Rows(case, table, of) for table, of in zip(dynamic, rows.values(), strict=True)
     }
 
 
@@ -285,7 +115,7 @@ def _paths(table: Table) -> str:
     return "sequences.embeddings" if table.pooling == "none" else "bags.embedding_bags"
 
 
-def _names(tables: Sequence[Table]) -> list[tuple[str, Table, str]]:
+def names_of(tables: Sequence[Table]) -> list[tuple[str, Table, str]]:
     """Return each output, its table and its feature."""
     of = [(table, feature) for table in tables for feature in table.features]
     features = [feature for _, feature in of]
@@ -303,10 +133,10 @@ def check(rank: int, case: Case) -> list[str]:
 
 
 def _differences(rank: int, case: Case, folder: str) -> list[str]:
-    tables = _tables(case)
-    model = _model(case, tables, folder)
-    of_tables = _loaded(case, model, tables)
-    names = _names(tables)
+    tables = tables_of(case)
+    model = model_of(case, tables, folder)
+    of_tables = loaded(case, model, tables)
+    names = names_of(tables)
     features = list(dict.fromkeys(sorted(feature for _, _, feature in names)))
     world = dist.get_world_size()
     trains = case["trainable"] and case["requires_grad"]
@@ -315,14 +145,10 @@ def _differences(rank: int, case: Case, folder: str) -> list[str]:
     found: list[str] = []
 
     def drawn(of: int, step: int) -> dict[str, Bags]:
-        return {name: _bags(case, of, step, f) for f, name in enumerate(features)}
+        return {name: bags_of(case, of, step, f) for f, name in enumerate(features)}
 
     def differs(what: str, got: Tensor, expected: Floats) -> None:
-        got = got.detach().double()
-        if got.shape != expected.shape:
-            found.append(f"{what}: shape {tuple(got.shape)}, expected {expected.shape}")
-        elif not np.allclose(got, expected, rtol=tolerance, atol=tolerance):
-            found.append(f"{what}: off by up to {np.abs(got.numpy() - expected).max():.3g}")
+        found.extend(difference(what, got, expected, tolerance))
 
     def compare(
         what: str, outputs: Mapping[str, Tensor], of: Mapping[str, Bags], *, reads: bool
@@ -340,7 +166,7 @@ def _differences(rank: int, case: Case, folder: str) -> list[str]:
         for micro in range(case["micro_batches"]):
             number = 10 * micro + step
             of_ranks = [drawn(of, number) for of in range(world)]
-            outputs = model(_batch(case, of_ranks[rank]))
+            outputs = model(batch_of(case, of_ranks[rank]))
             compare(f"step {step}, output", outputs, of_ranks[rank], reads=not trains)
             if step == micro == 0:
                 found += _wrong_static(names, outputs, of_ranks[rank])
@@ -373,7 +199,7 @@ def _differences(rank: int, case: Case, folder: str) -> list[str]:
             with torch.no_grad():
                 unseen = drawn(rank, 50 + step)
                 compare(
-                    f"step {step}, in evaluation", model(_batch(case, unseen)), unseen, reads=True
+                    f"step {step}, in evaluation", model(batch_of(case, unseen)), unseen, reads=True
                 )
             model.train()
         if (case["ends_step"] or step == STEPS - 1) and not (
@@ -382,17 +208,34 @@ def _differences(rank: int, case: Case, folder: str) -> list[str]:
             model.fused_optimizer.step()
     if case["freeze"]:
         last = drawn(rank, 90)
-        compare("frozen output", td.freeze(model)(_batch(case, last)), last, reads=True)
+        compare("frozen output", td.freeze(model)(batch_of(case, last)), last, reads=True)
+    return found + wrong_rows(model, of_tables, tolerance)
+
+
+def wrong_rows(model: Any, of_tables: Mapping[str, Rows], tolerance: float) -> list[str]:
+    """Return which tables have other ids or rows than numpy; collective."""
+    found = []
     for name, of_table in of_tables.items():
         ids: list[int] = []
         for part in table_rows(model, name):
             ids += part.ids.tolist()
             expected = np.array([of_table.row(id) for id in part.ids.tolist()])
-            differs(f"rows of {name}", part.rows, expected.reshape(part.rows.shape))
+            expected = expected.reshape(part.rows.shape)
+            found += difference(f"rows of {name}", part.rows, expected, tolerance)
         known = {*range(KNOWN)} | {*of_table.rows}
         if sorted(ids) != sorted(known - {of_table.table.padding_idx}):
             found.append(f"ids of {name}: {sorted(ids)}, expected {sorted(known)}")
     return found
+
+
+def difference(what: str, got: Tensor, expected: Floats, tolerance: float) -> list[str]:
+    """Return how a tensor differs from numpy's."""
+    got = got.detach().double()
+    if got.shape != expected.shape:
+        return [f"{what}: shape {tuple(got.shape)}, expected {expected.shape}"]
+    if not np.allclose(got, expected, rtol=tolerance, atol=tolerance):
+        return [f"{what}: off by up to {np.abs(got.numpy() - expected).max():.3g}"]
+    return []
 
 
 def _wrong_static(

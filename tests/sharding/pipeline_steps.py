@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
+from cpu_streams import streams_of_cpu
 from torch import Tensor, nn
 from torchrec import (
     EmbeddingBagCollection,
@@ -206,17 +204,6 @@ def refused(rank: int, dedup: bool) -> tuple[list[float], list[str]]:
             errors.append(str(error))
             pipeline.reset()
     return scores, errors
-
-
-@contextmanager
-def streams_of_cpu() -> Iterator[None]:
-    """For pipelines of TorchRec that ask for streams of a GPU, and tie tensors to them."""
-    with (
-        mock.patch.object(torch.Tensor, "record_stream"),
-        mock.patch("torch.get_device_module", return_value=torch.cpu),
-        mock.patch.object(torch.cpu.Stream, "device", torch.device("cpu"), create=True),
-    ):
-        yield
 
 
 def semi_synchronous(rank: int, pipelined: bool) -> tuple[list[float], dict[str, dict[int, float]]]:
