@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.distributed.types import ParameterSharding
 
+from torch_dynemb.checkpoint.saving.source import next_now
 from torch_dynemb.checkpoint.together import ranks_of
 from torch_dynemb.distributed.agreement import Option, check_agreement, comparable
 from torch_dynemb.distributed.ranks import from_all_ranks
@@ -125,7 +126,7 @@ class ModuleState:
                     0 if counted is None else counted.ids.numel(),
                     optimizer_steps(of.group.tables, of.table),
                     int(of.group.index.clock[Clock.STEP]),
-                    int(of.group.index.clock[Clock.NOW]) if of.group.config.keeps_time else 0,
+                    next_now(of.group.tables) if of.group.config.keeps_time else 0,
                 )
                 for of, content, counted in found
             }
