@@ -11,7 +11,7 @@ TESTS = Path(__file__).parent
 
 
 def main(directory: str) -> None:
-    sys.path[1:1] = [str(TESTS), str(TESTS.parent)]
+    sys.path[1:1] = [str(TESTS), str(TESTS.parent), str(TESTS.parent / "matrix")]
     import torchrec
 
     found = Path(torchrec.__file__ or "")
@@ -20,9 +20,10 @@ def main(directory: str) -> None:
 
     from chosen_steps import trained_ways
     from clock_steps import trained
+    from covering import failures
     from dynamicemb_program_steps import save_and_load
     from frozen_steps import frozen, quantized_by_torchrec
-    from pipeline_steps import losses, semi_synchronous
+    from pipelines_space import SPACE
     from ranks import Ranks
     from replica_checkpoint_steps import saves_and_loads
     from replica_dense_steps import static_beside_dynamic
@@ -54,11 +55,13 @@ def main(directory: str) -> None:
             ranks.run(trains_as_unsharded, case)
         for kind in ("plain", "vbe"):
             check_shards(ranks.run(trained, BAGS, kind, None, True))
-        for dedup in (False, True):
-            plain, pipelined = (ranks.run(losses, way, dedup) for way in (False, True))
-            assert_close(plain, pipelined, rtol=1e-5, atol=1e-6)
-        plain, pipelined = (ranks.run(semi_synchronous, way) for way in (False, True))
-        assert_close([scores for scores, _ in plain], [scores for scores, _ in pipelined])
+        piped = [
+            "pipeline=sparse_dist pooling=mean beside=both_kinds sharding=row_wise",
+            "pipeline=sparse_dist use_index_dedup=True",
+            "pipeline=semi_sync beside=both_kinds optimizer=adam",
+        ]
+        cases = [SPACE.parsed(f"ranks=2 {of}") for of in piped]
+        assert failures(SPACE, cases, lambda _: ranks) == []
         alone = ranks.run(trained_stored, "memory", "", False, False)
         stored = ranks.run(trained_stored, "dict", "", True, False)
         assert_close([of.outputs for of in stored], [of.outputs for of in alone], rtol=0, atol=0)

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from cpu_streams import streams_of_cpu
 from torch import Tensor, nn
 from torchrec import (
     EmbeddingBagCollection,
@@ -27,12 +26,10 @@ from torchrec.distributed.sharding_plan import (
     table_wise,
 )
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
-from torchrec.distributed.train_pipeline.train_pipelines import TrainPipelineSemiSync
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 import torch_dynemb as td
-from torch_dynemb.table.content import read_content
 from torch_dynemb.torchrec import (
     DynamicEmbeddingBagCollectionSharder,
     DynamicEmbeddingCollectionSharder,
@@ -72,18 +69,15 @@ def model_of(
     dedup: bool,
     codecs: Any = None,
     by_rows: bool = True,
-    learns: bool = True,
     **options_of_tables: Any,
 ) -> DistributedModelParallel:
     """A sharded model.
 
     Args:
-        learns: whether the dense part does.
         options_of_tables: of all dynamic tables.
     """
     torch.manual_seed(0)
     model = Model()
-    model.dense.requires_grad_(learns)
     options = TableOptions(initializer=td.Normal(), **options_of_tables)
     shared: dict[str, Any] = {
         "use_index_dedup": dedup,
@@ -119,7 +113,6 @@ def model_of(
         device=torch.device("cpu"),
         plan=ShardingPlan({"pooled": pooled, "sequence": sequence}),
         sharders=sharders,
-        init_data_parallel=learns,
     )
 
 
@@ -146,26 +139,11 @@ def optimizer_of(model: DistributedModelParallel) -> CombinedOptimizer:
     return CombinedOptimizer([model.fused_optimizer, dense])
 
 
-def losses(rank: int, pipelined: bool, dedup: bool, free_features: bool = False) -> list[float]:
-    """Scores of batches.
-
-    Args:
-        free_features: the pipeline frees the memory of a batch when its ids have been sent.
-    """
+def losses(rank: int, dedup: bool) -> list[float]:
+    """Scores of batches, without a pipeline."""
     model = model_of(dedup=dedup)
     optimizer = optimizer_of(model)
     result = []
-    if pipelined:
-        more = {"free_features_storage_early": True} if free_features else {}
-        pipeline = TrainPipelineSparseDist(
-            model, optimizer, torch.device("cpu"), execute_all_batches=True, **more
-        )
-        stream = iter(batches(rank))
-        while True:
-            try:
-                result.append(float(pipeline.progress(stream).square().mean()))
-            except StopIteration:
-                return result
     for features in batches(rank):
         optimizer.zero_grad()
         loss, score = model(features)
@@ -204,46 +182,6 @@ def refused(rank: int, dedup: bool) -> tuple[list[float], list[str]]:
             errors.append(str(error))
             pipeline.reset()
     return scores, errors
-
-
-def semi_synchronous(rank: int, pipelined: bool) -> tuple[list[float], dict[str, dict[int, float]]]:
-    """Looks each batch up before the backward of the one before; scores, and sums of rows by id."""
-    model = model_of(dedup=False, learns=False, delayed_gradients="apply")
-    optimizer = model.fused_optimizer
-    result = []
-    if pipelined:
-        pipeline = TrainPipelineSemiSync(
-            model, optimizer, torch.device("cpu"), execute_all_batches=True, start_batch=0
-        )
-        stream = iter(batches(rank))
-        with streams_of_cpu():
-            while True:
-                try:
-                    result.append(float(pipeline.progress(stream).square().mean()))
-                except StopIteration:
-                    return result, rows_of(model)
-    following = [*batches(rank)[1:], None]
-    loss, score = model(batches(rank)[0])
-    for features in following:
-        result.append(float(score.square().mean()))
-        due = loss
-        if features is not None:
-            loss, score = model(features)
-        due.backward()
-        optimizer.step()
-    return result, rows_of(model)
-
-
-def rows_of(model: DistributedModelParallel) -> dict[str, dict[int, float]]:
-    """By table the sum of the row of each id on this rank."""
-    result = {}
-    for module in (model.module.pooled, model.module.sequence):
-        for kernel in module.kernels():
-            kernel.tables.group.materialize()
-            for t, shard in enumerate(kernel.tables.shards):
-                ids, rows, *_ = read_content(kernel.tables.group.tables, t)
-                result[shard.name] = dict(zip(ids.tolist(), rows.sum(1).tolist(), strict=True))
-    return result
 
 
 def quantized(rank: int, precision: str, dedup: bool) -> tuple[float, float]:

@@ -29,11 +29,14 @@ def ranks(request: pytest.FixtureRequest, sharding: str) -> Ranks:
     return ranks
 
 
-# what is sent and stored is the same for both poolings
-OF_SUMS = ("int32", "offsets", "extremes")
+# axes of matrix/torchrec_space.py, which has pairs of them in short tests
+AXES = ("weighted", "int32", "offsets", "empty_rank", "empty_bags", "weighted_vbe")
 COMBINATIONS = [
     pytest.param(
-        kind, pooling, marks=pytest.mark.long if pooling == "mean" and kind in OF_SUMS else ()
+        kind,
+        pooling,
+        # what is sent and stored is the same for both poolings
+        marks=pytest.mark.long if kind in AXES or (kind, pooling) == ("extremes", "mean") else (),
     )
     for kind in KINDS
     for pooling in ("sum", "mean")

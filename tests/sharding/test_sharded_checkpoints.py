@@ -191,27 +191,6 @@ def test_ranks_agree_on_the_time_after_a_load(two_ranks: Ranks, tmp_path: Path) 
     whole_tables([of.after for of in loaded])  # which compares the times of column shards
 
 
-def test_rows_and_state_of_other_floats(two_ranks: Ranks, tmp_path: Path) -> None:
-    kinds = (
-        Kind("narrower", ("row_wise", "column_wise"), dtypes=("FP32", "BF16")),
-        Kind("wider", ("column_wise", "table_wise"), dtypes=("BF16", "FP32")),
-    )
-    for number, (saved_by, loaded_by) in enumerate(
-        [("adam", "adam of 16 bits"), ("adam of 16 bits", "adam")]
-    ):
-        path = str(tmp_path / str(number))
-        before = tables_of(two_ranks.run(save_model, kinds, 0, saved_by, path, SAVED))
-        found = two_ranks.run(load_model, kinds, 1, loaded_by, path, How())
-        after = tables_of(found)
-        for name, one in before.items():
-            assert torch.equal(one.ids, after[name].ids)
-            for key, values in one.values.items():
-                loaded = after[name].values[key]
-                assert torch.equal(values.to(loaded.dtype), loaded), (name, key)
-        assert after["narrower"].values["rows"].dtype == torch.bfloat16
-        assert after["wider"].values["rows"].dtype == torch.float32
-
-
 def test_a_smaller_capacity_keeps_the_largest_scores(two_ranks: Ranks, tmp_path: Path) -> None:
     kinds = tuple(
         Kind(f"{a}_{b}", (a, b), "evicting", capacity=10)
