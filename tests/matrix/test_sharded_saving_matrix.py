@@ -41,6 +41,7 @@ def test_pairs(pairs: list[Case], ranks_of: RanksOf, part: int) -> None:
     assert failures(SPACE, pairs[part::PARTS], ranks_of) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", TWO_NODES)
 def test_two_nodes(ranks_of: RanksOf, case: str) -> None:
     assert failures(SPACE, [SPACE.parsed(case)], ranks_of) == []
