@@ -12,7 +12,8 @@ namespace dynemb::cpu {
 class Moves {
  public:
   void begin() {
-    word_.fetch_add(1, std::memory_order_relaxed);
+    // release: a reader that sees the change sees the lock that it holds, too (read_between_moves)
+    word_.fetch_add(1, std::memory_order_release);
     std::atomic_thread_fence(std::memory_order_release);  // before the stores of the change
   }
   void end() { word_.fetch_add(kVersion - 1, std::memory_order_release); }

@@ -131,18 +131,21 @@ bool being_changed(std::vector<int64_t> memory) {
 
 }  // namespace
 
+// A refused op holds the slot as one that others wait for, so that it never refuses an op of the
+// thread that holds the address through several.
 OneWriter::OneWriter(const char* op, const void* memory, Others others) : slot_(slot_of(memory)) {
-  const void* const held = others == Others::kWait ? awaited(memory) : memory;
   const void* holder = nullptr;
-  while (!slot_->busy.compare_exchange_weak(holder, held, std::memory_order_acquire,
+  while (!slot_->busy.compare_exchange_weak(holder, awaited(memory), std::memory_order_acquire,
                                             std::memory_order_relaxed)) {
     DYNEMB_CHECK(holder != memory, "dynemb::", op, kAnotherThread, kInUseError);
     if (holder != nullptr) std::this_thread::yield();
     holder = nullptr;
   }
-  if (!is_locked_elsewhere(memory)) return;
-  slot_->busy.store(nullptr, std::memory_order_release);
-  DYNEMB_CHECK(false, "dynemb::", op, kAnotherThread, kInUseError);
+  if (is_locked_elsewhere(memory)) {
+    slot_->busy.store(nullptr, std::memory_order_release);
+    DYNEMB_CHECK(false, "dynemb::", op, kAnotherThread, kInUseError);
+  }
+  if (others == Others::kRaise) slot_->busy.store(memory, std::memory_order_relaxed);
 }
 
 OneWriter::~OneWriter() { slot_->busy.store(nullptr, std::memory_order_release); }
