@@ -18,6 +18,7 @@ LEAST_WARPS = {
     "rows/lookup.cu": {"gather_rows<FloatReader, .*<4,": 16, "pool_bags<FloatReader, .*<4,": 24},
     "optimizer/part_1.cu": {"update_rows<.*true, .*<4,": 24, "update_rows<.*false, .*<4,": 16},
     "index/insert.cu": {"find_or_claim": 32},
+    "index/eviction.cu": {"claim_victims": 40},
 }
 
 

@@ -20,65 +20,98 @@ struct Search {
   }
 };
 
-// The step word of a victim and the step in it.
+constexpr unsigned kWarp = 0xffffffffu;  // all lanes
+
+// A slot among those of a search, and its rank.
 struct Victim {
-  int64_t* word;  // nullptr: none
-  int64_t step;
+  int at;  // -1: none
+  VictimRank rank;
+
+  __device__ __forceinline__ bool goes_before(const Victim& other) const {
+    return at >= 0 && (other.at < 0 || dynemb::goes_before(rank, other.rank));
+  }
 };
 
-// The best victim without an earlier claim.
-__device__ __forceinline__ Victim best_victim(const PlacedIds& placed, int64_t order) {
-  const Search search(placed, order);
+// The best victim without an earlier claim. All lanes of a warp call it with one order; each looks
+// at every 32nd slot, so all loads of a usual search are in flight at once.
+__device__ __forceinline__ Victim best_victim(const PlacedIds& placed, const Search& search,
+                                              int64_t order) {
   const int64_t clock = placed.policies.clock[kClockStep];
   const int64_t word = search.policy[kPolicyEvictionWord];
   const int64_t protected_steps = search.policy[kPolicyProtectedSteps];
-  Victim best{nullptr, 0};
-  VictimRank best_rank{};
-  const int buckets = victim_buckets(search.table.bucket_count);
-  for (int k = 0; k < buckets; ++k) {
-    const int64_t bucket = search.bucket(k);
-    const Line line = load_line(search.table.line(bucket));
+  const int slots = victim_buckets(search.table.bucket_count) * kBucketWidth;
+  Victim best{-1, {}};
+#pragma unroll 1
+  for (int at = static_cast<int>(threadIdx.x) & 31; at < slots; at += 32) {
+    const int64_t bucket = search.bucket(at / kBucketWidth);
+    const int slot = at % kBucketWidth;
+    const int64_t* line = search.table.line(bucket);
+    const int64_t* score = search.table.score(bucket, slot);
+    const int64_t key = line[slot];
+    const int64_t stored = line[kBucketWidth + slot];
+    // The value may be outdated, but step words only ever go from free to earlier and earlier
+    // claims.
+    const int64_t seen = load_racing(score);
+    const int64_t value = word == kStepWord ? 0 : score[word * kBucketWidth];
+    if (stored == 0 || (is_eviction_claim(seen) && eviction_claim_order(seen) < order)) continue;
+    const int64_t step = step_of(seen, clock);
+    if (clock - step < protected_steps) continue;
+    const Victim victim{at, {word == kStepWord ? step : value, step, key}};
+    if (victim.goes_before(best)) best = victim;
+  }
 #pragma unroll
-    for (int slot = 0; slot < kBucketWidth; ++slot) {
-      if (line.stored[slot] == 0) continue;
-      int64_t* score = search.table.score(bucket, slot);
-      // The value may be outdated, but step words only ever go from free to earlier and earlier
-      // claims.
-      const int64_t seen = *const_cast<volatile int64_t*>(score);
-      if (is_eviction_claim(seen) && eviction_claim_order(seen) < order) continue;
-      const int64_t step = step_of(seen, clock);
-      if (clock - step < protected_steps) continue;
-      const VictimRank rank{word == kStepWord ? step : score[word * kBucketWidth], step,
-                            line.key[slot]};
-      if (best.word == nullptr || goes_before(rank, best_rank)) {
-        best = {score, step};
-        best_rank = rank;
-      }
-    }
+  for (int distance = 16; distance > 0; distance /= 2) {
+    const auto other_lane = [distance](int64_t of) -> int64_t {
+      return __shfl_xor_sync(kWarp, static_cast<long long>(of), distance);
+    };
+    const Victim other{
+        __shfl_xor_sync(kWarp, best.at, distance),
+        {other_lane(best.rank.score), other_lane(best.rank.step), other_lane(best.rank.id)}};
+    if (other.goes_before(best)) best = other;
   }
   return best;
 }
 
-// A thread per new id without a row: about four random 64-byte lines and as many bytes of scores,
-// and one random atomic; more for those that are displaced.
+// Claims a victim for a new id, then for each id that it displaces. All lanes of a warp call it.
+__device__ __forceinline__ void claim_victim(const PlacedIds& placed, int64_t order) {
+  const bool leads = (threadIdx.x & 31) == 0;
+  for (;;) {
+    const Search search(placed, order);
+    const Victim victim = best_victim(placed, search, order);
+    if (victim.at < 0) {
+      if (leads) store_racing(placed.stored_word + order, int64_t{PlacedIds::kRefused});
+      return;
+    }
+    const int64_t claim = make_eviction_claim(order, victim.rank.step);
+    long long old = 0;
+    if (leads) {
+      int64_t* word =
+          search.table.score(search.bucket(victim.at / kBucketWidth), victim.at % kBucketWidth);
+      old = atomicMin(reinterpret_cast<long long*>(word), static_cast<long long>(claim));
+    }
+    old = __shfl_sync(kWarp, old, 0);
+    if (old <= claim) continue;  // an earlier order won: search again
+    if (!is_eviction_claim(old)) return;
+    order = eviction_claim_order(old);  // displaced
+  }
+}
+
+// A warp per new id without a row, a lane per slot: two random ranges of 256 and 512 bytes, and one
+// random atomic; more for those that are displaced. Each lane first looks whether one of some ids
+// has no row.
 __global__ void claim_victims(PlacedIds placed, Plan plan) {
   if (plan.head[kPlanEvictors] == 0) return;
   const int64_t total = plan.head[kPlanTotal];
-  for (int64_t e = thread_number(); e < total; e += thread_total()) {
-    if (placed.stored_word[e] != PlacedIds::kNeedsVictim) continue;
-    int64_t order = e;
-    for (;;) {
-      const Victim victim = best_victim(placed, order);
-      if (victim.word == nullptr) {
-        placed.stored_word[order] = PlacedIds::kRefused;
-        break;
-      }
-      const int64_t claim = make_eviction_claim(order, victim.step);
-      const int64_t old =
-          atomicMin(reinterpret_cast<long long*>(victim.word), static_cast<long long>(claim));
-      if (old <= claim) continue;  // an earlier order won: search again
-      if (!is_eviction_claim(old)) break;
-      order = eviction_claim_order(old);  // displaced
+  const int64_t warps = thread_total() / 32;
+  const int64_t part = min(int64_t{32}, max(int64_t{1}, total / warps));
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  for (int64_t first = thread_number() / 32 * part; first < total; first += warps * part) {
+    const int64_t e = first + lane;
+    const bool is_own = lane < part && e < total;
+    // other threads change the word only after this id has claimed a victim
+    const bool searches = is_own && load_racing(placed.stored_word + e) == PlacedIds::kNeedsVictim;
+    for (unsigned left = __ballot_sync(kWarp, searches); left != 0; left &= left - 1) {
+      claim_victim(placed, first + __ffs(static_cast<int>(left)) - 1);
     }
   }
 }
@@ -212,7 +245,7 @@ void evict(const Call& call, const PlannedCall& planned, const EvictionLog& log,
   const int64_t rank_threads = planned.blocks * kRankBlock;
   // the counts of new ids by block have been used
   int32_t* block_counts = planned.block_counts;
-  call.launch_strided(claim_victims, planned.features.count, placed, planned.plan);
+  call.launch_strided(claim_victims, 32 * planned.features.count, placed, planned.plan);
   call.launch(find_victims, rank_threads, kRankBlock, placed, planned.plan, block_counts, victims,
               counts, sketch, handles);
   call.launch(plan_eviction, kPlanBlock, kPlanBlock, placed.index, planned.plan, log, block_counts,
