@@ -216,8 +216,8 @@ __device__ void advance_slab(const PlanJob& job, int64_t s) {
 }
 
 // Counts that the host may read without waiting. Sizes and tombstones are bounds: slots will be
-// cleared, and taken.
-__device__ void write_mirror(const PlanJob& job) {
+// cleared, and taken. `most_ids`: kSharedMostIds of the thread's first table.
+__device__ void write_mirror(const PlanJob& job, int64_t most_ids) {
   const SharedWords& shared = job.shared;
   for (int64_t t = threadIdx.x; t < job.index.table_count; t += blockDim.x) {
     const int64_t* row = job.index.table_row(t);
@@ -227,7 +227,9 @@ __device__ void write_mirror(const PlanJob& job) {
     shared.table(t)[kSharedTombstones] =
         row[kTableTombstones] + job.plan.evicted[t] + job.plan.admitted[t];
     const int64_t ids = job.plan.ids[t];
-    if (ids > shared.table(t)[kSharedMostIds]) shared.table(t)[kSharedMostIds] = ids;
+    const bool is_first = t == static_cast<int64_t>(threadIdx.x);
+    const int64_t most = is_first ? most_ids : shared.table(t)[kSharedMostIds];
+    if (ids > most) shared.table(t)[kSharedMostIds] = ids;
   }
   for (int64_t s = threadIdx.x; s < job.slabs.count; s += blockDim.x) {
     shared.slab(s)[kSharedNextRow] = job.slabs.slabs[s * kSlabColumns + kSlabNextRow];
@@ -245,6 +247,11 @@ __global__ void __launch_bounds__(kPlanBlock) plan_insertion(const __grid_consta
   __shared__ unsigned long long old_buckets;
   const Plan& plan = job.plan;
   const int64_t tables = job.index.table_count;
+  // A word in the host's memory, which only this kernel changes: it is on its way meanwhile.
+  int64_t most_ids = 0;
+  if (job.shared.words != nullptr && static_cast<int64_t>(threadIdx.x) < tables) {
+    most_ids = job.shared.table(threadIdx.x)[kSharedMostIds];
+  }
   if (threadIdx.x == 0) {
     refused = plan.head[kPlanInvalid] != 0 ? 1 : 0;
     old_buckets = 0;
@@ -315,7 +322,7 @@ __global__ void __launch_bounds__(kPlanBlock) plan_insertion(const __grid_consta
   }
   if (job.shared.words == nullptr) return;
   __syncthreads();
-  write_mirror(job);
+  write_mirror(job, most_ids);
 }
 
 }  // namespace
