@@ -61,6 +61,7 @@ def _check_memory(needed: list[int]) -> None:
 
 
 def _copied(source: T, tensors: list[Tensor]) -> T:
+    # Of the device, not of streams: only the program knows in which ones it writes dense state.
     for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
         torch.cuda.synchronize(device)
     result: Any = pytree.tree_map_only(Tensor, _copy, source)
