@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint
-from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.ops.columns import GENERATION_BITS
+from torch_dynemb.parts.table_parts import TablePart
 
 
 class Content(NamedTuple):

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.saving import handle
+from torch_dynemb.files.disk import Disk
 
 SECONDS = 60  # after which a test that waits for ever fails
 

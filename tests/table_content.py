@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_dynemb.checkpoint.parts import parts_of
+from torch_dynemb.parts.table_parts import parts_of
 from torch_dynemb.table.row_access import read_rows
 from torch_dynemb.table.tables import exported
 

@@ -18,7 +18,7 @@ from training.variants import train_all
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint, ops
-from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.files.disk import Disk
 from torch_dynemb.table.state import used_tensors
 
 DIM = 64

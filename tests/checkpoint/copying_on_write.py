@@ -13,7 +13,7 @@ from saved_models import Net, train
 from torch import Tensor
 
 from torch_dynemb.checkpoint import SaveHandle
-from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.files.disk import Disk
 
 
 class AskingDisk(Disk):

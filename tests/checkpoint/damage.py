@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.entries import MANIFEST
-from torch_dynemb.checkpoint.files.tensor_file import StoredTensor, sections_of
+from torch_dynemb.files.tensor_file import StoredTensor, sections_of
 
 Damage = Callable[[Path], None]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from torch_dynemb.checkpoint.file_systems.object_store import ObjectStore
+from torch_dynemb.files.object_store import ObjectStore
 
 WRITES = ("put", "create", "stream", "remove", "remove_files", "sizes")
 

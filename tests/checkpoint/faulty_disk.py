@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_dynemb.checkpoint.entries import UNFINISHED
-from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.files.disk import Disk
 
 # What a failure leaves of what was written: all of it, as when a process is killed; all names, but
 # of files only what they had when they were synced last; or only what was synced, names too.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint
-from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.files.disk import Disk
 from torch_dynemb.table import state as table_state
 
 SAVE = sys.modules["torch_dynemb.checkpoint.saving.save"]

@@ -16,7 +16,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from interrupting import interrupt
 
-from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.files.disk import Disk
 
 # fails before it took effect; takes effect, and then fails, meets Ctrl-C, or the process dies
 HOWS = ("fails", "lost", "interrupted", "dies")

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint, ops
-from torch_dynemb.checkpoint.files import direct_disk
 from torch_dynemb.checkpoint.saving import staging
+from torch_dynemb.files import direct_disk
 from torch_dynemb.ops import functional_copies
 from torch_dynemb.ops.columns import CopyOnWrite
 from torch_dynemb.table.state import used_tensors

@@ -23,7 +23,7 @@ from torch import nn
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint
-from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.files.disk import Disk
 from torch_dynemb.table.background import BackgroundWork
 
 pytestmark = pytest.mark.any_device

@@ -17,7 +17,7 @@ PROGRAM = """
 import sys, threading
 import torch
 import torch_dynemb as td
-from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.files.disk import Disk
 
 class LateDisk(Disk):
     def create(self, path):

@@ -16,7 +16,7 @@ from checkpoint_content import same, saved_content, trained_model
 import torch_dynemb as td
 from torch_dynemb import checkpoint
 from torch_dynemb.__main__ import main
-from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.files.disk import Disk
 
 pytestmark = pytest.mark.cpu_only("a program, in a process of its own")
 

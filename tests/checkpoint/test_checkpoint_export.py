@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint
-from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.files.disk import Disk
 
 pytestmark = pytest.mark.cpu_only("files, which are the same on any device")
 EXPORT: Any = sys.modules["torch_dynemb.checkpoint.tools.export"]

@@ -16,9 +16,9 @@ import torch
 
 import torch_dynemb as td
 from torch_dynemb.checkpoint.entries import UNFINISHED
-from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.manifest.claim import Claim, Writer, writer_of
 from torch_dynemb.checkpoint.saving import save as saving
+from torch_dynemb.files.disk import Disk
 
 pytestmark = pytest.mark.cpu_only("is about files, which know no device")
 

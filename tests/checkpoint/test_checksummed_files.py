@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from torch_dynemb.checkpoint import DamagedFileError
-from torch_dynemb.checkpoint.files.checksummed_files import (
+from torch_dynemb.files.checksummed_files import (
     ChecksummedWriter,
     FileChecksums,
     check_file,
 )
-from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.tensor_file import TensorShape, as_bytes, header_of
+from torch_dynemb.files.disk import Disk
+from torch_dynemb.files.tensor_file import TensorShape, as_bytes, header_of
 
 pytestmark = pytest.mark.cpu_only("about files, without tables")
 

@@ -17,7 +17,7 @@ from torch_dynemb.checkpoint import DamagedFileError, DirectorySink
 from torch_dynemb.checkpoint.delta_log import batch as batch_format
 from torch_dynemb.checkpoint.delta_log.rank_sinks import rank_folders
 from torch_dynemb.checkpoint.delta_log.reader import batch_of
-from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.files.disk import Disk
 
 pytestmark = pytest.mark.cpu_only("about files, without tables")
 

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torch_dynemb.checkpoint.files import direct_disk
-from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedWriter
-from torch_dynemb.checkpoint.files.direct_disk import DirectDisk
-from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.scattered_file import ScatteredFile
-from torch_dynemb.checkpoint.files.tensor_file import TensorShape, as_bytes, raw
 from torch_dynemb.errors import DiskFullError
+from torch_dynemb.files import direct_disk
+from torch_dynemb.files.checksummed_files import ChecksummedWriter
+from torch_dynemb.files.direct_disk import DirectDisk
+from torch_dynemb.files.disk import Disk
+from torch_dynemb.files.scattered_file import ScatteredFile
+from torch_dynemb.files.tensor_file import TensorShape, as_bytes, raw
 
 pytestmark = pytest.mark.cpu_only("about files, without tables")
 

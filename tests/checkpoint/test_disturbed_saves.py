@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.files.disk import Disk
 from torch_dynemb.table.undisturbed import Undisturbed
 
 pytestmark = pytest.mark.cpu_only("threads of the CPU")

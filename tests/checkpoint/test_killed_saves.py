@@ -15,7 +15,7 @@ from faulty_disk import LEAVES, FaultyDisk, Killed
 from whole_model import WholeModel, content, same
 
 from torch_dynemb import checkpoint
-from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.files.disk import Disk
 
 pytestmark = pytest.mark.cpu_only("is about files, which know no device")
 
@@ -28,11 +28,11 @@ def small_pieces() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module, name, size in (
             ("files.checksummed_files", "BLOCK_BYTES", 6000),
-            ("saving.table_source", "PIECE_BYTES", 4000),
-            ("reading.saved_rows", "PIECE_BYTES", 1500),
-            ("saving.table_files", "FILE_BYTES", 3000),
+            ("checkpoint.saving.table_source", "PIECE_BYTES", 4000),
+            ("checkpoint.reading.saved_rows", "PIECE_BYTES", 1500),
+            ("checkpoint.saving.table_files", "FILE_BYTES", 3000),
         ):
-            patch.setattr(sys.modules[f"torch_dynemb.checkpoint.{module}"], name, size)
+            patch.setattr(sys.modules[f"torch_dynemb.{module}"], name, size)
         yield
 
 

@@ -22,11 +22,10 @@ from torch import Tensor, nn
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint, errors
-from torch_dynemb.checkpoint.file_systems import uploads
-from torch_dynemb.checkpoint.file_systems.locations import checked_location
-from torch_dynemb.checkpoint.files import presence
-from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.saving import handle
+from torch_dynemb.files import presence, uploads
+from torch_dynemb.files.disk import Disk
+from torch_dynemb.files.locations import checked_location
 
 pytestmark = pytest.mark.cpu_only("is about files, which know no device")
 

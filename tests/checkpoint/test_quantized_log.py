@@ -12,8 +12,8 @@ from torch import Tensor
 import torch_dynemb as td
 from torch_dynemb import checkpoint, errors, ops
 from torch_dynemb.checkpoint import Commit, DeltaLog
-from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.ops.columns import RowFormat
+from torch_dynemb.parts.table_parts import TablePart
 
 pytestmark = pytest.mark.any_device
 

@@ -25,11 +25,11 @@ from torch import nn
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint, ops
-from torch_dynemb.checkpoint.files import scattered_file
-from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader
-from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.tensor_file import TensorShape
 from torch_dynemb.checkpoint.tools import part_writer
+from torch_dynemb.files import scattered_file
+from torch_dynemb.files.checksummed_files import ChecksummedReader
+from torch_dynemb.files.disk import Disk
+from torch_dynemb.files.tensor_file import TensorShape
 
 pytestmark = pytest.mark.cpu_only("files, which are the same on any device")
 RESHARD = sys.modules["torch_dynemb.checkpoint.tools.reshard"]

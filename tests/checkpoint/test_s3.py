@@ -20,7 +20,7 @@ import torch_dynemb as td
 from torch_dynemb import checkpoint, errors
 from torch_dynemb.checkpoint import DeltaLog
 from torch_dynemb.checkpoint.delta_log.object_sink import ObjectSink
-from torch_dynemb.checkpoint.file_systems import byte_files, uploads
+from torch_dynemb.files import byte_files, uploads
 
 pytestmark = pytest.mark.cpu_only("is about file systems")
 

@@ -18,7 +18,7 @@ from walked_logs import FATES, Calls, Fate, Place, overtake, walk
 import torch_dynemb as td
 from torch_dynemb import checkpoint, errors
 from torch_dynemb.checkpoint import DeltaLog, resume
-from torch_dynemb.checkpoint.file_systems.object_store import ObjectStore
+from torch_dynemb.files.object_store import ObjectStore
 
 pytestmark = pytest.mark.cpu_only("is about file systems")
 

@@ -20,8 +20,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 import torch_dynemb as td
 from torch_dynemb import checkpoint, errors
 from torch_dynemb.__main__ import main
-from torch_dynemb.checkpoint.file_systems import byte_files, uploads
-from torch_dynemb.checkpoint.file_systems.object_store import ObjectStore
+from torch_dynemb.files import byte_files, uploads
+from torch_dynemb.files.object_store import ObjectStore
 
 pytestmark = pytest.mark.cpu_only("is about file systems")
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint.parts import parts_of
+from torch_dynemb.parts.table_parts import parts_of
 from torch_dynemb.table.content import (
     optimizer_steps,
     read_content,

@@ -6,7 +6,7 @@ import torch
 from foreign_files import Rows
 from torch import nn
 
-from torch_dynemb.checkpoint.parts import parts_of
+from torch_dynemb.parts.table_parts import parts_of
 from torch_dynemb.table.content import read_content, score_names
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint.parts import parts_of
 from torch_dynemb.nn import RowOptimizers
+from torch_dynemb.parts.table_parts import parts_of
 
 pytestmark = pytest.mark.cpu_only("looks at modules")
 

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 import torch_dynemb as td
 from torch_dynemb import checkpoint, errors, serving
 from torch_dynemb._library.typed_errors import is_marked, typed_error
-from torch_dynemb.checkpoint.together import ranks_of
+from torch_dynemb.distributed.together import ranks_of
 
 pytestmark = pytest.mark.cpu_only("files, forks and a process group")
 

@@ -18,9 +18,8 @@ from redis_server import Killed, RedisServer, calling_before, failing_after
 
 import torch_dynemb as td
 from torch_dynemb.checkpoint import Commit, DeltaLog, RedisRows, TableDelta
-from torch_dynemb.checkpoint.entries import PACKED
-from torch_dynemb.checkpoint.parts import parts_of
 from torch_dynemb.errors import InUseError, NewBaseNeededError, UnsupportedFormatError
+from torch_dynemb.parts.table_parts import PACKED, parts_of
 from torch_dynemb.table.row_access import read_rows
 from torch_dynemb.table.tables import exported
 

@@ -15,7 +15,7 @@ from torch import Tensor
 import torch_dynemb as td
 from torch_dynemb.checkpoint.delta_log.batch import ERASE, ROWS, Head, Pieces, encoded
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, of_tables, of_tensors
-from torch_dynemb.checkpoint.files.tensor_file import raw
+from torch_dynemb.files.tensor_file import raw
 from torch_dynemb.serving import whole_commits
 
 if TYPE_CHECKING:

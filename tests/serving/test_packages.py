@@ -19,8 +19,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint.files.checksummed_files import checksum_of_bytes
 from torch_dynemb.errors import DamagedFileError
+from torch_dynemb.files.checksummed_files import checksum_of_bytes
 from torch_dynemb.serving.packages import export as export_module
 from torch_dynemb.serving.packages import load as load_module
 from torch_dynemb.serving.packages.manifest import (

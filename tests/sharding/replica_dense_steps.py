@@ -25,7 +25,7 @@ from torchrec import KeyedJaggedTensor
 from torchrec.distributed.types import ShardingPlan
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint.parts import parts_of
+from torch_dynemb.parts.table_parts import parts_of
 from torch_dynemb.recis import DynamicEmbedding, EmbeddingOption
 from torch_dynemb.table.tables import exported
 from torch_dynemb.torchrec import (

@@ -30,9 +30,9 @@ ROOM = OSError(errno.ENOSPC, "No space left on device")
 @pytest.mark.parametrize(
     "target",
     [
-        "torch_dynemb.checkpoint.files.disk.Disk.create",
-        "torch_dynemb.checkpoint.files.disk.Disk.write",
-        "torch_dynemb.checkpoint.files.disk.Disk.sync",
+        "torch_dynemb.files.disk.Disk.create",
+        "torch_dynemb.files.disk.Disk.write",
+        "torch_dynemb.files.disk.Disk.sync",
         "torch_dynemb.checkpoint.saving.save.write_group",
     ],
 )

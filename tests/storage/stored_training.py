@@ -14,7 +14,7 @@ from emulated_groups import emulated_cuda
 from torch import Tensor, nn
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.files.disk import Disk
 
 # Other arguments of ``SSDStore``, of all models of this process; see ``on_a_gpu``.
 GIVEN: dict[str, Any] = {}

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import torch_dynemb as td
-from torch_dynemb.checkpoint.files.checksummed_files import checksum_of_bytes
 from torch_dynemb.checkpoint.manifest.records import canonical
+from torch_dynemb.files.checksummed_files import checksum_of_bytes
 
 pytestmark = pytest.mark.cpu_only("files of a store")
 

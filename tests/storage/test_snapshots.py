@@ -18,7 +18,7 @@ from stored_training import IDS, StoredModel, on_a_gpu
 
 import torch_dynemb as td
 from torch_dynemb import checkpoint
-from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.files.disk import Disk
 
 pytestmark = pytest.mark.cpu_only("stores on disks are the CPU's")
 

@@ -8,7 +8,7 @@ import sys
 from typing import NoReturn
 from unittest import mock
 
-from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.files.disk import Disk
 from tutorials.dlrm import train
 from tutorials.dlrm.data import Position
 from tutorials.dlrm.job.checkpoint import Checkpoints

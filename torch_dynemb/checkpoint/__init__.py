@@ -25,7 +25,6 @@ from torch_dynemb.checkpoint.delta_log.resume import resume
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink, EndingSink, LockingSink
 from torch_dynemb.checkpoint.delta_log.targets import FollowTarget
 from torch_dynemb.checkpoint.loading.load import LoadedTable, LoadReport, load
-from torch_dynemb.checkpoint.parts import TablePart, table_name
 from torch_dynemb.checkpoint.reading.reader import Checkpoint, open  # noqa: A004
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
 from torch_dynemb.checkpoint.redis.rows import RedisRows
@@ -39,6 +38,7 @@ from torch_dynemb.checkpoint.tools.export import export
 from torch_dynemb.checkpoint.tools.merge import merge
 from torch_dynemb.checkpoint.tools.reshard import reshard
 from torch_dynemb.errors import DamagedFileError, NewBaseNeededError
+from torch_dynemb.parts.table_parts import TablePart, table_name
 from torch_dynemb.table.shards import IdSlots
 
 __all__ = [

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
 from urllib.parse import quote
 
-import torch
+from torch_dynemb.files.disk import MANIFEST, UNFINISHED
 
 FORMAT = "torch_dynemb checkpoint"
 VERSION = 1
 
-MANIFEST = "manifest.json"
-UNFINISHED = "torch_dynemb-unfinished"  # the process that writes or removes a checkpoint
 DENSE = "dense"
 STATE = "state"
 
@@ -27,9 +24,6 @@ FULL = "full"  # kinds of checkpoints
 DELTA = "delta"
 
 NO_GROUP = -1  # group number of a part without saved places of ids and rows
-
-# The dtype of a table with float32 columns that are the bits of 8-bit rows with a scale.
-PACKED = "packed int8"
 
 _LONGEST_FOLDER = 120  # characters; file systems take 255 bytes
 
@@ -135,40 +129,15 @@ def is_own(folder: str, name: str) -> bool:
     return name in (MANIFEST, UNFINISHED) or _SPOOL.fullmatch(name) is not None
 
 
-# https://huggingface.co/docs/safetensors/index: the names of dtypes
-DTYPES: Mapping[str, torch.dtype] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "C64": torch.complex64,
-}
-DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-
 __all__ = [
     "COUNT",
     "DELTA",
     "DENSE",
-    "DTYPES",
-    "DTYPE_NAMES",
     "FORMAT",
     "FULL",
     "ID",
     "MANIFEST",
     "NO_GROUP",
-    "PACKED",
     "PLACE",
     "SKETCH",
     "STATE",

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.lines import aligned, in_bytes, optimizer_name
+from torch_dynemb.console.lines import aligned, in_bytes, optimizer_name
 from torch_dynemb.ops.columns import BUCKET_WIDTH, Table
 from torch_dynemb.table.config import SlabConfig
 from torch_dynemb.table.state_entries import read_format

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from torch_dynemb.checkpoint.lines import in_bytes
+from torch_dynemb.console.lines import in_bytes
 from torch_dynemb.doctor.facts import Facts
 
 Level = Literal["ok", "note", "problem"]

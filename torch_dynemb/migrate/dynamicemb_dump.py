@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import described, integer, text
-from torch_dynemb.checkpoint.file_systems.locations import checked_path
+from torch_dynemb.files.locations import checked_path
 from torch_dynemb.migrate.dynamicemb_layout import (
     OPTIMIZERS,
     SECOND,

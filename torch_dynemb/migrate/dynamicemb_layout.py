@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch_dynemb.checkpoint.files.bounded_json import json_of
+from torch_dynemb.files.bounded_json import json_of
 
 SECOND = 10**9  # DynamicEmb reads times from a GPU's clock, in nanoseconds
 # files that a dump of a table may have; state has two names

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.parts import TablePart
-from torch_dynemb.checkpoint.together import Ranks
+from torch_dynemb.distributed.together import Ranks
 from torch_dynemb.migrate.dynamicemb_layout import (
     COUNTER_ITEMS,
     ITEMS,
@@ -30,6 +29,7 @@ from torch_dynemb.migrate.dynamicemb_layout import (
 from torch_dynemb.ops.columns import Clock, Hyper
 from torch_dynemb.optim import SGD, Adagrad, Adam, RowWiseAdagrad
 from torch_dynemb.optim.base import OptimizerConfig
+from torch_dynemb.parts.table_parts import TablePart
 from torch_dynemb.policy.admission import AdmitFrequent
 from torch_dynemb.table import content, row_access
 from torch_dynemb.table.tables import exported

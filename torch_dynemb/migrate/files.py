@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import described
-from torch_dynemb.checkpoint.files.tensor_file import raw
+from torch_dynemb.files.tensor_file import raw
 
 Path_ = str | PathLike[str]
 

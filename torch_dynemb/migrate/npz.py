@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.files.tensor_file import raw
+from torch_dynemb.files.tensor_file import raw
 from torch_dynemb.migrate.column_files import ID, ROW, Column, ColumnFile, open_columns
 from torch_dynemb.migrate.raw_files import Paths
 from torch_dynemb.migrate.source import Source

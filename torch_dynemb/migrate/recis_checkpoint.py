@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_dynemb.argument_checks import text
-from torch_dynemb.checkpoint.entries import DTYPES
-from torch_dynemb.checkpoint.file_systems.locations import checked_path
-from torch_dynemb.checkpoint.files.bounded_json import json_of, parsed
-from torch_dynemb.checkpoint.files.tensor_file import header_bytes
+from torch_dynemb.files.bounded_json import json_of, parsed
+from torch_dynemb.files.locations import checked_path
+from torch_dynemb.files.tensor_file import DTYPES, header_bytes
 from torch_dynemb.migrate.files import Path_, RawFile
 from torch_dynemb.migrate.source import Source, SourceRows
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.errors import ReplacedError
 from torch_dynemb.migrate.source import Source, SourceRows, checked
 from torch_dynemb.ops.columns import MAX_COUNT, Clock
+from torch_dynemb.parts.table_parts import TablePart
 from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch
 from torch_dynemb.table import content
 from torch_dynemb.table.clock import set_time

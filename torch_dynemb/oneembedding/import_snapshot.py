@@ -12,8 +12,8 @@ from torch import Tensor
 
 from torch_dynemb.argument_checks import described, flag, integer
 from torch_dynemb.checkpoint import LoadReport
-from torch_dynemb.checkpoint.together import ranks_of
 from torch_dynemb.distributed.ranks import process_group_of
+from torch_dynemb.distributed.together import ranks_of
 from torch_dynemb.oneembedding.embedding import Embedding
 from torch_dynemb.oneembedding.keys import id_of, ids_of
 from torch_dynemb.oneembedding.oneflow_snapshot import is_oneflow_table, oneflow_table

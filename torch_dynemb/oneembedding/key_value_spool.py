@@ -9,7 +9,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.files.tensor_file import raw
+from torch_dynemb.files.tensor_file import raw
 
 
 class KeyValueSpool:

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch_dynemb import checkpoint
 from torch_dynemb.argument_checks import described, integer, integers
 from torch_dynemb.checkpoint import CheckpointTable
-from torch_dynemb.checkpoint.file_systems.locations import checked_path
 from torch_dynemb.checkpoint.plain_torch import plain_torch
+from torch_dynemb.files.locations import checked_path
 from torch_dynemb.oneembedding.keys import key_type_of, keys_of
 from torch_dynemb.oneembedding.oneflow_snapshot import is_oneflow_table, oneflow_table
 from torch_dynemb.oneembedding.row_layout import VALUE_TYPES, RowLayout

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from torch_dynemb.argument_checks import described, integer
 from torch_dynemb.checkpoint.entries import NO_GROUP
-from torch_dynemb.checkpoint.file_systems.locations import local
-from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.manifest.places import check_replaceable, check_unclaimed, claimed
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedDense, SavedPart, SavedTable
 from torch_dynemb.checkpoint.plain_torch import plain_torch
@@ -27,6 +25,8 @@ from torch_dynemb.checkpoint.reading.saved_table import (
 )
 from torch_dynemb.checkpoint.saving.save import finish_folder
 from torch_dynemb.checkpoint.tools.part_writer import PartOfTable, PartWriter, TensorFiles
+from torch_dynemb.files.disk import Disk
+from torch_dynemb.files.locations import local
 from torch_dynemb.oneembedding.embedding import Embedding
 from torch_dynemb.oneembedding.key_value_spool import KeyValueSpool
 from torch_dynemb.oneembedding.keys import id_of, ids_of, key_type_of

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch_dynemb.checkpoint.lines import aligned, in_bytes
+from torch_dynemb.console.lines import aligned, in_bytes
 from torch_dynemb.plan.choices import EVICT, FILES
 from torch_dynemb.plan.ranks.report import rank_parts
 from torch_dynemb.plan.replay.report import replay_parts

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torch_dynemb.argument_checks import described, text
-from torch_dynemb.checkpoint.file_systems.locations import checked_path
+from torch_dynemb.files.locations import checked_path
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.table.group import TableGroup
 

@@ -14,10 +14,10 @@ from torch_dynemb.checkpoint.delta_log.targets import (
     checked_delta,
     nothing,
 )
-from torch_dynemb.checkpoint.parts import table_name
 from torch_dynemb.checkpoint.saving.dense_state import dense_state
 from torch_dynemb.nn.module_kinds import register_module
 from torch_dynemb.ops.columns import Meta
+from torch_dynemb.parts.table_parts import table_name
 from torch_dynemb.serving.live_commits import TableChange
 from torch_dynemb.serving.live_group import LiveTables
 from torch_dynemb.serving.live_models import live_tables

@@ -12,8 +12,6 @@ from typing import Any, Literal, TypeVar, overload
 from torch import nn
 
 from torch_dynemb.argument_checks import described, flag
-from torch_dynemb.checkpoint.kept_ids import check_names, rules_of
-from torch_dynemb.checkpoint.parts import parts_of
 from torch_dynemb.distributed.dtensors import is_dtensor
 from torch_dynemb.nn.module_kinds import (
     RANKS,
@@ -24,6 +22,8 @@ from torch_dynemb.nn.module_kinds import (
 )
 from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.nn.wrappers import FSDP, wrapped_by
+from torch_dynemb.parts.kept_ids import check_names, rules_of
+from torch_dynemb.parts.table_parts import parts_of
 from torch_dynemb.policy.keep import Keep, check_keep
 from torch_dynemb.serving.frozen_tables import FrozenTables
 from torch_dynemb.serving.missing import CountsMissing

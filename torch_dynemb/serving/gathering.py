@@ -11,14 +11,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.kept_ids import kept_ids, scored_part
-from torch_dynemb.checkpoint.parts import TablePart
-from torch_dynemb.checkpoint.together import Ranks as Together
-from torch_dynemb.checkpoint.together import ranks_of
 from torch_dynemb.distributed.exchange import from_rank
+from torch_dynemb.distributed.together import Ranks as Together
+from torch_dynemb.distributed.together import ranks_of
 from torch_dynemb.errors import HostMemoryError
 from torch_dynemb.nn.module_kinds import Choices, KeptTables
 from torch_dynemb.ops.columns import BUCKET_WORDS
+from torch_dynemb.parts.kept_ids import kept_ids, scored_part
+from torch_dynemb.parts.table_parts import TablePart
 from torch_dynemb.policy.policy import Policy
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.expiry import Expiry

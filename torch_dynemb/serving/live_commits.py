@@ -9,8 +9,8 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.delta_log.commits import TableDelta
-from torch_dynemb.checkpoint.entries import PACKED
 from torch_dynemb.ops.columns import Meta
+from torch_dynemb.parts.table_parts import PACKED
 from torch_dynemb.serving.live_state import LiveState, no_headroom
 from torch_dynemb.serving.row_formats import RowKind, stored_rows
 

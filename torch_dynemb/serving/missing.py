@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from torch_dynemb import ops
 from torch_dynemb._library.error_names import name_tables
-from torch_dynemb.checkpoint.parts import table_name
 from torch_dynemb.nn.features import begins_of_features
 from torch_dynemb.nn.pooled_rows import RowsOfIds, pooled_rows
 from torch_dynemb.ops.autograd import needs_grad
 from torch_dynemb.ops.columns import Meta
 from torch_dynemb.ops.tensors import LookupBatch
+from torch_dynemb.parts.table_parts import table_name
 
 
 class _Note(NamedTuple):

@@ -10,7 +10,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ParameterSharding, ShardingPlan
 
 from torch_dynemb.argument_checks import described
-from torch_dynemb.checkpoint.together import ranks_of
+from torch_dynemb.distributed.together import ranks_of
 from torch_dynemb.torchrec.collections.dynamic_part import DynamicPart
 from torch_dynemb.torchrec.planning.options import is_dynamic
 from torch_dynemb.torchrec.resharding.collections import reshard_collections

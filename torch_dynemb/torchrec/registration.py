@@ -16,8 +16,8 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardedModule
 
 from torch_dynemb.checkpoint import TablePart, table_name
-from torch_dynemb.checkpoint.parts import Trained, parts_in
 from torch_dynemb.nn.module_kinds import register_module
+from torch_dynemb.parts.table_parts import Trained, parts_in
 from torch_dynemb.torchrec.collections.bag import ShardedDynamicEmbeddingBagCollection
 from torch_dynemb.torchrec.collections.dynamic_part import DynamicPart
 from torch_dynemb.torchrec.collections.sequence import ShardedDynamicEmbeddingCollection

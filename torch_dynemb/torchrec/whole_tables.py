@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from torch_dynemb.argument_checks import described, flag, integer, text
-from torch_dynemb.checkpoint.parts import TablePart, table_name
-from torch_dynemb.checkpoint.reading.column_shards import combined_by_row
-from torch_dynemb.checkpoint.together import Ranks, ranks_of
 from torch_dynemb.distributed.exchange import from_rank
+from torch_dynemb.distributed.together import Ranks, ranks_of
 from torch_dynemb.nn.module_kinds import SharedRows, TablesOf, tables_in
 from torch_dynemb.nn.table_optimizers import row_optimizers
 from torch_dynemb.nn.wrappers import wrapped_by
 from torch_dynemb.ops.columns import BUCKET_WIDTH, Clock, RowClock, Table
+from torch_dynemb.parts.column_shards import combined_by_row
+from torch_dynemb.parts.table_parts import TablePart, table_name
 from torch_dynemb.table.content import score_names
 from torch_dynemb.table.expiry import Expiry
 from torch_dynemb.table.lookup import find

@@ -15,14 +15,14 @@ from torch_dynemb.checkpoint.delta_log.folding import can_resume
 from torch_dynemb.checkpoint.delta_log.own_log import OwnLog
 from torch_dynemb.checkpoint.delta_log.rank_sinks import rank_folders
 from torch_dynemb.checkpoint.delta_log.recorded import RecordedModel
-from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.loading.table_plan import resumed_plan
 from torch_dynemb.checkpoint.manifest.whole_tables import check_whole
-from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.saving.save import check_saveable
-from torch_dynemb.checkpoint.together import Ranks
+from torch_dynemb.distributed.together import Ranks
 from torch_dynemb.errors import NewBaseNeededError
+from torch_dynemb.files.locations import Location
+from torch_dynemb.parts.table_parts import TablePart, groups_of, parts_of
 
 
 def checked_parts(

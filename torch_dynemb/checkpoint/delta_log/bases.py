@@ -9,11 +9,11 @@ import re
 from collections.abc import Collection
 
 from torch_dynemb.checkpoint.entries import MANIFEST
-from torch_dynemb.checkpoint.file_systems.locations import Location
-from torch_dynemb.checkpoint.file_systems.uploads import disk_of
-from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.presence import is_file, names_in
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
+from torch_dynemb.files.disk import Disk
+from torch_dynemb.files.locations import Location
+from torch_dynemb.files.presence import is_file, names_in
+from torch_dynemb.files.uploads import disk_of
 
 _DISK = Disk()
 _NAME = re.compile(r"base(?:-(\d{20}))?")

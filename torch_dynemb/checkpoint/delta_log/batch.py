@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.files.tensor_file import as_bytes, raw
 from torch_dynemb.errors import DamagedFileError, UnsupportedFormatError
+from torch_dynemb.files.tensor_file import as_bytes, raw
 
 VERSION = 1
 MAGIC = b"\xd7DYNDLT\xd7"

@@ -20,10 +20,10 @@ from torch_dynemb.checkpoint.delta_log.batch import (
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, rows_of, tables_of, tensors_of
 from torch_dynemb.checkpoint.delta_log.row_forms import LOG_ROWS, as_floats, kind_of
 from torch_dynemb.checkpoint.entries import COUNT, ID, SKETCH
-from torch_dynemb.checkpoint.reading.column_shards import combined_by_row
 from torch_dynemb.errors import DamagedFileError
 from torch_dynemb.ops.columns import SKETCH_ROWS
 from torch_dynemb.optim.base import StateTensor
+from torch_dynemb.parts.column_shards import combined_by_row
 from torch_dynemb.table.changes import ChangedRows
 
 

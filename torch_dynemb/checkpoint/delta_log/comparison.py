@@ -10,9 +10,9 @@ from torch import Tensor
 from torch_dynemb.checkpoint.delta_log.batch import Batch
 from torch_dynemb.checkpoint.delta_log.commits import commit_of
 from torch_dynemb.checkpoint.entries import FULL
-from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.checkpoint.reading.reader import Checkpoint
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
+from torch_dynemb.parts.table_parts import TablePart
 from torch_dynemb.table.lookup import find
 from torch_dynemb.table.row_access import read_rows
 from torch_dynemb.table.scores import stored_scores

@@ -17,10 +17,10 @@ from torch_dynemb.argument_checks import integer
 from torch_dynemb.checkpoint.delta_log.batch import COMMIT_BYTES
 from torch_dynemb.checkpoint.delta_log.segment import Placed, Segment
 from torch_dynemb.checkpoint.entries import segment_file
-from torch_dynemb.checkpoint.file_systems.locations import checked_path
-from torch_dynemb.checkpoint.files.checksummed_files import space_errors
-from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.errors import InUseError
+from torch_dynemb.files.checksummed_files import space_errors
+from torch_dynemb.files.disk import Disk
+from torch_dynemb.files.locations import checked_path
 
 _DISK = Disk()
 _NAME = re.compile(r"(\d{20})\.delta")

@@ -34,10 +34,10 @@ from torch_dynemb.checkpoint.loading.later import LaterChanges, LaterTable, shar
 from torch_dynemb.checkpoint.manifest.check import check_parts
 from torch_dynemb.checkpoint.manifest.records import SavedTable
 from torch_dynemb.checkpoint.manifest.whole_tables import together
-from torch_dynemb.checkpoint.parts import TablePart
-from torch_dynemb.checkpoint.reading.column_shards import by_row
 from torch_dynemb.checkpoint.reading.reader import Checkpoint
 from torch_dynemb.errors import DamagedFileError
+from torch_dynemb.parts.column_shards import by_row
+from torch_dynemb.parts.table_parts import TablePart
 from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch
 from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.shards import IdSlots

@@ -20,13 +20,13 @@ from torch_dynemb.checkpoint.delta_log.reader import LogReader, batch_of, sinks_
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
 from torch_dynemb.checkpoint.delta_log.targets import FollowTarget, WholeTarget, target_of
 from torch_dynemb.checkpoint.entries import MANIFEST
-from torch_dynemb.checkpoint.file_systems.locations import Location, is_url, location_of
-from torch_dynemb.checkpoint.files.presence import is_file
 from torch_dynemb.checkpoint.loading.load import load
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
-from torch_dynemb.checkpoint.threads import one_thread
 from torch_dynemb.errors import InUseError
+from torch_dynemb.files.locations import Location, is_url, location_of
+from torch_dynemb.files.presence import is_file
+from torch_dynemb.process.one_thread import one_thread
 
 Log = str | PathLike[str] | DeltaSink | Sequence[DeltaSink]
 Dense = Literal["follow", "keep"]

@@ -29,13 +29,13 @@ from torch_dynemb.checkpoint.delta_log.resumed import load_commits
 from torch_dynemb.checkpoint.delta_log.row_forms import LogRows
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink, LockingSink
 from torch_dynemb.checkpoint.entries import rank_folder
-from torch_dynemb.checkpoint.file_systems.locations import Location, checked_location
 from torch_dynemb.checkpoint.loading.load import LoadReport
-from torch_dynemb.checkpoint.parts import groups_of
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.saving.save import save
-from torch_dynemb.checkpoint.together import ranks_of
+from torch_dynemb.distributed.together import ranks_of
 from torch_dynemb.errors import ForkedProcessError, InUseError
+from torch_dynemb.files.locations import Location, checked_location
+from torch_dynemb.parts.table_parts import groups_of
 from torch_dynemb.policy.keep import Keep
 from torch_dynemb.process.forked import watch
 

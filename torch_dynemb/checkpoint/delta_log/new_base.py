@@ -15,10 +15,10 @@ from torch_dynemb.checkpoint.delta_log.attaching import uuid_of
 from torch_dynemb.checkpoint.delta_log.bases import base_folder, remove_bases
 from torch_dynemb.checkpoint.delta_log.own_log import OwnLog
 from torch_dynemb.checkpoint.delta_log.publishing import Publishing
-from torch_dynemb.checkpoint.file_systems.locations import Location, location_of
 from torch_dynemb.checkpoint.saving.handle import SaveHandle
 from torch_dynemb.checkpoint.saving.save import save
-from torch_dynemb.checkpoint.together import Ranks
+from torch_dynemb.distributed.together import Ranks
+from torch_dynemb.files.locations import Location, location_of
 
 
 @dataclass

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from torch_dynemb.checkpoint.delta_log.batch import COMMIT_BYTES
 from torch_dynemb.checkpoint.entries import segment_file
-from torch_dynemb.checkpoint.file_systems.locations import Url
 from torch_dynemb.errors import InUseError, NewBaseNeededError
+from torch_dynemb.files.locations import Url
 
 _NAME = re.compile(r"(\d{20})\.delta")
 _PROBE = "conditional"  # object that shows whether the store obeys a conditional PUT

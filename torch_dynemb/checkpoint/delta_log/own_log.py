@@ -9,9 +9,9 @@ from torch_dynemb.checkpoint.delta_log.batch import Batch, Head, encoded
 from torch_dynemb.checkpoint.delta_log.reader import batch_of, chain_after
 from torch_dynemb.checkpoint.delta_log.recorded import Changed
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink, LockingSink
-from torch_dynemb.checkpoint.files.tensor_file import raw
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.errors import InUseError, NewBaseNeededError
+from torch_dynemb.files.tensor_file import raw
 from torch_dynemb.process.waits import wait_until_set
 
 

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from torch_dynemb.checkpoint.delta_log.batch import TABLES, Pieces, as_tensor
 from torch_dynemb.checkpoint.entries import ID, score_entry, state_entry, weight_entry
-from torch_dynemb.checkpoint.files.tensor_file import (
+from torch_dynemb.checkpoint.manifest.check import check_table
+from torch_dynemb.checkpoint.manifest.file import table_of
+from torch_dynemb.checkpoint.manifest.records import SavedPart, SavedTable
+from torch_dynemb.files.tensor_file import (
     TensorShape,
     header_bytes,
     header_of,
     raw,
     sections_of,
 )
-from torch_dynemb.checkpoint.manifest.check import check_table
-from torch_dynemb.checkpoint.manifest.file import table_of
-from torch_dynemb.checkpoint.manifest.records import SavedPart, SavedTable
 from torch_dynemb.table.changes import ChangedRows
 
 _MOST_JSON_BYTES = 16 << 20

@@ -13,9 +13,9 @@ from torch_dynemb.checkpoint.delta_log.batch import STATE as KIND
 from torch_dynemb.checkpoint.delta_log.batch import Pieces, as_tensor
 from torch_dynemb.checkpoint.delta_log.payloads import check_size, of_tensors, tensors_of
 from torch_dynemb.checkpoint.entries import STATE
-from torch_dynemb.checkpoint.files.bounded_json import parsed
-from torch_dynemb.checkpoint.files.tensor_file import raw
 from torch_dynemb.checkpoint.saving.dense_state import filled, state_source
+from torch_dynemb.files.bounded_json import parsed
+from torch_dynemb.files.tensor_file import raw
 
 # what a program gives as ``state=``, or a function that returns it
 ProgramState = Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.argument_checks import described
-from torch_dynemb.checkpoint.kept_ids import (
+from torch_dynemb.distributed.together import Ranks
+from torch_dynemb.parts.kept_ids import (
     ScoredPart,
     check_names,
     kept_ids,
     rules_of,
     scored_part,
 )
-from torch_dynemb.checkpoint.parts import TablePart
-from torch_dynemb.checkpoint.together import Ranks
+from torch_dynemb.parts.table_parts import TablePart
 from torch_dynemb.policy.keep import AtLeast, Keep, check_keep
 
 

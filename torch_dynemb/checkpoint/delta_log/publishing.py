@@ -14,14 +14,13 @@ from torch_dynemb.checkpoint.delta_log.own_log import OwnLog, Writing
 from torch_dynemb.checkpoint.delta_log.published_ids import PublishedIds
 from torch_dynemb.checkpoint.delta_log.recorded import RecordedModel
 from torch_dynemb.checkpoint.delta_log.row_forms import LogRows
-from torch_dynemb.checkpoint.entries import PACKED
-from torch_dynemb.checkpoint.file_systems.locations import Location, Url
-from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of
 from torch_dynemb.checkpoint.saving.save import check_saveable
-from torch_dynemb.checkpoint.threads import one_thread
-from torch_dynemb.checkpoint.together import Ranks
+from torch_dynemb.distributed.together import Ranks
 from torch_dynemb.errors import NewBaseNeededError
+from torch_dynemb.files.locations import Location, Url
+from torch_dynemb.parts.table_parts import PACKED, TablePart, end_steps, groups_of
 from torch_dynemb.process.interrupts import defer_signals
+from torch_dynemb.process.one_thread import one_thread
 
 
 class AttachedModel(NamedTuple):

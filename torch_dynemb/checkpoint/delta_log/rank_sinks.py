@@ -7,8 +7,8 @@ import re
 from torch_dynemb.checkpoint.delta_log.directory import DirectorySink
 from torch_dynemb.checkpoint.delta_log.object_sink import ObjectSink
 from torch_dynemb.checkpoint.entries import rank_folder
-from torch_dynemb.checkpoint.file_systems.locations import Location, Url
-from torch_dynemb.checkpoint.files.presence import names_in
+from torch_dynemb.files.locations import Location, Url
+from torch_dynemb.files.presence import names_in
 
 _MOST_RANKS = 1 << 16
 

@@ -14,8 +14,8 @@ from torch_dynemb.checkpoint.delta_log.batch import (
 )
 from torch_dynemb.checkpoint.delta_log.rank_sinks import rank_sinks
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink, EndingSink
-from torch_dynemb.checkpoint.file_systems.locations import location_of
 from torch_dynemb.errors import DamagedFileError, NewBaseNeededError
+from torch_dynemb.files.locations import location_of
 
 
 def batch_of(data: bytes | bytearray | memoryview) -> Batch:

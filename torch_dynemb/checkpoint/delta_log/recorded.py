@@ -16,9 +16,9 @@ from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, of_tables, of
 from torch_dynemb.checkpoint.delta_log.program_state import of_state
 from torch_dynemb.checkpoint.delta_log.published_ids import PublishedIds
 from torch_dynemb.checkpoint.delta_log.row_forms import LogRows
-from torch_dynemb.checkpoint.parts import TablePart, groups_of
 from torch_dynemb.checkpoint.saving.dense_state import dense_source, dense_state
 from torch_dynemb.errors import HostMemoryError, NewBaseNeededError
+from torch_dynemb.parts.table_parts import TablePart, groups_of
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.changes import (
     ChangedIds,

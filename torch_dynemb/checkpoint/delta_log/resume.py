@@ -13,9 +13,9 @@ from torch_dynemb.checkpoint.delta_log.log import DeltaLog
 from torch_dynemb.checkpoint.delta_log.reader import sinks_of
 from torch_dynemb.checkpoint.delta_log.resumed import load_commits
 from torch_dynemb.checkpoint.loading.load import LoadReport
-from torch_dynemb.checkpoint.parts import parts_of
 from torch_dynemb.checkpoint.plain_torch import plain_torch
-from torch_dynemb.checkpoint.together import ranks_of
+from torch_dynemb.distributed.together import ranks_of
+from torch_dynemb.parts.table_parts import parts_of
 
 
 @plain_torch()

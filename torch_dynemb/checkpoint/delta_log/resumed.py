@@ -10,20 +10,20 @@ from torch import nn
 from torch_dynemb.checkpoint.delta_log.folding import Folding
 from torch_dynemb.checkpoint.delta_log.reader import LogReader
 from torch_dynemb.checkpoint.delta_log.sink import DeltaSink
-from torch_dynemb.checkpoint.file_systems.locations import Location, checked_location
 from torch_dynemb.checkpoint.loading.load import LoadReport, load_parts
 from torch_dynemb.checkpoint.manifest.file import check_full
 from torch_dynemb.checkpoint.manifest.places import located
 from torch_dynemb.checkpoint.manifest.records import Manifest
-from torch_dynemb.checkpoint.parts import TablePart, groups_of
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.saving.dense_state import dense_state
 from torch_dynemb.checkpoint.saving.handle import check_none_running
 from torch_dynemb.checkpoint.saving.increments import count_from
 from torch_dynemb.checkpoint.saving.save import check_saveable
 from torch_dynemb.checkpoint.saving.source import next_now
-from torch_dynemb.checkpoint.threads import one_thread
-from torch_dynemb.checkpoint.together import Ranks
+from torch_dynemb.distributed.together import Ranks
+from torch_dynemb.files.locations import Location, checked_location
+from torch_dynemb.parts.table_parts import TablePart, groups_of
+from torch_dynemb.process.one_thread import one_thread
 
 _CALL = "checkpoint.resume"
 

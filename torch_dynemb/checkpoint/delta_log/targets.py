@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from torch_dynemb.checkpoint.delta_log.applying import PartChange
 from torch_dynemb.checkpoint.delta_log.commits import Commit, TableDelta
-from torch_dynemb.checkpoint.entries import PACKED
-from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
 from torch_dynemb.checkpoint.saving.dense_state import dense_state, load_dense_state
 from torch_dynemb.nn.module_kinds import follower_of
+from torch_dynemb.parts.table_parts import PACKED, TablePart, groups_of, parts_of
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.row_update import RowUpdate
 

@@ -13,16 +13,15 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.checkpoint.entries import NO_GROUP, WEIGHT, state_entry
-from torch_dynemb.checkpoint.file_systems.locations import Location
-from torch_dynemb.checkpoint.files.checksummed_files import read_tensors
 from torch_dynemb.checkpoint.loading.group import GroupLoad
 from torch_dynemb.checkpoint.loading.part import Stream
 from torch_dynemb.checkpoint.loading.table_plan import TablePlan
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedGroup, SavedPart
-from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.checkpoint.reading.read_ahead import Read, read_ahead
 from torch_dynemb.checkpoint.reading.saved_rows import SavedRows, kinds_of
 from torch_dynemb.errors import DamagedFileError, NoRoomError
+from torch_dynemb.files.checksummed_files import read_tensors
+from torch_dynemb.files.locations import Location
 from torch_dynemb.ops.columns import (
     BUCKET_WIDTH,
     GENERATION_BITS,
@@ -31,6 +30,7 @@ from torch_dynemb.ops.columns import (
     Slab,
     Table,
 )
+from torch_dynemb.parts.table_parts import TablePart
 from torch_dynemb.table import state as table_state
 from torch_dynemb.table.config import SlabConfig
 from torch_dynemb.table.group import TableGroup

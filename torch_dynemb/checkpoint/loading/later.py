@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.checkpoint.manifest.records import SavedTable
-from torch_dynemb.checkpoint.reading.column_shards import by_row
 from torch_dynemb.optim.base import StateTensor
+from torch_dynemb.parts.column_shards import by_row
 from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.shards import IdSlots
 

@@ -10,8 +10,6 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_dynemb.argument_checks import described, flag
-from torch_dynemb.checkpoint.file_systems.locations import Location, checked_location
-from torch_dynemb.checkpoint.files.checksummed_files import check_file
 from torch_dynemb.checkpoint.loading.exact import ExactLoad, saved_group_of
 from torch_dynemb.checkpoint.loading.group import GroupLoad, RowsLoad
 from torch_dynemb.checkpoint.loading.later import LaterChanges
@@ -26,17 +24,19 @@ from torch_dynemb.checkpoint.manifest.file import check_full
 from torch_dynemb.checkpoint.manifest.places import is_replaced, located
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedTable
 from torch_dynemb.checkpoint.manifest.whole_tables import check_whole
-from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.checkpoint.plain_torch import plain_torch
-from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.reading.dense_files import read_dense, read_state
 from torch_dynemb.checkpoint.saving.dense_state import dense_state
 from torch_dynemb.checkpoint.saving.handle import check_none_running
 from torch_dynemb.checkpoint.saving.increments import count_from
-from torch_dynemb.checkpoint.threads import one_thread
-from torch_dynemb.checkpoint.together import Ranks, ranks_of
+from torch_dynemb.console.progress import progress_bar
+from torch_dynemb.distributed.together import Ranks, ranks_of
 from torch_dynemb.errors import ReplacedError
+from torch_dynemb.files.checksummed_files import check_file
+from torch_dynemb.files.locations import Location, checked_location
+from torch_dynemb.parts.table_parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.process.interrupts import defer_signals
+from torch_dynemb.process.one_thread import one_thread
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.load import undone_after_error
 

@@ -20,12 +20,10 @@ from torch_dynemb.checkpoint.entries import (
     score_entry,
     state_entry,
 )
-from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.loading.later import LaterTable
 from torch_dynemb.checkpoint.loading.row_reading import Chosen, ReadTarget, RowReading, places_of
 from torch_dynemb.checkpoint.loading.table_plan import TablePlan
 from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart
-from torch_dynemb.checkpoint.reading.merged_ids import outside
 from torch_dynemb.checkpoint.reading.saved_rows import (
     COUNTED,
     PIECE_BYTES,
@@ -33,8 +31,8 @@ from torch_dynemb.checkpoint.reading.saved_rows import (
     TensorKind,
     kinds_of,
 )
-from torch_dynemb.checkpoint.reading.sketches import combined_sketch
 from torch_dynemb.checkpoint.saving.table_files import Progress
+from torch_dynemb.files.locations import Location
 from torch_dynemb.ops.columns import (
     SKETCH_ROWS,
     Clock,
@@ -43,6 +41,8 @@ from torch_dynemb.ops.columns import (
     PolicyColumn,
     Table,
 )
+from torch_dynemb.parts.merged_ids import outside
+from torch_dynemb.parts.sketches import combined_sketch
 from torch_dynemb.policy.half_life import waiting_with_half_life, with_half_life
 from torch_dynemb.table.capacity_choice import ids_with_room
 from torch_dynemb.table.content import CountedIds

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch_dynemb.checkpoint.entries import WEIGHT, state_entry
 from torch_dynemb.checkpoint.loading.table_plan import TablePlan
 from torch_dynemb.checkpoint.manifest.records import SavedPart
-from torch_dynemb.checkpoint.reading.column_shards import combined_by_row
 from torch_dynemb.checkpoint.reading.saved_rows import SavedRows
 from torch_dynemb.checkpoint.saving.table_files import Progress
 from torch_dynemb.ops.row_copies import put_rows_
+from torch_dynemb.parts.column_shards import combined_by_row
 from torch_dynemb.table.state_check import check_counts
 
 

@@ -8,8 +8,8 @@ import torch
 
 from torch_dynemb.checkpoint.loading.later import LaterTable, shards_of
 from torch_dynemb.checkpoint.manifest.records import SavedPart, SavedTable
-from torch_dynemb.checkpoint.parts import TablePart
 from torch_dynemb.optim.base import StateTensor
+from torch_dynemb.parts.table_parts import TablePart
 from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch
 from torch_dynemb.policy.layout import score_words_of
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from torch_dynemb.checkpoint.entries import DELTA, FULL, NO_GROUP, PACKED
+from torch_dynemb.checkpoint.entries import DELTA, FULL, NO_GROUP
 from torch_dynemb.checkpoint.manifest.records import (
     Manifest,
     SavedDense,
@@ -19,6 +19,7 @@ from torch_dynemb.checkpoint.manifest.records import (
 )
 from torch_dynemb.checkpoint.manifest.whole_tables import check_whole
 from torch_dynemb.ops.columns import MAX_COUNT, SKETCH_ROWS, TABLE_COLUMNS
+from torch_dynemb.parts.table_parts import PACKED
 
 _MOST_CRC = (1 << 32) - 1
 _DTYPES = ("float32", "bfloat16", "float16", PACKED)

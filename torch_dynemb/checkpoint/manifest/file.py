@@ -5,10 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from torch_dynemb.checkpoint.entries import FORMAT, FULL, MANIFEST, VERSION
-from torch_dynemb.checkpoint.file_systems.locations import Location
-from torch_dynemb.checkpoint.files.bounded_json import json_of
-from torch_dynemb.checkpoint.files.checksummed_files import checksum_of_bytes
-from torch_dynemb.checkpoint.files.presence import is_file
 from torch_dynemb.checkpoint.manifest.check import check_manifest
 from torch_dynemb.checkpoint.manifest.records import (
     Manifest,
@@ -21,6 +17,10 @@ from torch_dynemb.checkpoint.manifest.records import (
     canonical,
 )
 from torch_dynemb.errors import DamagedFileError, UnsupportedFormatError
+from torch_dynemb.files.bounded_json import json_of
+from torch_dynemb.files.checksummed_files import checksum_of_bytes
+from torch_dynemb.files.locations import Location
+from torch_dynemb.files.presence import is_file
 
 
 def read_manifest(folder: Location) -> Manifest:

@@ -23,14 +23,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from torch_dynemb.checkpoint.entries import MANIFEST, is_own
-from torch_dynemb.checkpoint.file_systems.locations import Location, Url, local
-from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.presence import is_file, is_folder, is_there
 from torch_dynemb.checkpoint.manifest.claim import Claim, Writer, remove_begun, writer_of
 from torch_dynemb.checkpoint.manifest.file import read_content, read_manifest
 from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.checkpoint.manifest.url_places import UUID, has_foreign_files
 from torch_dynemb.errors import DamagedFileError, InUseError, UnsupportedFormatError
+from torch_dynemb.files.disk import Disk
+from torch_dynemb.files.locations import Location, Url, local
+from torch_dynemb.files.presence import is_file, is_folder, is_there
 from torch_dynemb.process.interrupts import defer_signals
 
 _ATTEMPTS = 100  # of a loader, if saves replace the checkpoint meanwhile

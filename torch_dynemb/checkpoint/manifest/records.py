@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from torch_dynemb.checkpoint.entries import FORMAT, PACKED, VERSION
-from torch_dynemb.checkpoint.files.checksummed_files import FileChecksums, checksum_of_bytes
+from torch_dynemb.checkpoint.entries import FORMAT, VERSION
+from torch_dynemb.files.checksummed_files import FileChecksums, checksum_of_bytes
+from torch_dynemb.parts.table_parts import PACKED
 from torch_dynemb.table.shards import IdSlots, TableShard
 
 
@@ -91,14 +92,18 @@ class SavedPart:
         """Ids that the part owns."""
         return IdSlots(self.slots_begin, self.slots_end, self.slots)
 
+    @property
+    def range_of_columns(self) -> range:
+        """Columns of the table that the part has."""
+        return range(self.first_column, self.first_column + self.columns)
+
     def shard_of(self, name: str, embedding_dim: int) -> TableShard:
         """Return the ids and columns of the part.
 
         Args:
             name, embedding_dim: of the whole table.
         """
-        columns = range(self.first_column, self.first_column + self.columns)
-        return TableShard(name, embedding_dim, columns, self.id_slots)
+        return TableShard(name, embedding_dim, self.range_of_columns, self.id_slots)
 
     @property
     def files(self) -> list[SavedFile]:
@@ -113,7 +118,7 @@ class SavedTable:
 
     Attributes:
         embedding_dim, dtype: of its rows. The dtype is ``"float32"`` or similar, or
-            ``entries.PACKED``.
+            ``table_parts.PACKED``.
         seed: seed of initial values.
         optimizer: name and state tensors, as ``OptimizerConfig.description`` returns them; None if
             the table was not trained.

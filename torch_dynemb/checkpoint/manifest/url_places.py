@@ -17,12 +17,12 @@ from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 
 from torch_dynemb.checkpoint.entries import MANIFEST
-from torch_dynemb.checkpoint.file_systems.locations import Location, Url
-from torch_dynemb.checkpoint.files.bounded_json import check_values
-from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.manifest.file import read_content
 from torch_dynemb.checkpoint.manifest.records import Manifest
 from torch_dynemb.errors import DamagedFileError
+from torch_dynemb.files.bounded_json import check_values
+from torch_dynemb.files.disk import Disk
+from torch_dynemb.files.locations import Location, Url
 from torch_dynemb.process.interrupts import defer_signals
 
 UUID = re.compile(r"[0-9a-f]{32}")  # names of the folders of saves

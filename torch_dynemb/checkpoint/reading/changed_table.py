@@ -29,19 +29,19 @@ from torch_dynemb.checkpoint.delta_log.commits import (
     whole_rows,
 )
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, tables_of
-from torch_dynemb.checkpoint.file_systems.locations import Location
-from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader
 from torch_dynemb.checkpoint.manifest.check import check_parts
 from torch_dynemb.checkpoint.manifest.records import Manifest, SavedFile, SavedPart, SavedTable
 from torch_dynemb.checkpoint.manifest.whole_tables import together
-from torch_dynemb.checkpoint.reading.column_shards import by_shard
 from torch_dynemb.checkpoint.reading.saved_table import (
     CheckpointFiles,
     CheckpointTable,
     SavedBatch,
 )
 from torch_dynemb.errors import DamagedFileError
+from torch_dynemb.files.checksummed_files import ChecksummedReader
+from torch_dynemb.files.locations import Location
 from torch_dynemb.optim.base import StateTensor
+from torch_dynemb.parts.column_shards import by_shard
 from torch_dynemb.table.changes import ChangedRows
 from torch_dynemb.table.content import CountedIds
 
@@ -193,7 +193,11 @@ class ChangedTable(CheckpointTable):
                     rows = whole_rows(self.name, shards, by_shard=columns is not None)
                     for of in state if columns is not None and rows.ids.numel() > 0 else ():
                         if of.per_row and columns is not None:
-                            rows.state[of.name] = by_shard(rows.state[of.name], parts, columns)
+                            rows.state[of.name] = by_shard(
+                                rows.state[of.name],
+                                [part.range_of_columns for part in parts],
+                                columns,
+                            )
                     none = rows.ids.new_empty(rows.ids.numel(), 0)
                     scores = torch.cat([none, *(rows.scores[of][:, None] for of in words)], 1)
                     for begin in range(0, rows.ids.numel(), size):

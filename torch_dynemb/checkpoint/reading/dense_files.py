@@ -10,9 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from torch_dynemb.checkpoint.entries import MANIFEST
-from torch_dynemb.checkpoint.file_systems.locations import Location
-from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader, ChecksummedReaders
-from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
 from torch_dynemb.checkpoint.manifest.records import SavedDense, SavedEntry
 from torch_dynemb.checkpoint.saving.dense_state import (
     dense_state,
@@ -22,6 +19,9 @@ from torch_dynemb.checkpoint.saving.dense_state import (
     tensor_pieces,
 )
 from torch_dynemb.errors import DamagedFileError
+from torch_dynemb.files.checksummed_files import ChecksummedReader, ChecksummedReaders
+from torch_dynemb.files.locations import Location
+from torch_dynemb.files.tensor_file import StoredTensor
 from torch_dynemb.process.interrupts import defer_signals
 
 

@@ -16,15 +16,15 @@ from torch_dynemb.checkpoint.entries import (
     score_entry,
     state_entry,
 )
-from torch_dynemb.checkpoint.file_systems.locations import Location
-from torch_dynemb.checkpoint.files.checksummed_files import (
+from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart, SavedTable
+from torch_dynemb.errors import DamagedFileError
+from torch_dynemb.files.checksummed_files import (
     ChecksummedReader,
     ChecksummedReaders,
     open_readers,
 )
-from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
-from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart, SavedTable
-from torch_dynemb.errors import DamagedFileError
+from torch_dynemb.files.locations import Location
+from torch_dynemb.files.tensor_file import StoredTensor
 
 PIECE_BYTES = 8 << 20
 

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from torch_dynemb.argument_checks import flag, integer
 from torch_dynemb.checkpoint.entries import COUNT, ID, SKETCH, WEIGHT, score_entry, state_entry
-from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedPart, SavedTable
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.checked_rows import CheckedRows
-from torch_dynemb.checkpoint.reading.column_shards import by_shard, combined_by_row
-from torch_dynemb.checkpoint.reading.sketches import combined_sketch
+from torch_dynemb.files.locations import Location
 from torch_dynemb.ops.columns import SKETCH_ROWS
 from torch_dynemb.optim.base import StateTensor
+from torch_dynemb.parts.column_shards import by_shard, combined_by_row
+from torch_dynemb.parts.sketches import combined_sketch
 from torch_dynemb.table.content import CountedIds
 
 Rows = TypeVar("Rows")
@@ -389,7 +389,7 @@ def _state(
         if columns is None:
             widths = [of.part.columns for of in shards]
             return combined_by_row(list(zip(widths, own, strict=True)))
-        return by_shard(torch.stack(own, 1), [of.part for of in shards], columns)
+        return by_shard(torch.stack(own, 1), [of.part.range_of_columns for of in shards], columns)
     widths = [tensor.columns(of.part.columns) for of in shards]
     return _together(
         [

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.files.tensor_file import as_bytes, raw
+from torch_dynemb.files.tensor_file import as_bytes, raw
 
 VERSION = 1
 DTYPES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}

@@ -17,10 +17,10 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from torch_dynemb.argument_checks import described
 from torch_dynemb.checkpoint.entries import dense_file
-from torch_dynemb.checkpoint.files.tensor_file import TensorShape
 from torch_dynemb.checkpoint.manifest.records import SavedEntry, SavedFile
 from torch_dynemb.checkpoint.saving.table_files import Folder, Section
 from torch_dynemb.distributed.dtensors import is_dtensor
+from torch_dynemb.files.tensor_file import TensorShape
 from torch_dynemb.nn.wrappers import plain_names
 from torch_dynemb.table.dense_state import dense_only
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from torch_dynemb.checkpoint.file_systems.locations import Location
 from torch_dynemb.errors import BackgroundError, ForkedProcessError, InUseError
+from torch_dynemb.files.locations import Location
 from torch_dynemb.process.forked import watch
 from torch_dynemb.process.waits import wait_until_set
 from torch_dynemb.table.background import BackgroundWork

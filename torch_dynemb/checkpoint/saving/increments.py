@@ -18,13 +18,13 @@ from torch_dynemb.checkpoint.delta_log.changed_parts import (
 )
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, of_tables
 from torch_dynemb.checkpoint.entries import rank_folder, segment_file
-from torch_dynemb.checkpoint.file_systems.locations import Location, checked_location
 from torch_dynemb.checkpoint.manifest.places import located
 from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedTable
-from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
 from torch_dynemb.checkpoint.saving.table_files import Folder
-from torch_dynemb.checkpoint.together import Ranks
+from torch_dynemb.distributed.together import Ranks
 from torch_dynemb.errors import NewBaseNeededError
+from torch_dynemb.files.locations import Location, checked_location
+from torch_dynemb.parts.table_parts import TablePart, groups_of, parts_of
 from torch_dynemb.table.change_reader import ChangeReader
 from torch_dynemb.table.changes import (
     Changes,

@@ -15,18 +15,6 @@ from torch import nn
 
 from torch_dynemb.argument_checks import described, flag
 from torch_dynemb.checkpoint.entries import DELTA, DENSE, FULL, MANIFEST, NO_GROUP, STATE
-from torch_dynemb.checkpoint.file_systems.locations import (
-    Location,
-    Url,
-    checked_location,
-    local,
-    prefix_of,
-)
-from torch_dynemb.checkpoint.file_systems.uploads import disk_of
-from torch_dynemb.checkpoint.files.bounded_json import check_values
-from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedWriter, space_errors
-from torch_dynemb.checkpoint.files.direct_disk import WINDOW_BYTES, DirectDisk
-from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.manifest.places import (
     check_replaceable,
     check_unclaimed,
@@ -45,9 +33,7 @@ from torch_dynemb.checkpoint.manifest.records import (
 )
 from torch_dynemb.checkpoint.manifest.url_places import finish_at_url, uuid_at
 from torch_dynemb.checkpoint.manifest.whole_tables import check_same_ids, check_whole, together
-from torch_dynemb.checkpoint.parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.checkpoint.plain_torch import plain_torch
-from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.saving.dense_state import (
     DenseSource,
     dense_source,
@@ -67,10 +53,24 @@ from torch_dynemb.checkpoint.saving.pinned import pin_rows, unpin_rows
 from torch_dynemb.checkpoint.saving.source import GroupSource, source_of, write_initial_rows
 from torch_dynemb.checkpoint.saving.staging import staged
 from torch_dynemb.checkpoint.saving.table_files import Folder, SourcePart, write_group
-from torch_dynemb.checkpoint.threads import one_thread
-from torch_dynemb.checkpoint.together import Ranks, background_ranks, ranks_of
+from torch_dynemb.console.progress import progress_bar
+from torch_dynemb.distributed.together import Ranks, background_ranks, ranks_of
+from torch_dynemb.files.bounded_json import check_values
+from torch_dynemb.files.checksummed_files import ChecksummedWriter, space_errors
+from torch_dynemb.files.direct_disk import WINDOW_BYTES, DirectDisk
+from torch_dynemb.files.disk import Disk
+from torch_dynemb.files.locations import (
+    Location,
+    Url,
+    checked_location,
+    local,
+    prefix_of,
+)
+from torch_dynemb.files.uploads import disk_of
 from torch_dynemb.ops.pending import PendingGradients
+from torch_dynemb.parts.table_parts import TablePart, end_steps, groups_of, parts_of
 from torch_dynemb.process.interrupts import defer_signals
+from torch_dynemb.process.one_thread import one_thread
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.undisturbed import Undisturbed
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.together import Ranks
+from torch_dynemb.distributed.together import Ranks
 from torch_dynemb.errors import HostMemoryError
 from torch_dynemb.ops.row_copies import read_rows_
 from torch_dynemb.storage.address_space import what_ran_out

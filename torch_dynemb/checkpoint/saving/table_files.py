@@ -24,16 +24,6 @@ from torch_dynemb.checkpoint.entries import (
     sketch_file,
     state_entry,
 )
-from torch_dynemb.checkpoint.file_systems.locations import Location, prefix_of
-from torch_dynemb.checkpoint.file_systems.uploads import limits_of
-from torch_dynemb.checkpoint.files.checksummed_files import (
-    ChecksummedWriter,
-    FileChecksums,
-    space_errors,
-)
-from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.scattered_file import ScatteredFile
-from torch_dynemb.checkpoint.files.tensor_file import TensorShape, header_of
 from torch_dynemb.checkpoint.manifest.records import SavedFile, SavedGroup, SavedPart
 from torch_dynemb.checkpoint.saving.row_order import (
     RowOrder,
@@ -41,6 +31,16 @@ from torch_dynemb.checkpoint.saving.row_order import (
 )
 from torch_dynemb.checkpoint.saving.source import GroupSource, sketch_cells
 from torch_dynemb.checkpoint.saving.table_source import PIECE_BYTES, RoomForRows, TableSource
+from torch_dynemb.files.checksummed_files import (
+    ChecksummedWriter,
+    FileChecksums,
+    space_errors,
+)
+from torch_dynemb.files.disk import Disk
+from torch_dynemb.files.locations import Location, prefix_of
+from torch_dynemb.files.scattered_file import ScatteredFile
+from torch_dynemb.files.tensor_file import TensorShape, header_of
+from torch_dynemb.files.uploads import limits_of
 from torch_dynemb.ops.columns import SKETCH_ROWS, Table
 from torch_dynemb.table.row_access import RowValues
 from torch_dynemb.table.shards import IdSlots

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from torch_dynemb.checkpoint.files.disk import Disk
 from torch_dynemb.checkpoint.snapshots.places import (
     MANIFEST,
     StoredGroup,
@@ -29,6 +28,7 @@ from torch_dynemb.checkpoint.snapshots.records import (
     read_snapshot,
     read_store,
 )
+from torch_dynemb.files.disk import Disk
 from torch_dynemb.storage.tiers.store_files import StoreFiles
 
 # by first store: uuids of the snapshots that the tables were loaded from or saved as

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from torch import nn
 
 from torch_dynemb.argument_checks import described
-from torch_dynemb.checkpoint.file_systems.locations import checked_path
-from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
+from torch_dynemb.files.locations import checked_path
+from torch_dynemb.parts.table_parts import TablePart, groups_of, parts_of
 from torch_dynemb.storage.tiers.ssd import KEPT_FOLDER
 from torch_dynemb.storage.tiers.store_files import StoreFiles
 from torch_dynemb.table.group import TableGroup

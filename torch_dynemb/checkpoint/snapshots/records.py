@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from torch_dynemb.checkpoint.files.checksummed_files import (
+from torch_dynemb.checkpoint.manifest.records import SavedFile, canonical
+from torch_dynemb.errors import DamagedStoreError, UnsupportedFormatError
+from torch_dynemb.files.checksummed_files import (
     ChecksummedWriter,
     checksum_of_bytes,
     space_errors,
 )
-from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.manifest.records import SavedFile, canonical
-from torch_dynemb.errors import DamagedStoreError, UnsupportedFormatError
+from torch_dynemb.files.disk import Disk
 
 VERSION = 1
 _SNAPSHOT = "torch_dynemb snapshot"

@@ -12,9 +12,6 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_dynemb.argument_checks import described, integer
-from torch_dynemb.checkpoint.files.checksummed_files import space_errors
-from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.parts import TablePart, groups_of, parts_of
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.saving.handle import check_none_running
 from torch_dynemb.checkpoint.saving.save import (
@@ -45,7 +42,10 @@ from torch_dynemb.checkpoint.snapshots.places import (
     stored_groups,
 )
 from torch_dynemb.checkpoint.snapshots.records import SavedStore, Snapshot, write_record
-from torch_dynemb.checkpoint.together import Ranks, ranks_of
+from torch_dynemb.distributed.together import Ranks, ranks_of
+from torch_dynemb.files.checksummed_files import space_errors
+from torch_dynemb.files.disk import Disk
+from torch_dynemb.parts.table_parts import TablePart, groups_of, parts_of
 from torch_dynemb.process.interrupts import defer_signals
 
 _DISK = Disk()

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from torch_dynemb.checkpoint import inspect as inspection
-from torch_dynemb.checkpoint.file_systems.locations import Url, location_of
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.tools.account import account, described
 from torch_dynemb.checkpoint.tools.export import export
 from torch_dynemb.checkpoint.tools.merge import merge
 from torch_dynemb.checkpoint.tools.reshard import reshard
+from torch_dynemb.files.locations import Url, location_of
 
 _FAILED, _USAGE, _INTERRUPTED, _NOT_READ = 1, 2, 130, 141
 _EXPECTED = (OSError, ValueError, TypeError, RuntimeError, ImportError)

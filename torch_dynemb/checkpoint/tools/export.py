@@ -17,21 +17,21 @@ from torch import Tensor
 
 from torch_dynemb.argument_checks import flag
 from torch_dynemb.checkpoint.entries import score_entry, state_entry, table_folder
-from torch_dynemb.checkpoint.file_systems.locations import (
+from torch_dynemb.checkpoint.manifest.file import check_full
+from torch_dynemb.checkpoint.manifest.places import unfinished
+from torch_dynemb.checkpoint.plain_torch import plain_torch
+from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
+from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
+from torch_dynemb.console.progress import progress_bar
+from torch_dynemb.files.disk import Disk
+from torch_dynemb.files.locations import (
     Location,
     Url,
     checked_location,
     local,
 )
-from torch_dynemb.checkpoint.file_systems.uploads import disk_of, new_file
-from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.presence import is_there
-from torch_dynemb.checkpoint.manifest.file import check_full
-from torch_dynemb.checkpoint.manifest.places import unfinished
-from torch_dynemb.checkpoint.plain_torch import plain_torch
-from torch_dynemb.checkpoint.progress import progress_bar
-from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
-from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
+from torch_dynemb.files.presence import is_there
+from torch_dynemb.files.uploads import disk_of, new_file
 from torch_dynemb.process.interrupts import defer_signals
 
 ExportFormat = Literal["npz", "parquet"]

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from torch_dynemb.argument_checks import described, integer
 from torch_dynemb.checkpoint.entries import DELTA
-from torch_dynemb.checkpoint.file_systems.locations import checked_location
 from torch_dynemb.checkpoint.manifest.file import check_full
 from torch_dynemb.checkpoint.manifest.records import SavedPart, SavedTable
 from torch_dynemb.checkpoint.plain_torch import plain_torch
-from torch_dynemb.checkpoint.reading.merged_ids import outside
 from torch_dynemb.checkpoint.reading.reader import Checkpoint
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
 from torch_dynemb.checkpoint.tools.reshard import split_of, write_parts
 from torch_dynemb.errors import NewBaseNeededError
+from torch_dynemb.files.locations import checked_location
 from torch_dynemb.optim.base import StateTensor
+from torch_dynemb.parts.merged_ids import outside
 from torch_dynemb.table.content import CountedIds
 
 _IDS_AT_ONCE = 1 << 18

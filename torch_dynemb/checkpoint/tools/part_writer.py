@@ -10,14 +10,14 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.entries import ID, WEIGHT, rows_file, score_entry, state_entry
-from torch_dynemb.checkpoint.file_systems.locations import Location, prefix_of
-from torch_dynemb.checkpoint.file_systems.uploads import limits_of
-from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.scattered_file import ScatteredFile
-from torch_dynemb.checkpoint.files.tensor_file import TensorShape
 from torch_dynemb.checkpoint.manifest.records import SavedFile
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
 from torch_dynemb.checkpoint.saving.table_files import FILE_BYTES
+from torch_dynemb.files.disk import Disk
+from torch_dynemb.files.locations import Location, prefix_of
+from torch_dynemb.files.scattered_file import ScatteredFile
+from torch_dynemb.files.tensor_file import TensorShape
+from torch_dynemb.files.uploads import limits_of
 
 
 class TensorFiles(NamedTuple):

@@ -23,11 +23,6 @@ from torch_dynemb.checkpoint.entries import (
     counts_file,
     sketch_file,
 )
-from torch_dynemb.checkpoint.file_systems.locations import Location, checked_location, prefix_of
-from torch_dynemb.checkpoint.file_systems.uploads import disk_of, limits_of
-from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader, ChecksummedWriter
-from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.tensor_file import TensorShape
 from torch_dynemb.checkpoint.manifest.file import check_full
 from torch_dynemb.checkpoint.manifest.places import claimed, is_taken
 from torch_dynemb.checkpoint.manifest.records import (
@@ -37,20 +32,25 @@ from torch_dynemb.checkpoint.manifest.records import (
     SavedTable,
 )
 from torch_dynemb.checkpoint.plain_torch import plain_torch
-from torch_dynemb.checkpoint.progress import progress_bar
 from torch_dynemb.checkpoint.reading.reader import Checkpoint
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
 from torch_dynemb.checkpoint.reading.saved_rows import PIECE_BYTES
 from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable
-from torch_dynemb.checkpoint.reading.sketches import combined_sketch
 from torch_dynemb.checkpoint.saving.save import finish_folder
 from torch_dynemb.checkpoint.tools.part_writer import (
     PartOfTable,
     PartWriter,
     TensorFiles,
 )
+from torch_dynemb.console.progress import progress_bar
 from torch_dynemb.distributed.owners import slots_of
+from torch_dynemb.files.checksummed_files import ChecksummedReader, ChecksummedWriter
+from torch_dynemb.files.disk import Disk
+from torch_dynemb.files.locations import Location, checked_location, prefix_of
+from torch_dynemb.files.tensor_file import TensorShape
+from torch_dynemb.files.uploads import disk_of, limits_of
 from torch_dynemb.ops.columns import SKETCH_ROWS, TABLE_COLUMNS, Table
+from torch_dynemb.parts.sketches import combined_sketch
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.shards import IdSlots
 

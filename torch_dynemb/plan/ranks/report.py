@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch_dynemb.checkpoint.lines import in_bytes
+from torch_dynemb.console.lines import in_bytes
 from torch_dynemb.plan.report_parts import Part, count
 
 

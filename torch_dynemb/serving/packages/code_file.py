@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.files.checksummed_files import BLOCK_BYTES, FileChecksums
 from torch_dynemb.errors import DamagedFileError
+from torch_dynemb.files.checksummed_files import BLOCK_BYTES, FileChecksums
 
 
 def sums_of_file(path: Path) -> FileChecksums:

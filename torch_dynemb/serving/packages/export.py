@@ -18,15 +18,15 @@ from torch.utils import _pytree as pytree
 from torch_dynemb._version import __version__
 from torch_dynemb.argument_checks import described, flag
 from torch_dynemb.checkpoint.delta_log.position import LogPosition
-from torch_dynemb.checkpoint.file_systems.locations import checked_path, local
-from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedWriter, FileChecksums
-from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.tensor_file import TensorShape, header_of
 from torch_dynemb.checkpoint.manifest.places import make_parents, unfinished
-from torch_dynemb.checkpoint.parts import table_name
 from torch_dynemb.checkpoint.saving.dense_state import dense_state
+from torch_dynemb.files.checksummed_files import ChecksummedWriter, FileChecksums
+from torch_dynemb.files.disk import Disk
+from torch_dynemb.files.locations import checked_path, local
+from torch_dynemb.files.tensor_file import TensorShape, header_of
 from torch_dynemb.nn.features import exports_for_compiled_code
 from torch_dynemb.ops.columns import LiveSlab, Meta
+from torch_dynemb.parts.table_parts import table_name
 from torch_dynemb.policy.keep import Keep
 from torch_dynemb.serving.freeze import freeze
 from torch_dynemb.serving.frozen_tables import FrozenTables

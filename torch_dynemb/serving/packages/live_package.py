@@ -10,8 +10,8 @@ from torch import Tensor
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import described
-from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
 from torch_dynemb.errors import DamagedFileError
+from torch_dynemb.files.tensor_file import StoredTensor
 from torch_dynemb.serving.live_commits import TableChange
 from torch_dynemb.serving.live_state import LiveState, LiveUpdate
 from torch_dynemb.serving.packages.manifest import LivePart

@@ -13,10 +13,10 @@ import torch
 from torch_dynemb.argument_checks import integer
 from torch_dynemb.checkpoint.delta_log.follower import Dense, Log, check_dense
 from torch_dynemb.checkpoint.delta_log.reader import sinks_of
-from torch_dynemb.checkpoint.file_systems.locations import checked_path
-from torch_dynemb.checkpoint.files.checksummed_files import ChecksummedReader
-from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
 from torch_dynemb.errors import DamagedFileError, UnsupportedFormatError
+from torch_dynemb.files.checksummed_files import ChecksummedReader
+from torch_dynemb.files.locations import checked_path
+from torch_dynemb.files.tensor_file import StoredTensor
 from torch_dynemb.ops.columns import SERVED_UNLOCKS
 from torch_dynemb.serving.packages.code_file import check_code
 from torch_dynemb.serving.packages.following import base_for, follower_of

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_dynemb.checkpoint.files.bounded_json import parsed
-from torch_dynemb.checkpoint.files.checksummed_files import FileChecksums, checksum_of_bytes
 from torch_dynemb.errors import DamagedFileError, UnsupportedFormatError
+from torch_dynemb.files.bounded_json import parsed
+from torch_dynemb.files.checksummed_files import FileChecksums, checksum_of_bytes
 from torch_dynemb.serving.packages.base import PackageBase
 from torch_dynemb.serving.packages.inputs import Input, Size
 

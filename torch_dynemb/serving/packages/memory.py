@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.files.tensor_file import StoredTensor
 from torch_dynemb.errors import HostMemoryError
+from torch_dynemb.files.tensor_file import StoredTensor
 
 ALIGNMENT = 64  # bytes: a bucket of an index is one line of the cache
 _HUGE_PAGE = 2 << 20

@@ -16,8 +16,8 @@ from torchrec.distributed.embedding_sharding import (
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from torch_dynemb.checkpoint.together import ranks_of
 from torch_dynemb.distributed.failures import raise_together
+from torch_dynemb.distributed.together import ranks_of
 from torch_dynemb.nn.module_kinds import RowOptimizers, SharedRows
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.table.dense_state import leaves_tables_out

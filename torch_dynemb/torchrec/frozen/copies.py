@@ -15,8 +15,8 @@ from torchrec.distributed.types import ShardedModule
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
-from torch_dynemb.checkpoint.parts import TablePart, parts_in
 from torch_dynemb.initializers import Uniform
+from torch_dynemb.parts.table_parts import TablePart, parts_in
 from torch_dynemb.serving import Choices
 from torch_dynemb.serving.freeze import frozen_by
 from torch_dynemb.serving.gathering import gathered

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from torch_dynemb.checkpoint.saving.dense_state import Piece, dense_source
-from torch_dynemb.checkpoint.together import Ranks as Together
-from torch_dynemb.checkpoint.together import ranks_of
 from torch_dynemb.distributed.exchange import from_rank
+from torch_dynemb.distributed.together import Ranks as Together
+from torch_dynemb.distributed.together import ranks_of
 from torch_dynemb.nn.module_kinds import Ranks
 
 

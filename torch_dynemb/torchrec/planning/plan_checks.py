@@ -17,7 +17,6 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 
-from torch_dynemb.checkpoint.together import ranks_of
 from torch_dynemb.distributed.agreement import (
     Described,
     Option,
@@ -25,6 +24,7 @@ from torch_dynemb.distributed.agreement import (
     comparable,
     options_of,
 )
+from torch_dynemb.distributed.together import ranks_of
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.storage.tiers import needs_device_cache
 from torch_dynemb.torchrec.planning.options import TableOptions, is_dynamic, planned_options

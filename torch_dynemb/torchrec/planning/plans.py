@@ -10,8 +10,8 @@ import torch
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
 
-from torch_dynemb.checkpoint.together import ranks_of
 from torch_dynemb.distributed.seed import common_start
+from torch_dynemb.distributed.together import ranks_of
 from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.storage.tiers import Storage
 from torch_dynemb.storage.tiers.sharing import part_of_storage

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.files.tensor_file import as_bytes
+from torch_dynemb.files.tensor_file import as_bytes
 from torch_dynemb.ops.columns import GENERATION_BITS, Slab
 from torch_dynemb.table.change_reader import ChangeReader
 from torch_dynemb.table.changes import (

@@ -12,7 +12,7 @@ from torch.distributed.remote_device import _remote_device
 from torchrec.distributed.model_parallel import DistributedModelParallel, DMPCollection
 from torchrec.distributed.types import ShardingEnv2D, ShardingPlan
 
-from torch_dynemb.checkpoint.together import ranks_of
+from torch_dynemb.distributed.together import ranks_of
 from torch_dynemb.torchrec.collections.dynamic_part import DynamicPart
 from torch_dynemb.torchrec.planning.sharding_groups import SyncedEnv2D
 from torch_dynemb.torchrec.replicas.group_checks import check_groups

@@ -11,8 +11,8 @@ from torch import nn
 from torchrec.distributed.types import ShardingPlan
 
 from torch_dynemb.argument_checks import described, integer
-from torch_dynemb.checkpoint.together import ranks_of
 from torch_dynemb.distributed.agreement import Described, Option, check_agreement, comparable
+from torch_dynemb.distributed.together import ranks_of
 
 _OWNER = "DynamicDMPCollection"
 _COMPARED = ("sharding_strategy", "node_group_size", "use_inter_host_allreduce")

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torch_dynemb.checkpoint.together import Ranks
+from torch_dynemb.distributed.together import Ranks
 from torch_dynemb.ops.columns import Clock
 from torch_dynemb.ops.pending import PendingGradients
 from torch_dynemb.policy.admission import AdmitFrequentSketch

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torch_dynemb.checkpoint.reading.sketches import combined_sketch
 from torch_dynemb.distributed.exchange import from_rank
 from torch_dynemb.ops.columns import SKETCH_ROWS, Meta, Table
+from torch_dynemb.parts.sketches import combined_sketch
 from torch_dynemb.table.capacity_choice import ids_with_room
 from torch_dynemb.table.content import CountedIds, score_names
 from torch_dynemb.table.load import RowLoader, check_ids

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch_dynemb.checkpoint.parts import table_name
 from torch_dynemb.checkpoint.saving.increments import keep_recording, records_increments
-from torch_dynemb.checkpoint.together import Ranks
+from torch_dynemb.distributed.together import Ranks
 from torch_dynemb.ops.columns import Clock
 from torch_dynemb.optim import FusedOptimizer
+from torch_dynemb.parts.table_parts import table_name
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.clock import set_time
 from torch_dynemb.table.content import set_optimizer_steps

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torchrec.distributed.types import ParameterSharding
 
 from torch_dynemb.checkpoint.saving.source import next_now
-from torch_dynemb.checkpoint.together import ranks_of
 from torch_dynemb.distributed.agreement import Option, check_agreement, comparable
 from torch_dynemb.distributed.ranks import from_all_ranks
+from torch_dynemb.distributed.together import ranks_of
 from torch_dynemb.ops.columns import Clock
 from torch_dynemb.policy.admission import AdmitFrequent
 from torch_dynemb.policy.layout import score_words_of

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torch_dynemb.checkpoint.reading.column_shards import combined_by_row
 from torch_dynemb.distributed.exchange import RowsUnderWay, start_rows
 from torch_dynemb.distributed.owners import part_of
 from torch_dynemb.distributed.ranks import from_all_ranks
 from torch_dynemb.optim.base import StateTensor
+from torch_dynemb.parts.column_shards import combined_by_row
 from torch_dynemb.table.load import RowBlock
 from torch_dynemb.torchrec.state.saved_rows import Columns, Rows
 from torch_dynemb.torchrec.state.shard_places import Place

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.parts import TablePart
-from torch_dynemb.checkpoint.together import Ranks
+from torch_dynemb.distributed.together import Ranks
+from torch_dynemb.parts.table_parts import TablePart
 from torch_dynemb.policy.half_life import counts_of
 from torch_dynemb.policy.keep import AtLeast, Keep, Rule, Top
 from torch_dynemb.table.expiry import Expiry

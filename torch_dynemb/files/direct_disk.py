@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.file_systems.locations import Location
-from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.tensor_file import raw
+from torch_dynemb.files.disk import Disk
+from torch_dynemb.files.locations import Location
+from torch_dynemb.files.tensor_file import raw
 
 _ALIGNMENT = 4096
 WINDOW_BYTES = (4 << 20) + _ALIGNMENT  # for rows read at once, and the page that they begin in

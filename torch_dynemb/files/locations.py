@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 
 from torch_dynemb.argument_checks import described
-from torch_dynemb.checkpoint.file_systems.object_store import ObjectStore
+from torch_dynemb.files.object_store import ObjectStore
 
 _URL = re.compile(r"(?:[a-z0-9]+::)*([A-Za-z][A-Za-z0-9+.-]*)://")
 _LOCAL = ("file", "local")

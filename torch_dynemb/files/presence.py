@@ -10,7 +10,7 @@ import os
 import stat
 from pathlib import Path
 
-from torch_dynemb.checkpoint.file_systems.locations import Location, Url
+from torch_dynemb.files.locations import Location, Url
 
 
 def is_file(path: Location) -> bool:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.file_systems.locations import Location
-from torch_dynemb.checkpoint.file_systems.uploads import limits_of
-from torch_dynemb.checkpoint.files.checksummed_files import BLOCK_BYTES, FileChecksums, space_errors
-from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.tensor_file import TensorShape, as_bytes, header_of, raw
+from torch_dynemb.files.checksummed_files import BLOCK_BYTES, FileChecksums, space_errors
+from torch_dynemb.files.disk import Disk
+from torch_dynemb.files.locations import Location
+from torch_dynemb.files.tensor_file import TensorShape, as_bytes, header_of, raw
+from torch_dynemb.files.uploads import limits_of
 
 
 def joined_crc32c(first: int, second: int, second_bytes: int) -> int:

@@ -12,8 +12,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Protocol
 
-from torch_dynemb.checkpoint.file_systems.locations import Location, Url
 from torch_dynemb.errors import DamagedFileError
+from torch_dynemb.files.locations import Location, Url
 
 _CACHE_BYTES = 64 << 20  # blocks that a process keeps
 _MOST_UNIT = 8 << 20  # largest block

@@ -13,17 +13,36 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.entries import DTYPE_NAMES, DTYPES
-from torch_dynemb.checkpoint.files.bounded_json import parsed
+from torch_dynemb.files.bounded_json import parsed
 
 _ALIGNMENT = 4096
 _MOST_HEADER_BYTES = 1 << 28
+# https://huggingface.co/docs/safetensors/index: the names of dtypes
+DTYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # errors from parsing JSON with unexpected content
 _MALFORMED = ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
 
@@ -153,6 +172,8 @@ def raw(tensor: Tensor) -> memoryview:
 
 
 __all__ = [
+    "DTYPES",
+    "DTYPE_NAMES",
     "StoredTensor",
     "TensorShape",
     "as_bytes",

@@ -19,18 +19,18 @@ import torch
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.checkpoint.file_systems.byte_files import open_file
-from torch_dynemb.checkpoint.file_systems.locations import Location
-from torch_dynemb.checkpoint.file_systems.uploads import limits_of
-from torch_dynemb.checkpoint.files.disk import Disk
-from torch_dynemb.checkpoint.files.tensor_file import (
+from torch_dynemb.errors import DamagedFileError, DiskFullError
+from torch_dynemb.files.byte_files import open_file
+from torch_dynemb.files.disk import Disk
+from torch_dynemb.files.locations import Location
+from torch_dynemb.files.tensor_file import (
     StoredTensor,
     as_bytes,
     header_bytes,
     raw,
     sections_of,
 )
-from torch_dynemb.errors import DamagedFileError, DiskFullError
+from torch_dynemb.files.uploads import limits_of
 
 Files = TypeVar("Files", bound="ChecksummedReaders")
 

@@ -10,7 +10,7 @@ import json
 import os
 from typing import Any
 
-from torch_dynemb.checkpoint.file_systems.locations import Location, Url
+from torch_dynemb.files.locations import Location, Url
 
 MOST_BYTES = 256 << 20
 _MOST_CONTAINERS = 4_000_000  # lists and objects

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_dynemb.checkpoint.manifest.records import SavedPart
-
 
 def combined_by_row(shards: Sequence[tuple[int, Tensor]]) -> Tensor:
     """Combine values per row from column shards: their mean by columns, or the maximum of integers.
@@ -48,16 +46,15 @@ def by_row(values: Tensor, shards: Sequence[range], columns: range) -> Tensor:
     return combined_by_row([(width, of) for width, of in shared if width > 0])
 
 
-def by_shard(values: Tensor, parts: Sequence[SavedPart], columns: Sequence[range]) -> Tensor:
-    """Combine values per row of saved column shards into those of others, [n, others].
+def by_shard(values: Tensor, shards: Sequence[range], columns: Sequence[range]) -> Tensor:
+    """Combine values per row of column shards into those of others, [n, others].
 
     Args:
-        values: [n, parts].
-        parts: saved column shards of the same ids.
-        columns: of each of the others.
+        values: [n, shards].
+        shards: columns of each shard.
+        columns: columns of each of the others.
     """
-    saved = [range(of.first_column, of.first_column + of.columns) for of in parts]
-    return torch.stack([by_row(values, saved, of) for of in columns], 1)
+    return torch.stack([by_row(values, shards, of) for of in columns], 1)
 
 
 __all__ = ["by_row", "by_shard", "combined_by_row"]

@@ -10,9 +10,8 @@ from contextlib import suppress
 from threading import BoundedSemaphore
 from typing import Any, BinaryIO, NamedTuple
 
-from torch_dynemb.checkpoint.entries import MANIFEST
-from torch_dynemb.checkpoint.file_systems.locations import Location, Url
-from torch_dynemb.checkpoint.files.disk import Disk
+from torch_dynemb.files.disk import MANIFEST, Disk
+from torch_dynemb.files.locations import Location, Url
 from torch_dynemb.process.interrupts import defer_signals
 
 PART_BYTES = 16 << 20  # of a file in one request, and of the parts of a larger one

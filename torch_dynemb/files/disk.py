@@ -8,9 +8,11 @@ from contextlib import suppress
 
 from torch import Tensor
 
-from torch_dynemb.checkpoint.entries import MANIFEST, UNFINISHED
-from torch_dynemb.checkpoint.file_systems.locations import Location, local
-from torch_dynemb.checkpoint.files.exchange import exchange
+from torch_dynemb.files.locations import Location, local
+from torch_dynemb.files.rename_exchange import exchange
+
+MANIFEST = "manifest.json"  # appears last, so what it names is complete
+UNFINISHED = "torch_dynemb-unfinished"  # the process that writes or removes a checkpoint
 
 
 class Disk:
@@ -106,4 +108,4 @@ class Disk:
             path.rmdir()
 
 
-__all__ = ["Disk"]
+__all__ = ["MANIFEST", "UNFINISHED", "Disk"]

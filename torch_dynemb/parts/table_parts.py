@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple
 
 from torch import nn
 
-from torch_dynemb.checkpoint.entries import PACKED
 from torch_dynemb.nn import DynamicEmbedding, DynamicEmbeddingBag
 from torch_dynemb.nn.embedding import UNNAMED
 from torch_dynemb.nn.module_kinds import register_module, tables_in
@@ -23,6 +22,9 @@ from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.shards import IdSlots, TableShard
 
 Trained = Literal["now", "later", "never"]
+
+# The dtype of a table with float32 columns that are the bits of 8-bit rows with a scale.
+PACKED = "packed int8"
 
 
 class TablePart(NamedTuple):
@@ -160,6 +162,7 @@ def end_steps(parts: Sequence[TablePart]) -> None:
 
 
 __all__ = [
+    "PACKED",
     "TablePart",
     "Trained",
     "end_steps",

@@ -1,1 +1,0 @@
-"""Places of checkpoints and logs: local paths, and URLs of fsspec."""

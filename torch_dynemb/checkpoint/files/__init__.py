@@ -1,1 +1,0 @@
-"""Files of tensors with checksums, and the file system calls below them."""

@@ -1,0 +1,1 @@
+"""What programs print: lines of reports, and progress."""

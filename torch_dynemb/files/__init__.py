@@ -1,0 +1,1 @@
+"""Files of tensors with checksums, on local disks and at URLs of fsspec."""

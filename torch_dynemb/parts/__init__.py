@@ -1,0 +1,1 @@
+"""Parts of tables: those of ranks, kept ids, column shards, merged ids, sketches."""
