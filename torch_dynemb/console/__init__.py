@@ -1,1 +1,1 @@
-"""What programs print: lines of reports, and progress."""
+"""Lines of reports, and progress, on a terminal."""
