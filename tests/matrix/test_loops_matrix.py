@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from covering import Case, RanksOf, failures
-from loops_space import SPACE
+from loops_space import SCHEDULES, SPACE
+from torch.optim import lr_scheduler
 
 pytestmark = pytest.mark.cpu_only("GradScaler and autocast of the CPU")
 
@@ -33,3 +35,9 @@ def test_pairs(pairs: list[Case], ranks_of: RanksOf, part: int) -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_triples(ranks_of: RanksOf) -> None:
     assert failures(SPACE, SPACE.cases(3), ranks_of) == []
+
+
+def test_all_schedulers_of_torch_are_tried() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    tried = {type(make(optimizer)).__name__ for make in SCHEDULES.values()}
+    assert tried >= {*lr_scheduler.__all__} - {"LRScheduler"}
