@@ -170,6 +170,18 @@ def _last_lines(of: str) -> str:
 
 
 @contextmanager
+def folder_of_ranks() -> Iterator[str]:
+    """Give the ranks of a case one folder, also if there is no process group."""
+    with TemporaryDirectory() as folder:
+        of_first = [folder]
+        if dist.is_initialized():
+            dist.broadcast_object_list(of_first)
+        yield of_first[0]
+        if dist.is_initialized():
+            dist.barrier()  # before the folder goes
+
+
+@contextmanager
 def _alone() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

@@ -7,14 +7,13 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from covering import Case, Space
+from covering import Case, Space, folder_of_ranks
 from numpy.typing import NDArray
 from oracle import initial_state, optimizer_step
 from seeding import seeded
@@ -366,14 +365,8 @@ def _backward(case: Case) -> AbstractContextManager[Any]:
 
 def check(rank: int, case: Case) -> list[str]:
     """Return where outputs, gradients of weights or rows differ from stock PyTorch's."""
-    with TemporaryDirectory() as folder:
-        of_first = [folder]
-        if case["ranks"]:
-            dist.broadcast_object_list(of_first)
-        found = _differences(rank, case, of_first[0])
-        if case["ranks"]:
-            dist.barrier()  # before the folder goes
-        return found
+    with folder_of_ranks() as folder:
+        return _differences(rank, case, folder)
 
 
 def _differences(rank: int, case: Case, folder: str) -> list[str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from covering import Case, Space
+from covering import Case, Space, folder_of_ranks
 from modules_space import _strided
 from numpy.typing import NDArray
 from oracle import initial_state, optimizer_step
@@ -155,14 +154,8 @@ class _Rows:
 
 def check(rank: int, case: Case) -> list[str]:
     """Return where outputs or sizes differ; collective."""
-    with TemporaryDirectory() as folder:
-        of_first = [folder]
-        if case["ranks"]:
-            dist.broadcast_object_list(of_first)
-        found = _differences(rank, case, of_first[0])
-        if case["ranks"]:
-            dist.barrier()  # before the folder goes
-        return found
+    with folder_of_ranks() as folder:
+        return _differences(rank, case, folder)
 
 
 def _differences(rank: int, case: Case, folder: str) -> list[str]:

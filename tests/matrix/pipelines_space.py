@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torchrec_space as plain
-from covering import Case, Space
+from covering import Case, Space, folder_of_ranks
 from cpu_streams import streams_of_cpu
 from numpy_bags import (
     BY_ROWS,
@@ -148,13 +147,9 @@ def check(rank: int, case: Case) -> list[str]:
     case = {**PLAIN, **case, "delayed_gradients": "apply" if _delays(case) else None}
     if case["storage"] == "ssd":
         case["loaded_by"] = "insertion"
-    with TemporaryDirectory() as folder:
-        of_first = [folder]
-        dist.broadcast_object_list(of_first)
-        with streams_of_cpu() if _delays(case) else nullcontext():
-            found = _differences(rank, case, of_first[0])
-        dist.barrier()  # before the folder goes
-        return found
+    streams = streams_of_cpu() if _delays(case) else nullcontext()
+    with folder_of_ranks() as folder, streams:
+        return _differences(rank, case, folder)
 
 
 def _delays(case: Case) -> bool:

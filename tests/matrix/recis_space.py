@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from covering import Case, Space
+from covering import Case, Space, folder_of_ranks
 from modules_space import IDS, Bags, _strided
 from numpy.typing import NDArray
 from oracle import initial_state, optimizer_step
@@ -223,14 +222,8 @@ def _called(case: Case, module: Any, inputs: dict[str, Any]) -> dict[str, Tensor
 
 def check(rank: int, case: Case) -> list[str]:
     """Return where outputs, gradients of weights or rows differ; collective."""
-    with TemporaryDirectory() as folder:
-        of_first = [folder]
-        if case["ranks"]:
-            dist.broadcast_object_list(of_first)
-        found = _differences(rank, case, of_first[0])
-        if case["ranks"]:
-            dist.barrier()  # before the folder goes
-        return found
+    with folder_of_ranks() as folder:
+        return _differences(rank, case, folder)
 
 
 def _differences(rank: int, case: Case, folder: str) -> list[str]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from covering import Case, Space
+from covering import Case, Space, folder_of_ranks
 from fbgemm_gpu.split_embedding_configs import SparseType
 from numpy_bags import (
     BY_ROWS,
@@ -124,12 +123,8 @@ def names_of(tables: Sequence[Table]) -> list[tuple[str, Table, str]]:
 
 def check(rank: int, case: Case) -> list[str]:
     """Return where outputs or rows differ from those of numpy; collective."""
-    with TemporaryDirectory() as folder:
-        of_first = [folder]
-        dist.broadcast_object_list(of_first)
-        found = _differences(rank, case, of_first[0])
-        dist.barrier()  # before the folder goes
-        return found
+    with folder_of_ranks() as folder:
+        return _differences(rank, case, folder)
 
 
 def _differences(rank: int, case: Case, folder: str) -> list[str]:
