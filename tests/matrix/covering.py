@@ -171,7 +171,7 @@ def _last_lines(of: str) -> str:
 
 @contextmanager
 def folder_of_ranks() -> Iterator[str]:
-    """Give the ranks of a case one folder, also if there is no process group."""
+    """Give the ranks of a case one folder; a case may also be without ranks."""
     with TemporaryDirectory() as folder:
         of_first = [folder]
         if dist.is_initialized():
