@@ -30,9 +30,9 @@ class ModuleOptions(GroupOptions, total=False):
         process_group: the ranks that share the rows: each has the rows of some ids, and a lookup
             exchanges ids and rows. All ranks construct the module alike, call forward and backward
             together, and may wrap it in DDP or FSDP2. Gradients are averaged over the ranks, and a
-            capacity is divided by them. An SSDStore writes into ``<path>/<tables>/rank<r>of<n>``.
-            ``len()``, ``ids()``, ``group`` and ``state_dict()`` are
-            about this rank's rows. Default: the rows are of this process alone. Training raises
+            capacity is divided by them. An SSDStore of several ranks writes into
+            ``<path>/<tables>/rank<r>of<n>``. ``len()``, ``ids()``, ``group`` and ``state_dict()``
+            are about this rank's rows. Default: the rows are of this process alone. Training raises
             ReplicatedTableError unless all ranks of the default group share the rows, or
             :func:`torch_dynemb.private_to_rank` has been called.
     """

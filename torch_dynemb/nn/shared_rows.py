@@ -92,7 +92,7 @@ def own_configs(
         # paths may differ: each rank has its own disk
         alike.update(options_of(table.name, "table", replace(table, storage=None)))
         storage = table.storage
-        if storage is not None:
+        if storage is not None and ranks.size > 1:
             names = [of.name for of in tables if of.storage == storage]
             storage = part_of_storage(storage, "", names, rank=ranks.rank, ranks=ranks.size)
         policy = policy_of_share(table.policy, ranks.size)
