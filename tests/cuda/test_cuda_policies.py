@@ -370,6 +370,7 @@ def test_scores_of_ids_given_twice_are_the_largest(seed: int) -> None:
     pair.check()
 
 
+@pytest.mark.long
 def test_a_full_table_that_evicts_maps_no_more_memory() -> None:
     with emulated_cuda():
         group = td.TableGroup(
@@ -392,6 +393,7 @@ def end_of_capture() -> Iterator[None]:
     set_capturing(False)
 
 
+@pytest.mark.long
 def test_a_captured_step_drops_the_tombstones_of_a_table_that_evicts(
     end_of_capture: None,
 ) -> None:
