@@ -8,8 +8,9 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+import cpu_time
 import pytest
-from cpu_time import cpu_seconds
+from cpu_time import USUAL_S, cpu_seconds, slowness
 from started import start_server
 
 pytestmark = pytest.mark.cpu_only("files, which are the same for all devices")
@@ -47,6 +48,7 @@ def test_with_a_long_case(case):
 def run(folder: Path, output: Path) -> None:
     sys.path.insert(0, str(TESTS))  # folders have a conftest, too
     os.getloadavg = lambda: (0.0, 0.0, 0.0)  # this machine may be busy
+    cpu_time.slowness = lambda: 1.0  # or slow
     options = ["-c", str(TESTS.parent / "pyproject.toml"), "-p", "conftest"]
     options += ["-p", "no:cacheprovider", "-q", "--cpu-limit", "0.05"]
     with output.open("w") as file, redirect_stdout(file), redirect_stderr(file):
@@ -59,6 +61,15 @@ def test_time_of_an_ended_child_counts() -> None:
     used = "import time; print(sum(range(3_000_000)) and time.process_time())"
     child = subprocess.run([sys.executable, "-c", used], stdout=subprocess.PIPE, check=True)
     assert cpu_seconds() - before >= float(child.stdout) - 0.02  # of clock ticks
+
+
+@pytest.mark.parametrize(("seconds", "times"), [(10 * USUAL_S, 10.0), (USUAL_S / 2, 1.0)])
+def test_the_limit_is_for_a_machine_of_usual_speed(
+    seconds: float, times: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, seconds])
+    monkeypatch.setattr(cpu_time, "process_time", lambda: next(clock))
+    assert slowness() == times
 
 
 @pytest.mark.long
