@@ -118,7 +118,7 @@ def publishing(of: Measured) -> Iterator[Row]:
 
         def apply(self, commit: td.checkpoint.Commit) -> None:
             nonlocal rows
-            rows += sum(delta.ids.numel() for delta in commit.tables.values())
+            rows += sum(delta.changed.ids.numel() for delta in commit.tables.values())
 
     follow(path, Counting()).update()
     yield quantity(

@@ -19,7 +19,7 @@ class Content(NamedTuple):
     """A table, by ascending ids.
 
     Attributes:
-        ids, rows, state: as in a :class:`torch_dynemb.checkpoint.SavedBatch`.
+        ids, rows, state: as in a :class:`torch_dynemb.RowBatch`.
         scores: int64 [n] by name.
         counts: of ids that wait for admission.
         sketch: int32 [rows, width], or None.
@@ -49,8 +49,8 @@ def table_content(table: td.checkpoint.CheckpointTable, size: int) -> Content:
     none = torch.empty(0, dim, dtype=table.dtype, device=cpu)
     rows = torch.cat([none, *(batch.rows for batch in batches)])
     scores = {
-        word: torch.cat([batch.scores[:, k] for batch in batches])[order]
-        for k, word in enumerate(table.scores)
+        word: torch.cat([batch.scores[word] for batch in batches])[order]
+        for word in table.scores
         if batches
     }
     state = {
@@ -73,7 +73,10 @@ def group_content(group: td.TableGroup, table: int) -> Content:
     places = found.handles >> GENERATION_BITS
     slab, slabs = config.slab_of(table), len(config.slabs)
     names = [] if config.optimizer is None else [of.name for of in config.optimizer.state]
-    state = {name: group.rows.state[k * slabs + slab][places] for k, name in enumerate(names)}
+    state = {
+        name: group.rows.state[k * slabs + slab][places].reshape(ids.numel(), -1)
+        for k, name in enumerate(names)
+    }
     words = [word for word in config.tables[table].policy.scores if word != "none"]
     scores = {word: group.scores.get(table, ids, score=word).scores for word in words}
     return Content(

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import torch
+from torch import Tensor
 
 from torch_dynemb.process.interrupts import defer_signals
-from torch_dynemb.table.content import CountedIds, TableContent
-from torch_dynemb.table.load import RowBlock, RowLoader, undone_after_error
+from torch_dynemb.table.content import CountedIds
+from torch_dynemb.table.load import RowLoader, undone_after_error
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.tables import Tables
 
 
 def write_content(
     tables: Tables,
     table: int,
-    content: TableContent,
+    content: RowBatch,
     counted: CountedIds | None,
-    names: Sequence[str],
 ) -> None:
     """Replaces the content of a table, or leaves it as it was.
 
@@ -24,13 +25,18 @@ def write_content(
         table: its number.
         content: what it gets; see :func:`torch_dynemb.table.content.read_content`.
         counted: ids that wait for admission.
-        names: of the columns of ``content.scores``.
     """
     loader = RowLoader(tables, {table: content.ids.numel()})
     with undone_after_error([loader]) as done:
         loader.begin()
-        loader.write(table, RowBlock(content.ids, 0, *content[1:]), 0, names)
+        loader.write(table, content, 0)
         with defer_signals():
             loader.publish(table, [content.ids], counted)
             loader.end()
             done()
+
+
+def score_words(content: RowBatch) -> Tensor:
+    """The scores of ids side by side, int64 [n, words]."""
+    words = [content.ids.new_empty(content.ids.numel(), 0)]
+    return torch.cat([*words, *(of[:, None] for of in content.scores.values())], 1)

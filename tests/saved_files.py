@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from loaded_content import score_words
 from torch import Tensor, nn
 
 import torch_dynemb as td
@@ -218,7 +219,8 @@ def group_numbers(group: td.TableGroup) -> Numbers:
     numbers: Numbers = {}
     for table, name in enumerate(group.names):
         content = read_content(group.tables, table)
-        of = {"ids": content.ids, "rows": content.rows, "scores": content.scores, **content.state}
+        of = {"ids": content.ids, "rows": content.rows, "scores": score_words(content)}
+        of |= content.state
         counts = read_counts(group.tables, table)
         if counts is not None:
             of |= {"counted": counts.ids, "counts": counts.counts}

@@ -28,8 +28,8 @@ def content(model: nn.Module, *, state: bool = True) -> Content:
         for batch in exported(tables, part.table, 1 << 20):
             values = read_rows(tables, part.table, batch.ids, batch.handles)
             # 8 bits in four of float32 may be no number, which would not equal itself
-            words = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[values.weights.dtype.itemsize]
-            rows = values.weights.view(words).tolist()
+            words = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[values.rows.dtype.itemsize]
+            rows = values.rows.view(words).tolist()
             states = [of.reshape(len(rows), -1).tolist() for of in values.state.values()]
             for number, id in enumerate(batch.ids.tolist()):
                 entry = result.setdefault((part.name, id), {})

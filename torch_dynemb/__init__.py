@@ -82,6 +82,7 @@ from torch_dynemb.storage.tiers import ExternalStore, HostStore, SSDStore, Stora
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.host_state import EvictedIds
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.sampling import SampledIds
 from torch_dynemb.table.stats import TableStats
 
@@ -130,6 +131,7 @@ __all__ = [
     "Policy",
     "Replaced",
     "ReplacementReport",
+    "RowBatch",
     "RowWiseAdagrad",
     "SSDStore",
     "SampledIds",

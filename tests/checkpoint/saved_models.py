@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+from loaded_content import score_words
 from seeding import seeded
 from torch import Tensor, nn
 
 import torch_dynemb as td
-from torch_dynemb.table.content import optimizer_steps, read_content, read_counts, score_names
+from torch_dynemb.table.content import optimizer_steps, read_content, read_counts
 
 SCORED = td.Policy(
     score=("timestamp", "frequency"), ttl=500, capacity=150, admission=td.AdmitFrequent(2)
@@ -111,8 +112,8 @@ def contents(model: Net) -> dict[str, TableContents]:
                 content.ids.tolist(),
                 content.rows,
                 content.state,
-                content.scores,
-                score_names(tables, t),
+                score_words(content),
+                tuple(content.scores),
                 None
                 if counted is None
                 else dict(zip(counted.ids.tolist(), counted.counts.tolist(), strict=True)),

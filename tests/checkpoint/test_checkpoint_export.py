@@ -59,7 +59,8 @@ def expected_columns(path: Path, name: str, *, state: bool) -> dict[str, Tensor]
     content = saved_content(path)[name]
     columns = {"id": content.ids, "row": content.rows}
     columns |= {f"score.{word}": of for word, of in content.scores.items()}
-    columns |= {f"state.{of}": values for of, values in content.state.items()} if state else {}
+    for name, values in content.state.items() if state else ():
+        columns[f"state.{name}"] = values[:, 0] if name == "step" else values
     return columns
 
 

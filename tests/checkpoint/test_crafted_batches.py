@@ -72,9 +72,9 @@ def test_what_is_right_is_understood() -> None:
     scores = {"score.custom": IDS, "state.m": torch.ones(3, 4), "state.step": torch.ones(3)}
     commit: Commit = commit_of([batch(tables(), rows(**scores), tensors(ERASE, id=IDS))])
     delta = commit.tables["t"]
-    assert delta.scores["custom"].tolist() == IDS.tolist()
-    assert sorted(delta.state) == ["m", "step"]
-    assert delta.rows.shape == (3, 4)
+    assert delta.changed.scores["custom"].tolist() == IDS.tolist()
+    assert sorted(delta.changed.state) == ["m", "step"]
+    assert delta.changed.rows.shape == (3, 4)
 
 
 BOMB = b"[" + b"{}," * (6 << 20) + b"{}]"
@@ -169,6 +169,6 @@ def test_altered_payloads_are_understood_or_refused() -> None:
             refused += 1
         else:
             for delta in commit.tables.values():
-                assert delta.rows.shape[0] == delta.ids.shape[0]
+                assert delta.changed.rows.shape[0] == delta.changed.ids.shape[0]
     assert 100 < refused < 500
     assert len(tensors_of(torch.cat([of.view(torch.uint8).reshape(-1) for of in pieces({})]))) == 0

@@ -164,7 +164,7 @@ def test_what_has_not_changed_is_not_published_again(tmp_path: Path) -> None:
     log.publish()
     log.close()
     first, second, third = (
-        sum(delta.ids.numel() + delta.removed.numel() for delta in commit.tables.values())
+        sum(delta.changed.ids.numel() + delta.removed.numel() for delta in commit.tables.values())
         for commit in commits(tmp_path / "log")
     )
     assert (first, third) == (0, 0)

@@ -95,7 +95,7 @@ def test_followers_of_floats_get_the_rows_of_the_form(
             ids = torch.arange(first, first + 30)
             assert torch.equal(rows_of(other, ids), expected(rows_of(model, ids), form, dtype))
     delta = kept.commits[-1].tables["embedding"]
-    assert delta.rows.dtype == dtype
+    assert delta.changed.rows.dtype == dtype
     assert (delta.quantized is not None) == (form == "int8")
 
 

@@ -69,6 +69,7 @@ NOT_SAVED = {
     "AtLeast": "is the argument of one call",
     "Top": "is the argument of one call",
     "StorageStats": "figures of a moment",
+    "RowBatch": "is a copy of rows at one moment",
     "SampledIds": "is drawn anew",
     "TopK": "is the result of one search",
     "SampledSoftmaxLoss": "has no state: is made again beside its table",

@@ -17,7 +17,6 @@ from torch_dynemb.table.content import (
     optimizer_steps,
     read_content,
     read_counts,
-    score_names,
 )
 
 Outputs = dict[str, Tensor | Mapping[str, Tensor]]
@@ -67,9 +66,8 @@ def contents(model: nn.Module | td.TableGroup, *, of: str = "") -> Outputs:
         for kind in sorted(content.state):
             state[f"{name}.{kind}"] = content.state[kind]
         state[f"{name}.steps"] = torch.tensor(optimizer_steps(tables, table))
-        names = score_names(tables, table)
-        for word in sorted(names):
-            scores[f"{name}.{word}"] = content.scores[:, names.index(word)]
+        for word in sorted(content.scores):
+            scores[f"{name}.{word}"] = content.scores[word]
         counted = read_counts(tables, table)
         if counted is not None:
             scores[f"{name}.waiting"] = counted.ids

@@ -142,12 +142,12 @@ def commits(folder: Path) -> Outputs:
         def apply(self, commit: checkpoint.Commit) -> None:
             number = len([name for name in found if name.endswith("dense")]) + 1
             for name, table in sorted(commit.tables.items()):
-                order = table.ids.argsort()
+                batch = table.changed.picked(table.changed.ids.argsort())
                 found[f"{number} {name}"] = {
-                    "ids": table.ids[order],
-                    "rows": table.rows[order],
+                    "ids": batch.ids,
+                    "rows": batch.rows,
                     "removed": table.removed.sort().values,
-                    **{kind: of[order] for kind, of in sorted(table.state.items())},
+                    **dict(sorted(batch.state.items())),
                 }
             found[f"{number} dense"] = dict(sorted(commit.dense.items()))
 

@@ -7,7 +7,7 @@ from foreign_files import Rows
 from torch import nn
 
 from torch_dynemb.parts.table_parts import parts_of
-from torch_dynemb.table.content import read_content, score_names
+from torch_dynemb.table.content import read_content
 
 
 def assert_holds(
@@ -27,7 +27,6 @@ def assert_holds(
     assert not state or content.state.keys() == rows.state.keys()
     for name in rows.state if state else ():
         assert torch.equal(content.state[name].cpu(), torch.from_numpy(rows.state[name])[order])
-    names = score_names(part.group.tables, part.table)
     for name in scores:
-        kept = content.scores[:, names.index(name)].cpu()
+        kept = content.scores[name].cpu()
         assert torch.equal(kept, torch.from_numpy(rows.scores[name])[order])

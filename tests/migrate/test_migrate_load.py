@@ -54,7 +54,7 @@ class Given(Source):
 
 
 def batch(ids: torch.Tensor, values: torch.Tensor, **beside: Any) -> SourceRows:
-    return SourceRows(ids, values, beside.get("state", {}), beside.get("scores", {}), "file", 100)
+    return SourceRows(td.RowBatch(ids, values, **beside), "file", 100)
 
 
 def test_rows_state_and_scores_arrive() -> None:
@@ -168,7 +168,7 @@ def test_scores_move_the_clocks_on() -> None:
     assert int(clock[Clock.NOW]) == 2**40
     content = read_content(items.group.tables, 0)
     assert content.ids.tolist() == sorted(IDS.tolist())
-    assert content.scores[:, 0].tolist() == seen[IDS.argsort()].tolist()
+    assert content.scores["step"].tolist() == seen[IDS.argsort()].tolist()
 
 
 def test_ids_that_wait_for_admission_go_on_counting() -> None:

@@ -122,7 +122,7 @@ def other_rates(module: Module) -> dict[str, Any]:
 def write(module: Module, given: Any) -> None:
     content, counts, step = given
     with defer_signals():
-        write_content(module.group.tables, 0, content, counts, ["step", "frequency"])
+        write_content(module.group.tables, 0, content, counts)
         module.group.index.clock[Clock.STEP] = step
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from loaded_content import score_words
 from lookups import option
 from rank_steps import batch, features, insert_content
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ def contents(model: nn.Module) -> dict[str, Child]:
         group.materialize()
         for number, child in enumerate(table.children_hashtable):
             content = read_content(group.tables, number)
-            columns = {"rows": content.rows, "scores": content.scores, **content.state}
+            columns = {"rows": content.rows, "scores": score_words(content), **content.state}
             waiting = read_counts(group.tables, number)
             result[child] = Child(
                 {

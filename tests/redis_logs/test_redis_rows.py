@@ -57,7 +57,7 @@ def rows_of(model: torch.nn.Module) -> Rows:
     for part in parts_of(model):
         for batch in exported(part.group.tables, part.table, 1 << 20):
             values = read_rows(part.group.tables, part.table, batch.ids, batch.handles)
-            for id, row in zip(batch.ids.tolist(), values.weights.tolist(), strict=True):
+            for id, row in zip(batch.ids.tolist(), values.rows.tolist(), strict=True):
                 found[part.name, id] = row
     return found
 
@@ -345,7 +345,7 @@ def test_what_cannot_be_written_is_refused(server: RedisServer, tmp_path: Path) 
     with pytest.raises(RuntimeError, match="no base is loaded: call follow"):
         td.checkpoint.follow(tmp_path / "log", RedisRows(server.url, "clicks"), sequence=0).update()
     none = torch.empty(0, dtype=torch.int64)
-    packed = TableDelta(4, PACKED, none, torch.empty(0, 4), {}, none, None, 0, {})
+    packed = TableDelta(4, PACKED, td.RowBatch(none, torch.empty(0, 4)), none, None, 0)
     with pytest.raises(ValueError, match=r"table 'bags\.a' has trained rows of 8 bits"):
         first.check(Commit(2, 2, {"bags.a": packed}, {}))
     server.client().hset("clicks", "version", 2)

@@ -10,6 +10,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from loaded_content import score_words
 from seeding import seeded
 from sharded_models import Table, kernels, plan_of, sharded
 from torch import Tensor, nn
@@ -301,7 +302,7 @@ def shard_of(group: TableGroup, table: int, name: str, first_column: int = 0) ->
         content.ids,
         {
             "rows": content.rows,
-            "scores": content.scores,
+            "scores": score_words(content),
             **{f"state {key}": value for key, value in content.state.items()},
         },
         {}

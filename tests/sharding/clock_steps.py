@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from jagged_batches import batches_of_ranks, keyed_jagged
+from loaded_content import score_words
 from sharded_models import Model, Table, kernels, sharded
 from torch import Tensor
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
@@ -100,7 +101,7 @@ def _shard(kernel: Any, table: int, now: list[int], proposed: list[int]) -> Shar
     group, shard = kernel.tables.group, kernel.tables.shards[table]
     group.materialize()
     content = read_content(group.tables, table)
-    return Shard(shard.name, shard.first_column, content.ids, content.scores, now, proposed)
+    return Shard(shard.name, shard.first_column, content.ids, score_words(content), now, proposed)
 
 
 class _WithLoss(Model):

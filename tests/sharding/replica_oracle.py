@@ -68,13 +68,12 @@ def shard_of(group: TableGroup, table: int, before: Shard | None = None) -> Shar
         before: what the rank had after the last sync.
     """
     content = read_content(group.tables, table)
-    names = score_names(group.tables, table)
     places = handle_rows(find(group.tables, *one_table(group.tables, table, content.ids)).handles)
     entries = {
         id: Entry(
             content.rows[k].clone(),
             {name: of[k].clone() for name, of in content.state.items()},
-            dict(zip(names, content.scores[k].tolist(), strict=True)),
+            {name: int(of[k]) for name, of in content.scores.items()},
             int(places[k]),
         )
         for k, id in enumerate(content.ids.tolist())

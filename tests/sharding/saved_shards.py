@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from loaded_content import score_words
 from planner_cases import bags, machine, nothing_reserved, sharders
 from ranks import Ranks
 from saved_files import SAVED, Numbers, keep, kept
@@ -32,7 +33,6 @@ from torch_dynemb.torchrec import (
     ReshardedTable,
     SyncStats,
     TableOptions,
-    TableRows,
     local_shards,
 )
 
@@ -81,7 +81,7 @@ def numbers_of(of: DistributedModelParallel) -> Numbers:
         group.materialize()
         for table, shard in enumerate(kernel.tables.shards):
             content = read_content(group.tables, table)
-            entries = {"ids": content.ids, "rows": content.rows, "scores": content.scores}
+            entries = {"ids": content.ids, "rows": content.rows, "scores": score_words(content)}
             entries |= content.state
             counts = read_counts(group.tables, table)
             if counts is not None:
@@ -160,12 +160,11 @@ def values() -> dict[str, Any]:
         ],
         "load planner": LoadPlanner(),
         "planner": planner(),
-        "rows": TableRows(
+        "rows": td.RowBatch(
             torch.arange(2),
             torch.ones(2, 4),
-            {"sum": torch.ones(2)},
+            {"sum": torch.ones(2, 1)},
             {"step": torch.ones(2)},
-            range(4),
         ),
     }
 

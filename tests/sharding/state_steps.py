@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from interrupting import at_line
+from loaded_content import score_words
 from torch import Tensor
 from torchrec import (
     EmbeddingBagCollection,
@@ -152,10 +153,10 @@ def contents(model: DistributedModelParallel) -> dict[str, Any]:
         group = kernel.tables.group
         group.materialize()
         for t, shard in enumerate(kernel.tables.shards):
-            waiting = read_counts(group.tables, t)
+            waiting, content = read_counts(group.tables, t), read_content(group.tables, t)
             entry = {
                 "columns": (shard.first_column, len(shard.columns)),
-                "content": read_content(group.tables, t)._asdict(),
+                "content": {**content._asdict(), "scores": score_words(content)},
                 "waiting": None if waiting is None else waiting._asdict(),
                 "steps": int(group.rows.row_clock[t]),
                 "clock": int(group.index.clock[0]),

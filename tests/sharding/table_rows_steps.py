@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 import torch_dynemb as td
-from torch_dynemb.table.content import read_content, score_names
+from torch_dynemb.table.content import read_content
 from torch_dynemb.torchrec import (
     DynamicEmbeddingCollectionSharder,
     DynamicEmbeddingShardingPlanner,
     TableOptions,
-    TableRows,
     local_shards,
     table_rows,
     whole_tables,
@@ -56,8 +55,8 @@ class Streamed(NamedTuple):
         shards: what this rank has.
     """
 
-    whole: dict[str, list[TableRows]]
-    own: dict[str, list[TableRows]]
+    whole: dict[str, list[td.RowBatch]]
+    own: dict[str, list[td.RowBatch]]
     shards: list[Shard]
 
 
@@ -87,14 +86,13 @@ def shards_of(model: nn.Module) -> Iterator[Shard]:
     for local in local_shards(model):
         tables = local.group.tables
         content = read_content(tables, local.number)
-        scores = dict(zip(score_names(tables, local.number), content.scores.unbind(1), strict=True))
         yield Shard(
             local.table,
             local.shard.first_column,
             content.ids,
             content.rows,
             content.state,
-            scores,
+            content.scores,
         )
 
 
@@ -113,7 +111,7 @@ def streamed(rank: int, tables: Sequence[Table], optimizer: str) -> Streamed:
     )
 
 
-def shared_by_ids(rank: int) -> tuple[list[TableRows], list[TableRows]]:
+def shared_by_ids(rank: int) -> tuple[list[td.RowBatch], list[td.RowBatch]]:
     """What a rank gets of a table that ranks share without TorchRec: all of it, and its own."""
     users = td.DynamicEmbedding(
         4, name="users", optimizer=td.Adagrad(lr=0.1), process_group=dist.group.WORLD
@@ -162,7 +160,7 @@ def failures(rank: int) -> dict[str, str]:
     raised = {}
     model = trained(rank, BAGS, "adam")
 
-    def rest(batches: Iterator[TableRows]) -> int:
+    def rest(batches: Iterator[td.RowBatch]) -> int:
         return sum(batch.ids.numel() for batch in batches)
 
     batches = table_rows(model, "users", batch_rows=4)

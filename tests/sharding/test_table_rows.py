@@ -32,7 +32,6 @@ from torch_dynemb import recis
 from torch_dynemb.torchrec import (
     DynamicEmbeddingBagCollectionSharder,
     TableOptions,
-    TableRows,
     table_rows,
 )
 
@@ -52,7 +51,7 @@ FOUR_RANKS = (
 )
 
 
-def together(batches: Sequence[TableRows]) -> dict[str, Tensor]:
+def together(batches: Sequence[td.RowBatch]) -> dict[str, Tensor]:
     """The content of some batches, by id."""
     ids = torch.cat([batch.ids for batch in batches])
     order = ids.argsort()
@@ -84,7 +83,7 @@ def of_shards(shards: Sequence[Shard]) -> dict[str, Tensor]:
         values = [of[name] for of in columns]
         if name != "rows" and values[0].shape[1] == 1:
             weighted = [v[:, 0].double() * w for v, w in zip(values, widths, strict=True)]
-            mean = torch.stack(weighted).sum(0) / sum(widths)
+            mean = torch.stack(weighted).sum(0)[:, None] / sum(widths)
             whole[name] = mean.to(values[0].dtype)
         else:
             whole[name] = torch.cat(values, 1)
@@ -105,7 +104,7 @@ def check(found: Sequence[Streamed], dims: dict[str, int]) -> None:
             assert 1 <= batch.ids.numel() <= BATCH_ROWS
             assert batch.columns == range(dims[name.rpartition(".")[2]])
         for of in found:
-            by_columns: dict[range, list[TableRows]] = {}
+            by_columns: dict[range, list[td.RowBatch]] = {}
             for batch in of.own[name]:
                 by_columns.setdefault(batch.columns, []).append(batch)
             mine = {shard.first_column: shard for shard in of.shards if shard.table == name}

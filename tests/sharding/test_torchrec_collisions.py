@@ -19,7 +19,7 @@ from torchrec.modules.mc_modules import (
 
 import torch_dynemb as td
 from torch_dynemb import migrate
-from torch_dynemb.table.content import read_content, score_names
+from torch_dynemb.table.content import read_content
 
 pytestmark = pytest.mark.cpu_only("TorchRec's modules")
 
@@ -79,8 +79,7 @@ def test_ids_read_what_the_managed_table_gave_them(name: str) -> None:
     assert torch.equal(new(torch.tensor(known)[:, None]), outputs(old, known))
     content = read_content(new.group.tables, 0)
     assert 2**63 - 1 not in content.ids.tolist()
-    column = score_names(new.group.tables, 0).index(scores[0])
-    of_55 = int(content.scores[content.ids == 55, column])
+    of_55 = int(content.scores[scores[0]][content.ids == 55])
     assert of_55 == {"frequency": 12, "step": 6}[scores[0]]
     assert new.group.steps == 6
 
@@ -162,7 +161,6 @@ def test_hash_zch() -> None:
     assert content.ids.tolist() == [-7, 40, 2**50]
     assert torch.equal(content.rows, weight[[3, 0, 2]])
     assert torch.equal(content.state["sum"], sums[[3, 0, 2]])
-    column = score_names(new.group.tables, 0).index("frequency")
-    assert content.scores[:, column].tolist() == [5, 3, 4]
+    assert content.scores["frequency"].tolist() == [5, 3, 4]
     with pytest.raises(ValueError, match="has 4 ids, but weight has 3 rows"):
         migrate.read_torchrec_hash_zch({"_hash_zch_identities": identities}, weight[:3])

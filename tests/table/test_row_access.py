@@ -63,12 +63,10 @@ def test_rows_that_nobody_has_written_read_as_materialized_ones(
     stored = group.rows.generations[1].clone()
     found = read_rows(group.tables, 1, ids, handles)
     assert torch.equal(group.rows.generations[1], stored)  # a read changes nothing
-    assert found.written.tolist() == [False] * 3 + [True] * 11 + [False] * 10 + [True] * 2
     group.materialize()
     written = read_rows(group.tables, 1, ids, handles)
-    assert bool(written.written.all())
-    assert torch.equal(found.weights, written.weights)
-    assert found.weights.dtype == dtype
+    assert torch.equal(found.rows, written.rows)
+    assert found.rows.dtype == dtype
     assert list(found.state) == [tensor.name for tensor in optimizer.state]
     for name, values in written.state.items():
         assert torch.equal(found.state[name], values)
@@ -93,29 +91,28 @@ def test_a_write_gives_new_rows_fresh_state_and_leaves_that_of_others(optimizer:
     others = torch.arange(9, 12)
     kept = read_rows(group.tables, 1, others, handles_of(group, 1, others))
     weights = torch.randn(5, DIM)
-    write_rows(group.tables, 1, ids, handles_of(group, 1, ids), weights, {})
+    write_rows(group.tables, 1, td.RowBatch(ids, weights), handles_of(group, 1, ids))
     after = read_rows(group.tables, 1, ids, handles_of(group, 1, ids))
-    assert bool(after.written.all())
-    assert torch.equal(after.weights, weights)
+    assert torch.equal(after.rows, weights)
     for name, values in before.state.items():  # of those that were not written: of new rows
         assert torch.equal(after.state[name], values)
     still = read_rows(group.tables, 1, others, handles_of(group, 1, others))
-    assert torch.equal(still.weights, kept.weights)
+    assert torch.equal(still.rows, kept.rows)
 
 
 def test_a_write_of_some_columns_leaves_the_others() -> None:
     group = make_group(td.Adam(lr=0.1))
     ids = torch.tensor([12, 29, 9])
     handles = handles_of(group, 1, ids)
-    write_rows(group.tables, 1, ids[1:2], handles[1:2], torch.zeros(1, DIM), {})
+    write_rows(group.tables, 1, td.RowBatch(ids[1:2], torch.zeros(1, DIM)), handles[1:2])
     before = read_rows(group.tables, 1, ids, handles)
     columns = torch.randn(3, 2)
     given = {"exp_avg": columns + 1}
-    write_rows(group.tables, 1, ids, handles, columns, given, first_column=3)
+    write_rows(group.tables, 1, td.RowBatch(ids, columns, given, first_column=3), handles)
     after = read_rows(group.tables, 1, ids, handles)
-    expected, moment = before.weights.clone(), before.state["exp_avg"].clone()
+    expected, moment = before.rows.clone(), before.state["exp_avg"].clone()
     expected[:, 3:5], moment[:, 3:5] = columns, columns + 1
-    assert torch.equal(after.weights, expected)
+    assert torch.equal(after.rows, expected)
     assert torch.equal(after.state["exp_avg"], moment)
     assert torch.equal(after.state["exp_avg_sq"], before.state["exp_avg_sq"])
 
@@ -129,7 +126,7 @@ def test_a_fill_gives_every_id_the_row_and_leaves_state(optimizer: Any) -> None:
     unchanged = group.read(2, other)
     group.fill(1, 0.3)
     rows = read_rows(group.tables, 1, ids, handles_of(group, 1, ids))
-    assert bool((rows.weights == torch.tensor(0.3)).all())
+    assert bool((rows.rows == torch.tensor(0.3)).all())
     expected = read_rows(twin.tables, 1, ids, handles_of(twin, 1, ids))
     for name, values in expected.state.items():
         assert torch.equal(rows.state[name], values)
@@ -140,8 +137,8 @@ def test_no_rows_are_read_and_written() -> None:
     group = make_group(td.Adam(lr=0.1))
     none = torch.empty(0, dtype=torch.int64)
     rows = read_rows(group.tables, 1, none, none)
-    assert rows.weights.shape == (0, DIM)
+    assert rows.rows.shape == (0, DIM)
     assert rows.state["exp_avg"].shape == (0, DIM)
     before = group.read(1, torch.arange(30))
-    write_rows(group.tables, 1, none, none, rows.weights, rows.state)
+    write_rows(group.tables, 1, rows, none)
     assert torch.equal(group.read(1, torch.arange(30)), before)

@@ -64,7 +64,7 @@ def test_who_follows_has_the_rows_of_the_checkpoint(
             rows: dict[int, torch.Tensor] = {}
             for commit in kept.commits:
                 delta = commit.tables[table.name]
-                rows |= dict(zip(delta.ids.tolist(), delta.rows, strict=True))
+                rows |= dict(zip(delta.changed.ids.tolist(), delta.changed.rows, strict=True))
             for batch in table.batches(1 << 20):
                 assert set(rows) == set(batch.ids.tolist())
                 assert torch.equal(torch.stack([rows[id] for id in batch.ids.tolist()]), batch.rows)

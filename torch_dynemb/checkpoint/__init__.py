@@ -26,7 +26,7 @@ from torch_dynemb.checkpoint.delta_log.sink import DeltaSink, EndingSink, Lockin
 from torch_dynemb.checkpoint.delta_log.targets import FollowTarget
 from torch_dynemb.checkpoint.loading.load import LoadedTable, LoadReport, load
 from torch_dynemb.checkpoint.reading.reader import Checkpoint, open  # noqa: A004
-from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
+from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable
 from torch_dynemb.checkpoint.redis.rows import RedisRows
 from torch_dynemb.checkpoint.redis.sink import RedisSink
 from torch_dynemb.checkpoint.saving.handle import SaveHandle
@@ -61,7 +61,6 @@ __all__ = [
     "RedisRows",
     "RedisSink",
     "SaveHandle",
-    "SavedBatch",
     "TableDelta",
     "TablePart",
     "export",

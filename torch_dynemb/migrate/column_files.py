@@ -15,7 +15,8 @@ from torch_dynemb.argument_checks import described, text
 from torch_dynemb.checkpoint.entries import ID, score_entry, state_entry
 from torch_dynemb.migrate.files import paths_of
 from torch_dynemb.migrate.raw_files import FLOAT_DTYPES, as_ids
-from torch_dynemb.migrate.source import Source, SourceRows
+from torch_dynemb.migrate.source import Source, SourceRows, with_columns
+from torch_dynemb.table.row_batch import RowBatch
 
 ROW = "row"  # as torch_dynemb.checkpoint.export names the columns
 INTEGERS = (torch.int64, torch.uint64, torch.int32, torch.uint32, torch.int16, torch.int8)
@@ -155,14 +156,13 @@ class ColumnSource(Source):
         for file in self._files:
             begin = 0
             for read in file.batches(names.all, size):
-                yield SourceRows(
+                batch = RowBatch(
                     as_ids(read[names.ids]),
                     read[names.rows],
-                    {name: read[column] for name, column in names.state.items()},
+                    {name: with_columns(read[column]) for name, column in names.state.items()},
                     {name: as_ids(read[column]) for name, column in names.scores.items()},
-                    str(file.path),
-                    begin,
                 )
+                yield SourceRows(batch, str(file.path), begin)
                 begin += read[names.ids].numel()
 
 

@@ -25,6 +25,7 @@ from torch_dynemb.migrate.files import Path_, RawFile
 from torch_dynemb.migrate.raw_files import FLOAT_DTYPES
 from torch_dynemb.migrate.source import Source, SourceRows
 from torch_dynemb.table.content import CountedIds
+from torch_dynemb.table.row_batch import RowBatch
 
 _KEPT_BY = {"lru": ("timestamp",), "lfu": ("frequency",), "customized": ("custom",)}
 
@@ -235,14 +236,13 @@ class DumpSource(Source):
                 for begin in range(0, keys.rows, size):
                     end = min(begin + size, keys.rows)
                     read = {name: file.read(begin, end) for name, file in opened.items()}
-                    yield SourceRows(
+                    batch = RowBatch(
                         keys.read(begin, end),
                         read["rows"],
                         self._state_of(read.get("state")),
                         self._scores_of(read.get("scores")),
-                        str(part.values),
-                        begin,
                     )
+                    yield SourceRows(batch, str(part.values), begin)
 
     def _state_of(self, values: Tensor | None) -> dict[str, Tensor]:
         if values is None:

@@ -381,11 +381,10 @@ def _write_part(files: dict[str, _File], part: TablePart, of: _Entries, begin: i
     for within, some in _blocks(of):
         row = begin + within
         values = row_access.read_rows(part.group.tables, part.table, some.ids, some.handles)
-        files["emb_values"].write(row, first, values.weights)
+        files["emb_values"].write(row, first, values.rows)
         if "emb_opt_values" in files:
             for number, state in enumerate(values.state.values()):
-                flat = state[:, None] if state.dim() == 1 else state
-                files["emb_opt_values"].write(row, number * part.embedding_dim + first, flat)
+                files["emb_opt_values"].write(row, number * part.embedding_dim + first, state)
         if first > 0:
             continue
         files["emb_keys"].write(row, 0, some.ids[:, None])

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from torch_dynemb.argument_checks import described, integer
 from torch_dynemb.migrate.files import Path_, RawFile, paths_of
-from torch_dynemb.migrate.source import Source, SourceRows
+from torch_dynemb.migrate.source import Source, SourceRows, with_columns
+from torch_dynemb.table.row_batch import RowBatch
 
 Paths = Path_ | Sequence[Path_]
 ID_DTYPES = (torch.int64, torch.uint64, torch.int32, torch.uint32)
@@ -80,14 +81,13 @@ class RawSource(Source):
                 for begin in range(0, files["keys"].rows, size):
                     end = min(begin + size, files["keys"].rows)
                     read = {name: file.read(begin, end) for name, file in files.items()}
-                    yield SourceRows(
+                    batch = RowBatch(
                         as_ids(read["keys"]),
                         read["values"],
-                        {name: read[f"state.{name}"] for name in part.state},
+                        {name: with_columns(read[f"state.{name}"]) for name in part.state},
                         {name: read[f"score.{name}"] for name in part.scores},
-                        str(part.values),
-                        begin,
                     )
+                    yield SourceRows(batch, str(part.values), begin)
 
 
 def as_ids(keys: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from torch_dynemb.files.locations import checked_path
 from torch_dynemb.files.tensor_file import DTYPES, header_bytes
 from torch_dynemb.migrate.files import Path_, RawFile
 from torch_dynemb.migrate.source import Source, SourceRows
+from torch_dynemb.table.row_batch import RowBatch
 
 _KEYS = "tensorkey.json"
 _BLOCK = re.compile(r"(?P<table>.+)@(?P<slot>[^@^]+)\^(?P<begin>\d+)@(?P<end>\d+)@(?P<size>\d+)")
@@ -197,14 +198,13 @@ class RecisSource(Source):
                     scores = {}
                     if self._step_slot is not None:
                         scores["step"] = read[self._step_slot][:, 0].to(torch.int64)
-                    yield SourceRows(
+                    batch = RowBatch(
                         read["id"],
                         read["embedding"],
                         {name: read[slot] for name, slot in self._state.items()},
                         scores,
-                        str(blocks["embedding"].path),
-                        begin,
                     )
+                    yield SourceRows(batch, str(blocks["embedding"].path), begin)
 
 
 def _state_name(slot: str) -> str | None:

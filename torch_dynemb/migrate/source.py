@@ -11,26 +11,21 @@ from torch import Tensor
 
 from torch_dynemb.argument_checks import described
 from torch_dynemb.table.content import CountedIds
+from torch_dynemb.table.row_batch import RowBatch
 
 
 class SourceRows(NamedTuple):
     """Batch of rows of a source.
 
     Attributes:
-        ids: int64 [n].
-        rows: float [n, dim].
-        state: optimizer state by the optimizer's name of it: [n, dim] each, or [n] or [n, 1] if a
-            row has one value.
-        scores: int64 [n] each, by name: ``step``, ``timestamp`` (seconds), ``frequency``,
-            ``custom`` or ``expiry`` (seconds).
+        batch: floats, with state by the optimizer's name of it, [n, dim] each, or [n, 1] if a row
+            has one value. Scores are ``step``, ``timestamp`` (seconds), ``frequency``, ``custom``
+            or ``expiry`` (seconds).
         where: place for error messages, such as a file.
         first: number of the batch's first row in that place.
     """
 
-    ids: Tensor
-    rows: Tensor
-    state: Mapping[str, Tensor]
-    scores: Mapping[str, Tensor]
+    batch: RowBatch
     where: str
     first: int
 
@@ -97,12 +92,12 @@ class Source(ABC):
         return None
 
 
-def checked(source: Source, batch: SourceRows, dim: int, *, finite: bool) -> SourceRows:
+def checked(source: Source, given: SourceRows, dim: int, *, finite: bool) -> SourceRows:
     """Check a batch, and bring its tensors to the shapes that a table expects.
 
     Args:
         source: source of the batch.
-        batch: of the source.
+        given: batch of the source.
         dim: columns of the table.
         finite: refuse NaN and infinity.
 
@@ -113,8 +108,8 @@ def checked(source: Source, batch: SourceRows, dim: int, *, finite: bool) -> Sou
         TypeError: a value is not a tensor, or has another kind of dtype.
         ValueError: shapes do not fit together, or a value is not finite.
     """
-    batch = _on_cpu(batch)
-    where, count = batch.where, batch.ids.numel()
+    batch, where = given.batch.to("cpu"), given.where
+    count = batch.ids.numel()
     if batch.ids.dtype != torch.int64 or batch.ids.dim() != 1:
         raise TypeError(f"{where}: ids are {described(batch.ids)}, expected int64 [n]")
     rows = _floats(f"{where}: rows", batch.rows)
@@ -125,32 +120,28 @@ def checked(source: Source, batch: SourceRows, dim: int, *, finite: bool) -> Sou
         )
     _same_names(where, "state", source.state, batch.state)
     _same_names(where, "scores", source.scores, batch.scores)
-    state = {}
     for name, values in batch.state.items():
-        flat = values[:, None] if values.dim() == 1 else values
-        if tuple(flat.shape) not in ((count, dim), (count, 1)):
+        if tuple(values.shape) not in ((count, dim), (count, 1)):
             raise ValueError(
                 f"{where}: state {name!r} has shape {tuple(values.shape)}, expected {count} rows "
                 f"with {dim} values, or with one"
             )
-        state[name] = flat
     for name, values in batch.scores.items():
         if values.dtype != torch.int64 or tuple(values.shape) != (count,):
             raise TypeError(
                 f"{where}: score {name!r} is {described(values)}, expected int64 [{count}]"
             )
+    checked_rows = given._replace(batch=batch)
     if finite:
-        _check_finite(batch, "its row", rows)
-        for name, values in state.items():
-            _check_finite(batch, f"state {name!r}", values)
-    return batch._replace(rows=rows, state=state)
+        _check_finite(checked_rows, "its row", rows)
+        for name, values in batch.state.items():
+            _check_finite(checked_rows, f"state {name!r}", values)
+    return checked_rows
 
 
-def _on_cpu(batch: SourceRows) -> SourceRows:
-    state = {name: values.cpu() for name, values in batch.state.items()}
-    scores = {name: values.cpu() for name, values in batch.scores.items()}
-    ids, rows = batch.ids.cpu(), batch.rows.cpu()
-    return batch._replace(ids=ids, rows=rows, state=state, scores=scores)
+def with_columns(values: Tensor) -> Tensor:
+    """View one value per row, [n], as [n, 1]."""
+    return values[:, None] if values.dim() == 1 else values
 
 
 def _floats(what: str, values: Tensor) -> Tensor:
@@ -164,7 +155,7 @@ def _same_names(where: str, what: str, told: tuple[str, ...], given: Mapping[str
         raise ValueError(f"{where}: has {what} {sorted(given)}, but its source names {told}")
 
 
-def _check_finite(batch: SourceRows, what: str, values: Tensor) -> None:
+def _check_finite(given: SourceRows, what: str, values: Tensor) -> None:
     if not values.dtype.is_floating_point:
         return
     good = values.isfinite()
@@ -173,9 +164,9 @@ def _check_finite(batch: SourceRows, what: str, values: Tensor) -> None:
         row = int(good.logical_not().nonzero()[0, 0])
         wrong = values[row][~values[row].isfinite()][0]
         raise ValueError(
-            f"{batch.where}: row {batch.first + row}, of id {int(batch.ids[row])}: {what} has "
-            f"{float(wrong)}: repair it, or give non_finite='keep' to load it as it is"
+            f"{given.where}: row {given.first + row}, of id {int(given.batch.ids[row])}: {what} "
+            f"has {float(wrong)}: repair it, or give non_finite='keep' to load it as it is"
         )
 
 
-__all__ = ["Source", "SourceRows", "checked"]
+__all__ = ["Source", "SourceRows", "checked", "with_columns"]

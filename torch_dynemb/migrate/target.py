@@ -18,7 +18,8 @@ from torch_dynemb.table import content
 from torch_dynemb.table.clock import set_time
 from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.group import TableGroup
-from torch_dynemb.table.load import RowBlock, RowLoader, check_ids
+from torch_dynemb.table.load import RowLoader, check_ids
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.score_check import check_score, check_waiting
 from torch_dynemb.table.state_check import check_counts
 
@@ -152,11 +153,12 @@ class Target:
             good = checked(self._source, batch, self.part.embedding_dim, finite=finite)
             self._check_state(good)
             self._check_scores(good)
-            for word, values in good.scores.items():
+            for word, values in good.batch.scores.items():
                 if word in self._scores and values.numel() > 0:
                     step = max(step, int(values.max())) if word == "step" else step
                     newest = max(newest, int(values.max())) if word == "timestamp" else newest
-            found.append(good.ids[self.part.ids.owned(good.ids)].clone())
+            ids = good.batch.ids
+            found.append(ids[self.part.ids.owned(ids)].clone())
         self.ids = torch.cat(found)
         del found
         ordered = self.ids.sort().values
@@ -173,29 +175,29 @@ class Target:
         self.clocks = Clocks(step, max(now, newest))
         self._waiting = self._waiting_ids()
 
-    def _check_state(self, batch: SourceRows) -> None:
+    def _check_state(self, given: SourceRows) -> None:
         optimizer = self.part.optimizer
         for tensor in optimizer.state if optimizer is not None else ():
             if tensor.name not in self._state:
                 continue
-            values = batch.state[tensor.name]
+            values = given.batch.state[tensor.name]
             columns = tensor.columns(self.part.embedding_dim)
             if values.shape[1] != columns:
                 raise ValueError(
-                    f"{batch.where}: state {tensor.name!r} has {values.shape[1]} values of a row, "
+                    f"{given.where}: state {tensor.name!r} has {values.shape[1]} values of a row, "
                     f"but {type(optimizer).__name__} of {self._where} keeps {columns}: give "
                     "the table the optimizer with which it was written, or optimizer_state=False"
                 )
             if tensor.dtype == torch.int32:
-                check_counts(f"{batch.where}: state {tensor.name!r}", values)
+                check_counts(f"{given.where}: state {tensor.name!r}", values)
 
-    def _check_scores(self, batch: SourceRows) -> None:
+    def _check_scores(self, given: SourceRows) -> None:
         for word in self._scores:
-            values = batch.scores[word]
-            check_score(batch.where, word, values, self._source.step or 0)
+            values = given.batch.scores[word]
+            check_score(given.where, word, values, self._source.step or 0)
             if values.numel() > 0 and word != "custom" and int(values.max()) > MAX_COUNT:
                 raise ValueError(
-                    f"{batch.where} has {word} {int(values.max())} of an id, expected at most "
+                    f"{given.where} has {word} {int(values.max())} of an id, expected at most "
                     f"{MAX_COUNT}: repair it, or give scores=False"
                 )
 
@@ -233,7 +235,8 @@ class Target:
             end = begin + block.ids.numel()
             if not torch.equal(block.ids, self.ids[begin:end]):
                 break
-            loader.write(self.part.table, _moved(block, device), begin, self._scores)
+            moved = block.to(device).each(Tensor.contiguous)
+            loader.write(self.part.table, moved, begin)
             begin = end
         if begin != self.ids.numel():
             raise ReplacedError(f"{self._source.name} has changed while it was read: load it again")
@@ -257,34 +260,23 @@ class Target:
         begins_anew = optimizer is None or (optimizer.state and not self._state)
         return 0 if begins_anew else self._source.optimizer_steps or 0
 
-    def _blocks(self, size: int) -> Iterator[RowBlock]:
+    def _blocks(self, size: int) -> Iterator[RowBatch]:
         """Iterate over the rows of the part's ids, with the part's columns."""
         columns = slice(self.part.columns.start, self.part.columns.stop)
         for read in self._source.batches(size):
-            batch = checked(self._source, read, self.part.embedding_dim, finite=False)
-            # the batch of a single rank is not copied
-            own = ... if self.part.ids.whole else self.part.ids.owned(batch.ids)
-            state = {}
-            for name in self._state:
-                values = batch.state[name][own]
-                state[name] = values[:, columns] if values.shape[1] > 1 else values
-            scores = [batch.scores[word][own] for word in self._scores]
-            yield RowBlock(
-                batch.ids[own],
-                0,
-                batch.rows[own][:, columns],
-                state,
-                torch.stack(scores, 1) if scores else None,
+            batch = checked(self._source, read, self.part.embedding_dim, finite=False).batch
+            state = {
+                name: values[:, columns] if values.shape[1] > 1 else values
+                for name, values in batch.state.items()
+                if name in self._state
+            }
+            some = batch._replace(
+                rows=batch.rows[:, columns],
+                state=state,
+                scores={word: batch.scores[word] for word in self._scores},
             )
-
-
-def _moved(block: RowBlock, device: torch.device) -> RowBlock:
-    def there(values: Tensor) -> Tensor:
-        return values.to(device).contiguous()
-
-    state = {name: there(values) for name, values in block.state.items()}
-    scores = None if block.scores is None else there(block.scores)
-    return RowBlock(there(block.ids), 0, there(block.rows), state, scores)
+            # the batch of a single rank is not copied
+            yield some if self.part.ids.whole else some.picked(self.part.ids.owned(batch.ids))
 
 
 __all__ = ["Clocks", "Target"]

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from torch_dynemb.argument_checks import described, flat_int64, float_rows, tensor
-from torch_dynemb.migrate.source import Source, SourceRows
+from torch_dynemb.migrate.source import Source, SourceRows, with_columns
+from torch_dynemb.table.row_batch import RowBatch
 
 _CPU = torch.device("cpu")
 
@@ -28,19 +29,19 @@ class TensorSource(Source):
     ) -> None:
         super().__init__(name, rows.shape[1], state=tuple(state), scores=tuple(scores), **told)
         self._ids, self._rows = ids, rows
-        self._state, self._scores = state, scores
+        self._state = {name: with_columns(values) for name, values in state.items()}
+        self._scores = scores
 
     def batches(self, size: int) -> Iterator[SourceRows]:
         for begin in range(0, self._ids.numel(), size):
             some = slice(begin, begin + size)
-            yield SourceRows(
+            batch = RowBatch(
                 self._ids[some],
                 self._rows[some].cpu(),
                 {name: values[some].cpu() for name, values in self._state.items()},
                 {name: values[some].cpu() for name, values in self._scores.items()},
-                self.name,
-                begin,
             )
+            yield SourceRows(batch, self.name, begin)
 
 
 def read_tensors(

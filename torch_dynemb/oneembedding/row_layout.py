@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.optim.base import StateTensor
+from torch_dynemb.table.row_batch import RowBatch
 
 _LARGEST_EXACT = {torch.float32: 1 << 24, torch.float16: 1 << 11, torch.bfloat16: 1 << 8}
 VALUE_TYPES = tuple(_LARGEST_EXACT)
@@ -63,12 +64,11 @@ class RowLayout(NamedTuple):
             )
         return whole
 
-    def joined(self, rows: Tensor, state: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
+    def joined(self, batch: RowBatch, dtype: torch.dtype) -> Tensor:
         """Join rows and their state to vectors.
 
         Args:
-            rows: [n, dim].
-            state: by name, [n, columns], or [n] if it has one value for a row.
+            batch: rows, and state unless the layout has none.
             dtype: of the vectors.
 
         Returns:
@@ -77,9 +77,9 @@ class RowLayout(NamedTuple):
         Raises:
             ValueError: a step count is too large for ``dtype``.
         """
-        parts = [rows.to(dtype)]
+        parts = [batch.rows.to(dtype)]
         for tensor in self.state:
-            values = state[tensor.name].reshape(rows.shape[0], -1)
+            values = batch.state[tensor.name]
             if not tensor.dtype.is_floating_point and values.numel() > 0:
                 most = int(values.abs().max())
                 if most > _LARGEST_EXACT[dtype]:
@@ -90,24 +90,22 @@ class RowLayout(NamedTuple):
             parts.append(values.to(dtype))
         return torch.cat(parts, 1)
 
-    def parted(self, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, dict[str, Tensor]]:
+    def parted(self, ids: Tensor, values: Tensor, dtype: torch.dtype) -> RowBatch:
         """Split vectors into rows and their state.
 
         Args:
+            ids: int64 [n].
             values: [n, width].
             dtype: of the rows.
-
-        Returns:
-            Rows [n, dim], and by name [n, columns], or [n] for one value for a row.
         """
         rows, *parts = values.split(
             [self.dim, *(tensor.columns(self.dim) for tensor in self.state)], 1
         )
         state = {
-            tensor.name: (part[:, 0] if tensor.per_row else part).to(tensor.dtype).contiguous()
+            tensor.name: part.to(tensor.dtype).contiguous()
             for tensor, part in zip(self.state, parts, strict=True)
         }
-        return rows.to(dtype).contiguous(), state
+        return RowBatch(ids, rows.to(dtype).contiguous(), state)
 
 
 __all__ = ["VALUE_TYPES", "RowLayout"]

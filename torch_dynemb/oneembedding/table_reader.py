@@ -135,7 +135,7 @@ class PersistentTableReader:
                 self.table_id = number
                 yield KeysAndValues(
                     keys_of(f"{_OWNER}: key_type", batch.ids, self._key_type),
-                    layout.joined(batch.rows, batch.state, self._value_type),
+                    layout.joined(batch, self._value_type),
                 )
 
     def _of_oneflow(self, folders: Sequence[Path], block: int) -> Iterator[KeysAndValues]:

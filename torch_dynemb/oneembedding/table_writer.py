@@ -21,7 +21,6 @@ from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.saved_table import (
     CheckpointFiles,
     CheckpointTable,
-    SavedBatch,
 )
 from torch_dynemb.checkpoint.saving.save import finish_folder
 from torch_dynemb.checkpoint.tools.part_writer import PartOfTable, PartWriter, TensorFiles
@@ -206,16 +205,14 @@ class PersistentTableWriter:
         table = CheckpointTable(
             table_entry(number), saved, CheckpointFiles(self._unfinished, _opens_nothing)
         )
-        state = {of.name: None if of.per_row else slice(0, layout.dim) for of in layout.state}
+        state = {of.name: slice(0, of.columns(layout.dim)) for of in layout.state}
         columns = range(layout.dim)
         part = PartOfTable(0, 1, places.numel(), columns, state)
         writer = PartWriter(files, table, part)
         try:
             size = max(1, _PIECE_BYTES // (8 + layout.width * self._value_type.itemsize))
             for ids, of_ids in spool.batches(places, size):
-                rows, of_rows = layout.parted(of_ids, table.dtype)
-                nothing = torch.empty(ids.shape[0], 0, dtype=torch.int64, device="cpu")
-                batch = SavedBatch(ids, rows, of_rows, nothing, ())
+                batch = layout.parted(ids, of_ids, table.dtype)
                 writer.append(batch, torch.arange(ids.shape[0], device="cpu"))
             writer.finish()
         finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,25 +23,12 @@ from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.expiry import Expiry
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.row_access import read_rows
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.row_update import RowUpdate
 from torch_dynemb.table.tables import exported
 
 _BATCH_BYTES = 8 << 20  # of rows per exchange
 _ALONE = Together(None, 0, 1)
-
-
-class _Batch(NamedTuple):
-    """Some rows of a part of a table.
-
-    Attributes:
-        first_column: of the rows, among those of the whole table.
-        ids: int64 [n].
-        rows: [n, columns], of the dtype of the table.
-    """
-
-    first_column: int
-    ids: Tensor
-    rows: Tensor
 
 
 def whole_config(config: TableConfig) -> TableConfig:
@@ -122,9 +108,7 @@ def gathered(
                 f"{owner}: table {names[table]!r}",
                 group.tables,
                 table,
-                batch.ids,
-                batch.rows,
-                first_column=batch.first_column,  # other ranks have the other columns
+                batch,  # other ranks have the other columns
             ).apply()
     return group
 
@@ -215,7 +199,7 @@ def _check_room(
         )
 
 
-def _batches(part: TablePart, kept: Tensor | None) -> Iterator[_Batch]:
+def _batches(part: TablePart, kept: Tensor | None) -> Iterator[RowBatch]:
     """Yield the rows of a part, without expired ids; of kept ids only."""
     tables, config = part.group.tables, part.config
     at_once = max(1, _BATCH_BYTES // (config.embedding_dim * config.dtype.itemsize))
@@ -224,8 +208,8 @@ def _batches(part: TablePart, kept: Tensor | None) -> Iterator[_Batch]:
         batch = expiry.unexpired(batch)
         if kept is not None:
             batch = batch.chosen(torch.isin(batch.ids, kept))
-        rows = read_rows(tables, part.table, batch.ids, batch.handles).weights
-        yield _Batch(part.first_column, batch.ids, rows)
+        rows = read_rows(tables, part.table, batch.ids, batch.handles)
+        yield rows._replace(state={}, first_column=part.first_column)
 
 
 def _travelling(
@@ -236,7 +220,7 @@ def _travelling(
     device: torch.device,
     *,
     to_all: bool,
-) -> Iterator[_Batch]:
+) -> Iterator[RowBatch]:
     """Yield the rows of a table on all ranks; on ranks that get no rows, only their own."""
     own = (
         batch
@@ -273,7 +257,7 @@ def _travelling(
                 )
             )
             if ids is not None and rows is not None:
-                yield _Batch(first_column, ids, rows)
+                yield RowBatch(ids, rows, first_column=first_column)
 
 
 __all__ = ["gathered", "whole_config", "whole_group"]

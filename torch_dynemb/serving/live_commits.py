@@ -37,17 +37,17 @@ class TableChange(NamedTuple):
     @property
     def empty(self) -> bool:
         """True if the commit does not change the table."""
-        return self.delta.ids.numel() == 0 and self.delta.removed.numel() == 0
+        return self.delta.changed.ids.numel() == 0 and self.delta.removed.numel() == 0
 
 
 def check_room(change: TableChange) -> None:
     """Raise NoHeadroomError if a commit has more new ids than there are rows for."""
     state, table, delta = change
     free = state.free_rows()[table]
-    if delta.ids.numel() <= free:
+    if delta.changed.ids.numel() <= free:
         return
-    wanted = _missing(change, delta.ids)
-    removed = delta.removed[~torch.isin(delta.removed, delta.ids)]  # others keep their rows
+    wanted = _missing(change, delta.changed.ids)
+    removed = delta.removed[~torch.isin(delta.removed, delta.changed.ids)]  # others keep their rows
     gone = removed.numel() - _missing(change, removed)
     if wanted - gone > free:
         raise no_headroom(table, wanted=wanted - gone, free=free)
@@ -63,9 +63,9 @@ def check_values(change: TableChange) -> None:
     number = state.names.index(table)
     code = state.tensors.formats[int(state.tensors.meta[number, Meta.SLAB])]
     if _as_published(change) is not None:
-        lost = ~delta.rows.isfinite().all(1)
+        lost = ~delta.changed.rows.isfinite().all(1)
     elif code in _QUANTIZED:
-        lost = stored_rows(delta.rows, _QUANTIZED[code]).lost
+        lost = stored_rows(delta.changed.rows, _QUANTIZED[code]).lost
     else:
         return
     if bool(lost.any()):
@@ -81,9 +81,11 @@ def take(change: TableChange) -> None:
     state, table, delta = change
     quantized = _as_published(change)
     if quantized is not None and not change.empty:
-        state.apply(state.names.index(table), delta.ids, quantized.contiguous(), delta.removed)
+        state.apply(
+            state.names.index(table), delta.changed.ids, quantized.contiguous(), delta.removed
+        )
     elif not change.empty:
-        state.update("follow", table, delta.ids, delta.rows, delta.removed)
+        state.update("follow", table, delta.changed.ids, delta.changed.rows, delta.removed)
 
 
 def _as_published(change: TableChange) -> Tensor | None:

@@ -24,6 +24,7 @@ from torch_dynemb.storage.static_tensors import mark_static
 from torch_dynemb.table.change_reader import ChangeReader
 from torch_dynemb.table.lookup import find
 from torch_dynemb.table.row_access import DIRTY, handle_rows, read_rows, state_tensors
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.scores import stored_scores
 from torch_dynemb.table.tables import Tables, exported, one_table
 
@@ -57,26 +58,10 @@ class Changes(NamedTuple):
     owners: list[Tensor]
 
 
-class ChangedRows(NamedTuple):
-    """Ids with their rows, state and scores; on the CPU.
-
-    Attributes:
-        ids: int64 [n].
-        rows: [n, columns], of the dtype of the table.
-        state: optimizer state by name, [n] or [n, columns] each.
-        scores: int64 [n] by name of the score.
-    """
-
-    ids: Tensor
-    rows: Tensor
-    state: dict[str, Tensor]
-    scores: dict[str, Tensor]
-
-
 def copy_rows(
     tables: Tables, table: int, changed: ChangedIds, *, state: bool, scores: Sequence[str]
-) -> ChangedRows:
-    """Copy the rows of changed ids.
+) -> RowBatch:
+    """Copy the rows of changed ids to the CPU.
 
     Args:
         tables: of the group.
@@ -86,31 +71,27 @@ def copy_rows(
         scores: names of the scores to copy.
     """
     ids, handles, slab = changed.ids, changed.handles, tables.config.slab_of(table)
-    kept = {
-        name: stored_scores(tables, table, ids, name).scores.cpu().contiguous() for name in scores
-    }
+    kept = {name: stored_scores(tables, table, ids, name).scores.contiguous() for name in scores}
     if tables.stored(slab) is not None:
-        values = read_rows(tables, table, ids, handles)
-        of_rows = {name: tensor.cpu() for name, tensor in values.state.items()} if state else {}
-        return ChangedRows(ids.cpu(), values.weights.cpu(), of_rows, kept)
+        batch = read_rows(tables, table, ids, handles)
+        return batch._replace(state=batch.state if state else {}, scores=kept).to("cpu")
     numbers = handle_rows(handles)
-    rows = tables.rows.weights[slab].index_select(0, numbers)
     of_slab = state_tensors(tables, slab) if state else {}
-    of_rows = {name: tensor.index_select(0, numbers) for name, tensor in of_slab.items()}
+    batch = RowBatch(
+        ids,
+        tables.rows.weights[slab].index_select(0, numbers),
+        {name: tensor.index_select(0, numbers) for name, tensor in of_slab.items()},
+        kept,
+    )
     generations = tables.rows.generations[slab].index_select(0, numbers)
     # rows that were never written
     new = (generations != (handles & GENERATION_MASK)).nonzero()[:, 0]
     if new.numel() > 0:
         values = read_rows(tables, table, ids[new], handles[new])
-        rows[new] = values.weights
-        for name, tensor in of_rows.items():
+        batch.rows[new] = values.rows
+        for name, tensor in batch.state.items():
             tensor[new] = values.state[name]
-    return ChangedRows(
-        ids.cpu(),
-        rows.cpu(),
-        {name: tensor.cpu() for name, tensor in of_rows.items()},
-        kept,
-    )
+    return batch.to("cpu")
 
 
 def read_changes(tables: Tables, reader: ChangeReader) -> Changes:
@@ -374,7 +355,6 @@ def stop_recording(tables: Tables, name: str) -> None:
 __all__ = [
     "ChangeReader",
     "ChangedIds",
-    "ChangedRows",
     "Changes",
     "copy_rows",
     "lost_owners",

@@ -9,25 +9,10 @@ from torch import Tensor
 
 from torch_dynemb.policy.layout import score_words_of
 from torch_dynemb.table import row_access
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.tables import Tables, exported
 
 _BATCH = 1 << 20
-
-
-class TableContent(NamedTuple):
-    """Ids of a table with their rows, state and scores.
-
-    Attributes:
-        ids: int64 [n], ascending.
-        rows: [n, dim], of the dtype of the table.
-        state: optimizer state by name: [n, columns]; empty: fresh.
-        scores: int64 [n, words], in the order of :func:`score_names` of the table that was read.
-    """
-
-    ids: Tensor
-    rows: Tensor
-    state: dict[str, Tensor]
-    scores: Tensor
 
 
 class CountedIds(NamedTuple):
@@ -85,17 +70,14 @@ def _sorted_entries(tables: Tables, table: int) -> TableEntries:
     return entries.ordered(torch.argsort(entries.ids))
 
 
-def read_content(tables: Tables, table: int) -> TableContent:
-    """Copy a table's content."""
+def read_content(tables: Tables, table: int) -> RowBatch:
+    """Copy a table's content, with ascending ids and the scores that the table itself stores."""
     ids, handles, words = _sorted_entries(tables, table)
-    rows = row_access.read_rows(tables, table, ids, handles)
-    state = {
-        name: values if values.dim() == 2 else values[:, None]
-        for name, values in rows.state.items()
+    scores = {
+        name: words[:, tables.config.layout.word(name)].clone()
+        for name in score_names(tables, table)
     }
-    names = score_names(tables, table)
-    kept = [tables.config.layout.score_words.index(name) for name in names]
-    return TableContent(ids, rows.weights, state, words[:, kept])
+    return row_access.read_rows(tables, table, ids, handles)._replace(scores=scores)
 
 
 def read_counts(tables: Tables, table: int) -> CountedIds | None:
@@ -119,7 +101,6 @@ def set_optimizer_steps(tables: Tables, table: int, steps: int) -> None:
 
 __all__ = [
     "CountedIds",
-    "TableContent",
     "TableEntries",
     "optimizer_steps",
     "read_content",

@@ -39,11 +39,8 @@ from torch_dynemb.process.forked import watch
 from torch_dynemb.storage.address_space import what_ran_out
 from torch_dynemb.storage.host import HostMemory
 from torch_dynemb.storage.static_tensors import mark_static
-from torch_dynemb.table.row_access import (
-    RowValues,
-    state_tensors,
-    with_initial_values,
-)
+from torch_dynemb.table.row_access import as_kept, state_tensors, write_initial_values
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.tables import Tables
 
 # Places in a slab's buffer: for a quarter of the rows, or for as many as the least bytes allow, but
@@ -144,7 +141,7 @@ class CopyOnWriteRows:
         handles: Tensor,
         written: Tensor,
         out: Sequence[Tensor | None],
-    ) -> RowValues:
+    ) -> RowBatch:
         """Read rows as of :meth:`pin`, each once; the result is valid until the next call.
 
         Args:
@@ -161,18 +158,19 @@ class CopyOnWriteRows:
         weights, *state = (
             here if here is not None else self._buffer(slab, k, count) for k, here in enumerate(out)
         )
-        values = RowValues(weights, dict(zip(names, state, strict=True)), written)
+        batch = RowBatch(ids, weights, dict(zip(names, state, strict=True)))
         # .data: compiled code saves these tensors for its backward, and autograd would count this
         # call as a change of them
         ops.take_unchanged_rows_(
             tables.rows.weights[slab].data,
-            [of.data for of in state_tensors(tables, slab).values()],
+            [of.data for of in tables.rows.state[slab :: len(tables.config.slabs)]],
             tables.rows.copy_on_write[slab].data,
             handles >> GENERATION_BITS,
-            values.weights,
-            list(values.state.values()),
+            batch.rows,
+            as_kept(tables.config.optimizer, batch.state),
         )
-        return with_initial_values(tables, table, ids, values)
+        write_initial_values(tables, table, batch, written)
+        return batch
 
     def _buffer(self, slab: int, number: int, count: int) -> Tensor:
         """Return memory for rows of a tensor. It is reused: new memory costs more than the copy.

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,30 +46,13 @@ from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table import compaction, removal, row_access
 from torch_dynemb.table.before import Before
 from torch_dynemb.table.content import CountedIds, score_names
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.state import recount
 from torch_dynemb.table.tables import Tables, exported, one_table, used_bytes
 from torch_dynemb.table.waiting_counts import write_counts
 
 _IDS_AT_ONCE = 1 << 20
 _INDEX_BYTES = 2 * 8 * BUCKET_WORDS // BUCKET_WIDTH  # per id, in an index that is half full
-
-
-class RowBlock(NamedTuple):
-    """Some columns of some rows of a table, with state and scores.
-
-    Attributes:
-        ids: int64 [n], without duplicates.
-        first_column: column of the table that the block begins with.
-        rows: [n, columns].
-        state: optimizer state by name: [n, columns], or [n, 1] for one value per row.
-        scores: int64 [n, words]; None: they stay unchanged.
-    """
-
-    ids: Tensor
-    first_column: int
-    rows: Tensor
-    state: Mapping[str, Tensor]
-    scores: Tensor | None
 
 
 def check_ids(tables: Tables, table: int, ids: Tensor) -> None:
@@ -174,25 +156,22 @@ class RowLoader:
         """
         return self._begins[table]
 
-    def write(
-        self, table: int, block: RowBlock, places: int | Tensor, words: Sequence[str] = ()
-    ) -> None:
+    def write(self, table: int, batch: RowBatch, places: int | Tensor) -> None:
         """Write rows before they have an id; :meth:`publish` gives them to their ids.
 
-        Optimizer state that is missing in the block with a row's first columns starts fresh.
+        Optimizer state that is missing with a row's first columns starts fresh. Scores that the
+        table does not store are skipped; those that are missing start as those of new ids.
 
         Args:
             table: its number.
-            block: rows of it.
+            batch: some columns of some of its rows.
             places: int64 [n], numbers of the rows among those of the table; or the number of the
                 first.
-            words: scores in the columns of ``block.scores``. Scores that the table does not store
-                are skipped; those that are missing start as those of new ids.
 
         Raises:
             RuntimeError: rows are on a disk that is full, or fails.
         """
-        tables, count = self._tables, block.ids.numel()
+        tables, count = self._tables, batch.ids.numel()
         if count == 0:
             return
         if isinstance(places, int):
@@ -202,17 +181,12 @@ class RowLoader:
         row_access.write_rows(
             tables,
             table,
-            block.ids,
+            batch,
             (places + self._begins[table] << GENERATION_BITS) | generation,
-            block.rows,
-            block.state,
-            first_column=block.first_column,
             next_row=tables.index.slabs[slab, Slab.NEXT_ROW],
         )
-        if block.scores is None:
-            return
         kept = score_names(tables, table)
-        for word, scores in zip(words, block.scores.unbind(1), strict=True):
+        for word, scores in batch.scores.items():
             if word in kept:
                 of_table = self._scores.setdefault(table, {})
                 if word not in of_table:
@@ -424,4 +398,4 @@ def undone_after_error(loaders: Iterable[RowLoader]) -> Iterator[Callable[[], No
                 loader.unlock()
 
 
-__all__ = ["RowBlock", "RowLoader", "check_ids", "undone_after_error"]
+__all__ = ["RowLoader", "check_ids", "undone_after_error"]

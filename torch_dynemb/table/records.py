@@ -37,14 +37,14 @@ def packed(config: GroupConfig, slab: int, weights: Tensor, state: Mapping[str, 
         config: of the group.
         slab: of the rows.
         weights: [n, dim], of the dtype of the slab.
-        state: all optimizer state by name: [n], or [n, columns].
+        state: all optimizer state by name, [n, columns].
     """
     count = weights.shape[0]
     records = weights.new_zeros(count, record_bytes(config, slab), dtype=torch.uint8)
     tensors = [weights, *(state[tensor.name] for tensor in _state(config))]
     for values, (dtype, begin, end) in zip(tensors, _fields(config, slab), strict=True):
-        columns = values.reshape(count, (end - begin) // dtype.itemsize)
-        records[:, begin:end] = columns.contiguous().view(torch.uint8)
+        assert values.shape == (count, (end - begin) // dtype.itemsize)
+        records[:, begin:end] = values.contiguous().view(torch.uint8)
     return records
 
 
@@ -60,14 +60,14 @@ def weights_of(config: GroupConfig, slab: int, records: Tensor) -> Tensor:
 
 
 def state_of(config: GroupConfig, slab: int, records: Tensor) -> dict[str, Tensor]:
-    """Copy the optimizer state of records by name, [n] or [n, columns].
+    """Copy the optimizer state of records by name, [n, columns].
 
     Args:
         config, slab, records: as for :func:`weights_of`.
     """
     _, *fields = _fields(config, slab)
     return {
-        tensor.name: _values(records, field)[:, 0] if tensor.per_row else _values(records, field)
+        tensor.name: _values(records, field)
         for tensor, field in zip(_state(config), fields, strict=True)
     }
 

@@ -26,6 +26,7 @@ from torch_dynemb.table.expiry import Expiry
 from torch_dynemb.table.lookup import find
 from torch_dynemb.table.pending_gradients import drop_pending
 from torch_dynemb.table.row_access import readable, write_rows
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.scores import decay_time, deciding_score, eviction_scores
 from torch_dynemb.table.tables import Tables, exported, one_table
 
@@ -102,7 +103,7 @@ def fill(tables: Tables, table: int, value: float) -> None:
     with defer_signals(), tables.changing():
         for batch in exported(tables, table, _FILLED_AT_ONCE):
             rows = row.expand(batch.ids.numel(), dim)
-            write_rows(tables, table, batch.ids, batch.handles, rows, {})
+            write_rows(tables, table, RowBatch(batch.ids, rows), batch.handles)
 
 
 def reset_counts(tables: Tables, table: int) -> None:

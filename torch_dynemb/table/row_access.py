@@ -26,27 +26,14 @@ from torch_dynemb.ops.columns import (
 )
 from torch_dynemb.ops.row_copies import put_rows_
 from torch_dynemb.ops.tensors import IndexTensors, RowTensors
+from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.storage.tiers import Records, Tiers
 from torch_dynemb.table.records import packed, record_bytes, state_of, weights_of
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.tables import Tables
 
 DIRTY = 255  # the dirty bits of a written row, one for every reader
 _PIECE_BYTES = 8 << 20  # of records in one read from a store
-
-
-class RowValues(NamedTuple):
-    """Rows of some ids, as copies.
-
-    Attributes:
-        weights: [n, dim], of the dtype of the table.
-        state: optimizer state by name: [n] or [n, columns].
-        written: bool [n], whether a backward or an assignment has written the row. Other rows have
-            their initial values.
-    """
-
-    weights: Tensor
-    state: dict[str, Tensor]
-    written: Tensor
 
 
 class ReadsRecords(Protocol):
@@ -78,9 +65,21 @@ def state_names(tables: Tables) -> list[str]:
 
 
 def state_tensors(tables: Tables, slab: int) -> dict[str, Tensor]:
-    """Return the optimizer state of a slab by name, without a copy."""
+    """Return the optimizer state of a slab by name, [rows, columns] each, without a copy."""
     of_slab = tables.rows.state[slab :: len(tables.config.slabs)]
-    return dict(zip(state_names(tables), of_slab, strict=True))
+    by_row = (tensor if tensor.dim() == 2 else tensor[:, None] for tensor in of_slab)
+    return dict(zip(state_names(tables), by_row, strict=True))
+
+
+def as_kept(optimizer: OptimizerConfig | None, state: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return state in the order and shapes of ``RowTensors.state``.
+
+    Args:
+        optimizer: of the group.
+        state: all optimizer state by name, [n, columns].
+    """
+    tensors = () if optimizer is None else optimizer.state
+    return [state[of.name][:, 0] if of.per_row else state[of.name] for of in tensors]
 
 
 def readable(tables: Tables, table: int, ids: Tensor, handles: Tensor) -> tuple[RowTensors, Tensor]:
@@ -119,8 +118,8 @@ def readable(tables: Tables, table: int, ids: Tensor, handles: Tensor) -> tuple[
     return rows, local
 
 
-def read_rows(tables: Tables, table: int, ids: Tensor, handles: Tensor) -> RowValues:
-    """Copy rows; unwritten rows have their initial values.
+def read_rows(tables: Tables, table: int, ids: Tensor, handles: Tensor) -> RowBatch:
+    """Copy rows with their state; unwritten rows have their initial values.
 
     Args:
         tables: of the group.
@@ -132,17 +131,19 @@ def read_rows(tables: Tables, table: int, ids: Tensor, handles: Tensor) -> RowVa
     stored = tables.stored(slab)
     if stored is not None:
         return read_records(tables, stored, table, ids, handles)
-    values = RowValues(
+    batch = RowBatch(
+        ids,
         tables.rows.weights[slab][numbers],
         {name: tensor[numbers] for name, tensor in state_tensors(tables, slab).items()},
-        tables.rows.generations[slab][numbers] == _generations(handles),
     )
-    return with_initial_values(tables, table, ids, values)
+    written = tables.rows.generations[slab][numbers] == _generations(handles)
+    write_initial_values(tables, table, batch, written)
+    return batch
 
 
 def read_records(
     tables: Tables, store: ReadsRecords, table: int, ids: Tensor, handles: Tensor
-) -> RowValues:
+) -> RowBatch:
     """Copy rows from a store, like :func:`read_rows`.
 
     Args:
@@ -152,36 +153,48 @@ def read_records(
         ids: int64 [n].
         handles: int64 [n], of the ids; all have a row.
     """
-    values = _read_stored(tables, store, table, ids, handles)
-    return with_initial_values(tables, table, ids, values)
+    config, slab = tables.config, tables.config.slab_of(table)
+    count = ids.numel()
+    batch = RowBatch(
+        ids,
+        tables.rows.weights[slab].new_empty(count, config.slabs[slab].dim),
+        {
+            name: tensor.new_empty(count, tensor.shape[1])
+            for name, tensor in state_tensors(tables, slab).items()
+        },
+    )
+    written = torch.empty(count, dtype=torch.bool, device=ids.device)
+    for piece in _pieces(tables, slab, count):
+        records, written[piece] = store.read(slab, table, ids[piece], handles[piece])
+        batch.rows[piece] = weights_of(config, slab, records)
+        for name, tensor in state_of(config, slab, records).items():
+            batch.state[name][piece] = tensor
+    write_initial_values(tables, table, batch, written)
+    return batch
 
 
-def with_initial_values(tables: Tables, table: int, ids: Tensor, values: RowValues) -> RowValues:
-    """Fill unwritten rows of copies with their initial values, and return the copies.
+def write_initial_values(tables: Tables, table: int, batch: RowBatch, written: Tensor) -> None:
+    """Write the initial values of unwritten rows into copies of rows.
 
     Args:
         tables: of the group.
         table: of the ids.
-        ids: int64 [n].
-        values: of the ids; changed in place.
+        batch: changed in place.
+        written: bool [n], whether a backward or an assignment has written the row.
     """
-    if not bool(values.written.all()):
-        _write_initial_values(tables, table, ids, values)
-    return values
+    if not bool(written.all()):
+        _write_initial_values(tables, table, batch, written)
 
 
 def write_rows(
     tables: Tables,
     table: int,
-    ids: Tensor,
+    batch: RowBatch,
     handles: Tensor,
-    weights: Tensor,
-    state: Mapping[str, Tensor],
     *,
-    first_column: int = 0,
     next_row: Tensor | None = None,
 ) -> None:
-    """Write rows of ids; waits for a GPU.
+    """Write rows of ids with their state; waits for a GPU.
 
     In a row that is written for the first time, missing columns stay undefined, and missing state
     is that of a new row.
@@ -189,12 +202,9 @@ def write_rows(
     Args:
         tables: of the group.
         table: of the ids.
-        ids: int64 [n], without duplicates.
+        batch: ids without duplicates, and some columns of their rows. State without columns (such
+            as 8-bit state) is given as a whole. Scores are not written.
         handles: int64 [n], of the ids; all have a row.
-        weights: [n, columns].
-        state: optimizer state by name: [n, columns], or [n] or [n, 1] for one value per row. State
-            without columns (such as 8-bit state) is given as a whole.
-        first_column: column of the table that ``weights`` begins with.
         next_row: int64 [], the first row without an owner before these ids got their handles, if
             known: state of new rows is not zeroed a second time.
 
@@ -202,27 +212,26 @@ def write_rows(
         RuntimeError: rows are on a disk that is full, and nothing has been written; or the disk
             fails.
     """
-    if ids.numel() == 0:
+    if batch.ids.numel() == 0:
         return
     slab = tables.config.slab_of(table)
     stored = tables.stored(slab)
     if stored is not None:
-        _write_stored(tables, stored, table, ids, handles, weights, state, first_column)
+        _write_stored(tables, stored, table, batch, handles)
         return
     places = _places(handles, next_row)
     tensors = state_tensors(tables, slab)
     for words in tables.rows.copy_on_write[slab : slab + 1]:
         if int(words[CopyOnWrite.ACTIVE]):
-            of_slab = list(tensors.values())
+            of_slab = tables.rows.state[slab :: len(tables.config.slabs)]
             ops.copy_before_write_(tables.rows.weights[slab], of_slab, words, places.numbers)
-    fresh = {name: tensor for name, tensor in tensors.items() if name not in state}
+    fresh = {name: tensor for name, tensor in tensors.items() if name not in batch.state}
     if fresh:
         _freshen_state(tables, table, places, fresh)
-    columns = slice(first_column, first_column + weights.shape[1])
-    _put(tables.rows.weights[slab][:, columns], places, weights)
-    for name, values in state.items():
-        target = _columns_of(tensors[name], values, first_column)
-        _put(target, places, values if values.dim() == target.dim() else values[:, 0])
+    columns = slice(batch.columns.start, batch.columns.stop)
+    _put(tables.rows.weights[slab][:, columns], places, batch.rows)
+    for name, values in batch.state.items():
+        _put(_columns_of(tensors[name], values, batch.first_column), places, values)
     # last: from here on the ids own the rows
     _put(tables.rows.generations[slab], places, places.generations)
     for dirty in tables.rows.dirty_bits[slab : slab + 1]:
@@ -251,56 +260,24 @@ def _with(tensors: list[Tensor], number: int, tensor: Tensor) -> list[Tensor]:
     return [*tensors[:number], tensor, *tensors[number + 1 :]]
 
 
-def _read_stored(
-    tables: Tables, stored: ReadsRecords, table: int, ids: Tensor, handles: Tensor
-) -> RowValues:
-    """Read records; unwritten rows have undefined values."""
-    config, slab = tables.config, tables.config.slab_of(table)
-    count = ids.numel()
-    values = RowValues(
-        tables.rows.weights[slab].new_empty(count, config.slabs[slab].dim),
-        {
-            name: tensor.new_empty(count, *tensor.shape[1:])
-            for name, tensor in state_tensors(tables, slab).items()
-        },
-        torch.empty(count, dtype=torch.bool, device=ids.device),
-    )
-    for piece in _pieces(tables, slab, ids.numel()):
-        records, found = stored.read(slab, table, ids[piece], handles[piece])
-        values.weights[piece] = weights_of(config, slab, records)
-        for name, tensor in state_of(config, slab, records).items():
-            values.state[name][piece] = tensor
-        values.written[piece] = found
-    return values
-
-
 def _write_stored(
-    tables: Tables,
-    stored: Tiers,
-    table: int,
-    ids: Tensor,
-    handles: Tensor,
-    weights: Tensor,
-    state: Mapping[str, Tensor],
-    first_column: int,
+    tables: Tables, stored: Tiers, table: int, batch: RowBatch, handles: Tensor
 ) -> None:
     """Write all rows in one call, so a full disk has changed nothing."""
-    config, slab = tables.config, tables.config.slab_of(table)
-    whole = RowValues(weights, dict(state), torch.empty(0, device="cpu"))
-    shapes = state_tensors(tables, slab)
+    config, slab, whole = tables.config, tables.config.slab_of(table), batch
+    tensors = state_tensors(tables, slab)
     given = all(
-        name in state and state[name].shape[1:].numel() == tensor.shape[1:].numel()
-        for name, tensor in shapes.items()
+        name in batch.state and batch.state[name].shape[1] == tensor.shape[1]
+        for name, tensor in tensors.items()
     )
-    if not given or weights.shape[1] < config.slabs[slab].dim:
-        whole = read_rows(tables, table, ids, handles)
-        whole.weights[:, first_column : first_column + weights.shape[1]] = weights
-        for name, values in state.items():
-            target = _columns_of(whole.state[name], values, first_column)
-            target[:] = values if values.dim() == target.dim() else values[:, 0]
-    own = whole.weights.to(config.slabs[slab].dtype)
-    of_state = {name: whole.state[name].to(tensor.dtype) for name, tensor in shapes.items()}
-    stored.write(slab, table, ids, handles, packed(config, slab, own, of_state))
+    if not given or len(batch.columns) < config.slabs[slab].dim:
+        whole = read_rows(tables, table, batch.ids, handles)
+        whole.rows[:, batch.columns.start : batch.columns.stop] = batch.rows
+        for name, values in batch.state.items():
+            _columns_of(whole.state[name], values, batch.first_column)[:] = values
+    own = whole.rows.to(config.slabs[slab].dtype)
+    state = {name: whole.state[name].to(tensor.dtype) for name, tensor in tensors.items()}
+    stored.write(slab, table, batch.ids, handles, packed(config, slab, own, state))
 
 
 # -- places of rows ------------------------------------------------------------------------------
@@ -345,7 +322,7 @@ def _generations(handles: Tensor) -> Tensor:
 
 def _columns_of(tensor: Tensor, values: Tensor, first_column: int) -> Tensor:
     """Return the part of a state tensor that ``values`` are for: some columns, or all."""
-    if tensor.dim() == 1 or tensor.shape[1] == values.shape[1]:
+    if tensor.shape[1] == values.shape[1]:
         return tensor
     return tensor[:, first_column : first_column + values.shape[1]]
 
@@ -395,11 +372,10 @@ def _freshen_state(
             tensor.index_fill_(0, numbers, value)
 
 
-def _write_initial_values(tables: Tables, table: int, ids: Tensor, values: RowValues) -> None:
-    """Write initial values into copies of unwritten rows."""
-    count = ids.numel()
+def _write_initial_values(tables: Tables, table: int, batch: RowBatch, written: Tensor) -> None:
+    ids, count = batch.ids, batch.ids.numel()
     local = (torch.arange(count, device=ids.device) << GENERATION_BITS) | 1
-    generations = values.written.to(torch.int32)  # 0: an unwritten row
+    generations = written.to(torch.int32)  # 0: an unwritten row
     buckets = -(-count // BUCKET_WIDTH)
     lines = ids.new_zeros(buckets, BUCKET_WORDS)
     for column, words in ((0, ids), (BUCKET_WIDTH, local + 1)):  # 0: an empty slot
@@ -413,9 +389,9 @@ def _write_initial_values(tables: Tables, table: int, ids: Tensor, values: RowVa
     ops.materialize_(
         IndexTensors.read_only(lines, of_table, meta),
         tables.rows._replace(
-            weights=[values.weights],
+            weights=[batch.rows],
             generations=[generations],
-            state=list(values.state.values()),
+            state=as_kept(tables.config.optimizer, batch.state),
             dirty_bits=[],
             copy_on_write=[],
             hyper=tables.rows.hyper[table : table + 1],
@@ -427,7 +403,7 @@ def _write_initial_values(tables: Tables, table: int, ids: Tensor, values: RowVa
 __all__ = [
     "DIRTY",
     "ReadsRecords",
-    "RowValues",
+    "as_kept",
     "first_generation",
     "handle_rows",
     "materialize",
@@ -436,6 +412,6 @@ __all__ = [
     "readable",
     "state_names",
     "state_tensors",
-    "with_initial_values",
+    "write_initial_values",
     "write_rows",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -15,6 +15,7 @@ from torch_dynemb.table.content import optimizer_steps, score_names, set_optimiz
 from torch_dynemb.table.lookup import find
 from torch_dynemb.table.removal import erase
 from torch_dynemb.table.row_access import read_rows, write_rows
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.tables import Tables, one_table
 
 
@@ -29,17 +30,13 @@ class RowUpdate:
         where: beginning of an error's message.
         tables: of the group.
         table: its number.
-        ids: int64 [n], without duplicates.
-        rows: [n, columns].
-        state: optimizer state by name, [n] or [n, columns] each. Missing state starts fresh in new
-            rows and stays in others.
-        scores: int64 [n] by word. Missing scores are those of new ids, or stay.
-        gone: int64 [m], ids to remove; unknown ids, and those in ``ids``, are skipped.
-        first_column: column of the table that ``rows`` begins with.
+        batch: ids without duplicates, and their rows. Missing state starts fresh in new rows and
+            stays in others; missing scores are those of new ids, or stay.
+        gone: int64 [m], ids to remove; unknown ids, and those of the batch, are skipped.
         steps: number of the optimizer's updates afterwards; None: unchanged.
 
     Attributes:
-        ids: as given.
+        ids: of the batch.
         gone: ids to remove, without the skipped ones.
         new: bool [n], which ids are new.
     """
@@ -49,19 +46,14 @@ class RowUpdate:
         where: str,
         tables: Tables,
         table: int,
-        ids: Tensor,
-        rows: Tensor,
+        batch: RowBatch,
         *,
-        state: Mapping[str, Tensor] | None = None,
-        scores: Mapping[str, Tensor] | None = None,
         gone: Tensor | None = None,
-        first_column: int = 0,
         steps: int | None = None,
     ) -> None:
         self._where, self._tables, self._table = where, tables, table
-        self._rows, self._first_column, self._steps = rows, first_column, steps
-        self._state, self._scores = state or {}, scores or {}
-        self.ids = ids
+        self._batch, self._steps = batch, steps
+        self.ids = ids = batch.ids
         self.new = self._handles(ids) < 0
         gone = ids.new_empty(0) if gone is None else gone[~torch.isin(gone, ids)]
         self.gone = gone[self._handles(gone) >= 0]
@@ -85,10 +77,9 @@ class RowUpdate:
             self._where,
             tables,
             table,
-            ids,
-            values.weights,
-            state=values.state,
-            scores={word: self._scores_of(ids, word) for word in score_names(tables, table)},
+            values._replace(
+                scores={word: self._scores_of(ids, word) for word in score_names(tables, table)}
+            ),
             gone=new,
             steps=optimizer_steps(tables, table),
         )
@@ -111,9 +102,8 @@ class RowUpdate:
         if self.ids.numel() > 0:
             flat, offsets, features = one_table(tables, table, self.ids)
             handles = find(tables, flat, offsets, features).handles
-            first = self._first_column
-            write_rows(tables, table, flat, handles, self._rows, self._state, first_column=first)
-            for word, scores in self._scores.items():
+            write_rows(tables, table, self._batch, handles)
+            for word, scores in self._batch.scores.items():
                 number = tables.config.layout.word(word)
                 ops.set_scores_(
                     tables.index, flat, offsets, features, scores.contiguous(), word=number

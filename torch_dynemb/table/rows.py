@@ -17,6 +17,7 @@ from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.table.lookup import find, find_or_insert
 from torch_dynemb.table.removal import contains, erase
 from torch_dynemb.table.row_access import handle_rows, readable, write_rows
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.scores import decay_time, eviction_scores, score_word, stored_scores
 from torch_dynemb.table.tables import Tables, exported, one_table
 
@@ -88,7 +89,7 @@ def insert_or_assign(
                     tables=[config.name],
                 )
             next_row = before[Slab.NEXT_ROW]
-            write_rows(tables, table, ids, handles, values, {}, next_row=next_row)
+            write_rows(tables, table, RowBatch(ids, values), handles, next_row=next_row)
             _forget_counts(tables, table, ids)
         except BaseException:
             new = _had_no_owner(tables, slab, handles, before) if there is None else ~there

@@ -23,7 +23,7 @@ from torch_dynemb.torchrec.sharders import (
 from torch_dynemb.torchrec.state.inspect import LocalShard, local_shards, table_sizes
 from torch_dynemb.torchrec.state.load_planner import LoadPlanner
 from torch_dynemb.torchrec.state.stager import Stager
-from torch_dynemb.torchrec.whole_tables import TableRows, table_rows
+from torch_dynemb.torchrec.whole_tables import table_rows
 
 __all__ = [
     "DynamicDMPCollection",
@@ -43,7 +43,6 @@ __all__ = [
     "Stager",
     "SyncStats",
     "TableOptions",
-    "TableRows",
     "collective_plan",
     "dynamic_enumerator",
     "local_shards",

@@ -26,12 +26,13 @@ from torch_dynemb.nn.module_kinds import SharedRows, TablesOf, tables_in
 from torch_dynemb.nn.table_optimizers import row_optimizers
 from torch_dynemb.nn.wrappers import wrapped_by
 from torch_dynemb.ops.columns import BUCKET_WIDTH, Clock, RowClock, Table
-from torch_dynemb.parts.column_shards import combined_by_row
+from torch_dynemb.parts.column_shards import whole_rows
 from torch_dynemb.parts.table_parts import TablePart, table_name
 from torch_dynemb.table.content import score_names
 from torch_dynemb.table.expiry import Expiry
 from torch_dynemb.table.lookup import find
-from torch_dynemb.table.row_access import RowValues, read_rows
+from torch_dynemb.table.row_access import read_rows
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.shards import IdSlots
 from torch_dynemb.table.tables import exported, one_table
 from torch_dynemb.torchrec.collections.dynamic_part import DynamicPart
@@ -42,28 +43,9 @@ from torch_dynemb.torchrec.planning.options import is_dynamic
 _ALONE = Ranks(None, 0, 1)
 
 
-class TableRows(NamedTuple):
-    """Some rows of a dynamic table, as copies.
-
-    Attributes:
-        ids: int64 [n].
-        rows: [n, columns], of the table's dtype.
-        state: optimizer state by name: [n, columns], or [n] for one value per row. 8-bit state is
-            uint8 [n, bytes]; bytes of one column shard follow those of another.
-        scores: int64 [n] each, by name, such as ``"step"`` or ``"frequency"``.
-        columns: of the table that ``rows`` has: all of them with ``gather=True``.
-    """
-
-    ids: Tensor
-    rows: Tensor
-    state: dict[str, Tensor]
-    scores: dict[str, Tensor]
-    columns: range
-
-
 def table_rows(
     model: nn.Module, table: str, *, gather: bool = True, batch_rows: int = 1 << 16
-) -> Iterator[TableRows]:
+) -> Iterator[RowBatch]:
     """Iterate over the ids of a dynamic table with rows, optimizer state and scores.
 
     With ``gather=True`` every rank gets the whole table, batch by batch: the same batches in the
@@ -133,7 +115,7 @@ def table_rows(
     together.agree("table_rows", table=of.name, batch_rows=most)
     if gather:
         return _gathered(of, most, together)
-    return (batch.finished() for part in of.parts for batch in _batches(part, most))
+    return (batch for part in of.parts for batch in _batches(part, most))
 
 
 # -- the table in the model ----------------------------------------------------------------------
@@ -233,28 +215,7 @@ def _static_tables(model: nn.Module) -> Iterator[str]:
 # -- rows of this rank ---------------------------------------------------------------------------
 
 
-class _PartBatch(NamedTuple):
-    """Some ids of a part of a table, with their rows.
-
-    Attributes:
-        part: the part.
-        ids: int64 [n].
-        values: rows and state.
-        scores: int64 [n] by name.
-    """
-
-    part: TablePart
-    ids: Tensor
-    values: RowValues
-    scores: dict[str, Tensor]
-
-    def finished(self) -> TableRows:
-        """Return it as the caller gets it."""
-        values = self.values
-        return TableRows(self.ids, values.weights, values.state, self.scores, self.part.columns)
-
-
-def _batches(part: TablePart, batch_rows: int) -> Iterator[_PartBatch]:
+def _batches(part: TablePart, batch_rows: int) -> Iterator[RowBatch]:
     """Yield the rows of a part, without expired ids.
 
     Raises:
@@ -276,7 +237,7 @@ def _batches(part: TablePart, batch_rows: int) -> Iterator[_PartBatch]:
                     f"table_rows: table {part.name!r} has changed while its rows are read, so that "
                     "they would be a mixture: train after the iteration"
                 )
-            yield _PartBatch(part, ids.clone(), values, scores)
+            yield values._replace(ids=ids.clone(), scores=scores, first_column=part.first_column)
 
 
 def _content_mark(part: TablePart) -> tuple[int, int, int]:
@@ -299,6 +260,7 @@ class _TensorSpec(NamedTuple):
     name: str
     sizes: tuple[int, ...]
     dtype: torch.dtype
+    per_row: bool = False
 
 
 class _ShardSpec(NamedTuple):
@@ -325,18 +287,23 @@ def _described(part: TablePart, rank: int) -> _ShardSpec:
     tables, config = part.group.tables, part.config
     none = torch.empty(0, dtype=torch.int64, device=tables.device)
     state = read_rows(tables, part.table, none, none).state
+    optimizer = part.group.config.optimizer
+    per_row = {} if optimizer is None else {of.name: of.per_row for of in optimizer.state}
     return _ShardSpec(
         rank,
         part.columns,
         part.ids,
         part.group.size(part.table),
         _TensorSpec("rows", (config.embedding_dim,), config.dtype),
-        tuple(_TensorSpec(name, tuple(of.shape[1:]), of.dtype) for name, of in state.items()),
+        tuple(
+            _TensorSpec(name, tuple(of.shape[1:]), of.dtype, per_row[name])
+            for name, of in state.items()
+        ),
         score_names(tables, part.table),
     )
 
 
-def _gathered(table: _SharedTable, batch_rows: int, together: Ranks) -> Iterator[TableRows]:
+def _gathered(table: _SharedTable, batch_rows: int, together: Ranks) -> Iterator[RowBatch]:
     """Yield the rows of all ranks on every rank."""
     parts = table.parts
     own_specs = together.run(lambda: [_described(part, together.rank) for part in parts])
@@ -369,11 +336,11 @@ def _gathered(table: _SharedTable, batch_rows: int, together: Ranks) -> Iterator
                 )
                 for name in first.scores
             }
-            pieces = [sending.values(None if mine is None else mine.values, first, count)]
+            pieces = [sending.values(mine, ids, first, count)._replace(scores=scores)]
             if others:
                 read = together.run(lambda: _read_columns(parts, first.ids, ids))  # noqa: B023
-                pieces += [sending.values(read.get(of.columns), of, count) for of in others]
-            yield _joined([first, *others], pieces, ids, scores)
+                pieces += [sending.values(read.get(of.columns), ids, of, count) for of in others]
+            yield whole_rows(pieces, {of.name for of in first.state if of.per_row})
 
 
 class _Sending:
@@ -402,26 +369,19 @@ class _Sending:
         assert sent is not None
         return sent
 
-    def values(self, mine: RowValues | None, shard: _ShardSpec, count: int) -> _Columns:
+    def values(self, mine: RowBatch | None, ids: Tensor, shard: _ShardSpec, count: int) -> RowBatch:
         """Return rows and state of a shard, from its rank."""
-        rows = self.tensor(None if mine is None else mine.weights, shard.row, count, shard.rank)
+        rows = self.tensor(None if mine is None else mine.rows, shard.row, count, shard.rank)
         state = {
             spec.name: self.tensor(
                 None if mine is None else mine.state[spec.name], spec, count, shard.rank
             )
             for spec in shard.state
         }
-        return _Columns(rows, state)
+        return RowBatch(ids, rows, state, first_column=shard.columns.start)
 
 
-class _Columns(NamedTuple):
-    """Some columns of rows, with their state."""
-
-    rows: Tensor
-    state: dict[str, Tensor]
-
-
-def _read_columns(parts: list[TablePart], slots: IdSlots, ids: Tensor) -> dict[range, RowValues]:
+def _read_columns(parts: list[TablePart], slots: IdSlots, ids: Tensor) -> dict[range, RowBatch]:
     """Read further columns of ids from the parts on this rank.
 
     Raises:
@@ -453,22 +413,4 @@ def _check_same_ids(table: str, first: _ShardSpec, other: _ShardSpec) -> None:
         )
 
 
-def _joined(
-    shards: list[_ShardSpec], pieces: list[_Columns], ids: Tensor, scores: dict[str, Tensor]
-) -> TableRows:
-    """Put column shards of the same ids together."""
-    columns = range(shards[0].columns.start, shards[-1].columns.stop)
-    if len(pieces) == 1:
-        return TableRows(ids, pieces[0].rows, pieces[0].state, scores, columns)
-    state = {}
-    for name in pieces[0].state:
-        values = [piece.state[name] for piece in pieces]
-        widths = [len(shard.columns) for shard in shards]
-        if values[0].dim() == 1:
-            state[name] = combined_by_row(list(zip(widths, values, strict=True)))
-        else:
-            state[name] = torch.cat(values, 1)
-    return TableRows(ids, torch.cat([piece.rows for piece in pieces], 1), state, scores, columns)
-
-
-__all__ = ["TableRows", "table_rows"]
+__all__ = ["table_rows"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from torch_dynemb.checkpoint.delta_log.commits import TableDelta
 from torch_dynemb.errors import NoRoomError
@@ -29,34 +28,35 @@ class PartChange:
     def __init__(self, part: TablePart, delta: TableDelta) -> None:
         self._part, self._delta = part, delta
         tables, device = part.group.tables, part.group.device
-        chosen = part.ids.owned(delta.ids)
+        changed = delta.changed
+        chosen = part.ids.owned(changed.ids)
         columns = slice(part.columns.start, part.columns.stop)
-        whole = bool(chosen.all())
-
-        def own(values: Tensor) -> Tensor:
-            return (values if whole else values[chosen]).to(device)
-
         tensors = state_tensors(tables, tables.config.slab_of(part.table))
         with_state = delta.optimizer is not None and delta.optimizer == _name_of(part)
-        state = delta.state if with_state else {}
+        state = changed.state if with_state else {}
         state = {name: of for name, of in state.items() if name in tensors}
+        per_row = (
+            () if part.optimizer is None else [of.name for of in part.optimizer.state if of.per_row]
+        )
         self._in_blocks: list[str] = []  # of the state, where the part has some columns
         if part.shard.split:
-            for name, tensor in tensors.items():
-                if name in state and tensor.dtype == torch.uint8:
+            for name, values in state.items():
+                if tensors[name].dtype == torch.uint8:
                     self._in_blocks.append(name)
-                elif name in state and tensor.dim() == 2:
-                    state[name] = state[name][:, columns]
+                elif name not in per_row:
+                    state[name] = values[:, columns]
         # other scores are those of the follower's own clock
         kept = [name for name in score_names(tables, part.table) if name == _CUSTOM]
+        own = changed._replace(
+            rows=changed.rows[:, columns],
+            state=state,
+            scores={name: of for name, of in changed.scores.items() if name in kept},
+        )
         self.update = RowUpdate(
             f"follow: table {part.name!r}",
             tables,
             part.table,
-            own(delta.ids),
-            own(delta.rows[:, columns]),
-            state={name: own(of) for name, of in state.items()},
-            scores={name: own(of) for name, of in delta.scores.items() if name in kept},
+            (own if bool(chosen.all()) else own.picked(chosen)).to(device),
             gone=delta.removed[part.ids.owned(delta.removed)].to(device),
             steps=delta.optimizer_steps if with_state else None,
         )
@@ -82,7 +82,7 @@ class PartChange:
                 f"{self._in_blocks[0]} of whole rows: publish with optimizer_state=False, or shard "
                 "the table by rows"
             )
-        given = _CUSTOM in self._delta.scores or self._delta.ids.numel() == 0
+        given = _CUSTOM in self._delta.changed.scores or self._delta.changed.ids.numel() == 0
         if _CUSTOM in part.config.policy.scores and not given:
             raise ValueError(
                 f"follow: table {name!r} keeps custom scores, which the table in the log does not: "

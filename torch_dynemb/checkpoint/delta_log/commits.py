@@ -20,11 +20,11 @@ from torch_dynemb.checkpoint.delta_log.batch import (
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, rows_of, tables_of, tensors_of
 from torch_dynemb.checkpoint.delta_log.row_forms import LOG_ROWS, as_floats, kind_of
 from torch_dynemb.checkpoint.entries import COUNT, ID, SKETCH
+from torch_dynemb.checkpoint.manifest.records import SavedTable
 from torch_dynemb.errors import DamagedFileError
 from torch_dynemb.ops.columns import SKETCH_ROWS
-from torch_dynemb.optim.base import StateTensor
-from torch_dynemb.parts.column_shards import combined_by_row
-from torch_dynemb.table.changes import ChangedRows
+from torch_dynemb.parts.column_shards import whole_rows
+from torch_dynemb.table.row_batch import RowBatch
 
 
 class TableDelta(NamedTuple):
@@ -33,27 +33,22 @@ class TableDelta(NamedTuple):
     Attributes:
         embedding_dim: columns of its rows.
         dtype: dtype of its rows, as a checkpoint names it.
-        ids: int64 [n], unique ids that are new or have changed rows.
-        rows: [n, embedding_dim], in the dtype of the table.
-        state: optimizer state by name, [n] or [n, columns] each; empty if the log has none.
+        changed: unique ids that are new or have changed rows. State and scores are empty if the log
+            has none.
         removed: int64 [m], removed ids.
         optimizer: name of the optimizer of the rows; None if the log has no optimizer state.
         optimizer_steps: number of its updates.
-        scores: int64 [n] by name, scores in the log.
         quantized: uint8 [n, embedding_dim + 8], the rows of a log with ``rows="int8"`` as
-            published, which ``rows`` has as floats; None: other rows, or those of several column
+            published, which ``changed`` has as floats; None: other rows, or those of several column
             shards.
     """
 
     embedding_dim: int
     dtype: str
-    ids: Tensor
-    rows: Tensor
-    state: dict[str, Tensor]
+    changed: RowBatch
     removed: Tensor
     optimizer: str | None
     optimizer_steps: int
-    scores: dict[str, Tensor]
     quantized: Tensor | None = None
 
 
@@ -79,7 +74,7 @@ class _Piece(NamedTuple):
     """A rank's change of its part of a table."""
 
     logged: LoggedPart
-    rows: list[ChangedRows]
+    rows: list[RowBatch]
     removed: Tensor
 
 
@@ -90,7 +85,7 @@ def commit_of(batches: Sequence[Batch], *, whole: bool = True, by_shard: bool = 
         batches: batches of all ranks, at least one.
         whole: whether all columns of the tables must be there; False: rows may have fewer.
         by_shard: whether state with one value per row keeps that of each column shard, [n, shards]
-            in the order of their columns; False: it is combined.
+            in the order of their columns; False: it is combined, [n, 1].
 
     Raises:
         DamagedFileError: they cannot be decoded.
@@ -183,7 +178,7 @@ def _int64(name: str, ids: Tensor) -> Tensor:
     return ids
 
 
-def checked_rows(logged: LoggedPart, payload: Tensor, *, forms: bool = False) -> ChangedRows:
+def checked_rows(logged: LoggedPart, payload: Tensor, *, forms: bool = False) -> RowBatch:
     """Return the rows of a record, checked against the description of their table.
 
     Args:
@@ -195,6 +190,7 @@ def checked_rows(logged: LoggedPart, payload: Tensor, *, forms: bool = False) ->
         KeyError, ValueError: it has other rows.
     """
     rows, form = rows_of(payload, LOG_ROWS if forms else ())
+    rows = rows._replace(first_column=logged.part.first_column)
     name, count = logged.name, _int64(logged.name, rows.ids).shape
     dtype, columns = kind_of(logged, form)
     if rows.rows.dtype != dtype or rows.rows.shape != (*count, columns):
@@ -209,13 +205,12 @@ def checked_rows(logged: LoggedPart, payload: Tensor, *, forms: bool = False) ->
     return rows
 
 
-def _check_state(logged: LoggedPart, rows: ChangedRows) -> None:
+def _check_state(logged: LoggedPart, rows: RowBatch) -> None:
     """Raise KeyError or ValueError unless rows have the optimizer state of their table."""
     name, table = logged
-    for of, per_row, dtype in () if table.optimizer is None else table.optimizer["state"]:
-        tensor, values = StateTensor(of, per_row, getattr(torch, dtype)), rows.state[of]
-        columns = tensor.columns(logged.part.columns)
-        shape = rows.ids.shape if per_row else (*rows.ids.shape, columns)
+    for tensor in table.state_tensors:
+        of, values = tensor.name, rows.state[tensor.name]
+        shape = (*rows.ids.shape, tensor.columns(logged.part.columns))
         if values.dtype != tensor.dtype or values.shape != shape:
             raise ValueError(
                 f"table {name!r} has state {of!r} of {values.dtype} {tuple(values.shape)}, "
@@ -233,82 +228,58 @@ def _delta(pieces: Sequence[_Piece], whole: bool, by_shard: bool) -> TableDelta:
     if whole and sum(columns) != table.embedding_dim:
         raise ValueError(f"table {name!r} lacks some of its {table.embedding_dim} columns")
     shards = [
-        (first, _joined([rows for piece in of for rows in piece.rows], of[0].logged))
-        for first, of in sorted(by_columns.items())
+        _joined([rows for piece in of for rows in piece.rows], of[0].logged)
+        for _, of in sorted(by_columns.items())
     ]
-    only = shards[0][1].rows if len(shards) == 1 else None
-    shards = [(first, as_floats(by_columns[first][0].logged, rows)) for first, rows in shards]
+    only = shards[0].rows if len(shards) == 1 else None
+    logged = [by_columns[first][0].logged for first in sorted(by_columns)]
+    shards = [as_floats(of, rows) for of, rows in zip(logged, shards, strict=True)]
     if len(shards) > 1:
-        shards = [(first, _sorted(rows)) for first, rows in shards]
-    rows = whole_rows(name, [of for _, of in shards], by_shard=by_shard)
+        shards = [of.picked(of.ids.argsort()) for of in shards]
+    per_shard = [of.part.range_of_columns for of in logged] if by_shard else None
+    rows = combined(table, name, shards, per_shard)
     steps = max(piece.logged.part.optimizer_steps for piece in pieces)
     return TableDelta(
         table.embedding_dim,
         table.dtype,
-        rows.ids,
-        rows.rows,
-        rows.state,
+        rows,
         torch.cat([piece.removed for piece in by_columns[min(by_columns)]]),
         None if table.optimizer is None else str(table.optimizer["name"]),
         steps,
-        rows.scores,
         only if only is not None and only.dtype == torch.uint8 else None,
     )
 
 
-def whole_rows(name: str, shards: Sequence[ChangedRows], *, by_shard: bool = False) -> ChangedRows:
+def combined(
+    table: SavedTable, name: str, shards: Sequence[RowBatch], columns: Sequence[range] | None
+) -> RowBatch:
     """Combine column shards into rows with all columns. Ids and their order must be the same.
 
     Args:
-        name: name of the table.
-        shards: shards by column.
-        by_shard: see :func:`commit_of`.
+        table: description of the table.
+        name: its name.
+        shards: by column.
+        columns: of the shards that state with one value per row is for; None: of the whole rows.
 
     Raises:
         ValueError: they have different ids.
     """
-    first = shards[0]
-    if len(shards) == 1 and not by_shard:
-        return first
-    if any(not torch.equal(of.ids, first.ids) for of in shards):
+    if any(not torch.equal(of.ids, shards[0].ids) for of in shards[1:]):
         raise ValueError(f"ranks that share the columns of table {name!r} have different ids")
-    state = {}
-    for key, values in first.state.items():
-        parts = [of.state[key] for of in shards]
-        widths = [of.rows.shape[1] for of in shards]
-        if values.dim() > 1:
-            state[key] = torch.cat(parts, dim=1)
-        elif by_shard:
-            state[key] = torch.stack(parts, dim=1)
-        else:
-            state[key] = combined_by_row(list(zip(widths, parts, strict=True)))
-    return first._replace(rows=torch.cat([of.rows for of in shards], dim=1), state=state)
+    per_row = {of.name for of in table.state_tensors if of.per_row}
+    return whole_rows(shards, per_row, columns)
 
 
-def _joined(rows: Sequence[ChangedRows], logged: LoggedPart) -> ChangedRows:
+def _joined(rows: Sequence[RowBatch], logged: LoggedPart) -> RowBatch:
     """Concatenate rows of the same columns."""
     rows = [of for of in rows if of.ids.numel() > 0] or rows[:1]
-    if len(rows) == 1:
-        return rows[0]
     if not rows:
         none = torch.empty(0, logged.part.columns, dtype=logged.table.column_dtype, device="cpu")
-        return ChangedRows(torch.empty(0, dtype=torch.int64, device="cpu"), none, {}, {})
+        ids = torch.empty(0, dtype=torch.int64, device="cpu")
+        return RowBatch(ids, none, first_column=logged.part.first_column)
     if len({of.rows.dtype for of in rows}) > 1:
         rows = [as_floats(logged, of) for of in rows]
-    first = rows[0]
-    return ChangedRows(
-        torch.cat([of.ids for of in rows]),
-        torch.cat([of.rows for of in rows]),
-        {name: torch.cat([of.state[name] for of in rows]) for name in first.state},
-        {name: torch.cat([of.scores[name] for of in rows]) for name in first.scores},
-    )
-
-
-def _sorted(rows: ChangedRows) -> ChangedRows:
-    ids, order = rows.ids.sort()
-    state = {name: values[order] for name, values in rows.state.items()}
-    scores = {name: values[order] for name, values in rows.scores.items()}
-    return ChangedRows(ids, rows.rows[order], state, scores)
+    return RowBatch.joined(rows)
 
 
 __all__ = [
@@ -318,6 +289,6 @@ __all__ = [
     "checked_ids",
     "checked_rows",
     "checked_sketch",
+    "combined",
     "commit_of",
-    "whole_rows",
 ]

@@ -11,10 +11,11 @@ from torch_dynemb.checkpoint.delta_log.batch import Batch
 from torch_dynemb.checkpoint.delta_log.commits import commit_of
 from torch_dynemb.checkpoint.entries import FULL
 from torch_dynemb.checkpoint.reading.reader import Checkpoint
-from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
+from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable
 from torch_dynemb.parts.table_parts import TablePart
 from torch_dynemb.table.lookup import find
 from torch_dynemb.table.row_access import read_rows
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.scores import stored_scores
 from torch_dynemb.table.tables import exported, one_table
 
@@ -37,7 +38,7 @@ def touched_ids(batches: Iterable[Batch]) -> dict[str, Tensor]:
     for batch in batches:
         # ids are complete even if some columns are missing
         for name, delta in commit_of([batch], whole=False).tables.items():
-            found.setdefault(name, []).extend([delta.ids.clone(), delta.removed.clone()])
+            found.setdefault(name, []).extend([delta.changed.ids.clone(), delta.removed.clone()])
     return {name: torch.cat(ids).unique() for name, ids in found.items()}
 
 
@@ -107,7 +108,7 @@ def _differing(
 def _differs(
     part: TablePart,
     table: CheckpointTable,
-    batch: SavedBatch,
+    batch: RowBatch,
     own: Tensor,
     state: bool,
     words: Sequence[str],
@@ -119,7 +120,7 @@ def _differs(
     there = (~result).nonzero()[:, 0]
     now = read_rows(tables, part.table, ids[there], handles[there])
     columns = slice(part.columns.start, part.columns.stop)
-    pairs = [(now.weights, batch.rows[own][:, columns])]
+    pairs = [(now.rows, batch.rows[own][:, columns])]
     whole = part.columns == range(part.embedding_dim)
     same_state = whole and part.optimizer is not None and table.optimizer is not None
     if state and same_state and now.state.keys() == batch.state.keys():
@@ -127,24 +128,18 @@ def _differs(
     elif state:
         return torch.ones_like(result).cpu()
     for word in words:
-        if word not in batch.score_names:
+        if word not in batch.scores:
             return torch.ones_like(result).cpu()
-        saved = batch.scores[:, batch.score_names.index(word)]
-        pairs.append((stored_scores(tables, part.table, ids[there], word).scores, saved[own]))
+        scores = stored_scores(tables, part.table, ids[there], word).scores[:, None]
+        pairs.append((scores, batch.scores[word][own, None]))
     for mine, theirs in pairs:
-        given = _flat(theirs.to(ids.device)[there])
-        of_model = _flat(mine)
-        if given.dtype != of_model.dtype or given.shape != of_model.shape:
+        given = theirs.to(ids.device)[there]
+        if given.dtype != mine.dtype or given.shape != mine.shape:
             return torch.ones_like(result).cpu()
         # compare bits: NaN equals itself
-        unequal = given.contiguous().view(torch.uint8) != of_model.contiguous().view(torch.uint8)
+        unequal = given.contiguous().view(torch.uint8) != mine.contiguous().view(torch.uint8)
         result[there] |= unequal.any(1)
     return result.cpu()
-
-
-def _flat(values: Tensor) -> Tensor:
-    """View [n] as [n, 1]."""
-    return values.unsqueeze(1) if values.dim() == 1 else values
 
 
 __all__ = ["differing_ids", "touched_ids"]

@@ -36,10 +36,11 @@ from torch_dynemb.checkpoint.manifest.records import SavedTable
 from torch_dynemb.checkpoint.manifest.whole_tables import together
 from torch_dynemb.checkpoint.reading.reader import Checkpoint
 from torch_dynemb.errors import DamagedFileError
-from torch_dynemb.parts.column_shards import by_row
+from torch_dynemb.parts.column_shards import by_shard
 from torch_dynemb.parts.table_parts import TablePart
 from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch
 from torch_dynemb.table.content import CountedIds
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.shards import IdSlots
 
 _IDS_AT_ONCE = 1 << 18
@@ -167,15 +168,14 @@ class _TableFolding:
         """
         self._change_shards(saved)
         self._saved = saved
-        own = self._owned(delta.ids)
+        own = self._owned(delta.changed.ids)
+        changed = delta.changed if bool(own.all()) else delta.changed.picked(own)
         columns: dict[str, Tensor] = {}
-        if delta.ids.numel() > 0:
-            columns = {WEIGHT: delta.rows}
-            columns |= {state_entry(name): delta.state[name] for name, _, _ in _state_in(saved)}
-            columns |= {score_entry(word): delta.scores[word] for word in saved.scores}
-        if not bool(own.all()):
-            columns = {name: values[own] for name, values in columns.items()}
-        self._rows.add(delta.ids[own], columns, delta.removed[self._owned(delta.removed)])
+        if changed.ids.numel() > 0:
+            columns = {WEIGHT: changed.rows}
+            columns |= {state_entry(of.name): changed.state[of.name] for of in saved.state_tensors}
+            columns |= {score_entry(word): changed.scores[word] for word in saved.scores}
+        self._rows.add(changed.ids, columns, delta.removed[self._owned(delta.removed)])
         for part, records in waiting:
             if any(slots.shares(part.part.id_slots) for slots in self._slots):
                 self._admit(part, records)
@@ -186,21 +186,22 @@ class _TableFolding:
         no_row = torch.empty(0, saved.embedding_dim, dtype=saved.column_dtype, device="cpu")
         no_score = torch.empty(0, dtype=torch.int64, device="cpu")
         state = {}
-        for name, _, dtype in _state_in(saved):
-            no_state = torch.empty(
-                0, len(shards_of(saved)), dtype=getattr(torch, dtype), device="cpu"
-            )
-            state[name] = rows.column(state_entry(name), no_state)
+        for of in saved.state_tensors:
+            no_state = torch.empty(0, len(shards_of(saved)), dtype=of.dtype, device="cpu")
+            state[of.name] = rows.column(state_entry(of.name), no_state)
+        changed = RowBatch(
+            rows.ids(),
+            rows.column(WEIGHT, no_row),
+            state,
+            {word: rows.column(score_entry(word), no_score) for word in saved.scores},
+        )
         counted = None
         if self._counts is not None:
             counted = CountedIds(self._counts.ids(), self._counts.column(COUNT, no_score))
         return LaterTable(
             saved,
             rows.touched(),
-            rows.ids(),
-            rows.column(WEIGHT, no_row),
-            state,
-            {word: rows.column(score_entry(word), no_score) for word in saved.scores},
+            changed,
             counted,
             self._sketches or {},
         )
@@ -216,11 +217,11 @@ class _TableFolding:
         before, now = shards_of(self._saved), shards_of(saved)
 
         def changed(values: Tensor) -> Tensor:
-            return torch.stack([by_row(values, before, of) for of in now], 1)
+            return by_shard(values, before, now)
 
-        for name, per_row, _ in _state_in(saved) if before != now else ():
-            if per_row:
-                self._rows.change(state_entry(name), changed)
+        for of in saved.state_tensors if before != now else ():
+            if of.per_row:
+                self._rows.change(state_entry(of.name), changed)
 
     # -- admission -------------------------------------------------------------------------------
 
@@ -252,11 +253,6 @@ class _TableFolding:
         parts = [part for part in self._base_parts if part.id_slots == slots]
         [cells] = self._base.sketches(parts)
         return cells
-
-
-def _state_in(saved: SavedTable) -> list[tuple[str, bool, str]]:
-    """Return name, whether it has one value per row, and dtype of each state tensor."""
-    return [] if saved.optimizer is None else saved.optimizer["state"]
 
 
 def _admission_of(

@@ -21,7 +21,7 @@ from torch_dynemb.files.tensor_file import (
     raw,
     sections_of,
 )
-from torch_dynemb.table.changes import ChangedRows
+from torch_dynemb.table.row_batch import RowBatch
 
 _MOST_JSON_BYTES = 16 << 20
 _STATE, _SCORE = state_entry(""), score_entry("")
@@ -78,7 +78,7 @@ def payload_bytes(like: Mapping[str, Tensor], rows: int) -> int:
     return len(_header_of(like, rows)) + row_bytes * rows
 
 
-def tensors_of_rows(rows: ChangedRows, form: str | None = None) -> dict[str, Tensor]:
+def tensors_of_rows(rows: RowBatch, form: str | None = None) -> dict[str, Tensor]:
     """Return the tensors of a record of rows, by name.
 
     Args:
@@ -90,7 +90,7 @@ def tensors_of_rows(rows: ChangedRows, form: str | None = None) -> dict[str, Ten
     return tensors | {score_entry(name): values for name, values in rows.scores.items()}
 
 
-def rows_of(payload: Tensor, forms: Sequence[str] = ()) -> tuple[ChangedRows, str | None]:
+def rows_of(payload: Tensor, forms: Sequence[str] = ()) -> tuple[RowBatch, str | None]:
     """Decode a record of rows, as views.
 
     Args:
@@ -111,7 +111,7 @@ def rows_of(payload: Tensor, forms: Sequence[str] = ()) -> tuple[ChangedRows, st
     scores = {
         name.removeprefix(_SCORE): of for name, of in tensors.items() if name.startswith(_SCORE)
     }
-    return ChangedRows(tensors[ID], tensors[weight_entry(form)], state, scores), form
+    return RowBatch(tensors[ID], tensors[weight_entry(form)], state, scores), form
 
 
 def tensors_of(payload: Tensor) -> dict[str, Tensor]:

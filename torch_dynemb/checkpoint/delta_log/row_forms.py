@@ -10,13 +10,13 @@ from torch_dynemb import ops
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart
 from torch_dynemb.ops.columns import RowFormat
 from torch_dynemb.ops.quantized import row_bytes
-from torch_dynemb.table.changes import ChangedRows
+from torch_dynemb.table.row_batch import RowBatch
 
 LogRows = Literal["int8", "fp16"]
 LOG_ROWS: tuple[LogRows, ...] = ("int8", "fp16")
 
 
-def in_form(name: str, rows: ChangedRows, form: LogRows | None) -> ChangedRows:
+def in_form(name: str, rows: RowBatch, form: LogRows | None) -> RowBatch:
     """Return rows in the form of a log.
 
     Args:
@@ -65,7 +65,7 @@ def kind_of(logged: LoggedPart, form: str | None) -> tuple[torch.dtype, int]:
     return torch.uint8, row_bytes(RowFormat.INT8, columns)
 
 
-def as_floats(logged: LoggedPart, rows: ChangedRows) -> ChangedRows:
+def as_floats(logged: LoggedPart, rows: RowBatch) -> RowBatch:
     """Return rows in the dtype of their table.
 
     Args:

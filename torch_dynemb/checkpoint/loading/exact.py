@@ -37,6 +37,7 @@ from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.group_config import GroupConfig
 from torch_dynemb.table.records import record_bytes
 from torch_dynemb.table.row_access import handle_rows, state_tensors, write_rows
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.state_check import check_content, check_counts
 
 
@@ -255,7 +256,7 @@ class ExactLoad(GroupLoad):
                 of_rows = handles[low:high]
                 newest = self.loader.newest
                 newest[slab] = max(newest[slab], int((of_rows & GENERATION_MASK).max()))
-                write_rows(tables, table, ids[low:high], of_rows, own, of_state)
+                write_rows(tables, table, RowBatch(ids[low:high], own, of_state), of_rows)
                 row_bytes = rows.section(WEIGHT).row_bytes
                 row_bytes += sum(rows.section(state_entry(name)).row_bytes for name in state)
                 self._stream.progress((high - low) * row_bytes)

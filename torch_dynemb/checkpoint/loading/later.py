@@ -13,6 +13,7 @@ from torch_dynemb.checkpoint.manifest.records import SavedTable
 from torch_dynemb.optim.base import StateTensor
 from torch_dynemb.parts.column_shards import by_row
 from torch_dynemb.table.content import CountedIds
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.shards import IdSlots
 
 Shards = Sequence[range]  # columns of each column shard, ascending
@@ -24,21 +25,14 @@ class LaterTable(NamedTuple):
     Attributes:
         saved: description of the table after the changes, without files.
         touched: int64 [m], ascending: changed and removed ids. Saved rows of these are skipped.
-        ids: int64 [n], the changed ids.
-        rows: [n, embedding_dim].
-        state: optimizer state by name: [n, columns of all shards], or [n, shards] for one value per
-            row.
-        scores: int64 [n] by name.
+        changed: the changed ids. State with one value per row is [n, shards].
         counted: all ids that wait for admission; None if the table counts none.
         sketches: counting sketches by the ids of their part, int32 [rows, width].
     """
 
     saved: SavedTable
     touched: Tensor
-    ids: Tensor
-    rows: Tensor
-    state: dict[str, Tensor]
-    scores: dict[str, Tensor]
+    changed: RowBatch
     counted: CountedIds | None
     sketches: dict[IdSlots, Tensor]
 
@@ -64,9 +58,9 @@ class LaterTable(NamedTuple):
             places: rows, int64 [n] or a slice.
 
         Returns:
-            [n, columns], or [n] for one value per row.
+            [n, columns], or [n, 1] for one value per row.
         """
-        values, shards = self.state[tensor.name][places], shards_of(self.saved)
+        values, shards = self.changed.state[tensor.name][places], shards_of(self.saved)
         if tensor.per_row:
             return by_row(values, shards, columns)
         if tensor.dtype != torch.uint8:

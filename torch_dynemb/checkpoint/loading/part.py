@@ -46,9 +46,10 @@ from torch_dynemb.parts.sketches import combined_sketch
 from torch_dynemb.policy.half_life import waiting_with_half_life, with_half_life
 from torch_dynemb.table.capacity_choice import ids_with_room
 from torch_dynemb.table.content import CountedIds
-from torch_dynemb.table.load import RowBlock, RowLoader
+from torch_dynemb.table.load import RowLoader
 from torch_dynemb.table.records import record_bytes
 from torch_dynemb.table.row_access import state_tensors
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.score_check import check_score, check_waiting
 from torch_dynemb.table.state_check import check_counts
 from torch_dynemb.table.tables import Tables
@@ -142,10 +143,10 @@ class PartLoad:
             self._stream.progress(ids.numel() * 8)
             self._choose(source, ids)
         if self._plan.later is not None:
-            self._choose(None, self._plan.later.ids)
+            self._choose(None, self._plan.later.changed.ids)
             for of in self._plan.state:
                 if of.dtype == torch.int32:
-                    check_counts(of.name, self._plan.later.state[of.name])
+                    check_counts(of.name, self._plan.later.changed.state[of.name])
         self.count = sum(chosen.ids.numel() for chosen in self._chosen)
         self._read_scores()
         self._leave_out()
@@ -179,7 +180,7 @@ class PartLoad:
             if chosen.source is None:
                 assert self._plan.later is not None
                 for word, values in found.items():
-                    whole = self._plan.later.scores[word]
+                    whole = self._plan.later.changed.scores[word]
                     values.append(whole if chosen.places is None else whole[chosen.places])
                 continue
             with self._open(chosen.source) as rows:
@@ -363,8 +364,8 @@ class PartLoad:
             )
             self._reading.read(opened, chosen, target)
             ids = chosen.ids[at : at + count].to(tables.device)
-            block = RowBlock(ids, 0, target.weights, target.state, None)
-            loader.write(self._part.table, block, done + at)
+            batch = RowBatch(ids, target.weights, target.state)
+            loader.write(self._part.table, batch, done + at)
 
     def _write_later(self, loader: RowLoader, chosen: Chosen, done: int) -> None:
         """Write changed rows, some MiB at a time."""
@@ -377,10 +378,10 @@ class PartLoad:
             places = some if chosen.places is None else chosen.places[some]
             state = {of.name: later.state_of(of, part.columns, places) for of in self._plan.state}
             state = {name: of.to(tables.device, tensors[name].dtype) for name, of in state.items()}
-            rows = later.rows[places][:, part.columns.start : part.columns.stop]
+            rows = later.changed.rows[places][:, part.columns.start : part.columns.stop]
             rows = rows.to(tables.device, tables.rows.weights[self._slab].dtype)
-            block = RowBlock(chosen.ids[some].to(tables.device), 0, rows, state, None)
-            loader.write(part.table, block, done + begin)
+            batch = RowBatch(chosen.ids[some].to(tables.device), rows, state)
+            loader.write(part.table, batch, done + begin)
 
     def _reset_state(self, begin: int) -> None:
         """Set the optimizer state of the rows to that of new rows."""

@@ -37,7 +37,7 @@ class ReadTarget(NamedTuple):
 
     Attributes:
         weights: [rows, columns].
-        state: optimizer state by name: [rows] or [rows, columns].
+        state: optimizer state by name, [rows, columns].
         begin: row of the first chosen one.
         saved: range of rows of the saved part; None: all.
     """
@@ -150,7 +150,7 @@ class RowReading:
         for low, high in opened[0][1].ranges(section.row_bytes, to.saved):
             pieces = []
             for width, rows in opened:
-                piece = torch.empty(high - low, dtype=section.dtype, device="cpu")
+                piece = torch.empty(high - low, 1, dtype=section.dtype, device="cpu")
                 rows.read(name, low, piece)
                 pieces.append((width, piece))
             values = combined_by_row(pieces)

@@ -16,6 +16,7 @@ import torch
 
 from torch_dynemb.checkpoint.entries import FORMAT, VERSION
 from torch_dynemb.files.checksummed_files import FileChecksums, checksum_of_bytes
+from torch_dynemb.optim.base import StateTensor
 from torch_dynemb.parts.table_parts import PACKED
 from torch_dynemb.table.shards import IdSlots, TableShard
 
@@ -152,6 +153,14 @@ class SavedTable:
         """Dtype of tensors in files of rows."""
         dtype: torch.dtype = torch.float32 if self.packed else getattr(torch, self.dtype)
         return dtype
+
+    @property
+    def state_tensors(self) -> tuple[StateTensor, ...]:
+        """Saved tensors of optimizer state."""
+        described = () if self.optimizer is None else self.optimizer["state"]
+        return tuple(
+            StateTensor(name, per_row, getattr(torch, dtype)) for name, per_row, dtype in described
+        )
 
     @property
     def first_parts(self) -> list[SavedPart]:

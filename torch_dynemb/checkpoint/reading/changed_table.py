@@ -26,7 +26,7 @@ from torch_dynemb.checkpoint.delta_log.commits import (
     checked_ids,
     checked_rows,
     checked_sketch,
-    whole_rows,
+    combined,
 )
 from torch_dynemb.checkpoint.delta_log.payloads import LoggedPart, tables_of
 from torch_dynemb.checkpoint.manifest.check import check_parts
@@ -35,15 +35,13 @@ from torch_dynemb.checkpoint.manifest.whole_tables import together
 from torch_dynemb.checkpoint.reading.saved_table import (
     CheckpointFiles,
     CheckpointTable,
-    SavedBatch,
 )
 from torch_dynemb.errors import DamagedFileError
 from torch_dynemb.files.checksummed_files import ChecksummedReader
 from torch_dynemb.files.locations import Location
 from torch_dynemb.optim.base import StateTensor
-from torch_dynemb.parts.column_shards import by_shard
-from torch_dynemb.table.changes import ChangedRows
 from torch_dynemb.table.content import CountedIds
+from torch_dynemb.table.row_batch import RowBatch
 
 Taken = TypeVar("Taken")
 
@@ -185,32 +183,22 @@ class ChangedTable(CheckpointTable):
         state: Sequence[StateTensor],
         words: tuple[str, ...],
         columns: Sequence[range] | None = None,
-    ) -> Iterator[SavedBatch]:
+    ) -> Iterator[RowBatch]:
         for first in self._saved.first_parts:
             parts = self._shards_of(first)
             with self._changes[first.rank].understood():
                 for shards in zip(*map(self._rows, parts), strict=True):
-                    rows = whole_rows(self.name, shards, by_shard=columns is not None)
-                    for of in state if columns is not None and rows.ids.numel() > 0 else ():
-                        if of.per_row and columns is not None:
-                            rows.state[of.name] = by_shard(
-                                rows.state[of.name],
-                                [part.range_of_columns for part in parts],
-                                columns,
-                            )
-                    none = rows.ids.new_empty(rows.ids.numel(), 0)
-                    scores = torch.cat([none, *(rows.scores[of][:, None] for of in words)], 1)
-                    for begin in range(0, rows.ids.numel(), size):
-                        places = slice(begin, begin + size)
-                        yield SavedBatch(
-                            rows.ids[places],
-                            rows.rows[places],
-                            {of.name: rows.state[of.name][places] for of in state},
-                            scores[places],
-                            words,
-                        )
+                    batch = combined(self._saved, self.name, shards, columns)
+                    if batch.ids.numel() == 0:
+                        continue
+                    batch = batch._replace(
+                        state={of.name: batch.state[of.name] for of in state},
+                        scores={word: batch.scores[word] for word in words},
+                    )
+                    for begin in range(0, batch.ids.numel(), size):
+                        yield batch.picked(slice(begin, begin + size))
 
-    def _rows(self, part: SavedPart) -> Iterator[ChangedRows]:
+    def _rows(self, part: SavedPart) -> Iterator[RowBatch]:
         logged = self._logged(part)
         return self._records(part, ROWS, lambda payload: checked_rows(logged, payload))
 

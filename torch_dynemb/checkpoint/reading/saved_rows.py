@@ -69,11 +69,10 @@ def kinds_of(table: SavedTable, part: SavedPart, words: Iterable[str]) -> dict[s
     if part.first_column == 0:
         kinds[ID] = _INT64
         kinds.update((score_entry(word), _INT64) for word in words)
-    for name, per_row, dtype_name in () if table.optimizer is None else table.optimizer["state"]:
-        dtype = getattr(torch, dtype_name)
+    for of in table.state_tensors:
         # 8-bit state keeps scales between the columns
-        columns = () if per_row else (-1,) if dtype == torch.uint8 else (part.columns,)
-        kinds[state_entry(name)] = TensorKind((dtype,), columns)
+        columns = -1 if of.dtype == torch.uint8 else of.columns(part.columns)
+        kinds[state_entry(of.name)] = TensorKind((of.dtype,), (columns,))
     return kinds
 
 

@@ -17,30 +17,12 @@ from torch_dynemb.checkpoint.reading.checked_rows import CheckedRows
 from torch_dynemb.files.locations import Location
 from torch_dynemb.ops.columns import SKETCH_ROWS
 from torch_dynemb.optim.base import StateTensor
-from torch_dynemb.parts.column_shards import by_shard, combined_by_row
+from torch_dynemb.parts.column_shards import whole_rows
 from torch_dynemb.parts.sketches import combined_sketch
 from torch_dynemb.table.content import CountedIds
+from torch_dynemb.table.row_batch import RowBatch
 
 Rows = TypeVar("Rows")
-
-
-class SavedBatch(NamedTuple):
-    """Some ids of a saved table, with their rows, state and scores.
-
-    Attributes:
-        ids: int64 [n].
-        rows: [n, dim], in the saved dtype.
-        state: optimizer state by name, [n] or [n, dim] each. 8-bit state is uint8 [n, bytes] as
-            saved; if columns were split, the bytes of one shard follow those of another.
-        scores: int64 [n, words].
-        score_names: names of the scores.
-    """
-
-    ids: Tensor
-    rows: Tensor
-    state: dict[str, Tensor]
-    scores: Tensor
-    score_names: tuple[str, ...]
 
 
 class Closes(Protocol):
@@ -129,10 +111,7 @@ class CheckpointTable:
     @property
     def state_tensors(self) -> tuple[StateTensor, ...]:
         """Saved tensors of optimizer state."""
-        described = [] if self.optimizer is None else self.optimizer["state"]
-        return tuple(
-            StateTensor(name, per_row, getattr(torch, dtype)) for name, per_row, dtype in described
-        )
+        return self._saved.state_tensors
 
     @property
     def counts_ids(self) -> bool:
@@ -145,9 +124,7 @@ class CheckpointTable:
         state = sum(tensor.row_bytes(self.embedding_dim) for tensor in self.state_tensors)
         return 8 + 8 * len(self.scores) + self.dtype.itemsize * self.embedding_dim + state
 
-    def batches(
-        self, size: int, *, state: bool = True, scores: bool = True
-    ) -> Iterator[SavedBatch]:
+    def batches(self, size: int, *, state: bool = True, scores: bool = True) -> Iterator[RowBatch]:
         """Iterate over all ids and rows in batches, in no particular order.
 
         A batch takes its own memory, and a block of 8 MiB for each tensor that is read. Values are
@@ -184,7 +161,7 @@ class CheckpointTable:
         tensors = self.state_tensors if state else ()
         return self._batches(size, tensors, self.scores if scores else ())
 
-    def batches_by_shard(self, size: int, columns: Sequence[range]) -> Iterator[SavedBatch]:
+    def batches_by_shard(self, size: int, columns: Sequence[range]) -> Iterator[RowBatch]:
         """Iterate as :meth:`batches`, with state of column shards.
 
         Args:
@@ -199,7 +176,7 @@ class CheckpointTable:
         state: Sequence[StateTensor],
         words: tuple[str, ...],
         columns: Sequence[range] | None = None,
-    ) -> Iterator[SavedBatch]:
+    ) -> Iterator[RowBatch]:
         for first in self._saved.first_parts:
             with ExitStack() as stack:
                 shards = [
@@ -222,16 +199,13 @@ class CheckpointTable:
         state: Sequence[StateTensor],
         words: tuple[str, ...],
         columns: Sequence[range] | None,
-    ) -> SavedBatch:
+    ) -> RowBatch:
         """Read the ids in a range of a part."""
-        begin, count = places.start, len(places)
-        ids = shards[0].read(ID, torch.int64, begin, count)
-        scores = torch.empty(count, len(words), dtype=torch.int64, device="cpu")
-        for k, word in enumerate(words):
-            scores[:, k] = shards[0].read(score_entry(word), torch.int64, begin, count)
-        values = {of.name: _state(shards, of, begin, count, columns) for of in state}
-        rows = _together([shard.weights(begin, count) for shard in shards])
-        return SavedBatch(ids, rows, values, scores, words)
+        ids = shards[0].read(ID, torch.int64, places)
+        scores = {word: shards[0].read(score_entry(word), torch.int64, places) for word in words}
+        per_row = {of.name for of in state if of.per_row}
+        of_shards = [shard.batch(ids, places, state) for shard in shards]
+        return whole_rows(of_shards, per_row, columns)._replace(scores=scores)
 
     def _shards_of(self, first: SavedPart) -> list[SavedPart]:
         """List the column shards with the ids of a part, by column."""
@@ -362,45 +336,23 @@ class _Shard(NamedTuple):
     dtype: torch.dtype
 
     def read(
-        self, name: str, dtype: torch.dtype, begin: int, count: int, columns: int | None = None
+        self, name: str, dtype: torch.dtype, places: range, columns: int | None = None
     ) -> Tensor:
-        """Read [count] or [count, columns] values."""
-        shape = (count,) if columns is None else (count, columns)
+        """Read [n] or [n, columns] values."""
+        shape = (len(places),) if columns is None else (len(places), columns)
         out = torch.empty(shape, dtype=dtype, device="cpu")
-        self.rows.read(name, begin, out)
+        self.rows.read(name, places.start, out)
         return out
 
-    def weights(self, begin: int, count: int) -> Tensor:
-        """Read [count, columns of the shard] weights."""
-        return self.read(WEIGHT, self.dtype, begin, count, self.part.columns)
-
-
-def _state(
-    shards: Sequence[_Shard],
-    tensor: StateTensor,
-    begin: int,
-    count: int,
-    columns: Sequence[range] | None,
-) -> Tensor:
-    """Combine a tensor of optimizer state into whole rows, or values per row into other shards."""
-    name = state_entry(tensor.name)
-    if tensor.per_row:
-        own = [of.read(name, tensor.dtype, begin, count) for of in shards]
-        if columns is None:
-            widths = [of.part.columns for of in shards]
-            return combined_by_row(list(zip(widths, own, strict=True)))
-        return by_shard(torch.stack(own, 1), [of.part.range_of_columns for of in shards], columns)
-    widths = [tensor.columns(of.part.columns) for of in shards]
-    return _together(
-        [
-            of.read(name, tensor.dtype, begin, count, width)
-            for of, width in zip(shards, widths, strict=True)
-        ]
-    )
-
-
-def _together(pieces: Sequence[Tensor]) -> Tensor:
-    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), 1)
+    def batch(self, ids: Tensor, places: range, state: Sequence[StateTensor]) -> RowBatch:
+        """Read the shard's columns of some rows, and their state."""
+        columns = self.part.columns
+        values = {
+            of.name: self.read(state_entry(of.name), of.dtype, places, of.columns(columns))
+            for of in state
+        }
+        rows = self.read(WEIGHT, self.dtype, places, columns)
+        return RowBatch(ids, rows, values, first_column=self.part.first_column)
 
 
 @plain_torch()
@@ -414,4 +366,4 @@ def _only(values: Tensor) -> Tensor:
     return values
 
 
-__all__ = ["CheckpointFiles", "CheckpointTable", "SavedBatch"]
+__all__ = ["CheckpointFiles", "CheckpointTable"]

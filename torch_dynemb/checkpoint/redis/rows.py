@@ -175,10 +175,10 @@ class RedisRows:
             )
         with redis_errors("RedisRows.apply", self._client):
             for name, delta in commit.tables.items():
-                if delta.ids.numel() + delta.removed.numel() > 0:
+                if delta.changed.ids.numel() + delta.removed.numel() > 0:
                     self._change(partial(_add_table, self.name, name))
                     self._remove(name, delta.removed)
-                    self._write(name, delta.ids, delta.rows)
+                    self._write(name, delta.changed.ids, delta.changed.rows)
             self._advance(_Position(self._base, commit.sequence, commit.chains))
 
     # -- base ----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch_dynemb.ops.tensors import IndexTensors, RowTensors
 from torch_dynemb.storage.host import HostMemory
 from torch_dynemb.table.copy_on_write import CopyOnWriteRows, can_copy_on_write
 from torch_dynemb.table.group_config import GroupConfig
-from torch_dynemb.table.row_access import materialize, state_tensors
+from torch_dynemb.table.row_access import as_kept, materialize, state_tensors
 from torch_dynemb.table.state import clamp_counts, used_tensors
 from torch_dynemb.table.tables import Tables
 
@@ -182,7 +182,8 @@ def write_initial_rows(source: GroupSource) -> None:
     if source.unwritten is None:
         return
     slabs = source.slabs
-    state = [slab.state[name] for name in (slabs[0].state if slabs else ()) for slab in slabs]
+    kept = [as_kept(source.config.optimizer, slab.state) for slab in slabs]
+    state = [of_slab for tensor in zip(*kept, strict=True) for of_slab in tensor]
     none = source.tables.new_empty(0)
     for t in range(len(source.config.tables)):
         buckets = source.buckets(t)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from torch_dynemb.storage.tiers import PinnedRecords
-from torch_dynemb.table.row_access import RowValues, read_records, read_rows
+from torch_dynemb.table.row_access import read_records, read_rows
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.tables import Tables
 
 
@@ -60,7 +61,7 @@ class StoredRows:
         if pinned is not None:
             pinned.release()
 
-    def read(self, table: int, ids: Tensor, handles: Tensor) -> RowValues:
+    def read(self, table: int, ids: Tensor, handles: Tensor) -> RowBatch:
         """Copy rows. Unwritten rows have their initial values.
 
         Args:
@@ -74,9 +75,7 @@ class StoredRows:
         if self._pinned is not None:
             return read_records(self._tables, self._pinned, table, ids, handles)
         device = self._tables.device
-        weights, state, written = read_rows(self._tables, table, ids.to(device), handles.to(device))
-        on_host = {name: values.cpu() for name, values in state.items()}
-        return RowValues(weights.cpu(), on_host, written.cpu())
+        return read_rows(self._tables, table, ids.to(device), handles.to(device)).to("cpu")
 
 
 def _no_rows(tensor: Tensor) -> Tensor:

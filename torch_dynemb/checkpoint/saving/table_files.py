@@ -42,7 +42,7 @@ from torch_dynemb.files.scattered_file import ScatteredFile
 from torch_dynemb.files.tensor_file import TensorShape, header_of
 from torch_dynemb.files.uploads import limits_of
 from torch_dynemb.ops.columns import SKETCH_ROWS, Table
-from torch_dynemb.table.row_access import RowValues
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.shards import IdSlots
 
 FILE_BYTES = 2 << 30
@@ -174,7 +174,7 @@ class Folder:
         name: str,
         sections: Sequence[Section],
         values: Sequence[TensorShape],
-        pieces: Callable[[RoomForRows], Iterator[RowValues]],
+        pieces: Callable[[RoomForRows], Iterator[RowBatch]],
         rows: int,
     ) -> SavedFile:
         """Write a file of rows with weights and state that are read together.
@@ -194,7 +194,7 @@ class Folder:
         file = ScatteredFile(self.disk, path, [*shapes, *values])
         try:
             for piece in pieces(lambda count: [file.room(of.name, count) for of in values]):
-                tensors = (piece.weights, *piece.state.values())
+                tensors = (piece.rows, *piece.state.values())
                 for shape, tensor in zip(values, tensors, strict=True):
                     file.append(shape.name, tensor)
                     self.progress(tensor.numel() * tensor.element_size())

@@ -13,7 +13,7 @@ from torch_dynemb.checkpoint.saving.stored_rows import StoredRows
 from torch_dynemb.ops.columns import BUCKET_WIDTH, GENERATION_BITS, GENERATION_MASK
 from torch_dynemb.ops.row_copies import rows_on_host
 from torch_dynemb.table.copy_on_write import CopyOnWriteRows
-from torch_dynemb.table.row_access import RowValues
+from torch_dynemb.table.row_batch import RowBatch
 
 PIECE_BYTES = 8 << 20
 ROWS_BYTES = 4 << 20  # read with their state at once: at most a window of DirectDisk
@@ -87,12 +87,12 @@ class TableSource:
         yield from self._pieces(rows, self._slab.weights)
 
     def state(self, rows: range, name: str) -> Iterator[Tensor]:
-        """Iterate over a state tensor of the slab, [n] or [n, columns] each."""
+        """Iterate over a state tensor of the slab, [n, columns] each."""
         yield from self._pieces(rows, self._slab.state[name])
 
     def rows_and_state(
         self, rows: range, reader: StoredRows | CopyOnWriteRows, room: RoomForRows
-    ) -> Iterator[RowValues]:
+    ) -> Iterator[RowBatch]:
         """Iterate over weights and state together. Each piece is valid until the next one.
 
         Args:

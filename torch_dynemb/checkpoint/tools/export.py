@@ -6,7 +6,7 @@ import importlib
 import json
 import os
 import uuid as uuids
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from os import PathLike
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch_dynemb.checkpoint.manifest.file import check_full
 from torch_dynemb.checkpoint.manifest.places import unfinished
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
-from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
+from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable
 from torch_dynemb.console.progress import progress_bar
 from torch_dynemb.files.disk import Disk
 from torch_dynemb.files.locations import (
@@ -33,6 +33,7 @@ from torch_dynemb.files.locations import (
 from torch_dynemb.files.presence import is_there
 from torch_dynemb.files.uploads import disk_of, new_file
 from torch_dynemb.process.interrupts import defer_signals
+from torch_dynemb.table.row_batch import RowBatch
 
 ExportFormat = Literal["npz", "parquet"]
 SUMMARY = "tables.json"
@@ -263,9 +264,10 @@ def _write_table(
     """Write the files of a table. Return their number."""
     size = max(1, writer.batch_bytes // _id_bytes(table, state))
     batches = table.batches(size, state=state)
+    per_row = {of.name for of in table.state_tensors if of.per_row}
     inner = folder / table_folder(table.name)
     disk_of(inner, _DISK).make_folder(inner)
-    batch: SavedBatch | None = next(batches, None) or _empty(table, state)
+    batch: RowBatch | None = next(batches, None) or _empty(table, state)
     files = 0
     while batch is not None:
         path = inner / f"part-{files:05}{writer.suffix}"
@@ -273,7 +275,7 @@ def _write_table(
             for _ in range(writer.batches):
                 if batch is None:
                     break
-                file.append(_columns(batch))
+                file.append(_columns(batch, per_row))
                 progress(batch.ids.numel() * _id_bytes(table, state))
                 batch = None  # freed before the next one is read
                 batch = next(batches, None)
@@ -283,28 +285,24 @@ def _write_table(
     return files
 
 
-def _columns(batch: SavedBatch) -> Columns:
+def _columns(batch: RowBatch, per_row: Collection[str]) -> Columns:
     columns = {"id": batch.ids, "row": batch.rows}
-    for k, word in enumerate(batch.score_names):
-        columns[score_entry(word)] = batch.scores[:, k].contiguous()
-    columns.update({state_entry(name): of for name, of in batch.state.items()})
+    columns.update({score_entry(word): of for word, of in batch.scores.items()})
+    for name, of in batch.state.items():
+        columns[state_entry(name)] = of[:, 0] if name in per_row else of
     return {name: of.float() if of.dtype == torch.bfloat16 else of for name, of in columns.items()}
 
 
-def _empty(table: CheckpointTable, state: bool) -> SavedBatch:
+def _empty(table: CheckpointTable, state: bool) -> RowBatch:
     """Return an empty batch, so that the file of a table without ids still has its columns."""
     dim = table.embedding_dim
     tensors = {
-        of.name: torch.empty(
-            (0,) if of.per_row else (0, of.columns(dim)), dtype=of.dtype, device="cpu"
-        )
+        of.name: torch.empty(0, of.columns(dim), dtype=of.dtype, device="cpu")
         for of in (table.state_tensors if state else ())
     }
-    scores = torch.empty(0, len(table.scores), dtype=torch.int64, device="cpu")
     ids = torch.empty(0, dtype=torch.int64, device="cpu")
-    return SavedBatch(
-        ids, torch.empty(0, dim, dtype=table.dtype, device="cpu"), tensors, scores, table.scores
-    )
+    rows = torch.empty(0, dim, dtype=table.dtype, device="cpu")
+    return RowBatch(ids, rows, tensors, dict.fromkeys(table.scores, ids))
 
 
 def _summary(table: CheckpointTable, state: bool) -> dict[str, Any]:

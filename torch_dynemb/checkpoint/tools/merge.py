@@ -17,13 +17,14 @@ from torch_dynemb.checkpoint.manifest.records import SavedPart, SavedTable
 from torch_dynemb.checkpoint.plain_torch import plain_torch
 from torch_dynemb.checkpoint.reading.reader import Checkpoint
 from torch_dynemb.checkpoint.reading.reader import open as open_checkpoint
-from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
+from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable
 from torch_dynemb.checkpoint.tools.reshard import split_of, write_parts
 from torch_dynemb.errors import NewBaseNeededError
 from torch_dynemb.files.locations import checked_location
 from torch_dynemb.optim.base import StateTensor
 from torch_dynemb.parts.merged_ids import outside
 from torch_dynemb.table.content import CountedIds
+from torch_dynemb.table.row_batch import RowBatch
 
 _IDS_AT_ONCE = 1 << 18
 # fields that a table and its increments must have in common
@@ -161,20 +162,14 @@ class _MergedTable(CheckpointTable):
         state: Sequence[StateTensor],
         words: tuple[str, ...],
         columns: Sequence[range] | None = None,
-    ) -> Iterator[SavedBatch]:
+    ) -> Iterator[RowBatch]:
         for table, overruled in self._layers:
             for batch in table._batches(size, state, words, columns):
                 here = outside(batch.ids, overruled)
                 if bool(here.all()):
                     yield batch
                 elif bool(here.any()):
-                    yield SavedBatch(
-                        batch.ids[here],
-                        batch.rows[here],
-                        {name: values[here] for name, values in batch.state.items()},
-                        batch.scores[here],
-                        batch.score_names,
-                    )
+                    yield batch.picked(here)
 
 
 __all__ = ["merge"]

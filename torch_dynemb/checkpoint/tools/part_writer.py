@@ -11,13 +11,14 @@ from torch import Tensor
 from torch_dynemb import ops
 from torch_dynemb.checkpoint.entries import ID, WEIGHT, rows_file, score_entry, state_entry
 from torch_dynemb.checkpoint.manifest.records import SavedFile
-from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable, SavedBatch
+from torch_dynemb.checkpoint.reading.saved_table import CheckpointTable
 from torch_dynemb.checkpoint.saving.table_files import FILE_BYTES
 from torch_dynemb.files.disk import Disk
 from torch_dynemb.files.locations import Location, prefix_of
 from torch_dynemb.files.scattered_file import ScatteredFile
 from torch_dynemb.files.tensor_file import TensorShape
 from torch_dynemb.files.uploads import limits_of
+from torch_dynemb.table.row_batch import RowBatch
 
 
 class TensorFiles(NamedTuple):
@@ -63,15 +64,15 @@ class PartOfTable(NamedTuple):
         parts: number of parts.
         ids: number of ids.
         columns: columns of the part within the whole table.
-        state_columns: by state tensor, the part's slice of a whole row's state. For one value per
-            row it is the number of the column shard, or None if the value is that of whole rows.
+        state_columns: by state tensor, the part's slice of a whole row's state; for one value per
+            row, of the values of all column shards.
     """
 
     number: int
     parts: int
     ids: int
     columns: range
-    state_columns: Mapping[str, slice | int | None]
+    state_columns: Mapping[str, slice]
 
 
 class PartWriter:
@@ -113,11 +114,11 @@ class PartWriter:
         tensors.append(TensorShape(WEIGHT, self._table.dtype, (count, len(columns))))
         for of in self._table.state_tensors:
             at = self.part.state_columns[of.name]
-            shape = (count, at.stop - at.start) if isinstance(at, slice) else (count,)
+            shape = (count, at.stop - at.start)
             tensors.append(TensorShape(state_entry(of.name), of.dtype, shape))
         return tensors
 
-    def append(self, batch: SavedBatch, places: Tensor) -> None:
+    def append(self, batch: RowBatch, places: Tensor) -> None:
         """Write the next rows.
 
         Args:
@@ -146,19 +147,18 @@ class PartWriter:
         self._file = self._to.create(self._name, self._tensors(self._rows))
         return self._file
 
-    def _append(self, file: ScatteredFile, batch: SavedBatch, places: Tensor) -> None:
+    def _append(self, file: ScatteredFile, batch: RowBatch, places: Tensor) -> None:
         columns = self.part.columns
         ids = batch.ids[places]
         self.ids_crc32c = ops.crc32c(ids, self.ids_crc32c)
         if columns.start == 0:
             file.append(ID, ids)
-            for k, word in enumerate(batch.score_names):
-                file.append(score_entry(word), batch.scores[:, k].index_select(0, places))
+            for word, scores in batch.scores.items():
+                file.append(score_entry(word), scores.index_select(0, places))
         weights = batch.rows[:, columns.start : columns.stop]
         file.append(WEIGHT, weights.index_select(0, places))
         for name, values in batch.state.items():
-            at = self.part.state_columns[name]
-            own = values if at is None else values[:, at]
+            own = values[:, self.part.state_columns[name]]
             file.append(state_entry(name), own.index_select(0, places))
 
     def _end_file(self) -> None:

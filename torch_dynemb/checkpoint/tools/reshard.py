@@ -196,16 +196,14 @@ def _column_shards(dim: int, most: int) -> list[range]:
     ]
 
 
-def _state_columns(
-    table: CheckpointTable, shards: Sequence[range]
-) -> list[dict[str, slice | int | None]]:
+def _state_columns(table: CheckpointTable, shards: Sequence[range]) -> list[dict[str, slice]]:
     """Return, by shard and state tensor, the slice of a whole row's state that the shard has."""
-    result: list[dict[str, slice | int | None]] = [{} for _ in shards]
+    result: list[dict[str, slice]] = [{} for _ in shards]
     for tensor in table.state_tensors:
         begin = 0
-        for number, (shard, of_shard) in enumerate(zip(shards, result, strict=True)):
+        for shard, of_shard in zip(shards, result, strict=True):
             end = begin + tensor.columns(len(shard))
-            of_shard[tensor.name] = number if tensor.per_row else slice(begin, end)
+            of_shard[tensor.name] = slice(begin, end)
             begin = end
     return result
 

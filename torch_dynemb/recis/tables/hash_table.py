@@ -36,10 +36,11 @@ from torch_dynemb.recis.tables.shard import check_in_slice
 from torch_dynemb.recis.tables.slots import EMBEDDING, SlotGroup, slot_group
 from torch_dynemb.storage.tiers import Storage
 from torch_dynemb.table import lookup as table_lookup
-from torch_dynemb.table.content import TableContent, read_content
+from torch_dynemb.table.content import read_content
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.pending_gradients import TableGradients, add_pending, read_pending
 from torch_dynemb.table.row_access import handle_rows
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.tables import Tables, one_table
 
 
@@ -303,7 +304,7 @@ class HashTable(OptimizedLater):
             )
         return names.index(child)
 
-    def _content(self, child: str | None) -> tuple[int, TableContent]:
+    def _content(self, child: str | None) -> tuple[int, RowBatch]:
         table = self._table(child)
         self._group.materialize()
         return table, read_content(self._group.tables, table)

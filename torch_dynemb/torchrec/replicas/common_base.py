@@ -202,7 +202,7 @@ def _digest(tables: Tables) -> int:
             some = ids[order][::step].contiguous()
             handles = find(tables, *one_table(tables, table, some)).handles
             values = read_rows(tables, table, some, handles)
-            parts += [values.weights, *values.state.values()]
+            parts += [values.rows, *values.state.values()]
         for part in parts:
             crc = ops.crc32c(as_bytes(part.cpu().contiguous()), crc)
     return crc + 1

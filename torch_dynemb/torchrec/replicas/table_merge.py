@@ -14,11 +14,11 @@ from torch_dynemb.table.content import CountedIds, optimizer_steps, score_names
 from torch_dynemb.table.evictions import evicted_ids, record_as_evicted
 from torch_dynemb.table.lookup import find
 from torch_dynemb.table.row_access import (
-    RowValues,
     read_rows,
     state_names,
-    with_initial_values,
+    write_initial_values,
 )
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.row_update import RowUpdate
 from torch_dynemb.table.tables import Tables, one_table
 from torch_dynemb.table.waiting_counts import CountUpdate
@@ -209,10 +209,12 @@ class TableMerge:
             f"sync: table {self._name!r}",
             tables,
             table,
-            self.ids[stays],
-            weights,
-            state=dict(zip(self._state, others[: rows - 1], strict=True)),
-            scores=dict(zip(self._words, others[rows - 1 :], strict=True)),
+            RowBatch(
+                self.ids[stays],
+                weights,
+                dict(zip(self._state, others[: rows - 1], strict=True)),
+                dict(zip(self._words, others[rows - 1 :], strict=True)),
+            ),
             gone=torch.cat([self.removed, dropped]),
             steps=clocks.updates,
         )
@@ -275,9 +277,9 @@ class TableMerge:
         scores = [self._score(ids, name) for name in self._words]
         scores += [self._base.counts_of(self._table, ids)[1]] if self._admitted else []
         state = [rows.state[name] for name in self._state]
-        return [rows.weights, *state, *scores, flags.to(torch.uint8)]
+        return [rows.rows, *state, *scores, flags.to(torch.uint8)]
 
-    def _row_values(self, ids: Tensor, handles: Tensor) -> RowValues:
+    def _row_values(self, ids: Tensor, handles: Tensor) -> RowBatch:
         """Return rows and state of some ids; initial ones of ids without a row."""
         tables, table = self._tables, self._table
         here = (handles >= 0).nonzero()[:, 0]
@@ -292,12 +294,9 @@ class TableMerge:
 
         written = torch.zeros_like(ids, dtype=torch.bool)
         written[here] = True
-        values = RowValues(
-            placed(found.weights),
-            {name: placed(of) for name, of in found.state.items()},
-            written,
-        )
-        return with_initial_values(tables, table, ids, values)
+        batch = found.each(placed)._replace(ids=ids)
+        write_initial_values(tables, table, batch, written)
+        return batch
 
 
 __all__ = ["LatestClocks", "TableMerge"]

@@ -295,7 +295,7 @@ class MovedTable:
         def write(arrived: ArrivedBlock) -> None:
             of = local[arrived.place]
             rows = self._incoming[arrived.place].rows[arrived.numbers]
-            loaders[id(of.group)].write(of.table, arrived.block, rows)
+            loaders[id(of.group)].write(of.table, arrived.batch, rows)
 
         arriving = {place: incoming.ids for place, incoming in self._incoming.items()}
         failure = use_each(self._exchange.blocks(self._sources, arriving), write)

@@ -99,9 +99,9 @@ class OldRows:
         for begin in range(0, self._ids.shape[0], size):
             ids = self._ids[begin : begin + size]
             rows = read_rows(self._tables, self._table, ids, self._handles[begin : begin + size])
-            values = {"weight": rows.weights}
+            values = {"weight": rows.rows}
             for name, state in rows.state.items():
-                values[state_key(name)] = state if state.dim() == 2 else state[:, None]
+                values[state_key(name)] = state
             yield Rows(ids, values)
 
     def ids_in_order(self, part: int) -> Rows:

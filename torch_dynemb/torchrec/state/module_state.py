@@ -320,12 +320,9 @@ class ModuleState:
                 loader.end()
 
         def writing(name: str) -> Callable[[ArrivedBlock], None]:
-            layout = layouts[name]
-            words = () if layout is None else layout.scores
-
             def write(arrived: ArrivedBlock) -> None:
                 of = local[name, arrived.place]
-                loaders[id(of.group)].write(of.table, arrived.block, arrived.numbers, words)
+                loaders[id(of.group)].write(of.table, arrived.batch, arrived.numbers)
 
             return write
 

@@ -19,7 +19,7 @@ from torch_dynemb.distributed.owners import part_of
 from torch_dynemb.distributed.ranks import from_all_ranks
 from torch_dynemb.optim.base import StateTensor
 from torch_dynemb.parts.column_shards import combined_by_row
-from torch_dynemb.table.load import RowBlock
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.torchrec.state.saved_rows import Columns, Rows
 from torch_dynemb.torchrec.state.shard_places import Place
 from torch_dynemb.torchrec.state.table_state import splits_by_column, state_key
@@ -30,7 +30,7 @@ _LEAST_ROWS = 1024
 _IDS = ""  # beside names of values
 IDS_OF_A_BLOCK = BLOCK_BYTES // 8
 # State with one value per row, by name and by source: the number of columns taken from that column
-# shard, and its values, [ids].
+# shard, and its values, [ids, 1].
 _Pieces = dict[str, dict[int, tuple[int, Tensor]]]
 T = TypeVar("T")
 
@@ -74,12 +74,12 @@ class ArrivedBlock(NamedTuple):
 
     Attributes:
         place: the place.
-        block: the rows.
+        batch: the rows.
         numbers: int64 [n], of the rows among the ids that the place takes, ascending.
     """
 
     place: Place
-    block: RowBlock
+    batch: RowBatch
     numbers: Tensor
 
 
@@ -112,6 +112,7 @@ class RowExchange:
         places: shards that get the rows.
         columns: column shards that have them.
         state: optimizer state of the rows.
+        scores: names of the scores in an entry ``metadata``.
         process_group: of all shards.
         device: of the rows.
 
@@ -127,6 +128,7 @@ class RowExchange:
         places: Sequence[Place],
         columns: Sequence[Columns],
         state: Sequence[StateTensor],
+        scores: Sequence[str] = (),
         *,
         process_group: dist.ProcessGroup,
         device: torch.device,
@@ -134,7 +136,7 @@ class RowExchange:
         self._process_group, self._device = process_group, device
         self._rank, self._size = process_group.rank(), process_group.size()
         self._columns = columns
-        self._state = list(state)
+        self._state, self._scores = list(state), tuple(scores)
         self._split = {"weight"} | {
             state_key(tensor.name) for tensor in state if splits_by_column(tensor)
         }
@@ -228,28 +230,28 @@ class RowExchange:
                     }
                     if len(overlapping) > 1:
                         for tensor in whole:
-                            of_row = state.pop(tensor.name)[:, 0]
+                            of_row = state.pop(tensor.name)
                             pieces = merged.setdefault(tensor.name, {})
                             if which not in pieces:
-                                pieces[which] = end - begin, of_row.new_zeros(ids.shape)
+                                pieces[which] = end - begin, of_row.new_zeros(ids.numel(), 1)
                             pieces[which][1][numbers] = of_row
-                    scores = rows.values.get("metadata") if which == 0 else None
+                    words = rows.values.get("metadata") if which == 0 else None
+                    scores = {}
+                    if words is not None:
+                        scores = dict(zip(self._scores, words.unbind(1), strict=True))
                     column = begin - places[0].first_column
-                    block = RowBlock(rows.ids, column, rows.values["weight"], state, scores)
-                    yield ArrivedBlock(mine, block, numbers)
+                    batch = RowBatch(rows.ids, rows.values["weight"], state, scores, column)
+                    yield ArrivedBlock(mine, batch, numbers)
             if mine is not None and merged:
                 yield from self._merged_blocks(mine, arriving[mine], merged)
 
     def _merged_blocks(self, mine: Place, ids: Tensor, merged: _Pieces) -> Iterator[ArrivedBlock]:
-        values = {
-            name: combined_by_row(list(pieces.values()))[:, None] for name, pieces in merged.items()
-        }
-        values["number"] = torch.arange(ids.numel(), device=ids.device)
-        for rows in Rows(ids, values).blocks(IDS_OF_A_BLOCK):
-            numbers = rows.values.pop("number")
-            nothing = torch.empty((rows.ids.numel(), 0), device=self._device)
-            block = RowBlock(rows.ids, 0, nothing, rows.values, None)
-            yield ArrivedBlock(mine, block, numbers)
+        state = {name: combined_by_row(list(pieces.values())) for name, pieces in merged.items()}
+        whole = RowBatch(ids, torch.empty((ids.numel(), 0), device=self._device), state)
+        numbers = torch.arange(ids.numel(), device=ids.device)
+        for begin in range(0, ids.numel(), IDS_OF_A_BLOCK):
+            some = slice(begin, begin + IDS_OF_A_BLOCK)
+            yield ArrivedBlock(mine, whole.picked(some), numbers[some])
 
     # -- moves ----------------------------------------------------------------------------------
 

@@ -61,6 +61,7 @@ class TableLoad:
             shape.places,
             self._saved.columns,
             self._saved.state,
+            () if layout is None else layout.scores,
             process_group=process_group,
             device=device,
         )

@@ -28,8 +28,9 @@ from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
 from torch_dynemb.errors import UnsupportedFormatError
 from torch_dynemb.ops.columns import MAX_COUNT
 from torch_dynemb.optim.base import OptimizerConfig, StateTensor
-from torch_dynemb.table.content import CountedIds, TableContent
+from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.torchrec.state.shard_places import Place, placement_of
 from torch_dynemb.torchrec.state.table_entry import TableEntry
 
@@ -228,7 +229,7 @@ def _sharded(
 
 def save_table(
     shape: TableShape,
-    local: list[tuple[LocalTable, TableContent, CountedIds | None]],
+    local: list[tuple[LocalTable, RowBatch, CountedIds | None]],
     sizes: dict[Place, tuple[int, int]],
     layout: Layout,
     *,
@@ -285,7 +286,10 @@ def save_table(
             "metadata",
             shape.places,
             lambda place: by_rows(words, place.column_shard * words, place),
-            {place: content.scores for place, content in contents.items()},
+            {
+                place: torch.stack([content.scores[word] for word in shape.scores], 1)
+                for place, content in contents.items()
+            },
             torch.int64,
         )
     for tensor in shape.optimizer.state:
