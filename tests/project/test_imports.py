@@ -27,6 +27,7 @@ FLOORS = (
     ("storage",),
     ("distributed",),
     ("table",),
+    ("rows",),
     ("nn",),
     ("parts",),
     ("checkpoint",),

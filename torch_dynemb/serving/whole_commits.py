@@ -13,7 +13,7 @@ from torch_dynemb import ops
 from torch_dynemb.checkpoint.delta_log.targets import nothing
 from torch_dynemb.ops.columns import Meta
 from torch_dynemb.ops.quantized import row_bytes
-from torch_dynemb.process.interrupts import defer_signals
+from torch_dynemb.rows.whole_update import Call, apply_all
 from torch_dynemb.serving.live_commits import TableChange, check_room, check_values, take
 from torch_dynemb.serving.live_group import QUANTIZED
 
@@ -81,23 +81,11 @@ def take_changes(
     tables = sorted((change for change in tables if not change.empty), key=_size)
     for change in tables:  # other updates may have taken the rows meanwhile
         check_room(change)
-    undo = [_undo_of(change) for change in tables[:-1]]
     old = [change._replace(values=change.tensor.clone()) for change in dense]
-    begun: list[Callable[[], object]] = []
-    with defer_signals():
-        try:
-            _copy(dense)
-            for change, contrary in zip(tables, undo, strict=False):
-                begun.append(contrary)
-                take(change)
-            for change in tables[-1:]:
-                take(change)
-        except BaseException:
-            _copy(old)
-            for contrary in reversed(begun):
-                contrary()
-            raise
-        taken()
+    updates = [Call(partial(_copy, dense), partial(_copy, old))]
+    updates += [Call(partial(take, change), _undo_of(change)) for change in tables[:-1]]
+    updates += [Call(partial(take, change), nothing) for change in tables[-1:]]
+    apply_all(updates, taken)
 
 
 def dense_changes(
@@ -132,7 +120,7 @@ def dense_changes(
 
 def _check_padding(change: TableChange) -> None:
     padding = _padding_of(change)
-    if padding is not None and bool((change.delta.ids == padding).any()):
+    if padding is not None and bool((change.delta.changed.ids == padding).any()):
         raise ValueError(
             f"follow: table {change.table!r} has the padding id {padding}, which has no row, but "
             "the commit has one for it: serve a model like the one that is published"
@@ -145,14 +133,14 @@ def _padding_of(change: TableChange) -> int | None:
 
 
 def _size(change: TableChange) -> int:
-    return change.delta.ids.numel() + change.delta.removed.numel()
+    return change.delta.changed.ids.numel() + change.delta.removed.numel()
 
 
 def _undo_of(change: TableChange) -> Callable[[], object]:
     """Return a function that reverts a change: the earlier rows, to the bit, without new ids."""
     state, padding = change.state, _padding_of(change)
     number = state.names.index(change.table)
-    ids = torch.cat([change.delta.ids, change.delta.removed]).unique()
+    ids = torch.cat([change.delta.changed.ids, change.delta.removed]).unique()
     ids = ids if padding is None else ids[ids != padding]
     rows, found = _stored_rows(state.tensors, number, ids)
     return partial(state.apply, number, ids[found], rows[found], ids[~found])

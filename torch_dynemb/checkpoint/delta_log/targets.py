@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -14,8 +15,7 @@ from torch_dynemb.checkpoint.delta_log.commits import Commit, TableDelta
 from torch_dynemb.checkpoint.saving.dense_state import dense_state, load_dense_state
 from torch_dynemb.nn.module_kinds import follower_of
 from torch_dynemb.parts.table_parts import PACKED, TablePart, groups_of, parts_of
-from torch_dynemb.process.interrupts import defer_signals
-from torch_dynemb.table.row_update import RowUpdate
+from torch_dynemb.rows.whole_update import Call, apply_all
 
 
 @runtime_checkable
@@ -102,7 +102,7 @@ def check_names(commit: Commit, known: set[str]) -> None:
     changed = {
         name
         for name, delta in commit.tables.items()
-        if delta.ids.numel() > 0 or delta.removed.numel() > 0
+        if delta.changed.ids.numel() > 0 or delta.removed.numel() > 0
     }
     if not changed <= known:
         raise ValueError(
@@ -184,26 +184,19 @@ class _TrainedModel(WholeTarget):
     def _apply(
         self, parts: Sequence[TablePart], commit: Commit, taken: Callable[[], object]
     ) -> None:
-        updates = [PartChange(part, commit.tables[part.name]).update for part in parts]
-        for update in updates:
-            update.prepare()
+        changes = [PartChange(part, commit.tables[part.name]).update for part in parts]
+        for change in changes:
+            change.prepare()
         own = dense_state(self._model) if commit.dense else {}
-        dense = {name: own[name].clone() for name in commit.dense}
-        begun: list[RowUpdate] = []
-        with defer_signals():
-            try:
-                for update in updates:
-                    begun.append(update)
-                    update.apply()
-                self._load(commit.dense)
-            except BaseException:
-                self._load(dense)
-                for update in reversed(begun):
-                    update.undo()
-                raise
-            for update in updates:
-                update.finish()
+        before = {name: own[name].clone() for name in commit.dense}
+        dense = Call(partial(self._load, commit.dense), partial(self._load, before))
+
+        def finish() -> None:
+            for change in changes:
+                change.finish()
             taken()
+
+        apply_all([*changes, dense], finish)
 
     def _load(self, dense: Mapping[str, Tensor]) -> None:
         if dense:

@@ -14,7 +14,7 @@ from torch_dynemb.distributed.together import Ranks
 from torch_dynemb.ops.columns import Clock
 from torch_dynemb.ops.pending import PendingGradients
 from torch_dynemb.policy.admission import AdmitFrequentSketch
-from torch_dynemb.process.interrupts import defer_signals
+from torch_dynemb.rows.whole_update import apply_all
 from torch_dynemb.torchrec.replicas.common_base import CommonBase
 from torch_dynemb.torchrec.replicas.peer_exchange import (
     PeerExchange,
@@ -130,13 +130,17 @@ class ReplicaSync:
                 of.prepare(rows, waiting, clock)
 
         together(prepare)
-        with defer_signals():  # updated tables and their new base belong together
-            self._apply(merges)
+        evicted = 0
+
+        def finish() -> None:  # updated tables and their new base belong together
+            nonlocal evicted
             evicted = sum(of.finish() for of in merges)
             self._set_clocks(headers)
             for base in self._bases:
                 base.renew()
                 base.digest = 0
+
+        apply_all(merges, finish, agreed=together)
         return SyncStats(
             sum(of.ids.numel() for of in merges),
             sum(of.removed.numel() for of in merges),
@@ -221,22 +225,6 @@ class ReplicaSync:
                 [group[3 * number + kind] for group in pieces] for kind in range(3)
             )
             of.unite(ids, removed, waiting)
-
-    def _apply(self, merges: Sequence[TableMerge]) -> None:
-        """Apply all updates, or none on any rank; the caller defers signals."""
-        begun: list[TableMerge] = []
-
-        def apply() -> None:
-            for of in merges:
-                begun.append(of)
-                of.apply()
-
-        try:
-            self._everyone.run(apply)
-        except BaseException:
-            for of in reversed(begun):
-                of.undo()
-            raise
 
     def _set_clocks(self, headers: Tensor) -> None:
         for number, base in enumerate(self._bases):
