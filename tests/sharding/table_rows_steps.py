@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 import torch_dynemb as td
+from torch_dynemb.rows import read
 from torch_dynemb.table.content import read_content
 from torch_dynemb.torchrec import (
     DynamicEmbeddingCollectionSharder,
@@ -23,7 +24,6 @@ from torch_dynemb.torchrec import (
     TableOptions,
     local_shards,
     table_rows,
-    whole_tables,
 )
 
 BATCH_ROWS = 7
@@ -165,7 +165,7 @@ def failures(rank: int) -> dict[str, str]:
 
     batches = table_rows(model, "users", batch_rows=4)
     next(batches)
-    with mock.patch.object(whole_tables, "read_rows", _failing if rank == 1 else _unchanged):
+    with mock.patch.object(read, "read_rows", _failing if rank == 1 else _unchanged):
         raised["read"] = error_of(lambda: rest(batches))
     batches = table_rows(model, "users", batch_rows=4)
     next(batches)
@@ -185,10 +185,10 @@ def failures(rank: int) -> dict[str, str]:
     return raised
 
 
-_unchanged = whole_tables.read_rows
+_unchanged = read.read_rows
 
 
-def _failing(*arguments: Any) -> Any:
+def _failing(*arguments: Any, **options: Any) -> Any:
     raise OSError("read_rows: the disk has failed")
 
 

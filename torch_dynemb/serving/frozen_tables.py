@@ -314,7 +314,7 @@ def _copied_rows(group: TableGroup, slab: int) -> tuple[Tensor, Tensor]:
             continue
         for batch in exported(tables, table, _ROWS_AT_ONCE):
             numbers = handle_rows(batch.handles)
-            weights[numbers] = read_rows(tables, table, batch.ids, batch.handles).rows
+            weights[numbers] = read_rows(tables, table, batch.ids, batch.handles, state=False).rows
             generations[numbers] = (batch.handles & GENERATION_MASK).to(torch.int32)
     return weights, generations
 

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torch_dynemb import ops
-from torch_dynemb.distributed.exchange import from_rank
 from torch_dynemb.distributed.together import Ranks as Together
 from torch_dynemb.distributed.together import ranks_of
 from torch_dynemb.errors import HostMemoryError
@@ -19,13 +18,12 @@ from torch_dynemb.ops.columns import BUCKET_WORDS
 from torch_dynemb.parts.kept_ids import kept_ids, scored_part
 from torch_dynemb.parts.table_parts import TablePart
 from torch_dynemb.policy.policy import Policy
+from torch_dynemb.rows.read import batches_of
+from torch_dynemb.rows.travel import to_all_ranks
 from torch_dynemb.table.config import TableConfig
-from torch_dynemb.table.expiry import Expiry
 from torch_dynemb.table.group import TableGroup
-from torch_dynemb.table.row_access import read_rows
 from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.row_update import RowUpdate
-from torch_dynemb.table.tables import exported
 
 _BATCH_BYTES = 8 << 20  # of rows per exchange
 _ALONE = Together(None, 0, 1)
@@ -99,11 +97,9 @@ def gathered(
 
     group = together.run(new_group)
     for table, of in enumerate(by_table):
-        for batch in _travelling(
-            configs[table], of, kept, together, device, to_all=ranks != "first"
-        ):
-            if group is None:
-                continue
+        own = (batch for part in of for batch in _batches(part, kept))
+        for batch in to_all_ranks(own, together, device, only_first=ranks == "first"):
+            assert group is not None
             RowUpdate(
                 f"{owner}: table {names[table]!r}",
                 group.tables,
@@ -199,65 +195,18 @@ def _check_room(
         )
 
 
-def _batches(part: TablePart, kept: Tensor | None) -> Iterator[RowBatch]:
+def _batches(part: TablePart, kept: dict[tuple[int, int], Tensor] | None) -> Iterator[RowBatch]:
     """Yield the rows of a part, without expired ids; of kept ids only."""
-    tables, config = part.group.tables, part.config
-    at_once = max(1, _BATCH_BYTES // (config.embedding_dim * config.dtype.itemsize))
-    expiry = Expiry(tables, part.table)
-    for batch in exported(tables, part.table, at_once):
-        batch = expiry.unexpired(batch)
-        if kept is not None:
-            batch = batch.chosen(torch.isin(batch.ids, kept))
-        rows = read_rows(tables, part.table, batch.ids, batch.handles)
-        yield rows._replace(state={}, first_column=part.first_column)
-
-
-def _travelling(
-    config: TableConfig,
-    parts: Sequence[TablePart],
-    kept: dict[tuple[int, int], Tensor] | None,
-    together: Together,
-    device: torch.device,
-    *,
-    to_all: bool,
-) -> Iterator[RowBatch]:
-    """Yield the rows of a table on all ranks; on ranks that get no rows, only their own."""
-    own = (
-        batch
-        for part in parts
-        for batch in _batches(part, None if kept is None else kept[id(part.group), part.table])
+    row_bytes = part.config.embedding_dim * part.config.dtype.itemsize
+    return batches_of(
+        part.group.tables,
+        part.table,
+        max(1, _BATCH_BYTES // row_bytes),
+        first_column=part.first_column,
+        state=False,
+        scores=False,
+        only=None if kept is None else kept[id(part.group), part.table],
     )
-    if together.group is None:
-        yield from own
-        return
-    while True:
-        batch = together.run(lambda: next(own, None))
-        told = None if batch is None else (batch.first_column, *batch.rows.shape)
-        offers = together.gather(told)
-        if not any(offers):
-            return
-        for source, offer in enumerate(offers):
-            if offer is None:
-                continue
-            first_column, size, columns = offer
-            is_mine = source == together.rank and batch is not None
-            ids, rows = (
-                from_rank(
-                    mine if is_mine else None,
-                    shape,
-                    dtype,
-                    device,
-                    source,
-                    together.group,
-                    to_all=to_all,
-                )
-                for mine, shape, dtype in (
-                    (batch and batch.ids, (size,), torch.int64),
-                    (batch and batch.rows, (size, columns), config.dtype),
-                )
-            )
-            if ids is not None and rows is not None:
-                yield RowBatch(ids, rows, first_column=first_column)
 
 
 __all__ = ["gathered", "whole_config", "whole_group"]

@@ -118,7 +118,9 @@ def readable(tables: Tables, table: int, ids: Tensor, handles: Tensor) -> tuple[
     return rows, local
 
 
-def read_rows(tables: Tables, table: int, ids: Tensor, handles: Tensor) -> RowBatch:
+def read_rows(
+    tables: Tables, table: int, ids: Tensor, handles: Tensor, *, state: bool = True
+) -> RowBatch:
     """Copy rows with their state; unwritten rows have their initial values.
 
     Args:
@@ -126,15 +128,17 @@ def read_rows(tables: Tables, table: int, ids: Tensor, handles: Tensor) -> RowBa
         table: of the ids.
         ids: int64 [n].
         handles: int64 [n], of the ids; all have a row.
+        state: whether state is read, too.
     """
     slab, numbers = tables.config.slab_of(table), handle_rows(handles)
     stored = tables.stored(slab)
     if stored is not None:
-        return read_records(tables, stored, table, ids, handles)
+        return read_records(tables, stored, table, ids, handles, state=state)
+    tensors = state_tensors(tables, slab) if state else {}
     batch = RowBatch(
         ids,
         tables.rows.weights[slab][numbers],
-        {name: tensor[numbers] for name, tensor in state_tensors(tables, slab).items()},
+        {name: tensor[numbers] for name, tensor in tensors.items()},
     )
     written = tables.rows.generations[slab][numbers] == _generations(handles)
     write_initial_values(tables, table, batch, written)
@@ -142,7 +146,13 @@ def read_rows(tables: Tables, table: int, ids: Tensor, handles: Tensor) -> RowBa
 
 
 def read_records(
-    tables: Tables, store: ReadsRecords, table: int, ids: Tensor, handles: Tensor
+    tables: Tables,
+    store: ReadsRecords,
+    table: int,
+    ids: Tensor,
+    handles: Tensor,
+    *,
+    state: bool = True,
 ) -> RowBatch:
     """Copy rows from a store, like :func:`read_rows`.
 
@@ -152,22 +162,20 @@ def read_records(
         table: of the ids.
         ids: int64 [n].
         handles: int64 [n], of the ids; all have a row.
+        state: whether state is read, too.
     """
     config, slab = tables.config, tables.config.slab_of(table)
-    count = ids.numel()
+    count, tensors = ids.numel(), state_tensors(tables, slab) if state else {}
     batch = RowBatch(
         ids,
         tables.rows.weights[slab].new_empty(count, config.slabs[slab].dim),
-        {
-            name: tensor.new_empty(count, tensor.shape[1])
-            for name, tensor in state_tensors(tables, slab).items()
-        },
+        {name: tensor.new_empty(count, tensor.shape[1]) for name, tensor in tensors.items()},
     )
     written = torch.empty(count, dtype=torch.bool, device=ids.device)
     for piece in _pieces(tables, slab, count):
         records, written[piece] = store.read(slab, table, ids[piece], handles[piece])
         batch.rows[piece] = weights_of(config, slab, records)
-        for name, tensor in state_of(config, slab, records).items():
+        for name, tensor in (state_of(config, slab, records) if state else {}).items():
             batch.state[name][piece] = tensor
     write_initial_values(tables, table, batch, written)
     return batch
@@ -391,7 +399,7 @@ def _write_initial_values(tables: Tables, table: int, batch: RowBatch, written: 
         tables.rows._replace(
             weights=[batch.rows],
             generations=[generations],
-            state=as_kept(tables.config.optimizer, batch.state),
+            state=as_kept(tables.config.optimizer, batch.state) if batch.state else [],
             dirty_bits=[],
             copy_on_write=[],
             hyper=tables.rows.hyper[table : table + 1],

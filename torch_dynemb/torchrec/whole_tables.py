@@ -20,21 +20,20 @@ from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from torch_dynemb.argument_checks import described, flag, integer, text
-from torch_dynemb.distributed.exchange import from_rank
 from torch_dynemb.distributed.together import Ranks, ranks_of
 from torch_dynemb.nn.module_kinds import SharedRows, TablesOf, tables_in
 from torch_dynemb.nn.table_optimizers import row_optimizers
 from torch_dynemb.nn.wrappers import wrapped_by
-from torch_dynemb.ops.columns import BUCKET_WIDTH, Clock, RowClock, Table
+from torch_dynemb.ops.columns import Clock, RowClock, Table
 from torch_dynemb.parts.column_shards import whole_rows
 from torch_dynemb.parts.table_parts import TablePart, table_name
-from torch_dynemb.table.content import score_names
-from torch_dynemb.table.expiry import Expiry
+from torch_dynemb.rows.read import batches_of
+from torch_dynemb.rows.travel import to_all_ranks
 from torch_dynemb.table.lookup import find
 from torch_dynemb.table.row_access import read_rows
 from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.shards import IdSlots
-from torch_dynemb.table.tables import exported, one_table
+from torch_dynemb.table.tables import one_table
 from torch_dynemb.torchrec.collections.dynamic_part import DynamicPart
 from torch_dynemb.torchrec.planning.choice import suggestion
 from torch_dynemb.torchrec.planning.chosen_tables import configs_of
@@ -221,23 +220,15 @@ def _batches(part: TablePart, batch_rows: int) -> Iterator[RowBatch]:
     Raises:
         RuntimeError: the table has changed meanwhile.
     """
-    tables, number = part.group.tables, part.table
-    layout = tables.config.layout
-    names = score_names(tables, number)
-    before, expiry = _content_mark(part), Expiry(tables, number)
-    for found in exported(tables, number, max(batch_rows, BUCKET_WIDTH)):
-        found = expiry.unexpired(found)
-        for begin in range(0, found.ids.numel(), batch_rows):
-            cut = slice(begin, begin + batch_rows)
-            ids = found.ids[cut]
-            values = read_rows(tables, number, ids, found.handles[cut])
-            scores = {name: found.scores[cut, layout.word(name)].clone() for name in names}
-            if _content_mark(part) != before:
-                raise RuntimeError(
-                    f"table_rows: table {part.name!r} has changed while its rows are read, so that "
-                    "they would be a mixture: train after the iteration"
-                )
-            yield values._replace(ids=ids.clone(), scores=scores, first_column=part.first_column)
+    before = _content_mark(part)
+    tables, first = part.group.tables, part.first_column
+    for batch in batches_of(tables, part.table, batch_rows, first_column=first):
+        if _content_mark(part) != before:
+            raise RuntimeError(
+                f"table_rows: table {part.name!r} has changed while its rows are read, so that "
+                "they would be a mixture: train after the iteration"
+            )
+        yield batch
 
 
 def _content_mark(part: TablePart) -> tuple[int, int, int]:
@@ -254,15 +245,6 @@ def _content_mark(part: TablePart) -> tuple[int, int, int]:
 # -- rows of all ranks ---------------------------------------------------------------------------
 
 
-class _TensorSpec(NamedTuple):
-    """Sizes of a row, and dtype, of a tensor that another rank sends."""
-
-    name: str
-    sizes: tuple[int, ...]
-    dtype: torch.dtype
-    per_row: bool = False
-
-
 class _ShardSpec(NamedTuple):
     """Facts of a part that all ranks know.
 
@@ -270,126 +252,53 @@ class _ShardSpec(NamedTuple):
         rank: that has it.
         columns, ids: of the part.
         size: number of ids.
-        row, state: tensors of its rows.
-        scores: their names.
+        per_row: names of the optimizer state with one value per row.
     """
 
     rank: int
     columns: range
     ids: IdSlots
     size: int
-    row: _TensorSpec
-    state: tuple[_TensorSpec, ...]
-    scores: tuple[str, ...]
+    per_row: list[str]
 
 
 def _described(part: TablePart, rank: int) -> _ShardSpec:
-    tables, config = part.group.tables, part.config
-    none = torch.empty(0, dtype=torch.int64, device=tables.device)
-    state = read_rows(tables, part.table, none, none).state
     optimizer = part.group.config.optimizer
-    per_row = {} if optimizer is None else {of.name: of.per_row for of in optimizer.state}
-    return _ShardSpec(
-        rank,
-        part.columns,
-        part.ids,
-        part.group.size(part.table),
-        _TensorSpec("rows", (config.embedding_dim,), config.dtype),
-        tuple(
-            _TensorSpec(name, tuple(of.shape[1:]), of.dtype, per_row[name])
-            for name, of in state.items()
-        ),
-        score_names(tables, part.table),
-    )
+    per_row = [of.name for of in (() if optimizer is None else optimizer.state) if of.per_row]
+    return _ShardSpec(rank, part.columns, part.ids, part.group.size(part.table), per_row)
 
 
 def _gathered(table: _SharedTable, batch_rows: int, together: Ranks) -> Iterator[RowBatch]:
     """Yield the rows of all ranks on every rank."""
     parts = table.parts
-    own_specs = together.run(lambda: [_described(part, together.rank) for part in parts])
-    specs = together.gather(own_specs)
+    specs = together.gather([_described(part, together.rank) for part in parts])
     by_ids: dict[IdSlots, list[_ShardSpec]] = {}
     for spec in sorted((of for of_rank in specs for of in of_rank), key=lambda of: of.columns[0]):
         by_ids.setdefault(spec.ids, []).append(spec)
+    per_row = {name for of_rank in specs for of in of_rank for name in of.per_row}
     for first, *others in by_ids.values():
         for other in others:
             _check_same_ids(table.name, first, other)
-    first_parts = [number for number, part in enumerate(parts) if part.first_column == 0]
-    own = ((n, batch) for n in first_parts for batch in _batches(parts[n], batch_rows))
-    sending = _Sending(together, table.shared)
-    while True:
-        numbered = together.run(lambda: next(own, None))
-        offers = together.gather(None if numbered is None else (numbered[0], len(numbered[1].ids)))
-        if not any(offers):
-            return
-        for source, offer in enumerate(offers):
-            if offer is None:
-                continue
-            number, count = offer
-            mine = numbered[1] if numbered is not None and source == together.rank else None
-            first, *others = by_ids[specs[source][number].ids]
-            ids_spec = _TensorSpec("ids", (), torch.int64)
-            ids = sending.tensor(None if mine is None else mine.ids, ids_spec, count, source)
-            scores = {
-                name: sending.tensor(
-                    None if mine is None else mine.scores[name], ids_spec, count, source
-                )
-                for name in first.scores
-            }
-            pieces = [sending.values(mine, ids, first, count)._replace(scores=scores)]
-            if others:
-                read = together.run(lambda: _read_columns(parts, first.ids, ids))  # noqa: B023
-                pieces += [sending.values(read.get(of.columns), ids, of, count) for of in others]
-            yield whole_rows(pieces, {of.name for of in first.state if of.per_row})
+    split = any(len(shards) > 1 for shards in by_ids.values())
+    device = torch.device("cpu") if table.shared is None else table.shared.device
+    own = (of for part in parts if part.first_column == 0 for of in _batches(part, batch_rows))
+    for batch in to_all_ranks(own, together, device):
+        pieces = [batch]
+        if split:
+            others_of = _read_columns(parts, batch.ids)
+            pieces += to_all_ranks(others_of, together, device)
+            pieces.sort(key=lambda piece: piece.first_column)
+        yield whole_rows(pieces, per_row)
 
 
-class _Sending:
-    """Exchange of tensors from one rank to all.
-
-    Args:
-        together: the ranks.
-        shared: of the table; None: this process has all of it.
-    """
-
-    def __init__(self, together: Ranks, shared: SharedRows | None) -> None:
-        self._together, self._shared = together, shared
-
-    def tensor(self, mine: Tensor | None, spec: _TensorSpec, count: int, source: int) -> Tensor:
-        """Return a tensor of ``count`` rows of the rank ``source``.
-
-        Args:
-            mine: the tensor, on that rank.
-        """
-        group = self._together.group
-        if group is None or self._shared is None:
-            assert mine is not None
-            return mine
-        shape, device = (count, *spec.sizes), self._shared.device
-        sent = from_rank(mine, shape, spec.dtype, device, source, group, to_all=True)
-        assert sent is not None
-        return sent
-
-    def values(self, mine: RowBatch | None, ids: Tensor, shard: _ShardSpec, count: int) -> RowBatch:
-        """Return rows and state of a shard, from its rank."""
-        rows = self.tensor(None if mine is None else mine.rows, shard.row, count, shard.rank)
-        state = {
-            spec.name: self.tensor(
-                None if mine is None else mine.state[spec.name], spec, count, shard.rank
-            )
-            for spec in shard.state
-        }
-        return RowBatch(ids, rows, state, first_column=shard.columns.start)
-
-
-def _read_columns(parts: list[TablePart], slots: IdSlots, ids: Tensor) -> dict[range, RowBatch]:
-    """Read further columns of ids from the parts on this rank.
+def _read_columns(parts: list[TablePart], ids: Tensor) -> Iterator[RowBatch]:
+    """Yield further columns of ids from the parts on this rank.
 
     Raises:
         RuntimeError: a part lacks an id.
     """
-    read = {}
     for part in parts:
-        if part.first_column == 0 or part.ids != slots:
+        if part.first_column == 0 or not bool(part.ids.owned(ids).all()):
             continue
         tables = part.group.tables
         handles = find(tables, *one_table(tables, part.table, ids)).handles
@@ -400,8 +309,8 @@ def _read_columns(parts: list[TablePart], slots: IdSlots, ids: Tensor) -> dict[r
                 f"{part.columns.start} to {part.columns.stop - 1}: evictions have made its column "
                 "shards differ; shard a table that evicts by rows"
             )
-        read[part.columns] = read_rows(tables, part.table, ids, handles)
-    return read
+        rows = read_rows(tables, part.table, ids, handles)
+        yield rows._replace(first_column=part.first_column)
 
 
 def _check_same_ids(table: str, first: _ShardSpec, other: _ShardSpec) -> None:
