@@ -19,9 +19,9 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 import torch_dynemb as td
 from torch_dynemb.distributed.owners import part_of
+from torch_dynemb.rows import exchange as row_exchange
 from torch_dynemb.table import load
 from torch_dynemb.torchrec import LoadPlanner, Stager, TableOptions
-from torch_dynemb.torchrec.state import row_exchange
 
 TABLES = [
     Table("ads", 8, ("viewed",)),

@@ -41,6 +41,11 @@ class StateTensor:
     per_row: bool = False
     dtype: torch.dtype = torch.float32
 
+    @property
+    def splits_by_column(self) -> bool:
+        """Whether some columns of a row have the same columns of its entry."""
+        return not self.per_row and self.dtype != torch.uint8
+
     def columns(self, dim: int) -> int:
         """Return the number of elements of a row's entry."""
         if self.per_row:

@@ -21,7 +21,7 @@ class _Shape(NamedTuple):
 
 
 class _Offer(NamedTuple):
-    """What a rank is about to send: its batch, with shapes in place of tensors."""
+    """A batch that a rank is about to send, with shapes in place of tensors."""
 
     tensors: list[_Shape]
     state: list[str]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -56,6 +56,15 @@ class RowBatch(NamedTuple):
         """
         return self.each(lambda values: values[places])
 
+    def blocks(self, size: int) -> Iterator[RowBatch]:
+        """Yield views of at most ``size`` ids each.
+
+        Args:
+            size: at least 1.
+        """
+        for begin in range(0, self.ids.numel(), size):
+            yield self.picked(slice(begin, begin + size))
+
     def to(self, device: torch.device | str) -> RowBatch:
         """Return the batch on a device.
 
@@ -63,6 +72,16 @@ class RowBatch(NamedTuple):
             device: of all tensors.
         """
         return self.each(lambda values: values.to(device))
+
+    @staticmethod
+    def without_rows(ids: Tensor, scores: Mapping[str, Tensor] = _NONE) -> RowBatch:
+        """Return ids with their scores alone.
+
+        Args:
+            ids: int64 [n].
+            scores: int64 [n] by name.
+        """
+        return RowBatch(ids, ids.new_empty(ids.numel(), 0), _NONE, scores)
 
     @staticmethod
     def joined(batches: Sequence[RowBatch]) -> RowBatch:

@@ -25,8 +25,8 @@ from torch_dynemb.nn.module_kinds import SharedRows, TablesOf, tables_in
 from torch_dynemb.nn.table_optimizers import row_optimizers
 from torch_dynemb.nn.wrappers import wrapped_by
 from torch_dynemb.ops.columns import Clock, RowClock, Table
-from torch_dynemb.parts.column_shards import whole_rows
 from torch_dynemb.parts.table_parts import TablePart, table_name
+from torch_dynemb.rows.column_shards import whole_rows
 from torch_dynemb.rows.read import batches_of
 from torch_dynemb.rows.travel import to_all_ranks
 from torch_dynemb.table.lookup import find

@@ -23,7 +23,7 @@ from torch_dynemb.checkpoint.entries import COUNT, ID, SKETCH
 from torch_dynemb.checkpoint.manifest.records import SavedTable
 from torch_dynemb.errors import DamagedFileError
 from torch_dynemb.ops.columns import SKETCH_ROWS
-from torch_dynemb.parts.column_shards import whole_rows
+from torch_dynemb.rows.column_shards import whole_rows
 from torch_dynemb.table.row_batch import RowBatch
 
 

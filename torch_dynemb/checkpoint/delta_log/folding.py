@@ -36,9 +36,9 @@ from torch_dynemb.checkpoint.manifest.records import SavedTable
 from torch_dynemb.checkpoint.manifest.whole_tables import together
 from torch_dynemb.checkpoint.reading.reader import Checkpoint
 from torch_dynemb.errors import DamagedFileError
-from torch_dynemb.parts.column_shards import by_shard
 from torch_dynemb.parts.table_parts import TablePart
 from torch_dynemb.policy.admission import AdmitFrequent, AdmitFrequentSketch
+from torch_dynemb.rows.column_shards import by_shard
 from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.shards import IdSlots

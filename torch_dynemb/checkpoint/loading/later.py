@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torch_dynemb.checkpoint.manifest.records import SavedTable
 from torch_dynemb.optim.base import StateTensor
-from torch_dynemb.parts.column_shards import by_row
+from torch_dynemb.rows.column_shards import by_row
 from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.shards import IdSlots

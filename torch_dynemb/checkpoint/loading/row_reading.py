@@ -14,7 +14,7 @@ from torch_dynemb.checkpoint.manifest.records import SavedPart
 from torch_dynemb.checkpoint.reading.saved_rows import SavedRows
 from torch_dynemb.checkpoint.saving.table_files import Progress
 from torch_dynemb.ops.row_copies import put_rows_
-from torch_dynemb.parts.column_shards import combined_by_row
+from torch_dynemb.rows.column_shards import combined_by_row
 from torch_dynemb.table.state_check import check_counts
 
 

@@ -16,9 +16,11 @@ from torch import Tensor
 from torch_dynemb.distributed.exchange import from_rank
 from torch_dynemb.ops.columns import SKETCH_ROWS, Meta, Table
 from torch_dynemb.parts.sketches import combined_sketch
+from torch_dynemb.rows.exchange import ArrivedBlock, Place, RowExchange, Sent, use_each
 from torch_dynemb.table.capacity_choice import ids_with_room
-from torch_dynemb.table.content import CountedIds, score_names
+from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.load import RowLoader, check_ids
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.shards import IdSlots, TableShard
 from torch_dynemb.torchrec.resharding.old_shards import (
     OldRows,
@@ -27,10 +29,7 @@ from torch_dynemb.torchrec.resharding.old_shards import (
     part_of_place,
     sketch_of,
 )
-from torch_dynemb.torchrec.state.row_exchange import ArrivedBlock, RowExchange, Sent, use_each
-from torch_dynemb.torchrec.state.saved_rows import Columns, Rows
-from torch_dynemb.torchrec.state.shard_places import Place
-from torch_dynemb.torchrec.state.table_state import LocalTable, TableShape, state_key
+from torch_dynemb.torchrec.state.table_state import LocalTable, TableShape
 
 _COUNTERS = slice(Table.INSERTED, Table.DEFAULT_SERVED + 1)
 _CELLS_AT_ONCE = 16 << 20  # 64 MiB
@@ -95,7 +94,7 @@ class MovedTable:
         self._here, self.new = list(here), list(new)
         self._process_group, self._device = process_group, device
         columns = sorted({(of.columns.start, of.columns.stop) for of in facts})
-        self._columns = [Columns(*bounds) for bounds in columns]
+        self._columns = [range(*bounds) for bounds in columns]
         self._exchange = RowExchange(
             shape.places,
             self._columns,
@@ -105,9 +104,9 @@ class MovedTable:
         )
         self._sources: list[Sent] = []
         self._incoming: dict[Place, Incoming] = {}
-        self._ids: list[Rows] = []
-        self._counts: list[Rows] = []
-        self._arrived: dict[Place, tuple[Rows, Rows | None]] = {}
+        self._ids: list[RowBatch] = []
+        self._counts: list[RowBatch] = []
+        self._arrived: dict[Place, tuple[RowBatch, RowBatch | None]] = {}
         self._sketches: list[tuple[IdSlots, Tensor]] = []
 
     @property
@@ -170,12 +169,12 @@ class MovedTable:
     def send_ids(self) -> None:
         """Send ids, scores, counts and sketches to the ranks of new shards; rows follow."""
         for columns in self._columns:
-            rows = [of for local, of in self._here if _first_column(local) == columns.begin]
+            rows = [of for local, of in self._here if _first_column(local) == columns.start]
             self._sources.append(self._exchange.sent(rows, self._no_rows(columns)))
-        ids = self._exchange.sent(self._ids, _no_ids(1 + len(self._shape.scores)))
+        ids = self._exchange.sent(self._ids, _no_ids("order", *self._shape.scores))
         counts = None
         if self._facts[0].counted:
-            counts = self._exchange.sent(self._counts, _no_ids(2))
+            counts = self._exchange.sent(self._counts, _no_ids("order", "count"))
         self._ids, self._counts = [], []
         for number in self._exchange.places:
             found = self._exchange.collected(ids, number)
@@ -199,12 +198,10 @@ class MovedTable:
     def _choose(self, new: NewShard) -> None:
         local, tables = new.local, new.local.group.tables
         found, waiting = self._arrived.pop(local.place)
-        order = torch.argsort(found.values["order"][:, 0])
-        ids, words = found.ids[order], found.values["order"][order]
-        names = score_names(tables, local.table)
-        scores = dict(zip(names, words[:, 1:].t().contiguous(), strict=True))
+        ordered = found.picked(torch.argsort(found.scores["order"]))
+        ids, scores = ordered.ids, dict(ordered.scores)
+        places = scores.pop("order")
         kept = ids_with_room(tables, local.table, ids, scores, f"reshard: table {self._name!r} has")
-        places = words[:, 0]
         if kept is not None:
             ids, places = ids[kept], places[kept]
             scores = {name: values[kept] for name, values in scores.items()}
@@ -214,8 +211,8 @@ class MovedTable:
         ascending = ids.sort()
         counted = None
         if waiting is not None:
-            order = torch.argsort(waiting.values["order"][:, 0])
-            counted = CountedIds(waiting.ids[order], waiting.values["order"][order, 1])
+            order = torch.argsort(waiting.scores["order"])
+            counted = CountedIds(waiting.ids[order], waiting.scores["count"][order])
         self._incoming[local.place] = Incoming(
             ascending.values,
             ascending.indices,
@@ -235,16 +232,15 @@ class MovedTable:
         first = [of.rank for of in self._facts if of.columns.start == 0]
         return first.index(local.place.rank)
 
-    def _no_rows(self, columns: Columns) -> Rows:
-        values = {
-            "weight": torch.empty(
-                0, columns.end - columns.begin, dtype=self._shape.dtype, device="cpu"
+    def _no_rows(self, columns: range) -> RowBatch:
+        state = {
+            tensor.name: torch.empty(
+                0, tensor.columns(len(columns)), dtype=tensor.dtype, device="cpu"
             )
+            for tensor in self._shape.optimizer.state
         }
-        for tensor in self._shape.optimizer.state:
-            width = tensor.columns(columns.end - columns.begin)
-            values[state_key(tensor.name)] = torch.empty(0, width, dtype=tensor.dtype, device="cpu")
-        return Rows(torch.empty(0, dtype=torch.int64, device="cpu"), values)
+        rows = torch.empty(0, len(columns), dtype=self._shape.dtype, device="cpu")
+        return RowBatch(torch.empty(0, dtype=torch.int64, device="cpu"), rows, state)
 
     # -- sketches of admission -------------------------------------------------------------------
 
@@ -344,9 +340,9 @@ def _first_column(local: LocalTable) -> int:
     return local.place.first_column
 
 
-def _no_ids(words: int) -> Rows:
+def _no_ids(*scores: str) -> RowBatch:
     none = torch.empty(0, dtype=torch.int64, device="cpu")
-    return Rows(none, {"order": none.reshape(0, words)})
+    return RowBatch.without_rows(none, dict.fromkeys(scores, none))
 
 
 __all__ = ["MovedTable", "NewShard"]

@@ -18,10 +18,9 @@ from torch_dynemb.table.content import (
     score_names,
 )
 from torch_dynemb.table.row_access import read_rows
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.shards import TableShard
 from torch_dynemb.table.tables import Tables
-from torch_dynemb.torchrec.state.saved_rows import Rows
-from torch_dynemb.torchrec.state.table_state import state_key
 
 _PART_BITS = 44  # of a number among the rows of a part; the number of the part is above
 
@@ -81,9 +80,10 @@ class OldRows:
         entries = read_entries(tables, table)
         entries = entries.ordered(torch.argsort(entries.ids if shard.split else entries.handles))
         self._ids, self._handles = entries.ids, entries.handles
-        words = tables.config.layout.score_words
-        kept = [words.index(name) for name in score_names(tables, table)]
-        self._scores = entries.words[:, kept]
+        layout = tables.config.layout
+        self._scores = {
+            name: entries.words[:, layout.word(name)] for name in score_names(tables, table)
+        }
 
     @property
     def ids(self) -> Tensor:
@@ -94,27 +94,24 @@ class OldRows:
         """Return the checksum of the ids in ascending order."""
         return ops.crc32c(self._ids.sort().values.cpu())
 
-    def blocks(self, size: int) -> Iterator[Rows]:
+    def blocks(self, size: int) -> Iterator[RowBatch]:
         """Yield rows with their optimizer state, at most ``size`` at a time."""
         for begin in range(0, self._ids.shape[0], size):
-            ids = self._ids[begin : begin + size]
-            rows = read_rows(self._tables, self._table, ids, self._handles[begin : begin + size])
-            values = {"weight": rows.rows}
-            for name, state in rows.state.items():
-                values[state_key(name)] = state
-            yield Rows(ids, values)
+            some = slice(begin, begin + size)
+            yield read_rows(self._tables, self._table, self._ids[some], self._handles[some])
 
-    def ids_in_order(self, part: int) -> Rows:
-        """Return the ids with ``order``, int64 [n, 1 + scores]: their places, and their scores.
+    def ids_in_order(self, part: int) -> RowBatch:
+        """Return the ids with their places as ``order``, and their scores.
 
         Args:
             part: number of the shard among those with the same columns.
         """
-        return Rows(self._ids, {"order": torch.cat([_places(self._ids, part), self._scores], 1)})
+        order = {"order": _places(self._ids, part)}
+        return RowBatch.without_rows(self._ids, order | self._scores)
 
 
-def counts_in_order(tables: Tables, table: int, part: int) -> Rows:
-    """Return ids that wait for admission, with ``order``: their places, and their counts.
+def counts_in_order(tables: Tables, table: int, part: int) -> RowBatch:
+    """Return ids that wait for admission, with their places as ``order``, and ``count``.
 
     Args:
         tables: of the group.
@@ -124,12 +121,13 @@ def counts_in_order(tables: Tables, table: int, part: int) -> Rows:
     counters = tables.config.layout.counters[table]
     assert counters is not None
     entries = read_entries(tables, counters)
-    counts = (entries.handles + 1)[:, None]  # stored like handles, where 0 means an empty slot
-    return Rows(entries.ids, {"order": torch.cat([_places(entries.ids, part), counts], 1)})
+    counts = entries.handles + 1  # stored like handles, where 0 means an empty slot
+    order = _places(entries.ids, part)
+    return RowBatch.without_rows(entries.ids, {"order": order, "count": counts})
 
 
 def _places(ids: Tensor, part: int) -> Tensor:
-    return (torch.arange(ids.shape[0], device=ids.device) | part << _PART_BITS)[:, None]
+    return torch.arange(ids.shape[0], device=ids.device) | part << _PART_BITS
 
 
 def part_of_place(places: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch_dynemb.torchrec.state.table_state import (
     Layout,
     TableShape,
-    splits_by_column,
     state_key,
 )
 
@@ -120,7 +119,7 @@ def check_entries(
         _, dtype = _size_and_dtype(entries[key])
         if dtype != tensor.dtype:
             errors.append(f"{table}: {key} has dtype {dtype}, expected {tensor.dtype}")
-        blocks = not splits_by_column(tensor) and not tensor.per_row
+        blocks = not tensor.splits_by_column and not tensor.per_row
         if blocks and layout.first_columns != first_columns_of(shape):
             errors.append(
                 f"{table}: {key} has 8-bit blocks of column shards that begin at columns "

@@ -21,6 +21,7 @@ from torch_dynemb.ops.columns import Clock
 from torch_dynemb.policy.admission import AdmitFrequent
 from torch_dynemb.policy.layout import score_words_of
 from torch_dynemb.process.interrupts import defer_signals
+from torch_dynemb.rows.exchange import ArrivedBlock, Place, use_each
 from torch_dynemb.table.clock import check_now, set_time
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.content import (
@@ -37,8 +38,7 @@ from torch_dynemb.torchrec.planning.plans import ModulePlan
 from torch_dynemb.torchrec.sharding.kernels import DynamicKernel
 from torch_dynemb.torchrec.sharding.tables import row_dtype_of
 from torch_dynemb.torchrec.state.entry_checks import check_entries, is_entry, missing_entries
-from torch_dynemb.torchrec.state.row_exchange import ArrivedBlock, use_each
-from torch_dynemb.torchrec.state.shard_places import Place, places_of
+from torch_dynemb.torchrec.state.shard_places import places_of
 from torch_dynemb.torchrec.state.table_entry import TableEntry
 from torch_dynemb.torchrec.state.table_load import TableLoad
 from torch_dynemb.torchrec.state.table_state import (

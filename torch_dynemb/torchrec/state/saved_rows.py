@@ -13,41 +13,16 @@ from torch_dynemb.distributed.owners import rows_of
 from torch_dynemb.distributed.ranks import RankGroup
 from torch_dynemb.ops.columns import MAX_COUNT
 from torch_dynemb.optim.base import StateTensor
+from torch_dynemb.rows.exchange import Place
+from torch_dynemb.table.row_batch import RowBatch
 from torch_dynemb.table.score_check import check_score
 from torch_dynemb.table.state_check import check_counts
-from torch_dynemb.torchrec.state.shard_places import Place
 from torch_dynemb.torchrec.state.table_state import (
     Layout,
     TableShape,
     state_bounds,
     state_key,
 )
-
-
-class Columns(NamedTuple):
-    """Columns [begin, end) of rows."""
-
-    begin: int
-    end: int
-
-
-class Rows(NamedTuple):
-    """Ids and their values in each entry.
-
-    Attributes:
-        ids: int64 [n].
-        values: by entry: [n, columns].
-    """
-
-    ids: Tensor
-    values: dict[str, Tensor]
-
-    def blocks(self, size: int) -> Iterator[Rows]:
-        """Yield views of at most ``size`` rows each."""
-        for begin in range(0, self.ids.shape[0], size):
-            end = begin + size
-            values = {name: value[begin:end] for name, value in self.values.items()}
-            yield Rows(self.ids[begin:end], values)
 
 
 class _EntryPart(NamedTuple):
@@ -57,9 +32,9 @@ class _EntryPart(NamedTuple):
     first_column: int
     values: Tensor
 
-    def columns(self, columns: Columns) -> Tensor | None:
+    def columns(self, columns: range) -> Tensor | None:
         """Return some columns; None if the part lacks them."""
-        begin, end = columns.begin - self.first_column, columns.end - self.first_column
+        begin, end = columns.start - self.first_column, columns.stop - self.first_column
         return self.values[:, begin:end] if begin >= 0 and end <= self.values.shape[1] else None
 
 
@@ -113,77 +88,90 @@ class StateDictRows:
         ]
         first = (0,) if layout is None else layout.first_columns
         ends = (*first[1:], shape.embedding_dim)
-        self.columns = [Columns(*bounds) for bounds in zip(first, ends, strict=True)]
+        self.columns = [range(*bounds) for bounds in zip(first, ends, strict=True)]
 
-    def rows(self) -> list[list[Rows]]:
+    def rows(self) -> list[list[RowBatch]]:
         """Return rows by saved column shard.
 
         Raises:
             ValueError: entries lack rows, or have values that training never leaves.
         """
-        return [self._rows("weight_id", k, self._entries(k)) for k in range(len(self.columns))]
+        return [self._rows(k) for k in range(len(self.columns))]
 
-    def counted(self) -> list[list[Rows]]:
-        """Return ids without a row and their entry ``count``, by saved column shard; may be empty.
+    def counted(self) -> list[list[RowBatch]]:
+        """Return ids without a row with the score ``count``, by saved column shard; may be empty.
 
         Raises:
             ValueError: as :meth:`rows`.
         """
         if not self._shape.counted or "count_id" not in self._tiles:
             return []
-        return [
-            self._rows("count_id", k, {"count": Columns(k, k + 1)})
-            for k in range(len(self.columns))
-        ]
+        result = []
+        for k in range(len(self.columns)):
+            of_shard = []
+            for tile, counts in self._parts("count", range(k, k + 1)):
+                ids = self._rows_of("count_id", tile, range(k, k + 1))[:, 0]
+                of_shard.append(RowBatch.without_rows(ids, {"count": counts[:, 0]}))
+            result.append(of_shard)
+        return result
 
-    def none(self, k: int) -> Rows:
+    def none(self, k: int) -> RowBatch:
         """Return zero rows, with the columns and dtypes of a saved column shard."""
-        dtypes = {"weight": self._shape.dtype, "metadata": torch.int64}
-        dtypes |= {state_key(tensor.name): tensor.dtype for tensor in self.state}
-        values = {
-            name: torch.empty((0, columns.end - columns.begin), dtype=dtypes[name], device="cpu")
-            for name, columns in self._entries(k).items()
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
+        state = {
+            tensor.name: torch.empty(
+                (0, len(self._state_columns(tensor, k))), dtype=tensor.dtype, device="cpu"
+            )
+            for tensor in self.state
         }
-        return Rows(torch.empty(0, dtype=torch.int64, device="cpu"), values)
+        rows = torch.empty((0, len(self.columns[k])), dtype=self._shape.dtype, device="cpu")
+        return RowBatch(none, rows, state, dict.fromkeys(self._scores, none))
 
-    def _entries(self, k: int) -> dict[str, Columns]:
-        """Return the entries of a saved column shard, with its columns in them."""
-        entries = {"weight": self.columns[k]}
-        if self._layout is None:
-            return entries
-        for tensor in self.state:
-            entries[state_key(tensor.name)] = self._state_columns(tensor, k)
-        words = len(self._layout.scores)
-        if words > 0 and "metadata" in self._tiles:
-            entries["metadata"] = Columns(k * words, (k + 1) * words)
-        return entries
+    @property
+    def _scores(self) -> tuple[str, ...]:
+        """Names of the saved scores."""
+        there = self._layout is not None and "metadata" in self._tiles
+        return self._layout.scores if self._layout is not None and there else ()
 
-    def _state_columns(self, tensor: StateTensor, k: int) -> Columns:
+    def _state_columns(self, tensor: StateTensor, k: int) -> range:
         saved = [
-            Place(number, columns.begin, columns.end - columns.begin, 0, 0)
+            Place(number, columns.start, len(columns), 0, 0)
             for number, columns in enumerate(self.columns)
         ]
         begin, width = state_bounds(tensor, saved)[k]
-        return Columns(begin, begin + width)
+        return range(begin, begin + width)
 
-    def _rows(self, id_entry: str, k: int, entries: Mapping[str, Columns]) -> list[Rows]:
-        found = []
-        named = next(iter(entries))
-        for tile in self._tiles[named]:
-            if tile.columns(entries[named]) is None:
-                continue
-            count = tile.values.shape[0]
+    def _parts(self, entry: str, columns: range) -> Iterator[tuple[_EntryPart, Tensor]]:
+        """Yield the parts of an entry on this rank that have some columns, with these."""
+        for tile in self._tiles[entry]:
+            values = tile.columns(columns)
+            if values is not None:
+                self._check_values(entry, values)
+                yield tile, values
+
+    def _rows(self, k: int) -> list[RowBatch]:
+        found, words = [], len(self._scores)
+        for tile, weights in self._parts("weight", self.columns[k]):
+
+            def values_of(entry: str, columns: range, like: _EntryPart = tile) -> Tensor:
+                values = self._rows_of(entry, like, columns)
+                self._check_values(entry, values)
+                return values
+
             if self._layout is None:
-                ids = torch.arange(
-                    tile.first_row, tile.first_row + count, device=tile.values.device
-                )
+                end = tile.first_row + weights.shape[0]
+                ids = torch.arange(tile.first_row, end, device=weights.device)
             else:
-                ids = self._rows_of(id_entry, tile, Columns(k, k + 1))[:, 0]
-            values = {}
-            for name, columns in entries.items():
-                values[name] = self._rows_of(name, tile, columns)
-                self._check_values(name, values[name])
-            found.append(Rows(ids, values))
+                ids = self._rows_of("weight_id", tile, range(k, k + 1))[:, 0]
+            state = {
+                tensor.name: values_of(state_key(tensor.name), self._state_columns(tensor, k))
+                for tensor in self.state
+            }
+            scores = {}
+            if words > 0:
+                of_ids = values_of("metadata", range(k * words, (k + 1) * words))
+                scores = dict(zip(self._scores, of_ids.unbind(1), strict=True))
+            found.append(RowBatch(ids, weights, state, scores))
         return found
 
     def _check_values(self, name: str, values: Tensor) -> None:
@@ -204,7 +192,7 @@ class StateDictRows:
         elif name != "weight" and values.dtype == torch.int32:
             check_counts(name, values)
 
-    def _rows_of(self, name: str, like: _EntryPart, columns: Columns) -> Tensor:
+    def _rows_of(self, name: str, like: _EntryPart, columns: range) -> Tensor:
         """Return the values of another entry for the rows of a part."""
         for tile in self._tiles.get(name, []):
             same = (tile.first_row, tile.values.shape[0]) == (like.first_row, like.values.shape[0])
@@ -213,8 +201,8 @@ class StateDictRows:
                 return found
         raise ValueError(
             f"{name} lacks rows {like.first_row} to {like.first_row + like.values.shape[0]} and "
-            f"columns {columns.begin} to {columns.end}"
+            f"columns {columns.start} to {columns.stop}"
         )
 
 
-__all__ = ["Columns", "Rows", "StateDictRows"]
+__all__ = ["StateDictRows"]

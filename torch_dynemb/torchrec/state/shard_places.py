@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torchrec.distributed.types import ParameterSharding
 
+from torch_dynemb.rows.exchange import Place
 from torch_dynemb.torchrec.sharding.shardings import BY_ROWS
-
-
-class Place(NamedTuple):
-    """Shard of a table and its rank.
-
-    Attributes:
-        column_shard: number among the column shards.
-        first_column: in rows of the whole table.
-        columns: number of columns.
-        part: number of its part of the ids; all places with the same columns have one part each.
-        rank: the rank with the shard.
-    """
-
-    column_shard: int
-    first_column: int
-    columns: int
-    part: int
-    rank: int
 
 
 def places_of(sharding: ParameterSharding) -> list[Place]:
@@ -57,4 +38,4 @@ def placement_of(rank: int, device: torch.device) -> str:
     return f"rank:{rank}/{device.type}{index}"
 
 
-__all__ = ["Place", "placement_of", "places_of"]
+__all__ = ["placement_of", "places_of"]

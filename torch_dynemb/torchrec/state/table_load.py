@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torch_dynemb.distributed.ranks import from_all_ranks, rank_group
+from torch_dynemb.rows.exchange import ArrivedBlock, Place, RowExchange, Sent
 from torch_dynemb.table.content import CountedIds
-from torch_dynemb.torchrec.state.row_exchange import ArrivedBlock, RowExchange, Sent
-from torch_dynemb.torchrec.state.saved_rows import Rows, StateDictRows
-from torch_dynemb.torchrec.state.shard_places import Place
+from torch_dynemb.table.row_batch import RowBatch
+from torch_dynemb.torchrec.state.saved_rows import StateDictRows
 from torch_dynemb.torchrec.state.table_state import Layout, TableShape
 
 
@@ -61,7 +61,6 @@ class TableLoad:
             shape.places,
             self._saved.columns,
             self._saved.state,
-            () if layout is None else layout.scores,
             process_group=process_group,
             device=device,
         )
@@ -87,8 +86,8 @@ class TableLoad:
             for k, _, _ in overlapping:
                 source = self._sources[k]
                 bare = source._replace(
-                    here=[Rows(rows.ids, {}) for rows in source.here],
-                    none=Rows(source.none.ids, {}),
+                    here=[RowBatch.without_rows(rows.ids) for rows in source.here],
+                    none=RowBatch.without_rows(source.none.ids),
                 )
                 found = _ascending(self._exchange.collected(bare, number).ids)
                 same = ids is None or torch.equal(ids, found)
@@ -100,7 +99,7 @@ class TableLoad:
             if counted:
                 moved = self._exchange.collected(counted[overlapping[0][0]], number)
                 order = torch.argsort(moved.ids)
-                waiting = CountedIds(moved.ids[order], moved.values["count"][order, 0])
+                waiting = CountedIds(moved.ids[order], moved.scores["count"][order])
             mine = self._exchange.mine(number)
             if mine is not None:
                 self.arriving[mine] = Arriving(ids, waiting)
@@ -124,8 +123,8 @@ class TableLoad:
         Raises:
             ValueError: on all ranks, if one of them has an error.
         """
-        rows: list[list[Rows]] = []
-        counted: list[list[Rows]] = []
+        rows: list[list[RowBatch]] = []
+        counted: list[list[RowBatch]] = []
         error = ""
         try:
             rows, counted = self._saved.rows(), self._saved.counted()
@@ -135,10 +134,8 @@ class TableLoad:
         self._sources = [
             self._exchange.sent(here, self._saved.none(k)) for k, here in enumerate(rows)
         ]
-        none = Rows(
-            torch.empty(0, dtype=torch.int64, device="cpu"),
-            {"count": torch.empty(0, 1, dtype=torch.int64, device="cpu")},
-        )
+        no_ids = torch.empty(0, dtype=torch.int64, device="cpu")
+        none = RowBatch.without_rows(no_ids, {"count": no_ids})
         return [self._exchange.sent(here, none) for here in counted]
 
     def _agree_on(self, error: str) -> None:

@@ -28,10 +28,11 @@ from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
 from torch_dynemb.errors import UnsupportedFormatError
 from torch_dynemb.ops.columns import MAX_COUNT
 from torch_dynemb.optim.base import OptimizerConfig, StateTensor
+from torch_dynemb.rows.exchange import Place
 from torch_dynemb.table.content import CountedIds
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.row_batch import RowBatch
-from torch_dynemb.torchrec.state.shard_places import Place, placement_of
+from torch_dynemb.torchrec.state.shard_places import placement_of
 from torch_dynemb.torchrec.state.table_entry import TableEntry
 
 FORMAT_VERSION = 1
@@ -160,16 +161,10 @@ def state_key(name: str) -> str:
     return f"optimizer.{name}"
 
 
-def splits_by_column(tensor: StateTensor) -> bool:
-    """Return whether a column shard has state per column; otherwise one value is for the whole
-    row."""
-    return not tensor.per_row and tensor.dtype != torch.uint8
-
-
 def state_bounds(tensor: StateTensor, places: list[Place]) -> list[tuple[int, int]]:
     """Return (first column, columns) in the entry of a state tensor, by column shard."""
     columns = {place.column_shard: place for place in places}
-    if splits_by_column(tensor):
+    if tensor.splits_by_column:
         return [(columns[k].first_column, columns[k].columns) for k in sorted(columns)]
     bounds, begin = [], 0
     for k in sorted(columns):
@@ -350,7 +345,6 @@ __all__ = [
     "LocalTable",
     "TableShape",
     "save_table",
-    "splits_by_column",
     "state_bounds",
     "state_key",
 ]

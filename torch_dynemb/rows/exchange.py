@@ -18,21 +18,35 @@ from torch_dynemb.distributed.exchange import RowsUnderWay, start_rows
 from torch_dynemb.distributed.owners import part_of
 from torch_dynemb.distributed.ranks import from_all_ranks
 from torch_dynemb.optim.base import StateTensor
-from torch_dynemb.parts.column_shards import combined_by_row
+from torch_dynemb.rows.column_shards import combined_by_row
 from torch_dynemb.table.row_batch import RowBatch
-from torch_dynemb.torchrec.state.saved_rows import Columns, Rows
-from torch_dynemb.torchrec.state.shard_places import Place
-from torch_dynemb.torchrec.state.table_state import splits_by_column, state_key
 
 BLOCK_BYTES = 8 << 20  # of a block that a rank receives; up to three are on their way
 MOST_BYTES = 64 << 20  # of blocks with few large rows
 _LEAST_ROWS = 1024
-_IDS = ""  # beside names of values
 IDS_OF_A_BLOCK = BLOCK_BYTES // 8
 # State with one value per row, by name and by source: the number of columns taken from that column
 # shard, and its values, [ids, 1].
 _Pieces = dict[str, dict[int, tuple[int, Tensor]]]
 T = TypeVar("T")
+
+
+class Place(NamedTuple):
+    """Shard of a table and its rank.
+
+    Attributes:
+        column_shard: number among the column shards.
+        first_column: in rows of the whole table.
+        columns: number of columns.
+        part: number of its part of the ids; all places with the same columns have one part each.
+        rank: the rank with the shard.
+    """
+
+    column_shard: int
+    first_column: int
+    columns: int
+    part: int
+    rank: int
 
 
 class RowBlocks(Protocol):
@@ -45,7 +59,7 @@ class RowBlocks(Protocol):
     @property
     def ids(self) -> Tensor: ...
 
-    def blocks(self, size: int) -> Iterator[Rows]:
+    def blocks(self, size: int) -> Iterator[RowBatch]:
         """Yield all rows, at most ``size`` at a time."""
 
 
@@ -54,13 +68,13 @@ class Sent(NamedTuple):
 
     Attributes:
         here: those on this rank.
-        none: zero rows with the same entries.
+        none: zero rows, with the same state and scores.
         sizes: rows of every part of every rank, by rank.
         stays: by column shard of the places, whether no row leaves its rank.
     """
 
     here: Sequence[RowBlocks]
-    none: Rows
+    none: RowBatch
     sizes: list[list[int]]
     stays: dict[int, bool]
 
@@ -92,17 +106,32 @@ class _Moving:
         lengths: the numbers of rows that come from each rank, on their way.
 
     Attributes:
-        arriving: ids and values on their way.
+        arriving: its tensors on their way, as :func:`_tensors` gives them.
     """
 
-    def __init__(self, rows: Rows, sent: list[int], lengths: RowsUnderWay) -> None:
+    def __init__(self, rows: RowBatch, sent: list[int], lengths: RowsUnderWay) -> None:
         self.rows, self.sent, self.lengths = rows, sent, lengths
-        self.arriving: dict[str, RowsUnderWay] = {}
+        self.arriving: list[RowsUnderWay] = []
 
-    def arrived(self) -> Rows:
+    def arrived(self) -> RowBatch:
         """Wait for the rows of other ranks, and return them."""
-        values = {name: arriving.wait() for name, arriving in self.arriving.items()}
-        return Rows(values.pop(_IDS), values)
+        return _batch([arriving.wait() for arriving in self.arriving], self.rows)
+
+
+def _tensors(batch: RowBatch) -> list[Tensor]:
+    """Return the tensors that are sent: scores together, and none without columns."""
+    words = [torch.stack(list(batch.scores.values()), 1)] if batch.scores else []
+    rows = [batch.rows] if len(batch.columns) > 0 else []
+    return [batch.ids, *rows, *batch.state.values(), *words]
+
+
+def _batch(tensors: list[Tensor], like: RowBatch) -> RowBatch:
+    """Return the batch of the tensors of one that is like another."""
+    ids, *others = tensors
+    words = others.pop().unbind(1) if like.scores else ()
+    rows = others.pop(0) if len(like.columns) > 0 else ids.new_empty(ids.numel(), 0)
+    state = dict(zip(like.state, others, strict=True))
+    return RowBatch(ids, rows, state, dict(zip(like.scores, words, strict=True)))
 
 
 class RowExchange:
@@ -112,7 +141,6 @@ class RowExchange:
         places: shards that get the rows.
         columns: column shards that have them.
         state: optimizer state of the rows.
-        scores: names of the scores in an entry ``metadata``.
         process_group: of all shards.
         device: of the rows.
 
@@ -126,9 +154,8 @@ class RowExchange:
     def __init__(
         self,
         places: Sequence[Place],
-        columns: Sequence[Columns],
+        columns: Sequence[range],
         state: Sequence[StateTensor],
-        scores: Sequence[str] = (),
         *,
         process_group: dist.ProcessGroup,
         device: torch.device,
@@ -136,10 +163,7 @@ class RowExchange:
         self._process_group, self._device = process_group, device
         self._rank, self._size = process_group.rank(), process_group.size()
         self._columns = columns
-        self._state, self._scores = list(state), tuple(scores)
-        self._split = {"weight"} | {
-            state_key(tensor.name) for tensor in state if splits_by_column(tensor)
-        }
+        self._split = {tensor.name for tensor in state if tensor.splits_by_column}
         self.places: dict[int, list[Place]] = {}
         for place in places:
             self.places.setdefault(place.column_shard, []).append(place)
@@ -159,18 +183,18 @@ class RowExchange:
         """Return (number, first column, end) of the sources that overlap a place's columns."""
         found = []
         for k, source in enumerate(self._columns):
-            begin = max(source.begin, place.first_column)
-            end = min(source.end, place.first_column + place.columns)
+            begin = max(source.start, place.first_column)
+            end = min(source.stop, place.first_column + place.columns)
             if begin < end:
                 found.append((k, begin, end))
         return found
 
-    def sent(self, here: Sequence[RowBlocks], none: Rows) -> Sent:
+    def sent(self, here: Sequence[RowBlocks], none: RowBatch) -> Sent:
         """Tell all ranks how many rows each one sends.
 
         Args:
             here: rows of this rank.
-            none: zero rows with the same entries.
+            none: zero rows, with the same state and scores.
         """
         stays = {number: self._all_mine(here, number) for number in self.places}
         sizes = [part.ids.numel() for part in here]
@@ -182,7 +206,7 @@ class RowExchange:
             {number: all(of_rank[0][number] for of_rank in gathered) for number in self.places},
         )
 
-    def collected(self, sent: Sent, number: int) -> Rows:
+    def collected(self, sent: Sent, number: int) -> RowBatch:
         """Collect all rows that come to this rank.
 
         Args:
@@ -190,14 +214,7 @@ class RowExchange:
             number: column shard of the places.
         """
         parts = list(self._exchanged(sent, number, self._block_rows(sent.none)))
-        if len(parts) == 1:
-            return parts[0]
-        none = self._ready(sent.none, sent.none)
-        parts = [none, *parts]
-        return Rows(
-            torch.cat([part.ids for part in parts]),
-            {name: torch.cat([part.values[name] for part in parts]) for name in none.values},
-        )
+        return RowBatch.joined(parts or [self._ready(sent.none, sent.none)])
 
     def blocks(
         self, sources: Sequence[Sent], arriving: Mapping[Place, Tensor]
@@ -214,10 +231,9 @@ class RowExchange:
         for number, places in self.places.items():
             mine = self.mine(number)
             overlapping = self.overlapping(places[0])
-            whole = [tensor for tensor in self._state if not splits_by_column(tensor)]
             merged: _Pieces = {}
             for which, (k, begin, end) in enumerate(overlapping):
-                first = self._columns[k].begin
+                first = self._columns[k].start
                 cut = slice(begin - first, end - first)
                 size = self._block_rows(self._cut(sources[k].none, cut))
                 for arrived in self._exchanged(sources[k], number, size, cut):
@@ -225,22 +241,18 @@ class RowExchange:
                         continue
                     ids = arriving[mine]
                     rows, numbers = _taken(arrived, ids)
-                    state = {
-                        tensor.name: rows.values[state_key(tensor.name)] for tensor in self._state
-                    }
-                    if len(overlapping) > 1:
-                        for tensor in whole:
-                            of_row = state.pop(tensor.name)
-                            pieces = merged.setdefault(tensor.name, {})
-                            if which not in pieces:
-                                pieces[which] = end - begin, of_row.new_zeros(ids.numel(), 1)
-                            pieces[which][1][numbers] = of_row
-                    words = rows.values.get("metadata") if which == 0 else None
-                    scores = {}
-                    if words is not None:
-                        scores = dict(zip(self._scores, words.unbind(1), strict=True))
-                    column = begin - places[0].first_column
-                    batch = RowBatch(rows.ids, rows.values["weight"], state, scores, column)
+                    state = dict(rows.state)
+                    for name in rows.state.keys() - self._split if len(overlapping) > 1 else ():
+                        of_row = state.pop(name)
+                        pieces = merged.setdefault(name, {})
+                        if which not in pieces:
+                            pieces[which] = end - begin, of_row.new_zeros(ids.numel(), 1)
+                        pieces[which][1][numbers] = of_row
+                    batch = rows._replace(
+                        state=state,
+                        scores=rows.scores if which == 0 else {},
+                        first_column=begin - places[0].first_column,
+                    )
                     yield ArrivedBlock(mine, batch, numbers)
             if mine is not None and merged:
                 yield from self._merged_blocks(mine, arriving[mine], merged)
@@ -264,31 +276,28 @@ class RowExchange:
                     return False
         return True
 
-    def _cut(self, rows: Rows, columns: slice | None) -> Rows:
+    def _cut(self, rows: RowBatch, columns: slice | None) -> RowBatch:
         """Return some columns of rows; None: all."""
         if columns is None:
             return rows
-        values = {
-            name: value[:, columns] if name in self._split else value
-            for name, value in rows.values.items()
+        state = {
+            name: values[:, columns] if name in self._split else values
+            for name, values in rows.state.items()
         }
-        return rows._replace(values=values)
+        return rows._replace(rows=rows.rows[:, columns], state=state)
 
-    def _block_rows(self, none: Rows) -> int:
+    def _block_rows(self, none: RowBatch) -> int:
         """Return the rows of a block; a rank may receive one block from every other rank."""
-        bytes_of_row = 8 + sum(
-            value.shape[1] * value.element_size() for value in none.values.values()
-        )
-        of_ranks = bytes_of_row * self._size
+        of_ranks = _row_bytes(none) * self._size
         return max(1, min(_LEAST_ROWS, MOST_BYTES // of_ranks), BLOCK_BYTES // of_ranks)
 
     def _exchanged(
         self, sent: Sent, number: int, size: int, columns: slice | None = None
-    ) -> Iterator[Rows]:
+    ) -> Iterator[RowBatch]:
         """Send rows to the places of a column shard that own their ids; yield received rows."""
         blocks = (block for rows in sent.here for block in rows.blocks(size))
 
-        def following() -> Rows | None:
+        def following() -> RowBatch | None:
             try:
                 block = next(blocks, None)
                 return None if block is None else self._ready(self._cut(block, columns), sent.none)
@@ -316,15 +325,14 @@ class RowExchange:
         while moving:
             yield moving.popleft().arrived()
 
-    def _ready(self, rows: Rows, like: Rows) -> Rows:
+    def _ready(self, rows: RowBatch, like: RowBatch) -> RowBatch:
         """Return rows on the device and in the dtypes of the table."""
-        return Rows(
-            rows.ids.to(self._device).contiguous(),
-            {
-                name: value.to(device=self._device, dtype=like.values[name].dtype)
-                for name, value in rows.values.items()
-            },
-        )
+        ready = rows._replace(
+            rows=rows.rows.to(like.rows.dtype),
+            state={name: rows.state[name].to(of.dtype) for name, of in like.state.items()},
+            scores={name: rows.scores[name] for name in like.scores},
+        ).to(self._device)
+        return ready._replace(ids=ready.ids.contiguous())
 
     def _ranks_of(self, ids: Tensor, places: list[Place]) -> Tensor:
         """Return the rank of the place that owns each id."""
@@ -333,13 +341,11 @@ class RowExchange:
             return rank_of.expand(ids.shape)
         return rank_of[part_of(ids.contiguous(), len(places))]
 
-    def _begin(self, rows: Rows, places: list[Place]) -> _Moving:
+    def _begin(self, rows: RowBatch, places: list[Place]) -> _Moving:
         """Begin to tell other ranks how many rows of a block they get."""
         target = self._ranks_of(rows.ids, places)
         if len(places) > 1:
-            order = torch.argsort(target, stable=True)
-            values = {name: value[order] for name, value in rows.values.items()}
-            rows = Rows(rows.ids[order], values)
+            rows = rows.picked(torch.argsort(target, stable=True))
         lengths = torch.bincount(target, minlength=self._size)
         equal = [1] * self._size
         return _Moving(
@@ -349,10 +355,13 @@ class RowExchange:
     def _send(self, moving: _Moving) -> None:
         """Begin to send a block."""
         rows, sent, received = moving.rows, moving.sent, moving.lengths.wait().tolist()
-        row_bytes = 8 + sum(value[:1].nbytes for value in rows.values.values())
-        self.sent_bytes += row_bytes * (sum(sent) - sent[self._rank])
-        for name, values in [(_IDS, rows.ids), *sorted(rows.values.items())]:
-            moving.arriving[name] = start_rows(values, received, sent, self._process_group)
+        self.sent_bytes += _row_bytes(rows) * (sum(sent) - sent[self._rank])
+        group = self._process_group
+        moving.arriving = [start_rows(values, received, sent, group) for values in _tensors(rows)]
+
+
+def _row_bytes(rows: RowBatch) -> int:
+    return sum(of.shape[1:].numel() * of.element_size() for of in _tensors(rows))
 
 
 def use_each(items: Iterable[T], use: Callable[[T], None]) -> Exception | None:
@@ -375,7 +384,7 @@ def use_each(items: Iterable[T], use: Callable[[T], None]) -> Exception | None:
     return failure
 
 
-def _taken(rows: Rows, ids: Tensor) -> tuple[Rows, Tensor]:
+def _taken(rows: RowBatch, ids: Tensor) -> tuple[RowBatch, Tensor]:
     """Return the rows of some ids, and their numbers among these ids.
 
     Args:
@@ -389,14 +398,14 @@ def _taken(rows: Rows, ids: Tensor) -> tuple[Rows, Tensor]:
         known = ids[numbers.clamp(max=ids.numel() - 1)] == rows.ids
     if bool(known.all()):
         return rows, numbers
-    values = {name: value[known] for name, value in rows.values.items()}
-    return Rows(rows.ids[known], values), numbers[known]
+    return rows.picked(known), numbers[known]
 
 
 __all__ = [
     "BLOCK_BYTES",
     "IDS_OF_A_BLOCK",
     "ArrivedBlock",
+    "Place",
     "RowBlocks",
     "RowExchange",
     "Sent",
