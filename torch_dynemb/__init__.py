@@ -21,7 +21,6 @@ from torch_dynemb.nn import (
     DynamicEmbeddingCollection,
     KeyedJagged,
     ModuleOptions,
-    Replaced,
     ReplacementReport,
     SingleTableOptions,
     StepWith,
@@ -71,7 +70,6 @@ from torch_dynemb.retrieval import (
     FullSoftmaxLoss,
     InBatchNegatives,
     SampledSoftmaxLoss,
-    TopK,
     UniformNegatives,
     export_vectors,
     in_batch_softmax_loss,
@@ -82,7 +80,6 @@ from torch_dynemb.storage.tiers import ExternalStore, HostStore, SSDStore, Stora
 from torch_dynemb.table.config import TableConfig
 from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.host_state import EvictedIds
-from torch_dynemb.table.sampling import SampledIds
 from torch_dynemb.table.stats import TableStats
 
 __all__ = [
@@ -128,11 +125,9 @@ __all__ = [
     "PartialRowWiseAdam",
     "PartialRowWiseLAMB",
     "Policy",
-    "Replaced",
     "ReplacementReport",
     "RowWiseAdagrad",
     "SSDStore",
-    "SampledIds",
     "SampledSoftmaxLoss",
     "SingleTableOptions",
     "SmartDecayAdam",
@@ -143,7 +138,6 @@ __all__ = [
     "TableGroup",
     "TableStats",
     "Top",
-    "TopK",
     "TruncatedNormal",
     "Uniform",
     "UniformNegatives",

@@ -19,6 +19,7 @@ from packaged import HEADROOM, VERSION, SmallModel, base_of, features, small_mod
 from publishing import INPUTS, FailingChanges, answer, new_trainer, publish, train
 
 from torch_dynemb import checkpoint, serving
+from torch_dynemb.checkpoint.delta_log.position import LogPosition
 from torch_dynemb.checkpoint.delta_log.segment import Segment
 from torch_dynemb.serving.packages.base import PackageBase
 from torch_dynemb.serving.packages.manifest import read_manifest
@@ -325,7 +326,7 @@ def test_a_base_has_to_go_with_the_model(live_package: Package, tmp_path: Path) 
         serving.export(frozen, tmp_path / "p", inputs, headroom=1, base=3)  # type: ignore[arg-type]
     with pytest.raises(FileNotFoundError):
         serving.export(frozen, tmp_path / "p", inputs, headroom=1, base=tmp_path / "none")
-    position = checkpoint.LogPosition("0" * 32, None, 0, 0, {U: 8, V: 5})
+    position = LogPosition("0" * 32, None, 0, 0, {U: 8, V: 5})
     with pytest.raises(ValueError, match=f"{V}' has 4 columns, and 5 in base"):
         serving.export(frozen, tmp_path / "p", inputs, headroom=1, base=position)
     position = position._replace(tables={"u": 8})

@@ -49,10 +49,11 @@ from torch_dynemb.ops.autograd import needs_grad
 from torch_dynemb.ops.columns import NO_HANDLE, REFUSED_HANDLE
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.ops.update import NO_OPTIMIZER
-from torch_dynemb.optim import FusedOptimizer, OptimizerConfig, SplitOptimizer, check_config
+from torch_dynemb.optim import FusedOptimizer, OptimizerConfig, SplitOptimizer
+from torch_dynemb.optim.base import check_config
 from torch_dynemb.process.interrupts import defer_signals
 from torch_dynemb.storage.device import check_device, device_of
-from torch_dynemb.storage.tiers import Tiers
+from torch_dynemb.storage.tiers.tiers import Tiers
 from torch_dynemb.table import extension as table_extension
 from torch_dynemb.table import lookup as table_lookup
 from torch_dynemb.table.config import ROW_DTYPES, TableConfig

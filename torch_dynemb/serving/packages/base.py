@@ -18,7 +18,7 @@ class PackageBase(NamedTuple):
     Attributes:
         uuid: of the checkpoint that its log begins with.
         sequence: number of the commit that the package's rows have; None: those of the checkpoint.
-        chain: of the batch of this commit, see :class:`torch_dynemb.checkpoint.LogPosition`.
+        chain: of the batch of this commit, see ``LogPosition``.
         rank: of the trainer that has written this batch.
         tables: name of each table of the package in the log.
     """
