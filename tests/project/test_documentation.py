@@ -192,12 +192,19 @@ def inherited_entries(cls: type) -> dict[str, str]:
 
 
 def methods(cls: type) -> Iterator[tuple[str, FunctionType]]:
-    """Public methods that are written in the class, not those that a base of torch asks for."""
-    for name, member in vars(cls).items():
-        function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
-        of_base = any(name in vars(base) for base in cls.__mro__[1:])
-        if not name.startswith("_") and isinstance(function, FunctionType) and not of_base:
-            yield name, function
+    """Public methods of a class and of our bases.
+
+    Those that a base of torch asks for are left out, and so are those that a subclass defines.
+    """
+    for place, base in enumerate(cls.__mro__):
+        for name, member in vars(base).items() if own(base) else ():
+            function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+            of_base = any(name in vars(other) for other in cls.__mro__[place + 1 :])
+            if name.startswith("_") or not isinstance(function, FunctionType) or of_base:
+                continue
+            is_abstract = "NotImplementedError" in function.__code__.co_names
+            if not (is_abstract and any(name in vars(of) for of in cls.__mro__[:place])):
+                yield name, function
 
 
 def described(module: ModuleType) -> dict[str, Any]:

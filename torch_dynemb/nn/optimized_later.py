@@ -8,7 +8,8 @@ from typing import Literal
 
 import torch
 
-from torch_dynemb.nn.table_module import FORGOTTEN_STEPS, TableModule
+from torch_dynemb.nn.forgotten_steps import FORGOTTEN_STEPS
+from torch_dynemb.nn.table_module import TableModule
 from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.optim import SGD, FusedOptimizer, OptimizerConfig
 from torch_dynemb.optim.base import check_config

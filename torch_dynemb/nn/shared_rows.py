@@ -125,12 +125,12 @@ class RowsHere(NamedTuple):
     Attributes:
         group: the tables.
         learns: returns whether a lookup now is one of training.
-        look_up: looks up ids that this rank has: batch, counts or None, trains.
+        look_up: looks up ids that this rank has: a batch; by name ``counts`` and ``trains``.
     """
 
     group: TableGroup
     learns: Callable[[], bool]
-    look_up: Callable[[LookupBatch, Tensor | None, bool], Tensor]
+    look_up: Callable[..., Tensor]
 
     @property
     def grad_reduce_by(self) -> str:
@@ -171,7 +171,7 @@ def lookup_of_ranks(
 
     def look_up(part: LookupBatch, begins: Tensor) -> RowsOfIds:
         exchange = IdExchange(here, part.ids, begins, part.feature_tables, ranks, trains=trains)
-        rows = exchange.rows(lambda of: here.look_up(of.batch, of.counts, trains))
+        rows = exchange.rows(lambda of: here.look_up(of.batch, counts=of.counts, trains=trains))
         return RowsOfIds(rows, exchange.inverse)
 
     return pooled_rows(batch, look_up)

@@ -144,7 +144,7 @@ class Embedding(OptimizedLater):
         With several ranks, every rank must call it; it waits for the ids of the others.
 
         Args:
-            ids, table_ids: arguments of the later :meth:`forward`, of the same shapes.
+            ids, table_ids: as in the later :meth:`forward`, of the same shapes.
 
         Raises:
             TypeError, ValueError: as :meth:`forward`.

@@ -120,6 +120,8 @@ class ShardTables(TableModule):
         by_rank: without pooling, return rows in the order in which ranks sent their ids.
     """
 
+    _can_be_wrapped = False  # DDP wraps the dense part alone
+
     def __init__(
         self,
         grouped_config: GroupedEmbeddingConfig,
@@ -369,9 +371,6 @@ class ShardTables(TableModule):
                 begin[f] += strides[f][rank]
                 column += dim
         return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64, device=device)
-
-    def _check_not_replicated(self, anchor: nn.Parameter) -> None:
-        """Do nothing: DDP wraps the dense part alone, without sharded modules."""
 
     def _is_shared(self) -> bool:
         return True
