@@ -18,7 +18,7 @@ import pytest
 from typing_extensions import TypedDict, Unpack, is_typeddict
 
 from torch_dynemb import ops
-from torch_dynemb.keyword_options import options_of, takes_options
+from torch_dynemb.keyword_options import declared_options, takes_options
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 
@@ -157,7 +157,7 @@ def problems(name: str, thing: Any, inherited: dict[str, str]) -> Iterator[str]:
     said = documented(text)
     entries = {**inherited, **said.entries}
     if is_typeddict(thing):
-        for option, described in options_of(thing).items():
+        for option, described in declared_options(thing).items():
             if not described.text:
                 yield f"{name}: {option} is not documented"
         return

@@ -21,13 +21,13 @@ from torch_dynemb.nn.zero_grad import zero_rows_too
 from torch_dynemb.storage.tiers.tiers import Tiers
 
 
-def watch(module: Any) -> None:
+def watch_tables(module: Any) -> None:
     """Have calls of torch checked that would come too late for the rows of a module.
 
     Args:
         module: a ``TableModule``.
     """
-    backward_updates.register(module)
+    backward_updates.register_tables(module)
     watch_scalers()
     watch_clipping()
     check_conversions()
@@ -88,4 +88,4 @@ def check_same_step(owner: str, tiers: Tiers, epoch: int, gradient: Tensor) -> N
         )
 
 
-__all__ = ["check_call", "check_other_ranks", "check_same_step", "watch"]
+__all__ = ["check_call", "check_other_ranks", "check_same_step", "watch_tables"]

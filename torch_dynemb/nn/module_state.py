@@ -19,7 +19,7 @@ from torch_dynemb.nn.forgotten_steps import (
     FORGOTTEN_STEPS,
     report_forgotten_step,
 )
-from torch_dynemb.nn.guards import watch
+from torch_dynemb.nn.guards import watch_tables
 from torch_dynemb.nn.module_entries import EntryErrors, load_entries
 from torch_dynemb.nn.rank_states import check_caller, rank_entry
 from torch_dynemb.optim import FusedOptimizer, OptimizerConfig, SplitOptimizer
@@ -59,7 +59,7 @@ class _GivenEntry:
         return self._counted._version != self._writes
 
 
-class ModuleState(nn.Module):
+class StatefulModule(nn.Module):
     """Base of :class:`TableModule`: tables with an optimizer; torch saves, copies and moves them.
 
     A subclass sets the attributes below in its constructor.
@@ -219,7 +219,7 @@ class ModuleState(nn.Module):
         entries = self._group.state.tensors()
         for name, tensor in entries.items():
             destination[prefix + self._rank_entry + name] = tensor
-        rows = [_GivenEntry(of) for of in entries.values() if of.is_floating_point()]
+        rows = [_GivenEntry(tensor) for tensor in entries.values() if tensor.is_floating_point()]
         self._given_entries = [*self._given_entries, *rows]
 
     @property
@@ -323,7 +323,7 @@ class ModuleState(nn.Module):
         self._optimizer = self._optimizer_of(self._group.tables)
         if self._optimizer is not None:
             self._optimizer.load_state_dict(saved)
-        watch(self)
+        watch_tables(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         twin = type(self).__new__(type(self))
@@ -360,8 +360,8 @@ class ModuleState(nn.Module):
                 "right"
             )
         self._given_entries = [entry for entry in self._given_entries if entry.is_alive()]
-        own = self._own_anchor[0]
-        if self._copied_anchor in (None, own._version) or self._anchor() is not own:
+        anchor = self._own_anchor[0]
+        if self._copied_anchor in (None, anchor._version) or self._anchor() is not anchor:
             return
         everyone = default_group()
         if everyone is not None and everyone.size() > 1:
@@ -382,4 +382,4 @@ class ModuleState(nn.Module):
         )
 
 
-__all__ = ["ModuleState"]
+__all__ = ["StatefulModule"]

@@ -16,13 +16,13 @@ from torch_dynemb._library.error_names import name_tables
 from torch_dynemb.argument_checks import flag
 from torch_dynemb.distributed.ranks import process_group_of
 from torch_dynemb.distributed.seed import common_start
-from torch_dynemb.keyword_options import part_of, takes_options
+from torch_dynemb.keyword_options import options_for, takes_options
 from torch_dynemb.nn import loss_scaling
 from torch_dynemb.nn.forgotten_steps import count_lookup
-from torch_dynemb.nn.guards import check_call, check_other_ranks, check_same_step, watch
+from torch_dynemb.nn.guards import check_call, check_other_ranks, check_same_step, watch_tables
 from torch_dynemb.nn.id_exchange import fail_exchange
 from torch_dynemb.nn.module_kinds import RowOptimizers, SharedRows, register_module
-from torch_dynemb.nn.module_state import ModuleState
+from torch_dynemb.nn.module_state import StatefulModule
 from torch_dynemb.nn.options import ModuleOptions
 from torch_dynemb.nn.recomputation import repeats_a_forward
 from torch_dynemb.nn.replication import (
@@ -49,7 +49,7 @@ from torch_dynemb.table.options import GroupOptions
 from torch_dynemb.table.tables import Tables
 
 
-class TableModule(ModuleState):
+class TableModule(StatefulModule):
     """Base of the modules. Its tables are not parameters: the optimizer updates them in backward.
 
     Args:
@@ -108,7 +108,7 @@ class TableModule(ModuleState):
             )
             shared_by = process_group_of(self._ranks)
             seed = common_start(shared_by, own_seed=seed, device=None).seed
-        of_group = part_of(GroupOptions, options)
+        of_group = options_for(GroupOptions, options)
         self._group = TableGroup(tables, optimizer=optimizer, seed=seed, **of_group)
         self._group.owner = owner
         self.output_dtype = output_dtype
@@ -120,7 +120,7 @@ class TableModule(ModuleState):
         # in a tuple: no parameter of the module, which wrappers would replace
         self._unwrapped_anchor = (anchor.clone().requires_grad_(trainable),)
         self._optimizer = self._optimizer_of(self._group.tables)
-        watch(self)
+        watch_tables(self)
 
     def __getattr__(self, name: str) -> Any:
         try:  # a subclass may have a parameter or a module of such a name
@@ -190,8 +190,8 @@ class TableModule(ModuleState):
             assert self._ranks is not None
             check_call(self, self._anchor())
             look_up = functools.partial(self._lookup_here, converts=False)
-            here = RowsHere(self._group, self.learns, look_up)
-            return self._as_output(lookup_of_ranks(here, batch, self._ranks, trains=trains))
+            rows_here = RowsHere(self._group, self.learns, look_up)
+            return self._as_output(lookup_of_ranks(rows_here, batch, self._ranks, trains=trains))
         return self._lookup_here(
             batch,
             feature_policies=feature_policies,
@@ -412,8 +412,8 @@ class TableModule(ModuleState):
 
 
 def _optimizers_in(module: TableModule) -> RowOptimizers:
-    own = [] if module._optimizer is None else [module._optimizer]
-    return RowOptimizers(own, module.shared_rows, module._anchor())
+    optimizers = [] if module._optimizer is None else [module._optimizer]
+    return RowOptimizers(optimizers, module.shared_rows, module._anchor())
 
 
 register_module(TableModule, optimizers=_optimizers_in)

@@ -132,7 +132,7 @@ class Embedding(OptimizedLater):
         if exchange is None:
             rows = self.lookup(given.batch(self.embedding_dim))
         else:
-            distinct = exchange.rows(lambda of: self.lookup(of.batch))
+            distinct = exchange.rows(lambda received: self.lookup(received.batch))
             each = torch.arange(given.ids.shape[0] + 1, device=given.ids.device)
             rows = ops.pool_rows(distinct, exchange.inverse, each, features=1)
         return given.in_order(rows, ids.shape).to(self.dtype)

@@ -46,7 +46,9 @@ class FrozenMultiTableEmbedding(FrozenModule):
         return given.in_order(rows, ids.shape).to(self.output_dtype)
 
 
-def frozen_embedding(source: Embedding, choices: Choices) -> FrozenMultiTableEmbedding | None:
+def frozen_multi_table_embedding(
+    source: Embedding, choices: Choices
+) -> FrozenMultiTableEmbedding | None:
     group = whole_group(
         f"freeze: {type(source).__name__} {source.name!r}",
         source.group,

@@ -235,7 +235,7 @@ class EmbeddingOption:
         Args:
             feature: name of the feature in errors.
         """
-        entries = {of.name: getattr(self, of.name) for of in fields(self)}
+        entries = {field.name: getattr(self, field.name) for field in fields(self)}
         for name in _NOT_ALIKE:
             del entries[name]
         assert isinstance(self.device, torch.device)

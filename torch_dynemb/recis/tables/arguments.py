@@ -52,10 +52,10 @@ def child_names(name: str, children: Sequence[str] | None, *, coalesced: bool) -
     return names
 
 
-def check_kinds(own: object, filter_hook: object, admissions: object) -> None:
+def check_hash_table(table_slice: object, filter_hook: object, admissions: object) -> None:
     """Raise TypeError unless a table's slice, filter_hook and admissions have their types."""
     for argument, value, kind in (
-        ("slice", own, Slice),
+        ("slice", table_slice, Slice),
         ("filter_hook", filter_hook, FilterHook),
         ("admissions", admissions, Mapping),
     ):
@@ -122,7 +122,7 @@ def table_configs(
 __all__ = [
     "GRAD_REDUCTIONS",
     "check_grad_reduction",
-    "check_kinds",
+    "check_hash_table",
     "check_storage_on",
     "child_names",
     "one_dimension",

@@ -23,7 +23,7 @@ from torch_dynemb.recis.initializers import seed_of
 from torch_dynemb.recis.slices import Slice, gen_slice
 from torch_dynemb.recis.tables.arguments import (
     check_grad_reduction,
-    check_kinds,
+    check_hash_table,
     check_storage_on,
     child_names,
     one_dimension,
@@ -31,7 +31,7 @@ from torch_dynemb.recis.tables.arguments import (
 )
 from torch_dynemb.recis.tables.children import ChildrenInfo, IdsMap
 from torch_dynemb.recis.tables.hooks import READ_ONLY, AdmitHook, FilterHook, RowFilter
-from torch_dynemb.recis.tables.packed_rows import pack_rows, unpack_rows
+from torch_dynemb.recis.tables.packed_rows import pack_rows, unpack_int8
 from torch_dynemb.recis.tables.shard import check_in_slice
 from torch_dynemb.recis.tables.slots import EMBEDDING, SlotGroup, slot_group
 from torch_dynemb.storage.tiers import Storage
@@ -104,7 +104,7 @@ class HashTable(OptimizedLater):
         dim = one_dimension(embedding_shape)
         names = child_names(name, children, coalesced=coalesced)
         block_size = integer("HashTable: block_size", block_size, least=0)
-        check_kinds(slice, filter_hook, admissions)
+        check_hash_table(slice, filter_hook, admissions)
         check_grad_reduction(grad_reduce_by)
         packed = dtype == torch.int8
         row_filter = None if filter_hook is None else filter_hook.make()
@@ -191,7 +191,7 @@ class HashTable(OptimizedLater):
         batch = self._rows_of(flat_ids("HashTable", ids), child)
         rows = self.lookup(batch, reads_only=self._reads_only(admit_hook))
         if self.packed:
-            rows = unpack_rows(rows, self.embedding_dim, torch.float32)
+            rows = unpack_int8(rows, self.embedding_dim, torch.float32)
         return rows.reshape(*ids.shape, self.embedding_dim)
 
     @property
@@ -310,7 +310,7 @@ class HashTable(OptimizedLater):
 
     def _float_rows(self, rows: Tensor) -> Tensor:
         if self.packed:
-            return unpack_rows(rows, self.embedding_dim, torch.float32)
+            return unpack_int8(rows, self.embedding_dim, torch.float32)
         return rows.to(torch.float32)
 
     def ids(self, child: str | None = None) -> Tensor:
