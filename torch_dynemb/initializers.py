@@ -402,3 +402,17 @@ class InitData:
             records[record, 3] = offset
             offset += values.numel()
         return torch.cat([records.flatten(), *(values for _, values in self._vectors)])
+
+
+__all__ = [
+    "ByColumn",
+    "Constant",
+    "Initializer",
+    "KaimingNormal",
+    "KaimingUniform",
+    "Normal",
+    "TruncatedNormal",
+    "Uniform",
+    "XavierNormal",
+    "XavierUniform",
+]

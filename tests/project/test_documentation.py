@@ -29,6 +29,7 @@ pytestmark = pytest.mark.cpu_only("reads docstrings")
 PACKAGES = (
     "torch_dynemb",
     "torch_dynemb.errors",
+    "torch_dynemb.initializers",
     "torch_dynemb.nn",
     "torch_dynemb.optim",
     "torch_dynemb.policy",

@@ -24,11 +24,12 @@ from torch_dynemb.oneembedding.keys import id_of, key_type_of
 from torch_dynemb.oneembedding.snapshots import load_embedding, save_embedding
 from torch_dynemb.oneembedding.stores import StoreOptions
 from torch_dynemb.oneembedding.tables import TableSpec
-from torch_dynemb.ops.tensors import LookupBatch
+from torch_dynemb.ops import LookupBatch
 from torch_dynemb.optim import FusedOptimizer, OptimizerConfig
-from torch_dynemb.policy.policy import Policy
+from torch_dynemb.policy import Policy
 from torch_dynemb.storage.device import device_of
-from torch_dynemb.table.config import ROW_DTYPES, TableConfig
+from torch_dynemb.table import TableConfig
+from torch_dynemb.table.config import ROW_DTYPES
 
 _SLOTS = 65536  # number of hash slots that ids are distributed to; each rank owns a range
 

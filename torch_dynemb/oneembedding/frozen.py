@@ -9,7 +9,7 @@ from torch_dynemb.oneembedding.embedding import Embedding
 from torch_dynemb.oneembedding.ids_by_table import keys_by_table
 from torch_dynemb.serving import Choices, FrozenModule
 from torch_dynemb.serving.gathering import whole_group
-from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table import TableGroup
 
 
 class FrozenMultiTableEmbedding(FrozenModule):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch_dynemb.checkpoint import IdSlots, TablePart, table_name
-from torch_dynemb.nn.module_kinds import register_module
+from torch_dynemb.nn import register_module
 from torch_dynemb.oneembedding.embedding import Embedding
 from torch_dynemb.oneembedding.frozen import frozen_multi_table_embedding
 from torch_dynemb.oneembedding.snapshots import table_entry

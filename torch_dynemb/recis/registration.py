@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch_dynemb.checkpoint import IdSlots, TablePart, table_name
-from torch_dynemb.nn.module_kinds import register_module
+from torch_dynemb.nn import register_module
 from torch_dynemb.recis.embedding import DynamicEmbedding, EmbeddingEngine
 from torch_dynemb.recis.embedding.frozen import frozen_dynamic_embedding, frozen_engine
 from torch_dynemb.recis.tables import HashTable

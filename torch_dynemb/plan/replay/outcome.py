@@ -22,7 +22,7 @@ from torch_dynemb.plan.replay.runs import Run, Used, batch_of_lines, policies_of
 from torch_dynemb.plan.replay.sampling import automatic_share, is_sampled, rates, spread
 from torch_dynemb.plan.replay.step_cost import DEVICES, step_cost
 from torch_dynemb.plan.sizes import PlannedRow, in_memory
-from torch_dynemb.policy.policy import Policy
+from torch_dynemb.policy import Policy
 
 TRAINED = 0.9  # of the lines; the later ones are held out for the AUC
 AUC_MARGIN = 0.0005  # below that of unlimited tables

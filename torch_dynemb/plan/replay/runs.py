@@ -14,7 +14,7 @@ from torch_dynemb.optim import Ftrl
 from torch_dynemb.plan.lines import Lines
 from torch_dynemb.plan.replay.grammar import PolicyText
 from torch_dynemb.plan.replay.sampling import GROUPS, group_of
-from torch_dynemb.policy.policy import Policy
+from torch_dynemb.policy import Policy
 from torch_dynemb.table import TableConfig, TableGroup
 
 _FTRL = Ftrl(lr=0.3, beta=1.0, l2=1.0, initial_accumulator_value=0.0)  # McMahan et al. 2013

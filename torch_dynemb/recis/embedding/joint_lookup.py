@@ -14,8 +14,8 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch_dynemb import ops
 from torch_dynemb.distributed.ranks import RankGroup
 from torch_dynemb.nn.id_exchange import Arrived, IdExchange, fail_exchange
+from torch_dynemb.ops import LookupBatch
 from torch_dynemb.ops.columns import Pooling
-from torch_dynemb.ops.tensors import LookupBatch
 from torch_dynemb.recis.embedding.bags import Bags
 from torch_dynemb.recis.embedding.options import EmbeddingOption
 from torch_dynemb.recis.tables.frozen_table import FrozenHashTable

@@ -14,7 +14,7 @@ from torch_dynemb.argument_checks import described, flag, integer, text
 from torch_dynemb.distributed.agreement import Described, Option, comparable
 from torch_dynemb.initializers import Constant, Initializer
 from torch_dynemb.ops.columns import MAX_ROWS
-from torch_dynemb.policy.policy import Policy
+from torch_dynemb.policy import Policy
 from torch_dynemb.recis.tables.arguments import GRAD_REDUCTIONS, check_storage_on
 from torch_dynemb.recis.tables.hooks import READ_ONLY, AdmitHook, FilterHook
 from torch_dynemb.storage.device import device_of

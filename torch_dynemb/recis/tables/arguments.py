@@ -8,16 +8,16 @@ import torch
 
 from torch_dynemb.argument_checks import described, integers, text
 from torch_dynemb.initializers import Initializer
+from torch_dynemb.policy import Custom, Policy
 from torch_dynemb.policy.admission import AdmissionRule
-from torch_dynemb.policy.custom import Custom
-from torch_dynemb.policy.policy import Policy, Score
+from torch_dynemb.policy.policy import Score
 from torch_dynemb.recis.initializers import initializer_of
 from torch_dynemb.recis.slices import Slice
 from torch_dynemb.recis.tables.hooks import FilterHook
 from torch_dynemb.recis.tables.packed_rows import packed_columns
 from torch_dynemb.storage.device import device_of
 from torch_dynemb.storage.tiers import Storage, check_storage, needs_device_cache
-from torch_dynemb.table.config import TableConfig
+from torch_dynemb.table import TableConfig
 
 GRAD_REDUCTIONS = ("worker", "id")
 

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from torch_dynemb.distributed.ranks import process_group_of
 from torch_dynemb.nn.inputs import flat_ids
-from torch_dynemb.ops.tensors import LookupBatch
+from torch_dynemb.ops import LookupBatch
 from torch_dynemb.recis.tables.hash_table import HashTable
 from torch_dynemb.recis.tables.packed_rows import unpack_int8
 from torch_dynemb.serving import Choices, FrozenModule
 from torch_dynemb.serving.gathering import whole_group
-from torch_dynemb.table.group import TableGroup
+from torch_dynemb.table import TableGroup
 
 
 class FrozenHashTable(FrozenModule):

@@ -15,7 +15,7 @@ from torch_dynemb.initializers import Constant, Initializer
 from torch_dynemb.nn.inputs import flat_ids
 from torch_dynemb.nn.optimized_later import OptimizedLater
 from torch_dynemb.nn.rank_states import place_in_world
-from torch_dynemb.ops.tensors import LookupBatch
+from torch_dynemb.ops import LookupBatch
 from torch_dynemb.optim import OptimizerConfig
 from torch_dynemb.policy.admission import AdmissionRule
 from torch_dynemb.process.interrupts import defer_signals
@@ -35,9 +35,9 @@ from torch_dynemb.recis.tables.packed_rows import pack_rows, unpack_int8
 from torch_dynemb.recis.tables.shard import check_in_slice
 from torch_dynemb.recis.tables.slots import EMBEDDING, SlotGroup, slot_group
 from torch_dynemb.storage.tiers import Storage
+from torch_dynemb.table import TableGroup
 from torch_dynemb.table import lookup as table_lookup
 from torch_dynemb.table.content import TableContent, read_content
-from torch_dynemb.table.group import TableGroup
 from torch_dynemb.table.pending_gradients import TableGradients, add_pending, read_pending
 from torch_dynemb.table.row_access import handle_rows
 from torch_dynemb.table.tables import Tables, one_table

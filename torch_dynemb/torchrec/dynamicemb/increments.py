@@ -10,9 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from torch_dynemb.argument_checks import described, integer
+from torch_dynemb.checkpoint import TablePart
 from torch_dynemb.distributed.together import Ranks, ranks_of
 from torch_dynemb.ops.columns import CLOCK_HEAD, Clock
-from torch_dynemb.parts.table_parts import TablePart, end_steps, parts_of
+from torch_dynemb.parts.table_parts import end_steps, parts_of
 from torch_dynemb.torchrec.sharding.evicted_ids import RecordedIds
 
 Thresholds = Mapping[str, Mapping[str, int]]

@@ -12,8 +12,8 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig, data_type_to
 
 from torch_dynemb.distributed.ranks import default_group
 from torch_dynemb.optim import OptimizerConfig
-from torch_dynemb.policy.admission import AdmitFrequent
-from torch_dynemb.policy.policy import Default, Policy
+from torch_dynemb.policy import AdmitFrequent, Policy
+from torch_dynemb.policy.policy import Default
 from torch_dynemb.storage.tiers import HostStore, Storage, check_storage
 from torch_dynemb.table.config import ROW_DTYPES
 from torch_dynemb.torchrec.dynamicemb.arguments import (
