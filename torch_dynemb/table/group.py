@@ -12,11 +12,17 @@ from torch_dynemb import ops
 from torch_dynemb.argument_checks import integer
 from torch_dynemb.keyword_options import takes_options
 from torch_dynemb.ops.columns import Table
+from torch_dynemb.optim.base import OptimizerConfig
 from torch_dynemb.process.sending import sent_as_bytes
+from torch_dynemb.storage.device import memory_of
 from torch_dynemb.table import compaction, lookup, removal, row_access, sampling
 from torch_dynemb.table import rows as table_rows
 from torch_dynemb.table import steps as table_steps
+from torch_dynemb.table.allocation import allocate
+from torch_dynemb.table.config import TableConfig
+from torch_dynemb.table.group_config import checked_config
 from torch_dynemb.table.group_tables import GroupTables
+from torch_dynemb.table.options import GroupOptions
 from torch_dynemb.table.rows import ExportedRows
 from torch_dynemb.table.tables import one_table
 
@@ -50,6 +56,18 @@ class TableGroup(GroupTables):
         TypeError, ValueError: a wrong value, or tables that do not go together.
         RuntimeError: tables cannot lie on the device, or too little memory, or addresses.
     """
+
+    @takes_options
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        *,
+        optimizer: OptimizerConfig | None,
+        seed: int | None = None,
+        **options: Unpack[GroupOptions],
+    ) -> None:
+        config = checked_config(tables, optimizer, seed, options)
+        self._tables = allocate(config, memory_of("TableGroup", options["device"]))
 
     # -- lookup --------------------------------------------------------------------------------
 

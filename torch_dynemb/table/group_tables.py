@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from typing_extensions import Self, Unpack
+from typing_extensions import Self
 
 from torch_dynemb import ops
 from torch_dynemb.argument_checks import table_number
-from torch_dynemb.keyword_options import takes_options
 from torch_dynemb.optim.base import OptimizerConfig
-from torch_dynemb.storage.device import memory_of
 from torch_dynemb.table import extension
 from torch_dynemb.table import state as table_state
-from torch_dynemb.table.allocation import allocate
 from torch_dynemb.table.clock import TableClock
 from torch_dynemb.table.config import TableConfig, check_tables
 from torch_dynemb.table.evictions import Evictions
-from torch_dynemb.table.group_config import GroupConfig, checked_config
-from torch_dynemb.table.options import GroupOptions
+from torch_dynemb.table.group_config import GroupConfig
 from torch_dynemb.table.scores import Scores
 from torch_dynemb.table.state import GroupState
 from torch_dynemb.table.stats import Usage
@@ -31,18 +26,7 @@ class GroupTables:
     """Base of :class:`TableGroup`: what it has, apart from operations on ids and rows."""
 
     owner: str | None = None  # the module that the group is part of
-
-    @takes_options
-    def __init__(
-        self,
-        tables: Sequence[TableConfig],
-        *,
-        optimizer: OptimizerConfig | None,
-        seed: int | None = None,
-        **options: Unpack[GroupOptions],
-    ) -> None:
-        config = checked_config(tables, optimizer, seed, options)
-        self._tables = allocate(config, memory_of("TableGroup", options["device"]))
+    _tables: Tables
 
     # -- settings and tensors ------------------------------------------------------------------
 
