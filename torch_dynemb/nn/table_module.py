@@ -189,10 +189,9 @@ class TableModule(StatefulModule):
         if process_group_of(self._ranks) is not None:
             assert self._ranks is not None
             check_call(self, self._anchor())
-            look_up = functools.partial(self._lookup_here, converts=False)
-            rows_here = RowsHere(self._group, self.learns, look_up)
+            rows_here = RowsHere(self._group, self.learns, self._lookup_here)
             return self._as_output(lookup_of_ranks(rows_here, batch, self._ranks, trains=trains))
-        return self._lookup_here(
+        rows = self._lookup_here(
             batch,
             feature_policies=feature_policies,
             scores=scores,
@@ -200,6 +199,7 @@ class TableModule(StatefulModule):
             inserts=inserts,
             trains=trains,
         )
+        return self._as_output(rows)
 
     def _requested(self, make: Callable[..., LookupBatch], *input: Any) -> LookupBatch:
         """Make the batch of a forward; if one rank cannot, all ranks raise its error.
@@ -242,24 +242,17 @@ class TableModule(StatefulModule):
         counts: Tensor | None = None,
         inserts: bool = True,
         trains: bool = True,
-        converts: bool = True,
     ) -> Tensor:
-        """Look up rows of this process; see :meth:`_lookup`.
-
-        Args:
-            batch, feature_policies, scores, counts, inserts, trains: as :meth:`_lookup`.
-            converts: False: rows stay float32.
-        """
+        """Look up float32 rows of this process; see :meth:`_lookup`."""
         anchor, learning = self._begin_lookup(batch.ids, trains)
         tables = self._group.tables
         if learning and tables.trained_by_one_op and scores is None and counts is None and inserts:
             rows = self._trained_by_one_op(tables, batch, anchor, feature_policies)
             if rows is not None:
-                return self._as_output(rows) if converts else rows
+                return rows
         weights = batch.per_sample_weights
         if not learning and (weights is None or not needs_grad(weights)):
-            rows = table_lookup.find_and_read(tables, batch)
-            return self._as_output(rows) if converts else rows
+            return table_lookup.find_and_read(tables, batch)
         if learning:
             handles = self._training_handles(
                 batch, feature_policies, scores=scores, counts=counts, inserts=inserts
@@ -280,7 +273,7 @@ class TableModule(StatefulModule):
         if tiers is not None and output.requires_grad and not torch.compiler.is_compiling():
             name = type(self).__name__
             output.register_hook(functools.partial(check_same_step, name, tiers, tiers.epoch))
-        return self._as_output(output) if converts else output
+        return output
 
     def _trained_by_one_op(
         self,
