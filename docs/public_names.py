@@ -100,8 +100,6 @@ def _is_record(cls: type) -> bool:
         cls.__module__.startswith("torch_dynemb")
         and (hasattr(cls, "_fields") or dataclasses.is_dataclass(cls))
         and not any(
-            inspect.isfunction(of) or isinstance(of, property)
-            for name, of in vars(cls).items()
-            if not name.startswith("_")
+            inspect.isfunction(of) for name, of in vars(cls).items() if not name.startswith("_")
         )
     )

@@ -33,10 +33,9 @@ SHARED = {
     "commands, each in its own command.py": "add_command run",
     "a verb of tables and of the op that does it": "fill find find_and_read read",
     "to be renamed": """
-        base_of by_shard check_columns check_counts check_ids check_names check_storage check_values
-        describe described differentiable gathered give_up on_device places_of read_content
-        read_manifest read_state read_tensors record_bytes rows_of segment_file shard_of source_of
-        state_of take_changes tensors_of unfinished
+        by_shard check_ids check_names check_values describe described differentiable gathered
+        give_up places_of read_content read_state read_tensors record_bytes rows_of segment_file
+        source_of state_of take_changes unfinished
     """,
 }
 

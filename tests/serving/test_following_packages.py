@@ -22,7 +22,7 @@ from torch_dynemb import checkpoint, serving
 from torch_dynemb.checkpoint.delta_log.position import LogPosition
 from torch_dynemb.checkpoint.delta_log.segment import Segment
 from torch_dynemb.serving.packages.base import PackageBase
-from torch_dynemb.serving.packages.manifest import read_manifest
+from torch_dynemb.serving.packages.manifest import read_package_manifest
 
 if TYPE_CHECKING:
     from conftest import Package
@@ -272,7 +272,7 @@ def test_packages_of_a_commit_go_on_from_there(live_package: Package, tmp_path: 
     """What export writes of a position, with the tables of the shared package."""
     log = tmp_path / "log"
     model, publisher = new_trainer(live_package, log)
-    base = read_manifest(live_package.path).base
+    base = read_package_manifest(live_package.path).base
     assert base is not None
     with publisher, serving.load(live_package.path) as served:
         assert publisher.position()[1:4] == (None, 0, 0)
@@ -338,7 +338,7 @@ def test_a_base_has_to_go_with_the_model(live_package: Package, tmp_path: Path) 
 def test_the_manifest_says_what_tables_are_called_in_the_log(live_package: Package) -> None:
     with checkpoint.open(base_of(live_package.path)) as base:
         expected = PackageBase(base.uuid, None, 0, 0, {U: U, V: V})
-    assert read_manifest(live_package.path).base == expected
+    assert read_package_manifest(live_package.path).base == expected
 
 
 FOLLOWER = """

@@ -33,7 +33,7 @@ _ROW_DTYPES = {
 }
 
 
-def shard_of(table: ShardedEmbeddingTable, ids: IdSlots) -> TableShard:
+def shard_of_table(table: ShardedEmbeddingTable, ids: IdSlots) -> TableShard:
     """Return the ids and columns of its table that a local table has."""
     metadata = table.local_metadata
     offsets = [] if metadata is None else metadata.shard_offsets
@@ -137,7 +137,7 @@ class ShardTables(TableModule):
         by_rank: bool = False,
     ) -> None:
         tables = grouped_config.embedding_tables
-        shards = [shard_of(table, ids) for table in tables]
+        shards = [shard_of_table(table, ids) for table in tables]
         configs = [_table_config(*of) for of in zip(tables, shards, strict=True)]
         storage = _plan_of(tables[0]).storage_of([config.name for config in configs])
         super().__init__(
@@ -385,5 +385,5 @@ class ShardTables(TableModule):
 __all__ = [
     "ShardTables",
     "row_dtype_of",
-    "shard_of",
+    "shard_of_table",
 ]
